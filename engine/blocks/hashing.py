@@ -1,0 +1,36 @@
+"""The chain of hashes by which equal prefixes are found.
+
+A full block's digest covers its tokens and its predecessor's digest, so equal digests mean equal prefixes. Digests
+are keyed: what leaves the process (64 bits of each) tells nothing about the text to whoever has not the key.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Sequence
+from hashlib import blake2b
+
+DIGEST_BYTES = 16
+
+
+class PrefixHasher:
+    """Hashes blocks of `block_size` tokens under `key` (at most 64 bytes; random if empty)."""
+
+    def __init__(self, block_size: int, key: bytes = b"") -> None:
+        self.block_size = block_size
+        self._key = key or os.urandom(32)
+
+    def extend(self, digests: list[bytes], token_ids: Sequence[int]) -> None:
+        """Append to `digests` those of the full blocks of `token_ids` that it does not have yet."""
+        size = self.block_size
+        parent = digests[-1] if digests else b""
+        for start in range(len(digests) * size, len(token_ids) - size + 1, size):
+            tokens = array("q", token_ids[start : start + size]).tobytes()
+            parent = blake2b(parent + tokens, digest_size=DIGEST_BYTES, key=self._key).digest()
+            digests.append(parent)
+
+
+def public_hash(digest: bytes) -> int:
+    """The 64 bits of a digest that events carry, never 0."""
+    return int.from_bytes(digest[:8], "little", signed=True) or 1

@@ -1,0 +1,119 @@
+"""Every block of the pool: its reference count, its hash, its place in the free queue.
+
+All changes to a block happen here, and each is said to the log at that place. A block with reference count 0 is in
+the free queue; it keeps its hash there, so that a prefix hit can take it back, until it is handed out anew.
+Blocks without a hash are handed out first, then the least recently used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.blocks.free_queue import FreeQueue
+from engine.blocks.hashing import public_hash
+from monitor.events.kinds import Evict, Release
+from monitor.events.log import EventLog
+
+NULL_BLOCK = 0
+"""Never handed out: what a block table names where there is nothing, and where padding is written."""
+RESERVED = 1
+
+
+class BlockPool:
+    """`total` blocks, of which the first is reserved."""
+
+    def __init__(self, total: int, log: EventLog) -> None:
+        if total <= RESERVED:
+            raise ValueError(f"a pool of {total} blocks has none to hand out: it needs at least {RESERVED + 1}")
+        self.total = total
+        self.log = log
+        self.refs = [0] * total
+        self.digests: list[bytes | None] = [None] * total
+        self.free_queue = FreeQueue(total, range(RESERVED, total))
+        self.num_cached_idle = 0
+        self._by_digest: dict[bytes, int] = {}
+
+    @property
+    def usable(self) -> int:
+        """How many blocks can be handed out at most."""
+        return self.total - RESERVED
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that could be handed out now, cached-idle ones included."""
+        return len(self.free_queue)
+
+    def counts(self) -> tuple[int, int, int, int]:
+        """Free (cached-idle included), cached-idle, used, total."""
+        free = len(self.free_queue)
+        return free, self.num_cached_idle, self.total - RESERVED - free, self.total
+
+    def find(self, digest: bytes) -> int | None:
+        """The block that holds this prefix's last block, if it is cached."""
+        return self._by_digest.get(digest)
+
+    def allocate(self, request: int, count: int) -> list[int]:
+        """Hand `count` blocks to the request. Raises IndexError, and changes nothing, if there are fewer."""
+        blocks = self.free_queue.take(count)
+        evicted = []
+        for block in blocks:
+            self.refs[block] = 1
+            digest = self.digests[block]
+            if digest is not None:
+                evicted.append(public_hash(digest))
+                self._forget(block, digest)
+                self.num_cached_idle -= 1
+        self.log.allocated(request, blocks, evicted)
+        return blocks
+
+    def reuse(self, request: int, blocks: Sequence[int]) -> None:
+        """A prefix hit: one more reference to each."""
+        for block in blocks:
+            if self.refs[block] == 0:
+                self.free_queue.remove(block)
+                self.num_cached_idle -= 1
+            self.refs[block] += 1
+        self.log.reused(request, blocks)
+
+    def cache(self, request: int, blocks: Sequence[int], digests: Sequence[bytes]) -> None:
+        """Enter full blocks in the prefix cache. One whose prefix is there already, in another block, is left out."""
+        entered, hashes = [], []
+        for block, digest in zip(blocks, digests, strict=True):
+            if self._by_digest.setdefault(digest, block) == block and self.digests[block] is None:
+                self.digests[block] = digest
+                entered.append(block)
+                hashes.append(public_hash(digest))
+        if entered:
+            self.log.cached(request, entered, hashes)
+
+    def release(self, request: int, blocks: Sequence[int], reason: Release) -> None:
+        """Take back one reference to each; those that have none left go to the free queue, first ones first."""
+        hashed, unhashed = [], []
+        for block in blocks:
+            self.refs[block] -= 1
+            if self.refs[block] == 0:
+                if self.digests[block] is None:
+                    unhashed.append(block)
+                else:
+                    hashed.append(block)
+        self.free_queue.extend(hashed)
+        self.free_queue.extend_front(unhashed)
+        self.num_cached_idle += len(hashed)
+        self.log.released(request, blocks, reason)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget every cached prefix; False, and nothing changed, while a cached block is in use."""
+        cached = list(self._by_digest.values())
+        if any(self.refs[block] for block in cached):
+            return False
+        for block in cached:
+            self.digests[block] = None
+        self._by_digest.clear()
+        self.num_cached_idle = 0
+        self.log.evicted(cached, Evict.RESET)
+        return True
+
+    def _forget(self, block: int, digest: bytes) -> None:
+        self.digests[block] = None
+        if self._by_digest.get(digest) == block:
+            del self._by_digest[digest]

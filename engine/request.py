@@ -1,0 +1,60 @@
+"""A request inside the engine, from its arrival to its end."""
+
+from __future__ import annotations
+
+from engine.sampling import SamplingParams
+from monitor.events.kinds import FIRST_FINISHED, Cause, Status
+
+
+class Request:
+    """What the scheduler knows of one request.
+
+    `number` names it in events, `id` to its client. `num_computed_tokens` counts the tokens whose K and V are in the
+    cache; a preemption sets it back to 0, and prompt and output so far are computed again.
+    """
+
+    __slots__ = (
+        "arrived_ns", "cause", "digests", "id", "num_computed_tokens", "num_prompt_tokens", "number",
+        "output_token_ids", "params", "priority", "progressed_step", "shortage", "status", "times_passed_over",
+        "token_ids",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        number: int,
+        request_id: str,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        priority: int = 0,
+        arrived_ns: int = 0,
+    ) -> None:
+        self.number = number
+        self.id = request_id
+        self.params = params
+        self.priority = priority
+        self.arrived_ns = arrived_ns
+        self.token_ids = list(prompt_token_ids)
+        self.num_prompt_tokens = len(prompt_token_ids)
+        self.output_token_ids: list[int] = []
+        self.num_computed_tokens = 0
+        self.digests: list[bytes] = []
+        self.status = Status.WAITING
+        self.cause = Cause.NEW
+        self.times_passed_over = 0
+        self.shortage: tuple[int, int] | None = None
+        self.progressed_step = -1
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output so far."""
+        return len(self.token_ids)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether its status is terminal."""
+        return self.status >= FIRST_FINISHED
+
+    def append(self, token_id: int) -> None:
+        """One more output token."""
+        self.output_token_ids.append(token_id)
+        self.token_ids.append(token_id)

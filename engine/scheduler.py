@@ -1,0 +1,296 @@
+"""Decides what each step computes: continuous batching over a block pool. Imports no torch.
+
+A step serves the running requests first, in order, then admits waiting ones, all within `max_num_batched_tokens` and
+`max_num_seqs`; a prompt may be computed in chunks over several steps. When a running request cannot get a block, the
+last admitted one (or, under the priority policy, the least urgent) is preempted: it loses its blocks and will be
+computed again. A waiting request is admitted only when its whole prompt would fit now, and the first that does not
+fit holds back those behind it.
+
+Everything that happens to a request or a queue is said to the log where it happens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from engine.blocks.manager import KVCacheManager
+from engine.connectors.base import KVConnector, KVLoad
+from engine.faults import Faults
+from engine.queues import FCFSQueue, PriorityQueue, WaitingQueue
+from engine.request import Request
+from monitor.events.kinds import Cause, Holder, Limit, Preempt, Release, Status
+from monitor.events.log import EventLog
+
+
+@dataclass
+class SchedulerOutput:
+    """One step: how many tokens of each request to compute, in the order of `requests`."""
+
+    step: int
+    requests: list[Request] = field(default_factory=list)
+    num_tokens: list[int] = field(default_factory=list)
+    loads: list[KVLoad] = field(default_factory=list)
+    limit: Limit = Limit.NONE
+
+    @property
+    def total_tokens(self) -> int:
+        """Tokens of the whole step."""
+        return sum(self.num_tokens)
+
+
+class Scheduler:
+    """Schedules over `manager`. One thread only."""
+
+    def __init__(
+        self,
+        manager: KVCacheManager,
+        log: EventLog,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        policy: str = "fcfs",
+        connector: KVConnector | None = None,
+        faults: Faults | None = None,
+    ) -> None:
+        self.manager = manager
+        self.log = log
+        self.max_num_seqs = max_num_seqs
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_model_len = max_model_len
+        self.by_priority = policy == "priority"
+        self.connector = connector
+        self.faults = faults or Faults()
+        self.requests: dict[int, Request] = {}
+        self.running: list[Request] = []
+        self.waiting: WaitingQueue = PriorityQueue() if self.by_priority else FCFSQueue()
+        self.deferred: dict[int, int] = {}
+        """Finished requests whose blocks the connector still needs, with their lease deadline (0: none)."""
+        self.step = 0
+        self.passes = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request is running or waiting."""
+        return bool(self.running or len(self.waiting))
+
+    # ---------------------------------------------------------------- arrivals and ends
+
+    def add(self, request: Request) -> None:
+        """Take a request in."""
+        manager = self.manager
+        longest = min(request.num_prompt_tokens + request.params.max_tokens, self.max_model_len)
+        self.requests[request.number] = request
+        self.log.arrived(
+            request.number,
+            request.id,
+            request.num_prompt_tokens,
+            request.params.max_tokens,
+            request.priority,
+            manager.blocks_for(request.num_prompt_tokens),
+            manager.blocks_for(longest),
+        )
+        request.status, request.cause = Status.WAITING, Cause.NEW
+        self.waiting.put(request)
+        self.log.queued(request.number, Cause.NEW)
+
+    def finish(self, request: Request, status: Status) -> None:
+        """End a request wherever it is, and free its blocks unless the connector needs them for a while."""
+        if request.status == Status.RUNNING:
+            self.running.remove(request)
+        else:
+            self.waiting.remove(request)
+        request.status, request.cause = status, Cause.NONE
+        self.log.finished(request.number, status)
+        blocks = self.manager.tables.get(request.number, [])
+        completed_normally = status in (Status.FINISHED_STOPPED, Status.FINISHED_LENGTH_CAPPED)
+        if completed_normally and self.connector and self.connector.request_finished(request, blocks):
+            self.log.free_deferred(request.number, blocks, Holder.CONNECTOR)
+            self.deferred[request.number] = 0
+            return
+        del self.requests[request.number]
+        self.manager.free(request, Release.FINISHED if completed_normally else _RELEASE_OF[status])
+
+    def abort(self, number: int) -> Request | None:
+        """The client wants no more of it. The request, or None if it has ended already."""
+        request = self.requests.get(number)
+        if request is None or request.is_finished:
+            return None
+        self.finish(request, Status.FINISHED_ABORTED)
+        return request
+
+    def take_completions(self) -> None:
+        """Free what the connector needs no longer."""
+        if self.connector is None:
+            return
+        for number in self.connector.completed():
+            request = self.requests.get(number)
+            if request is None or self.faults.strikes("leak.finished-held", request.id):
+                continue
+            self.log.completion_delivered(number)
+            del self.deferred[number]
+            del self.requests[number]
+            self.manager.free(request, Release.TRANSFER_DONE)
+
+    # ---------------------------------------------------------------- a step
+
+    def schedule(self) -> SchedulerOutput:
+        """Plan the next step. An empty plan means that nothing could be done now."""
+        self.passes += 1
+        plan = SchedulerOutput(self.step)
+        budget = self._schedule_running(plan)
+        if budget >= 0:
+            self._admit(plan, budget)
+        elif len(self.waiting):
+            self._pass_over(self.waiting.head(), Cause.PREEMPTION_IN_STEP)
+        if plan.requests:
+            self.step += 1
+            self.log.step_launched(plan.step, [r.number for r in plan.requests], plan.num_tokens)
+        return plan
+
+    def complete(self, plan: SchedulerOutput, sampled: list[int], is_stop: list[bool]) -> list[Request]:
+        """Take in what the step gave: a token for each request that `wants_token`, in the order of the plan.
+
+        `is_stop` says of each such token whether it ends the output. Returns the requests that are finished.
+        """
+        finished: list[Request] = []
+        progressed: list[int] = []
+        computed: list[int] = []
+        outputs: list[int] = []
+        ends: list[tuple[Request, Status]] = []
+        tokens = iter(zip(sampled, is_stop, strict=True))
+        for request, num_tokens in zip(plan.requests, plan.num_tokens, strict=True):
+            request.num_computed_tokens += num_tokens
+            request.progressed_step = plan.step
+            self.manager.cache_computed(request)
+            if request.num_computed_tokens == request.num_tokens:
+                token, stops = next(tokens)
+                request.append(token)
+                if len(request.output_token_ids) == 1:
+                    self.log.first_token(request.number)
+                if stops:
+                    ends.append((request, Status.FINISHED_STOPPED))
+                elif (
+                    len(request.output_token_ids) >= request.params.max_tokens
+                    or request.num_tokens >= self.max_model_len
+                ):
+                    ends.append((request, Status.FINISHED_LENGTH_CAPPED))
+            progressed.append(request.number)
+            computed.append(request.num_computed_tokens)
+            outputs.append(len(request.output_token_ids))
+        self.log.progressed(progressed, computed, outputs)
+        for request, status in ends:
+            self.finish(request, status)
+            finished.append(request)
+        return finished
+
+    def wants_token(self, request: Request, num_tokens: int) -> bool:
+        """Whether computing so many tokens brings the request to where its next token is sampled."""
+        return request.num_computed_tokens + num_tokens == request.num_tokens
+
+    def _schedule_running(self, plan: SchedulerOutput) -> int:
+        """Give the running requests their tokens. The budget that is left, or -1 if somebody was preempted."""
+        budget = self.max_num_batched_tokens
+        preempted = False
+        index = 0
+        while index < len(self.running):
+            request = self.running[index]
+            if budget == 0:
+                plan.limit = Limit.TOKENS
+                self._pass_over(request, Cause.TOKEN_BUDGET)
+                index += 1
+                continue
+            num_tokens = min(request.num_tokens - request.num_computed_tokens, budget)
+            while not self.manager.allocate(request, num_tokens):
+                plan.limit = Limit.KV
+                victim = self._victim()
+                budget += self._unschedule(plan, victim)
+                if self.running.index(victim) < index:
+                    index -= 1
+                self._preempt(victim, request)
+                preempted = True
+                if victim is request:
+                    break
+            else:
+                self._schedule(plan, request, num_tokens)
+                budget -= num_tokens
+                index += 1
+        return -1 if preempted else budget
+
+    def _admit(self, plan: SchedulerOutput, budget: int) -> None:
+        """Let waiting requests run, in order, as long as there is room."""
+        while len(self.waiting):
+            request = self.waiting.head()
+            if budget == 0:
+                plan.limit = Limit.TOKENS
+                return self._pass_over(request, Cause.TOKEN_BUDGET)
+            if len(self.running) >= self.max_num_seqs:
+                plan.limit = Limit.SEQUENCES
+                return self._pass_over(request, Cause.MAX_NUM_SEQS)
+            hits = self.manager.find_prefix(request)
+            computed = len(hits) * self.manager.block_size
+            load = self._find_outside(request, len(hits))
+            loaded = len(load) * self.manager.block_size
+            num_tokens = min(request.num_tokens - computed - loaded, budget)
+            if not self.manager.allocate(request, loaded + num_tokens, hits, room_for=request.num_tokens):
+                plan.limit = Limit.KV
+                return self._pass_over(request, Cause.KV_BLOCKS)
+            self.waiting.take()
+            self.running.append(request)
+            request.status, request.cause, request.times_passed_over = Status.RUNNING, Cause.NONE, 0
+            request.num_computed_tokens = computed + loaded
+            if self.manager.hasher is not None:
+                self.log.looked_up(request.number, request.num_tokens, computed + loaded)
+            self.log.admitted(request.number, request.num_computed_tokens)
+            if load:
+                table = self.manager.tables[request.number]
+                plan.loads.append(KVLoad(request.number, load, table[len(hits) : len(hits) + len(load)]))
+            self._schedule(plan, request, num_tokens)
+            budget -= num_tokens
+        return None
+
+    def _find_outside(self, request: Request, num_hits: int) -> list[bytes]:
+        """Digests of the blocks after the prefix hit that the connector could bring."""
+        if self.connector is None or self.manager.hasher is None:
+            return []
+        beyond = request.digests[num_hits : (request.num_tokens - 1) // self.manager.block_size]
+        return beyond[: self.connector.find(beyond)]
+
+    def _schedule(self, plan: SchedulerOutput, request: Request, num_tokens: int) -> None:
+        request.cause, request.times_passed_over = Cause.NONE, 0
+        plan.requests.append(request)
+        plan.num_tokens.append(num_tokens)
+
+    def _unschedule(self, plan: SchedulerOutput, victim: Request) -> int:
+        """Take a victim that had its turn already out of the plan; the tokens that this gives back."""
+        if victim not in plan.requests:
+            return 0
+        place = plan.requests.index(victim)
+        del plan.requests[place]
+        return plan.num_tokens.pop(place)
+
+    def _victim(self) -> Request:
+        if self.by_priority:
+            return max(self.running, key=lambda r: (r.priority, r.arrived_ns, r.number))
+        return self.running[-1]
+
+    def _preempt(self, victim: Request, beneficiary: Request) -> None:
+        self.running.remove(victim)
+        table = self.manager.tables.get(victim.number, [])
+        reason = Preempt.PRIORITY if victim.priority > beneficiary.priority else Preempt.KV_BLOCKS
+        self.log.preempted(victim.number, reason, beneficiary.number, len(table), victim.num_computed_tokens)
+        self.manager.free(victim, Release.PREEMPTED)
+        victim.num_computed_tokens = 0
+        victim.status, victim.cause = Status.PREEMPTED, Cause.PREEMPTED
+        self.waiting.put_back(victim)
+        self.log.queued(victim.number, Cause.PREEMPTED, at_front=True)
+
+    def _pass_over(self, request: Request, cause: Cause) -> None:
+        """A state, not an event a step: said when the cause changes, and as the count doubles."""
+        request.times_passed_over = 1 if cause != request.cause else request.times_passed_over + 1
+        request.cause = cause
+        if request.times_passed_over & (request.times_passed_over - 1) == 0:
+            self.log.not_scheduled(request.number, cause, request.times_passed_over)
+
+
+_RELEASE_OF = {Status.FINISHED_ABORTED: Release.ABORTED, Status.FINISHED_ERROR: Release.ERROR}

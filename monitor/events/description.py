@@ -1,0 +1,55 @@
+"""What an engine says of itself when it starts: the text that goes with STARTED."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from monitor.events.wire import NotAFrame
+
+
+class KVGroup(msgspec.Struct, omit_defaults=True):
+    """One KV cache group: the layers that share block tables. `window` in tokens, 0 for full attention."""
+
+    kind: str = "full_attention"
+    layers: int = 0
+    window: int = 0
+
+
+class EngineDescription(msgspec.Struct, omit_defaults=True):
+    """The engine's configuration in the field's own names. An empty string or 0 means that it was not said."""
+
+    engine: str = ""
+    version: str = ""
+    model: str = ""
+    served_model_name: str = ""
+    device: str = ""
+    pid: int = 0
+    block_size: int = 0
+    num_gpu_blocks: int = 0
+    max_model_len: int = 0
+    max_num_seqs: int = 0
+    max_num_batched_tokens: int = 0
+    enable_prefix_caching: bool = False
+    scheduling_policy: str = ""
+    kv_connector: str = ""
+    kv_bytes_per_block: int = 0
+    groups: list[KVGroup] = []
+    faults: list[str] = []
+    """Faults that were switched on by hand, as `--fault` was given them; every page says so while there is one."""
+    other: dict[str, Any] = {}
+
+    def to_json(self) -> str:
+        """The text for STARTED."""
+        return msgspec.json.encode(self).decode()
+
+
+def parse(text: str) -> EngineDescription:
+    """The description in `text`; fields from a newer release are left out. Raises NotAFrame if it is none."""
+    if not text:
+        return EngineDescription()
+    try:
+        return msgspec.json.decode(text, type=EngineDescription)
+    except msgspec.DecodeError as error:
+        raise NotAFrame(f"the engine's description is not what the contract says: {error}") from error

@@ -1,0 +1,381 @@
+"""The vocabulary of the contract: every kind of event, its fields, and the names behind its numbers.
+
+Names are vLLM's where it has one. Numbers are for ever: a release may add, never change or reuse one.
+Times in events are nanoseconds of the engine's monotonic clock; a batch's header ties them to the wall clock.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+
+class Kind(IntEnum):
+    """What happened. The hundreds give the family; `SCHEMA` gives the fields."""
+
+    STARTED = 1
+    STEP_LAUNCHED = 2
+    STEP_COMPLETED = 3
+    HEARTBEAT = 4
+    STOPPED = 5
+    CLOCK = 6
+
+    ALLOCATED = 16
+    REUSED = 17
+    CACHED = 18
+    EVICTED = 19
+    DETACHED = 20
+    RELEASED = 21
+    FREE_DEFERRED = 22
+    RECLAIMED = 23
+
+    LOOKED_UP = 32
+
+    RECEIVED = 48
+    ARRIVED = 49
+    QUEUED = 50
+    ALLOCATION_FAILED = 51
+    NOT_SCHEDULED = 52
+    ADMITTED = 53
+    FIRST_TOKEN = 54
+    PROGRESSED = 55
+    PREEMPTED = 56
+    WAITING_ON = 57
+    READY = 58
+    REMOTE_LOAD = 59
+    COMPLETION_DELIVERED = 60
+    STALLED = 61
+    FINISHED = 62
+    CLIENT_GONE = 63
+
+    TIER = 80
+
+    MEMORY = 96
+
+    AUDIT_BEGIN = 112
+    AUDIT_BLOCKS = 113
+    AUDIT_REQUEST = 114
+    AUDIT_END = 115
+    OBSERVED = 116
+    LOST = 117
+
+
+class Status(IntEnum):
+    """A request's state, by vLLM's names (RequestStatus), and one before it: known to the front end only."""
+
+    RECEIVED = 0
+    WAITING = 1
+    WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR = 2
+    WAITING_FOR_REMOTE_KVS = 3
+    WAITING_FOR_STREAMING_REQ = 4
+    RUNNING = 5
+    PREEMPTED = 6
+    FINISHED_STOPPED = 7
+    FINISHED_LENGTH_CAPPED = 8
+    FINISHED_ABORTED = 9
+    FINISHED_IGNORED = 10
+    FINISHED_ERROR = 11
+    FINISHED_REPETITION = 12
+
+
+FIRST_FINISHED: Final = Status.FINISHED_STOPPED
+"""Statuses from here on are terminal."""
+
+
+class Cause(IntEnum):
+    """Why a request is where it is: the one named reason that goes with its status."""
+
+    NONE = 0
+    NEW = 1
+    KV_BLOCKS = 2
+    MAX_NUM_SEQS = 3
+    TOKEN_BUDGET = 4
+    BEHIND_HEAD = 5
+    PREEMPTED = 6
+    ENCODER = 7
+    REMOTE_KV = 8
+    GRAMMAR = 9
+    STREAMING_INPUT = 10
+    PAUSED = 11
+    ZERO_TOKENS = 12
+    PREEMPTION_IN_STEP = 13
+    STEP_IN_FLIGHT = 14
+
+
+class Release(IntEnum):
+    """Why a reference to a block was given back."""
+
+    FINISHED = 1
+    ABORTED = 2
+    PREEMPTED = 3
+    OUT_OF_WINDOW = 4
+    ROLLED_BACK = 5
+    RESET = 6
+    TRANSFER_DONE = 7
+    LEASE_EXPIRED = 8
+    ERROR = 9
+
+
+class Evict(IntEnum):
+    """Why a cached block lost its content without being handed to a request in the same event."""
+
+    RESET = 1
+    INVALIDATED = 2
+
+
+class Preempt(IntEnum):
+    """Why a running request lost its blocks."""
+
+    KV_BLOCKS = 1
+    PRIORITY = 2
+    RESET = 3
+
+
+class Holder(IntEnum):
+    """Who asked that blocks be kept after their request's end."""
+
+    CONNECTOR = 1
+    FENCE = 2
+    SESSION = 3
+
+
+class Limit(IntEnum):
+    """What kept a step from being larger."""
+
+    NONE = 0
+    KV = 1
+    TOKENS = 2
+    SEQUENCES = 3
+    ENCODER = 4
+    DEFERRED = 5
+
+
+class Load(IntEnum):
+    """How a fetch of remote KV ended."""
+
+    DELIVERED = 1
+    FAILED = 2
+
+
+class TierOp(IntEnum):
+    """What was done with keys of an outer tier."""
+
+    STORED = 1
+    PINNED = 2
+    UNPINNED = 3
+    EVICTED = 4
+
+
+class Tier(IntEnum):
+    """An outer tier of KV storage."""
+
+    HOST = 1
+    DISK = 2
+    PEER = 3
+
+
+class Fields(NamedTuple):
+    """The layout of one kind: what its request number, args and ids mean, in order.
+
+    `args` names the leading arguments; a last name ending in `*` takes all that remain.
+    `ids` says what the ids are ("" for none). Events about a request carry its number; others carry -1.
+    """
+
+    about_request: bool
+    args: tuple[str, ...]
+    ids: str
+    says: str
+
+
+SCHEMA: Final[dict[Kind, Fields]] = {
+    Kind.STARTED: Fields(
+        False,
+        ("at_ns", "total_blocks", "reserved_blocks", "block_size"),
+        "",
+        "an engine's life begins; the text -1 is its description as JSON",
+    ),
+    Kind.STEP_LAUNCHED: Fields(
+        False,
+        ("at_ns", "step", "tokens*"),
+        "requests",
+        "a step was handed to the model: the tokens each request computes in it",
+    ),
+    Kind.STEP_COMPLETED: Fields(
+        False,
+        ("at_ns", "step", "duration_ns", "limit", "free", "cached_idle", "used"),
+        "",
+        "the step is done; what bounded it, and the pool's own counts after it",
+    ),
+    Kind.HEARTBEAT: Fields(
+        False,
+        (
+            "at_ns",
+            "last_sequence",
+            "last_step",
+            "step_in_flight",
+            "in_flight_since_ns",
+            "running",
+            "waiting",
+            "front_end_in_flight",
+            "connector_polls",
+            "scheduler_passes",
+        ),
+        "",
+        "the drain thread lives; what it sees of the engine from outside (step_in_flight -1: none)",
+    ),
+    Kind.STOPPED: Fields(False, ("at_ns",), "", "the engine ends in good order"),
+    Kind.CLOCK: Fields(False, ("at_ns",), "", "the time of the events that follow"),
+    Kind.ALLOCATED: Fields(
+        True,
+        ("evicted_hashes*",),
+        "blocks",
+        "free blocks became the request's, reference count 1; the hashes they lost",
+    ),
+    Kind.REUSED: Fields(True, (), "blocks", "a prefix hit: one more reference to each block"),
+    Kind.CACHED: Fields(True, ("hashes*",), "blocks", "full blocks entered the prefix cache under these keyed hashes"),
+    Kind.EVICTED: Fields(False, ("cause",), "blocks", "cached blocks lost their hash"),
+    Kind.DETACHED: Fields(True, (), "blocks", "no longer in the request's block table, not yet free"),
+    Kind.RELEASED: Fields(True, ("reason",), "blocks", "the request gave its reference back"),
+    Kind.FREE_DEFERRED: Fields(
+        True,
+        ("holder", "fence", "lease_deadline_ns"),
+        "blocks",
+        "the request's end does not free these: who holds them, until which fence or lease (0: none)",
+    ),
+    Kind.RECLAIMED: Fields(False, ("reason",), "blocks", "detached blocks gave their reference back"),
+    Kind.LOOKED_UP: Fields(
+        True, ("tokens", "hit_tokens"), "", "the prefix cache was asked for so many tokens and had so many"
+    ),
+    Kind.RECEIVED: Fields(
+        True,
+        ("at_ns", "prompt_tokens"),
+        "",
+        "at the front end; the text under its number is the request's id",
+    ),
+    Kind.ARRIVED: Fields(
+        True,
+        ("at_ns", "prompt_tokens", "max_tokens", "priority", "blocks_to_admit", "blocks_to_finish"),
+        "",
+        "at the scheduler; the text under its number is the request's id",
+    ),
+    Kind.QUEUED: Fields(True, ("cause", "at_front"), "", "put in the waiting queue"),
+    Kind.ALLOCATION_FAILED: Fields(
+        True,
+        ("needed", "free"),
+        "",
+        "blocks asked for and not got; nothing was changed. Sent when the figures change",
+    ),
+    Kind.NOT_SCHEDULED: Fields(
+        True,
+        ("cause", "times"),
+        "",
+        "a state: passed over for this cause, so often so far. Sent when the cause changes and as times doubles",
+    ),
+    Kind.ADMITTED: Fields(True, ("num_computed_tokens",), "", "runs from here; tokens it need not compute"),
+    Kind.FIRST_TOKEN: Fields(True, (), "", "the first output token is out"),
+    Kind.PROGRESSED: Fields(
+        False,
+        ("num_computed_tokens_then_output_tokens*",),
+        "requests",
+        "after a step: computed tokens of each, then output tokens of each",
+    ),
+    Kind.PREEMPTED: Fields(
+        True,
+        ("reason", "for_request", "blocks", "tokens_lost"),
+        "",
+        "lost its blocks to another (for_request -1: to nobody in particular)",
+    ),
+    Kind.WAITING_ON: Fields(
+        True, ("status",), "", "waits for something outside the scheduler: one of the WAITING_FOR statuses"
+    ),
+    Kind.READY: Fields(True, (), "", "what it waited for has come"),
+    Kind.REMOTE_LOAD: Fields(True, ("outcome", "tokens"), "", "a fetch of remote KV ended"),
+    Kind.COMPLETION_DELIVERED: Fields(True, (), "", "the connector said that it is done with the request's blocks"),
+    Kind.STALLED: Fields(
+        True,
+        ("at_ns", "status", "since_step", "cause"),
+        "",
+        "the engine's own watchdog: no progress since that step",
+    ),
+    Kind.FINISHED: Fields(True, ("status",), "", "reached a terminal status"),
+    Kind.CLIENT_GONE: Fields(True, ("at_ns",), "", "whoever asked has closed the connection"),
+    Kind.TIER: Fields(
+        False,
+        ("op", "tier", "used", "capacity", "hashes*"),
+        "",
+        "an outer tier stored, pinned, unpinned or evicted these; used and capacity in blocks",
+    ),
+    Kind.MEMORY: Fields(
+        False,
+        (
+            "device_total",
+            "device_free",
+            "used_here",
+            "used_by_others",
+            "weights",
+            "activations_peak",
+            "graphs_estimated",
+            "graphs_actual",
+            "non_torch",
+            "kv_pool",
+            "allocator_reserved",
+            "allocator_allocated",
+            "fit_requested",
+            "use_all",
+        ),
+        "",
+        "the bill in bytes (-1: not known)",
+    ),
+    Kind.AUDIT_BEGIN: Fields(
+        False, ("cycle",), "", "the engine starts to read out its own tables, in slices between steps"
+    ),
+    Kind.AUDIT_BLOCKS: Fields(
+        False,
+        ("first_block",),
+        "reference counts × 4, + 2 if in the free queue, + 1 if hashed",
+        "consecutive blocks as the pool has them",
+    ),
+    Kind.AUDIT_REQUEST: Fields(
+        True,
+        (
+            "status",
+            "num_computed_tokens",
+            "output_tokens",
+            "holder",
+            "fence",
+            "lease_deadline_ns",
+            "detached",
+        ),
+        "blocks",
+        "a request's blocks as the engine has them (holder 0: not deferred; detached 1: no longer in its table)",
+    ),
+    Kind.AUDIT_END: Fields(
+        False,
+        ("cycle", "free", "cached_idle", "used", "requests"),
+        "",
+        "all of it was read; the counters as the engine has them",
+    ),
+    Kind.OBSERVED: Fields(False, ("wall_ns",), "", "added by a source: it was this late when nothing else was heard"),
+    Kind.LOST: Fields(
+        False,
+        ("first_sequence", "last_sequence", "stage"),
+        "",
+        "added by a source: batches that no one could supply any more",
+    ),
+}
+
+
+class Stage(IntEnum):
+    """Where batches were lost."""
+
+    ENGINE_BUFFER = 1
+    TRANSPORT = 2
+    JOURNAL = 3
+
+
+def name_of(enum: type[IntEnum], value: int) -> str:
+    """The name of `value` in `enum`; a value from a newer engine keeps its number, as `UNKNOWN(17)`."""
+    try:
+        return enum(value).name
+    except ValueError:
+        return f"UNKNOWN({value})"

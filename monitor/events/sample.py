@@ -1,0 +1,36 @@
+"""What can be learned of an engine that does not speak the contract: figures at a moment, and facts.
+
+A source makes them of a line of a log or of a metrics page. What was not said is None, never 0.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An engine's figures at one moment. `at_ns` is wall time, None if the line had no stamp.
+
+    `usage` is the share of the pool that is referenced, 0 to 1; throughputs are tokens per second over `interval_s`.
+    """
+
+    engine: str
+    position: str
+    at_ns: int | None = None
+    running: int | None = None
+    waiting: int | None = None
+    usage: float | None = None
+    prompt_tokens_per_s: float | None = None
+    generation_tokens_per_s: float | None = None
+    prefix_hit_rate: float | None = None
+    preemptions: int | None = None
+
+
+class Fact(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Something an engine said once: its version, its pool, a warning. Names are listed in monitor.sources.log."""
+
+    engine: str
+    position: str
+    name: str
+    value: float | str
+    at_ns: int | None = None

@@ -1,0 +1,194 @@
+"""How a batch and a keyframe look as bytes. docs/contract.md has the same, byte by byte, with an example.
+
+A frame is five bytes, `K V major minor type`, and then one msgpack array. Within a major version fields are only
+ever added at the end of the array and kinds only ever added, so a reader takes any minor version; a newer major
+version is refused.
+
+    ContractError        what reached us is not, or not only, the contract
+    ├─ NotAFrame         the bytes are no frame of ours, or are damaged
+    └─ NewerVersion      a frame of a major version from after this reader's time
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Iterable, Iterator
+from typing import Final, TypeAlias
+
+import msgspec
+
+MAJOR: Final = 1
+MINOR: Final = 0
+MAGIC: Final = b"KV"
+PREFIX: Final = 5
+NO_REQUEST: Final = -1
+ADDED_BY_SOURCE: Final = -1
+"""The sequence of a batch that a source added (observed, lost): it has no place in the engine's own count."""
+
+if sys.byteorder != "little":  # columns are sent as they lie in memory
+    raise ImportError("kvscope's event contract is little-endian, and so must be the machine")
+
+
+class ContractError(Exception):
+    """What reached us is not the contract."""
+
+
+class NotAFrame(ContractError):
+    """The bytes are no frame of ours, or are damaged."""
+
+
+class NewerVersion(ContractError):
+    """The frame is of a newer major version than this reader knows."""
+
+
+class Run(msgspec.Struct, frozen=True):
+    """One event: `kind`, KV `group`, `request` number (-1: none), and its `args` and `ids` as SCHEMA lays them out."""
+
+    kind: int
+    group: int
+    request: int
+    args: list[int]
+    ids: list[int]
+
+
+class Batch(msgspec.Struct, array_like=True, frozen=True):
+    """What one engine did in one or a few steps.
+
+    `runs` is int32, five to an event (kind, group, request, number of args, number of ids); `args` is int64 and
+    `ids` int32, each event's following the last's. `texts` maps a request's number to its id where first named,
+    and -1 to the engine's description as JSON. The counts are the pool's own at the end of the batch (-1: not
+    said); `free` includes cached_idle; `total` includes reserved blocks.
+    """
+
+    engine: str
+    epoch: int
+    sequence: int
+    first_step: int
+    last_step: int
+    wall_ns: int
+    mono_ns: int
+    free: int
+    cached_idle: int
+    used: int
+    total: int
+    dropped_batches: int
+    dropped_events: int
+    texts: dict[int, str]
+    runs: memoryview
+    args: memoryview
+    ids: memoryview
+
+    def events(self) -> Iterator[Run]:
+        """Each event in order, of kinds unknown to this version too. Convenient, not fast: State.apply is."""
+        args, ids = self.args.cast("q").tolist(), self.ids.cast("i").tolist()
+        a = i = 0
+        for kind, group, request, n_args, n_ids in fives(self.runs.cast("i").tolist()):
+            yield Run(kind, group, request, args[a : a + n_args], ids[i : i + n_ids])
+            a += n_args
+            i += n_ids
+
+
+class Keyframe(msgspec.Struct, array_like=True, frozen=True):
+    """The whole state after batch `sequence`; a reader that has it needs nothing from before.
+
+    `state` is what State.dump packs. `damaged` says that the engine lost events before this and has not yet
+    audited everything since, so that some figures may be wrong.
+    """
+
+    engine: str
+    epoch: int
+    sequence: int
+    last_step: int
+    wall_ns: int
+    mono_ns: int
+    damaged: bool
+    state: memoryview
+
+
+Frame: TypeAlias = Batch | Keyframe
+
+_TYPES: Final[dict[int, type[Batch] | type[Keyframe]]] = {ord("B"): Batch, ord("K"): Keyframe}
+_LETTERS: Final = {cls: bytes([letter]) for letter, cls in _TYPES.items()}
+_ENCODER: Final = msgspec.msgpack.Encoder()
+_DECODERS: Final = {letter: msgspec.msgpack.Decoder(cls) for letter, cls in _TYPES.items()}
+
+
+def encode(frame: Frame) -> bytes:
+    """The frame as bytes."""
+    return MAGIC + bytes((MAJOR, MINOR)) + _LETTERS[type(frame)] + _ENCODER.encode(frame)
+
+
+def decode(payload: bytes | memoryview) -> Frame | None:
+    """The frame in `payload`, its columns being views of it; None for a type of frame from a newer minor version.
+
+    Raises NewerVersion for a newer major version and NotAFrame for anything else that is not a frame.
+    """
+    prefix = bytes(payload[:PREFIX])
+    if len(prefix) < PREFIX or prefix[:2] != MAGIC:
+        raise NotAFrame(f"not a kvscope frame: it begins with {prefix!r} and should begin with {MAGIC!r}")
+    if prefix[2] > MAJOR:
+        raise NewerVersion(
+            f"this stream speaks version {prefix[2]}.{prefix[3]} of the event contract and this reader knows"
+            f" {MAJOR}.{MINOR}: upgrade kvscope here to the engine's release"
+        )
+    decoder = _DECODERS.get(prefix[4])
+    if decoder is None:
+        return None
+    try:
+        frame = decoder.decode(memoryview(payload)[PREFIX:])
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise NotAFrame(f"a damaged frame of {len(payload)} bytes: {error}") from error
+    if isinstance(frame, Batch):
+        _check_columns(frame)
+    return frame
+
+
+def _check_columns(batch: Batch) -> None:
+    """The columns must add up; State.apply relies on it."""
+    if len(batch.runs) % 20 or len(batch.args) % 8 or len(batch.ids) % 4:
+        raise NotAFrame(f"batch {batch.sequence}: a column is not a whole number of values long")
+    runs = batch.runs.cast("i").tolist()
+    n_args, n_ids = runs[3::5], runs[4::5]
+    if (
+        min(n_args, default=0) < 0
+        or min(n_ids, default=0) < 0
+        or sum(n_args) * 8 != len(batch.args)
+        or sum(n_ids) * 4 != len(batch.ids)
+    ):
+        raise NotAFrame(f"batch {batch.sequence}: its runs name more or fewer values than it carries")
+
+
+def fives(runs: list[int]) -> Iterator[tuple[int, int, int, int, int]]:
+    """A flat list of runs, one (kind, group, request, number of args, number of ids) at a time."""
+    values = iter(runs)
+    return zip(values, values, values, values, values, strict=True)
+
+
+def column(typecode: str, values: Iterable[int]) -> memoryview:
+    """Whole numbers as the bytes of a column: typecode "i" for int32, "q" for int64."""
+    return memoryview(array(typecode, values)).cast("B")
+
+
+def batch_of(
+    engine: str,
+    epoch: int,
+    events: Iterable[Run],
+    *,
+    sequence: int = ADDED_BY_SOURCE,
+    wall_ns: int = 0,
+    mono_ns: int = 0,
+    texts: dict[int, str] | None = None,
+) -> Batch:
+    """A batch from events one by one: for what sources add, and for tests. Engines use EventLog."""
+    runs: list[int] = []
+    args: list[int] = []
+    ids: list[int] = []
+    for event in events:
+        runs += (event.kind, event.group, event.request, len(event.args), len(event.ids))
+        args += event.args
+        ids += event.ids
+    return Batch(
+        engine, epoch, sequence, -1, -1, wall_ns, mono_ns, -1, -1, -1, -1, 0, 0, texts or {},
+        column("i", runs), column("q", args), column("i", ids),
+    )  # fmt: skip

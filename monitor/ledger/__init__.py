@@ -1,0 +1,9 @@
+"""Events in, state out: what every block, request and queue of an engine is, why, and since when.
+
+No I/O, no clock, no threads: time enters as records, so that a recording gives what the live stream gave.
+
+    ledger.py    one engine's ledger: folds frames, keeps the recent past, counts what was lost
+    balance.py   the conservation law: every block once, by its liveliest holder
+    because.py   the chain from a block to the live reason that holds it
+    story.py     the life of a block or a request, told from the events
+"""

@@ -1,0 +1,76 @@
+"""The conservation law: total = free + cached-idle + running + waiting + finished + reserved + UNACCOUNTED.
+
+Each block counts once. One with several owners counts under the liveliest: running, else waiting, else finished.
+A finished owner holds a block only by a deferral that was announced; a block in use that nobody legitimately holds
+is UNACCOUNTED. References beyond the legitimate ones are `unexplained_references`, on whichever block they are.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from monitor.events.state import State
+
+_UNACCOUNTED, _FINISHED, _WAITING, _RUNNING = range(4)
+
+
+class Balance(msgspec.Struct, frozen=True):
+    """The pool at one moment, in blocks. `free` does not include `cached_idle` here."""
+
+    total: int
+    free: int
+    cached_idle: int
+    running: int
+    waiting: int
+    finished: int
+    reserved: int
+    unaccounted: int
+    unexplained_references: int
+
+    @property
+    def holds(self) -> bool:
+        """Whether the parts add up to the total, as they must."""
+        parts = self.free + self.cached_idle + self.running + self.waiting + self.finished
+        return parts + self.reserved + self.unaccounted == self.total
+
+
+def balance(state: State) -> Balance:
+    """The balance of `state`. O(requests + shared blocks + blocks of finished requests)."""
+    counts = [0, 0, 0, 0]
+    rank_of: dict[int, int] = {}
+    for record in state.requests.values():
+        if record.is_finished:
+            deferral = state.deferrals.get(record.number)
+            deferred = len(deferral.blocks.intersection(record.blocks)) if deferral else 0
+            counts[_FINISHED] += deferred
+            counts[_UNACCOUNTED] += len(record.blocks) - deferred
+        else:
+            rank = _RUNNING if record.is_running else _WAITING
+            counts[rank] += len(record.blocks)
+            rank_of[record.number] = rank
+    for block, former in state.detached.items():
+        for number in former:
+            counts[_FINISHED if state.is_deferred(number, block) else _UNACCOUNTED] += 1
+    # Every holder has counted its shared blocks; the liveliest keeps the count.
+    for block in state.more.keys() | state.detached.keys():
+        ranks = [
+            rank_of.get(number) or (_FINISHED if state.is_deferred(number, block) else _UNACCOUNTED)
+            for number in state.owners(block) + state.detached.get(block, [])
+        ]
+        ranks.remove(max(ranks))
+        for rank in ranks:
+            counts[rank] -= 1
+    counts[_UNACCOUNTED] += sum(
+        state.refs[block] > 0 and state.owner[block] < 0 and block not in state.detached for block in state.orphans
+    )
+    return Balance(
+        total=state.total,
+        free=state.free - state.cached_idle,
+        cached_idle=state.cached_idle,
+        running=counts[_RUNNING],
+        waiting=counts[_WAITING],
+        finished=counts[_FINISHED],
+        reserved=state.reserved,
+        unaccounted=counts[_UNACCOUNTED],
+        unexplained_references=sum(state.unexplained_references().values()),
+    )

@@ -1,0 +1,292 @@
+"""One engine's ledger: a fold of frames, and of samples where there is no stream.
+
+`apply` takes what a source brings, in order. The state itself is monitor.events.state; here are the things around
+it that judgement needs: where in the stream we are, what time it is there, what was lost, what ended, the recent past.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final, NamedTuple
+
+import msgspec
+
+from monitor.events.description import EngineDescription, parse
+from monitor.events.kinds import Cause, Kind, Stage
+from monitor.events.sample import Fact, Sample
+from monitor.events.state import Anomaly, RequestState, State
+from monitor.events.wire import ADDED_BY_SOURCE, Batch, Keyframe
+from monitor.ledger.balance import Balance, balance
+
+POINT_EVERY_NS: Final = 100_000_000
+MAX_POINTS: Final = 36_000
+MAX_ENDED: Final = 4_096
+MAX_ANOMALIES: Final = 1_000
+MAX_LOSSES: Final = 1_000
+MAX_SAMPLES: Final = 100_000
+MAX_RECENT_BYTES: Final = 64 << 20
+
+
+class Position(NamedTuple):
+    """A place in an engine's stream: the `event`-th of batch `sequence` of a life (`epoch`)."""
+
+    epoch: int
+    sequence: int
+    event: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.epoch}/{self.sequence}/{self.event}"
+
+
+class FoundAnomaly(NamedTuple):
+    """An impossible transition, where and when it was found."""
+
+    position: Position
+    at_ns: int
+    anomaly: Anomaly
+
+
+class Loss(msgspec.Struct, frozen=True):
+    """Batches that nobody could supply: how many, at which stage, noticed when, and the last one before them."""
+
+    batches: int
+    stage: Stage
+    at_ns: int
+    position: str
+
+
+class Point(NamedTuple):
+    """The pool and the queues at one moment of the recent past, and the totals until then."""
+
+    at_ns: int
+    balance: Balance
+    running: int
+    waiting: int
+    finished_requests: int
+    preemptions: int
+    computed_tokens: int
+    output_tokens: int
+    allocation_failures: int
+    steps: int
+
+
+class EngineLedger:
+    """The ledger of the engine named `engine`."""
+
+    def __init__(self, engine: str) -> None:
+        self.engine = engine
+        self.epoch = 0
+        self.sequence = -1
+        self.state = State()
+        self.description = EngineDescription()
+        self.ready = False
+        """Whether the state is known: from the engine's start, or a keyframe, on."""
+        self.now_ns = 0
+        """The latest wall time that the stream has shown, in ns since 1970."""
+        self.heard_ns = 0
+        """When the engine itself last said something, on the same clock."""
+        self.joined_ns = 0
+        self.uncertain_since_ns = 0
+        """Since when figures may be wrong because events were lost; 0 once an audit has put them right."""
+        self.restarts = 0
+        self.losses: deque[Loss] = deque(maxlen=MAX_LOSSES)
+        self.dropped_batches = 0
+        self.dropped_events = 0
+        self.ended: deque[RequestState] = deque(maxlen=MAX_ENDED)
+        self.anomalies: deque[FoundAnomaly] = deque(maxlen=MAX_ANOMALIES)
+        self.points: deque[Point] = deque(maxlen=MAX_POINTS)
+        self.recent: deque[Batch] = deque()
+        self.samples: deque[Sample] = deque(maxlen=MAX_SAMPLES)
+        self.facts: dict[str, Fact] = {}
+        self._recent_bytes = 0
+        self._wall_minus_mono = 0
+
+    # ---------------------------------------------------------------- the fold
+
+    def apply(self, record: Batch | Keyframe | Sample | Fact) -> None:
+        """Fold one record in. Nothing that an engine can say makes this raise."""
+        if isinstance(record, Batch):
+            if record.sequence == ADDED_BY_SOURCE:
+                self._apply_source_batch(record)
+            else:
+                self._apply_batch(record)
+        elif isinstance(record, Keyframe):
+            self._apply_keyframe(record)
+        elif isinstance(record, Sample):
+            self.samples.append(record)
+            self.now_ns = self.heard_ns = max(self.now_ns, record.at_ns or 0)
+        else:
+            self.facts[record.name] = record
+
+    def _apply_batch(self, batch: Batch) -> None:
+        if batch.epoch < self.epoch:
+            return  # the tail of a life that has ended
+        if batch.epoch > self.epoch:
+            self._new_epoch(batch.epoch)
+        if self.ready and batch.sequence <= self.sequence:
+            return  # seen already
+        self._advance(batch.wall_ns, batch.mono_ns)
+        if not self.ready and batch.sequence > 0:
+            return  # without its past this batch means nothing; the source brings a keyframe
+        missing = batch.sequence - self.sequence - 1
+        if missing > 0:
+            self._lost(missing, Stage.TRANSPORT)
+        if batch.dropped_batches > self.dropped_batches:
+            self._lost(batch.dropped_batches - self.dropped_batches, Stage.ENGINE_BUFFER)
+        self.dropped_batches, self.dropped_events = batch.dropped_batches, batch.dropped_events
+        self.ready = True
+        self.sequence = batch.sequence
+        self._fold(batch)
+        self._keep(batch)
+
+    def _fold(self, batch: Batch) -> None:
+        state = self.state
+        state.apply(
+            batch.runs.cast("i").tolist(), batch.args.cast("q").tolist(), batch.ids.cast("i").tolist(), batch.texts
+        )
+        if -1 in batch.texts:
+            self.description = parse(batch.texts[-1])
+        if batch.total > 0:
+            state.check(batch.free, batch.cached_idle, batch.used)
+        self.ended.extend(state.take_ended())
+        for anomaly in state.take_anomalies():
+            position = Position(batch.epoch, batch.sequence, anomaly.position)
+            self.anomalies.append(FoundAnomaly(position, batch.wall_ns, anomaly))
+        if self.uncertain_since_ns and not state.damaged:
+            self.uncertain_since_ns = 0
+        if not self.points or self.now_ns - self.points[-1].at_ns >= POINT_EVERY_NS:
+            self.points.append(self._point())
+
+    def _apply_source_batch(self, batch: Batch) -> None:
+        for event in batch.events():
+            if event.kind == Kind.OBSERVED:
+                self.now_ns = max(self.now_ns, event.args[0])
+                self.joined_ns = self.joined_ns or self.now_ns
+            elif event.kind == Kind.LOST and self.ready:
+                self._lost(event.args[1] - event.args[0] + 1, Stage(event.args[2]))
+
+    def _apply_keyframe(self, keyframe: Keyframe) -> None:
+        if keyframe.epoch < self.epoch:
+            return
+        if keyframe.epoch > self.epoch:
+            self._new_epoch(keyframe.epoch)
+        self._advance(keyframe.wall_ns, keyframe.mono_ns)
+        if self.ready and keyframe.sequence <= self.sequence and not self.state.damaged:
+            return  # in step already: the events say it better
+        self.state = State.load(keyframe.state)
+        self.description = parse(self.state.description)
+        self.ready = True
+        self.sequence = keyframe.sequence
+        self.uncertain_since_ns = self.now_ns if self.state.damaged else 0
+
+    def _new_epoch(self, epoch: int) -> None:
+        self.restarts += self.epoch != 0
+        self.epoch = epoch
+        self.sequence = -1
+        self.state = State()
+        self.description = EngineDescription()
+        self.ready = False
+        self.uncertain_since_ns = 0
+        self.dropped_batches = self.dropped_events = 0
+        self.ended.clear()
+        self.anomalies.clear()
+        self.losses.clear()
+
+    def _advance(self, wall_ns: int, mono_ns: int) -> None:
+        self._wall_minus_mono = wall_ns - mono_ns
+        self.now_ns = max(self.now_ns, wall_ns)
+        self.heard_ns = max(self.heard_ns, wall_ns)
+        self.joined_ns = self.joined_ns or self.now_ns
+
+    def _lost(self, batches: int, stage: Stage) -> None:
+        self.losses.append(Loss(batches, stage, self.now_ns, str(Position(self.epoch, self.sequence))))
+        self.state.mark_damaged()
+        self.uncertain_since_ns = self.uncertain_since_ns or self.now_ns
+
+    def _keep(self, batch: Batch) -> None:
+        self.recent.append(batch)
+        self._recent_bytes += _size(batch)
+        while self._recent_bytes > MAX_RECENT_BYTES and len(self.recent) > 1:
+            self._recent_bytes -= _size(self.recent.popleft())
+
+    def _point(self) -> Point:
+        state, totals = self.state, self.state.totals
+        running = sum(record.is_running for record in state.requests.values())
+        waiting = sum(record.is_waiting for record in state.requests.values())
+        return Point(
+            at_ns=self.now_ns,
+            balance=balance(state),
+            running=running,
+            waiting=waiting,
+            finished_requests=sum(totals.finished.values()),
+            preemptions=sum(totals.preemptions.values()),
+            computed_tokens=totals.computed_tokens,
+            output_tokens=totals.output_tokens,
+            allocation_failures=totals.allocation_failures,
+            steps=totals.steps,
+        )
+
+    # ---------------------------------------------------------------- what others ask
+
+    @property
+    def has_stream(self) -> bool:
+        """Whether blocks and requests are known one by one, not only as figures."""
+        return self.ready
+
+    def balance(self) -> Balance:
+        """The pool now."""
+        return balance(self.state)
+
+    def wall(self, mono_ns: int) -> int:
+        """A time of the engine's monotonic clock, as ns since 1970; 0 stays 0."""
+        return mono_ns + self._wall_minus_mono if mono_ns else 0
+
+    def age_s(self, mono_ns: int) -> float:
+        """Seconds from a time of the engine's monotonic clock until now."""
+        return max(0.0, (self.now_ns - self.wall(mono_ns)) / 1e9)
+
+    def position(self) -> Position:
+        """Where the ledger is in the stream."""
+        return Position(self.epoch, self.sequence)
+
+    def request(self, name: str) -> RequestState | None:
+        """A request by its id or `#number`, whether it lives or has ended of late."""
+        for record in (*self.state.requests.values(), *reversed(self.ended)):
+            if name in (record.id, f"#{record.number}"):
+                return record
+        return None
+
+    def cause_of_wait(self, record: RequestState) -> Cause:
+        """Why a request is where it is: the engine names the head of the queue's reason; who has none of its own
+        stands behind that head.
+        """
+        if record.is_waiting and record.cause in (Cause.NEW, Cause.PREEMPTED) and self.head() not in (None, record):
+            return Cause.BEHIND_HEAD
+        try:
+            return Cause(record.cause)
+        except ValueError:
+            return Cause.NONE
+
+    def head(self) -> RequestState | None:
+        """The waiting request that the scheduler passed over last: the one the others stand behind."""
+        refused = [r for r in self.state.requests.values() if r.is_waiting and r.times_passed_over]
+        return max(refused, key=lambda r: r.since_ns, default=None)
+
+
+def _size(batch: Batch) -> int:
+    return 300 + len(batch.runs) + len(batch.args) + len(batch.ids)
+
+
+class Fleet:
+    """The ledgers of all engines, by name."""
+
+    def __init__(self) -> None:
+        self.engines: dict[str, EngineLedger] = {}
+
+    def apply(self, record: Batch | Keyframe | Sample | Fact) -> EngineLedger:
+        """Fold a record into the ledger of the engine it names, which it returns."""
+        ledger = self.engines.get(record.engine)
+        if ledger is None:
+            ledger = self.engines[record.engine] = EngineLedger(record.engine)
+        ledger.apply(record)
+        return ledger

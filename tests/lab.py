@@ -1,0 +1,192 @@
+"""An engine without a model: the real pool, manager, scheduler and event log, in virtual time, with random tokens.
+
+What it says goes the real road: log, packer, bytes, decode, ledger.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+
+from engine.blocks.audit import Auditor
+from engine.blocks.hashing import PrefixHasher
+from engine.blocks.manager import KVCacheManager
+from engine.blocks.pool import RESERVED, BlockPool
+from engine.faults import Faults
+from engine.request import Request
+from engine.sampling import SamplingParams
+from engine.scheduler import Scheduler
+from monitor.events.description import EngineDescription
+from monitor.events.log import EventLog
+from monitor.events.packer import Packer, Vitals
+from monitor.events.wire import Batch, Keyframe, decode, encode
+
+
+class VirtualClock:
+    """Time that passes only when told to."""
+
+    def __init__(self) -> None:
+        self.ns = 1_000_000_000
+
+    def monotonic_ns(self) -> int:
+        return self.ns
+
+    def time_ns(self) -> int:
+        return 1_700_000_000_000_000_000 + self.ns
+
+    def sleep(self, seconds: float) -> None:
+        self.ns += round(seconds * 1e9)
+
+
+class SlowConnector:
+    """Keeps the blocks of finished requests for some polls, as a transfer would; `share` of requests."""
+
+    def __init__(self, rng: random.Random, share: float = 1.0, polls_needed: int = 3) -> None:
+        self.rng = rng
+        self.share = share
+        self.polls_needed = polls_needed
+        self.polls = 0
+        self._pending: dict[int, int] = {}
+
+    def find(self, digests: list[bytes]) -> int:
+        return 0
+
+    def request_finished(self, request: Request, blocks: list[int]) -> bool:
+        if not blocks or self.rng.random() >= self.share:
+            return False
+        self._pending[request.number] = self.polls + self.rng.randint(1, self.polls_needed)
+        return True
+
+    def completed(self) -> list[int]:
+        self.polls += 1
+        done = [number for number, due in self._pending.items() if due <= self.polls]
+        for number in done:
+            del self._pending[number]
+        return done
+
+    def close(self) -> None:
+        pass
+
+
+class Lab:
+    """One engine in virtual time. `frames` has everything it ever sent."""
+
+    def __init__(
+        self,
+        *,
+        total: int = 65,
+        block_size: int = 4,
+        max_num_seqs: int = 8,
+        max_num_batched_tokens: int = 32,
+        max_model_len: int = 10_000,
+        policy: str = "fcfs",
+        prefix_caching: bool = True,
+        connector_share: float = 0.0,
+        faults: Iterable[str] = (),
+        seed: int = 0,
+        capacity: int = 4096,
+        engine: str = "lab@127.0.0.1:0/0",
+    ) -> None:
+        self.rng = random.Random(seed)
+        self.clock = VirtualClock()
+        self.log = EventLog(self.clock, capacity)
+        self.faults = Faults.parse(faults)
+        self.pool = BlockPool(total, self.log)
+        hasher = PrefixHasher(block_size, b"lab") if prefix_caching else None
+        self.manager = KVCacheManager(self.pool, block_size, hasher, self.faults)
+        self.connector = SlowConnector(self.rng, connector_share) if connector_share else None
+        self.scheduler = Scheduler(
+            self.manager,
+            self.log,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=max_model_len,
+            policy=policy,
+            connector=self.connector,
+            faults=self.faults,
+        )
+        self.auditor = Auditor(self.manager, self.scheduler.requests, self.scheduler.deferred)
+        self.packer = Packer(self.log, engine, self.vitals)
+        self.frames: list[Batch | Keyframe] = []
+        self.launched = (-1, 0)
+        self._numbers = 0
+        description = EngineDescription(
+            engine="kvscope", block_size=block_size, num_gpu_blocks=total, max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens, enable_prefix_caching=prefix_caching,
+            scheduling_policy=policy, faults=list(faults),
+        )  # fmt: skip
+        self.log.started(total, RESERVED, block_size, description.to_json())
+        self.flush()
+
+    def vitals(self) -> Vitals:
+        s = self.scheduler
+        polls = self.connector.polls if self.connector else 0
+        return Vitals(*self.launched, len(s.running), len(s.waiting), 0, polls, s.passes)
+
+    def arrive(self, prompt: int | list[int], max_tokens: int = 8, priority: int = 0, name: str = "") -> Request:
+        """A request with a prompt of that many random tokens, or of those tokens."""
+        self._numbers += 1
+        if isinstance(prompt, int):
+            prompt = [self.rng.randrange(1000) for _ in range(prompt)]
+        self.log.tick()
+        request = Request(
+            self._numbers, name or f"r-{self._numbers}", prompt, SamplingParams(max_tokens=max_tokens), priority,
+            self.clock.monotonic_ns(),
+        )  # fmt: skip
+        self.scheduler.add(request)
+        return request
+
+    def abort(self, request: Request) -> None:
+        self.log.tick()
+        self.scheduler.abort(request.number)
+
+    def step(self, seconds: float = 0.01, stop_chance: float = 0.0) -> list[Request]:
+        """One pass of the engine's loop; the requests that finished in it."""
+        self.log.tick()
+        self.scheduler.take_completions()
+        plan = self.scheduler.schedule()
+        finished: list[Request] = []
+        if plan.requests:
+            self.launched = (plan.step, self.clock.monotonic_ns())
+            self.clock.sleep(seconds)
+            count = sum(self.scheduler.wants_token(r, n) for r, n in zip(plan.requests, plan.num_tokens, strict=True))
+            sampled = [self.rng.randrange(1000) for _ in range(count)]
+            stops = [self.rng.random() < stop_chance for _ in range(count)]
+            self.log.tick()
+            finished = self.scheduler.complete(plan, sampled, stops)
+            self.log.step_completed(plan.step, round(seconds * 1e9), plan.limit, *self.pool.counts()[:3])
+            self.launched = (-1, 0)
+        else:
+            self.clock.sleep(seconds)
+        self.auditor.slice()
+        self.flush()
+        return finished
+
+    def flush(self) -> list[Batch]:
+        """Pack what was logged; the new frames, through bytes and back."""
+        step = self.scheduler.step
+        self.log.flush(step - 1, step - 1, self.pool.counts())
+        return self.take()
+
+    def take(self) -> list[Batch]:
+        new = [decode(encode(batch)) for batch in self.packer.pack()]
+        self.frames += [frame for frame in new if isinstance(frame, Batch)]
+        return [frame for frame in new if isinstance(frame, Batch)]
+
+    def keyframe(self) -> Keyframe:
+        frame = decode(encode(self.packer.keyframe()))
+        assert isinstance(frame, Keyframe)
+        return frame
+
+    def heartbeat(self) -> Batch:
+        frame = decode(encode(self.packer.heartbeat()))
+        assert isinstance(frame, Batch)
+        self.frames.append(frame)
+        return frame
+
+    def run_until_idle(self, limit: int = 10_000) -> None:
+        for _ in range(limit):
+            if not self.scheduler.has_work:
+                return
+            self.step()
+        raise AssertionError(f"not idle after {limit} steps")
