@@ -180,6 +180,7 @@ class _Dump(msgspec.Struct, array_like=True):
     tiers: dict[int, TierState]
     damaged: bool
     audit_cycles: int
+    audited_ns: int
     orphans: list[int]
 
 
@@ -213,6 +214,7 @@ class State:
         # Audits. `orphans` are blocks that an audit showed to have more references than these books know owners for.
         self.damaged = False
         self.audit_cycles = 0
+        self.audited_ns = 0
         self.orphans: set[int] = set()
         self._audit: _Audit | None = None
         # What the last applies turned up, for whoever folds to take away: see take_ended and take_anomalies.
@@ -644,7 +646,7 @@ class State:
 
     def _audited(self, kind: int, number: int, args: list[int], ids: list[int], texts: Mapping[int, str]) -> None:
         if kind == Kind.AUDIT_BEGIN:
-            self._audit = _Audit(args[0], set(self.requests))
+            self._audit = _Audit(self.now_ns, set(self.requests))
         elif self._audit is None:
             return  # we came in the middle of a cycle; the next one is whole
         elif kind == Kind.AUDIT_BLOCKS:
@@ -715,6 +717,7 @@ class State:
         audit, self._audit = self._audit, None
         assert audit is not None
         self.audit_cycles += 1
+        self.audited_ns = audit.began_ns
         if self.damaged:
             self._repair(audit)
             self.damaged = False
@@ -798,6 +801,7 @@ class State:
                     self.tiers,
                     self.damaged,
                     self.audit_cycles,
+                    self.audited_ns,
                     sorted(self.orphans),
                 )
             )
@@ -827,7 +831,8 @@ class State:
             dump.tiers,
         )
         state.in_flight = {step.step: step for step in dump.in_flight}
-        state.damaged, state.audit_cycles, state.orphans = dump.damaged, dump.audit_cycles, set(dump.orphans)
+        state.damaged, state.audit_cycles = dump.damaged, dump.audit_cycles
+        state.audited_ns, state.orphans = dump.audited_ns, set(dump.orphans)
         state._recount()
         return state
 
@@ -840,8 +845,8 @@ class State:
 class _Audit:
     """A cycle being read: the requests that the books had when it began and that it has not named yet."""
 
-    def __init__(self, cycle: int, requests: set[int]) -> None:
-        self.cycle = cycle
+    def __init__(self, began_ns: int, requests: set[int]) -> None:
+        self.began_ns = began_ns
         self.unseen = requests
         self.seen = 0
 

@@ -7,7 +7,6 @@ from collections import Counter
 
 import pytest
 
-from monitor.events.state import State
 from monitor.ledger.balance import balance
 from monitor.ledger.ledger import EngineLedger
 from tests.lab import Lab

@@ -1,0 +1,187 @@
+"""The life of a block or of a request, told from the events: a filtered scan of the batches kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from monitor.events.kinds import Cause, Evict, Holder, Kind, Load, Preempt, Release, Status, name_of
+from monitor.events.wire import Batch, Run
+from monitor.ledger.ledger import EngineLedger, Position
+from monitor.ledger.words import counted
+
+
+class StoryLine(NamedTuple):
+    """One thing that happened: where in the stream, when (wall ns, 0 unknown), what."""
+
+    position: Position
+    at_ns: int
+    what: str
+    text: str
+
+
+def story_of_request(batches: Iterable[Batch], number: int, names: Mapping[int, str]) -> list[StoryLine]:
+    """What happened to the request, in order. Steps that only moved it forward are told together."""
+    lines: list[StoryLine] = []
+    steps = _Steps()
+    for position, at_ns, event in _events(batches, number):
+        if event.kind == Kind.PROGRESSED:
+            place = event.ids.index(number)
+            steps.add(position, at_ns, event.args[place], event.args[len(event.ids) + place])
+            continue
+        text = _about_request(event, names)
+        if text:
+            lines += steps.told()
+            lines.append(StoryLine(position, at_ns, name_of(Kind, event.kind).lower(), text))
+    lines += steps.told()
+    return lines
+
+
+def story_of_block(batches: Iterable[Batch], block: int, names: Mapping[int, str]) -> list[StoryLine]:
+    """What happened to the block, in order."""
+    lines = []
+    for position, at_ns, event in _events(batches, None):
+        text = ""
+        if event.kind in _BLOCK_KINDS and block in event.ids:
+            text = _about_block(event, names)
+        elif event.kind == Kind.AUDIT_BLOCKS and 0 <= block - event.args[0] < len(event.ids):
+            continue  # an audit that agrees is no event in a block's life; one that does not is an anomaly
+        if text:
+            lines.append(StoryLine(position, at_ns, name_of(Kind, event.kind).lower(), text))
+    return lines
+
+
+def names_in(ledger: EngineLedger) -> dict[int, str]:
+    """Request ids by number, of all that the ledger still knows."""
+    names = {record.number: record.id for record in ledger.ended}
+    names.update((record.number, record.id) for record in ledger.state.requests.values())
+    return names
+
+
+_BLOCK_KINDS = frozenset(
+    (
+        Kind.ALLOCATED, Kind.REUSED, Kind.CACHED, Kind.EVICTED, Kind.DETACHED, Kind.RELEASED, Kind.FREE_DEFERRED,
+        Kind.RECLAIMED,
+    )
+)  # fmt: skip
+_CARRIES_TIME = frozenset(
+    (Kind.CLOCK, Kind.STARTED, Kind.STEP_LAUNCHED, Kind.STEP_COMPLETED, Kind.ARRIVED, Kind.STOPPED)
+)
+_OWN_TIME = frozenset((Kind.RECEIVED, Kind.CLIENT_GONE, Kind.STALLED))
+
+
+def _events(batches: Iterable[Batch], number: int | None) -> Iterator[tuple[Position, int, Run]]:
+    """Events with place and wall time; those about the request `number`, or all. Time carries over."""
+    mono = 0
+    for batch in batches:
+        offset = batch.wall_ns - batch.mono_ns
+        for index, event in enumerate(batch.events()):
+            if event.kind in _CARRIES_TIME:
+                mono = event.args[0]
+            about = event.request == number or (event.kind == Kind.PROGRESSED and number in event.ids)
+            if number is None or about:
+                at = event.args[0] if event.kind in _OWN_TIME else mono
+                yield Position(batch.epoch, batch.sequence, index), at + offset if at else 0, event
+
+
+class _Steps:
+    """Consecutive steps of one request, told as one line each for prompt and output."""
+
+    def __init__(self) -> None:
+        self._lines: list[tuple[Position, int, bool, int, int, int]] = []
+
+    def add(self, position: Position, at_ns: int, computed: int, outputs: int) -> None:
+        generating = outputs > 1
+        if self._lines and self._lines[-1][2] == generating:
+            first = self._lines[-1]
+            self._lines[-1] = (first[0], first[1], generating, first[3] + 1, computed, outputs)
+        else:
+            self._lines.append((position, at_ns, generating, 1, computed, outputs))
+
+    def told(self) -> list[StoryLine]:
+        lines = []
+        for position, at_ns, generating, steps, computed, outputs in self._lines:
+            in_steps = f"in {counted(steps, 'step')}"
+            text = (
+                f"generated up to token {outputs:,} {in_steps}"
+                if generating
+                else (f"computed up to token {computed:,} {in_steps}")
+            )
+            lines.append(StoryLine(position, at_ns, "progressed", text))
+        self._lines.clear()
+        return lines
+
+
+def _about_request(event: Run, names: Mapping[int, str]) -> str:
+    a, blocks = event.args, counted(len(event.ids), "block")
+    match event.kind:
+        case Kind.RECEIVED:
+            return f"received at the front end, {counted(a[1], 'prompt token')}"
+        case Kind.ARRIVED:
+            return (
+                f"arrived at the scheduler: {counted(a[1], 'prompt token')}, at most {a[2]:,} to generate;"
+                f" needs {counted(a[4], 'block')} to start, {a[5]:,} to finish"
+            )
+        case Kind.QUEUED:
+            return f"queued{' at the front' if a[1] else ''} ({name_of(Cause, a[0])})"
+        case Kind.LOOKED_UP:
+            return f"prefix cache: {a[1]:,} of {counted(a[0], 'token')} found"
+        case Kind.ALLOCATION_FAILED:
+            return f"allocation failed: needs {counted(a[0], 'block')}, {a[1]:,} free"
+        case Kind.NOT_SCHEDULED:
+            return f"passed over ({name_of(Cause, a[0])}), {counted(a[1], 'time')} so far"
+        case Kind.ADMITTED:
+            return f"admitted: RUNNING, {counted(a[0], 'token')} need not be computed"
+        case Kind.FIRST_TOKEN:
+            return "first token"
+        case Kind.PREEMPTED:
+            beneficiary = f" for {names.get(a[1], f'#{a[1]}')}" if a[1] >= 0 and a[1] != event.request else ""
+            lost = counted(a[3], "computed token")
+            return f"preempted ({name_of(Preempt, a[0])}){beneficiary}: gives up {counted(a[2], 'block')}, loses {lost}"
+        case Kind.WAITING_ON:
+            return f"waits: {name_of(Status, a[0])}"
+        case Kind.READY:
+            return "what it waited for has come"
+        case Kind.REMOTE_LOAD:
+            return f"fetch of {counted(a[1], 'token')} of remote KV {name_of(Load, a[0])}"
+        case Kind.COMPLETION_DELIVERED:
+            return "the connector said that it needs the blocks no longer"
+        case Kind.STALLED:
+            return f"the engine's watchdog: no progress since step {a[2]} ({name_of(Cause, a[3])})"
+        case Kind.FINISHED:
+            return f"finished: {name_of(Status, a[0])}"
+        case Kind.CLIENT_GONE:
+            return "the client closed the connection"
+        case Kind.ALLOCATED:
+            evicting = f", evicting {counted(len(a), 'cached block')}" if a else ""
+            return f"allocated {blocks}{evicting}"
+        case Kind.REUSED:
+            return f"took over {blocks} from the prefix cache"
+        case Kind.RELEASED:
+            return f"released {blocks} ({name_of(Release, a[0])})"
+        case Kind.FREE_DEFERRED:
+            return f"the free of {blocks} is deferred ({name_of(Holder, a[0])})"
+        case Kind.DETACHED:
+            return f"{blocks} left its table and are not free yet"
+    return ""
+
+
+def _about_block(event: Run, names: Mapping[int, str]) -> str:
+    who = f"request {names.get(event.request, f'#{event.request}')}"
+    match event.kind:
+        case Kind.ALLOCATED:
+            return f"allocated to {who}"
+        case Kind.REUSED:
+            return f"prefix hit: {who} took a reference"
+        case Kind.CACHED:
+            return f"full, and entered in the prefix cache by {who}"
+        case Kind.EVICTED:
+            return f"lost its place in the prefix cache ({name_of(Evict, event.args[0])})"
+        case Kind.DETACHED:
+            return f"left the table of {who}, not free yet"
+        case Kind.RELEASED:
+            return f"released by {who} ({name_of(Release, event.args[0])})"
+        case Kind.FREE_DEFERRED:
+            return f"{who} is over, but the free is deferred ({name_of(Holder, event.args[0])})"
+        case _:
+            return f"reclaimed ({name_of(Release, event.args[0])})"

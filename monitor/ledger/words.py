@@ -1,0 +1,59 @@
+"""Numbers and times in words that a tired person reads without effort. Times are UTC."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+
+def clock_time(wall_ns: int) -> str:
+    """A wall time as `14:02:11`, or `an unknown time` for 0."""
+    if not wall_ns:
+        return "an unknown time"
+    return datetime.fromtimestamp(wall_ns / 1e9, UTC).strftime("%H:%M:%S")
+
+
+def timestamp(wall_ns: int) -> str | None:
+    """A wall time by RFC 3339 with milliseconds; None for 0."""
+    if not wall_ns:
+        return None
+    return datetime.fromtimestamp(wall_ns / 1e9, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def duration(seconds: float) -> str:
+    """How long: `0.4 s`, `31 s`, `12 min`, `3 h 10 min`, `2 d 4 h`."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+    days, hours = divmod(hours, 24)
+    return f"{days} d {hours} h" if hours else f"{days} d"
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """`1 block`, `2,048 blocks`."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def listed(names: Sequence[object], most: int = 3) -> str:
+    """`a, b and c`, or `a, b, c and 12 more`."""
+    words = [str(name) for name in names]
+    if len(words) > most:
+        words = [*words[:most], f"{len(words) - most} more"]
+    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]])) if words else "none"
+
+
+def percent(share: float) -> str:
+    """A share of 1 as `97.3 %`; never 0.0 % or 100.0 % unless it is."""
+    text = f"{share * 100:.1f} %"
+    if text == "0.0 %" and share > 0:
+        return "< 0.1 %"
+    if text == "100.0 %" and share < 1:
+        return "> 99.9 %"
+    return text
