@@ -231,6 +231,14 @@ class Publisher:
         return Replay(source, found[0][0], last, more, epoch), [payload for _, payload in found[:kept]]
 
 
+def replay_endpoint_for(events: str) -> str:
+    """Where the replay socket is unless told: the next port, or the same path with `-replay`."""
+    head, colon, port = events.rpartition(":")
+    if events.startswith("tcp://") and colon and port.isdecimal():
+        return f"{head}:{int(port) + 1}"
+    return f"{events}-replay" if events.startswith("ipc://") else REPLAY_ENDPOINT
+
+
 def require_private(endpoint: str) -> None:
     """Raises NotPrivate unless only this machine can reach the endpoint (law 9)."""
     parts = urlsplit(endpoint)

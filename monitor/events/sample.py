@@ -32,5 +32,5 @@ class Fact(msgspec.Struct, frozen=True, omit_defaults=True):
     engine: str
     position: str
     name: str
-    value: float | str
+    value: int | float | str
     at_ns: int | None = None

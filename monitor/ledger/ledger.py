@@ -93,11 +93,16 @@ class EngineLedger:
         self.dropped_batches = 0
         self.dropped_events = 0
         self.ended: deque[RequestState] = deque(maxlen=MAX_ENDED)
+        self._just_ended: deque[RequestState] = deque(maxlen=MAX_ENDED)
         self.anomalies: deque[FoundAnomaly] = deque(maxlen=MAX_ANOMALIES)
         self.points: deque[Point] = deque(maxlen=MAX_POINTS)
         self.recent: deque[Batch] = deque()
         self.samples: deque[Sample] = deque(maxlen=MAX_SAMPLES)
         self.facts: dict[str, Fact] = {}
+        self.heartbeats = 0
+        """Heard by this ledger, in this epoch."""
+        self.passes_advanced = False
+        """Whether the scheduler went over its queue between the last two heartbeats."""
         self._recent_bytes = 0
         self._wall_minus_mono = 0
 
@@ -117,6 +122,7 @@ class EngineLedger:
             self.now_ns = self.heard_ns = max(self.now_ns, record.at_ns or 0)
         else:
             self.facts[record.name] = record
+            self.now_ns = max(self.now_ns, record.at_ns or 0)
 
     def _apply_batch(self, batch: Batch) -> None:
         if batch.epoch < self.epoch:
@@ -141,14 +147,20 @@ class EngineLedger:
 
     def _fold(self, batch: Batch) -> None:
         state = self.state
+        before = state.heartbeat
         state.apply(
             batch.runs.cast("i").tolist(), batch.args.cast("q").tolist(), batch.ids.cast("i").tolist(), batch.texts
         )
+        if before is not None and state.heartbeat is not None and state.heartbeat is not before:
+            self.heartbeats += 1
+            self.passes_advanced = state.heartbeat.scheduler_passes > before.scheduler_passes
         if -1 in batch.texts:
             self.description = parse(batch.texts[-1])
         if batch.total > 0:
             state.check(batch.free, batch.cached_idle, batch.used)
-        self.ended.extend(state.take_ended())
+        ended = state.take_ended()
+        self.ended.extend(ended)
+        self._just_ended.extend(ended)
         for anomaly in state.take_anomalies():
             position = Position(batch.epoch, batch.sequence, anomaly.position)
             self.anomalies.append(FoundAnomaly(position, batch.wall_ns, anomaly))
@@ -187,6 +199,8 @@ class EngineLedger:
         self.description = EngineDescription()
         self.ready = False
         self.uncertain_since_ns = 0
+        self.heartbeats = 0
+        self.passes_advanced = False
         self.dropped_batches = self.dropped_events = 0
         self.ended.clear()
         self.anomalies.clear()
@@ -225,6 +239,12 @@ class EngineLedger:
             allocation_failures=totals.allocation_failures,
             steps=totals.steps,
         )
+
+    def take_just_ended(self) -> list[RequestState]:
+        """The requests that ended and hold nothing any more, since last asked; at most the last MAX_ENDED."""
+        ended = list(self._just_ended)
+        self._just_ended.clear()
+        return ended
 
     # ---------------------------------------------------------------- what others ask
 

@@ -1,0 +1,172 @@
+"""The HTTP side of the service: the query interface as JSON, /metrics, runbooks, and the guard before all of it."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Callable
+from http.cookies import SimpleCookie
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from starlette.responses import JSONResponse, PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from monitor.outlets.prometheus import WatchCollector
+from monitor.views import FindingState, SourceView
+from monitor.watch import NotKnown, Watch
+
+COOKIE = "kvscope_token"
+OPEN_PATHS = frozenset({"/healthz"})
+RUNBOOKS = Path(__file__).parent.parent / "docs" / "runbooks"
+
+
+def create_app(watch: Watch, sources: Callable[[], list[SourceView]], *, token: str = "", host: str = "") -> FastAPI:
+    """The app, its own routes first; whatever is mounted later comes after them."""
+    app = FastAPI(title="kvscope", docs_url=None, redoc_url=None, openapi_url="/api/openapi.json")
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(WatchCollector(watch))
+
+    @app.exception_handler(NotKnown)
+    async def not_known(_request: Request, error: Exception) -> Response:
+        return JSONResponse({"detail": str(error)}, 404, headers={"x-kvscope": "not-known"})
+
+    @app.get("/healthz")
+    async def healthz() -> Response:
+        """The service itself is up."""
+        return JSONResponse({"status": "ok"})
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        """What Prometheus scrapes; made in a thread, so that no slow page can hold it up."""
+        page = await asyncio.to_thread(generate_latest, registry)
+        return Response(page, media_type=CONTENT_TYPE_LATEST)
+
+    @app.get("/api/engines")
+    async def engines() -> Response:
+        """Every engine at a glance."""
+        return await _json(watch.engines)
+
+    @app.get("/api/findings")
+    async def findings(state: str = "") -> Response:
+        """Findings: ?state=pending, firing or resolved; both of the latter without."""
+        if state not in ("", "pending", "firing", "resolved"):
+            return JSONResponse({"detail": f"state={state} is not pending, firing or resolved"}, 400)
+        wanted: FindingState | None = state or None  # type: ignore[assignment]
+        return await _json(watch.find, wanted)
+
+    @app.get("/api/points")
+    async def points(engine: str, seconds: float = 600.0, most: int = 600) -> Response:
+        """The recent past."""
+        return await _json(watch.points, engine, seconds, max(1, min(most, 10_000)))
+
+    @app.get("/api/requests")
+    async def requests(engine: str) -> Response:
+        """Requests that live or hold blocks, and those that ended of late."""
+        return await _json(watch.requests, engine)
+
+    @app.get("/api/request")
+    async def request(engine: str, id: str) -> Response:
+        """One request, with its story."""
+        return await _json(watch.request, engine, id)
+
+    @app.get("/api/block")
+    async def block(engine: str, id: int) -> Response:
+        """One block, why it is held, and its story."""
+        return await _json(watch.block, engine, id)
+
+    @app.get("/api/block_map")
+    async def block_map(engine: str) -> Response:
+        """What every block is now; `states` is base64."""
+        return await _json(watch.block_map, engine)
+
+    @app.get("/api/sources")
+    async def all_sources() -> Response:
+        """How each source of the service is."""
+        return await _json(sources)
+
+    @app.get("/api/{path:path}")
+    async def no_such_api(path: str) -> Response:
+        """The page takes every path that is left; an API call that is wrong must hear so."""
+        return JSONResponse({"detail": f"there is no /api/{path}; see /api/openapi.json"}, 404)
+
+    @app.get("/docs/runbooks/{name}")
+    async def runbook(name: str) -> Response:
+        """The page that tells all about a finding's code."""
+        pages = await asyncio.to_thread(lambda: {page.name: page for page in RUNBOOKS.glob("*.md")})
+        page = pages.get(name)
+        if page is None:
+            return PlainTextResponse(f"There is no runbook {name}.", 404)
+        return PlainTextResponse(await asyncio.to_thread(page.read_text, encoding="utf-8"))
+
+    app.add_middleware(Guard, token=token, host=host)
+    return app
+
+
+async def _json(ask: Callable[..., Any], *args: Any) -> Response:
+    """Ask in a thread, since the answer may wait for the ledger; answer as JSON."""
+    answer = await asyncio.to_thread(ask, *args)
+    return Response(msgspec.json.encode(answer), media_type="application/json")
+
+
+class Guard:
+    """Lets in who may, over HTTP and WebSocket alike (pure ASGI: Starlette's own middleware sees no WebSocket).
+
+    With a token: who brings it as a bearer, as `?token=` (which sets a cookie, so that the page works), or in that
+    cookie. Without one: who asked for this machine by a name of its own, so that no web page elsewhere can reach it
+    by pointing a name of its own at 127.0.0.1.
+    """
+
+    def __init__(self, app: ASGIApp, token: str, host: str) -> None:
+        self.app = app
+        self.token = token
+        self.hosts = {"localhost", "127.0.0.1", "[::1]", host}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass it on, or refuse it without a word about what is behind."""
+        if scope["type"] not in ("http", "websocket") or scope["path"] in OPEN_PATHS:
+            return await self.app(scope, receive, send)
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        if not self.token:
+            name = headers.get("host", "").rpartition(":")[0] or headers.get("host", "")
+            if name in self.hosts and self._same_origin(headers):
+                return await self.app(scope, receive, send)
+            return await self._refuse(scope, receive, send, 403, "This name is not one that kvscope answers to.")
+        asked = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
+        if self._is_token(asked):
+            return await self.app(scope, receive, self._with_cookie(send))
+        cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+        bearer = headers.get("authorization", "").removeprefix("Bearer ")
+        if self._is_token(bearer) or (cookie is not None and self._is_token(cookie.value)):
+            return await self.app(scope, receive, send)
+        return await self._refuse(scope, receive, send, 401, "A token is needed: open this page with ?token=….")
+
+    def _is_token(self, text: str) -> bool:
+        return bool(text) and hmac.compare_digest(text.encode(), self.token.encode())
+
+    def _same_origin(self, headers: dict[str, str]) -> bool:
+        """A browser says where a script comes from; ours come from here."""
+        origin = headers.get("origin", "")
+        return not origin or origin.partition("://")[2] == headers.get("host", "")
+
+    def _with_cookie(self, send: Send) -> Send:
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                cookie = SimpleCookie({COOKIE: self.token})
+                for attribute, value in (("httponly", True), ("samesite", "Strict"), ("path", "/")):
+                    cookie[COOKIE][attribute] = value
+                line = cookie[COOKIE].OutputString().encode()
+                message["headers"] = [*message.get("headers", []), (b"set-cookie", line)]
+            await send(message)
+
+        return sending
+
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send, status: int, why: str) -> None:
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008, "reason": why})
+        else:
+            await PlainTextResponse(why, status)(scope, receive, send)

@@ -1,0 +1,291 @@
+"""`monitor`: the command line.
+
+monitor doctor [TARGET…]        what is wrong, and what to do
+monitor explain request ID      the life of a request
+monitor explain block ID        why a block is held, and its life
+monitor record TARGET DIR       keep a stream as a recording
+monitor serve                   the service: page, API, /metrics, alerts
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from monitor.detectors.thresholds import Settings
+from monitor.doctor import render
+from monitor.doctor.observe import WATCH_S, CannotTell, observe
+from monitor.doctor.report import CANNOT_TELL, NOTHING, USAGE, examine
+from monitor.events.publisher import EVENTS_ENDPOINT
+from monitor.query import Unreachable
+from monitor.sources.target import BadTarget
+from monitor.watch import NotKnown
+
+DEFAULT_URL = "http://127.0.0.1:8765"
+TARGETS = """\
+a target is one of
+  tcp://HOST:PORT, ipc://PATH   an engine's event stream
+  http(s)://HOST:PORT           a kvscope service (the default: KVSCOPE_URL, else http://127.0.0.1:8765)
+  DIRECTORY                     a recording
+  FILE                          an engine's log, plain or gzip; or one segment of a recording
+"""
+EXIT_CODES = """\
+exit codes
+  0  nothing at or above the bar that --fail-on sets
+  1  findings at or above it
+  2  the command line, or a target on it, is wrong
+  3  cannot tell: a target does not answer, or the evidence is not in it (what is missing is named)
+  of several targets, 2 counts before 1 before 3 before 0
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run `monitor` with these arguments (those of the process if None); its exit code."""
+    parsed = _parser().parse_args(arguments)
+    try:
+        code: int = parsed.run(parsed)
+    except (BadTarget, ValueError) as error:
+        print(f"monitor: {error}", file=sys.stderr)
+        return USAGE
+    except (CannotTell, Unreachable, NotKnown) as error:
+        print(f"monitor: {error}", file=sys.stderr)
+        return CANNOT_TELL
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read us has seen enough
+        return NOTHING
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="monitor", description="Explains the KV memory of paged-attention LLM engines."
+    )
+    parser.add_argument("--version", action="version", version=f"kvscope {version('kvscope')}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_doctor(commands)
+    _add_explain(commands)
+    _add_record(commands)
+    _add_serve(commands)
+    return parser
+
+
+def _add_shared(parser: argparse.ArgumentParser) -> None:
+    """What every command that looks at a target takes."""
+    parser.add_argument(
+        "--token", default=os.environ.get("KVSCOPE_TOKEN", ""), help="the service's token (default: KVSCOPE_TOKEN)"
+    )
+    parser.add_argument(
+        "--timeout", type=_positive, default=10.0, metavar="S", help="wait this long for a target to answer (10)"
+    )
+    parser.add_argument(
+        "--watch", type=_positive, default=WATCH_S, metavar="S", help=f"watch a live stream this long ({WATCH_S:g})"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="CODE.NAME=VALUE", dest="thresholds",
+        help="change a grace or a threshold, such as leak.finished-held.grace_s=30; may be repeated",
+    )  # fmt: skip
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < 1e9:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds above 0")
+    return value
+
+
+def _default_url() -> str:
+    return os.environ.get("KVSCOPE_URL", DEFAULT_URL)
+
+
+# -------------------------------------------------------------------- doctor
+
+
+def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "doctor",
+        help="what is wrong, and what to do",
+        description="Looks at engines and says what is wrong with their KV memory, why, and what to do.",
+        epilog=f"{TARGETS}\n{EXIT_CODES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("targets", nargs="*", metavar="TARGET", help="what to look at; several at once are fine")
+    parser.add_argument(
+        "--format", choices=("table", "short", "json", "markdown"), default="table", help="(default: table)"
+    )
+    parser.add_argument(
+        "--fail-on", choices=("error", "warning", "never"), default="warning", help="the bar for exit code 1 (warning)"
+    )
+    _add_shared(parser)
+    parser.set_defaults(run=_doctor)
+
+
+def _doctor(parsed: argparse.Namespace) -> int:
+    report = examine(
+        parsed.targets or [_default_url()],
+        Settings.parse(parsed.thresholds),
+        timeout_s=parsed.timeout,
+        watch_s=parsed.watch,
+        token=parsed.token,
+    )
+    if parsed.format == "json":
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(report)).decode() + "\n")
+    else:
+        _RENDERERS[parsed.format](report, Console(highlight=False))
+    return report.exit_code(parsed.fail_on)
+
+
+_RENDERERS = {"table": render.table, "short": render.short, "markdown": render.markdown}
+
+
+# -------------------------------------------------------------------- explain
+
+
+def _add_explain(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser("explain", help="the life of a request, or why a block is held")
+    things = parser.add_subparsers(required=True, metavar="THING")
+    for thing, described in (
+        ("request", "the life of a request: its state, its cost, its story"),
+        ("block", "why a block is held, and its story"),
+    ):
+        one = things.add_parser(
+            thing, help=described, description=described, epilog=TARGETS,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )  # fmt: skip
+        one.add_argument(
+            "id", metavar="ID", help="a block's number" if thing == "block" else "a request's id, or #NUMBER"
+        )
+        one.add_argument("target", nargs="?", metavar="TARGET", help="where to look")
+        one.add_argument("--engine", default="", help="which engine, if there are several")
+        _add_shared(one)
+        one.set_defaults(run=_explain, thing=thing)
+
+
+def _explain(parsed: argparse.Namespace) -> int:
+    if parsed.thing == "block" and not parsed.id.isdecimal():
+        raise ValueError(f"{parsed.id} is not the number of a block")
+    observation = observe(
+        parsed.target or _default_url(),
+        Settings.parse(parsed.thresholds),
+        timeout_s=parsed.timeout,
+        watch_s=min(parsed.watch, 1.0),
+        token=parsed.token,
+    )
+    console = Console(highlight=False)
+    try:
+        query = observation.query
+        engines = [view.engine for view in query.engines() if parsed.engine in ("", view.engine)]
+        if not engines:
+            raise NotKnown(f"there is no engine {parsed.engine!r} at {observation.target}")
+        last_error: NotKnown | None = None
+        for engine in engines:
+            try:
+                if parsed.thing == "request":
+                    render.request(query.request(engine, parsed.id), console)
+                else:
+                    render.block(query.block(engine, int(parsed.id)), console)
+                return NOTHING
+            except NotKnown as error:
+                last_error = error
+        assert last_error is not None
+        raise last_error
+    finally:
+        observation.close()
+
+
+# -------------------------------------------------------------------- record
+
+
+def _add_record(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "record",
+        help="keep a stream as a recording",
+        description="Writes an engine's event stream to a directory, until Ctrl-C; doctor, explain and serve read it.",
+    )
+    parser.add_argument("target", metavar="TARGET", help=f"an event stream, such as {EVENTS_ENDPOINT}")
+    parser.add_argument("directory", type=Path, metavar="DIR", help="a new or empty directory")
+    parser.add_argument("--seconds", type=_positive, default=None, metavar="S", help="stop after this long")
+    parser.add_argument(
+        "--timeout", type=_positive, default=10.0, metavar="S", help="wait this long for the stream (10)"
+    )
+    parser.set_defaults(run=_record)
+
+
+def _record(parsed: argparse.Namespace) -> int:
+    from monitor.sources.record import record
+
+    recorded = record(
+        parsed.target, parsed.directory, seconds=parsed.seconds, timeout_s=parsed.timeout, console=Console(stderr=True)
+    )
+    print(f"{recorded.batches:,} batches of {recorded.engine} in {parsed.directory} ({recorded.bytes:,} bytes)")
+    return NOTHING
+
+
+# -------------------------------------------------------------------- serve
+
+
+def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "serve",
+        help="the service: page, API, /metrics, alerts",
+        description="Reads engines' event streams and serves what they say: web page, API and /metrics on one port.",
+    )
+    parser.add_argument(
+        "--events", action="append", metavar="ENDPOINT",
+        help=f"an engine's event stream; may be repeated (default: KVSCOPE_EVENTS, else {EVENTS_ENDPOINT})",
+    )  # fmt: skip
+    parser.add_argument("--host", default="127.0.0.1", help="where to listen (127.0.0.1); elsewhere a token is needed")
+    parser.add_argument("--port", type=int, default=8765, help="(8765; 0 picks a free one)")
+    parser.add_argument("--token", default=os.environ.get("KVSCOPE_TOKEN", ""), help="ask for this (KVSCOPE_TOKEN)")
+    parser.add_argument(
+        "--data", type=Path, default=os.environ.get("KVSCOPE_DATA"), metavar="DIR",
+        help="keep undelivered alerts here, so that a restart loses none (KVSCOPE_DATA)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--webhook", action="append", default=[], metavar="URL", help="send alerts here; may be repeated"
+    )
+    parser.add_argument(
+        "--webhook-secret", default=os.environ.get("KVSCOPE_WEBHOOK_SECRET", ""), metavar="whsec_…",
+        help="sign them with this (KVSCOPE_WEBHOOK_SECRET)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--otlp", default="", metavar="URL", help="send a span for each request to this OTLP/HTTP endpoint"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="CODE.NAME=VALUE", dest="thresholds", help="change a threshold"
+    )
+    parser.set_defaults(run=_serve)
+
+
+def _serve(parsed: argparse.Namespace) -> int:
+    try:
+        from monitor.service import ServiceConfig, serve
+    except ImportError as error:
+        raise ValueError(
+            f"`monitor serve` needs more than the base install: pip install 'kvscope[monitor]' ({error})"
+        ) from error
+    from dashboards.web.app import mount
+
+    events = parsed.events or os.environ.get("KVSCOPE_EVENTS", EVENTS_ENDPOINT).split(",")
+    return serve(
+        ServiceConfig(
+            events=tuple(events),
+            host=parsed.host,
+            port=parsed.port,
+            token=parsed.token,
+            data=parsed.data,
+            webhooks=tuple(parsed.webhook),
+            webhook_secret=parsed.webhook_secret,
+            otlp=parsed.otlp,
+            settings=Settings.parse(parsed.thresholds),
+        ),
+        mount,
+    )

@@ -1,0 +1,22 @@
+"""State in, judgements out: one module a family of the incident catalogue. No I/O, no clock, no memory of their own.
+
+Each family's `judge` looks at one engine's ledger and yields a Judgement for each trouble that it sees now; what a
+trouble's life is, over time, is monitor.findings' business. No detector knows which faults an engine has on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from monitor.detectors import blind, collapse, corrupt, held, leak, stuck
+from monitor.detectors.judgement import Judgement
+from monitor.detectors.thresholds import Settings
+from monitor.ledger.ledger import EngineLedger
+
+FAMILIES = (leak, stuck, collapse, corrupt, held, blind)
+
+
+def judge(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+    """All that every detector has to say about the engine now."""
+    for family in FAMILIES:
+        yield from family.judge(ledger, settings)

@@ -1,0 +1,79 @@
+"""Accounts that cannot be right. Needs the stream: the books find these by events that contradict each other, by the
+engine's own counts at each step, and by its audits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from monitor.detectors.judgement import CATALOGUE, Evidence, Judgement
+from monitor.detectors.thresholds import Settings
+from monitor.ledger.ledger import EngineLedger, FoundAnomaly
+from monitor.ledger.story import StoryLine, names_in, story_of_block
+from monitor.ledger.words import clock_time, counted
+
+CODE_OF: Final[dict[str, str]] = {
+    "released while free": "corrupt.double-free",
+    "released by another than its owner": "corrupt.double-free",
+    "reclaimed though never detached": "corrupt.double-free",
+    "allocated while held": "corrupt.use-after-free",
+}
+OTHERWISE: Final = "corrupt.counter-drift"
+STORY_LINES: Final = 6
+
+
+def judge(ledger: EngineLedger, _settings: Settings) -> Iterator[Judgement]:
+    """The impossible transitions of one engine, one judgement a code."""
+    by_code: dict[str, list[FoundAnomaly]] = {}
+    for found in ledger.anomalies:
+        by_code.setdefault(CODE_OF.get(found.anomaly.what, OTHERWISE), []).append(found)
+    for code, anomalies in by_code.items():
+        yield _judged(ledger, code, anomalies)
+
+
+def _judged(ledger: EngineLedger, code: str, anomalies: list[FoundAnomaly]) -> Judgement:
+    first = anomalies[0]
+    names = names_in(ledger)
+    blocks = sorted({found.anomaly.block for found in anomalies if found.anomaly.block >= 0})
+    requests = dict.fromkeys(
+        names.get(found.anomaly.request, f"#{found.anomaly.request}")
+        for found in anomalies
+        if found.anomaly.request >= 0
+    )
+    story: list[StoryLine] = []
+    if blocks:
+        story = story_of_block(ledger.recent, first.anomaly.block if first.anomaly.block >= 0 else blocks[0], names)
+    where = f"block {first.anomaly.block}: " if first.anomaly.block >= 0 else ""
+    return Judgement(
+        code=code,
+        engine=ledger.engine,
+        verdict="likely" if ledger.losses else "confirmed",
+        since_ns=first.at_ns,
+        position=str(first.position),
+        requests=tuple(requests),
+        blocks=tuple(blocks),
+        evidence=(
+            Evidence("times", len(anomalies), "times"),
+            *(
+                Evidence("anomaly", f"{found.anomaly.what}: {found.anomaly.detail}", "", "stream", str(found.position))
+                for found in anomalies[:3]
+            ),
+            *(
+                Evidence("story", f"{clock_time(line.at_ns)} {line.text}", "", "stream", str(line.position))
+                for line in story[-STORY_LINES:]
+            ),
+        ),
+        explanation=(
+            f"{CATALOGUE[code].title}: {where}{first.anomaly.what} ({first.anomaly.detail})"
+            f", {counted(len(anomalies), 'time')} since {clock_time(first.at_ns)}. From here on the engine may give one"
+            " request another's KV, so its answers cannot be trusted."
+        ),
+        do_now=(
+            "Stop sending requests to this engine and restart it: outputs since then may mix requests.",
+            "Keep a recording (monitor record) or the journal: it holds the events that contradict each other.",
+        ),
+        change=("It is a defect of the engine: report it with the block's story (monitor explain block ID).",),
+        wont_help=("Lowering the load, or a larger pool.",),
+        missing="the events that were lost: the contradiction may be in them" if ledger.losses else "",
+    )

@@ -1,0 +1,69 @@
+"""What a detector says, and the catalogue of the codes that it may say."""
+
+from __future__ import annotations
+
+from typing import Final, Literal, NamedTuple
+
+import msgspec
+
+Severity = Literal["info", "warning", "error", "critical"]
+Verdict = Literal["confirmed", "likely", "cannot-tell"]
+
+SEVERITIES: Final[tuple[Severity, ...]] = ("info", "warning", "error", "critical")
+
+
+class Entry(NamedTuple):
+    """A class of incident: how grave, and its name in words."""
+
+    severity: Severity
+    title: str
+
+
+CATALOGUE: Final[dict[str, Entry]] = {
+    "leak.finished-held": Entry("error", "Finished requests keep their blocks"),
+    "leak.unaccounted": Entry("error", "Blocks in use that nobody owns"),
+    "stuck.never-fits": Entry("error", "A request needs more blocks than the pool has"),
+    "stuck.engine-stalled": Entry("critical", "Steps have stopped with work pending"),
+    "collapse.lockstep": Entry("warning", "Requests in lock-step finish together and the next wave queues"),
+    "corrupt.double-free": Entry("critical", "A block was freed that was not held"),
+    "corrupt.use-after-free": Entry("critical", "A block was handed out while it was held"),
+    "corrupt.counter-drift": Entry("critical", "The engine's own accounts disagree"),
+    "held.prefix-cache": Entry("info", "Cached blocks that no request uses"),
+    "held.long-request": Entry("info", "One request needs much of the pool, and uses it"),
+    "blind.stream-gap": Entry("info", "Events were lost"),
+}
+
+
+class Evidence(msgspec.Struct, frozen=True):
+    """A number that made a judgement; `source` (stream, audit, log) and `position` tell where it was read."""
+
+    name: str
+    value: float | int | str
+    unit: str = ""
+    source: str = "stream"
+    position: str = ""
+
+
+class Judgement(msgspec.Struct, frozen=True):
+    """A detector's word about one engine at one moment.
+
+    `key` tells one trouble from another of the same code and engine. `pending` is a trouble still within its grace.
+    `since_ns` is wall time (0: not known), `position` the place in the stream or log where it began.
+    `missing` names the signal that would raise the verdict to confirmed.
+    """
+
+    code: str
+    engine: str
+    verdict: Verdict
+    explanation: str
+    key: str = ""
+    pending: bool = False
+    since_ns: int = 0
+    position: str = ""
+    requests: tuple[str, ...] = ()
+    blocks: tuple[int, ...] = ()
+    evidence: tuple[Evidence, ...] = ()
+    do_now: tuple[str, ...] = ()
+    change: tuple[str, ...] = ()
+    wont_help: tuple[str, ...] = ()
+    missing: str = ""

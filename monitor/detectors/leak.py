@@ -1,0 +1,338 @@
+"""Memory that is never freed.
+
+leak.finished-held needs deferrals and completions of the stream (confirmed) or usage, Running and prompt throughput
+over time (likely). leak.unaccounted needs the stream; with an audit since, it is confirmed.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from monitor.detectors.judgement import Evidence, Judgement
+from monitor.detectors.thresholds import Settings
+from monitor.events.kinds import FIRST_FINISHED, Holder
+from monitor.events.sample import Sample
+from monitor.events.state import Deferral, RequestState
+from monitor.ledger.ledger import EngineLedger
+from monitor.ledger.words import clock_time, counted, duration, listed, percent
+
+FINISHED_HELD = "leak.finished-held"
+UNACCOUNTED = "leak.unaccounted"
+DEFAULT_INTERVAL_S = 10.0
+"""vLLM's VLLM_LOG_STATS_INTERVAL, for lines without a stamp."""
+
+
+def judge(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+    """The leaks of one engine."""
+    if ledger.has_stream:
+        yield from _finished_held(ledger, settings)
+        yield from _unaccounted(ledger, settings)
+    elif ledger.samples:
+        yield from _finished_held_by_figures(ledger, settings)
+
+
+# -------------------------------------------------------------------- leak.finished-held, from the stream
+
+
+def _finished_held(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+    state = ledger.state
+    held = [
+        deferral
+        for deferral in state.deferrals.values()
+        if deferral.holder == Holder.CONNECTOR and _has_ended(state.requests.get(deferral.request))
+    ]
+    overdue = [deferral for deferral in held if _overdue_s(ledger, settings, deferral) > 0]
+    if not overdue:
+        near = [d for d in held if ledger.age_s(d.since_ns) > settings(FINISHED_HELD, "grace_s") / 2]
+        if not near:
+            return
+        overdue = near
+        pending = True
+    else:
+        pending = False
+    overdue.sort(key=lambda deferral: (deferral.since_ns, deferral.request))
+    blocks = sorted(set().union(*(deferral.blocks for deferral in overdue)))
+    oldest = overdue[0]
+    age = ledger.age_s(oldest.since_ns)
+    usable = state.total - state.reserved
+    connector = ledger.description.kv_connector
+    by = f"the KV connector ({connector})" if connector else "the KV connector"
+    prompt_tokens = sum(state.requests[d.request].prompt_tokens for d in overdue if d.request in state.requests)
+    yield Judgement(
+        code=FINISHED_HELD,
+        engine=ledger.engine,
+        verdict="likely" if state.damaged else "confirmed",
+        pending=pending,
+        since_ns=ledger.wall(oldest.since_ns),
+        position=str(ledger.position()),
+        requests=tuple(deferral.id for deferral in overdue),
+        blocks=tuple(blocks),
+        evidence=(
+            Evidence("requests_held", len(overdue), "requests"),
+            Evidence("blocks_held", len(blocks), "blocks"),
+            Evidence("share_of_pool", round(len(blocks) / usable, 4), "of the pool"),
+            Evidence("oldest_age_s", round(age, 1), "s"),
+            Evidence("prompt_tokens_of_them", prompt_tokens, "tokens"),
+            Evidence("running", sum(r.is_running for r in state.requests.values()), "requests"),
+            Evidence("connector_polls", state.heartbeat.connector_polls if state.heartbeat else "not heard", "polls"),
+        ),
+        explanation=(
+            f"{counted(len(overdue), 'finished request')} still {'holds' if len(overdue) == 1 else 'hold'}"
+            f" {counted(len(blocks), 'block')} ({percent(len(blocks) / usable)} of the pool). When they ended, {by}"
+            f" asked to keep their blocks until it had sent them, and has never said that it is done: the oldest,"
+            f" {oldest.id}, ended at {clock_time(ledger.wall(oldest.since_ns))}, {duration(age)} ago."
+        ),
+        do_now=(
+            "Look at the other end of the transfers: a consumer that died, or lost them, cannot confirm them.",
+            "Only a restart of this engine gives the blocks back; drain it first, before the pool is full.",
+        ),
+        change=(
+            "Give the connector a lease, so that an unconfirmed transfer ends by itself"
+            " (vLLM with NIXL: VLLM_NIXL_ABORT_REQUEST_TIMEOUT, in seconds).",
+            "If requests need not be handed on, run without the connector (vLLM: drop --kv-transfer-config;"
+            " kvscope's engine: drop --kv-connector).",
+        ),
+        wont_help=(
+            "Lowering max_num_seqs or the load: live requests do not hold these blocks.",
+            "A larger pool (gpu_memory_utilization): it only takes longer to fill.",
+            "Resetting the prefix cache: it fails while these blocks are referenced.",
+        ),
+        missing="the events that were lost" if state.damaged else "",
+    )  # fmt: skip
+
+
+def _has_ended(record: RequestState | None) -> bool:
+    """Also true of one that the books have forgotten because all its blocks were detached."""
+    return record is None or record.status >= FIRST_FINISHED
+
+
+def _overdue_s(ledger: EngineLedger, settings: Settings, deferral: Deferral) -> float:
+    """Seconds beyond its lease, or beyond the grace if it has none."""
+    if deferral.lease_deadline_ns:
+        past = (ledger.now_ns - ledger.wall(deferral.lease_deadline_ns)) / 1e9
+        return past - settings(FINISHED_HELD, "lease_slack_s")
+    return ledger.age_s(deferral.since_ns) - settings(FINISHED_HELD, "grace_s")
+
+
+# -------------------------------------------------------------------- leak.unaccounted
+
+
+def _unaccounted(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+    state = ledger.state
+    unexplained = state.unexplained_references()
+    if not unexplained:
+        return
+    unaccounted = set(state.unaccounted())
+    culprits = [
+        record
+        for record in state.requests.values()
+        if record.is_finished and not unexplained.keys().isdisjoint(record.blocks)
+    ]
+    ended = [ledger.wall(record.finished_ns) for record in culprits if record.finished_ns]
+    since = min(ended, default=ledger.wall(min((state.since[b] for b in unexplained), default=0)))
+    age = (ledger.now_ns - since) / 1e9
+    audited = bool(state.audited_ns) and ledger.wall(state.audited_ns) >= since and not state.damaged
+    shared = len(unexplained) - len(unaccounted)
+    usable = state.total - state.reserved
+    explanation = (
+        f"{counted(sum(unexplained.values()), 'reference')} to {counted(len(unexplained), 'block')} belong to no living"
+        f" request and to no announced deferral; {counted(len(unaccounted), 'block')}"
+        f" ({percent(len(unaccounted) / usable)} of the pool) can never be used again"
+    )
+    if shared:
+        explanation += f", {counted(shared, 'more is', 'more are')} still shared with living requests and will follow"
+    explanation += "."
+    if culprits:
+        explanation += f" They were left by {listed([r.id for r in culprits])}: ended, and their free was skipped."
+    yield Judgement(
+        code=UNACCOUNTED,
+        engine=ledger.engine,
+        verdict="confirmed" if audited else "likely",
+        pending=age < settings(UNACCOUNTED, "grace_s"),
+        since_ns=since,
+        position=str(ledger.position()),
+        requests=tuple(record.id for record in culprits),
+        blocks=tuple(unexplained),
+        evidence=(
+            Evidence("unaccounted_blocks", len(unaccounted), "blocks"),
+            Evidence("unexplained_references", sum(unexplained.values()), "references"),
+            Evidence("share_of_pool", round(len(unaccounted) / usable, 4), "of the pool"),
+            Evidence("requests_that_left_them", len(culprits), "requests"),
+            Evidence("audits_since", int(audited), "audits", "audit"),
+        ),
+        explanation=explanation,
+        do_now=(
+            "Only a restart of this engine gives the blocks back; drain it first, before the pool is full.",
+            "Keep the story of one of these blocks (monitor explain block ID): it names the path that left it.",
+        ),
+        change=(
+            "It is a defect of the engine on the path that ended these requests: report it with that story, and"
+            " upgrade to a release that has it fixed.",
+        ),
+        wont_help=(
+            "Lowering the load or max_num_seqs: no live request holds these blocks.",
+            "Resetting the prefix cache: a reference count above 0 keeps a block out of the free queue for ever.",
+        ),
+        missing="" if audited else "an audit of the engine's own reference counts since then (one comes by itself)",
+    )  # fmt: skip
+
+
+# -------------------------------------------------------------------- leak.finished-held, from figures alone
+
+
+class _Series(NamedTuple):
+    """Samples that have the figures this needs, and the prompt tokens taken in until each."""
+
+    samples: Sequence[Sample]
+    usage: list[float]
+    running: list[float]
+    prompt_tokens: list[float]
+
+
+def _finished_held_by_figures(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+    series = _series(ledger)
+    if len(series.samples) < 2:
+        return
+    # After a drain to nothing running, usage says what no live request holds.
+    floor = _idle_floor(ledger, series, settings)
+    fit = _ratchet(series, settings)
+    if floor is None and fit is None:
+        return
+    evidence = _ratchet_evidence(series)
+    usage, running = series.usage, series.running
+    signs = []
+    if floor is not None:
+        start = series.samples[floor]
+        evidence.append(Evidence("usage_with_nothing_running", round(100 * usage[-1], 1), "%", "log", start.position))
+        waiting = f" and {start.waiting} waiting" if start.waiting else ""
+        signs.append(f"usage stays at {percent(usage[-1])} with nothing running{waiting}")
+    if fit is not None:
+        signs.append(
+            f"usage follows the running sum of prompt tokens (R² {fit.r_squared:.3f}, {100 * fit.slope:.2f} % of the"
+            f" pool for each thousand), not the number of running requests (correlation {fit.correlation:.2f})"
+        )
+    since_sample = series.samples[floor if floor is not None else 0]
+    yield Judgement(
+        code=FINISHED_HELD,
+        engine=ledger.engine,
+        verdict="likely",
+        since_ns=since_sample.at_ns or 0,
+        position=since_sample.position,
+        evidence=tuple(evidence),
+        explanation=(
+            f"Requests leave and their blocks stay: {' and '.join(signs)}. From {percent(usage[0])} with"
+            f" {running[0]:.0f} running at the first line to {percent(usage[-1])} with {running[-1]:.0f} at the last."
+            " This excludes high load (usage would fall with Running), one long request and growth by decoding (usage"
+            " would not follow arrivals), and a warm prefix cache (vLLM counts cached blocks nobody uses as free)."
+        ),
+        do_now=(
+            "Only a restart gives the blocks back: drain this engine before the pool is full, then restart it.",
+            "Look for a KV connector or disaggregated serving in its command: a transfer whose completion never"
+            " arrives keeps a finished request's blocks.",
+        ),
+        change=(
+            "Give the connector a lease (vLLM with NIXL: VLLM_NIXL_ABORT_REQUEST_TIMEOUT), or run without it if"
+            " requests need not be handed on (drop --kv-transfer-config).",
+        ),
+        wont_help=(
+            "Lowering max_num_seqs, or adding capacity: the running requests are not what fills the pool.",
+            "A larger gpu_memory_utilization: it only takes longer to fill.",
+        ),
+        missing=(
+            "which request owns each block, and whether its free was deferred: attach the event stream (monitor doctor"
+            " tcp://HOST:5757). That also tells this from leak.unaccounted."
+        ),
+    )
+
+
+def _series(ledger: EngineLedger) -> _Series:
+    samples = [
+        s for s in ledger.samples if s.usage is not None and s.running is not None and s.prompt_tokens_per_s is not None
+    ]
+    total, sums = 0.0, []
+    previous: Sample | None = None
+    for sample in samples:
+        interval = DEFAULT_INTERVAL_S
+        if previous is not None and sample.at_ns and previous.at_ns:
+            interval = (sample.at_ns - previous.at_ns) / 1e9
+        total += (sample.prompt_tokens_per_s or 0.0) * interval
+        sums.append(total)
+        previous = sample
+    usage = [s.usage or 0.0 for s in samples]
+    running = [float(s.running or 0) for s in samples]
+    return _Series(samples, usage, running, sums)
+
+
+class _Fit(NamedTuple):
+    slope: float
+    """Share of the pool for each thousand prompt tokens taken in."""
+    r_squared: float
+    correlation: float
+
+
+def _fit(series: _Series) -> _Fit | None:
+    thousands = [tokens / 1000 for tokens in series.prompt_tokens]
+    if len(thousands) < 3 or len(set(thousands)) < 2 or len(set(series.usage)) < 2:
+        return None
+    slope, _ = statistics.linear_regression(thousands, series.usage)
+    r_squared = statistics.correlation(thousands, series.usage) ** 2
+    correlation = statistics.correlation(series.running, series.usage) if len(set(series.running)) > 1 else 0.0
+    return _Fit(slope, r_squared, correlation)
+
+
+def _ratchet(series: _Series, settings: Settings) -> _Fit | None:
+    """Usage that climbs with what was ever taken in, not with what is running, and does not come back."""
+    fit = _fit(series)
+    usage, running = series.usage, series.running
+    if fit is None or len(usage) < settings(FINISHED_HELD, "min_samples"):
+        return None
+    highest, fall = usage[0], 0.0
+    for value in usage:
+        highest = max(highest, value)
+        fall = max(fall, highest - value)
+    load_went = running[-1] <= max(running) / 2
+    if (
+        fit.slope > 0
+        and fit.r_squared >= settings(FINISHED_HELD, "min_fit")
+        and fit.correlation <= settings(FINISHED_HELD, "max_correlation")
+        and usage[-1] - usage[0] >= settings(FINISHED_HELD, "min_rise")
+        and fall <= settings(FINISHED_HELD, "max_fall")
+        and (load_went or len(usage) >= settings(FINISHED_HELD, "steady_samples"))
+    ):
+        return fit
+    return None
+
+
+def _idle_floor(ledger: EngineLedger, series: _Series, settings: Settings) -> int | None:
+    """Where the last stretch with nothing running, yet blocks in use, begins, if it is longer than the grace."""
+    start = len(series.samples)
+    while start > 0 and series.running[start - 1] == 0:
+        start -= 1
+    lines = len(series.samples) - start
+    if not lines or min(series.usage[start:]) < settings(FINISHED_HELD, "idle_floor"):
+        return None
+    # vLLM falls silent when nothing moves, so the stretch lasts until the log's own end.
+    began = series.samples[start].at_ns
+    lasted = (ledger.now_ns - began) / 1e9 if began else (lines - 1) * DEFAULT_INTERVAL_S
+    return start if lasted >= settings(FINISHED_HELD, "grace_s") else None
+
+
+def _ratchet_evidence(series: _Series) -> list[Evidence]:
+    first, last = series.samples[0].position, series.samples[-1].position
+    span = f"{first} to {last}"
+    evidence = []
+    fit = _fit(series)
+    if fit is not None:
+        evidence += [
+            Evidence("pinned_share_per_1000_prompt_tokens", round(100 * fit.slope, 3), "%", "log", span),
+            Evidence("r_squared", round(fit.r_squared, 4), "", "log", span),
+            Evidence("correlation_with_running", round(fit.correlation, 3), "", "log", span),
+        ]
+    per_running = [100 * u / max(r, 1.0) for u, r in zip(series.usage, series.running, strict=True)]
+    return [
+        *evidence,
+        Evidence("usage_per_running_first", round(per_running[0], 1), "%", "log", first),
+        Evidence("usage_per_running_last", round(per_running[-1], 1), "%", "log", last),
+    ]

@@ -1,0 +1,156 @@
+"""Requests, or the whole engine, that do not move.
+
+stuck.never-fits needs arrivals or allocation failures of the stream. stuck.engine-stalled needs steps and heartbeats;
+silence alone is likely, not confirmed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from monitor.detectors.judgement import Evidence, Judgement, Verdict
+from monitor.detectors.thresholds import Settings
+from monitor.events.state import RequestState, StepInFlight
+from monitor.ledger.ledger import EngineLedger
+from monitor.ledger.words import clock_time, counted, duration, listed
+
+NEVER_FITS = "stuck.never-fits"
+ENGINE_STALLED = "stuck.engine-stalled"
+HEARTBEAT_S = 1.0
+"""How often an engine that lives is heard."""
+
+
+def judge(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+    """What is stuck in one engine."""
+    if ledger.has_stream:
+        yield from _never_fits(ledger, settings)
+        yield from _engine_stalled(ledger, settings)
+
+
+def _never_fits(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+    state = ledger.state
+    usable = state.total - state.reserved
+    waiting = [record for record in state.requests.values() if record.is_waiting]
+    for record in waiting:
+        needed = max(record.blocks_needed, record.blocks_to_admit)
+        if needed <= usable or record.blocks:
+            continue
+        behind = [other for other in waiting if other is not record and other.arrived_ns >= record.arrived_ns]
+        at_head = bool(record.times_passed_over)
+        age = ledger.age_s(record.arrived_ns)
+        tokens = usable * state.block_size
+        held_back = (
+            f" It stands at the head of the queue and holds back {counted(len(behind), 'request')} behind it:"
+            f" {listed([r.id for r in behind])}."
+            if at_head and behind
+            else ""
+        )
+        yield Judgement(
+            code=NEVER_FITS,
+            engine=ledger.engine,
+            key=record.id,
+            verdict="confirmed",
+            pending=age < settings(NEVER_FITS, "grace_s"),
+            since_ns=ledger.wall(record.arrived_ns),
+            position=str(ledger.position()),
+            requests=(record.id,),
+            evidence=(
+                Evidence("blocks_needed", needed, "blocks"),
+                Evidence("blocks_usable", usable, "blocks"),
+                Evidence("prompt_tokens", record.prompt_tokens, "tokens"),
+                Evidence("blocks_free", state.free, "blocks"),
+                Evidence("running", sum(r.is_running for r in state.requests.values()), "requests"),
+                Evidence("waiting_behind", len(behind), "requests"),
+                Evidence("times_passed_over", record.times_passed_over, "times"),
+            ),
+            explanation=(
+                f"Request {record.id} ({counted(record.prompt_tokens, 'prompt token')}) needs"
+                f" {counted(needed, 'block')} at once and the whole pool has {usable:,}: however long it waits, it can"
+                f" never run.{held_back}"
+            ),
+            do_now=(f"Abort {record.id} (close its connection); those behind it run at once.",),
+            change=(
+                f"Set --max-model-len {tokens}, what the pool holds: such a request is then refused at the door.",
+                f"Or give the pool room for it, at least {needed + state.reserved} blocks (--kv-cache-memory-bytes, a"
+                " higher --gpu-memory-utilization, no --num-gpu-blocks-override).",
+            ),
+            wont_help=(
+                "Waiting, or lowering the load: even an empty pool is too small.",
+                "Restarting: the same request wedges it again.",
+            ),
+        )
+
+
+def _engine_stalled(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+    state = ledger.state
+    running = [record for record in state.requests.values() if record.is_running]
+    waiting = [record for record in state.requests.values() if record.is_waiting]
+    if state.stopped_ns or not (running or waiting or state.in_flight):
+        return
+    silent_s = (ledger.now_ns - ledger.heard_ns) / 1e9
+    heard = silent_s < 3 * HEARTBEAT_S
+    step = min(state.in_flight.values(), key=lambda s: s.since_ns, default=None)
+    grace = settings(ENGINE_STALLED, "grace_s")
+    if step is not None:
+        allowed = max(grace, _expected_s(ledger, settings, step))
+        since = step.since_ns
+        what = f"step {step.step} ({counted(step.tokens, 'token')}) was launched and has not completed"
+    elif heard and (ledger.passes_advanced or not ledger.heartbeats):
+        return  # the scheduler looks and finds nothing that it may run (or we came too late to tell): no stall
+    else:
+        allowed = grace
+        since = max(state.now_ns, _last_progress(running))
+        what = "no step was launched though there is work"
+    age = ledger.age_s(since)
+    if not heard:
+        age = max(age if step else 0.0, silent_s)
+    if age < allowed / 2:
+        return
+    verdict: Verdict = "confirmed" if heard and not state.damaged else "likely"
+    if heard:
+        alive = "The process lives: its event stream's own thread still answers."
+    else:
+        alive = f"Nothing at all has been heard of the process for {duration(silent_s)}: it is frozen, dead or cut off."
+    yield Judgement(
+        code=ENGINE_STALLED,
+        engine=ledger.engine,
+        verdict=verdict,
+        pending=age < allowed,
+        since_ns=ledger.wall(since),
+        position=str(ledger.position()),
+        requests=tuple(record.id for record in (*running, *waiting)),
+        evidence=(
+            Evidence("stalled_s", round(age, 1), "s"),
+            Evidence("allowed_s", round(allowed, 1), "s"),
+            Evidence("silent_s", round(silent_s, 1), "s"),
+            Evidence("step_in_flight", step.step if step else "none", "step"),
+            Evidence("tokens_in_flight", step.tokens if step else 0, "tokens"),
+            Evidence("last_step", state.last_step, "step"),
+            Evidence("running", len(running), "requests"),
+            Evidence("waiting", len(waiting), "requests"),
+        ),
+        explanation=(
+            f"Since {clock_time(ledger.wall(since))} ({duration(age)}) {what}, with {counted(len(running), 'request')}"
+            f" running and {len(waiting):,} waiting. {alive}"
+        ),
+        do_now=(
+            "Dump the process's stacks before anything else (py-spy dump --pid PID): they name the call that hangs.",
+            "Take the engine out of rotation: its /health may still answer 200. Then restart it.",
+        ),
+        change=("Let the load balancer probe progress (kvscope's /metrics, or a one-token request), not /health.",),
+        wont_help=("Waiting for the queue to drain, or lowering the load: nothing runs.",),
+        missing="" if verdict == "confirmed" else "a heartbeat, or the process's state (ps -o stat= -p PID)",
+    )
+
+
+def _expected_s(ledger: EngineLedger, settings: Settings, step: StepInFlight) -> float:
+    """How long a step of so many tokens may take, by what tokens have cost so far; generous for a first step."""
+    totals = ledger.state.totals
+    if not totals.steps or not totals.computed_tokens:
+        return settings(ENGINE_STALLED, "first_step_s")
+    per_token = totals.step_ns / totals.computed_tokens
+    return settings(ENGINE_STALLED, "slower_than_expected") * per_token * step.tokens / 1e9
+
+
+def _last_progress(running: list[RequestState]) -> int:
+    return max((record.progressed_ns for record in running), default=0)

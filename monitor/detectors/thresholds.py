@@ -1,0 +1,97 @@
+"""Every grace and threshold that a detector uses, with its reason; `--set CODE.NAME=VALUE` changes one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+
+class Threshold(NamedTuple):
+    """A number that a detector compares with."""
+
+    value: float
+    unit: str
+    reason: str
+
+
+THRESHOLDS: Final[dict[str, Threshold]] = {
+    "leak.finished-held.grace_s": Threshold(
+        10,
+        "s",
+        "a transfer of one request's KV takes milliseconds to seconds; a lease, if there is one, counts instead",
+    ),
+    "leak.finished-held.lease_slack_s": Threshold(
+        5, "s", "an engine looks at expired leases between steps, and one step can take seconds"
+    ),
+    "leak.finished-held.min_samples": Threshold(5, "lines", "a line through fewer points fits by chance"),
+    "leak.finished-held.min_fit": Threshold(
+        0.9, "R²", "usage that follows the running sum of prompt tokens this closely is not made by live requests"
+    ),
+    "leak.finished-held.max_correlation": Threshold(0.5, "r", "usage made by live requests moves with their number"),
+    "leak.finished-held.min_rise": Threshold(0.2, "of the pool", "a smaller rise is within one request's size"),
+    "leak.finished-held.max_fall": Threshold(
+        0.1, "of the pool", "where blocks do come back, usage falls by a request's worth now and then"
+    ),
+    "leak.finished-held.steady_samples": Threshold(
+        30, "lines", "under a load that does not go away, usage must have climbed for this long"
+    ),
+    "leak.finished-held.idle_floor": Threshold(
+        0.02, "of the pool", "with nothing running, usage above this is not rounding"
+    ),
+    "leak.unaccounted.grace_s": Threshold(
+        2, "s", "a free may be said in the batch after the one that ended its request"
+    ),
+    "stuck.never-fits.grace_s": Threshold(
+        1, "s", "the arithmetic is certain; this only lets a client that gives up at once pass"
+    ),
+    "stuck.engine-stalled.grace_s": Threshold(
+        5, "s", "no pause between steps, a garbage collection or a swapped page, is this long"
+    ),
+    "stuck.engine-stalled.first_step_s": Threshold(60, "s", "the first step of a size may compile kernels"),
+    "stuck.engine-stalled.slower_than_expected": Threshold(
+        5, "times", "a step this much slower than its tokens have cost so far is not just a long prefill"
+    ),
+    "collapse.lockstep.within_s": Threshold(
+        1, "s", "requests that end by chance do not end within one second of each other"
+    ),
+    "collapse.lockstep.min_requests": Threshold(4, "requests", "fewer end together by chance"),
+    "collapse.lockstep.min_share": Threshold(0.5, "of the pool", "a smaller fall is ordinary traffic"),
+    "collapse.lockstep.next_wave_s": Threshold(
+        30, "s", "what makes it an incident is the wave that queues next; if none comes, the load has ended"
+    ),
+    "collapse.lockstep.remember_s": Threshold(
+        120, "s", "waves come minutes apart; between them it is the same trouble"
+    ),
+    "held.prefix-cache.min_share": Threshold(0.1, "of the pool", "less is not worth a line"),
+    "held.long-request.min_share": Threshold(0.25, "of the pool", "less does not crowd others out"),
+    "held.long-request.min_age_s": Threshold(5, "s", "shorter requests are gone before they are read about"),
+    "blind.stream-gap.remember_s": Threshold(600, "s", "figures of the last minutes may rest on what was lost"),
+}
+
+
+class Settings:
+    """The thresholds in force: the table's, and what was set instead."""
+
+    def __init__(self, changed: Mapping[str, float] | None = None) -> None:
+        self._values = {name: threshold.value for name, threshold in THRESHOLDS.items()} | dict(changed or {})
+
+    def __call__(self, code: str, name: str) -> float:
+        """The value of `name` for the code."""
+        return self._values[f"{code}.{name}"]
+
+    @classmethod
+    def parse(cls, texts: Iterable[str]) -> Settings:
+        """From `CODE.NAME=VALUE`, as `--set` takes it. Raises ValueError, naming what is wrong and what there is."""
+        changed: dict[str, float] = {}
+        for text in texts:
+            name, _, value = text.partition("=")
+            if name not in THRESHOLDS:
+                near = [known for known in THRESHOLDS if known.split(".")[:2] == name.split(".")[:2]]
+                raise ValueError(
+                    f"--set {text}: there is no threshold {name!r}; there are {', '.join(near or THRESHOLDS)}"
+                )
+            try:
+                changed[name] = float(value)
+            except ValueError:
+                raise ValueError(f"--set {text}: {value!r} is not a number") from None
+        return cls(changed)

@@ -1,0 +1,6 @@
+"""`monitor doctor`: looks at engines, whatever there is to look at, and says what is wrong and what to do.
+
+observe.py   opens a target and reads it: a stream for a while, a recording or a log to its end, a service by asking
+report.py    what was found over all targets, as the JSON that report.schema.json describes
+render.py    the same for a person: table, short, markdown
+"""

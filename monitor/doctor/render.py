@@ -1,0 +1,270 @@
+"""The doctor's report for a person: a table of 80 columns that is good in black and white, one line each, Markdown."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from monitor.detectors.judgement import SEVERITIES, Evidence
+from monitor.doctor.report import BalanceReport, Report, TargetReport
+from monitor.findings import FindingReport
+from monitor.ledger.words import counted, listed, percent
+from monitor.views import BlockDetail, RequestDetail, StoryView
+
+WIDTH = 80
+SIGNS = {"info": "·", "warning": "‼", "error": "×", "critical": "×"}
+STYLES = {"info": "dim", "warning": "yellow", "error": "red", "critical": "bold red"}
+HOLDERS = ("running", "waiting", "finished", "cached_idle", "free", "reserved", "unaccounted")
+LABELS = {"cached_idle": "cached-idle", "unaccounted": "UNACCOUNTED", "finished": "finished, held"}
+BAR = 34
+NOT_EXPOSED = "not exposed"
+
+
+def table(report: Report, console: Console) -> None:
+    """Everything, in 80 columns."""
+    for target in report.targets:
+        if target.status != "ok":
+            _print(console, f"? {target.target}", "bold")
+            _wrapped(console, target.error, "  ")
+            console.print()
+        for balance in report.balances:
+            if balance.target == target.target:
+                _balance(balance, target, console)
+        for note in target.notes:
+            _wrapped(console, f"Note: {note}.", "  ")
+            console.print()
+    _print(console, f"FINDINGS  {_tally(report.findings)}", "bold")
+    console.print()
+    for finding in report.findings:
+        _finding(finding, console)
+    if not report.findings:
+        looked = [target for target in report.targets if target.status == "ok"]
+        seen = "Nothing is wrong as far as can be seen." if looked else "Nothing could be looked at."
+        _print(console, f"  {seen}")
+
+
+def short(report: Report, console: Console) -> None:
+    """One line for each target that could not be looked at, and for each finding."""
+    for target in report.targets:
+        if target.status != "ok":
+            _print(console, f"{target.status} {target.target}: {target.error}")
+    for finding in report.findings:
+        culprits = _culprits(finding)
+        _print(
+            console,
+            f"{finding.severity} {finding.verdict} {finding.code} {finding.engine}"
+            f"{' [' + culprits + ']' if culprits else ''}: {_first_sentence(finding.explanation)}",
+        )
+
+
+def markdown(report: Report, console: Console) -> None:
+    """For a ticket or a chat."""
+    out = ["# kvscope doctor", ""]
+    for target in report.targets:
+        if target.status != "ok":
+            out += [f"**{target.target}**: {target.error}", ""]
+    for balance in report.balances:
+        out += [f"## {balance.engine}", "", _headline(balance), ""]
+        if balance.total is not None:
+            out += ["| holder | blocks |", "|---|---:|"]
+            out += [f"| {LABELS.get(h, h)} | {getattr(balance, h):,} |" for h in HOLDERS]
+            out += [f"| **total** | {balance.total:,} |", ""]
+    out += ["## Findings", "", _tally(report.findings), ""]
+    for finding in report.findings:
+        out += [f"### {finding.severity}: {finding.code} ({finding.verdict})", "", finding.explanation, ""]
+        if culprits := _culprits(finding):
+            out += [f"- Culprits: {culprits}"]
+        out += [f"- Since: {_since(finding)}", f"- Evidence: {_evidence(finding.evidence)}"]
+        for name, items in (("Do now", finding.do_now), ("Change", finding.change), ("Won't help", finding.wont_help)):
+            out += [f"- {name}: {item}" for item in items]
+        if finding.missing:
+            out += [f"- To be sure: {finding.missing}"]
+        out += [f"- Runbook: {finding.runbook}", ""]
+    for line in out:
+        _print(console, line)
+
+
+def request(detail: RequestDetail, console: Console) -> None:
+    """`monitor explain request`: what it is, and its life."""
+    r = detail.request
+    _print(console, f"REQUEST {r.id} on {detail.engine}", "bold")
+    rows = [
+        ("state", f"{r.state}{f' ({r.reason})' if r.reason else ''} since {_time(r.since)}, {r.for_s:.1f} s"),
+        ("blocks", f"{counted(r.blocks, 'block')}{' (free deferred)' if r.deferred else ''}"),
+        ("tokens", f"{r.prompt_tokens:,} of prompt, {r.computed_tokens:,} computed, {r.output_tokens:,} generated"),
+        ("prefix", f"{counted(r.hit_tokens, 'token')} came from the prefix cache"),
+        ("waited", ", ".join(f"{s:.2f} s {cause}" for cause, s in detail.waited_s.items()) or "not at all"),
+        ("cost", f"{counted(r.preemptions, 'preemption')}, {counted(r.tokens_lost, 'token')} computed again"),
+    ]
+    for name, text in rows:
+        _wrapped(console, text, f"  {name:<8}")
+    console.print()
+    _story(detail.story, console, whole=detail.story_is_whole)
+
+
+def block(detail: BlockDetail, console: Console) -> None:
+    """`monitor explain block`: what it is, why, and its life."""
+    _print(console, f"BLOCK {detail.block} on {detail.engine}", "bold")
+    hashed = "in the prefix cache" if detail.hashed else "not in the prefix cache"
+    _wrapped(console, f"{detail.state}, {counted(detail.references, 'reference')}, {hashed}", "  ")
+    console.print()
+    _print(console, "BECAUSE", "bold")
+    for chain in detail.because:
+        for depth, link in enumerate(chain):
+            _wrapped(console, link, "  " + ("   " * (depth - 1) + "← " if depth else ""))
+    console.print()
+    _story(detail.story, console, whole=True)
+
+
+# -------------------------------------------------------------------- parts
+
+
+def _balance(balance: BalanceReport, target: TargetReport, console: Console) -> None:
+    _print(console, f"ENGINE {balance.engine}", "bold")
+    _wrapped(console, f"{target.kind} {balance.target}", "  ")
+    _wrapped(console, _headline(balance), "  ")
+    if balance.faults:
+        _wrapped(console, f"Faults were switched on by hand: {', '.join(balance.faults)}", "  ! ", "bold yellow")
+    if balance.uncertain_since:
+        _wrapped(console, f"Events were lost: figures since {_time(balance.uncertain_since)} may be wrong", "  ! ")
+    console.print()
+    if balance.total is None:
+        usage = NOT_EXPOSED if balance.usage is None else percent(balance.usage)
+        _print(console, f"  usage           {usage}")
+        _wrapped(console, "which request holds which block is not exposed by this target", "  by holder       ")
+        console.print()
+        return
+    for holder in HOLDERS:
+        count = getattr(balance, holder)
+        style = "bold red" if holder == "unaccounted" and count else ""
+        label = LABELS.get(holder, holder)
+        figures = f"{count:>10,}  {_share(count, balance.total)}"
+        _print(console, f"  {label:<15} {_bar(count, balance.total)} {figures}".rstrip(), style)
+    _print(console, f"  {'total':<15} {'':<{BAR}} {balance.total:>10,}")
+    if balance.unexplained_references:
+        extra = counted(balance.unexplained_references, "reference")
+        _wrapped(console, f"{extra} explained by no living request and no announced deferral", "  ! ", "bold red")
+    console.print()
+
+
+def _headline(balance: BalanceReport) -> str:
+    parts = [balance.status]
+    if balance.running_requests is not None:
+        reasons = ", ".join(f"{reason} {count}" for reason, count in balance.waiting_by_reason.items())
+        waiting = f"{balance.waiting_requests} waiting" + (f" ({reasons})" if reasons else "")
+        parts.append(f"{balance.running_requests} running, {waiting}")
+    if block_size := balance.configuration.get("block_size"):
+        parts.append(f"blocks of {block_size} tokens")
+    if balance.step is not None and balance.step >= 0:
+        parts.append(f"step {balance.step:,}")
+    if balance.at:
+        parts.append(f"at {_time(balance.at)}")
+    return " · ".join(parts)
+
+
+def _finding(finding: FindingReport, console: Console) -> None:
+    resolved = f", resolved {_time(finding.resolved_at)}" if finding.resolved_at else ""
+    head = f"{SIGNS[finding.severity]} {finding.severity}  {finding.code}  {finding.verdict}{resolved}"
+    _print(console, head, STYLES[finding.severity])
+    _wrapped(console, finding.explanation, "  ")
+    rows: list[tuple[str, Iterable[str]]] = [
+        ("Engine", [finding.engine]),
+        ("Since", [_since(finding)]),
+        ("Culprits", [_culprits(finding)]),
+        ("Evidence", [_evidence(finding.evidence)]),
+        ("Do now", finding.do_now),
+        ("Change", finding.change),
+        ("Won't help", finding.wont_help),
+        ("To be sure", [finding.missing]),
+        ("Runbook", [finding.runbook]),
+    ]
+    for name, texts in rows:
+        for index, text in enumerate(filter(None, texts)):
+            _wrapped(console, text, f"  {name if index == 0 else '':<11}")
+    console.print()
+
+
+def _story(story: Sequence[StoryView], console: Console, whole: bool) -> None:
+    _print(console, "STORY" if whole else "STORY (its beginning is no longer kept)", "bold")
+    if not story:
+        _print(console, "  No event about it is kept.")
+    for line in story:
+        _wrapped(console, line.text, f"  {_time(line.at, precise=True):<13} ")
+
+
+def _culprits(finding: FindingReport) -> str:
+    parts = []
+    if finding.culprits.requests:
+        requests = finding.culprits.requests
+        parts.append(("request " if len(requests) == 1 else "requests ") + listed(requests, 8))
+    if finding.culprits.blocks:
+        parts.append(("block " if len(finding.culprits.blocks) == 1 else "blocks ") + _ranges(finding.culprits.blocks))
+    return "; ".join(parts)
+
+
+def _ranges(numbers: Sequence[int], most: int = 6) -> str:
+    """`3-9, 12 and 40 more`: block ids, neighbours together."""
+    ranges: list[tuple[int, int]] = []
+    for number in numbers:
+        if ranges and ranges[-1][1] == number - 1:
+            ranges[-1] = (ranges[-1][0], number)
+        else:
+            ranges.append((number, number))
+    words = [f"{first}-{last}" if last > first else f"{first}" for first, last in ranges[:most]]
+    left = sum(last - first + 1 for first, last in ranges[most:])
+    return ", ".join(words) + (f" and {left:,} more" if left else "")
+
+
+def _evidence(evidence: Sequence[Evidence]) -> str:
+    words = []
+    for item in evidence:
+        if isinstance(item.value, str):
+            words.append(f"{item.name}: {item.value}")
+        else:
+            words.append(f"{item.name} {item.value:,}{' %' if item.unit == '%' else ''}")
+    return " · ".join(words)
+
+
+def _since(finding: FindingReport) -> str:
+    if finding.since:
+        return finding.since.replace("T", " ").replace(".000Z", "Z").replace("Z", " UTC")
+    return f"{finding.position} (no time is known)"
+
+
+def _tally(findings: Sequence[FindingReport]) -> str:
+    counts = Counter(finding.severity for finding in findings)
+    return ", ".join(f"{counts[s]} {s}" for s in reversed(SEVERITIES) if counts[s]) or "none"
+
+
+def _first_sentence(text: str) -> str:
+    return text.split(". ")[0].rstrip(".") + "."
+
+
+def _time(stamp: str | None, precise: bool = False) -> str:
+    """The clock part of an RFC 3339 stamp."""
+    if not stamp:
+        return "?"
+    return stamp[11:23] if precise else stamp[11:19]
+
+
+def _bar(count: int, total: int) -> str:
+    length = round(BAR * count / total)
+    return ("█" * max(length, 1 if count else 0)).ljust(BAR)
+
+
+def _share(count: int, total: int) -> str:
+    return f"{percent(count / total):>8}" if count else ""
+
+
+def _wrapped(console: Console, text: str, lead: str, style: str = "") -> None:
+    lines = textwrap.wrap(text, WIDTH - len(lead), break_long_words=False, break_on_hyphens=False) or [""]
+    for index, line in enumerate(lines):
+        _print(console, (lead if index == 0 else " " * len(lead)) + line, style)
+
+
+def _print(console: Console, text: str, style: str = "") -> None:
+    console.print(Text(text, style=style), soft_wrap=True)

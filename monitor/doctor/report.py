@@ -1,0 +1,162 @@
+"""What the doctor found over all its targets: the JSON of `--format json`, described by report.schema.json."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, Literal
+
+import msgspec
+
+from monitor.detectors.thresholds import Settings
+from monitor.doctor.observe import WATCH_S, CannotTell, Observation, observe
+from monitor.findings import FindingReport, severity_at_least
+from monitor.ledger.words import timestamp
+from monitor.query import Unreachable
+from monitor.sources.target import BadTarget
+from monitor.views import EngineView
+
+SCHEMA_VERSION: Final = "1"
+
+NOTHING, FINDINGS, USAGE, CANNOT_TELL = 0, 1, 2, 3
+FailOn = Literal["error", "warning", "never"]
+
+
+class TargetReport(msgspec.Struct, frozen=True):
+    """One target: what it is and whether it could be looked at. `error` is empty if it could."""
+
+    target: str
+    kind: str
+    status: Literal["ok", "bad-target", "cannot-tell"]
+    error: str
+    notes: list[str]
+    engines: list[str]
+
+
+class BalanceReport(msgspec.Struct, frozen=True):
+    """One engine's pool, in blocks; a figure that the target does not expose is null. `usage` is 0 to 1."""
+
+    target: str
+    engine: str
+    at: str | None
+    attached: str
+    status: str
+    usage: float | None
+    running_requests: int | None
+    waiting_requests: int | None
+    waiting_by_reason: dict[str, int]
+    total: int | None
+    free: int | None
+    cached_idle: int | None
+    running: int | None
+    waiting: int | None
+    finished: int | None
+    reserved: int | None
+    unaccounted: int | None
+    unexplained_references: int | None
+    step: int | None
+    batches_lost: int
+    uncertain_since: str | None
+    faults: list[str]
+    configuration: dict[str, Any]
+
+
+class Report(msgspec.Struct, frozen=True):
+    """All of it."""
+
+    schema_version: str
+    generated_at: str | None
+    targets: list[TargetReport]
+    balances: list[BalanceReport]
+    findings: list[FindingReport]
+
+    def exit_code(self, fail_on: FailOn) -> int:
+        """0 nothing, 1 findings at or above the bar, 2 usage, 3 cannot tell; of several, 2 before 1 before 3."""
+        statuses = {target.status for target in self.targets}
+        if "bad-target" in statuses:
+            return USAGE
+        if fail_on != "never" and any(severity_at_least(finding.severity, fail_on) for finding in self.findings):
+            return FINDINGS
+        return CANNOT_TELL if "cannot-tell" in statuses else NOTHING
+
+
+def examine(
+    targets: Sequence[str],
+    settings: Settings,
+    *,
+    timeout_s: float = 10.0,
+    watch_s: float = WATCH_S,
+    token: str = "",
+) -> Report:
+    """Look at all targets at once."""
+
+    def look(target: str) -> tuple[TargetReport, list[BalanceReport], list[FindingReport]]:
+        try:
+            observation = observe(target, settings, timeout_s=timeout_s, watch_s=watch_s, token=token)
+            try:
+                return _reported(observation)
+            finally:
+                observation.close()
+        except BadTarget as error:
+            return TargetReport(target, "unknown", "bad-target", str(error), [], []), [], []
+        except (CannotTell, Unreachable) as error:
+            return TargetReport(target, "unknown", "cannot-tell", str(error), [], []), [], []
+
+    with ThreadPoolExecutor(max_workers=min(8, len(targets))) as pool:
+        looked_at = list(pool.map(look, targets))
+    return Report(
+        schema_version=SCHEMA_VERSION,
+        generated_at=timestamp(time.time_ns()),
+        targets=[target for target, _, _ in looked_at],
+        balances=[balance for _, balances, _ in looked_at for balance in balances],
+        findings=[finding for _, _, findings in looked_at for finding in findings],
+    )
+
+
+def _reported(observation: Observation) -> tuple[TargetReport, list[BalanceReport], list[FindingReport]]:
+    engines = observation.query.engines()
+    findings = observation.query.find(None if observation.is_past else "firing")
+    target = TargetReport(
+        observation.target, observation.kind.value, "ok", "", observation.notes, [engine.engine for engine in engines]
+    )
+    return target, [_balance(observation.target, engine) for engine in engines], findings
+
+
+def _balance(target: str, engine: EngineView) -> BalanceReport:
+    balance = engine.balance
+    return BalanceReport(
+        target=target,
+        engine=engine.engine,
+        at=engine.at,
+        attached=engine.attached,
+        status=engine.status,
+        usage=None if engine.usage is None else round(engine.usage, 4),
+        running_requests=engine.running,
+        waiting_requests=engine.waiting,
+        waiting_by_reason=engine.waiting_by_reason,
+        total=balance.total if balance else None,
+        free=balance.free if balance else None,
+        cached_idle=balance.cached_idle if balance else None,
+        running=balance.running if balance else None,
+        waiting=balance.waiting if balance else None,
+        finished=balance.finished if balance else None,
+        reserved=balance.reserved if balance else None,
+        unaccounted=balance.unaccounted if balance else None,
+        unexplained_references=balance.unexplained_references if balance else None,
+        step=engine.step,
+        batches_lost=engine.batches_lost,
+        uncertain_since=engine.uncertain_since,
+        faults=engine.faults,
+        configuration=engine.configuration,
+    )
+
+
+def schema() -> dict[str, Any]:
+    """The JSON schema of a Report: what report.schema.json holds."""
+    described = msgspec.json.schema(Report)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "monitor doctor --format json",
+        **described,
+    }

@@ -1,0 +1,7 @@
+"""Delivers what is known to where people are: they deliver, they do not judge.
+
+prometheus.py   /metrics, collected from the ledgers at each scrape
+gpu.py          the device's own memory figures, by NVML, where there is a GPU
+webhook.py      one signed message for each transition of a finding, from an outbox on disk
+otel.py         one OpenTelemetry span for each request
+"""

@@ -1,0 +1,175 @@
+"""`monitor serve`: wires the road in one process. Streams in, ledgers and findings, outlets and the web out."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import uvicorn
+from fastapi import FastAPI
+
+from monitor.api import create_app
+from monitor.detectors.thresholds import Settings
+from monitor.events.wire import ContractError
+from monitor.outlets.otel import SpanOutlet
+from monitor.outlets.webhook import WebhookOutbox
+from monitor.query import Query
+from monitor.sources.live import LiveStream
+from monitor.views import SourceView
+from monitor.watch import Watch
+
+logger = logging.getLogger(__name__)
+
+Mount = Callable[[FastAPI, Query], None]
+"""Puts the page on the app; the page knows only the query interface, which is handed to it."""
+
+
+@dataclass(frozen=True)
+class ServiceConfig:
+    """What `monitor serve` was asked for. `data`: where the outbox of alerts is kept, None for nowhere."""
+
+    events: tuple[str, ...]
+    host: str = "127.0.0.1"
+    port: int = 8765
+    token: str = ""
+    data: Path | None = None
+    webhooks: tuple[str, ...] = ()
+    webhook_secret: str = ""
+    otlp: str = ""
+    settings: Settings = field(default_factory=Settings)
+
+
+class Reader(threading.Thread):
+    """Reads one stream into the watch until told to stop."""
+
+    def __init__(self, target: str, watch: Watch, after: Callable[[], None]) -> None:
+        super().__init__(name=f"kvscope-read {target}", daemon=True)
+        self.target = target
+        self.watch = watch
+        self.error = ""
+        self._after = after
+        self._stopping = threading.Event()
+        self._stream = LiveStream(target)
+
+    def run(self) -> None:
+        """Until stopped; an error that another try cannot mend ends it, and is said on every page."""
+        try:
+            while not self._stopping.is_set():
+                self.watch.feed(received.frame for received in self._stream.poll(0.1))
+                self._after()
+        except ContractError as error:
+            self.error = str(error)
+            logger.error("%s: %s", self.target, error)
+        finally:
+            self._stream.close()
+
+    def stop(self) -> None:
+        """End it, and wait until it has."""
+        self._stopping.set()
+        if self.ident is not None:
+            self.join()
+
+    def view(self) -> SourceView:
+        """How it is."""
+        stream = self._stream
+        return SourceView(
+            self.target, stream.engine, stream.in_step, stream.bad_frames, dict(stream.filled_from), self.error
+        )
+
+
+class Service:
+    """The running parts, but for the HTTP server. Raises ContractError and BadWebhook."""
+
+    def __init__(self, config: ServiceConfig) -> None:
+        self.config = config
+        self.watch = Watch(config.settings)
+        self.webhooks: WebhookOutbox | None = None
+        self.spans: SpanOutlet | None = None
+        if config.webhooks:
+            if config.data is not None:
+                config.data.mkdir(parents=True, exist_ok=True)
+            outbox = config.data / "outbox.sqlite" if config.data is not None else None
+            self.webhooks = WebhookOutbox(config.webhooks, config.webhook_secret, outbox)
+        if config.otlp:
+            self.spans = SpanOutlet(config.otlp)
+        self.readers = [Reader(target, self.watch, self._deliver) for target in config.events]
+        self._delivering = threading.Lock()
+
+    def start(self) -> None:
+        """Begin to read and to deliver."""
+        if self.webhooks is not None:
+            self.webhooks.start()
+        for reader in self.readers:
+            reader.start()
+
+    def stop(self) -> None:
+        """Stop everything."""
+        for reader in self.readers:
+            reader.stop()
+        if self.webhooks is not None:
+            self.webhooks.close()
+        if self.spans is not None:
+            self.spans.close()
+
+    def sources(self) -> list[SourceView]:
+        """How each source is."""
+        return [reader.view() for reader in self.readers]
+
+    def _deliver(self) -> None:
+        with self._delivering:
+            transitions = self.watch.take_transitions()
+            if self.webhooks is not None and transitions:
+                self.webhooks.put(transitions)
+            for transition in transitions:
+                judged = transition.finding.judgement
+                logger.warning("%s %s on %s: %s", transition.to, judged.code, judged.engine, judged.explanation)
+            ended = self.watch.take_ended()
+            if self.spans is not None:
+                self.spans.send(ended)
+
+
+def serve(config: ServiceConfig, mount: Mount) -> int:
+    """Run until Ctrl-C or SIGTERM; the exit code. Raises ValueError for a configuration that cannot be run."""
+    if not is_loopback(config.host) and not config.token:
+        raise ValueError(
+            f"--host {config.host} can be reached from other machines: set a token (--token or KVSCOPE_TOKEN) that"
+            " every page and API call must then carry, or listen on 127.0.0.1"
+        )
+    try:
+        service = Service(config)
+    except ContractError as error:
+        raise ValueError(str(error)) from error
+    app = create_app(service.watch, service.sources, token=config.token, host=config.host)
+    mount(app, service.watch)
+    server = uvicorn.Server(
+        uvicorn.Config(app, host=config.host, port=config.port, log_level="warning", timeout_graceful_shutdown=2)
+    )
+    service.start()
+    try:
+        announce = threading.Thread(target=_announce, args=(server, config), daemon=True)
+        announce.start()
+        server.run()
+    finally:
+        service.stop()
+    return 0 if server.started else 1
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address."""
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def _announce(server: uvicorn.Server, config: ServiceConfig) -> None:
+    """Say where it is once it is there."""
+    while not server.started:
+        if server.should_exit:
+            return
+        threading.Event().wait(0.05)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    print(
+        f"kvscope serves http://{config.host}:{port}, reading {', '.join(config.events)}", flush=True, file=sys.stderr
+    )

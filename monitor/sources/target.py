@@ -1,0 +1,79 @@
+"""Tells what a target on the command line is, and reads the ones that are files.
+
+tcp://… ipc://…        an engine's event stream
+http(s)://…/metrics    a metrics page
+any other http(s)://…  a kvscope service
+a directory            a recording
+a file                 is looked into: a segment of a recording, or the text of a log (gzip too)
+"""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from enum import Enum
+from pathlib import Path
+
+from monitor.events import journal
+from monitor.events.sample import Fact, Sample
+from monitor.sources.log import Log
+
+GZIP = b"\x1f\x8b"
+
+
+class Kind(Enum):
+    """What a target is."""
+
+    STREAM = "stream"
+    METRICS = "metrics"
+    SERVICE = "service"
+    RECORDING = "recording"
+    LOG = "log"
+
+
+class BadTarget(Exception):
+    """The target is nothing that can be looked at; the message says what would be."""
+
+
+def kind_of(target: str) -> Kind:
+    """What `target` is. Raises BadTarget if it is nothing we know, or a file that is not there."""
+    if target.startswith(("tcp://", "ipc://")):
+        return Kind.STREAM
+    if target.startswith(("http://", "https://")):
+        return Kind.METRICS if target.partition("?")[0].rstrip("/").endswith("/metrics") else Kind.SERVICE
+    path = Path(target)
+    if path.is_dir():
+        return Kind.RECORDING
+    if not path.exists():
+        raise BadTarget(
+            f"{target}: there is no such file or directory. A target is an event stream (tcp://127.0.0.1:5757),"
+            " a kvscope service (http://127.0.0.1:8765), a recording (a directory) or an engine's log (a file)"
+        )
+    try:
+        with path.open("rb") as file:
+            head = file.read(len(journal.HEADER))
+    except OSError as error:
+        raise BadTarget(f"{target}: cannot be read: {error.strerror}") from error
+    return Kind.RECORDING if head == journal.HEADER else Kind.LOG
+
+
+def read_log(path: Path) -> tuple[Log, list[Sample | Fact]]:
+    """Everything that a log file says; bytes that are no UTF-8 are replaced. Raises BadTarget if it cannot be read."""
+    try:
+        year = datetime.fromtimestamp(path.stat().st_mtime, UTC).year
+        log = Log(path.name, year)
+        return log, list(log.records(_lines(path)))
+    except (OSError, EOFError) as error:
+        raise BadTarget(f"{path}: cannot be read: {error}") from error
+
+
+def _lines(path: Path) -> Iterator[str]:
+    with path.open("rb") as file:
+        zipped = file.read(2) == GZIP
+    if zipped:
+        with gzip.open(path, "rt", encoding="utf-8", errors="replace") as text:
+            yield from text
+    else:
+        with path.open(encoding="utf-8", errors="replace") as text:
+            yield from text

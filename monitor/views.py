@@ -1,0 +1,151 @@
+"""What can be asked about engines, as plain structures: the answers of monitor.query, and the API's JSON.
+
+Times are RFC 3339 (None: not known), ages in seconds. What an attachment cannot tell is None, never 0.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from monitor.findings import State
+from monitor.ledger.balance import Balance
+
+BLOCK_STATES = ("free", "cached-idle", "running", "waiting", "finished", "reserved", "UNACCOUNTED")
+"""What a block can be, in the order of the numbers that a block map uses."""
+
+
+class EngineView(msgspec.Struct, frozen=True):
+    """One engine at a glance."""
+
+    engine: str
+    model: str
+    version: str
+    attached: Literal["stream", "figures"]
+    status: Literal["serving", "idle", "silent", "stopped", "unknown"]
+    at: str | None
+    heard_s_ago: float
+    epoch: int
+    restarts: int
+    step: int | None
+    running: int | None
+    waiting: int | None
+    waiting_by_reason: dict[str, int]
+    usage: float | None
+    balance: Balance | None
+    output_tokens_per_s: float | None
+    computed_tokens_per_s: float | None
+    preemptions: int | None
+    prefix_hit_rate: float | None
+    batches_lost: int
+    events_dropped: int
+    uncertain_since: str | None
+    faults: list[str]
+    configuration: dict[str, Any]
+    findings: dict[str, int]
+
+
+class PointView(msgspec.Struct, frozen=True):
+    """The pool and the queues at a moment of the recent past, in blocks and requests."""
+
+    at: str
+    at_ns: int
+    free: int
+    cached_idle: int
+    running: int
+    waiting: int
+    finished: int
+    reserved: int
+    unaccounted: int
+    requests_running: int
+    requests_waiting: int
+    preemptions: int
+    output_tokens: int
+    computed_tokens: int
+
+
+class RequestView(msgspec.Struct, frozen=True):
+    """One request."""
+
+    id: str
+    number: int
+    state: str
+    reason: str
+    since: str | None
+    for_s: float
+    arrived: str | None
+    blocks: int
+    prompt_tokens: int
+    max_tokens: int
+    computed_tokens: int
+    output_tokens: int
+    hit_tokens: int
+    preemptions: int
+    tokens_lost: int
+    blocks_needed: int
+    deferred: bool
+    client_gone: bool
+    ended: bool
+
+
+class StoryView(msgspec.Struct, frozen=True):
+    """One line of a story."""
+
+    at: str | None
+    what: str
+    text: str
+    position: str
+
+
+class RequestDetail(msgspec.Struct, frozen=True):
+    """One request and its life."""
+
+    engine: str
+    request: RequestView
+    blocks: list[int]
+    waited_s: dict[str, float]
+    story: list[StoryView]
+    story_is_whole: bool
+
+
+class BlockDetail(msgspec.Struct, frozen=True):
+    """One block: what it is, why (a chain for each reference, from the block to its reason), and its life."""
+
+    engine: str
+    block: int
+    state: str
+    references: int
+    owners: list[str]
+    hashed: bool
+    because: list[list[str]]
+    story: list[StoryView]
+
+
+class BlockMap(msgspec.Struct, frozen=True):
+    """Every block of a pool: `states` has a byte for each, an index into BLOCK_STATES."""
+
+    engine: str
+    at: str | None
+    total: int
+    states: bytes
+
+
+class Health(msgspec.Struct, frozen=True):
+    """How the observer itself is: what it listens to, and what it could not read."""
+
+    sources: list[SourceView]
+
+
+class SourceView(msgspec.Struct, frozen=True):
+    """One source that the service reads."""
+
+    target: str
+    engine: str
+    in_step: bool
+    bad_frames: int
+    filled_from: dict[str, int]
+    error: str
+
+
+FindingState = State

@@ -1,0 +1,368 @@
+"""The road from records to answers, in one process: feed it what sources bring, and ask it through monitor.query.
+
+Judgement happens in the stream's own time, twice a second of it, so that a recording is judged as the live stream was.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from monitor import detectors
+from monitor.detectors.thresholds import Settings
+from monitor.events.kinds import FIRST_FINISHED, Cause, Status, name_of
+from monitor.events.sample import Fact, Sample
+from monitor.events.state import RequestState
+from monitor.events.wire import Batch, Keyframe
+from monitor.findings import Finding, FindingReport, Findings, Transition
+from monitor.ledger.because import because
+from monitor.ledger.ledger import EngineLedger, Fleet, Point
+from monitor.ledger.story import StoryLine, names_in, story_of_block, story_of_request
+from monitor.ledger.words import timestamp
+from monitor.views import (
+    BLOCK_STATES,
+    BlockDetail,
+    BlockMap,
+    EngineView,
+    FindingState,
+    PointView,
+    RequestDetail,
+    RequestView,
+    StoryView,
+)  # fmt: skip
+
+JUDGE_EVERY_NS: Final = 500_000_000
+SILENT_AFTER_S: Final = 3.5
+RATE_OVER_NS: Final = 5_000_000_000
+
+
+class NotKnown(LookupError):
+    """There is no such engine, request or block; the message says what there is."""
+
+
+class Ended(NamedTuple):
+    """A request that ended, with what is needed to put its times on the wall clock."""
+
+    engine: str
+    request: RequestState
+    wall_minus_mono_ns: int
+
+
+class Watch:
+    """Ledgers and findings of all engines fed to it. Thread-safe; answers are copies."""
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        self.fleet = Fleet()
+        self.findings = Findings()
+        self.settings = settings or Settings()
+        self._judged_ns: dict[str, int] = {}
+        self._transitions: list[Transition] = []
+        self._ended: list[Ended] = []
+        self._lock = threading.RLock()
+
+    def locked(self) -> threading.RLock:
+        """The lock over all of it, for an outlet that reads the ledgers themselves: `with watch.locked(): …`."""
+        return self._lock
+
+    # ---------------------------------------------------------------- in
+
+    def feed(self, records: Iterable[Batch | Keyframe | Sample | Fact]) -> None:
+        """Apply records in order, judging as the stream's time passes."""
+        with self._lock:
+            for record in records:
+                ledger = self.fleet.apply(record)
+                if isinstance(record, Batch | Keyframe):
+                    due = self._judged_ns.get(ledger.engine, 0) + JUDGE_EVERY_NS
+                    if ledger.now_ns >= due:
+                        self._judge(ledger)
+
+    def settle(self) -> None:
+        """Judge every engine as it stands: at the end of a recording or a log."""
+        with self._lock:
+            for ledger in self.fleet.engines.values():
+                self._judge(ledger)
+
+    def take_transitions(self) -> list[Transition]:
+        """Findings that began to fire or were resolved since last asked."""
+        with self._lock:
+            taken, self._transitions = self._transitions, []
+            return taken
+
+    def take_ended(self) -> list[Ended]:
+        """Requests that ended since last asked."""
+        with self._lock:
+            return [
+                Ended(ledger.engine, record, ledger.wall(1) - 1)
+                for ledger in self.fleet.engines.values()
+                for record in ledger.take_just_ended()
+            ]
+
+    def _judge(self, ledger: EngineLedger) -> None:
+        self._judged_ns[ledger.engine] = ledger.now_ns
+        judgements = list(detectors.judge(ledger, self.settings))
+        self._transitions += self.findings.update(ledger.engine, ledger.now_ns, judgements)
+        del self._transitions[:-1000]
+
+    # ---------------------------------------------------------------- out: monitor.query.Query
+
+    def engines(self) -> list[EngineView]:
+        """Every engine at a glance, by name."""
+        with self._lock:
+            return [self._engine(ledger) for _, ledger in sorted(self.fleet.engines.items())]
+
+    def find(self, state: FindingState | None = None) -> list[FindingReport]:
+        """Findings in that state, or those firing and resolved: the worst first."""
+        with self._lock:
+            found: list[Finding] = []
+            if state in (None, "firing"):
+                found += self.findings.firing()
+            if state in (None, "resolved"):
+                found += self.findings.resolved()
+            if state == "pending":
+                found += self.findings.pending()
+            return [finding.report() for finding in found]
+
+    def points(self, engine: str, seconds: float = 600.0, most: int = 600) -> list[PointView]:
+        """The recent past, at most `most` moments of it, evenly thinned."""
+        with self._lock:
+            ledger = self._ledger(engine)
+            since = ledger.now_ns - seconds * 1e9
+            points = [point for point in ledger.points if point.at_ns >= since]
+            stride = max(1, -(-len(points) // most))
+            return [_point_view(point) for point in points[(len(points) - 1) % stride :: stride]]
+
+    def requests(self, engine: str) -> list[RequestView]:
+        """Requests that live or hold blocks, the longest in their state first; then those that ended of late."""
+        with self._lock:
+            ledger = self._ledger(engine)
+            alive = sorted(ledger.state.requests.values(), key=lambda record: record.since_ns)
+            return [_request_view(ledger, r) for r in alive] + [
+                _request_view(ledger, r, ended=True) for r in list(ledger.ended)[:-101:-1]
+            ]
+
+    def request(self, engine: str, name: str) -> RequestDetail:
+        """One request by its id or `#number`. Raises NotKnown."""
+        with self._lock:
+            ledger = self._ledger(engine)
+            record = ledger.request(name)
+            if record is None:
+                raise NotKnown(f"{engine} has no request {name!r}, nor has one of that name ended there of late")
+            story = story_of_request(ledger.recent, record.number, names_in(ledger))
+            return RequestDetail(
+                engine=engine,
+                request=_request_view(ledger, record, ended=record.number not in ledger.state.requests),
+                blocks=list(record.blocks),
+                waited_s={name_of(Cause, cause): round(ns / 1e9, 3) for cause, ns in record.waited_ns.items()},
+                story=[_story_view(line) for line in story],
+                story_is_whole=any(line.what in ("received", "arrived") for line in story),
+            )
+
+    def block(self, engine: str, block: int) -> BlockDetail:
+        """One block. Raises NotKnown."""
+        with self._lock:
+            ledger = self._ledger(engine)
+            try:
+                chains = because(ledger, block)
+            except ValueError as error:
+                raise NotKnown(str(error)) from None
+            names = names_in(ledger)
+            state = ledger.state
+            return BlockDetail(
+                engine=engine,
+                block=block,
+                state=BLOCK_STATES[_block_states(ledger)[block]],
+                references=state.refs[block],
+                owners=[names.get(number, f"#{number}") for number in state.owners(block)],
+                hashed=bool(state.hashes[block]),
+                because=chains,
+                story=[_story_view(line) for line in story_of_block(ledger.recent, block, names)],
+            )
+
+    def block_map(self, engine: str) -> BlockMap:
+        """What every block is now."""
+        with self._lock:
+            ledger = self._ledger(engine)
+            return BlockMap(engine, timestamp(ledger.now_ns), ledger.state.total, bytes(_block_states(ledger)))
+
+    # ---------------------------------------------------------------- how answers are made
+
+    def _ledger(self, engine: str) -> EngineLedger:
+        ledger = self.fleet.engines.get(engine)
+        if ledger is None:
+            known = ", ".join(sorted(self.fleet.engines)) or "none yet"
+            raise NotKnown(f"there is no engine {engine!r} here; there are: {known}")
+        return ledger
+
+    def _engine(self, ledger: EngineLedger) -> EngineView:
+        counts: dict[str, int] = {}
+        for finding in self.findings.firing():
+            if finding.judgement.engine == ledger.engine:
+                counts[finding.severity] = counts.get(finding.severity, 0) + 1
+        return _stream_view(ledger, counts) if ledger.has_stream else _figures_view(ledger, counts)
+
+
+def _stream_view(ledger: EngineLedger, findings: dict[str, int]) -> EngineView:
+    state, described = ledger.state, ledger.description
+    balance = ledger.balance()
+    reasons: dict[str, int] = {}
+    running = 0
+    for record in state.requests.values():
+        running += record.is_running
+        if record.is_waiting:
+            reason = ledger.cause_of_wait(record).name
+            reasons[reason] = reasons.get(reason, 0) + 1
+    silent_s = (ledger.now_ns - ledger.heard_ns) / 1e9
+    if state.stopped_ns:
+        status = "stopped"
+    elif silent_s > SILENT_AFTER_S:
+        status = "silent"
+    else:
+        status = "serving" if running or reasons else "idle"
+    totals = state.totals
+    recent = [point for point in ledger.points if point.at_ns >= ledger.now_ns - RATE_OVER_NS]
+    over_s = (recent[-1].at_ns - recent[0].at_ns) / 1e9 if len(recent) > 1 else 0.0
+    usable = balance.total - balance.reserved
+    return EngineView(
+        engine=ledger.engine,
+        model=described.served_model_name or described.model,
+        version=" ".join(filter(None, (described.engine, described.version))),
+        attached="stream",
+        status=status,  # type: ignore[arg-type]
+        at=timestamp(ledger.now_ns),
+        heard_s_ago=round(silent_s, 3),
+        epoch=ledger.epoch,
+        restarts=ledger.restarts,
+        step=state.last_step,
+        running=running,
+        waiting=sum(reasons.values()),
+        waiting_by_reason=reasons,
+        usage=state.used / usable if usable else None,
+        balance=balance,
+        output_tokens_per_s=round((recent[-1].output_tokens - recent[0].output_tokens) / over_s, 1) if over_s else None,
+        computed_tokens_per_s=(
+            round((recent[-1].computed_tokens - recent[0].computed_tokens) / over_s, 1) if over_s else None
+        ),
+        preemptions=sum(totals.preemptions.values()),
+        prefix_hit_rate=totals.hit_tokens / totals.looked_up_tokens if totals.looked_up_tokens else None,
+        batches_lost=sum(loss.batches for loss in ledger.losses),
+        events_dropped=ledger.dropped_events,
+        uncertain_since=timestamp(ledger.uncertain_since_ns),
+        faults=list(described.faults),
+        configuration={
+            field: value
+            for field in described.__struct_fields__
+            if field not in ("faults", "other") and (value := getattr(described, field))
+        },
+        findings=findings,
+    )
+
+
+def _figures_view(ledger: EngineLedger, findings: dict[str, int]) -> EngineView:
+    last = ledger.samples[-1] if ledger.samples else Sample(ledger.engine, "")
+    facts = {name: fact.value for name, fact in ledger.facts.items() if name != "last_stamp"}
+    return EngineView(
+        engine=ledger.engine,
+        model=str(facts.get("served_model_name", facts.get("model", ""))),
+        version=str(facts.get("version", "")),
+        attached="figures",
+        status="unknown" if last.running is None else "serving" if last.running or last.waiting else "idle",
+        at=timestamp(ledger.now_ns),
+        heard_s_ago=0.0,
+        epoch=0,
+        restarts=0,
+        step=None,
+        running=last.running,
+        waiting=last.waiting,
+        waiting_by_reason={},
+        usage=last.usage,
+        balance=None,
+        output_tokens_per_s=last.generation_tokens_per_s,
+        computed_tokens_per_s=last.prompt_tokens_per_s,
+        preemptions=last.preemptions,
+        prefix_hit_rate=last.prefix_hit_rate,
+        batches_lost=0,
+        events_dropped=0,
+        uncertain_since=None,
+        faults=[],
+        configuration=dict(facts),
+        findings=findings,
+    )
+
+
+def _request_view(ledger: EngineLedger, record: RequestState, ended: bool = False) -> RequestView:
+    return RequestView(
+        id=record.id,
+        number=record.number,
+        state=name_of(Status, record.status),
+        reason=_reason(ledger, record),
+        since=timestamp(ledger.wall(record.since_ns)),
+        for_s=round(ledger.age_s(record.since_ns), 3),
+        arrived=timestamp(ledger.wall(record.arrived_ns)),
+        blocks=len(record.blocks),
+        prompt_tokens=record.prompt_tokens,
+        max_tokens=record.max_tokens,
+        computed_tokens=record.computed_tokens,
+        output_tokens=record.output_tokens,
+        hit_tokens=record.hit_tokens,
+        preemptions=record.preemptions,
+        tokens_lost=record.tokens_lost,
+        blocks_needed=record.blocks_needed,
+        deferred=record.number in ledger.state.deferrals,
+        client_gone=bool(record.client_gone_ns),
+        ended=ended,
+    )
+
+
+def _reason(ledger: EngineLedger, record: RequestState) -> str:
+    if record.status >= FIRST_FINISHED:
+        if record.number in ledger.state.deferrals:
+            return "FREE_DEFERRED"
+        return "UNACCOUNTED" if record.blocks else ""
+    cause = ledger.cause_of_wait(record)
+    return "" if cause == Cause.NONE else cause.name
+
+
+def _point_view(point: Point) -> PointView:
+    balance = point.balance
+    return PointView(
+        at=timestamp(point.at_ns) or "",
+        at_ns=point.at_ns,
+        free=balance.free,
+        cached_idle=balance.cached_idle,
+        running=balance.running,
+        waiting=balance.waiting,
+        finished=balance.finished,
+        reserved=balance.reserved,
+        unaccounted=balance.unaccounted,
+        requests_running=point.running,
+        requests_waiting=point.waiting,
+        preemptions=point.preemptions,
+        output_tokens=point.output_tokens,
+        computed_tokens=point.computed_tokens,
+    )
+
+
+def _story_view(line: StoryLine) -> StoryView:
+    return StoryView(timestamp(line.at_ns), line.what, line.text, str(line.position))
+
+
+def _block_states(ledger: EngineLedger) -> bytearray:
+    """An index into BLOCK_STATES for each block."""
+    state = ledger.state
+    free, cached, running, waiting, finished, reserved, unaccounted = range(7)
+    states = bytearray(
+        unaccounted if refs > 0 else cached if value else free
+        for refs, value in zip(state.refs, state.hashes, strict=True)
+    )
+    states[: state.reserved] = bytes([reserved]) * state.reserved
+    # Liveliest last, so that it is what a shared block shows.
+    for deferral in state.deferrals.values():
+        for block in deferral.blocks:
+            states[block] = finished
+    for status in (waiting, running):
+        for record in state.requests.values():
+            if not record.is_finished and record.is_running == (status == running):
+                for block in record.blocks:
+                    states[block] = status
+    return states
