@@ -17,7 +17,7 @@ from engine.request import Request
 from engine.sampling import SamplingParams
 from engine.scheduler import Scheduler
 from monitor.events.description import EngineDescription
-from monitor.events.log import EventLog
+from monitor.events.log import Clock, EventLog
 from monitor.events.packer import Packer, Vitals
 from monitor.events.wire import Batch, Keyframe, decode, encode
 
@@ -86,9 +86,12 @@ class Lab:
         seed: int = 0,
         capacity: int = 4096,
         engine: str = "lab@127.0.0.1:0/0",
+        clock: Clock | None = None,
+        pack: bool = True,
     ) -> None:
         self.rng = random.Random(seed)
-        self.clock = VirtualClock()
+        self.clock = clock or VirtualClock()
+        self._pack = pack  # False: a Publisher takes what is logged
         self.log = EventLog(self.clock, capacity)
         self.faults = Faults.parse(faults)
         self.pool = BlockPool(total, self.log)
@@ -148,7 +151,7 @@ class Lab:
         finished: list[Request] = []
         if plan.requests:
             self.launched = (plan.step, self.clock.monotonic_ns())
-            self.clock.sleep(seconds)
+            self._pass(seconds)
             count = sum(self.scheduler.wants_token(r, n) for r, n in zip(plan.requests, plan.num_tokens, strict=True))
             sampled = [self.rng.randrange(1000) for _ in range(count)]
             stops = [self.rng.random() < stop_chance for _ in range(count)]
@@ -157,10 +160,15 @@ class Lab:
             self.log.step_completed(plan.step, round(seconds * 1e9), plan.limit, *self.pool.counts()[:3])
             self.launched = (-1, 0)
         else:
-            self.clock.sleep(seconds)
+            self._pass(seconds)
         self.auditor.slice()
         self.flush()
         return finished
+
+    def _pass(self, seconds: float) -> None:
+        """Virtual time is told to pass; real time passes by itself."""
+        if isinstance(self.clock, VirtualClock):
+            self.clock.sleep(seconds)
 
     def flush(self) -> list[Batch]:
         """Pack what was logged; the new frames, through bytes and back."""
@@ -169,7 +177,7 @@ class Lab:
         return self.take()
 
     def take(self) -> list[Batch]:
-        new = [decode(encode(batch)) for batch in self.packer.pack()]
+        new = [decode(encode(batch)) for batch in self.packer.pack()] if self._pack else []
         self.frames += [frame for frame in new if isinstance(frame, Batch)]
         return [frame for frame in new if isinstance(frame, Batch)]
 

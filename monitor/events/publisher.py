@@ -37,8 +37,9 @@ MAX_REPLY_BYTES: Final = 16 << 20
 
 
 class Replay(msgspec.Struct):
-    """The header of an answer: where the frames after it came from, and which batches they are."""
+    """The header of an answer: what it answers, where the frames after it came from, and which batches they are."""
 
+    asked: str
     source: str
     first: int
     last: int
@@ -186,17 +187,17 @@ class Publisher:
                 return self._since(epoch, sequence)
             case _:
                 self._drain()
-                return self._now()
+                return self._now("keyframe")
 
-    def _now(self) -> tuple[Replay, list[bytes]]:
+    def _now(self, asked: str) -> tuple[Replay, list[bytes]]:
         keyframe = self.packer.keyframe()
-        header = Replay("keyframe", keyframe.sequence, keyframe.sequence, False, self.packer.epoch)
+        header = Replay(asked, "keyframe", keyframe.sequence, keyframe.sequence, False, self.packer.epoch)
         return header, [encode(keyframe)]
 
     def _since(self, epoch: int, sequence: int) -> tuple[Replay, list[bytes]]:
         if epoch == self.packer.epoch:
             if sequence >= self.packer.next_sequence:
-                return Replay("ring", sequence, self.packer.next_sequence - 1, False, epoch), []
+                return Replay("since", "ring", sequence, self.packer.next_sequence - 1, False, epoch), []
             if self._ring and self._ring[0][0] <= sequence:
                 found = [(number, payload) for number, payload in self._ring if number >= sequence]
                 return self._reply("ring", epoch, found)
@@ -204,7 +205,7 @@ class Publisher:
             found = self._from_journal(epoch, sequence)
             if found:
                 return self._reply("journal", epoch, found)
-        return self._now()
+        return self._now("since")
 
     def _from_journal(self, epoch: int, sequence: int) -> list[tuple[int, bytes]]:
         """Batches from `sequence` on without a gap, as far as one reply goes."""
@@ -228,7 +229,7 @@ class Publisher:
             kept += 1
         last = found[kept - 1][0]
         more = kept < len(found) or (epoch == self.packer.epoch and last < self.packer.next_sequence - 1)
-        return Replay(source, found[0][0], last, more, epoch), [payload for _, payload in found[:kept]]
+        return Replay("since", source, found[0][0], last, more, epoch), [payload for _, payload in found[:kept]]
 
 
 def replay_endpoint_for(events: str) -> str:

@@ -19,11 +19,12 @@ from typing import Final, NamedTuple
 import msgspec
 
 from monitor.events.kinds import FIRST_FINISHED, Cause, Kind, Status
-from monitor.events.wire import fives
+from monitor.events.wire import NotAFrame, fives
 
 UNKNOWN_HASH: Final = 1
 """Stands for a hash known to exist whose value was lost with the events that said it."""
 MAX_ANOMALIES: Final = 1000
+MAX_BLOCKS: Final = 1 << 28
 
 
 class RequestState(msgspec.Struct, array_like=True):
@@ -269,7 +270,10 @@ class State:
     # ---------------------------------------------------------------- the fold
 
     def apply(self, runs: list[int], args: list[int], ids: list[int], texts: Mapping[int, str]) -> None:
-        """Fold events in, in order. The lists are a batch's columns, or a log's lists before they are packed."""
+        """Fold events in, in order. The lists are a batch's columns, or a log's lists before they are packed.
+
+        Events laid out as SCHEMA says never make it raise; others may (IndexError, ValueError, OverflowError).
+        """
         refs, owner, hashes, since, more = self.refs, self.owner, self.hashes, self.since, self.more
         a = i = 0
         index = -1
@@ -354,6 +358,10 @@ class State:
                 self._index = index
                 self._other(kind, number, args[a:a_end], ids[i:i_end], texts)
             a, i = a_end, i_end
+
+    def counts_match(self, free: int, cached_idle: int, used: int) -> bool:
+        """Whether these are the pool's counts by the books too."""
+        return (free, cached_idle, used) == (self.free, self.cached_idle, self.used)
 
     def check(self, free: int, cached_idle: int, used: int) -> None:
         """Hold the engine's own counts against these books (-1: not said); a difference is an anomaly."""
@@ -518,7 +526,7 @@ class State:
         self.totals.steps += 1
         self.totals.step_ns += duration_ns
         self.totals.limits[limit] = self.totals.limits.get(limit, 0) + 1
-        if free != self.free or cached != self.cached_idle or used != self.used:
+        if not self.counts_match(free, cached, used):
             self.check(free, cached, used)
 
     def _request(self, number: int) -> RequestState:
@@ -575,7 +583,8 @@ class State:
                 self._request_event(kind, self._request(number), args)
 
     def _started(self, at_ns: int, total: int, reserved: int, block_size: int, *, description: str) -> None:
-        self.__init__()  # type: ignore[misc]  # an engine that starts has no past
+        if not 0 <= reserved <= total <= MAX_BLOCKS:
+            raise ValueError(f"a pool of {total} blocks, {reserved} of them reserved")
         self.description = description
         self.now_ns = self.started_ns = at_ns
         self.total, self.reserved, self.block_size = total, reserved, block_size
@@ -809,8 +818,11 @@ class State:
 
     @classmethod
     def load(cls, packed: memoryview) -> State:
-        """The state that `dump` packed. Raises msgspec.ValidationError for anything else."""
-        dump = _DECODER.decode(packed)
+        """The state that `dump` packed. Raises NotAFrame for anything else."""
+        try:
+            dump = _DECODER.decode(packed)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise NotAFrame(f"a keyframe whose state cannot be read: {error}") from error
         state = cls()
         state.description, state.total, state.reserved = dump.description, dump.total, dump.reserved
         state.block_size, state.now_ns, state.started_ns = dump.block_size, dump.now_ns, dump.started_ns
@@ -818,9 +830,14 @@ class State:
         for column, packed_column in (
             (state.refs, dump.refs), (state.owner, dump.owner), (state.hashes, dump.hashes), (state.since, dump.since),
         ):  # fmt: skip
+            if len(packed_column) != column.itemsize * dump.total:
+                raise NotAFrame(f"a keyframe of {dump.total} blocks with a column of {len(packed_column)} bytes")
             column.frombytes(packed_column)
-        if not len(state.refs) == len(state.owner) == len(state.hashes) == len(state.since) == dump.total:
-            raise msgspec.ValidationError(f"a keyframe of {dump.total} blocks with columns of other lengths")
+        named = {*dump.more, *dump.detached, *dump.orphans}.union(
+            *(record.blocks for record in dump.requests), *(deferral.blocks for deferral in dump.deferrals)
+        )
+        if named and not 0 <= min(named) <= max(named) < dump.total:
+            raise NotAFrame(f"a keyframe of {dump.total} blocks that names block {max(named)}")
         state.more, state.detached = dump.more, dump.detached
         state.deferrals = {deferral.request: deferral for deferral in dump.deferrals}
         state.requests = {record.number: record for record in dump.requests}

@@ -137,7 +137,7 @@ def decode(payload: bytes | memoryview) -> Frame | None:
         return None
     try:
         frame = decoder.decode(memoryview(payload)[PREFIX:])
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise NotAFrame(f"a damaged frame of {len(payload)} bytes: {error}") from error
     if isinstance(frame, Batch):
         _check_columns(frame)

@@ -15,7 +15,7 @@ from monitor.events.description import EngineDescription, parse
 from monitor.events.kinds import Cause, Kind, Stage
 from monitor.events.sample import Fact, Sample
 from monitor.events.state import Anomaly, RequestState, State
-from monitor.events.wire import ADDED_BY_SOURCE, Batch, Keyframe
+from monitor.events.wire import ADDED_BY_SOURCE, NO_REQUEST, Batch, Keyframe, NotAFrame
 from monitor.ledger.balance import Balance, balance
 
 POINT_EVERY_NS: Final = 100_000_000
@@ -148,14 +148,18 @@ class EngineLedger:
     def _fold(self, batch: Batch) -> None:
         state = self.state
         before = state.heartbeat
-        state.apply(
-            batch.runs.cast("i").tolist(), batch.args.cast("q").tolist(), batch.ids.cast("i").tolist(), batch.texts
-        )
+        try:
+            state.apply(
+                batch.runs.cast("i").tolist(), batch.args.cast("q").tolist(), batch.ids.cast("i").tolist(), batch.texts
+            )
+            if NO_REQUEST in batch.texts:
+                self.description = parse(batch.texts[NO_REQUEST])
+        except (NotAFrame, IndexError, ValueError, OverflowError, MemoryError) as error:
+            # An event that is not laid out as the contract says: what it meant, and what follows it here, is lost.
+            self._unreadable(batch, f"{type(error).__name__}: {error}")
         if before is not None and state.heartbeat is not None and state.heartbeat is not before:
             self.heartbeats += 1
             self.passes_advanced = state.heartbeat.scheduler_passes > before.scheduler_passes
-        if -1 in batch.texts:
-            self.description = parse(batch.texts[-1])
         if batch.total > 0:
             state.check(batch.free, batch.cached_idle, batch.used)
         ended = state.take_ended()
@@ -185,11 +189,16 @@ class EngineLedger:
         self._advance(keyframe.wall_ns, keyframe.mono_ns)
         if self.ready and keyframe.sequence <= self.sequence and not self.state.damaged:
             return  # in step already: the events say it better
-        self.state = State.load(keyframe.state)
-        self.description = parse(self.state.description)
+        try:
+            state = State.load(keyframe.state)
+            self.description = parse(state.description)
+        except NotAFrame as error:
+            return self._unreadable(keyframe, str(error))
+        self.state = state
         self.ready = True
         self.sequence = keyframe.sequence
         self.uncertain_since_ns = self.now_ns if self.state.damaged else 0
+        return None
 
     def _new_epoch(self, epoch: int) -> None:
         self.restarts += self.epoch != 0
@@ -216,6 +225,11 @@ class EngineLedger:
         self.losses.append(Loss(batches, stage, self.now_ns, str(Position(self.epoch, self.sequence))))
         self.state.mark_damaged()
         self.uncertain_since_ns = self.uncertain_since_ns or self.now_ns
+
+    def _unreadable(self, frame: Batch | Keyframe, why: str) -> None:
+        anomaly = Anomaly("what the engine sent cannot be read", -1, -1, 0, why)
+        self.anomalies.append(FoundAnomaly(Position(frame.epoch, frame.sequence), self.now_ns, anomaly))
+        self._lost(1, Stage.TRANSPORT)
 
     def _keep(self, batch: Batch) -> None:
         self.recent.append(batch)

@@ -173,7 +173,7 @@ class LiveStream:
         frames = [received for payload in parts[1:] if (received := self._decoded(payload)) is not None]
         for received in frames:
             if isinstance(received.frame, Keyframe):
-                self._take_keyframe(received, out)
+                self._take_keyframe(received, header.asked, out)
             else:
                 before = len(out)
                 self._place(received, out)
@@ -181,7 +181,7 @@ class LiveStream:
         if header.more or self._waiting:
             self._ask()
 
-    def _take_keyframe(self, received: Received, out: list[Received]) -> None:
+    def _take_keyframe(self, received: Received, asked: str, out: list[Received]) -> None:
         """An answer to "where are we", or instead of batches that nobody has any more."""
         keyframe = received.frame
         if keyframe.epoch < self._epoch:
@@ -190,6 +190,8 @@ class LiveStream:
             self._epoch, self._next = keyframe.epoch, -1
             self._waiting.clear()
         if 0 <= self._next <= keyframe.sequence:
+            if asked != "since":
+                return  # the batches were quicker than the keyframe, and are on their way
             out.append(self._added(Kind.LOST, [self._next, keyframe.sequence, Stage.TRANSPORT]))
         if self._next <= keyframe.sequence:
             self._next = -1

@@ -1,0 +1,40 @@
+"""What every test is held to: it leaves no thread, process, socket or open file behind."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+
+def _open_things() -> tuple[set[threading.Thread], set[int], set[str]]:
+    threads = set(threading.enumerate())
+    children = {child.pid for child in psutil.Process().children()}
+    files = set()
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{fd}")
+        except OSError:
+            continue
+        if target.startswith(("socket:", "pipe:")) or "eventpoll" in target or "eventfd" in target:
+            files.add(f"{fd} {target}")
+    return threads, children, files
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing_behind() -> Iterator[None]:
+    threads, children, files = _open_things()
+    yield
+    deadline = time.monotonic() + 5
+    while True:
+        now_threads, now_children, now_files = _open_things()
+        left = [*(now_threads - threads), *(now_children - children), *(now_files - files)]
+        if not left:
+            return
+        if time.monotonic() > deadline:
+            raise AssertionError(f"the test left behind: {left}")
+        time.sleep(0.02)
