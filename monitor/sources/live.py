@@ -48,6 +48,7 @@ class LiveStream:
         self._next = -1
         self._waiting: deque[Received] = deque()
         self._asked_ns = 0
+        self._asked_for = -2
         self._observed_ns = clock.monotonic_ns()
         self._newer: NewerVersion | None = None
         self._context = zmq.Context()
@@ -76,14 +77,13 @@ class LiveStream:
     def poll(self, timeout_s: float = 0.1) -> list[Received]:
         """What has come within the time, in order and without gaps. Raises NewerVersion if we cannot read it."""
         out: list[Received] = []
-        now = self._clock.monotonic_ns()
-        if not self.in_step and now - self._asked_ns >= ASK_AGAIN_NS:
-            self._ask()
+        self._ask_if_missing()
         ready = dict(self._poller.poll(round(timeout_s * 1000)))
         if self._dealer in ready:
             self._take_answer(out)
         if self._sub in ready:
             self._take_published(out)
+        self._ask_if_missing()
         now = self._clock.monotonic_ns()
         if self.engine and now - self._observed_ns >= OBSERVE_NS:
             self._observed_ns = now
@@ -157,8 +157,14 @@ class LiveStream:
 
     # ---------------------------------------------------------------- what is asked for
 
+    def _ask_if_missing(self) -> None:
+        """Ask for what is missing: at once when it is first seen to be, then at intervals."""
+        due = self._asked_for != self._next or self._clock.monotonic_ns() - self._asked_ns >= ASK_AGAIN_NS
+        if not self.in_step and due:
+            self._ask()
+
     def _ask(self) -> None:
-        self._asked_ns = self._clock.monotonic_ns()
+        self._asked_ns, self._asked_for = self._clock.monotonic_ns(), self._next
         question = ["keyframe"] if self._next < 0 else ["since", self._epoch, self._next]
         with contextlib.suppress(zmq.Again):
             self._dealer.send(msgspec.msgpack.encode(question), zmq.NOBLOCK)
@@ -178,7 +184,7 @@ class LiveStream:
                 before = len(out)
                 self._place(received, out)
                 self.filled_from[header.source] = self.filled_from.get(header.source, 0) + len(out) - before
-        if header.more or self._waiting:
+        if header.more:
             self._ask()
 
     def _take_keyframe(self, received: Received, asked: str, out: list[Received]) -> None:

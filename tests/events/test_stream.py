@@ -271,7 +271,7 @@ def test_the_replay_socket_says_where_its_answer_comes_from(tmp_path: Path) -> N
     lab = Lab(total=60, clock=time, pack=False)
     publisher = Publisher(
         lab.log, ENGINE, lab.vitals, events=f"ipc://{tmp_path}/e", replay=f"ipc://{tmp_path}/r",
-        journal_dir=tmp_path / "journal", ring_bytes=4000,
+        journal_dir=tmp_path / "journal", ring_bytes=20_000,
     )  # fmt: skip
     try:
         for n in range(60):
