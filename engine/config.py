@@ -1,0 +1,81 @@
+"""What can be set in the engine. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from engine.faults import Faults
+
+TINY: Final = "tiny"
+"""The name of the model that the engine brings itself: random weights from the seed, one token a byte."""
+SCHEDULING_POLICIES: Final = ("fcfs", "priority")
+DTYPES: Final = ("float32", "float16", "bfloat16")
+KV_CONNECTORS: Final = ("", "host")
+MAX_HASH_KEY_BYTES: Final = 64
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """One engine's settings, in the field's own names. Raises ValueError, naming the setting and what it may be.
+
+    model: `tiny`, or a local Hugging Face directory. served_model_name: what clients call it; the model's own name
+    unless given. num_gpu_blocks: blocks of the pool, the reserved one included; None: as many as
+    kv_cache_memory_bytes hold. max_model_len: None is the model's own. hash_key: of the prefix hashes; empty is random.
+    """
+
+    model: str = TINY
+    served_model_name: str = ""
+    block_size: int = 16
+    num_gpu_blocks: int | None = None
+    kv_cache_memory_bytes: int = 64 << 20
+    max_model_len: int | None = None
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 2048
+    scheduling_policy: str = "fcfs"
+    enable_prefix_caching: bool = True
+    dtype: str = "float32"
+    device: str = "cpu"
+    seed: int = 0
+    kv_connector: str = ""
+    faults: tuple[str, ...] = ()
+    hash_key: bytes = b""
+
+    def __post_init__(self) -> None:
+        if not self.model:
+            raise ValueError(f"model is empty: give {TINY!r} or a local Hugging Face directory")
+        if not self.served_model_name:
+            name = self.model if self.model == TINY else Path(self.model).resolve().name
+            object.__setattr__(self, "served_model_name", name)
+        for name in ("block_size", "kv_cache_memory_bytes", "max_num_seqs", "max_num_batched_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)} and must be at least 1")
+        if self.num_gpu_blocks is not None and self.num_gpu_blocks < 2:
+            raise ValueError(
+                f"num_gpu_blocks is {self.num_gpu_blocks} and must be at least 2, one of which is reserved;"
+                " leave it out to let kv_cache_memory_bytes decide"
+            )
+        if self.max_model_len is not None and self.max_model_len < 2:
+            raise ValueError(
+                f"max_model_len is {self.max_model_len} and must be at least 2, a token of prompt and one of output;"
+                " leave it out for the model's own"
+            )
+        for name, choices in (
+            ("scheduling_policy", SCHEDULING_POLICIES),
+            ("dtype", DTYPES),
+            ("kv_connector", KV_CONNECTORS),
+        ):
+            if getattr(self, name) not in choices:
+                known = ", ".join(repr(choice) for choice in choices)
+                raise ValueError(f"{name} is {getattr(self, name)!r} and must be one of {known}")
+        if self.device != "cpu" and self.device.partition(":")[0] != "cuda":
+            raise ValueError(f"device is {self.device!r} and must be 'cpu', 'cuda' or 'cuda:N'")
+        if self.kv_connector and not self.enable_prefix_caching:
+            raise ValueError(
+                f"kv_connector {self.kv_connector!r} finds KV by prefix hashes: it needs enable_prefix_caching"
+            )
+        if len(self.hash_key) > MAX_HASH_KEY_BYTES:
+            raise ValueError(f"hash_key has {len(self.hash_key)} bytes and may have {MAX_HASH_KEY_BYTES} at most")
+        object.__setattr__(self, "faults", tuple(self.faults))
+        Faults.parse(self.faults)

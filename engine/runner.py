@@ -1,0 +1,56 @@
+"""Runs the model over one step's plan, through the paged KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from engine.config import EngineConfig
+from engine.models import LoadedModel, ModelConfig
+from engine.scheduler import SchedulerOutput
+
+
+def kv_bytes_per_block(model: ModelConfig, block_size: int, dtype: str) -> int:
+    """Bytes that a block's keys and values take in all layers."""
+    itemsize: int = getattr(torch, dtype).itemsize
+    return 2 * model.num_layers * block_size * model.num_kv_heads * model.head_size * itemsize
+
+
+def num_blocks_for(config: EngineConfig, model: ModelConfig) -> int:
+    """Blocks of the pool, the reserved one included: as set, or as many as fit. Raises ValueError if too few fit."""
+    if config.num_gpu_blocks is not None:
+        return config.num_gpu_blocks
+    block = kv_bytes_per_block(model, config.block_size, config.dtype)
+    blocks = config.kv_cache_memory_bytes // block
+    if blocks < 2:
+        raise ValueError(
+            f"kv_cache_memory_bytes is {config.kv_cache_memory_bytes} and holds {blocks} blocks of {block} bytes;"
+            f" at least 2 are needed, one of which is reserved: give {2 * block} or more"
+        )
+    return blocks
+
+
+class ModelRunner:
+    """The model `loaded` and the KV of `num_blocks` blocks. One thread only."""
+
+    def __init__(
+        self, loaded: LoadedModel, num_blocks: int, block_size: int, device: str, dtype: str, seed: int = 0
+    ) -> None:
+        raise NotImplementedError
+
+    def execute(self, plan: SchedulerOutput, tables: Mapping[int, list[int]]) -> list[int]:
+        """Compute the plan's tokens; the sampled tokens of those requests that want one, in the order of the plan.
+
+        `tables` are the block tables by request number. KV that the plan loads must be in its blocks already.
+        """
+        raise NotImplementedError
+
+    def gather(self, blocks: Sequence[int]) -> Tensor:
+        """A copy on the host of these blocks' keys and values: [layers, 2, blocks, block_size, kv_heads, head_size]."""
+        raise NotImplementedError
+
+    def scatter(self, blocks: Sequence[int], kv: Tensor) -> None:
+        """Put back into these blocks what `gather` gave."""
+        raise NotImplementedError
