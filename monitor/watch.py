@@ -12,8 +12,8 @@ from typing import Final, NamedTuple
 from monitor import detectors
 from monitor.detectors.thresholds import Settings
 from monitor.events.kinds import FIRST_FINISHED, Cause, Status, name_of
+from monitor.events.records import RequestState
 from monitor.events.sample import Fact, Sample
-from monitor.events.state import RequestState
 from monitor.events.wire import Batch, Keyframe
 from monitor.findings import Finding, FindingReport, Findings, Transition
 from monitor.ledger.because import because

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from monitor.detectors.judgement import Evidence, Judgement
 from monitor.detectors.thresholds import Settings
 from monitor.events.kinds import Status
+from monitor.events.records import RequestState
 from monitor.events.sample import Sample
-from monitor.events.state import RequestState
 from monitor.ledger.ledger import EngineLedger, Point
 from monitor.ledger.words import clock_time, counted, duration, percent
 

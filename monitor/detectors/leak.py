@@ -13,8 +13,8 @@ from typing import NamedTuple
 from monitor.detectors.judgement import Evidence, Judgement
 from monitor.detectors.thresholds import Settings
 from monitor.events.kinds import FIRST_FINISHED, Holder
+from monitor.events.records import Deferral, RequestState
 from monitor.events.sample import Sample
-from monitor.events.state import Deferral, RequestState
 from monitor.ledger.ledger import EngineLedger
 from monitor.ledger.words import clock_time, counted, duration, listed, percent
 

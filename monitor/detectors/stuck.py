@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from monitor.detectors.judgement import Evidence, Judgement, Verdict
 from monitor.detectors.thresholds import Settings
-from monitor.events.state import RequestState, StepInFlight
+from monitor.events.records import RequestState, StepInFlight
 from monitor.ledger.ledger import EngineLedger
 from monitor.ledger.words import clock_time, counted, duration, listed
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from monitor.events import snapshot
 from monitor.events.kinds import Kind
 from monitor.events.log import EventLog, Flushed
 from monitor.events.state import State
@@ -75,7 +76,7 @@ class Packer:
         """The shadow as it is after the last batch packed."""
         return Keyframe(
             self.engine, self.epoch, self.next_sequence - 1, self._last_step, self.log.clock.time_ns(),
-            self.log.clock.monotonic_ns(), self.shadow.damaged, self.shadow.dump(),
+            self.log.clock.monotonic_ns(), self.shadow.damaged, snapshot.dump(self.shadow),
         )  # fmt: skip
 
     def _take_side(self) -> Batch | None:

@@ -13,176 +13,16 @@ What cannot be (a release of a free block, counts that disagree, …) is put in 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Final
 
-import msgspec
-
+from monitor.events.audits import AuditFold
 from monitor.events.kinds import FIRST_FINISHED, Cause, Kind, Status
-from monitor.events.wire import NotAFrame, fives
+from monitor.events.records import Anomaly, Deferral, Heartbeat, RequestState, StepInFlight, TierState, Totals
+from monitor.events.wire import fives
 
-UNKNOWN_HASH: Final = 1
-"""Stands for a hash known to exist whose value was lost with the events that said it."""
 MAX_ANOMALIES: Final = 1000
 MAX_BLOCKS: Final = 1 << 28
-
-
-class RequestState(msgspec.Struct, array_like=True):
-    """One request: its state, why, since when, what it has and what it has cost. Times in monotonic ns, 0: not yet."""
-
-    number: int
-    id: str
-    status: int = Status.WAITING
-    cause: int = Cause.NEW
-    since_ns: int = 0
-    received_ns: int = 0
-    arrived_ns: int = 0
-    admitted_ns: int = 0
-    first_token_ns: int = 0
-    progressed_ns: int = 0
-    finished_ns: int = 0
-    client_gone_ns: int = 0
-    stalled_ns: int = 0
-    stalled_cause: int = Cause.NONE
-    prompt_tokens: int = 0
-    max_tokens: int = 0
-    priority: int = 0
-    blocks_to_admit: int = 0
-    blocks_to_finish: int = 0
-    computed_tokens: int = 0
-    output_tokens: int = 0
-    looked_up_tokens: int = 0
-    hit_tokens: int = 0
-    preemptions: int = 0
-    tokens_lost: int = 0
-    blocks_needed: int = 0
-    blocks_free_then: int = 0
-    times_passed_over: int = 0
-    peak_blocks: int = 0
-    blocks: list[int] = []
-    waited_ns: dict[int, int] = {}
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether its status is terminal."""
-        return self.status >= FIRST_FINISHED
-
-    @property
-    def is_running(self) -> bool:
-        """Whether the scheduler has it running."""
-        return self.status == Status.RUNNING
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether the scheduler has it, not running and not finished."""
-        return Status.RECEIVED < self.status < FIRST_FINISHED and self.status != Status.RUNNING
-
-
-class Deferral(msgspec.Struct, array_like=True):
-    """An announcement that blocks outlive their request: who holds them, since when, until which fence or lease."""
-
-    request: int
-    id: str
-    holder: int
-    since_ns: int
-    fence: int
-    lease_deadline_ns: int
-    blocks: set[int]
-
-
-class Anomaly(NamedTuple):
-    """Something that cannot be, found at event `position` of a batch: `what` names the rule that it breaks."""
-
-    what: str
-    block: int
-    request: int
-    position: int
-    detail: str
-
-
-class Totals(msgspec.Struct, array_like=True):
-    """Sums over the engine's life (this epoch), counted from events."""
-
-    steps: int = 0
-    step_ns: int = 0
-    allocated: int = 0
-    reused: int = 0
-    cached: int = 0
-    evicted: int = 0
-    released: dict[int, int] = {}
-    allocation_failures: int = 0
-    preemptions: dict[int, int] = {}
-    tokens_lost: int = 0
-    looked_up_tokens: int = 0
-    hit_tokens: int = 0
-    arrived: int = 0
-    finished: dict[int, int] = {}
-    client_gone: int = 0
-    computed_tokens: int = 0
-    output_tokens: int = 0
-    limits: dict[int, int] = {}
-
-
-class StepInFlight(msgspec.Struct, array_like=True, frozen=True):
-    """A step launched and not yet completed."""
-
-    step: int
-    since_ns: int
-    requests: int
-    tokens: int
-
-
-class Heartbeat(msgspec.Struct, array_like=True, frozen=True):
-    """What the drain thread saw of the engine from outside; see SCHEMA[Kind.HEARTBEAT]."""
-
-    at_ns: int
-    last_sequence: int
-    last_step: int
-    step_in_flight: int
-    in_flight_since_ns: int
-    running: int
-    waiting: int
-    front_end_in_flight: int
-    connector_polls: int
-    scheduler_passes: int
-
-
-class TierState(msgspec.Struct, array_like=True):
-    """An outer tier: blocks used and held at most, and how often each operation touched a block (by TierOp)."""
-
-    used: int = 0
-    capacity: int = 0
-    operations: dict[int, int] = {}
-
-
-class _Dump(msgspec.Struct, array_like=True):
-    """A State as a keyframe carries it."""
-
-    description: str
-    total: int
-    reserved: int
-    block_size: int
-    now_ns: int
-    started_ns: int
-    stopped_ns: int
-    last_step: int
-    refs: memoryview
-    owner: memoryview
-    hashes: memoryview
-    since: memoryview
-    more: dict[int, list[int]]
-    detached: dict[int, list[int]]
-    deferrals: list[Deferral]
-    requests: list[RequestState]
-    totals: Totals
-    in_flight: list[StepInFlight]
-    heartbeat: Heartbeat | None
-    memory: list[int]
-    tiers: dict[int, TierState]
-    damaged: bool
-    audit_cycles: int
-    audited_ns: int
-    orphans: list[int]
 
 
 class State:
@@ -217,7 +57,7 @@ class State:
         self.audit_cycles = 0
         self.audited_ns = 0
         self.orphans: set[int] = set()
-        self._audit: _Audit | None = None
+        self._audits = AuditFold(self)
         # What the last applies turned up, for whoever folds to take away: see take_ended and take_anomalies.
         self._ended: list[RequestState] = []
         self._anomalies: list[Anomaly] = []
@@ -294,7 +134,7 @@ class State:
                 now = self.now_ns
                 self._index = index
                 if blocks and not self.reserved <= min(blocks) <= max(blocks) < self.total:
-                    self._anomaly("block out of range", max(blocks), number, f"the pool has {self.total}")
+                    self.anomaly("block out of range", max(blocks), number, f"the pool has {self.total}")
                 elif kind == _ALLOCATED:
                     for block in blocks:
                         if refs[block]:
@@ -349,7 +189,7 @@ class State:
                             self.cached_idle -= 1
                             if not hashes[block]:
                                 self.cached_idle += 1
-                                self._anomaly("prefix hit on a block with no hash", block, number, "")
+                                self.anomaly("prefix hit on a block with no hash", block, number, "")
                     self.totals.reused += n_ids
                     self._add_blocks(number, blocks)
                 else:
@@ -373,7 +213,7 @@ class State:
             ("used", used, self.used),
         ):
             if theirs not in (-1, ours):
-                self._anomaly("counts", -1, -1, f"the engine counts {theirs} {what} blocks, the books {ours}")
+                self.anomaly("counts", -1, -1, f"the engine counts {theirs} {what} blocks, the books {ours}")
 
     def take_ended(self) -> list[RequestState]:
         """Requests that ended and hold nothing any more, since last asked; the books forget them."""
@@ -388,14 +228,14 @@ class State:
     def mark_damaged(self) -> None:
         """Events were lost for good: take the engine's audits for truth until one is complete."""
         self.damaged = True
-        self._audit = None
+        self._audits.forget()
 
     # ---------------------------------------------------------------- blocks, the rarer cases
 
     def _allocated_held(self, block: int, number: int) -> None:
         """A held block was handed out: it gains an owner; `used`, counted for the whole run, must not grow."""
         self.used -= 1
-        self._anomaly("allocated while held", block, number, f"held by {self._names(self.owners(block))}")
+        self.anomaly("allocated while held", block, number, f"held by {self._names(self.owners(block))}")
         self.refs[block] += 1
         if self.owner[block] < 0:
             self.owner[block] = number
@@ -405,11 +245,11 @@ class State:
     def _release_shared(self, block: int, number: int) -> None:
         """One of several references goes, or one that the books do not know."""
         if self.refs[block] <= 0:
-            self._anomaly("released while free", block, number, f"reference count {self.refs[block]}")
+            self.anomaly("released while free", block, number, f"reference count {self.refs[block]}")
             return
         if not self._remove_owner(block, number):
             owners = self._names(self.owners(block))
-            self._anomaly("released by another than its owner", block, number, f"owned by {owners or 'nobody'}")
+            self.anomaly("released by another than its owner", block, number, f"owned by {owners or 'nobody'}")
         self._drop_reference(block)
 
     def _remove_owner(self, block: int, number: int) -> bool:
@@ -443,17 +283,17 @@ class State:
         elif kind == Kind.DETACHED:
             for block in blocks:
                 if not self._remove_owner(block, number):
-                    self._anomaly("detached from another than its owner", block, number, "")
+                    self.anomaly("detached from another than its owner", block, number, "")
                 self.detached.setdefault(block, []).append(number)
             self._drop_blocks(number, blocks, still_held=True)
         elif kind == Kind.FREE_DEFERRED:
             record = self.requests.get(number)
-            self._defer(number, record.id if record else f"#{number}", args[0], args[1], args[2], blocks)
+            self.defer(number, record.id if record else f"#{number}", args[0], args[1], args[2], blocks)
         elif kind == Kind.RECLAIMED:
             for block in blocks:
                 former = self.detached.get(block)
                 if not former:
-                    self._anomaly("reclaimed though never detached", block, number, "")
+                    self.anomaly("reclaimed though never detached", block, number, "")
                     continue
                 self._undefer(former.pop(0), [block])
                 if not former:
@@ -478,9 +318,10 @@ class State:
             self._undefer(number, blocks)
         self._end_if_over(record)
 
-    def _defer(
+    def defer(
         self, number: int, name: str, holder: int, fence: int, lease_deadline_ns: int, blocks: Iterable[int]
     ) -> None:
+        """Note who holds these blocks beyond the request's end."""
         deferral = self.deferrals.get(number)
         if deferral is None:
             deferral = Deferral(number, name, holder, self.now_ns, fence, lease_deadline_ns, set())
@@ -535,7 +376,7 @@ class State:
         if record is None:
             record = self.requests[number] = RequestState(number, f"#{number}", since_ns=self.now_ns)
             record.blocks, record.waited_ns = [], {}
-            self._anomaly("a request that never arrived", -1, number, "")
+            self.anomaly("a request that never arrived", -1, number, "")
         return record
 
     def _move(self, record: RequestState, status: int, cause: int) -> None:
@@ -578,7 +419,7 @@ class State:
                 if (record := self.requests.get(number)) is not None:
                     record.stalled_ns, record.stalled_cause = args[0], args[3]
             case Kind.AUDIT_BEGIN | Kind.AUDIT_BLOCKS | Kind.AUDIT_REQUEST | Kind.AUDIT_END:
-                self._audited(kind, number, args, ids, texts)
+                self._audits.apply(kind, number, args, ids, texts)
             case _ if number >= 0 and kind in _REQUEST_KINDS:
                 self._request_event(kind, self._request(number), args)
 
@@ -651,225 +492,25 @@ class State:
                 totals.finished[args[0]] = totals.finished.get(args[0], 0) + 1
                 self._end_if_over(record)
 
-    # ---------------------------------------------------------------- audits
-
-    def _audited(self, kind: int, number: int, args: list[int], ids: list[int], texts: Mapping[int, str]) -> None:
-        if kind == Kind.AUDIT_BEGIN:
-            self._audit = _Audit(self.now_ns, set(self.requests))
-        elif self._audit is None:
-            return  # we came in the middle of a cycle; the next one is whole
-        elif kind == Kind.AUDIT_BLOCKS:
-            self._audit_blocks(args[0], ids)
-        elif kind == Kind.AUDIT_REQUEST:
-            self._audit_request(number, args, ids, texts)
-        else:
-            self._audit_end(*args[1:5])
-
-    def _audit_blocks(self, first: int, packed: list[int]) -> None:
-        """The engine's table is what decides its fate, so where the books differ they say so and follow it."""
-        for block, value in enumerate(packed, first):
-            if not 0 <= block < self.total:
-                self._anomaly("block out of range", block, -1, f"the pool has {self.total}")
-                return
-            theirs, in_queue, hashed = value >> 2, bool(value & 2), bool(value & 1)
-            ours = self.refs[block]
-            if theirs != ours or hashed != bool(self.hashes[block]):
-                detail = (
-                    f"the engine has reference count {theirs}, {'a' if hashed else 'no'} hash; by the events {ours}"
-                )
-                self._anomaly("audit: block", block, self.owner[block], detail)
-                self._adopt(block, theirs, hashed)
-            if (theirs == 0) != in_queue:
-                detail = f"reference count {theirs} and {'in' if in_queue else 'not in'} the free queue"
-                self._anomaly("audit: free queue", block, self.owner[block], detail)
-
-    def _adopt(self, block: int, refs: int, hashed: bool) -> None:
-        was_used, was_cached = self.refs[block] > 0, bool(self.hashes[block]) and self.refs[block] <= 0
-        self.refs[block] = refs
-        if hashed != bool(self.hashes[block]):
-            self.hashes[block] = UNKNOWN_HASH if hashed else 0
-        self.used += (refs > 0) - was_used
-        self.cached_idle += (hashed and refs <= 0) - was_cached
-        if refs > self._known(block):
-            self.orphans.add(block)
-
-    def _audit_request(self, number: int, args: list[int], ids: list[int], texts: Mapping[int, str]) -> None:
-        assert self._audit is not None
-        status, computed, outputs, holder, fence, lease_deadline_ns, detached = args[:7]
-        if not detached:
-            self._audit.unseen.discard(number)
-            self._audit.seen += 1
-        record = self.requests.get(number)
-        if not self.damaged:
-            if detached:
-                return
-            if record is None:
-                self._anomaly("audit: a request that the books do not have", -1, number, texts.get(number, ""))
-            elif record.blocks != ids and sorted(record.blocks) != sorted(ids):
-                detail = f"{len(ids)} blocks in the engine's table, {len(record.blocks)} by the events"
-                self._anomaly("audit: block table", -1, number, detail)
-            return
-        name = texts.get(number, f"#{number}")
-        if holder:
-            self._defer(number, name, holder, fence, lease_deadline_ns, ids)
-        if detached:
-            for block in ids:
-                if number not in self.detached.setdefault(block, []):
-                    self.detached[block].append(number)
-            return
-        if record is None:
-            record = RequestState(number, name, status, since_ns=self.now_ns, waited_ns={})
-            self.requests[number] = record
-        record.status, record.computed_tokens, record.output_tokens, record.blocks = status, computed, outputs, ids
-
-    def _audit_end(self, free: int, cached_idle: int, used: int, requests: int) -> None:
-        audit, self._audit = self._audit, None
-        assert audit is not None
-        self.audit_cycles += 1
-        self.audited_ns = audit.began_ns
-        if self.damaged:
-            self._repair(audit)
-            self.damaged = False
-            self.check(free, cached_idle, used)
-            return
-        if audit.seen != requests:
-            self._anomaly("audit: requests", -1, -1, f"{requests} announced, {audit.seen} read out")
-        for number in audit.unseen:
-            record = self.requests.get(number)
-            if record is not None and not record.is_finished and record.status != Status.RECEIVED:
-                self._anomaly(
-                    "audit: a request that the engine does not have", -1, number,
-                    f"{Status(record.status).name} by the events, with {len(record.blocks)} blocks",
-                )  # fmt: skip
-
-    def _repair(self, audit: _Audit) -> None:
-        """A whole cycle since the loss has been read: what it did not name is gone, and owners follow the tables."""
-        for number in audit.unseen:
-            record = self.requests.get(number)
-            if record is not None and record.status != Status.RECEIVED:
-                del self.requests[number]
-        self.owner[:] = array("i", [-1]) * self.total
-        self.more.clear()
-        for record in self.requests.values():
-            for block in record.blocks:
-                if self.owner[block] < 0:
-                    self.owner[block] = record.number
-                else:
-                    self.more.setdefault(block, []).append(record.number)
-        self.detached = {b: n for b, n in self.detached.items() if self.refs[b] > len(self.owners(b))}
-        for number in list(self.deferrals):
-            if number in audit.unseen and not any(number in former for former in self.detached.values()):
-                del self.deferrals[number]
-        self.orphans = {b for b in range(self.total) if self.refs[b] > self._known(b)}
-        self._recount()
-
-    def _known(self, block: int) -> int:
-        """How many references the books can name, legitimate or not."""
-        return len(self.owners(block)) + len(self.detached.get(block, ()))
-
-    def _recount(self) -> None:
-        self.used = sum(1 for count in self.refs if count > 0)
-        self.cached_idle = sum(1 for count, value in zip(self.refs, self.hashes, strict=True) if value and count <= 0)
-
     # ---------------------------------------------------------------- anomalies and names
 
-    def _anomaly(self, what: str, block: int, request: int, detail: str) -> None:
+    def anomaly(self, what: str, block: int, request: int, detail: str) -> None:
+        """Note something that cannot be, unless the books are known to be wrong."""
         if not self.damaged and len(self._anomalies) < MAX_ANOMALIES:
             self._anomalies.append(Anomaly(what, block, request, self._index, detail))
 
     def _names(self, numbers: Iterable[int]) -> str:
         return ", ".join(self.requests[n].id if n in self.requests else f"#{n}" for n in numbers)
 
-    # ---------------------------------------------------------------- keyframes
+    def known_references(self, block: int) -> int:
+        """How many references the books can name, legitimate or not."""
+        return len(self.owners(block)) + len(self.detached.get(block, ()))
 
-    def dump(self) -> memoryview:
-        """All of it as bytes, to be loaded by `load`."""
-        return memoryview(
-            _ENCODER.encode(
-                _Dump(
-                    self.description,
-                    self.total,
-                    self.reserved,
-                    self.block_size,
-                    self.now_ns,
-                    self.started_ns,
-                    self.stopped_ns,
-                    self.last_step,
-                    memoryview(self.refs).cast("B"),
-                    memoryview(self.owner).cast("B"),
-                    memoryview(self.hashes).cast("B"),
-                    memoryview(self.since).cast("B"),
-                    self.more,
-                    self.detached,
-                    list(self.deferrals.values()),
-                    list(self.requests.values()),
-                    self.totals,
-                    list(self.in_flight.values()),
-                    self.heartbeat,
-                    self.memory,
-                    self.tiers,
-                    self.damaged,
-                    self.audit_cycles,
-                    self.audited_ns,
-                    sorted(self.orphans),
-                )
-            )
-        )
+    def recount(self) -> None:
+        """Count anew what `apply` keeps count of, after the columns were written from outside."""
+        self.used = sum(1 for count in self.refs if count > 0)
+        self.cached_idle = sum(1 for count, value in zip(self.refs, self.hashes, strict=True) if value and count <= 0)
 
-    @classmethod
-    def load(cls, packed: memoryview) -> State:
-        """The state that `dump` packed. Raises NotAFrame for anything else."""
-        try:
-            dump = _DECODER.decode(packed)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise NotAFrame(f"a keyframe whose state cannot be read: {error}") from error
-        state = cls()
-        state.description, state.total, state.reserved = dump.description, dump.total, dump.reserved
-        state.block_size, state.now_ns, state.started_ns = dump.block_size, dump.now_ns, dump.started_ns
-        state.stopped_ns, state.last_step = dump.stopped_ns, dump.last_step
-        for column, packed_column in (
-            (state.refs, dump.refs), (state.owner, dump.owner), (state.hashes, dump.hashes), (state.since, dump.since),
-        ):  # fmt: skip
-            if len(packed_column) != column.itemsize * dump.total:
-                raise NotAFrame(f"a keyframe of {dump.total} blocks with a column of {len(packed_column)} bytes")
-            column.frombytes(packed_column)
-        named = {*dump.more, *dump.detached, *dump.orphans}.union(
-            *(record.blocks for record in dump.requests), *(deferral.blocks for deferral in dump.deferrals)
-        )
-        if named and not 0 <= min(named) <= max(named) < dump.total:
-            raise NotAFrame(f"a keyframe of {dump.total} blocks that names block {max(named)}")
-        state.more, state.detached = dump.more, dump.detached
-        state.deferrals = {deferral.request: deferral for deferral in dump.deferrals}
-        state.requests = {record.number: record for record in dump.requests}
-        state.totals, state.heartbeat, state.memory, state.tiers = (
-            dump.totals,
-            dump.heartbeat,
-            dump.memory,
-            dump.tiers,
-        )
-        state.in_flight = {step.step: step for step in dump.in_flight}
-        state.damaged, state.audit_cycles = dump.damaged, dump.audit_cycles
-        state.audited_ns, state.orphans = dump.audited_ns, set(dump.orphans)
-        state._recount()
-        return state
-
-    def blocks(self) -> Iterator[tuple[int, int, int, int]]:
-        """Each block as (id, reference count, first owner or -1, hash or 0), reserved ones left out."""
-        for block in range(self.reserved, self.total):
-            yield block, self.refs[block], self.owner[block], self.hashes[block]
-
-
-class _Audit:
-    """A cycle being read: the requests that the books had when it began and that it has not named yet."""
-
-    def __init__(self, began_ns: int, requests: set[int]) -> None:
-        self.began_ns = began_ns
-        self.unseen = requests
-        self.seen = 0
-
-
-_ENCODER = msgspec.msgpack.Encoder()
-_DECODER = msgspec.msgpack.Decoder(_Dump)
 
 _CAUSE_OF_WAIT = {
     int(Status.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR): Cause.GRAMMAR,

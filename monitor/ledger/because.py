@@ -6,7 +6,7 @@ block 812 ← request r-91, FINISHED_ABORTED 14:02:11 ← free deferred by the K
 from __future__ import annotations
 
 from monitor.events.kinds import Holder, Status, name_of
-from monitor.events.state import Deferral
+from monitor.events.records import Deferral
 from monitor.ledger.ledger import EngineLedger
 from monitor.ledger.words import clock_time, counted, duration
 

@@ -11,10 +11,12 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from monitor.events import snapshot
 from monitor.events.description import EngineDescription, parse
 from monitor.events.kinds import Cause, Kind, Stage
+from monitor.events.records import Anomaly, RequestState
 from monitor.events.sample import Fact, Sample
-from monitor.events.state import Anomaly, RequestState, State
+from monitor.events.state import State
 from monitor.events.wire import ADDED_BY_SOURCE, NO_REQUEST, Batch, Keyframe, NotAFrame
 from monitor.ledger.balance import Balance, balance
 
@@ -183,14 +185,14 @@ class EngineLedger:
 
     def _apply_keyframe(self, keyframe: Keyframe) -> None:
         if keyframe.epoch < self.epoch:
-            return
+            return None
         if keyframe.epoch > self.epoch:
             self._new_epoch(keyframe.epoch)
         self._advance(keyframe.wall_ns, keyframe.mono_ns)
         if self.ready and keyframe.sequence <= self.sequence and not self.state.damaged:
-            return  # in step already: the events say it better
+            return None  # in step already: the events say it better
         try:
-            state = State.load(keyframe.state)
+            state = snapshot.load(keyframe.state)
             self.description = parse(state.description)
         except NotAFrame as error:
             return self._unreadable(keyframe, str(error))

@@ -21,7 +21,7 @@ import zmq
 
 from monitor.detectors import blind
 from monitor.detectors.thresholds import Settings
-from monitor.events import journal
+from monitor.events import journal, snapshot
 from monitor.events.log import EventLog
 from monitor.events.packer import Packer
 from monitor.events.publisher import NotPrivate, Publisher, replay_endpoint_for, require_private
@@ -76,7 +76,7 @@ def same_state(ledger: EngineLedger, packer: Packer) -> bool:
     """All is drained, and everything that a keyframe holds is equal, but for heartbeats, which never stop coming."""
     if packer.log.flushed or ledger.sequence < packer.next_sequence - 3 or not ledger.ready:
         return False
-    ours, theirs = (msgspec.msgpack.decode(state.dump()) for state in (ledger.state, packer.shadow))
+    ours, theirs = (msgspec.msgpack.decode(snapshot.dump(state)) for state in (ledger.state, packer.shadow))
     for dump in (ours, theirs):
         dump[18] = None
     return bool(ours == theirs)

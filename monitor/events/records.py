@@ -1,0 +1,140 @@
+"""What the books hold of each thing: requests, deferrals, steps, totals.
+
+Times are in monotonic ns, 0 standing for "not yet".
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from monitor.events.kinds import FIRST_FINISHED, Cause, Status
+
+
+class RequestState(msgspec.Struct, array_like=True):
+    """One request: its state, why, since when, what it has and what it has cost."""
+
+    number: int
+    id: str
+    status: int = Status.WAITING
+    cause: int = Cause.NEW
+    since_ns: int = 0
+    received_ns: int = 0
+    arrived_ns: int = 0
+    admitted_ns: int = 0
+    first_token_ns: int = 0
+    progressed_ns: int = 0
+    finished_ns: int = 0
+    client_gone_ns: int = 0
+    stalled_ns: int = 0
+    stalled_cause: int = Cause.NONE
+    prompt_tokens: int = 0
+    max_tokens: int = 0
+    priority: int = 0
+    blocks_to_admit: int = 0
+    blocks_to_finish: int = 0
+    computed_tokens: int = 0
+    output_tokens: int = 0
+    looked_up_tokens: int = 0
+    hit_tokens: int = 0
+    preemptions: int = 0
+    tokens_lost: int = 0
+    blocks_needed: int = 0
+    blocks_free_then: int = 0
+    times_passed_over: int = 0
+    peak_blocks: int = 0
+    blocks: list[int] = []
+    waited_ns: dict[int, int] = {}
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether its status is terminal."""
+        return self.status >= FIRST_FINISHED
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the scheduler has it running."""
+        return self.status == Status.RUNNING
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the scheduler has it, not running and not finished."""
+        return Status.RECEIVED < self.status < FIRST_FINISHED and self.status != Status.RUNNING
+
+
+class Deferral(msgspec.Struct, array_like=True):
+    """An announcement that blocks outlive their request: who holds them, since when, until which fence or lease."""
+
+    request: int
+    id: str
+    holder: int
+    since_ns: int
+    fence: int
+    lease_deadline_ns: int
+    blocks: set[int]
+
+
+class Anomaly(NamedTuple):
+    """Something that cannot be, found at event `position` of a batch: `what` names the rule that it breaks."""
+
+    what: str
+    block: int
+    request: int
+    position: int
+    detail: str
+
+
+class Totals(msgspec.Struct, array_like=True):
+    """Sums over the engine's life (this epoch), counted from events."""
+
+    steps: int = 0
+    step_ns: int = 0
+    allocated: int = 0
+    reused: int = 0
+    cached: int = 0
+    evicted: int = 0
+    released: dict[int, int] = {}
+    allocation_failures: int = 0
+    preemptions: dict[int, int] = {}
+    tokens_lost: int = 0
+    looked_up_tokens: int = 0
+    hit_tokens: int = 0
+    arrived: int = 0
+    finished: dict[int, int] = {}
+    client_gone: int = 0
+    computed_tokens: int = 0
+    output_tokens: int = 0
+    limits: dict[int, int] = {}
+
+
+class StepInFlight(msgspec.Struct, array_like=True, frozen=True):
+    """A step launched and not yet completed."""
+
+    step: int
+    since_ns: int
+    requests: int
+    tokens: int
+
+
+class Heartbeat(msgspec.Struct, array_like=True, frozen=True):
+    """What the drain thread saw of the engine from outside; see SCHEMA[Kind.HEARTBEAT]."""
+
+    at_ns: int
+    last_sequence: int
+    last_step: int
+    step_in_flight: int
+    in_flight_since_ns: int
+    running: int
+    waiting: int
+    front_end_in_flight: int
+    connector_polls: int
+    scheduler_passes: int
+
+
+class TierState(msgspec.Struct, array_like=True):
+    """An outer tier: blocks used and held at most, and how often each operation touched a block (by TierOp)."""
+
+    used: int = 0
+    capacity: int = 0
+    operations: dict[int, int] = {}

@@ -1,0 +1,91 @@
+"""A State as a keyframe carries it: all of it as bytes, and back."""
+
+from __future__ import annotations
+
+import msgspec
+
+from monitor.events.records import Deferral, Heartbeat, RequestState, StepInFlight, TierState, Totals
+from monitor.events.state import State
+from monitor.events.wire import NotAFrame
+
+
+class _Dump(msgspec.Struct, array_like=True):
+    """A State as a keyframe carries it."""
+
+    description: str
+    total: int
+    reserved: int
+    block_size: int
+    now_ns: int
+    started_ns: int
+    stopped_ns: int
+    last_step: int
+    refs: memoryview
+    owner: memoryview
+    hashes: memoryview
+    since: memoryview
+    more: dict[int, list[int]]
+    detached: dict[int, list[int]]
+    deferrals: list[Deferral]
+    requests: list[RequestState]
+    totals: Totals
+    in_flight: list[StepInFlight]
+    heartbeat: Heartbeat | None
+    memory: list[int]
+    tiers: dict[int, TierState]
+    damaged: bool
+    audit_cycles: int
+    audited_ns: int
+    orphans: list[int]
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(_Dump)
+
+
+def dump(state: State) -> memoryview:
+    """All of it as bytes, to be loaded by `load`."""
+    return memoryview(
+        _ENCODER.encode(
+            _Dump(
+                state.description, state.total, state.reserved, state.block_size, state.now_ns, state.started_ns,
+                state.stopped_ns, state.last_step, memoryview(state.refs).cast("B"), memoryview(state.owner).cast("B"),
+                memoryview(state.hashes).cast("B"), memoryview(state.since).cast("B"), state.more, state.detached,
+                list(state.deferrals.values()), list(state.requests.values()), state.totals,
+                list(state.in_flight.values()), state.heartbeat, state.memory, state.tiers, state.damaged,
+                state.audit_cycles, state.audited_ns, sorted(state.orphans),
+            )
+        )
+    )  # fmt: skip
+
+
+def load(packed: memoryview) -> State:
+    """The state that `dump` packed. Raises NotAFrame for anything else."""
+    try:
+        dump = _DECODER.decode(packed)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise NotAFrame(f"a keyframe whose state cannot be read: {error}") from error
+    state = State()
+    state.description, state.total, state.reserved = dump.description, dump.total, dump.reserved
+    state.block_size, state.now_ns, state.started_ns = dump.block_size, dump.now_ns, dump.started_ns
+    state.stopped_ns, state.last_step = dump.stopped_ns, dump.last_step
+    for column, packed_column in (
+        (state.refs, dump.refs), (state.owner, dump.owner), (state.hashes, dump.hashes), (state.since, dump.since),
+    ):  # fmt: skip
+        if len(packed_column) != column.itemsize * dump.total:
+            raise NotAFrame(f"a keyframe of {dump.total} blocks with a column of {len(packed_column)} bytes")
+        column.frombytes(packed_column)
+    named = {*dump.more, *dump.detached, *dump.orphans}.union(
+        *(record.blocks for record in dump.requests), *(deferral.blocks for deferral in dump.deferrals)
+    )
+    if named and not 0 <= min(named) <= max(named) < dump.total:
+        raise NotAFrame(f"a keyframe of {dump.total} blocks that names block {max(named)}")
+    state.more, state.detached = dump.more, dump.detached
+    state.deferrals = {deferral.request: deferral for deferral in dump.deferrals}
+    state.requests = {record.number: record for record in dump.requests}
+    state.totals, state.heartbeat, state.memory, state.tiers = dump.totals, dump.heartbeat, dump.memory, dump.tiers
+    state.in_flight = {step.step: step for step in dump.in_flight}
+    state.damaged, state.audit_cycles = dump.damaged, dump.audit_cycles
+    state.audited_ns, state.orphans = dump.audited_ns, set(dump.orphans)
+    state.recount()
+    return state
