@@ -22,7 +22,8 @@ from monitor.watch import NotKnown, Watch
 
 COOKIE = "kvscope_token"
 OPEN_PATHS = frozenset({"/healthz"})
-RUNBOOKS = Path(__file__).parent.parent / "docs" / "runbooks"
+_INSTALLED = Path(__file__).parent / "runbooks"  # a wheel carries docs/runbooks here
+RUNBOOKS = _INSTALLED if _INSTALLED.is_dir() else Path(__file__).parent.parent / "docs" / "runbooks"
 
 
 def create_app(watch: Watch, sources: Callable[[], list[SourceView]], *, token: str = "", host: str = "") -> FastAPI:

@@ -1,0 +1,110 @@
+"""The rooms and their order: a room imports only rooms above it, and what installs beside an engine stays light."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+# From the ground up. A module belongs to the longest name that it begins with.
+ROOMS = (
+    "kernels",
+    "monitor.events",
+    "monitor.probes",
+    "engine",
+    "monitor.sources",
+    "monitor.ledger",
+    "monitor.detectors",
+    "monitor.findings",
+    "monitor.history",
+    "monitor.views",
+    "monitor.watch",
+    "monitor.query",
+    "monitor.outlets",
+    "monitor.doctor",
+    "monitor.api",
+    "monitor.service",
+    "monitor.cli",
+    "monitor.__main__",
+    "dashboards",
+)
+# What each of these may import of ours, and nothing else.
+ONLY = {
+    "kernels": {"kernels"},
+    "monitor.events": {"monitor.events"},
+    "engine": {"engine", "kernels", "monitor.events"},
+    "dashboards": {"dashboards", "monitor.query", "monitor.views", "monitor.findings"},
+}
+# cli.py is `monitor serve`, which has the page; it imports it when that command runs.
+EXCEPTIONS = {("monitor.cli", "dashboards.web.app")}
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    for top in ("kernels", "engine", "monitor", "dashboards"):
+        for path in sorted((ROOT / top).rglob("*.py")):
+            name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            yield name.removesuffix(".__init__"), path
+
+
+def imports(name: str, path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name} imports relatively"
+            for alias in node.names:
+                yield f"{node.module}.{alias.name}"
+
+
+def room_of(module: str) -> str | None:
+    found = [room for room in ROOMS if module == room or module.startswith(f"{room}.")]
+    return max(found, key=len, default=None)
+
+
+def test_every_module_has_a_room() -> None:
+    homeless = [name for name, _ in modules() if room_of(name) is None and name not in ("monitor", "dashboards")]
+    assert not homeless
+
+
+def test_a_room_imports_only_rooms_above_it() -> None:
+    wrong = []
+    for name, path in modules():
+        room = room_of(name)
+        for imported in imports(name, path):
+            other = room_of(imported)
+            if room is None or other is None or (name, imported.rpartition(".")[0]) in EXCEPTIONS:
+                continue
+            allowed = ONLY.get(room)
+            if ROOMS.index(other) > ROOMS.index(room) or (allowed is not None and other not in allowed):
+                wrong.append(f"{name} imports {imported}")
+    assert not wrong
+
+
+def test_tests_mirror_the_rooms() -> None:
+    folders = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir() and (path / "__init__.py").exists()}
+    of_the_house = {room.rpartition(".")[2] for room in ROOMS} | {"web", "dashboards"}
+    assert folders <= of_the_house
+
+
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [
+        # Beside any vLLM: the standard library, msgspec and pyzmq.
+        ("monitor.events.publisher", {"httpx", "rich", "numpy", "torch", "fastapi", "starlette", "prometheus_client"}),
+        # `monitor doctor` with the base install.
+        ("monitor.cli", {"torch", "numpy", "fastapi", "starlette", "uvicorn", "dash", "plotly", "prometheus_client"}),
+        # A lab runs these in virtual time, without a model.
+        ("engine.scheduler", {"torch", "triton", "numpy"}),
+        ("engine.blocks.audit", {"torch", "triton", "numpy"}),
+    ],
+)
+def test_what_a_module_brings_with_it(module: str, heavy: set[str]) -> None:
+    code = f"import sys, {module}; print(*sorted({{name.partition('.')[0] for name in sys.modules}}))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert not heavy & set(loaded.stdout.split())
