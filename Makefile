@@ -1,0 +1,48 @@
+# `make demo` and `make test` set everything up by themselves.
+
+PYTEST := .venv/bin/python -m pytest
+export OMP_NUM_THREADS ?= 1
+export HF_HUB_OFFLINE := 1
+
+.PHONY: help demo test slow prove lint bench docs clean
+
+help:
+	@echo 'make demo    an engine with two incidents, the monitor and its page (DEMO_SECONDS=N ends it after N seconds)'
+	@echo 'make test    the tests'
+	@echo 'make slow    the slower tests, which CI runs too'
+	@echo 'make prove   soaks and full matrices; writes docs/proof.txt'
+	@echo 'make lint    ruff and mypy'
+	@echo 'make bench   the benchmarks'
+	@echo 'make docs    writes what the docs generate from the code'
+	@echo 'make clean   removes .venv and caches'
+
+.venv/.ready: pyproject.toml constraints.txt scripts/setup.sh
+	@sh scripts/setup.sh
+
+demo: .venv/.ready
+	@.venv/bin/python -m scripts.demo
+
+test: .venv/.ready
+	@sh scripts/system_parts.sh
+	$(PYTEST) -m 'not slow and not prove'
+
+slow: .venv/.ready
+	$(PYTEST) -m slow
+
+prove: .venv/.ready
+	$(PYTEST) -m prove -v | tee docs/proof.txt
+
+lint: .venv/.ready
+	.venv/bin/ruff check .
+	.venv/bin/mypy
+
+bench: .venv/.ready
+	.venv/bin/python -m benchmarks.events
+	.venv/bin/python -m benchmarks.throughput
+	.venv/bin/python -m benchmarks.kernels
+
+docs: .venv/.ready
+	.venv/bin/python -m scripts.docs
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
