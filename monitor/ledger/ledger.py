@@ -92,6 +92,8 @@ class EngineLedger:
         """Since when figures may be wrong because events were lost; 0 once an audit has put them right."""
         self.restarts = 0
         self.losses: deque[Loss] = deque(maxlen=MAX_LOSSES)
+        self.lost_batches = dict.fromkeys(Stage, 0)
+        """All that were lost in this epoch; `losses` keeps only the last of them."""
         self.dropped_batches = 0
         self.dropped_events = 0
         self.ended: deque[RequestState] = deque(maxlen=MAX_ENDED)
@@ -216,6 +218,7 @@ class EngineLedger:
         self.ended.clear()
         self.anomalies.clear()
         self.losses.clear()
+        self.lost_batches = dict.fromkeys(Stage, 0)
 
     def _advance(self, wall_ns: int, mono_ns: int) -> None:
         self._wall_minus_mono = wall_ns - mono_ns
@@ -224,6 +227,7 @@ class EngineLedger:
         self.joined_ns = self.joined_ns or self.now_ns
 
     def _lost(self, batches: int, stage: Stage) -> None:
+        self.lost_batches[stage] += batches
         self.losses.append(Loss(batches, stage, self.now_ns, str(Position(self.epoch, self.sequence))))
         self.state.mark_damaged()
         self.uncertain_since_ns = self.uncertain_since_ns or self.now_ns

@@ -75,6 +75,9 @@ class _Families:
         self.heard = GaugeMetricFamily(
             "kvscope_engine_last_heard_timestamp_seconds", "When the engine last said anything.", labels=("engine",)
         )
+        self.stopped = GaugeMetricFamily(
+            "kvscope_engine_stopped", "1 once the engine has said that it ends, in good order.", labels=("engine",)
+        )
         self.steps = CounterMetricFamily(
             "kvscope_steps", "Completed steps, by what kept each from being larger.", labels=("engine", "limit")
         )
@@ -130,14 +133,12 @@ class _Families:
             by_state[key] = by_state.get(key, 0) + 1
         for (status, reason), count in by_state.items():
             self.requests.add_metric((name, status, reason), count)
-        by_stage = dict.fromkeys(Stage, 0)
-        for loss in ledger.losses:
-            by_stage[loss.stage] += loss.batches
-        for stage, batches in by_stage.items():
-            self.lost.add_metric((name, stage.name.lower()), batches)
+        for stage in Stage:
+            self.lost.add_metric((name, stage.name.lower()), ledger.lost_batches[stage])
         self.dropped.add_metric((name,), ledger.dropped_events)
         self.exact.add_metric((name,), 0 if ledger.uncertain_since_ns else 1)
         self.heard.add_metric((name,), ledger.heard_ns / 1e9)
+        self.stopped.add_metric((name,), 1 if state.stopped_ns else 0)
         for limit in Limit:
             self.steps.add_metric((name, limit.name), totals.limits.get(limit, 0))
         self.step_seconds.add_metric((name,), totals.step_ns / 1e9)
