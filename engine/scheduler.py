@@ -68,6 +68,10 @@ class Scheduler:
         """Finished requests whose blocks the connector still needs, with their lease deadline (0: none)."""
         self.step = 0
         self.passes = 0
+        # Over the engine's life. Queries and hits of the prefix cache are in tokens; hits are the pool's own.
+        self.num_preemptions = 0
+        self.prefix_queries = 0
+        self.prefix_hits = 0
 
     @property
     def has_work(self) -> bool:
@@ -240,6 +244,8 @@ class Scheduler:
             request.status, request.cause, request.times_passed_over = Status.RUNNING, Cause.NONE, 0
             request.num_computed_tokens = computed + loaded
             if self.manager.hasher is not None:
+                self.prefix_queries += request.num_tokens
+                self.prefix_hits += computed
                 self.log.looked_up(request.number, request.num_tokens, computed + loaded)
             self.log.admitted(request.number, request.num_computed_tokens)
             if load:
@@ -275,6 +281,7 @@ class Scheduler:
         return self.running[-1]
 
     def _preempt(self, victim: Request, beneficiary: Request) -> None:
+        self.num_preemptions += 1
         self.running.remove(victim)
         table = self.manager.tables.get(victim.number, [])
         reason = Preempt.PRIORITY if victim.priority > beneficiary.priority else Preempt.KV_BLOCKS

@@ -26,6 +26,8 @@ class Auditor:
         self.deferred = deferred
         # A whole cycle in about a thousand slices at most: some seconds of steps for the largest pools.
         self.blocks_a_slice = max(64, manager.pool.total // 1000)
+        self.cycles = 0
+        """How many whole readings it has made."""
         self._slices = self._forever()
 
     def slice(self) -> None:
@@ -40,6 +42,7 @@ class Auditor:
     def _forever(self) -> Iterator[None]:
         for cycle in count(1):
             yield from self._cycle(cycle)
+            self.cycles = cycle
 
     def _cycle(self, cycle: int) -> Iterator[None]:
         """One cycle, stopping after each slice."""

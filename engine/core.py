@@ -1,0 +1,369 @@
+"""The engine's loop: takes requests in, lets the scheduler plan a step, runs the model, hands the tokens out.
+
+One thread runs passes; every other thread only submits, ends, or looks. A pass is: what came in, what the connector
+has finished, the plan, the model, what the plan's requests got of it, a slice of the audit. All of it is said to the
+event log at its place, and handed over once a pass.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from engine.blocks.audit import Auditor
+from engine.blocks.hashing import PrefixHasher
+from engine.blocks.manager import KVCacheManager
+from engine.blocks.pool import RESERVED, BlockPool
+from engine.config import EngineConfig
+from engine.connectors.host import HostConnector
+from engine.describe import describe, memory_bill
+from engine.faults import PLACES, Faults
+from engine.models import LoadedModel
+from engine.output import Output
+from engine.request import Request
+from engine.runner import ModelRunner, num_blocks_for
+from engine.sampling import SamplingParams
+from engine.scheduler import Scheduler, SchedulerOutput
+from engine.watchdog import Watchdog
+from monitor.events.kinds import Load, Status
+from monitor.events.log import Clock, EventLog, SilentLog
+from monitor.events.packer import Vitals
+from monitor.events.publisher import Publisher
+
+logger = logging.getLogger(__name__)
+
+BLOCKED_PAUSE_S: Final = 0.01
+"""Between passes when requests wait and none can be scheduled."""
+POLL_PAUSES_S: Final = (0.002, 0.05)
+"""Between passes when only a connector has work to do: the first pause, doubled up to the second."""
+AUDIT_PAUSE_S: Final = 0.02
+"""Between passes when all is done but the audit of it."""
+HOST_STORE_POOLS: Final = 2
+"""The host connector keeps at most so many times the blocks of the pool."""
+NO_STEP: Final = (-1, 0)
+
+
+class Refused(ValueError):
+    """The request cannot be taken in, whatever the engine's state; the message says why and what could be."""
+
+
+class EngineDead(RuntimeError):
+    """The engine has stopped, or an error in its own books has stopped it."""
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Where an engine publishes its events, and as whom."""
+
+    engine: str
+    events: str
+    replay: str
+    journal: Path | None = None
+
+
+@dataclass
+class Counts:
+    """Sums over the engine's life. Prompt tokens count when the prompt is computed, as vLLM counts them."""
+
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    finished: Counter[Status] = field(default_factory=Counter)
+
+
+class EngineCore:
+    """An engine of `config` over the model `loaded`, publishing on `stream` (None: the stream is off).
+
+    Either `start` a thread that runs it, or call `step` until the work is done. Raises ValueError if the settings
+    do not fit the model, and what Publisher raises.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        loaded: LoadedModel,
+        stream: Stream | None = None,
+        *,
+        stall_s: float = 30.0,
+        clock: Clock = time,
+    ) -> None:
+        self.config = config
+        self.loaded = loaded
+        self.clock = clock
+        self.max_model_len = loaded.config.max_model_len
+        self.log = EventLog(clock) if stream else SilentLog(clock)
+        self.faults = Faults.parse(config.faults)
+        total = num_blocks_for(config, loaded.config)
+        self.pool = BlockPool(total, self.log)
+        hasher = PrefixHasher(config.block_size, config.hash_key) if config.enable_prefix_caching else None
+        self.manager = KVCacheManager(self.pool, config.block_size, hasher, self.faults)
+        self.runner = ModelRunner(loaded, total, config.block_size, config.device, config.dtype, config.seed)
+        self.counts = Counts()
+        self.failure = ""
+        """What stopped the engine for good; empty while it works."""
+        self.launched = NO_STEP
+        """The step in flight and when it was launched, in monotonic ns."""
+        self.publisher = self._publisher(stream)
+        self.connector: HostConnector | None = None
+        if config.kv_connector == "host":
+            self.connector = HostConnector(
+                self.runner.gather, block_size=config.block_size, capacity=HOST_STORE_POOLS * total, log=self.log
+            )
+        self.scheduler = Scheduler(
+            self.manager,
+            self.log,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_model_len=self.max_model_len,
+            policy=config.scheduling_policy,
+            connector=self.connector,
+            faults=self.faults,
+        )
+        self.auditor = Auditor(self.manager, self.scheduler.requests, self.scheduler.deferred)
+        self.watchdog = Watchdog(self.scheduler, self.log, lambda: self.launched, stall_s, clock)
+        self._numbers = itertools.count(1)
+        self._open: set[int] = set()
+        self._arrivals: deque[Request] = deque()
+        self._ends: deque[tuple[int, Status]] = deque()
+        self._wake = threading.Condition()
+        self._closing = False
+        self._worked = False
+        self._audited_from = 0
+        self._poll_pause = POLL_PAUSES_S[0]
+        self._deliver: Callable[[list[Output]], None] = lambda _: None
+        self._thread = threading.Thread(target=self._run, name="kvscope-engine", daemon=True)
+        self._say_started()
+
+    # ---------------------------------------------------------------- from any thread
+
+    def check(self, prompt_token_ids: list[int]) -> None:
+        """Raises Refused for a prompt that the model cannot take."""
+        length, vocab = len(prompt_token_ids), self.loaded.config.vocab_size
+        if length == 0:
+            raise Refused("the prompt is empty: it must have at least one token")
+        if length >= self.max_model_len:
+            raise Refused(
+                f"the prompt has {length} tokens and max_model_len is {self.max_model_len}, the output included:"
+                f" send at most {self.max_model_len - 1}"
+            )
+        if not 0 <= min(prompt_token_ids) <= max(prompt_token_ids) < vocab:
+            raise Refused(f"the prompt has a token id outside of the vocabulary, which is 0 to {vocab - 1}")
+
+    def submit(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams, priority: int = 0) -> int:
+        """Queue a request; its number. Raises Refused as `check` does, and EngineDead."""
+        self.check(prompt_token_ids)
+        if self._closing or self.failure:
+            raise EngineDead(self.failure or "the engine is stopping")
+        number = next(self._numbers)
+        request = Request(number, request_id, prompt_token_ids, params, priority, self.clock.monotonic_ns())
+        self._open.add(number)
+        self.log.received(number, request_id, len(prompt_token_ids))
+        self._arrivals.append(request)
+        self._notify()
+        return number
+
+    def end(self, number: int, status: Status = Status.FINISHED_ABORTED) -> None:
+        """End a request soon, if it has not ended: FINISHED_STOPPED when its text held a stop string."""
+        self._ends.append((number, status))
+        self._notify()
+
+    def client_gone(self, number: int) -> None:
+        """Nobody waits for this request any more: say so, and end it."""
+        self.log.client_gone(number)
+        self.end(number)
+
+    def vitals(self) -> Vitals:
+        """What heartbeats say."""
+        scheduler = self.scheduler
+        polls = self.connector.polls if self.connector else 0
+        return Vitals(
+            *self.launched, len(scheduler.running), len(scheduler.waiting), self.in_flight, polls, scheduler.passes
+        )
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that were submitted and whose last output has not been handed out."""
+        return len(self._open)
+
+    @property
+    def usage(self) -> float:
+        """The share of the pool that is referenced, 0 to 1."""
+        return 1 - self.pool.num_free / self.pool.usable
+
+    def start(self, deliver: Callable[[list[Output]], None]) -> None:
+        """Run in a thread. `deliver` is called in it with what each pass gave, and must not block or raise."""
+        self._deliver = deliver
+        self.watchdog.start()
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop: requests that have not ended are aborted, and the stream says that the engine stopped."""
+        self._closing = True
+        self._notify()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self.watchdog.close()
+        if self.connector is not None:
+            self.connector.close()
+        if not self.failure:
+            self._deliver(self._wind_up())
+        self.log.tick()
+        self.log.stopped()
+        self._flush()
+        if self.publisher is not None:
+            self.publisher.close()
+
+    # ---------------------------------------------------------------- the engine's thread
+
+    def step(self) -> list[Output]:
+        """One pass of the loop. An error in the model ends the step's requests; one in the books ends the engine."""
+        try:
+            return self._pass()
+        except Exception as error:
+            self.failure = f"the engine has stopped: {type(error).__name__}: {error}"
+            logger.exception("the engine cannot go on: its own books failed")
+            return [self._last(Output(number, (), Status.FINISHED_ERROR, self.failure)) for number in list(self._open)]
+
+    def _run(self) -> None:
+        while not self._closing and not self.failure:
+            outputs = self.step()
+            if outputs:
+                self._deliver(outputs)
+            self._rest()
+
+    def _rest(self) -> None:
+        """Pause as long as there is nothing to do; without end if nothing can come but a request."""
+        scheduler = self.scheduler
+        pause: float | None
+        if self._worked:
+            self._poll_pause, self._audited_from = POLL_PAUSES_S[0], self.auditor.cycles
+            return
+        if scheduler.has_work:
+            pause = BLOCKED_PAUSE_S
+        elif scheduler.deferred:
+            pause = self._poll_pause
+            self._poll_pause = min(2 * pause, POLL_PAUSES_S[1])
+        elif self.log.on and self.auditor.cycles < self._audited_from + 2:  # one cycle may have begun before
+            pause = AUDIT_PAUSE_S
+        else:
+            pause = None
+        with self._wake:
+            if not (self._arrivals or self._ends or self._closing):
+                self._wake.wait(pause)
+
+    def _pass(self) -> list[Output]:
+        self.log.tick()
+        outputs = self._take_in()
+        held = len(self.scheduler.deferred)
+        self.scheduler.take_completions()
+        plan = self.scheduler.schedule()
+        self._worked = bool(plan.requests or outputs or len(self.scheduler.deferred) != held)
+        if plan.requests:
+            outputs += self._execute(plan)
+        self.auditor.slice()
+        self._flush()
+        return outputs
+
+    def _take_in(self) -> list[Output]:
+        """What other threads asked for since the last pass."""
+        while self._arrivals:
+            self.scheduler.add(self._arrivals.popleft())
+        outputs = []
+        while self._ends:
+            number, status = self._ends.popleft()
+            request = self.scheduler.requests.get(number)
+            if request is not None and not request.is_finished:
+                self.scheduler.finish(request, status)
+                outputs.append(self._last(Output(number, (), status)))
+        return outputs
+
+    def _execute(self, plan: SchedulerOutput) -> list[Output]:
+        scheduler = self.scheduler
+        began = self.clock.monotonic_ns()
+        self.launched = plan.step, began
+        wanting = [r for r, n in zip(plan.requests, plan.num_tokens, strict=True) if scheduler.wants_token(r, n)]
+        error = ""
+        try:
+            self._load(plan)
+            sampled = self.runner.execute(plan, self.manager.tables)
+        except Exception as failed:  # whatever a model may raise concerns this step's requests, not the engine
+            error = f"step {plan.step} failed: {type(failed).__name__}: {failed}"
+            logger.exception("step %d failed; its %d requests end with an error", plan.step, len(plan.requests))
+        self.log.tick()
+        if error:
+            for request in plan.requests:
+                scheduler.finish(request, Status.FINISHED_ERROR)
+            outputs = [self._last(Output(r.number, (), r.status, error)) for r in plan.requests]
+        else:
+            stops = [self._is_stop(request, token) for request, token in zip(wanting, sampled, strict=True)]
+            scheduler.complete(plan, sampled, stops)
+            outputs = [self._news(request, token) for request, token in zip(wanting, sampled, strict=True)]
+        duration = self.clock.monotonic_ns() - began
+        self.log.step_completed(plan.step, duration, plan.limit, *self.pool.counts()[:3])
+        self.launched = NO_STEP
+        return outputs
+
+    def _load(self, plan: SchedulerOutput) -> None:
+        """Bring in the KV that the plan's requests have outside the pool."""
+        for load in plan.loads:
+            assert self.connector is not None
+            self.runner.scatter(load.blocks, self.connector.load(load))
+            self.log.remote_load(load.request, Load.DELIVERED, len(load.blocks) * self.config.block_size)
+
+    def _is_stop(self, request: Request, token: int) -> bool:
+        params = request.params
+        is_eos = token in self.loaded.config.eos_token_ids and not params.ignore_eos
+        return is_eos or token in params.stop_token_ids
+
+    def _news(self, request: Request, token: int) -> Output:
+        self.counts.generation_tokens += 1
+        if len(request.output_token_ids) == 1:
+            self.counts.prompt_tokens += request.num_prompt_tokens
+        if request.is_finished:
+            return self._last(Output(request.number, (token,), request.status))
+        return Output(request.number, (token,))
+
+    def _last(self, output: Output) -> Output:
+        """Every request gets exactly one output with a status, and this is it."""
+        assert output.status is not None
+        self._open.discard(output.number)
+        self.counts.finished[output.status] += 1
+        return output
+
+    def _wind_up(self) -> list[Output]:
+        """Abort what is left, and free what the connector had still to copy."""
+        self.log.tick()
+        self._ends += [(number, Status.FINISHED_ABORTED) for number in list(self._open)]
+        outputs = self._take_in()
+        self.scheduler.take_completions()
+        return outputs
+
+    def _flush(self) -> None:
+        last = self.scheduler.step - 1
+        self.log.flush(last, last, self.pool.counts())
+
+    # ---------------------------------------------------------------- the beginning
+
+    def _publisher(self, stream: Stream | None) -> Publisher | None:
+        if stream is None:
+            return None
+        return Publisher(
+            self.log, stream.engine, self.vitals, events=stream.events, replay=stream.replay, journal_dir=stream.journal
+        )
+
+    def _say_started(self) -> None:
+        for fault in self.faults.on.values():
+            logger.warning("FAULT ON: --fault %s breaks %s", fault, PLACES[fault.code])
+        total = self.pool.total
+        description = describe(self.config, self.loaded, total, self.faults)
+        self.log.started(total, RESERVED, self.config.block_size, description.to_json())
+        self.log.memory(memory_bill(self.config, self.loaded, total))
+        self._flush()
+        if self.publisher is not None:
+            self.publisher.start()

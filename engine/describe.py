@@ -1,0 +1,45 @@
+"""What an engine says of itself when it starts."""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import version
+
+from engine.config import EngineConfig
+from engine.faults import Faults
+from engine.models import LoadedModel
+from engine.runner import kv_bytes_per_block
+from monitor.events.description import EngineDescription, KVGroup
+from monitor.events.kinds import SCHEMA, Kind
+
+VERSION = version("kvscope")
+
+
+def describe(config: EngineConfig, loaded: LoadedModel, total_blocks: int, faults: Faults) -> EngineDescription:
+    """The settings in force, the pool, the model's shape as the pool sees it, and the faults that are on."""
+    return EngineDescription(
+        engine="kvscope",
+        version=VERSION,
+        model=config.model,
+        served_model_name=config.served_model_name,
+        device=config.device,
+        pid=os.getpid(),
+        block_size=config.block_size,
+        num_gpu_blocks=total_blocks,
+        max_model_len=loaded.config.max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        enable_prefix_caching=config.enable_prefix_caching,
+        scheduling_policy=config.scheduling_policy,
+        kv_connector=config.kv_connector,
+        kv_bytes_per_block=kv_bytes_per_block(loaded.config, config.block_size, config.dtype),
+        groups=[KVGroup(layers=loaded.config.num_layers)],
+        faults=[str(fault) for fault in faults.on.values()],
+    )
+
+
+def memory_bill(config: EngineConfig, loaded: LoadedModel, total_blocks: int) -> list[int]:
+    """Bytes in the order of SCHEMA[Kind.MEMORY]: what is known before anything has run, -1 for the rest."""
+    kv_pool = total_blocks * kv_bytes_per_block(loaded.config, config.block_size, config.dtype)
+    known = {"weights": loaded.weight_bytes, "kv_pool": kv_pool}
+    return [known.get(name, -1) for name in SCHEMA[Kind.MEMORY].args]

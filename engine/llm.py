@@ -1,0 +1,167 @@
+"""Offline use: prompts in, texts out, in the caller's own thread.
+
+    with LLM("tiny") as llm:
+        for output in llm.generate(["Hello", "Bye"], SamplingParams(max_tokens=20)):
+            print(output.outputs[0].text)
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from engine.config import TINY, EngineConfig
+from engine.core import EngineCore, Stream
+from engine.models import load
+from engine.output import FINISH_REASONS, Output, TextStream
+from engine.sampling import SamplingParams
+from monitor.events.kinds import Status
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True)
+class CompletionOutput:
+    """One text and the tokens it was made of. finish_reason: stop, length, abort or error."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """What became of one prompt."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+
+
+class NeverFits(RuntimeError):
+    """Nothing runs, nothing is awaited, and the request at the head of the queue finds no room: it never will."""
+
+
+class LLM:
+    """An engine for offline use. `settings` are EngineConfig's fields; `stream` is where it says its events, if at all.
+
+    Raises ValueError for settings that are none, or do not fit each other or the model.
+    """
+
+    def __init__(self, model: str = TINY, *, stream: Stream | None = None, **settings: Any) -> None:
+        unknown = settings.keys() - EngineConfig.__dataclass_fields__.keys()
+        if unknown:
+            known = ", ".join(EngineConfig.__dataclass_fields__)
+            raise ValueError(f"there is no setting {', '.join(sorted(unknown))}; there are {known}")
+        config = EngineConfig(model=model, **settings)
+        self.core = EngineCore(config, load(config), stream)
+        self._requests = 0
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop the engine."""
+        self.core.close()
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[RequestOutput]:
+        """The outputs, in the order of the prompts. A prompt is a text or a list of token ids.
+
+        params: for all prompts, or one for each. Raises ValueError for a prompt that the model cannot take, before
+        any has run; NeverFits for one that the pool cannot hold; RuntimeError if the engine fails.
+        """
+        wanted = _as_list(prompts)
+        each = [params or SamplingParams()] * len(wanted) if isinstance(params, SamplingParams | None) else list(params)
+        if len(each) != len(wanted):
+            raise ValueError(f"there are {len(wanted)} prompts and {len(each)} sampling params: give one, or one each")
+        tokenizer = self.core.loaded.tokenizer
+        ids = [tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in wanted]
+        for prompt in ids:
+            self.core.check(prompt)
+        work: dict[int, _Work] = {}
+        for prompt, prompt_ids, one in zip(wanted, ids, each, strict=True):
+            self._requests += 1
+            name = f"llm-{self._requests}"
+            number = self.core.submit(name, prompt_ids, one)
+            work[number] = _Work(name, prompt, prompt_ids, TextStream(tokenizer, one.stop))
+        try:
+            self._run(work)
+        except BaseException:
+            for number in work:
+                self.core.end(number)
+            if not self.core.failure:
+                self.core.step()
+            raise
+        return [one.output() for one in work.values()]
+
+    def _run(self, work: dict[int, _Work]) -> None:
+        scheduler = self.core.scheduler
+        while self.core.in_flight:
+            launched = scheduler.step
+            outputs = self.core.step()
+            for output in outputs:
+                if work[output.number].take(output):
+                    self.core.end(output.number, Status.FINISHED_STOPPED)
+            if scheduler.step == launched and not outputs:
+                self._wait()
+
+    def _wait(self) -> None:
+        """A pass without a step: the connector must give blocks back, or they will never be enough."""
+        scheduler = self.core.scheduler
+        if not scheduler.deferred and not scheduler.running and len(scheduler.waiting):
+            head = scheduler.waiting.head()
+            raise NeverFits(
+                f"{head.id} has {head.num_tokens} tokens and finds no room in an empty pool of"
+                f" {self.core.pool.usable * self.core.config.block_size}: give it a larger one (kv_cache_memory_bytes)"
+            )
+        time.sleep(0.001)
+
+
+class _Work:
+    """One prompt on its way."""
+
+    def __init__(self, name: str, prompt: Prompt, prompt_ids: list[int], text: TextStream) -> None:
+        self.name = name
+        self.prompt = prompt
+        self.prompt_ids = prompt_ids
+        self.text = text
+        self.reason = ""
+
+    def take(self, output: Output) -> bool:
+        """Whether a stop string ended it before the engine did. Raises RuntimeError if the engine failed at it."""
+        if output.error:
+            raise RuntimeError(output.error)
+        if self.text.stopped:
+            return False
+        self.text.add(output.token_ids, last=output.status is not None)
+        if self.text.stopped:
+            self.reason = "stop"
+            return output.status is None
+        if output.status is not None:
+            self.reason = FINISH_REASONS[output.status]
+        return False
+
+    def output(self) -> RequestOutput:
+        text = self.prompt if isinstance(self.prompt, str) else None
+        completion = CompletionOutput(0, self.text.text, self.text.token_ids, self.reason)
+        return RequestOutput(self.name, text, self.prompt_ids, [completion])
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    if prompts and all(isinstance(token, int) for token in prompts):
+        return [[token for token in prompts if isinstance(token, int)]]
+    return [prompt for prompt in prompts if not isinstance(prompt, int)]
