@@ -48,7 +48,7 @@ exit codes
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `monitor` with these arguments (those of the process if None); its exit code."""
-    parsed = _parser().parse_args(arguments)
+    parsed = parser().parse_args(arguments)
     try:
         code: int = parsed.run(parsed)
     except (BadTarget, ValueError) as error:
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="monitor", description="Explains the KV memory of paged-attention LLM engines."
     )

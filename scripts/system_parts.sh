@@ -13,11 +13,9 @@ need docker-compose docker-compose
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
     echo "Installing what the tests start:$missing"
     apt-get update -qq
-    # Prometheus's package would start a server of its own; a test starts the one it needs.
-    printf '#!/bin/sh\nexit 101\n' > /usr/sbin/policy-rc.d && chmod +x /usr/sbin/policy-rc.d
+    # RUNLEVEL=1: Prometheus's package would start a server of its own; a test starts the one it needs.
     # shellcheck disable=SC2086
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >/dev/null
-    rm -f /usr/sbin/policy-rc.d
+    RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >/dev/null
 else
     echo "Tests that need these will skip; on Debian: apt-get install$missing"
 fi

@@ -1,0 +1,159 @@
+"""Writes what the docs say that the code knows better: `make docs`. A test holds the files to it.
+
+docs/contract.md                     the tables of kinds and names, between its markers
+docs/reference.md                    commands, environment, metrics, findings, thresholds
+monitor/doctor/report.schema.json    the schema of doctor's JSON
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+import engine.__main__
+import engine.faults
+from monitor import cli
+from monitor.detectors.judgement import CATALOGUE
+from monitor.detectors.thresholds import THRESHOLDS
+from monitor.doctor import report
+from monitor.events import kinds
+from monitor.outlets.prometheus import WatchCollector
+from monitor.watch import Watch
+
+ROOT = Path(__file__).parent.parent
+
+ENVIRONMENT = {
+    "KVSCOPE_EVENTS": "where the engine binds its event stream, and what the monitor reads (several: comma-separated)",
+    "KVSCOPE_REPLAY": "where the engine binds its replay socket (default: beside the stream)",
+    "KVSCOPE_ENGINE_ID": "the engine's id in the stream (default: NAME@HOST:PORT/0)",
+    "KVSCOPE_HASH_KEY": "key of the prefix hashes in the stream (default: random for each life of an engine)",
+    "KVSCOPE_URL": "the service that `monitor doctor` and `monitor explain` ask when no target is given",
+    "KVSCOPE_TOKEN": "the service's token: asked for by `monitor serve`, sent by the other commands",
+    "KVSCOPE_DATA": "where `monitor serve` keeps alerts that are not delivered yet",
+    "KVSCOPE_WEBHOOK_SECRET": "what `monitor serve` signs alerts with (whsec_…)",
+}
+
+
+def main() -> None:
+    """Write them."""
+    for path, text in generated().items():
+        path.write_text(text, encoding="utf-8")
+
+
+def generated() -> dict[Path, str]:
+    """Each file that is generated in whole or in part, and what it should hold."""
+    contract = ROOT / "docs" / "contract.md"
+    text = contract.read_text(encoding="utf-8")
+    text = _between(text, "kinds", "\n".join(_kinds()))
+    text = _between(text, "enums", "\n".join(_enums()))
+    schema = msgspec.json.format(msgspec.json.encode(report.schema()), indent=2).decode() + "\n"
+    return {
+        contract: text,
+        ROOT / "docs" / "reference.md": "\n".join(_reference()) + "\n",
+        ROOT / "monitor" / "doctor" / "report.schema.json": schema,
+    }
+
+
+def _between(text: str, name: str, new: str) -> str:
+    marked = re.compile(rf"(<!-- generated: {name} -->\n).*?(<!-- /generated -->)", re.DOTALL)
+    return marked.sub(lambda found: f"{found[1]}{new}\n{found[2]}", text)
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> Iterator[str]:
+    yield "| " + " | ".join(head) + " |"
+    yield "|" + "---|" * len(head)
+    for row in rows:
+        yield "| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |"
+
+
+def _kinds() -> Iterator[str]:
+    yield from _table(
+        ("kind", "name", "request", "args", "ids", "what it says"),
+        (
+            (int(kind), kind.name, "yes" if f.about_request else "", ", ".join(f.args), f.ids, f.says)
+            for kind, f in kinds.SCHEMA.items()
+        ),
+    )
+
+
+def _enums() -> Iterator[str]:
+    named = (
+        kinds.Status, kinds.Cause, kinds.Release, kinds.Evict, kinds.Preempt, kinds.Holder, kinds.Limit, kinds.Load,
+        kinds.TierOp, kinds.Tier, kinds.Stage,
+    )  # fmt: skip
+    for enum in named:
+        says = (enum.__doc__ or "").splitlines()[0]
+        yield f"- **{enum.__name__}** ({says}): " + ", ".join(f"{int(m)} {m.name}" for m in enum) + "."
+
+
+def _reference() -> Iterator[str]:
+    yield "# Reference"
+    yield ""
+    yield "Generated from the code by `make docs`. [The event contract](contract.md) has a page of its own."
+    yield ""
+    yield "## Commands"
+    os.environ["COLUMNS"] = "100"
+    for name in ENVIRONMENT:
+        os.environ.pop(name, None)
+    for parser in (*_commands(cli.parser()), *_commands(engine.__main__.parser())):
+        yield from ("", f"### `{parser.prog}`", "", "```text", parser.format_help().strip(), "```")
+    yield ""
+    yield "## Environment"
+    yield ""
+    yield "Each is also a flag, and the flag counts."
+    yield ""
+    yield from _table(("variable", "what it sets"), ((f"`{name}`", says) for name, says in ENVIRONMENT.items()))
+    yield ""
+    yield "## Findings"
+    yield ""
+    yield from _table(
+        ("code", "severity", "what it is"),
+        ((f"[{code}](runbooks/{code}.md)", entry.severity, entry.title) for code, entry in CATALOGUE.items()),
+    )
+    yield ""
+    yield "## Graces and thresholds"
+    yield ""
+    yield "`--set CODE.NAME=VALUE` changes one, wherever a detector runs: `monitor doctor`, `explain` and `serve`."
+    yield ""
+    yield from _table(
+        ("name", "default", "unit", "reason"),
+        ((f"`{name}`", f"{t.value:g}", t.unit, t.reason) for name, t in THRESHOLDS.items()),
+    )
+    yield ""
+    yield "## Faults of kvscope's own engine"
+    yield ""
+    yield "`python -m engine serve --fault CODE[:every=N][:after=N][:limit=N]` breaks one mechanism on purpose."
+    yield ""
+    yield from _table(("code", "what is broken"), ((f"`{c}`", place) for c, place in engine.faults.PLACES.items()))
+    yield ""
+    yield "## Metrics of `monitor serve`"
+    yield ""
+    yield "A counter's name has `_total` on the page. Requests and blocks are never labels. `kvscope_gpu_memory_bytes`"
+    yield "is there only where there is a GPU."
+    yield ""
+    yield from _table(
+        ("metric", "type", "labels", "what it is"),
+        sorted(
+            (f"`{m.name}{'_total' if m.type == 'counter' else ''}`", m.type, ", ".join(m._labelnames), m.documentation)
+            for m in WatchCollector(Watch()).describe_all()
+        ),
+    )
+
+
+def _commands(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """The commands at the ends of the tree."""
+    branches = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
+    if not branches:
+        yield parser
+    for branch in branches:
+        for child in branch.choices.values():
+            yield from _commands(child)
+
+
+if __name__ == "__main__":
+    main()
