@@ -7,8 +7,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from engine.attention import BatchAttention, PagedKV
+from engine.batch import lay_out
 from engine.config import EngineConfig
 from engine.models import LoadedModel, ModelConfig
+from engine.sampler import sample
 from engine.scheduler import SchedulerOutput
 
 
@@ -33,24 +36,38 @@ def num_blocks_for(config: EngineConfig, model: ModelConfig) -> int:
 
 
 class ModelRunner:
-    """The model `loaded` and the KV of `num_blocks` blocks. One thread only."""
+    """The model `loaded` and the KV of `num_blocks` blocks. One thread only.
+
+    `seed` is what requests without a seed of their own draw from.
+    """
 
     def __init__(
         self, loaded: LoadedModel, num_blocks: int, block_size: int, device: str, dtype: str, seed: int = 0
     ) -> None:
-        raise NotImplementedError
+        self._model = loaded.module
+        self._block_size = block_size
+        self._device = device
+        self._seed = seed
+        self._cache = PagedKV(loaded.config, num_blocks, block_size, device, getattr(torch, dtype))
 
+    @torch.inference_mode()
     def execute(self, plan: SchedulerOutput, tables: Mapping[int, list[int]]) -> list[int]:
         """Compute the plan's tokens; the sampled tokens of those requests that want one, in the order of the plan.
 
         `tables` are the block tables by request number. KV that the plan loads must be in its blocks already.
         """
-        raise NotImplementedError
+        batch = lay_out(plan, tables, self._block_size, self._device)
+        hidden = self._model.forward(batch.token_ids, batch.positions, BatchAttention(self._cache, batch))
+        if not batch.sampled:
+            return []
+        return sample(self._model.logits(hidden[batch.sampled_rows]), batch.sampled, self._seed)
 
+    @torch.inference_mode()
     def gather(self, blocks: Sequence[int]) -> Tensor:
         """A copy on the host of these blocks' keys and values: [layers, 2, blocks, block_size, kv_heads, head_size]."""
-        raise NotImplementedError
+        return self._cache.kv[:, :, list(blocks)].cpu()
 
+    @torch.inference_mode()
     def scatter(self, blocks: Sequence[int], kv: Tensor) -> None:
         """Put back into these blocks what `gather` gave."""
-        raise NotImplementedError
+        self._cache.kv[:, :, list(blocks)] = kv.to(self._device)

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
 
-from torch import nn
+import torch
 
-from engine.config import EngineConfig
-from engine.models.tokens import Tokenizer
+from engine.config import TINY, EngineConfig
+from engine.models import tiny
+from engine.models.checkpoint import Checkpoint
+from engine.models.gpt2 import GPT2
+from engine.models.layers import Model, ModelConfig
+from engine.models.llama import Llama
+from engine.models.tokens import ByteTokenizer, DirectoryTokenizer, Tokenizer
 
-
-@dataclass(frozen=True)
-class ModelConfig:
-    """A model's shape. `max_model_len` is what the engine serves: as set, or the model's own."""
-
-    architecture: str
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_size: int
-    vocab_size: int
-    max_model_len: int
-    eos_token_ids: frozenset[int]
+ARCHITECTURES: Final[dict[str, Callable[[Checkpoint, int | None], Model]]] = {
+    "GPT2LMHeadModel": GPT2,
+    "LlamaForCausalLM": Llama,
+    "MistralForCausalLM": Llama,
+    "Qwen2ForCausalLM": Llama,
+}
 
 
 @dataclass(frozen=True)
@@ -29,13 +30,13 @@ class LoadedModel:
     """A model in memory, on its device."""
 
     config: ModelConfig
-    module: nn.Module
+    module: Model
     tokenizer: Tokenizer
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of the weights."""
-        return sum(weight.nbytes for weight in self.module.parameters())
+        return sum(weight.nbytes for weight in self.module.weights())
 
 
 def load(config: EngineConfig) -> LoadedModel:
@@ -43,4 +44,19 @@ def load(config: EngineConfig) -> LoadedModel:
 
     Raises ValueError, saying what is missing or not supported and what is.
     """
-    raise NotImplementedError
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    if config.device != "cpu" and not torch.cuda.is_available():
+        raise ValueError(f"device is {config.device!r}, but this machine has no CUDA device that torch can use")
+    tokenizer: Tokenizer
+    if config.model == TINY:
+        checkpoint, tokenizer = tiny.checkpoint(config.seed, dtype, config.device), ByteTokenizer()
+    else:
+        directory = Path(config.model)
+        checkpoint = Checkpoint.read(directory, dtype, config.device)
+        tokenizer = DirectoryTokenizer(directory)
+    architecture = (checkpoint.setting("architectures", None) or ["(none named)"])[0]
+    if architecture not in ARCHITECTURES:
+        known = ", ".join(sorted(ARCHITECTURES))
+        raise ValueError(f"{config.model} is a {architecture}, which is not supported; there are {known}")
+    module = ARCHITECTURES[architecture](checkpoint, config.max_model_len)
+    return LoadedModel(module.config, module, tokenizer)

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn, Protocol
+
+from jinja2 import Template, TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer as FastTokenizer
+
+from engine.models.checkpoint import read_json
 
 Message = Mapping[str, object]
 """One message of a chat: at least `role` and `content`."""
@@ -23,3 +31,97 @@ class Tokenizer(Protocol):
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """The ids of a chat, up to where the model's answer begins. Raises ValueError if the model cannot chat."""
         ...
+
+
+class ByteTokenizer:
+    """A token a byte, and after those: the prompt's beginning, the output's end, a message's beginning."""
+
+    BEGIN, END, MESSAGE = 256, 257, 258
+    VOCAB_SIZE = 259
+
+    def encode(self, text: str) -> list[int]:
+        """Never empty: the prompt's beginning has a token of its own."""
+        return [self.BEGIN, *text.encode()]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The bytes among these ids as text."""
+        return bytes(token for token in token_ids if token < self.BEGIN).decode(errors="replace")
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """`role: content` for each message, and the assistant's turn."""
+        ids = [self.BEGIN]
+        for message in messages:
+            ids += [self.MESSAGE, *f"{message.get('role')}: {message.get('content')}".encode()]
+        return [*ids, self.MESSAGE, *b"assistant: "]
+
+
+class DirectoryTokenizer:
+    """The tokenizer of a Hugging Face directory: tokenizer.json, and the chat template if it has one.
+
+    Raises ValueError if a file is missing or cannot be read.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        path = directory / "tokenizer.json"
+        if not path.is_file():
+            raise ValueError(f"{directory} has no tokenizer.json: save the model's fast tokenizer beside its weights")
+        try:
+            self._tokenizer = FastTokenizer.from_file(str(path))
+        except Exception as error:  # the library raises nothing narrower
+            raise ValueError(f"{path} is no tokenizer: {error}") from error
+        config = directory / "tokenizer_config.json"
+        self._config: dict[str, Any] = read_json(config) if config.is_file() else {}
+        self._template = _chat_template(directory, self._config)
+        self._name = directory.name
+
+    def encode(self, text: str) -> list[int]:
+        """As the tokenizer's own post-processing has it."""
+        ids: list[int] = self._tokenizer.encode(text).ids
+        return ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Special tokens are left out."""
+        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+        return text
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """By the model's chat template, which writes the special tokens itself."""
+        if self._template is None:
+            raise ValueError(f"the model {self._name} has no chat template: send a prompt to /v1/completions")
+        names = ("bos_token", "eos_token", "unk_token", "pad_token")
+        special = {name: _token_text(self._config.get(name)) for name in names}
+        try:
+            text = self._template.render(messages=list(messages), add_generation_prompt=True, **special)
+        except TemplateError as error:
+            raise ValueError(f"the chat template of {self._name} refuses these messages: {error}") from error
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+
+def _chat_template(directory: Path, config: Mapping[str, Any]) -> Template | None:
+    """chat_template.jinja, else the one of tokenizer_config.json: a text, or a list of which `default` counts."""
+    path = directory / "chat_template.jinja"
+    source = path.read_text() if path.is_file() else config.get("chat_template")
+    if isinstance(source, list):
+        source = next((entry["template"] for entry in source if entry.get("name") == "default"), None)
+    if source is None:
+        return None
+    # Templates come with the weights, from whoever made them: sandboxed. They are written for these settings.
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    try:
+        return environment.from_string(source)
+    except TemplateError as error:
+        raise ValueError(f"the chat template of {directory} is no Jinja template: {error}") from error
+
+
+def _refuse(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _token_text(token: object) -> object:
+    """A special token is written as its text, or as a map that has it."""
+    return token.get("content", "") if isinstance(token, dict) else token or ""

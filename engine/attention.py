@@ -1,0 +1,70 @@
+"""The paged KV cache of all layers, and attention over it."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from engine.batch import Batch, Chunks
+from engine.models import ModelConfig
+from kernels.paged_decode_twin import gather_pages, paged_decode_torch
+
+
+class PagedKV:
+    """Keys and values of `num_blocks` blocks in one tensor `kv`: [layers, 2, blocks, block_size, kv_heads, head_size].
+
+    Zeros at first: slots beyond a sequence's end are masked wherever they are read, but a mask does not stop what is
+    not a number.
+    """
+
+    def __init__(self, model: ModelConfig, num_blocks: int, block_size: int, device: str, dtype: torch.dtype) -> None:
+        shape = (model.num_layers, 2, num_blocks, block_size, model.num_kv_heads, model.head_size)
+        self.kv = torch.zeros(shape, device=device, dtype=dtype)
+        self.scale = 1 / math.sqrt(model.head_size)
+        self.decode = paged_decode_torch
+        if self.kv.is_cuda:
+            from kernels.paged_decode import paged_decode  # Triton is there where there is a GPU for it
+
+            self.decode = paged_decode
+
+
+class BatchAttention:
+    """Attention of one batch over `cache`: what the model is handed as its `attend`."""
+
+    def __init__(self, cache: PagedKV, batch: Batch) -> None:
+        self._cache = cache
+        self._batch = batch
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """See Attend. Keys and values are written first, so a chunk's tokens see one another through the cache."""
+        cache, batch = self._cache, self._batch
+        key_cache, value_cache = cache.kv[layer]
+        key_cache.flatten(0, 1).index_copy_(0, batch.slots, key)
+        value_cache.flatten(0, 1).index_copy_(0, batch.slots, value)
+        parts: list[Tensor] = []
+        if batch.decodes is not None:
+            block_tables, seq_lens = batch.decodes
+            rows = query[: len(seq_lens)]
+            parts.append(cache.decode(rows, key_cache, value_cache, block_tables, seq_lens, cache.scale))
+        parts += [_attend_chunks(query, key_cache, value_cache, chunks, cache.scale) for chunks in batch.chunks]
+        return (parts[0] if len(parts) == 1 else torch.cat(parts)).flatten(1)
+
+
+def _attend_chunks(query: Tensor, key_cache: Tensor, value_cache: Tensor, chunks: Chunks, scale: float) -> Tensor:
+    """The rows [n, H, D] of the chunks' tokens, in the order of the batch."""
+    keys = gather_pages(key_cache, chunks.block_tables)
+    values = gather_pages(value_cache, chunks.block_tables)
+    requests, kv_heads, _, head_size = keys.shape
+    longest = chunks.visible.shape[2]
+    # [requests, K, group, L, D]: the query heads that share a key, one after another, as queries of one head.
+    grouped = query[chunks.rows].view(requests, longest, kv_heads, -1, head_size).permute(0, 2, 3, 1, 4)
+    group = grouped.shape[2]
+    queries = grouped.reshape(requests, kv_heads, group * longest, head_size)
+    visible = chunks.visible.repeat(1, 1, group, 1)
+    out = scaled_dot_product_attention(queries, keys, values, visible, scale=scale)
+    # [requests, L, K, group, D]
+    rows = out.view(requests, kv_heads, group, longest, head_size).permute(0, 3, 1, 2, 4)
+    return rows.reshape(requests * longest, kv_heads * group, head_size)[chunks.kept]

@@ -1,0 +1,120 @@
+"""A checkpoint as it lies in a Hugging Face directory: its settings and its weights by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+_REQUIRED = object()
+
+
+class Checkpoint:
+    """The settings (`config`, as config.json has them) and weights of the model `name`.
+
+    Weights are handed out in `dtype` on `device`, and only once, so that no more than needed is kept.
+    """
+
+    def __init__(
+        self, name: str, config: Mapping[str, Any], tensors: dict[str, Tensor], dtype: torch.dtype, device: str
+    ) -> None:
+        self.name = name
+        self.config = config
+        self.dtype = dtype
+        self.device = device
+        self._tensors = tensors
+
+    @classmethod
+    def read(cls, directory: Path, dtype: torch.dtype, device: str) -> Checkpoint:
+        """Raises ValueError, saying which file is missing or cannot be read."""
+        if not directory.is_dir():
+            raise ValueError(f"model {str(directory)!r} is no directory: give 'tiny' or a local Hugging Face directory")
+        config = read_json(directory / "config.json")
+        if "quantization_config" in config:
+            raise ValueError(f"{directory} is quantised, which is not supported: use the original weights")
+        # What generation_config.json says of the output's end goes before the model's own, as in `generate`.
+        generation = directory / "generation_config.json"
+        if generation.is_file() and "eos_token_id" in (given := read_json(generation)):
+            config["eos_token_id"] = given["eos_token_id"]
+        tensors: dict[str, Tensor] = {}
+        for path in _weight_files(directory):
+            try:
+                tensors.update(load_file(path))
+            except (OSError, SafetensorError) as error:
+                raise ValueError(f"cannot read the weights in {path}: {error}") from error
+        return cls(str(directory), config, tensors, dtype, device)
+
+    def setting(self, name: str, default: Any = _REQUIRED) -> Any:
+        """A setting; null counts as not given. Raises ValueError if it is not there and has no default."""
+        value = self.config.get(name)
+        if value is not None:
+            return value
+        if default is _REQUIRED:
+            raise ValueError(f"config.json of {self.name} lacks {name}")
+        return default
+
+    def require(self, name: str, *supported: Any) -> None:
+        """Raises ValueError unless the setting, if it is given at all, is one of the supported values."""
+        value = self.config.get(name)
+        if value is not None and value not in supported:
+            known = " or ".join(repr(choice) for choice in supported)
+            raise ValueError(f"{name} of {self.name} is {value!r}; only {known} is supported")
+
+    def eos_token_ids(self) -> frozenset[int]:
+        """The tokens that end an output; there may be none."""
+        ids = self.setting("eos_token_id", [])
+        return frozenset([ids] if isinstance(ids, int) else ids)
+
+    def max_model_len(self, setting: str, wanted: int | None) -> int:
+        """The context to serve: `wanted`, at most the model's own, which is under `setting`. Raises ValueError."""
+        own = int(self.setting(setting))
+        if wanted is not None and wanted > own:
+            raise ValueError(f"max_model_len is {wanted}, but {self.name} has {own} ({setting}): give that or less")
+        return wanted or own
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a weight."""
+        return name in self._tensors
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """The weight, which must have this shape. Raises ValueError."""
+        tensor = self._tensors.pop(name, None)
+        if tensor is None:
+            raise ValueError(f"the weights of {self.name} lack {name}")
+        if tensor.shape != shape:
+            raise ValueError(f"{name} of {self.name} is {tuple(tensor.shape)}; config.json makes it {shape}")
+        return tensor.to(self.device, self.dtype).contiguous()
+
+
+def _weight_files(directory: Path) -> list[Path]:
+    """model.safetensors, or the shards that its index names. Raises ValueError if one is missing."""
+    single = directory / "model.safetensors"
+    if single.is_file():
+        return [single]
+    index = directory / "model.safetensors.index.json"
+    if not index.is_file():
+        raise ValueError(f"{directory} has neither model.safetensors nor model.safetensors.index.json")
+    shards = sorted({directory / shard for shard in read_json(index).get("weight_map", {}).values()})
+    for shard in shards:
+        if not shard.is_file():
+            raise ValueError(f"{directory} lacks {shard.name}, which its index names")
+    return shards
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in the file. Raises ValueError if there is none."""
+    if not path.is_file():
+        raise ValueError(f"{path.parent} has no {path.name}")
+    try:
+        content = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is no JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} is no JSON object")
+    return content

@@ -1,0 +1,104 @@
+"""What models and the runner agree on, and rotary positions.
+
+Sizes in docstrings: N tokens of a step, over all its requests; H query heads, K key-value heads, D head size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A model's shape. `max_model_len` is what the engine serves: as set, or the model's own."""
+
+    architecture: str
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: frozenset[int]
+
+
+class Attend(Protocol):
+    """Keeps a layer's keys and values in the paged cache and attends over what each token may see there."""
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """query [N, H, D], key and value [N, K, D]; the result is [N, H * D]."""
+        ...
+
+
+class Model(Protocol):
+    """A decoder over a flat batch of tokens, whatever requests they belong to."""
+
+    config: ModelConfig
+
+    def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """Hidden states [N, hidden] after the last norm, from ids and positions [N], both int64."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[n, vocab] from the hidden states [n, hidden] of those tokens whose successor is wanted."""
+        ...
+
+    def weights(self) -> Iterator[Tensor]:
+        """Every weight once."""
+        ...
+
+
+class Rotary:
+    """Rotary positions in the halves layout: dimension i turns with i + D / 2.
+
+    `parameters` as a Hugging Face config has them: rope_theta, rope_type and what the type needs. Raises ValueError
+    for a type that is not default, linear (https://arxiv.org/abs/2306.15595) or llama3 (Llama 3.1's own).
+    """
+
+    def __init__(
+        self, parameters: Mapping[str, Any], head_size: int, max_len: int, dtype: torch.dtype, device: str
+    ) -> None:
+        if parameters.get("partial_rotary_factor", 1.0) != 1.0:
+            raise ValueError("RoPE over a part of each head (partial_rotary_factor) is not supported")
+        # float32 throughout and in this order, as the checkpoints were trained: the last bits of an angle count.
+        exponents = torch.arange(0, head_size, 2, dtype=torch.float32) / head_size
+        frequencies = 1.0 / (float(parameters["rope_theta"]) ** exponents)
+        kind = parameters.get("rope_type", "default")
+        if kind == "linear":
+            frequencies = frequencies / float(parameters["factor"])
+        elif kind == "llama3":
+            frequencies = _llama3(frequencies, parameters)
+        elif kind != "default":
+            raise ValueError(f"RoPE scaling {kind!r} is not supported; there are default, linear and llama3")
+        angles = torch.outer(torch.arange(max_len, dtype=torch.float32), frequencies)
+        cos, sin = angles.cos(), angles.sin()
+        # The first half of the turned vector subtracts, so its sines carry the sign.
+        table = torch.stack([torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)], 1)
+        self._table = table.to(device, dtype)
+        self._half = head_size // 2
+
+    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and signed sines of these positions, [N, 1, D] each."""
+        cos, sin = self._table[positions].unsqueeze(1).unbind(2)
+        return cos, sin
+
+    def turn(self, heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """`heads` [N, any, D], turned by what `at` gave."""
+        return torch.addcmul(heads * cos, heads.roll(self._half, -1), sin)
+
+
+def _llama3(frequencies: Tensor, parameters: Mapping[str, Any]) -> Tensor:
+    """Long wavelengths are stretched by `factor`, short ones kept, and those between blended."""
+    factor, low, high = (float(parameters[name]) for name in ("factor", "low_freq_factor", "high_freq_factor"))
+    trained_len = float(parameters["original_max_position_embeddings"])
+    wavelengths = 2 * math.pi / frequencies
+    blend = (trained_len / wavelengths - low) / (high - low)
+    blended = (1 - blend) * frequencies / factor + blend * frequencies
+    scaled = torch.where(wavelengths > trained_len / low, frequencies / factor, blended)
+    return torch.where(wavelengths < trained_len / high, frequencies, scaled)

@@ -1,0 +1,139 @@
+"""The Llama family: Llama, Mistral without a window, Qwen2. Grouped-query attention, rotary positions, gated MLP."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding, linear, rms_norm, silu
+
+from engine.models.checkpoint import Checkpoint
+from engine.models.layers import Attend, ModelConfig, Rotary
+
+
+class _Layer(NamedTuple):
+    """Weights [out, in]; those that read the same input are one, because few large products are quicker."""
+
+    attention_norm: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    out: Tensor
+    out_bias: Tensor | None
+    mlp_norm: Tensor
+    gate_up: Tensor
+    gate_up_bias: Tensor | None
+    down: Tensor
+    down_bias: Tensor | None
+
+
+class Llama:
+    """The model in `checkpoint`, whose weights it takes. Raises ValueError for what it does not support."""
+
+    def __init__(self, checkpoint: Checkpoint, max_model_len: int | None) -> None:
+        self._refuse_unsupported(checkpoint)
+        self._hidden = int(checkpoint.setting("hidden_size"))
+        heads = int(checkpoint.setting("num_attention_heads"))
+        self.config = ModelConfig(
+            architecture=checkpoint.config["architectures"][0],
+            num_layers=int(checkpoint.setting("num_hidden_layers")),
+            num_heads=heads,
+            num_kv_heads=int(checkpoint.setting("num_key_value_heads", heads)),
+            head_size=int(checkpoint.setting("head_dim", self._hidden // heads)),
+            vocab_size=int(checkpoint.setting("vocab_size")),
+            max_model_len=checkpoint.max_model_len("max_position_embeddings", max_model_len),
+            eos_token_ids=checkpoint.eos_token_ids(),
+        )
+        self._epsilon = float(checkpoint.setting("rms_norm_eps"))
+        self._rotary = Rotary(
+            _rope_parameters(checkpoint), self.config.head_size, self.config.max_model_len,
+            checkpoint.dtype, checkpoint.device,
+        )  # fmt: skip
+        vocabulary = (self.config.vocab_size, self._hidden)
+        self._embedding = checkpoint.take("model.embed_tokens.weight", *vocabulary)
+        self._layers = [self._take_layer(checkpoint, index) for index in range(self.config.num_layers)]
+        self._norm = checkpoint.take("model.norm.weight", self._hidden)
+        tied = checkpoint.setting("tie_word_embeddings", False)
+        self._head = self._embedding if tied else checkpoint.take("lm_head.weight", *vocabulary)
+
+    def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """See Model."""
+        shape = (self._hidden,)
+        epsilon = self._epsilon
+        heads = self.config.num_heads
+        turned_heads = heads + self.config.num_kv_heads
+        all_heads = turned_heads + self.config.num_kv_heads
+        rotary = self._rotary
+        cos, sin = rotary.at(positions)
+        hidden = embedding(token_ids, self._embedding)
+        for index, layer in enumerate(self._layers):
+            normed = rms_norm(hidden, shape, layer.attention_norm, epsilon)
+            qkv = linear(normed, layer.qkv, layer.qkv_bias).view(-1, all_heads, self.config.head_size)
+            turned = rotary.turn(qkv[:, :turned_heads], cos, sin)
+            attended = attend(index, turned[:, :heads], turned[:, heads:], qkv[:, turned_heads:])
+            hidden = hidden + linear(attended, layer.out, layer.out_bias)
+            normed = rms_norm(hidden, shape, layer.mlp_norm, epsilon)
+            gate, up = linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, 1)
+            hidden = hidden + linear(silu(gate) * up, layer.down, layer.down_bias)
+        return rms_norm(hidden, shape, self._norm, epsilon)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See Model."""
+        return linear(hidden, self._head)
+
+    def weights(self) -> Iterator[Tensor]:
+        """See Model."""
+        yield self._embedding
+        yield self._norm
+        if self._head is not self._embedding:
+            yield self._head
+        for layer in self._layers:
+            yield from (weight for weight in layer if weight is not None)
+
+    def _refuse_unsupported(self, checkpoint: Checkpoint) -> None:
+        checkpoint.require("hidden_act", "silu")
+        # A window that is there and used would let tokens go; this engine keeps full attention only.
+        if checkpoint.setting("use_sliding_window", True):
+            checkpoint.require("sliding_window")
+
+    def _take_layer(self, checkpoint: Checkpoint, index: int) -> _Layer:
+        config, hidden = self.config, self._hidden
+        inner = int(checkpoint.setting("intermediate_size"))
+        query = config.num_heads * config.head_size
+        key = config.num_kv_heads * config.head_size
+        prefix = f"model.layers.{index}"
+        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+        projections = {"q_proj": query, "k_proj": key, "v_proj": key}
+        gates = {"gate_proj": inner, "up_proj": inner}
+        return _Layer(
+            attention_norm=checkpoint.take(f"{prefix}.input_layernorm.weight", hidden),
+            qkv=_take_joined(checkpoint, attention, projections, hidden),
+            qkv_bias=_take_joined_bias(checkpoint, attention, projections),
+            out=checkpoint.take(f"{attention}.o_proj.weight", hidden, query),
+            out_bias=_take_joined_bias(checkpoint, attention, {"o_proj": hidden}),
+            mlp_norm=checkpoint.take(f"{prefix}.post_attention_layernorm.weight", hidden),
+            gate_up=_take_joined(checkpoint, mlp, gates, hidden),
+            gate_up_bias=_take_joined_bias(checkpoint, mlp, gates),
+            down=checkpoint.take(f"{mlp}.down_proj.weight", hidden, inner),
+            down_bias=_take_joined_bias(checkpoint, mlp, {"down_proj": hidden}),
+        )
+
+
+def _take_joined(checkpoint: Checkpoint, prefix: str, sizes: dict[str, int], inputs: int) -> Tensor:
+    return torch.cat([checkpoint.take(f"{prefix}.{name}.weight", size, inputs) for name, size in sizes.items()])
+
+
+def _take_joined_bias(checkpoint: Checkpoint, prefix: str, sizes: dict[str, int]) -> Tensor | None:
+    """Biases are there or not as the settings say, which differ by family: the weights themselves tell."""
+    if not all(checkpoint.has(f"{prefix}.{name}.bias") for name in sizes):
+        return None
+    return torch.cat([checkpoint.take(f"{prefix}.{name}.bias", size) for name, size in sizes.items()])
+
+
+def _rope_parameters(checkpoint: Checkpoint) -> dict[str, object]:
+    """One map, as new releases write it; older ones have rope_theta and rope_scaling, with `type` for rope_type."""
+    parameters = dict(checkpoint.setting("rope_parameters", None) or checkpoint.setting("rope_scaling", {}))
+    parameters.setdefault("rope_theta", checkpoint.setting("rope_theta", 10_000.0))
+    parameters.setdefault("rope_type", parameters.get("type", "default"))
+    return parameters

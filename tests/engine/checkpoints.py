@@ -1,0 +1,91 @@
+"""Random checkpoints, made and saved by transformers, and what `generate` says with them: the oracle."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+)
+
+VOCAB_SIZE = 320
+MAX_LEN = 512
+
+CONFIGS: dict[str, PretrainedConfig] = {
+    "gpt2": GPT2Config(
+        vocab_size=VOCAB_SIZE, n_positions=MAX_LEN, n_embd=48, n_layer=2, n_head=3, bos_token_id=0, eos_token_id=0,
+    ),
+    "llama": LlamaConfig(
+        vocab_size=VOCAB_SIZE, max_position_embeddings=MAX_LEN, hidden_size=64, intermediate_size=96,
+        num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16, bos_token_id=0, eos_token_id=0,
+    ),
+    "llama3-tied": LlamaConfig(
+        vocab_size=VOCAB_SIZE, max_position_embeddings=MAX_LEN, hidden_size=48, intermediate_size=80,
+        num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=2, head_dim=12, tie_word_embeddings=True,
+        attention_bias=True, mlp_bias=True, bos_token_id=0, eos_token_id=0,
+        rope_parameters={
+            "rope_type": "llama3", "rope_theta": 500.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    ),
+    "llama-linear": LlamaConfig(
+        vocab_size=VOCAB_SIZE, max_position_embeddings=MAX_LEN, hidden_size=32, intermediate_size=48,
+        num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, bos_token_id=0, eos_token_id=0,
+        head_dim=16, rope_parameters={"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.0},
+    ),
+    "mistral": MistralConfig(
+        vocab_size=VOCAB_SIZE, max_position_embeddings=MAX_LEN, hidden_size=32, intermediate_size=48,
+        num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=1, head_dim=8, sliding_window=None,
+        bos_token_id=0, eos_token_id=0,
+    ),
+    "qwen2": Qwen2Config(
+        vocab_size=VOCAB_SIZE, max_position_embeddings=MAX_LEN, hidden_size=32, intermediate_size=48,
+        num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2, bos_token_id=0, eos_token_id=0,
+    ),
+}  # fmt: skip
+
+
+def save(name: str, directory: Path, **how: object) -> PreTrainedModel:
+    """Make the checkpoint CONFIGS[name] with random weights, and save it with a tokenizer of one token a word."""
+    torch.manual_seed(sum(map(ord, name)))
+    model = AutoModelForCausalLM.from_config(CONFIGS[name], dtype=torch.float32).eval()
+    # As initialised, logits and biases are almost flat; spread, every weight matters and no two tokens tie.
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight) * 0.15)
+    model.save_pretrained(directory, **how)
+    words = Tokenizer(models.WordLevel({f"w{index}": index for index in range(VOCAB_SIZE)}, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words.save(str(directory / "tokenizer.json"))
+    return model
+
+
+def prompts(count: int, longest: int, seed: int, shared: int = 0) -> list[list[int]]:
+    """`count` prompts of 1 to `longest` random tokens; every other one begins with the same `shared` ones."""
+    rng = random.Random(seed)
+    prefix = [rng.randrange(1, VOCAB_SIZE) for _ in range(shared)]
+    lengths = [1, longest, *(rng.randint(1, longest) for _ in range(count - 2))]
+    drawn = [[rng.randrange(1, VOCAB_SIZE) for _ in range(length)] for length in lengths]
+    return [(prefix + prompt)[: len(prompt)] if index % 2 else prompt for index, prompt in enumerate(drawn)]
+
+
+def generate(model: PreTrainedModel, prompt: list[int], max_tokens: int) -> list[int]:
+    """Greedy, on its own, until the end token or `max_tokens`."""
+    ids = torch.tensor([prompt])
+    out = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_tokens, do_sample=False, pad_token_id=0
+    )
+    tokens: list[int] = out[0, len(prompt) :].tolist()
+    return tokens
