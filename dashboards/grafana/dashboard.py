@@ -165,7 +165,8 @@ def _balance() -> TimeSeries:
         _stacked("Balance of the pool, by holder", WIDTH // 2)
         .unit("short")
         .description(
-            "Every block of the pool, counted once, under the liveliest that holds it; the bands add up to the pool."
+            "Every block of the pool, counted once, under the liveliest that holds it; the bands add up to the pool"
+            " (but for the moments in which the ledger is not exact)."
             " finished: kept after its request's end by a deferral that was announced. cached_idle: content that a"
             " later request may reuse, free to be taken. It does not tell which request holds which block: the web"
             " app does."

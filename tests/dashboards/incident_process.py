@@ -1,0 +1,58 @@
+"""A lab in which everything happens that a dashboard shows, over and over, until it is killed.
+
+python -m tests.dashboards.incident_process EVENTS
+
+Blocks of finished requests are never given back, blocks of aborted ones stay in use, a request that can never fit
+waits behind the others, running requests are preempted; and the stream loses batches, since more is logged in one go
+than its buffer holds, with a pause after it in which no audit puts that right.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+
+from engine.request import Request
+from monitor.events.publisher import Publisher, replay_endpoint_for
+from tests.lab import Lab
+
+TOTAL = 101
+BLOCK_SIZE = 4
+BUFFER = 32
+FAULTS = ("leak.finished-held:limit=3", "leak.unaccounted:limit=2")
+
+
+def main() -> None:
+    events = sys.argv[1]
+    lab = Lab(
+        total=TOTAL, block_size=BLOCK_SIZE, connector_share=1.0, faults=FAULTS, capacity=BUFFER,
+        policy="priority", clock=time, pack=False,
+    )  # fmt: skip
+    publisher = Publisher(
+        lab.log, "lab@127.0.0.1:0/0", lab.vitals, events=events, replay=replay_endpoint_for(events), heartbeat_s=0.2
+    )
+    publisher.start()
+    print("ready", flush=True)
+    rng = random.Random(0)
+    lab.arrive(TOTAL * BLOCK_SIZE, priority=1, name="never-fits")
+    while True:
+        for _ in range(100):
+            _step(lab, rng)
+            time.sleep(0.01)
+        for _ in range(2 * BUFFER):
+            _step(lab, rng)
+        time.sleep(1.5)
+
+
+def _step(lab: Lab, rng: random.Random) -> None:
+    if len(lab.scheduler.requests) < 16:
+        lab.arrive(rng.randint(8, 24), max_tokens=rng.randint(8, 30))
+    running: list[Request] = list(lab.scheduler.running)
+    if running and rng.random() < 0.02:
+        lab.abort(running[0])
+    lab.step()
+
+
+if __name__ == "__main__":
+    main()

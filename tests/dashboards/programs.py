@@ -1,0 +1,130 @@
+"""Real programs for tests of what is deployed: found or skipped, started on free ports, always ended."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+PROMETHEUS = ROOT / "dashboards" / "prometheus"
+TOKEN = "a token of this test"
+SCRAPE_INTERVAL = "500ms"
+
+
+def program(name: str, package: str) -> str:
+    """Where it is; the test is skipped where it is not."""
+    found = shutil.which(name)
+    if found is None:
+        pytest.skip(f"{name} is not here: apt-get install {package}")
+    return found
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextmanager
+def running(
+    command: Sequence[str | Path], output: Path, environment: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """The command, from the checkout, with what it says going to `output`; ended at the end, hard if need be."""
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
+    with output.open("wb") as out:
+        process = subprocess.Popen(
+            [str(part) for part in command], cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, env=variables
+        )
+        try:
+            yield process
+        finally:
+            process.terminate()
+            try:
+                process.wait(15)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def until(ready: Callable[[], Any], what: str, needs: subprocess.Popen[bytes], seconds: float = 60.0) -> Any:
+    """The first true answer of `ready`; an assertion that says `what` if none comes in time or `needs` has ended."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and needs.poll() is None:
+        try:
+            answer = ready()
+        except httpx.TransportError:
+            answer = None
+        if answer:
+            return answer
+        time.sleep(0.2)
+    raise AssertionError(f"not within {seconds:g} s, or {needs.args!r} has ended: {what}")
+
+
+def service_command(events: str, port: int, *more: str) -> list[str]:
+    """`monitor serve` of this environment."""
+    monitor = str(Path(sys.executable).parent / "monitor")
+    return [monitor, "serve", "--events", events, "--port", str(port), "--token", TOKEN, *more]
+
+
+def answers(url: str) -> bool:
+    """Whether a page is there."""
+    return httpx.get(url, trust_env=False).is_success
+
+
+def quick_prometheus(folder: Path, target: str) -> Path:
+    """The shipped configuration and rules in `folder`, with a test's patience, and scraping `target`; its path."""
+    config = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
+    config["global"] = {"scrape_interval": SCRAPE_INTERVAL, "evaluation_interval": SCRAPE_INTERVAL}
+    (scrape,) = config["scrape_configs"]
+    (static,) = scrape["static_configs"]
+    static["targets"] = [target]
+    credentials = folder / "token"
+    credentials.write_text(TOKEN)
+    scrape["authorization"]["credentials_file"] = str(credentials)
+    (folder / "rules").mkdir()
+    for shipped in (PROMETHEUS / "rules").glob("*.yml"):
+        rules = shipped.read_text()
+        for patient, quick in (("for: 1m", "for: 0s"), ("> 15 unless", "> 2 unless")):
+            assert patient in rules
+            rules = rules.replace(patient, quick)
+        (folder / "rules" / shipped.name).write_text(rules)
+    path = folder / "prometheus.yml"
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+class Prometheus:
+    """The API of a running one, at `url`."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.began = time.time()
+
+    def values(self, expr: str) -> list[float]:
+        """Every value that `expr` has had, of every series, since this began."""
+        params: dict[str, str | float] = {"query": expr, "start": self.began, "end": time.time(), "step": 0.5}
+        answer = self._get("/api/v1/query_range", params)
+        return [float(value) for series in answer["result"] for _, value in series["values"]]
+
+    def label(self, expr: str, label: str) -> set[str]:
+        """The values of a label that the series of `expr` have had since this began."""
+        params: dict[str, str | float] = {"match[]": expr, "start": self.began, "end": time.time()}
+        return set(self._get(f"/api/v1/label/{label}/values", params))
+
+    def _get(self, path: str, params: Mapping[str, str | float]) -> Any:
+        answer = httpx.get(f"{self.url}{path}", params=dict(params), trust_env=False).json()
+        assert answer["status"] == "success", answer
+        return answer["data"]
