@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from monitor.detectors.blind import UNREADABLE
 from monitor.detectors.judgement import CATALOGUE, Evidence, Judgement
 from monitor.detectors.thresholds import Settings
 from monitor.ledger.ledger import EngineLedger, FoundAnomaly
@@ -27,6 +28,8 @@ def judge(ledger: EngineLedger, _settings: Settings) -> Iterator[Judgement]:
     """The impossible transitions of one engine, one judgement a code."""
     by_code: dict[str, list[FoundAnomaly]] = {}
     for found in ledger.anomalies:
+        if found.anomaly.what == UNREADABLE:
+            continue  # blind.stream-gap tells of it
         by_code.setdefault(CODE_OF.get(found.anomaly.what, OTHERWISE), []).append(found)
     for code, anomalies in by_code.items():
         yield _judged(ledger, code, anomalies)

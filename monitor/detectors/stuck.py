@@ -32,7 +32,7 @@ def _never_fits(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]
     usable = state.total - state.reserved
     waiting = [record for record in state.requests.values() if record.is_waiting]
     for record in waiting:
-        needed = max(record.blocks_needed, record.blocks_to_admit)
+        needed = _blocks_to_run(ledger, record)
         if needed <= usable or record.blocks:
             continue
         behind = [other for other in waiting if other is not record and other.arrived_ns >= record.arrived_ns]
@@ -79,6 +79,18 @@ def _never_fits(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]
                 "Restarting: the same request wedges it again.",
             ),
         )
+
+
+def _blocks_to_run(ledger: EngineLedger, record: RequestState) -> int:
+    """How many blocks a waiting request must get at once. A failed allocation names fewer: what was hit in the prefix
+    cache is not asked for, though it must be there too. What a preempted request had generated is computed again with
+    its prompt; with layers that keep only a window of it, only the engine can tell how much that takes.
+    """
+    needed = max(record.blocks_needed, record.blocks_to_admit)
+    block_size = ledger.state.block_size
+    if block_size and all(group.kind == "full_attention" for group in ledger.description.groups):
+        needed = max(needed, -(-(record.prompt_tokens + record.output_tokens) // block_size))
+    return needed
 
 
 def _engine_stalled(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
@@ -23,7 +24,9 @@ THRESHOLDS: Final[dict[str, Threshold]] = {
     "leak.finished-held.lease_slack_s": Threshold(
         5, "s", "an engine looks at expired leases between steps, and one step can take seconds"
     ),
-    "leak.finished-held.min_samples": Threshold(5, "lines", "a line through fewer points fits by chance"),
+    "leak.finished-held.min_samples": Threshold(
+        6, "lines", "a line through fewer points fits by chance: two large prompts after a quiet spell are enough"
+    ),
     "leak.finished-held.min_fit": Threshold(
         0.9, "R²", "usage that follows the running sum of prompt tokens this closely is not made by live requests"
     ),
@@ -93,5 +96,7 @@ class Settings:
             try:
                 changed[name] = float(value)
             except ValueError:
-                raise ValueError(f"--set {text}: {value!r} is not a number") from None
+                changed[name] = math.nan
+            if math.isnan(changed[name]):
+                raise ValueError(f"--set {text}: {value!r} is not a number")
         return cls(changed)

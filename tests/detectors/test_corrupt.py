@@ -1,0 +1,122 @@
+"""corrupt.*: what the real pool never does, so an engine's words are made up."""
+
+from __future__ import annotations
+
+import pytest
+
+from monitor.events.kinds import Kind, Release, Stage, Status
+from monitor.events.wire import Run, batch_of
+from tests.detectors.scenes import ENGINE, Spoken, value
+
+
+def scene_with_two() -> Spoken:
+    scene = Spoken()
+    scene.arrive(1, [3, 4])
+    scene.arrive(2, [5, 6])
+    scene.say()
+    return scene
+
+
+def test_a_block_freed_twice() -> None:
+    scene = scene_with_two()
+    scene.log.released(1, [4, 3], Release.PREEMPTED)
+    scene.wait(1)
+    scene.log.released(1, [4], Release.FINISHED)
+    scene.wait(1)
+    finding = scene.only("corrupt.double-free")
+    assert (finding.severity, finding.verdict) == ("critical", "confirmed")
+    assert finding.culprits.blocks == [4]
+    assert finding.culprits.requests == ["r-1"]
+    story = [str(e.value) for e in finding.evidence if e.name == "story"]
+    assert [line.partition(" ")[2] for line in story] == [
+        "allocated to request r-1",
+        "released by request r-1 (PREEMPTED)",
+        "released by request r-1 (FINISHED)",
+    ]
+
+
+def test_a_block_freed_by_another_than_its_owner() -> None:
+    scene = scene_with_two()
+    scene.log.released(1, [5], Release.FINISHED)
+    scene.wait(1)
+    finding = scene.only("corrupt.double-free")
+    assert finding.culprits.blocks == [5]
+    assert finding.culprits.requests == ["r-1"]
+    assert "owned by r-2" in finding.explanation
+
+
+def test_a_block_reclaimed_that_was_never_detached() -> None:
+    scene = scene_with_two()
+    scene.log.reclaimed([5], Release.TRANSFER_DONE)
+    scene.wait(1)
+    assert scene.only("corrupt.double-free").culprits.blocks == [5]
+
+
+def test_a_block_handed_out_while_it_is_held() -> None:
+    scene = scene_with_two()
+    scene.log.allocated(2, [7, 3])
+    scene.wait(1)
+    finding = scene.only("corrupt.use-after-free")
+    assert (finding.severity, finding.verdict) == ("critical", "confirmed")
+    assert finding.culprits.blocks == [3]
+    assert finding.culprits.requests == ["r-2"]
+    assert "held by r-1" in finding.explanation
+
+
+@pytest.mark.parametrize("wrong", [(29, 0, 4, 33), (28, 1, 4, 33), (28, 0, 5, 33)])
+def test_counts_that_disagree_with_the_events(wrong: tuple[int, int, int, int]) -> None:
+    scene = scene_with_two()
+    scene.say((28, 0, 4, 33))
+    assert not scene.firing()
+    scene.say(wrong)
+    finding = scene.only("corrupt.counter-drift")
+    assert (finding.severity, finding.verdict) == ("critical", "confirmed")
+    assert value(finding, "times") == 1
+
+
+def audit(scene: Spoken, refs_of_5: int = 1, tables: dict[int, list[int]] | None = None) -> None:
+    """The engine reads its tables out: r-1 with 3 and 4, r-2 with 5 and 6, all else free, unless told."""
+    held = {3: 1, 4: 1, 5: refs_of_5, 6: 1}
+    scene.log.audit_begin(1)
+    scene.log.audit_blocks(1, [held.get(b, 0) * 4 + (0 if b in held else 2) for b in range(1, scene.total)])
+    tables = {1: [3, 4], 2: [5, 6]} if tables is None else tables
+    for number, blocks in tables.items():
+        scene.log.audit_request(number, f"r-{number}", Status.RUNNING, 0, 0, blocks)
+    scene.log.audit_end(1, 28, 0, 4, len(tables))
+    scene.wait(1)
+
+
+def test_an_audit_that_agrees_finds_nothing() -> None:
+    scene = scene_with_two()
+    audit(scene)
+    assert scene.ledger.state.audit_cycles == 1
+    assert not scene.alarms()
+
+
+def test_an_audit_that_finds_another_reference_count() -> None:
+    """A reference that no event ever spoke of: found by the audit, and then unaccounted for too."""
+    scene = scene_with_two()
+    audit(scene, refs_of_5=2)
+    (drift,) = scene.firing("corrupt.counter-drift")
+    assert drift.culprits.blocks == [5]
+    assert "reference count 2" in drift.explanation
+    assert scene.ledger.state.unexplained_references() == {5: 1}
+
+
+def test_an_audit_that_finds_another_block_table() -> None:
+    scene = scene_with_two()
+    audit(scene, tables={1: [3, 4], 2: [5]})
+    finding = scene.only("corrupt.counter-drift")
+    assert finding.culprits.requests == ["r-2"]
+
+
+def test_after_a_loss_it_is_only_likely() -> None:
+    scene = scene_with_two()
+    scene.log.released(1, [4, 3], Release.FINISHED)
+    scene.log.released(1, [4], Release.FINISHED)
+    scene.wait(1)
+    scene.watch.feed([batch_of(ENGINE, scene.packer.epoch, [Run(Kind.LOST, 0, -1, [9, 9, Stage.TRANSPORT], [])])])
+    scene.watch.settle()
+    finding = scene.only("corrupt.double-free")
+    assert finding.verdict == "likely"
+    assert finding.missing

@@ -1,0 +1,56 @@
+"""A healthy engine, whatever its traffic, gives nothing of warning or above at any moment."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from monitor.findings import severity_at_least
+from tests.detectors.scenes import Watched
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_traffic(seed: int) -> None:
+    """Pools of all sizes, priorities, preemptions, aborts, shared prefixes, transfers, pauses; each request fits."""
+    rng = random.Random(seed)
+    block_size = rng.choice((2, 4, 16))
+    total = rng.choice((20, 65, 200))
+    fits = (total - 1) * block_size
+    scene = Watched(
+        total=total,
+        block_size=block_size,
+        max_num_seqs=rng.choice((3, 8, 32)),
+        max_num_batched_tokens=rng.choice((16, 64, 512)),
+        policy=rng.choice(("fcfs", "priority")),
+        prefix_caching=rng.random() < 0.7,
+        connector_share=rng.choice((0.0, 0.5, 1.0)),
+        seed=seed,
+    )
+    prefixes = [[rng.randrange(9) for _ in range(fits // 4)] for _ in range(3)]
+    requests = []
+    for _ in range(700):
+        if rng.random() < 0.3:
+            prompt = rng.choice(prefixes)[: rng.randint(0, fits // 4)]
+            prompt = prompt + [rng.randrange(1000) for _ in range(rng.randint(1, fits // 4))]
+            requests.append(scene.lab.arrive(prompt, max_tokens=rng.randint(1, fits // 2), priority=rng.randint(0, 2)))
+        if requests and rng.random() < 0.1:
+            scene.lab.abort(requests.pop(rng.randrange(len(requests))))
+        if rng.random() < 0.02 and not scene.lab.scheduler.running:
+            scene.live(rng.randint(1, 4))
+        scene.steps(1, rng.choice((0.005, 0.02, 0.1)))
+        found = scene.watch.find() + scene.watch.find("pending")
+        worst = [f.explanation for f in found if severity_at_least(f.severity, "warning")]
+        assert worst == []
+    assert scene.ledger.state.totals.finished
+
+
+def test_the_same_lab_ill_is_noticed() -> None:
+    """The counterpart: what finds nothing above does find something."""
+    scene = Watched(faults=["leak.unaccounted"])
+    for _ in range(5):
+        scene.lab.arrive(20, max_tokens=30)
+        scene.steps(4)
+        scene.lab.abort(scene.lab.scheduler.running[0])
+    scene.live(5)
+    assert set(scene.alarms()) == {"leak.unaccounted"}

@@ -1,0 +1,190 @@
+"""Judgement from figures alone: logs of a real vLLM, and the one that a person asked about."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from monitor.detectors.thresholds import Settings
+from monitor.events.sample import Fact, Sample
+from monitor.sources.target import read_log
+from tests.detectors.scenes import Observer, value
+
+DATA = Path(__file__).parent.parent / "data"
+FINISHED_HELD = "leak.finished-held"
+LOCKSTEP = "collapse.lockstep"
+
+
+def judged(records: Sequence[Sample | Fact]) -> Observer:
+    observer = Observer()
+    observer.watch.feed(records)
+    observer.watch.settle()
+    return observer
+
+
+def log(name: str) -> list[Sample | Fact]:
+    return read_log(DATA / name)[1]
+
+
+def samples(name: str) -> list[Sample]:
+    return [record for record in log(name) if isinstance(record, Sample)]
+
+
+def line(running: int, usage: float, prompt: float = 100.0, waiting: int = 0) -> Sample:
+    return Sample(
+        "made-up@x/0", "x:1", running=running, waiting=waiting, usage=usage, prompt_tokens_per_s=prompt,
+        generation_tokens_per_s=1.0,
+    )  # fmt: skip
+
+
+# -------------------------------------------------------------------- seed 000
+
+
+def test_seed_000() -> None:
+    finding = judged(log("seed-000.log")).only(FINISHED_HELD)
+    assert (finding.severity, finding.verdict) == ("error", "likely")
+    assert value(finding, "pinned_share_per_1000_prompt_tokens") == pytest.approx(0.98, abs=0.005)
+    assert value(finding, "r_squared") == pytest.approx(0.998, abs=0.0005)
+    assert value(finding, "correlation_with_running") == pytest.approx(-0.1, abs=0.05)
+    assert value(finding, "usage_per_running_first") == pytest.approx(2.3, abs=0.05)
+    assert value(finding, "usage_per_running_last") == pytest.approx(99.3, abs=0.05)
+    assert "excludes" in finding.explanation
+    assert "event stream" in finding.missing
+    assert not finding.culprits.requests
+    assert not finding.culprits.blocks
+    assert (finding.since, finding.position) == (None, "seed-000.log:1")
+
+
+def test_seed_000s_fit_by_another_hand() -> None:
+    """Slope, R² and correlation by the textbook's sums, from the lines themselves."""
+    taken, total = [], 0.0
+    lines = samples("seed-000.log")
+    for sample in lines:
+        assert sample.prompt_tokens_per_s is not None
+        total += sample.prompt_tokens_per_s * 10
+        taken.append(total)
+    usage = [s.usage for s in lines if s.usage is not None]
+    running = [float(s.running) for s in lines if s.running is not None]
+
+    def covariance(xs: list[float], ys: list[float]) -> float:
+        x, y = sum(xs) / len(xs), sum(ys) / len(ys)
+        return sum((a - x) * (b - y) for a, b in zip(xs, ys, strict=True))
+
+    finding = judged(log("seed-000.log")).only(FINISHED_HELD)
+    slope = covariance(taken, usage) / covariance(taken, taken)
+    assert value(finding, "pinned_share_per_1000_prompt_tokens") == round(slope * 1000 * 100, 3)
+    r = covariance(taken, usage) / math.sqrt(covariance(taken, taken) * covariance(usage, usage))
+    assert value(finding, "r_squared") == round(r * r, 4)
+    r = covariance(running, usage) / math.sqrt(covariance(running, running) * covariance(usage, usage))
+    assert value(finding, "correlation_with_running") == round(r, 3)
+
+
+# -------------------------------------------------------------------- recordings of vLLM 0.32
+
+
+def test_never_freed() -> None:
+    finding = judged(log("never-freed.log.gz")).only(FINISHED_HELD)
+    assert (finding.severity, finding.verdict) == ("error", "likely")
+    last = samples("never-freed.log.gz")[-1]
+    assert last.usage is not None
+    assert last.running == 0
+    assert value(finding, "usage_with_nothing_running") == round(100 * last.usage, 1)
+    assert finding.engine == "tiny@127.0.0.1:8100/0"
+    assert finding.since is not None
+
+
+def test_lockstep_collapse() -> None:
+    finding = judged(log("lockstep-collapse.log.gz")).only(LOCKSTEP)
+    assert (finding.severity, finding.verdict) == ("warning", "likely")
+    assert value(finding, "usage_before") == pytest.approx(82, abs=1)
+    assert value(finding, "usage_after") == 0
+    assert value(finding, "running_before") == 15
+    assert "preempt" in finding.missing
+
+
+@pytest.mark.parametrize(
+    "name", ["healthy-shared-prefix", "kv-events", "startup", "decode-growth-preempts", "frozen-engine"]
+)
+def test_nothing_wrong(name: str) -> None:
+    assert judged(log(f"{name}.log.gz")).alarms() == []
+
+
+def each(lines: list[Sample], seconds: int, first: int) -> list[Sample]:
+    """As the engine would have logged each so many seconds: gauges as they are, throughput averaged since last time."""
+    thinned, start = [], 0
+    for index in range(first, len(lines), seconds):
+        rates = [s.prompt_tokens_per_s or 0.0 for s in lines[start : index + 1]]
+        thinned.append(msgspec.structs.replace(lines[index], prompt_tokens_per_s=sum(rates) / len(rates)))
+        start = index + 1
+    return thinned
+
+
+@pytest.mark.parametrize("seconds", [1, 3, 10])
+@pytest.mark.parametrize("name", ["healthy-shared-prefix", "decode-growth-preempts", "kv-events"])
+def test_nothing_wrong_in_any_part_of_it(name: str, seconds: int) -> None:
+    """A log is read at any moment, is rotated, and vLLM's default is a line each 10 s: from any line to any other."""
+    lines = samples(f"{name}.log.gz")
+    for first in range(seconds):
+        thinned = each(lines, seconds, first)
+        for start in range(len(thinned)):
+            for end in range(start + 1, min(start + 40, len(thinned)) + 1):
+                assert judged(thinned[start:end]).alarms() == [], thinned[start:end]
+
+
+@pytest.mark.parametrize("seconds", [1, 3, 10])
+def test_a_collapse_is_never_taken_for_a_leak(seconds: int) -> None:
+    lines = samples("lockstep-collapse.log.gz")
+    for first in range(seconds):
+        thinned = each(lines, seconds, first)
+        for end in range(1, len(thinned) + 1):
+            assert FINISHED_HELD not in judged(thinned[:end]).alarms()
+
+
+def test_a_leak_under_a_load_that_does_not_go_away() -> None:
+    """Running stands still and usage climbs: at first that is what a load does that has just begun."""
+    climbing = [line(8 - n % 2, 0.1 + 0.02 * n) for n in range(40)]
+    steady = int(Settings()(FINISHED_HELD, "steady_samples"))
+    assert not judged(climbing[: steady - 1]).alarms()
+    assert judged(climbing[:steady]).only(FINISHED_HELD).verdict == "likely"
+
+
+# -------------------------------------------------------------------- figures that look like a leak
+
+
+def test_usage_that_follows_running_is_load() -> None:
+    climbing = [line(n, 0.03 * n) for n in range(1, 31)]
+    assert not judged(climbing).alarms()
+    assert not judged(climbing + climbing[::-1]).alarms()
+
+
+def test_one_request_that_grows_is_no_leak() -> None:
+    """Usage climbs with nothing else coming in: a long generation."""
+    assert not judged([line(1, 0.01 * n, prompt=0.0) for n in range(1, 99)]).alarms()
+
+
+def test_usage_that_comes_back_is_no_leak() -> None:
+    saw = [line(n % 7, 0.1 * (n % 7)) for n in range(60)]
+    assert not judged(saw).alarms()
+
+
+def test_a_handful_of_lines_is_not_enough() -> None:
+    """The first lines of seed 000: four points fit any line."""
+    assert not judged(samples("seed-000.log")[:4]).alarms()
+
+
+def test_a_pause_with_a_drained_pool_is_no_leak() -> None:
+    assert not judged([line(3, 0.5), *[line(0, 0.0, prompt=0.0) for _ in range(30)]]).alarms()
+
+
+def test_figures_that_were_not_said_are_not_0() -> None:
+    """Without usage there is nothing to judge, and nothing is claimed."""
+    blind = [Sample("made-up@x/0", "x:1", running=0, waiting=0, prompt_tokens_per_s=0.0) for _ in range(50)]
+    observer = judged(blind)
+    assert observer.alarms() == []
+    (engine,) = observer.watch.engines()
+    assert engine.usage is None
+    assert engine.balance is None

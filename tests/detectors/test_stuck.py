@@ -1,0 +1,174 @@
+"""stuck.never-fits and stuck.engine-stalled, and what only looks like them."""
+
+from __future__ import annotations
+
+import pytest
+
+from monitor.events.kinds import Limit
+from tests.detectors.scenes import Watched, never_fits, stalled, value
+
+NEVER_FITS = "stuck.never-fits"
+ENGINE_STALLED = "stuck.engine-stalled"
+
+
+# -------------------------------------------------------------------- stuck.never-fits
+
+
+def test_a_request_larger_than_the_pool() -> None:
+    scene, big = never_fits()
+    scene.live(3)
+    finding = scene.only(NEVER_FITS)
+    assert (finding.severity, finding.verdict) == ("error", "confirmed")
+    assert finding.culprits.requests == [big.id]
+    assert value(finding, "blocks_needed") == scene.lab.manager.blocks_for(big.num_prompt_tokens)
+    assert value(finding, "blocks_usable") == scene.lab.pool.usable
+    assert value(finding, "waiting_behind") == 2
+    assert "small-1 and small-2" in finding.explanation
+    assert f"--max-model-len {scene.lab.pool.usable * scene.lab.manager.block_size}" in finding.change[0]
+
+
+def test_what_is_advised_helps() -> None:
+    """Abort the culprit: those behind it run at once, and it is over."""
+    scene, big = never_fits()
+    scene.live(3)
+    fired = scene.only(NEVER_FITS)
+    scene.lab.abort(big)
+    scene.run_until_idle()
+    scene.live(5)
+    assert not scene.firing()
+    assert [f.id for f in scene.watch.find("resolved")] == [fired.id]
+
+
+def test_a_pool_one_block_larger_than_the_request_is_enough() -> None:
+    """The boundary: exactly what the pool can hold is served, one token more never is."""
+    usable = Watched().lab.pool.usable
+    fits, _ = never_fits(tokens=usable * 4)
+    fits.live(3)
+    assert not fits.firing(NEVER_FITS)
+    too_large, _ = never_fits(tokens=usable * 4 + 1)
+    too_large.live(3)
+    assert too_large.only(NEVER_FITS)
+
+
+@pytest.mark.parametrize("prefix_caching", [True, False])
+def test_a_request_that_outgrew_the_pool_never_fits_again(prefix_caching: bool) -> None:
+    """Admitted, it fills the pool, preempts itself, and is then too large to come back: whatever of it is cached."""
+    scene = Watched(total=9, prefix_caching=prefix_caching)
+    request = scene.lab.arrive(20, max_tokens=40)
+    scene.steps(60)
+    scene.live(3)
+    finding = scene.only(NEVER_FITS)
+    assert finding.culprits.requests == [request.id]
+    assert value(finding, "blocks_needed") == scene.lab.manager.blocks_for(request.num_tokens)
+
+
+def test_a_queue_that_moves_is_not_stuck() -> None:
+    """Many wait for a pool that is full, for longer than any grace; each fits, and has its turn."""
+    scene = Watched(total=33, prefix_caching=False)
+    for _ in range(30):
+        scene.lab.arrive(100, max_tokens=10)
+    while scene.lab.scheduler.has_work:
+        scene.live(1)
+        assert not scene.firing(NEVER_FITS)
+        assert not scene.firing(ENGINE_STALLED)
+    waited = [record.waited_ns for record in scene.ledger.ended]
+    assert len(waited) == 30
+    assert max(sum(w.values()) for w in waited) > 60e9
+
+
+# -------------------------------------------------------------------- stuck.engine-stalled
+
+
+def test_a_step_that_does_not_come_back() -> None:
+    scene = stalled()
+    scene.beat(8)
+    finding = scene.only(ENGINE_STALLED)
+    assert (finding.severity, finding.verdict) == ("critical", "confirmed")
+    assert finding.culprits.requests == ["r-1", "r-2"]
+    assert value(finding, "step_in_flight") == scene.lab.launched[0]
+    assert value(finding, "stalled_s") == (scene.lab.clock.monotonic_ns() - scene.lab.launched[1]) / 1e9
+
+
+def test_silence_alone_is_only_likely() -> None:
+    scene = stalled()
+    scene.silence(8)
+    finding = scene.only(ENGINE_STALLED)
+    assert finding.verdict == "likely"
+    assert "heartbeat" in finding.missing
+    assert value(finding, "silent_s") == 8.0
+
+
+def test_work_pending_and_no_step_launched() -> None:
+    """The engine's thread has died between two steps; the drain thread's heart beats on."""
+    scene = Watched()
+    scene.lab.arrive(20, max_tokens=100)
+    scene.steps(10)
+    scene.beat(8)
+    finding = scene.only(ENGINE_STALLED)
+    assert finding.verdict == "confirmed"
+    assert value(finding, "step_in_flight") == "none"
+    assert "no step was launched" in finding.explanation
+
+
+def test_it_is_over_when_steps_go_on() -> None:
+    scene = stalled()
+    scene.beat(8)
+    fired = scene.only(ENGINE_STALLED)
+    scene.lab.log.step_completed(scene.lab.launched[0], 8_000_000_000, Limit.NONE, *scene.lab.pool.counts()[:3])
+    scene.lab.launched = (-1, 0)
+    scene.live(4)
+    assert not scene.firing(ENGINE_STALLED)
+    assert [f.id for f in scene.watch.find("resolved")] == [fired.id]
+
+
+def test_an_idle_engine_is_not_stalled() -> None:
+    scene = Watched()
+    scene.lab.arrive(20, max_tokens=10)
+    scene.run_until_idle()
+    scene.beat(60)
+    assert not scene.alarms()
+    scene.silence(60)
+    assert not scene.alarms()
+
+
+def test_an_engine_that_stopped_in_good_order_is_not_stalled() -> None:
+    scene = Watched()
+    scene.lab.arrive(20, max_tokens=100)
+    scene.steps(5)
+    scene.lab.log.stopped()
+    scene.lab.flush()
+    scene.look()
+    scene.silence(60)
+    assert not scene.alarms()
+
+
+def test_one_long_prefill_is_not_a_stall() -> None:
+    """A step of 2,000 tokens takes 2,000 times as long as those before it did for one, and that is expected."""
+    scene = Watched(total=1200, max_num_batched_tokens=4096)
+    scene.lab.arrive(1, max_tokens=400)
+    scene.steps(20)
+    scene.lab.arrive(2000, max_tokens=1)
+    scene.launch()
+    scene.beat(20)
+    assert not scene.firing(ENGINE_STALLED)
+    scene.beat(120)
+    assert scene.only(ENGINE_STALLED)
+
+
+def test_the_first_step_of_an_engine_may_compile() -> None:
+    scene = Watched()
+    scene.lab.arrive(20, max_tokens=10)
+    scene.launch()
+    first = scene.watch.settings(ENGINE_STALLED, "first_step_s")
+    scene.beat(first - 1)
+    assert not scene.firing(ENGINE_STALLED)
+    scene.beat(2)
+    assert scene.only(ENGINE_STALLED)
+
+
+def test_a_scheduler_that_looks_and_finds_nothing_is_not_stalled() -> None:
+    """Wedged behind a request that never fits: passes go on, so it is that and not a stall."""
+    scene, _ = never_fits()
+    scene.live(60)
+    assert not scene.firing(ENGINE_STALLED)
+    assert scene.only(NEVER_FITS)

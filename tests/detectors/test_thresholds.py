@@ -1,0 +1,106 @@
+"""Every grace and threshold is in one table, can be set, is used, and is honoured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from monitor.detectors.judgement import CATALOGUE
+from monitor.detectors.thresholds import THRESHOLDS, Settings
+from monitor.events.kinds import Holder, Status
+from tests.detectors import scenes
+from tests.detectors.scenes import Observer, Watched
+from tests.detectors.test_logs import line, log
+
+
+class Asked(Settings):
+    """Settings that remember what they were asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __call__(self, code: str, name: str) -> float:
+        self.names.add(f"{code}.{name}")
+        return super().__call__(code, name)
+
+
+def test_every_threshold_has_a_code_and_a_reason() -> None:
+    for name, threshold in THRESHOLDS.items():
+        assert name.rpartition(".")[0] in CATALOGUE
+        assert len(threshold.reason) > 10
+        assert threshold.unit
+
+
+def test_every_threshold_is_used_by_some_detector() -> None:
+    asked = Asked()
+    for scene in (
+        scenes.finished_held(settings=asked),
+        scenes.unaccounted(settings=asked),
+        scenes.never_fits(settings=asked)[0],
+        scenes.lockstep(settings=asked),
+    ):
+        scene.live(12)
+    stalled = scenes.stalled(settings=asked)
+    stalled.beat(10)
+    first = Watched(asked)
+    first.lab.arrive(8)
+    first.launch()
+    first.beat(2)
+    leased = scenes.Spoken()
+    leased.watch.settings = asked
+    leased.arrive(7, [3])
+    leased.log.finished(7, Status.FINISHED_STOPPED)
+    leased.log.free_deferred(7, [3], Holder.CONNECTOR, lease_deadline_ns=1)
+    leased.say()
+    long = Watched(asked, prefix_caching=False)
+    long.lab.arrive(100, max_tokens=100)
+    long.live(2, every=0.5)
+    figures = [log("seed-000.log"), log("never-freed.log.gz"), log("lockstep-collapse.log.gz")]
+    figures.append([line(8 - n % 2, 0.02 * n) for n in range(40)])
+    for records in figures:
+        observer = Observer(asked)
+        observer.watch.feed(records)
+        observer.watch.settle()
+    assert asked.names == set(THRESHOLDS)
+
+
+GRACES: dict[str, tuple[Callable[[list[str]], Watched], Callable[[Watched, float], None]]] = {
+    "leak.finished-held": (lambda s: scenes.finished_held(settings=s), lambda w, t: w.live(t, every=0.25)),
+    "leak.unaccounted": (lambda s: scenes.unaccounted(settings=s), lambda w, t: w.live(t, every=0.25)),
+    "stuck.never-fits": (lambda s: scenes.never_fits(settings=s)[0], lambda w, t: w.live(t, every=0.25)),
+    "stuck.engine-stalled": (lambda s: scenes.stalled(settings=s), lambda w, t: w.beat(t, every=0.25)),
+}
+
+
+def test_every_grace_is_tried_below() -> None:
+    assert {name.removesuffix(".grace_s") for name in THRESHOLDS if name.endswith(".grace_s")} == set(GRACES)
+
+
+@pytest.mark.parametrize("grace_s", [None, 3.0, 30.0])
+@pytest.mark.parametrize("code", GRACES)
+def test_below_its_grace_it_is_pending_and_above_it_fires(code: str, grace_s: float | None) -> None:
+    begin, later = GRACES[code]
+    scene = begin([] if grace_s is None else [f"{code}.grace_s={grace_s}"])
+    grace = THRESHOLDS[f"{code}.grace_s"].value if grace_s is None else grace_s
+    later(scene, grace - 0.5)
+    assert not scene.firing(code)
+    (pending,) = [f for f in scene.watch.find("pending") if f.code == code]
+    assert pending.culprits.requests
+    later(scene, 1.0)
+    (firing,) = scene.firing(code)
+    assert firing.id == pending.id
+    assert not [f for f in scene.watch.find("pending") if f.code == code]
+
+
+def test_what_cannot_be_set_is_named() -> None:
+    with pytest.raises(ValueError, match=r"no threshold 'leak\.finished-held\.grase_s'.*leak\.finished-held\.grace_s"):
+        Settings.parse(["leak.finished-held.grase_s=1"])
+    with pytest.raises(ValueError, match=r"'soon' is not a number"):
+        Settings.parse(["leak.finished-held.grace_s=soon"])
+    with pytest.raises(ValueError, match=r"'' is not a number"):
+        Settings.parse(["leak.finished-held.grace_s"])
+    with pytest.raises(ValueError, match=r"'nan' is not a number"):
+        Settings.parse(["leak.finished-held.grace_s=nan"])
+    assert Settings.parse(["leak.unaccounted.grace_s=0.5"])("leak.unaccounted", "grace_s") == 0.5
