@@ -66,6 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
+    """The whole command line; the reference is made from it."""
     parser = argparse.ArgumentParser(
         prog="monitor", description="Explains the KV memory of paged-attention LLM engines."
     )

@@ -101,7 +101,6 @@ class Load:
         self._stopping = threading.Event()
         self._numbers = itertools.count(1)
         self._threads = [threading.Thread(target=self._run, args=(n,), daemon=True) for n in range(CLIENTS)]
-        self._long: threading.Thread | None = None
 
     def start(self) -> None:
         """Begin the ordinary load."""
@@ -110,8 +109,8 @@ class Load:
 
     def ask_for_too_much(self) -> None:
         """One request that needs more blocks than the pool has, from a client that waits for it."""
-        self._long = threading.Thread(target=self._ask, args=(NEVER_FITS, NEVER_FITS_TOKENS, 16, PATIENCE_S), daemon=True)
-        self._long.start()
+        arguments = (NEVER_FITS, NEVER_FITS_TOKENS, 16, PATIENCE_S)
+        threading.Thread(target=self._ask, args=arguments, daemon=True).start()
 
     def stop(self) -> None:
         """Close every connection: the engine then frees what they had."""

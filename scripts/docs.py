@@ -133,16 +133,20 @@ def _reference() -> Iterator[str]:
     yield ""
     yield "## Metrics of `monitor serve`"
     yield ""
-    yield "A counter's name has `_total` on the page. Requests and blocks are never labels. `kvscope_gpu_memory_bytes`"
-    yield "is there only where there is a GPU."
+    yield "Requests and blocks are never labels. Where there is a GPU, `kvscope_gpu_memory_bytes` (gauge; gpu, uuid, state:"
+    yield "total, used, free) is there too, as the driver counts it."
     yield ""
     yield from _table(
         ("metric", "type", "labels", "what it is"),
         sorted(
-            (f"`{m.name}{'_total' if m.type == 'counter' else ''}`", m.type, ", ".join(m._labelnames), m.documentation)
-            for m in WatchCollector(Watch()).describe_all()
+            (f"`{m.name}{_SUFFIX.get(m.type, '')}`", m.type, ", ".join(m._labelnames), m.documentation)
+            for m in WatchCollector(Watch()).collect()
+            if not m.name.startswith("kvscope_gpu_")
         ),
     )
+
+
+_SUFFIX = {"counter": "_total"}
 
 
 def _commands(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:

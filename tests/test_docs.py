@@ -1,0 +1,73 @@
+"""The docs say all of it, and nothing else: every setting, metric, code and command; every link leads somewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from monitor.detectors.judgement import CATALOGUE
+from scripts import docs
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+RUNBOOK_PARTS = {
+    "info": ["What it looks like"],
+    "else": ["What it looks like", "Why it happens", "How to confirm", "Do now", "Change", "What will not help"],
+}
+
+
+def test_what_is_generated_is_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`make docs` writes these; in a process of its own, since the reference must not depend on this one's settings."""
+    code = "from scripts import docs; print(*[p for p, text in docs.generated().items() if p.read_text() != text])"
+    stale = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True,
+        env={**os.environ, "KVSCOPE_URL": "http://elsewhere:1", "COLUMNS": "40"},
+    )  # fmt: skip
+    assert stale.stdout.split() == [], "run `make docs`"
+
+
+def test_every_variable_of_the_environment_is_named() -> None:
+    used = set()
+    for folder in ("monitor", "engine", "dashboards", "kernels"):
+        for path in (ROOT / folder).rglob("*.py"):
+            used |= set(re.findall(r"\bKVSCOPE_[A-Z_]+\b", path.read_text()))
+    assert used - set(docs.ENVIRONMENT) == set()
+    assert set(docs.ENVIRONMENT) <= used
+
+
+def test_every_code_has_a_runbook_and_every_runbook_a_code() -> None:
+    pages = {path.stem: path.read_text() for path in (ROOT / "docs" / "runbooks").glob("*.md")}
+    assert set(pages) == set(CATALOGUE)
+    for code, text in pages.items():
+        severity = CATALOGUE[code].severity
+        assert text.startswith(f"# {code}: ")
+        says = "Information" if severity == "info" else f"Severity: {severity}."
+        assert says in text
+        for part in RUNBOOK_PARTS["info" if severity == "info" else "else"]:
+            assert f"\n## {part}\n" in text, f"{code}: {part}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_somewhere(page: Path) -> None:
+    text = page.read_text()
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
+        if not target.startswith(("http://", "https://")):
+            assert (page.parent / target).exists(), target
+    anchors = {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in re.findall(r"^#+ (.+)$", text, re.M)}
+    for anchor in re.findall(r"\]\(#([^)]+)\)", text):
+        assert anchor in anchors
+
+
+def test_the_commands_in_the_readme_are_there() -> None:
+    """Each `make` target and each flag that the README shows exists."""
+    readme = (ROOT / "README.md").read_text()
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))
+    assert set(re.findall(r"`?make ([a-z]+)`?", readme)) - {"nothing"} <= targets
+    reference = (ROOT / "docs" / "reference.md").read_text()
+    for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+", readme):
+        assert flag in reference, flag
