@@ -132,6 +132,7 @@ class EngineCore:
         self._arrivals: deque[Request] = deque()
         self._ends: deque[tuple[int, Status]] = deque()
         self._wake = threading.Condition()
+        self._refusing = False
         self._closing = False
         self._worked = False
         self._audited_from = 0
@@ -158,7 +159,7 @@ class EngineCore:
     def submit(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams, priority: int = 0) -> int:
         """Queue a request; its number. Raises Refused as `check` does, and EngineDead."""
         self.check(prompt_token_ids)
-        if self._closing or self.failure:
+        if self._refusing or self.failure:
             raise EngineDead(self.failure or "the engine is stopping")
         number = next(self._numbers)
         request = Request(number, request_id, prompt_token_ids, params, priority, self.clock.monotonic_ns())
@@ -177,6 +178,12 @@ class EngineCore:
         """Nobody waits for this request any more: say so, and end it."""
         self.log.client_gone(number)
         self.end(number)
+
+    def refuse_all(self) -> None:
+        """Take no more requests, and end those that there are."""
+        self._refusing = True
+        self._ends += [(number, Status.FINISHED_ABORTED) for number in list(self._open)]
+        self._notify()
 
     def vitals(self) -> Vitals:
         """What heartbeats say."""
@@ -205,7 +212,7 @@ class EngineCore:
     def close(self) -> None:
         """Stop: requests that have not ended are aborted, and the stream says that the engine stopped."""
         self._closing = True
-        self._notify()
+        self.refuse_all()
         if self._thread.ident is not None:
             self._thread.join()
         self.watchdog.close()
@@ -218,6 +225,10 @@ class EngineCore:
         self._flush()
         if self.publisher is not None:
             self.publisher.close()
+
+    def _notify(self) -> None:
+        with self._wake:
+            self._wake.notify()
 
     # ---------------------------------------------------------------- the engine's thread
 
@@ -339,7 +350,6 @@ class EngineCore:
     def _wind_up(self) -> list[Output]:
         """Abort what is left, and free what the connector had still to copy."""
         self.log.tick()
-        self._ends += [(number, Status.FINISHED_ABORTED) for number in list(self._open)]
         outputs = self._take_in()
         self.scheduler.take_completions()
         return outputs

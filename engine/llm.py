@@ -88,8 +88,8 @@ class LLM:
             raise ValueError(f"there are {len(wanted)} prompts and {len(each)} sampling params: give one, or one each")
         tokenizer = self.core.loaded.tokenizer
         ids = [tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in wanted]
-        for prompt in ids:
-            self.core.check(prompt)
+        for prompt_ids in ids:
+            self.core.check(prompt_ids)
         work: dict[int, _Work] = {}
         for prompt, prompt_ids, one in zip(wanted, ids, each, strict=True):
             self._requests += 1
@@ -143,15 +143,14 @@ class _Work:
         """Whether a stop string ended it before the engine did. Raises RuntimeError if the engine failed at it."""
         if output.error:
             raise RuntimeError(output.error)
-        if self.text.stopped:
+        if self.reason:
             return False
         self.text.add(output.token_ids, last=output.status is not None)
         if self.text.stopped:
             self.reason = "stop"
-            return output.status is None
-        if output.status is not None:
+        elif output.status is not None:
             self.reason = FINISH_REASONS[output.status]
-        return False
+        return self.text.stopped and output.status is None
 
     def output(self) -> RequestOutput:
         text = self.prompt if isinstance(self.prompt, str) else None

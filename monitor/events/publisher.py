@@ -233,8 +233,10 @@ class Publisher:
 
 
 def replay_endpoint_for(events: str) -> str:
-    """Where the replay socket is unless told: the next port, or the same path with `-replay`."""
+    """Where the replay socket is unless told: the next port, another free one, or the same path with `-replay`."""
     head, colon, port = events.rpartition(":")
+    if port == "*":
+        return events
     if events.startswith("tcp://") and colon and port.isdecimal():
         return f"{head}:{int(port) + 1}"
     return f"{events}-replay" if events.startswith("ipc://") else REPLAY_ENDPOINT

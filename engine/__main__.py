@@ -1,0 +1,204 @@
+"""The engine's command line: python -m engine serve."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+import zmq
+
+from engine.config import DTYPES, KV_CONNECTORS, SCHEDULING_POLICIES, TINY, EngineConfig
+from engine.core import EngineCore, Stream
+from engine.faults import PLACES
+from engine.models import load
+from engine.server import create_app
+from monitor.events.publisher import EVENTS_ENDPOINT, NotPrivate, replay_endpoint_for
+
+USAGE = 2
+DEFAULTS = EngineConfig()
+logger = logging.getLogger("engine.serve")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command that the arguments name; the exit code."""
+    parsed = _parser().parse_args(arguments)
+    _set_up_logging()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return serve(parsed)
+    except (ValueError, OSError, NotPrivate, zmq.ZMQError) as error:
+        print(f"engine: {error}", file=sys.stderr)
+        return USAGE
+    except KeyboardInterrupt:
+        return 0
+
+
+def serve(parsed: argparse.Namespace) -> int:
+    """Serve until told to stop. Raises ValueError, OSError, NotPrivate or ZMQError for what cannot be started."""
+    config = _config(parsed)
+    listener = _listen(parsed.host, parsed.port)
+    port = listener.getsockname()[1]
+    address = f"[{parsed.host}]:{port}" if ":" in parsed.host else f"{parsed.host}:{port}"
+    engine = parsed.engine_id or f"{config.served_model_name}@{address}/0"
+    given = {name: getattr(config, name) for name in config.__dataclass_fields__}
+    changed = {name: value for name, value in given.items() if value != getattr(DEFAULTS, name) and name != "hash_key"}
+    logger.info("non-default args: %s", {**changed, "host": parsed.host, "port": port})
+    stream = None
+    if not parsed.no_stream:
+        replay = parsed.replay or replay_endpoint_for(parsed.events)
+        stream = Stream(engine, parsed.events, replay, parsed.journal)
+    with listener:
+        core = EngineCore(config, load(config), stream, stall_s=parsed.stall_seconds)
+        try:
+            _say_pool(core)
+            _run(core, engine, listener, address)
+        finally:
+            core.close()
+    return 1 if core.failure else 0
+
+
+def _run(core: EngineCore, engine: str, listener: socket.socket, address: str) -> None:
+    server = _Server(core, engine, address)
+    server.run(sockets=[listener])
+
+
+class _Server(uvicorn.Server):
+    """Says where it listens, and ends what the engine has in hand before it waits for its connections to end."""
+
+    def __init__(self, core: EngineCore, engine: str, address: str) -> None:
+        app = create_app(core, engine, self._stop)
+        super().__init__(
+            uvicorn.Config(app, log_config=None, log_level="warning", access_log=False, timeout_graceful_shutdown=2)
+        )
+        self._core = core
+        self._address = address
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        publisher = self._core.publisher
+        name = self._core.config.served_model_name
+        events = "events off"
+        if publisher is not None:
+            events = f"events on {publisher.events_endpoint}, replay on {publisher.replay_endpoint}"
+        print(f"kvscope engine {name} listening on http://{self._address}, {events}", flush=True)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._core.refuse_all()
+        super().handle_exit(sig, frame)
+
+    def _stop(self) -> None:
+        self.should_exit = True
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Bind before the model is loaded, so that a port in use is told at once."""
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except (OSError, OverflowError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        message = f"cannot listen on {host}:{port}: {reason}; choose another --port (0 picks a free one)"
+        raise ValueError(message) from error
+
+
+def _say_pool(core: EngineCore) -> None:
+    """The size of the pool, in vLLM's words."""
+    tokens = core.pool.usable * core.config.block_size
+    logger.info("%s KV cache size: %s tokens", core.config.device.upper(), f"{tokens:,}")
+    logger.info(
+        "Maximum concurrency for %s tokens per request: %.2fx", f"{core.max_model_len:,}", tokens / core.max_model_len
+    )
+
+
+def _config(parsed: argparse.Namespace) -> EngineConfig:
+    names = EngineConfig.__dataclass_fields__.keys() & vars(parsed).keys()
+    given = {name: getattr(parsed, name) for name in names}
+    return EngineConfig(**given, faults=tuple(parsed.fault), hash_key=parsed.hash_key_text.encode())
+
+
+def _set_up_logging() -> None:
+    """Lines as vLLM's are, but with the year, and in UTC."""
+    handler = logging.StreamHandler()
+    form = "%(levelname)s %(asctime)s [%(filename)s:%(lineno)d] %(message)s"
+    formatter = logging.Formatter(form, "%Y-%m-%d %H:%M:%S")
+    formatter.converter = time.gmtime
+    handler.setFormatter(formatter)
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+
+
+def _parser() -> argparse.ArgumentParser:
+    environment = os.environ.get
+    parser = argparse.ArgumentParser(prog="python -m engine", description="kvscope's paged-attention engine.")
+    serving = parser.add_subparsers(dest="command", required=True).add_parser(
+        "serve", help="serve a model over HTTP", description="Serves a model with OpenAI's API, and says its events."
+    )
+    add = serving.add_argument
+    add("--model", default=DEFAULTS.model, metavar="tiny|DIR", help=f"{TINY}, or a Hugging Face directory ({TINY})")
+    add("--served-model-name", default="", metavar="NAME", help="what clients call it (the model's own name)")
+    add("--host", default="127.0.0.1", help="where to listen (127.0.0.1)")
+    add("--port", type=int, default=8000, help="(8000; 0 picks a free one)")
+    add("--device", default=DEFAULTS.device, help=f"cpu, cuda or cuda:N ({DEFAULTS.device})")
+    add("--dtype", default=DEFAULTS.dtype, choices=DTYPES, help=f"of weights and KV ({DEFAULTS.dtype})")
+    add("--block-size", type=int, default=DEFAULTS.block_size, metavar="TOKENS", help=f"({DEFAULTS.block_size})")
+    add("--num-gpu-blocks", type=int, default=None, metavar="N", help="blocks of the pool, the reserved one included")
+    add(
+        "--kv-cache-memory-bytes", type=int, default=DEFAULTS.kv_cache_memory_bytes, metavar="BYTES",
+        help=f"the pool's size, unless --num-gpu-blocks says it ({DEFAULTS.kv_cache_memory_bytes})",
+    )  # fmt: skip
+    add("--max-model-len", type=int, default=None, metavar="TOKENS", help="prompt and output at most (the model's own)")
+    add("--max-num-seqs", type=int, default=DEFAULTS.max_num_seqs, metavar="N", help=f"({DEFAULTS.max_num_seqs})")
+    add(
+        "--max-num-batched-tokens", type=int, default=DEFAULTS.max_num_batched_tokens, metavar="N",
+        help=f"in one step ({DEFAULTS.max_num_batched_tokens})",
+    )  # fmt: skip
+    add("--scheduling-policy", default=DEFAULTS.scheduling_policy, choices=SCHEDULING_POLICIES, help="(fcfs)")
+    add("--no-enable-prefix-caching", dest="enable_prefix_caching", action="store_false", help="never reuse a prefix")
+    add("--kv-connector", default="", choices=[name for name in KV_CONNECTORS if name], help="keep KV outside the pool")
+    add(
+        "--fault", action="append", default=[], metavar="CODE[:key=value]…",
+        help=f"break one mechanism on purpose; may be repeated: {', '.join(PLACES)}",
+    )  # fmt: skip
+    add("--seed", type=int, default=DEFAULTS.seed, help=f"({DEFAULTS.seed})")
+    add(
+        "--stall-seconds", type=_positive, default=30.0, metavar="S",
+        help="no progress for this long is a stall (30)",
+    )  # fmt: skip
+    add(
+        "--events", default=environment("KVSCOPE_EVENTS", EVENTS_ENDPOINT), metavar="ENDPOINT",
+        help=f"where to publish events (KVSCOPE_EVENTS, else {EVENTS_ENDPOINT}); a port of * picks a free one",
+    )  # fmt: skip
+    add(
+        "--replay", default=environment("KVSCOPE_REPLAY", ""), metavar="ENDPOINT",
+        help="where to answer for past events (KVSCOPE_REPLAY, else beside --events)",
+    )  # fmt: skip
+    add("--journal", type=Path, default=None, metavar="DIR", help="keep the events there too")
+    add("--no-stream", action="store_true", help="say no events")
+    add(
+        "--engine-id", default=environment("KVSCOPE_ENGINE_ID", ""), metavar="ID",
+        help="(KVSCOPE_ENGINE_ID, else NAME@HOST:PORT/0)",
+    )  # fmt: skip
+    add(
+        "--hash-key", dest="hash_key_text", default=environment("KVSCOPE_HASH_KEY", ""), metavar="KEY",
+        help="of the prefix hashes (KVSCOPE_HASH_KEY, else random)",
+    )  # fmt: skip
+    return parser
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

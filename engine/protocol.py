@@ -1,0 +1,202 @@
+"""What clients send and get, in OpenAI's words: https://platform.openai.com/docs/api-reference.
+
+Fields that we do not know are refused, not passed over: whoever sends one expects something of it. Fields of the API
+that we know and do not serve are taken with the value that asks for nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final, Literal, TypeVar
+
+import msgspec
+
+from engine.models.tokens import Tokenizer
+from engine.sampling import SamplingParams
+
+MAX_STOPS: Final = 16
+MAX_NUMBER: Final = (1 << 53) - 1
+"""What JSON's readers agree on, and well within what an event carries."""
+NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
+    "n": (None, 1),
+    "best_of": (None, 1),
+    "echo": (None, False),
+    "logprobs": (None, False, 0),
+    "suffix": (None, ""),
+    "presence_penalty": (None, 0),
+    "frequency_penalty": (None, 0),
+}
+"""Fields that are known and not served, with the values that ask for nothing."""
+
+
+class BadRequest(ValueError):
+    """The request cannot be served as it is; `param` is the field to blame, if one is."""
+
+    def __init__(self, message: str, param: str | None = None, *, status: int = 400, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.status = status
+        self.code = code
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """include_usage: one more chunk at the end, with the token counts."""
+
+    include_usage: bool = False
+
+
+class GenerationRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What both ways to ask have in common. null is a field left out."""
+
+    model: str | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    priority: int = 0
+    user: str | None = None
+    n: int | None = None
+    logprobs: bool | int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+
+    def check(self, served_model_name: str) -> None:
+        """Raises BadRequest for what is understood and cannot be served."""
+        if self.model and self.model != served_model_name:
+            raise BadRequest(
+                f"the model {self.model!r} is not served here; {served_model_name!r} is",
+                "model", status=404, code="model_not_found",
+            )  # fmt: skip
+        for name, neutral in NEUTRAL.items():
+            if getattr(self, name, None) not in neutral:
+                raise BadRequest(f"{name} is {getattr(self, name)!r}, which is not supported: leave it out", name)
+        if self.stream_options is not None and not self.stream:
+            raise BadRequest("stream_options needs stream to be true", "stream_options")
+        for name in ("priority", "seed", "max_tokens"):
+            if not -MAX_NUMBER <= (getattr(self, name) or 0) <= MAX_NUMBER:
+                raise BadRequest(f"{name} is {getattr(self, name)} and may be {MAX_NUMBER} at most", name)
+        if isinstance(self.stop, list) and len(self.stop) > MAX_STOPS:
+            raise BadRequest(f"stop has {len(self.stop)} strings and may have {MAX_STOPS}", "stop")
+
+    def sampling(self, default_max_tokens: int) -> SamplingParams:
+        """As the engine takes it. Raises BadRequest, naming the field."""
+        given: dict[str, Any] = {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": 0 if self.top_k == -1 else self.top_k,  # vLLM's way to say all
+            "seed": self.seed,
+            "stop": self.stop,
+            "stop_token_ids": self.stop_token_ids,
+            "max_tokens": self.max_tokens if self.max_tokens is not None else default_max_tokens,
+        }
+        try:
+            return SamplingParams(
+                ignore_eos=self.ignore_eos, **{name: value for name, value in given.items() if value is not None}
+            )
+        except ValueError as error:
+            field = str(error).split(" ", 1)[0]
+            raise BadRequest(str(error), field if field in given else None) from error
+
+
+class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/completions. `prompt`: a text, texts, token ids, or lists of token ids."""
+
+    prompt: str | list[str | int | list[int]]
+    best_of: int | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+
+    def prompts(self, tokenizer: Tokenizer) -> list[list[int]]:
+        """The token ids of each prompt. Raises BadRequest if they are mixed or there is none."""
+        given = [self.prompt] if isinstance(self.prompt, str) else self.prompt
+        if given and all(isinstance(item, int) for item in given):
+            return [[item for item in given if isinstance(item, int)]]
+        texts = [tokenizer.encode(item) for item in given if isinstance(item, str)]
+        ids = [item for item in given if isinstance(item, list)]
+        if not given or len(given) not in (len(texts), len(ids)):
+            raise BadRequest("prompt must be a text, a list of texts, token ids, or a list of lists of them", "prompt")
+        return texts or ids
+
+
+class TextPart(msgspec.Struct, forbid_unknown_fields=True):
+    """A part of a message. Only text is understood."""
+
+    text: str
+    type: Literal["text"] = "text"
+
+
+class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
+    """One message of a chat."""
+
+    role: str
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+
+    def as_dict(self) -> dict[str, object]:
+        """As chat templates take it: parts joined."""
+        content = self.content
+        text = "".join(part.text for part in content) if isinstance(content, list) else content or ""
+        message: dict[str, object] = {"role": self.role, "content": text}
+        return message | ({"name": self.name} if self.name else {})
+
+
+class ChatRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/chat/completions. max_completion_tokens is the newer name of max_tokens."""
+
+    messages: list[ChatMessage]
+    max_completion_tokens: int | None = None
+
+    def prompt(self, tokenizer: Tokenizer) -> list[int]:
+        """The token ids up to where the answer begins. Raises BadRequest."""
+        if not self.messages:
+            raise BadRequest("messages is empty: send at least one", "messages")
+        if self.max_completion_tokens is not None:
+            self.max_tokens = self.max_completion_tokens
+        try:
+            return tokenizer.encode_chat([message.as_dict() for message in self.messages])
+        except ValueError as error:
+            raise BadRequest(str(error), "messages") from error
+
+
+T = TypeVar("T", CompletionRequest, ChatRequest)
+
+_DECODERS: Final = {kind: msgspec.json.Decoder(kind) for kind in (CompletionRequest, ChatRequest)}
+_PATH: Final = re.compile(r" - at `\$\.?(.*)`$")
+_FIELD: Final = re.compile(r"field `(.+?)`")
+
+
+def parse(kind: type[T], body: bytes) -> T:
+    """The request in `body`. Raises BadRequest, naming the field."""
+    try:
+        request = _DECODERS[kind].decode(body)
+    except msgspec.ValidationError as error:
+        text = str(error)
+        path, field = _PATH.search(text), _FIELD.search(text)
+        name = ".".join(part for part in (path[1] if path else "", field[1] if field else "") if part)
+        message = text[: path.start()] if path else text
+        raise BadRequest(f"{name}: {message}" if name else message, name or None) from error
+    except msgspec.DecodeError as error:
+        raise BadRequest(f"the body is not JSON: {error}") from error
+    assert isinstance(request, kind)
+    return request
+
+
+def error_body(message: str, *, param: str | None = None, code: str | None = None, status: int = 400) -> dict[str, Any]:
+    """An error as OpenAI's clients read it."""
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
+    """The token counts of a request, or of all of its prompts."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }

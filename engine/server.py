@@ -1,0 +1,292 @@
+"""The engine over HTTP: OpenAI's completions and chats, /v1/models, /health, /metrics.
+
+A client that goes away frees its request at once, whether it had asked for a stream or not: while a request is served
+its connection is watched, and when it closes the engine is told, and says so to the event stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, Final
+
+import msgspec
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from engine.core import EngineCore, EngineDead, Refused
+from engine.frontend import EngineError, FrontEnd, Texts
+from engine.metrics import EngineCollector, StatsLine
+from engine.protocol import BadRequest, ChatRequest, CompletionRequest, GenerationRequest, error_body, parse, usage
+
+STATS_S: Final = 10.0
+"""Between two stats lines: vLLM's default."""
+DEFAULT_MAX_TOKENS: Final = 16
+"""OpenAI's default for completions; a chat may go on to the model's end."""
+REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+def create_app(core: EngineCore, engine: str, stop: Callable[[], None]) -> Starlette:
+    """The app that serves `core`, which runs while the app does. `engine`: its id. `stop`: end the process."""
+    server = Server(core, engine)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+        server.front_end.start(stop)
+        stats = asyncio.create_task(_log_stats(core))
+        yield
+        stats.cancel()
+
+    return Starlette(
+        routes=[
+            Route("/v1/completions", server.completions, methods=["POST"]),
+            Route("/v1/chat/completions", server.chat, methods=["POST"]),
+            Route("/v1/models", server.models),
+            Route("/health", server.health),
+            Route("/metrics", server.metrics),
+        ],
+        exception_handlers={
+            BadRequest: _refused, Refused: _refused, EngineDead: _unavailable, HTTPException: _http_error,
+        },
+        lifespan=lifespan,
+    )  # fmt: skip
+
+
+async def _log_stats(core: EngineCore) -> None:
+    line = StatsLine(core)
+    while True:
+        await asyncio.sleep(STATS_S)
+        line.log()
+
+
+class Server:
+    """The endpoints."""
+
+    def __init__(self, core: EngineCore, engine: str) -> None:
+        self.core = core
+        self.engine = engine
+        self.front_end = FrontEnd(core)
+        self._model = core.config.served_model_name
+        self._created = int(time.time())
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(EngineCollector(core))
+
+    async def completions(self, request: Request) -> Response:
+        """POST /v1/completions: one text for each prompt."""
+        asked = parse(CompletionRequest, await request.body())
+        asked.check(self._model)
+        prompts = asked.prompts(self.core.loaded.tokenizer)
+        return self._answer("cmpl", request, asked, prompts, DEFAULT_MAX_TOKENS, _COMPLETION)
+
+    async def chat(self, request: Request) -> Response:
+        """POST /v1/chat/completions: the assistant's next message."""
+        asked = parse(ChatRequest, await request.body())
+        asked.check(self._model)
+        prompt = asked.prompt(self.core.loaded.tokenizer)
+        room = max(1, self.core.max_model_len - len(prompt))
+        return self._answer("chatcmpl", request, asked, [prompt], room, _CHAT)
+
+    async def models(self, _request: Request) -> Response:
+        """GET /v1/models: the one model."""
+        model = {
+            "id": self._model, "object": "model", "created": self._created, "owned_by": "kvscope",
+            "max_model_len": self.core.max_model_len,
+        }  # fmt: skip
+        return JSONResponse({"object": "list", "data": [model]})
+
+    async def health(self, _request: Request) -> Response:
+        """GET /health: idle or serving, with 200; stalled or dead, with 503 and what is known of why."""
+        core, now = self.core, self.core.clock.monotonic_ns()
+        watchdog = core.watchdog
+        if core.failure:
+            status = "dead"
+        elif watchdog.engine_stalled_s:
+            status = "stalled"
+        else:
+            status = "serving" if core.in_flight else "idle"
+        step, since_ns = core.launched
+        body = {
+            "status": status,
+            "engine": self.engine,
+            "error": core.failure or None,
+            "running": len(core.scheduler.running),
+            "waiting": len(core.scheduler.waiting),
+            "in_flight_at_front_end": core.in_flight,
+            "steps": core.scheduler.step,
+            "step_in_flight": None if step < 0 else {"step": step, "for_s": round((now - since_ns) / 1e9, 3)},
+            "stalled_for_s": round(watchdog.engine_stalled_s, 3),
+            "stalled_requests": [
+                {
+                    "id": stall.request,
+                    "state": stall.status.name,
+                    "cause": stall.cause.name,
+                    "since_step": stall.since_step,
+                    "for_s": round((now - stall.since_ns) / 1e9, 3),
+                }
+                for stall in watchdog.stalled.values()
+            ],
+            "faults": [str(fault) for fault in core.faults.on.values()],
+        }
+        return JSONResponse(body, 503 if status in ("stalled", "dead") else 200)
+
+    async def metrics(self, _request: Request) -> Response:
+        """GET /metrics: what Prometheus scrapes."""
+        return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_LATEST)
+
+    def _answer(
+        self,
+        prefix: str,
+        request: Request,
+        asked: GenerationRequest,
+        prompts: list[list[int]],
+        default_max_tokens: int,
+        form: _Form,
+    ) -> Response:
+        name = f"{prefix}-{_request_id(request)}"
+        names = [name] if len(prompts) == 1 else [f"{name}-{index}" for index in range(len(prompts))]
+        texts = self.front_end.submit(names, prompts, asked.sampling(default_max_tokens), asked.priority)
+        head = {"id": name, "created": int(time.time()), "model": self._model}
+        if not asked.stream:
+            return Answer(texts, lambda send: _send_whole(send, texts, form, head))
+        with_usage = asked.stream_options is not None and asked.stream_options.include_usage
+        return Answer(texts, lambda send: _send_stream(send, texts, form, head, with_usage))
+
+
+class _Form:
+    """How completions or chats look: the objects' names, and a choice as a whole and as a piece."""
+
+    def __init__(self, whole: str, piece: str, key: str, wrap: Callable[[str], object], first: object = None) -> None:
+        self.whole, self.piece = whole, piece
+        self.whole_key, self.piece_key = key, "delta" if key == "message" else key
+        self.wrap = wrap
+        self.first = first
+        """What a stream begins with, if with anything."""
+
+    def choice(self, key: str, index: int, content: object, reason: str) -> dict[str, Any]:
+        return {"index": index, key: content, "logprobs": None, "finish_reason": reason or None}
+
+
+_COMPLETION: Final = _Form("text_completion", "text_completion", "text", lambda text: text)
+_CHAT: Final = _Form(
+    "chat.completion", "chat.completion.chunk", "message", lambda text: {"role": "assistant", "content": text},
+    first={"role": "assistant", "content": ""},
+)  # fmt: skip
+
+
+class Answer(Response):
+    """Sends what `work` sends, for as long as the client is there; then the texts are closed."""
+
+    def __init__(self, texts: Texts, work: Callable[[Send], Awaitable[None]]) -> None:
+        super().__init__()
+        self._texts = texts
+        self._work = work
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve it."""
+        working = asyncio.ensure_future(self._work(send))
+        watching = asyncio.ensure_future(_gone(receive))
+        try:
+            await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                working.result()
+        finally:
+            self._texts.close(client_gone=not working.done())
+            for task in (working, watching):
+                task.cancel()
+            await asyncio.gather(working, watching, return_exceptions=True)
+
+
+async def _gone(receive: Receive) -> None:
+    """Until the client has closed the connection."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _send_whole(send: Send, texts: Texts, form: _Form, head: Mapping[str, Any]) -> None:
+    """All texts in one body."""
+    try:
+        while await texts.next() is not None:
+            pass
+    except EngineError as error:
+        return await _send_body(send, 500, error_body(str(error), status=500), head)
+    choices = [
+        form.choice(form.whole_key, index, form.wrap(text.text), texts.reasons[number])
+        for index, (number, text) in enumerate(texts.made.items())
+    ]
+    counts = usage(texts.prompt_tokens, texts.completion_tokens)
+    return await _send_body(send, 200, {**head, "object": form.whole, "choices": choices, "usage": counts}, head)
+
+
+async def _send_body(send: Send, status: int, body: object, head: Mapping[str, Any]) -> None:
+    payload = msgspec.json.encode(body)
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(payload)).encode()),
+        (b"x-request-id", head["id"].encode()),
+    ]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": payload})
+
+
+async def _send_stream(send: Send, texts: Texts, form: _Form, head: Mapping[str, Any], with_usage: bool) -> None:
+    """Server-sent events: a chunk for each piece of text, then [DONE]."""
+    headers = [
+        (b"content-type", b"text/event-stream; charset=utf-8"),
+        (b"cache-control", b"no-cache"),
+        (b"x-request-id", head["id"].encode()),
+    ]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    if form.first is not None:
+        await _send_chunk(send, {**head, "object": form.piece, "choices": [form.choice("delta", 0, form.first, "")]})
+    try:
+        while (delta := await texts.next()) is not None:
+            if delta.text or delta.reason:
+                content = {"content": delta.text} if form.piece_key == "delta" else delta.text
+                choice = form.choice(form.piece_key, delta.index, content, delta.reason)
+                await _send_chunk(send, {**head, "object": form.piece, "choices": [choice]})
+        if with_usage:
+            counts = usage(texts.prompt_tokens, texts.completion_tokens)
+            await _send_chunk(send, {**head, "object": form.piece, "choices": [], "usage": counts})
+    except EngineError as error:
+        await _send_chunk(send, error_body(str(error), status=500))
+    await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+
+
+async def _send_chunk(send: Send, content: object) -> None:
+    body = b"data: " + msgspec.json.encode(content) + b"\n\n"
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+
+
+def _request_id(request: Request) -> str:
+    """The client's X-Request-Id, or a new one. Raises BadRequest for one that cannot stand in a log line."""
+    given = request.headers.get("x-request-id")
+    if given is None:
+        return uuid.uuid4().hex
+    if not REQUEST_ID.fullmatch(given):
+        raise BadRequest("X-Request-Id must be 1 to 128 printable ASCII characters without spaces", "X-Request-Id")
+    return given
+
+
+async def _refused(_request: Request, error: Exception) -> Response:
+    if isinstance(error, BadRequest):
+        body = error_body(str(error), param=error.param, code=error.code, status=error.status)
+        return JSONResponse(body, error.status)
+    return JSONResponse(error_body(str(error), param="prompt"), 400)
+
+
+async def _unavailable(_request: Request, error: Exception) -> Response:
+    return JSONResponse(error_body(str(error), status=503), 503)
+
+
+async def _http_error(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return JSONResponse(error_body(error.detail, status=error.status_code), error.status_code, headers=error.headers)
