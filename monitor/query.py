@@ -9,7 +9,7 @@ import msgspec
 
 from monitor.findings import FindingReport
 from monitor.views import BlockDetail, BlockMap, EngineView, FindingState, PointView, RequestDetail, RequestView
-from monitor.watch import NotKnown
+from monitor.watch import NotKnown as NotKnown
 
 T = TypeVar("T")
 

@@ -1,0 +1,105 @@
+"""What is wrong: each open finding with its culprits, and what to do, what to change, what will not help."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dash import dcc, html
+
+from dashboards.web.links import to_request
+from dashboards.web.markup import and_more, block_links
+from dashboards.web.words import age, clock, counted
+from monitor.findings import FindingReport
+
+MOST_CULPRITS = 12
+
+
+def section(findings: Sequence[FindingReport], now: str | None) -> list[Any]:
+    """Those that need somebody, in full; then those that only inform, folded."""
+    grave = [finding for finding in findings if finding.severity != "info"]
+    others = [finding for finding in findings if finding.severity == "info"]
+    parts: list[Any] = [html.H2("Findings", className="unseen")]
+    parts += [_card(finding, now) for finding in grave]
+    if not grave:
+        parts.append(html.P("Nothing is wrong that can be seen.", className="all-well"))
+    parts += [_folded(finding, now) for finding in others]
+    return parts
+
+
+def _card(finding: FindingReport, now: str | None) -> html.Article:
+    return html.Article(
+        [_marks(finding, now), html.H3(finding.title), *_body(finding)],
+        className=f"finding {finding.severity}",
+        key=finding.id,
+    )
+
+
+def _folded(finding: FindingReport, now: str | None) -> html.Details:
+    return html.Details(
+        [html.Summary([html.Span(finding.title, className="title"), _marks(finding, now)]), *_body(finding)],
+        className=f"finding {finding.severity}",
+        key=finding.id,
+    )
+
+
+def _marks(finding: FindingReport, now: str | None) -> html.Div:
+    since = ""
+    if finding.since:
+        since = f"since {clock(finding.since)} UTC, {age(finding.since, now)}"
+    return html.Div(
+        [
+            html.Span(finding.severity, className="severity"),
+            html.Code(finding.code),
+            html.Span(finding.verdict, className=f"verdict {finding.verdict}", title="how the verdict was reached"),
+            html.Span(since, className="since"),
+        ],
+        className="marks",
+    )
+
+
+def _body(finding: FindingReport) -> list[Any]:
+    parts: list[Any] = [html.P(finding.explanation, className="explanation"), *_culprits(finding)]
+    if finding.missing:
+        parts.append(html.P([html.Strong("To be sure: "), finding.missing], className="missing"))
+    advice = [
+        html.Div([html.H4(title), html.Ul([html.Li(line) for line in lines])], className=name)
+        for title, name, lines in (
+            ("Do now", "do-now", finding.do_now),
+            ("Change", "change", finding.change),
+            ("Won’t help", "wont-help", finding.wont_help),
+        )
+        if lines
+    ]
+    parts.append(html.Div(advice, className="advice"))
+    parts.append(html.Div([_evidence(finding), html.A("Runbook", href=f"/{finding.runbook}")], className="more"))
+    return parts
+
+
+def _culprits(finding: FindingReport) -> list[Any]:
+    rows = []
+    requests, blocks = finding.culprits.requests, finding.culprits.blocks
+    if requests:
+        names: list[Any] = [
+            dcc.Link(name, href=to_request(finding.engine, name), className="id") for name in requests[:MOST_CULPRITS]
+        ]
+        rows += [html.Dt(counted(len(requests), "request")), html.Dd(names + and_more(len(requests) - MOST_CULPRITS))]
+    if blocks:
+        links = block_links(finding.engine, blocks, MOST_CULPRITS)
+        rows += [html.Dt(counted(len(blocks), "block")), html.Dd(links)]
+    return [html.Dl(rows, className="culprits")] if rows else []
+
+
+def _evidence(finding: FindingReport) -> html.Details:
+    rows = [
+        html.Tr(
+            [
+                html.Th(evidence.name.replace("_", " "), scope="row"),
+                html.Td(f"{evidence.value:,}" if isinstance(evidence.value, int | float) else evidence.value),
+                html.Td(evidence.unit),
+                html.Td(" ".join(filter(None, (evidence.source, evidence.position)))),
+            ]
+        )
+        for evidence in finding.evidence
+    ]
+    return html.Details([html.Summary("Evidence"), html.Table(html.Tbody(rows))], className="evidence")

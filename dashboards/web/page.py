@@ -1,0 +1,133 @@
+"""The page's frame: what is there before anything has been said, and the places that sections go to."""
+
+from __future__ import annotations
+
+from dash import dcc, html
+
+from dashboards.web.markup import aria
+from dashboards.web.palette import SHADES
+from dashboards.web.pool import CONFIG
+
+_SHADES = "".join(f"--{shade.field.replace('_', '-')}: {shade.css};" for shade in SHADES)
+
+INDEX = (
+    """<!DOCTYPE html>
+<html lang="en">
+<head>
+  {%metas%}
+  <meta name="viewport" content="width=device-width, initial-scale=1">
+  <meta name="color-scheme" content="light dark">
+  <title>{%title%}</title>
+  <link rel="icon" type="image/svg+xml" href="/assets/kvscope.svg">
+  <style>:root {"""
+    + _SHADES
+    + """}</style>
+  {%css%}
+</head>
+<body>
+  {%app_entry%}
+  <noscript>This page is live and needs JavaScript. The same is told by <code>monitor doctor</code>.</noscript>
+  <footer>{%config%}{%scripts%}{%renderer%}</footer>
+</body>
+</html>
+"""
+)
+
+
+def layout() -> html.Div:
+    """Every place that a section goes to, empty."""
+    return html.Div(
+        [
+            dcc.Location(id="url", refresh="callback-nav"),
+            dcc.Store(id="beat"),
+            dcc.Store(id="pointed"),
+            html.A("Skip to the findings", href="#findings", className="skip"),
+            html.Header(
+                [
+                    dcc.Link([html.Span(className="mark"), "kvscope"], href="/", className="brand"),
+                    html.Nav(id="engines", **aria(label="Engines")),
+                    html.Div(id="health", role="status", **aria(label="Stream health")),
+                ]
+            ),
+            html.Div(id="stale", role="alert", hidden=True, className="banner quiet"),
+            html.Div(id="unreadable", role="alert", hidden=True, className="banner quiet"),
+            html.Div(id="alarms", role="alert"),
+            html.Div([html.Main([_empty(), _engine()]), html.Aside(id="story", hidden=True, **aria(label="Story"))],
+                     className="columns"),
+            html.Footer(
+                [
+                    html.A("metrics", href="/metrics"),
+                    html.A("API", href="/api/openapi.json"),
+                    html.Span("All times are UTC. No prompt and no token leaves the engine: lengths and counts only."),
+                ]
+            ),
+        ],
+        id="page",
+    )  # fmt: skip
+
+
+def _empty() -> html.Section:
+    return html.Section(
+        [
+            html.H1("Waiting for an engine"),
+            html.P("Nothing has been heard on any of the event streams that this service listens to:"),
+            html.Ul(id="sources"),
+            html.P(
+                [
+                    "Start an engine with its event stream there, such as ",
+                    html.Code("python -m engine serve"),
+                    ", and it appears here by itself. To listen elsewhere: ",
+                    html.Code("monitor serve --events ENDPOINT"),
+                    ".",
+                ]
+            ),
+        ],
+        id="empty",
+        hidden=True,
+    )
+
+
+def _engine() -> html.Div:
+    return html.Div(
+        [
+            html.Section(id="summary", **aria(label="The engine")),
+            html.Section(id="findings", tabIndex="-1", **aria(label="Findings")),
+            html.Section(
+                [
+                    html.H2("The pool’s balance"),
+                    html.Div(
+                        [
+                            html.Ul(id="legend"),
+                            html.Div(dcc.Graph(id="history", config=CONFIG), id="history-frame", role="img"),
+                        ],
+                        className="balance",
+                    ),
+                ],
+                className="card",
+            ),
+            html.Section(
+                [
+                    html.H2("Every block"),
+                    html.P("Point at a block to see who holds it and why; click, or press Enter, to keep its story.",
+                           className="note"),
+                    html.Div(
+                        [
+                            html.Img(id="map", alt="", draggable="false"),
+                            html.Img(id="spotlight", alt="", draggable="false", hidden=True),
+                            html.Div(className="lines"),
+                            html.Div(className="cursor"),
+                        ],
+                        id="map-frame",
+                        tabIndex="0",
+                        role="application",
+                        **aria(label="Block map: arrow keys go from block to block, Enter opens a block’s story"),
+                    ),
+                    html.Div(id="pointed-block", **aria(live="polite")),
+                ],
+                className="card",
+            ),
+            html.Section(id="requests", className="card", **aria(label="Requests")),
+        ],
+        id="engine",
+        hidden=True,
+    )  # fmt: skip

@@ -1,0 +1,40 @@
+"""The colour of each block state: on the map, in the bands of the chart and in every legend.
+
+They differ in lightness as well as in hue, each from its neighbours in the chart, and are seen on light and dark alike.
+Red is kept for what nobody can account for. Order: as the chart stacks them, what does not come back lowest, so that a
+leak is a floor that rises.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+
+class Shade(NamedTuple):
+    """A block state: its name in BLOCK_STATES and in PointView, its name on the page, what it means, its colour."""
+
+    state: str
+    field: str
+    label: str
+    meaning: str
+    rgb: tuple[int, int, int]
+    opacity: float = 1.0
+
+    @property
+    def css(self) -> str:
+        """As a style sheet writes it."""
+        return f"rgba({', '.join(map(str, self.rgb))}, {self.opacity:g})"
+
+
+SHADES: Final = (
+    Shade("UNACCOUNTED", "unaccounted", "UNACCOUNTED", "in use, and nobody may hold them", (226, 49, 45)),
+    Shade(
+        "finished", "finished", "finished but held", "of requests that have ended; their free is deferred",
+        (139, 70, 170),
+    ),
+    Shade("running", "running", "running", "of requests that are being computed", (104, 168, 235)),
+    Shade("waiting", "waiting", "waiting", "of requests that wait, and keep blocks meanwhile", (243, 184, 66)),
+    Shade("cached-idle", "cached_idle", "cached, idle", "kept for prefix hits until needed", (58, 145, 134)),
+    Shade("free", "free", "free", "empty, ready to be handed out", (128, 140, 160), 0.22),
+    Shade("reserved", "reserved", "reserved", "never handed out", (112, 118, 130)),
+)  # fmt: skip

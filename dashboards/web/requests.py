@@ -1,0 +1,83 @@
+"""The table of requests: where each one is, why, since when, and what it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from dash import dcc, html
+
+from dashboards.web.links import to_request
+from dashboards.web.markup import aria, dot
+from dashboards.web.words import counted, duration
+from monitor.views import RequestView
+
+MOST_LIVE = 150
+MOST_ENDED = 20
+COLUMNS = (
+    ("Request", "", ""),
+    ("State", "", ""),
+    ("Reason", "", "why it is in this state and not another"),
+    ("For", "n", "how long it has been in this state"),
+    ("Blocks", "n", "blocks in its table now"),
+    ("Prompt", "n", "prompt tokens"),
+    ("Computed", "n", "tokens whose keys and values are in the pool, or were when it ended"),
+    ("Output", "n", "tokens generated, of the most it may generate"),
+    ("Preempted", "n", "times it lost its blocks, and the tokens to compute again"),
+)
+
+
+def section(engine: str, requests: Sequence[RequestView], culprits: Collection[str]) -> list[Any]:
+    """Culprits of open findings first, then as the query gives them: the longest in their state first."""
+    live = [request for request in requests if not request.ended]
+    ended = [request for request in requests if request.ended]
+    live.sort(key=lambda request: request.id not in culprits)
+    shown = live[:MOST_LIVE] + ended[:MOST_ENDED]
+    rows = [_row(engine, request, request.id in culprits) for request in shown]
+    header = html.Tr([html.Th(name, className=kind, title=means, scope="col") for name, kind, means in COLUMNS])
+    notes = [f"{counted(len(live), 'request')} alive or holding blocks"]
+    if len(live) > MOST_LIVE:
+        notes.append(f"the first {MOST_LIVE} are shown")
+    if ended:
+        notes.append(f"then the last {counted(min(len(ended), MOST_ENDED), 'request')} that ended")
+    if not rows:
+        return [html.H2("Requests"), html.P("No request has been heard of yet.", className="note")]
+    return [
+        html.H2("Requests"),
+        html.P(", ".join(notes) + ".", className="note"),
+        html.Div(html.Table([html.Thead(header), html.Tbody(rows)]), className="scroll", tabIndex="0", role="region",
+                 **aria(label="Table of requests")),
+    ]  # fmt: skip
+
+
+def _row(engine: str, request: RequestView, culprit: bool) -> html.Tr:
+    lost = f" (−{request.tokens_lost:,})" if request.tokens_lost else ""
+    cells: list[Any] = [
+        html.Th(dcc.Link(request.id, href=to_request(engine, request.id), className="id"), scope="row"),
+        html.Td([dot(family_of(request)), request.state]),
+        html.Td(html.Code(reason_of(request))),
+        html.Td(duration(request.for_s), className="n"),
+        html.Td(f"{request.blocks:,}", className="n"),
+        html.Td(f"{request.prompt_tokens:,}", className="n"),
+        html.Td(f"{request.computed_tokens:,}", className="n"),
+        html.Td(f"{request.output_tokens:,} / {request.max_tokens:,}", className="n"),
+        html.Td(f"{request.preemptions:,}{lost}", className="n"),
+    ]
+    kind = "culprit" if culprit else "ended" if request.ended else ""
+    return html.Tr(cells, className=kind, key=str(request.number))
+
+
+def reason_of(request: RequestView) -> str:
+    """The reason that goes with its state; who waits for blocks, how many."""
+    if request.reason == "KV_BLOCKS" and request.blocks_needed:
+        return f"KV_BLOCKS, needs {request.blocks_needed:,}"
+    return request.reason
+
+
+def family_of(request: RequestView) -> str:
+    """The block state that blocks of this request are in, as a class of the style sheet; `none` if it holds none."""
+    if request.reason == "UNACCOUNTED":
+        return "unaccounted"
+    if request.state.startswith("FINISHED"):
+        return "finished" if request.blocks else "none"
+    return "running" if request.state == "RUNNING" else "waiting"

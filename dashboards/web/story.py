@@ -1,0 +1,96 @@
+"""The story of one thing, beside the page: a request's life, or why a block is held."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dash import dcc, html
+
+from dashboards.web.links import to_engine, to_request
+from dashboards.web.markup import block_links, dot
+from dashboards.web.requests import family_of, reason_of
+from dashboards.web.words import clock, counted, duration
+from monitor.views import BlockDetail, RequestDetail, StoryView
+
+MOST_LINES = 200
+MOST_SPANS = 60
+
+
+def of_request(detail: RequestDetail) -> list[Any]:
+    """A request: its state, its cost, its blocks, its life."""
+    request, engine = detail.request, detail.engine
+    reason = reason_of(request)
+    facts = [
+        ("For", f"{duration(request.for_s)}, since {clock(request.since)} UTC"),
+        ("Prompt", counted(request.prompt_tokens, "token")),
+        ("From the prefix cache", counted(request.hit_tokens, "token")),
+        ("Computed", counted(request.computed_tokens, "token")),
+        ("Output", f"{request.output_tokens:,} of at most {counted(request.max_tokens, 'token')}"),
+        ("Preempted", f"{counted(request.preemptions, 'time')}, {counted(request.tokens_lost, 'token')} lost"),
+    ]
+    facts += [(f"Waited: {cause}", duration(seconds)) for cause, seconds in detail.waited_s.items()]
+    if request.client_gone:
+        facts.append(("Client", "has gone away"))
+    parts: list[Any] = [
+        *_head(engine, "Request", request.id),
+        html.P(
+            [dot(family_of(request)), request.state, html.Code(reason) if reason else ""],
+            className="state",
+        ),
+        html.Dl([part for name, value in facts for part in (html.Dt(name), html.Dd(value))], className="facts"),
+    ]
+    if detail.blocks:
+        links = block_links(engine, detail.blocks, MOST_SPANS)
+        parts += [html.H3(f"Holds {counted(len(detail.blocks), 'block')}"), html.P(links, className="blocks")]
+    return parts + _story(detail.story, detail.story_is_whole)
+
+
+def of_block(detail: BlockDetail) -> list[Any]:
+    """A block: what it is, why, and its life."""
+    return [
+        *_head(detail.engine, "Block", f"{detail.block:,}"),
+        *_what_it_is(detail),
+        *_story(detail.story, whole=True),
+    ]
+
+
+def pointed(detail: BlockDetail) -> list[Any]:
+    """A block in a few lines, for who points at it."""
+    return [html.H3(f"Block {detail.block:,}"), *_what_it_is(detail)]
+
+
+def unknown(engine: str, message: str) -> list[Any]:
+    """There is no such thing here (any more)."""
+    return [*_head(engine, "Not known", ""), html.P(message, className="note")]
+
+
+def _head(engine: str, kind: str, name: str) -> list[Any]:
+    close = dcc.Link("Close", href=to_engine(engine), className="close", title="Close (Escape)")
+    return [html.Div([html.H2([f"{kind} ", html.Span(name, className="id")]), close], className="head")]
+
+
+def _what_it_is(detail: BlockDetail) -> list[Any]:
+    owners: list[Any] = [dcc.Link(owner, href=to_request(detail.engine, owner), className="id") for owner in detail.owners]
+    cached = " · in the prefix cache" if detail.hashed else ""
+    what: list[Any] = [
+        dot(detail.state.lower().replace("-", "_")),
+        f"{detail.state} · {counted(detail.references, 'reference')}{cached} · owned by ",
+        *(owners or ["nobody"]),
+    ]
+    return [
+        html.P(what, className="state"),
+        html.Ul([html.Li([html.Span(link) for link in chain], className="chain") for chain in detail.because]),
+    ]
+
+
+def _story(lines: Sequence[StoryView], whole: bool) -> list[Any]:
+    parts: list[Any] = [html.H3("Story")]
+    if not whole:
+        parts.append(html.P("It begins earlier than what is kept.", className="note"))
+    if len(lines) > MOST_LINES:
+        parts.append(html.P(f"The last {MOST_LINES} of {len(lines):,} lines.", className="note"))
+    if not lines:
+        return [*parts, html.P("Nothing that is kept tells of it.", className="note")]
+    told = [html.Li([html.Time(clock(line.at), dateTime=line.at), line.text]) for line in lines[-MOST_LINES:]]
+    return [*parts, html.Ol(told, className="story")]

@@ -1,0 +1,133 @@
+"""What the page's tests are made of: an engine in real time, the real service, and a browser that keeps account."""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from monitor.events.publisher import Publisher
+from tests.lab import Lab
+
+ENGINE = "lab@127.0.0.1:0/0"
+CHROMIUM_FLAGS = (
+    "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--no-first-run",
+)  # fmt: skip
+
+
+class Engine:
+    """A lab in real time that publishes, stepped by a thread of its own under whatever load it is given."""
+
+    def __init__(self, path: Path, **lab: Any) -> None:
+        self.lab = Lab(clock=time, pack=False, engine=ENGINE, **lab)
+        self.events = f"ipc://{path}/events"
+        self.publisher = Publisher(
+            self.lab.log, ENGINE, self.lab.vitals, events=self.events, replay=f"ipc://{path}/events-replay",
+            heartbeat_s=0.2,
+        )  # fmt: skip
+        self.live = 6
+        """How many requests are kept under way."""
+        self._rng = random.Random(1)
+        self._calls: list[Callable[[], Any]] = []
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Engine:
+        self.publisher.start()
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._stopping.set()
+        self._thread.join()
+        self.publisher.close()
+
+    def soon(self, call: Callable[[], Any]) -> None:
+        """Do this to the lab between two steps."""
+        self._calls.append(call)
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            while self._calls:
+                self._calls.pop(0)()
+            under_way = len(self.lab.scheduler.running) + len(self.lab.scheduler.waiting)
+            if under_way < self.live and self._rng.random() < 0.3:
+                self.lab.arrive(self._rng.randint(4, 40), max_tokens=self._rng.randint(20, 120))
+            self.lab.step()
+            self._stopping.wait(0.02)
+
+
+@contextmanager
+def service(*arguments: str) -> Iterator[str]:
+    """`monitor serve` with these arguments, on a free port of this machine; its address."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "monitor", "serve", "--port", "0", *arguments],
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    said = []
+    try:
+        for line in process.stderr:
+            said.append(line)
+            if found := re.search(r"serves (http://\S+),", line):
+                break
+        else:
+            raise AssertionError(f"monitor serve did not start: {''.join(said)}")
+        drain = threading.Thread(target=process.stderr.read, daemon=True)
+        drain.start()
+        try:
+            yield found[1]
+        finally:
+            process.terminate()
+            drain.join()
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """Debian's Chromium, headless; skips where there is none."""
+    path = shutil.which("chromium")
+    if path is None:
+        pytest.skip("no chromium: apt-get install chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=list(CHROMIUM_FLAGS))
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+class Account:
+    """Everything that a page asked for, and everything that went wrong in it."""
+
+    def __init__(self, page: Page) -> None:
+        self.asked: list[str] = []
+        self.wrong: list[str] = []
+        page.on("request", lambda request: self.asked.append(request.url))
+        page.on("websocket", lambda socket: self.asked.append(socket.url))
+        page.on("requestfailed", lambda request: self.wrong.append(f"failed: {request.url}"))
+        page.on("response", lambda answer: self.wrong.append(f"{answer.status}: {answer.url}") if answer.status >= 400 else None)
+        page.on("console", lambda line: self.wrong.append(line.text) if line.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: self.wrong.append(str(error)))
+
+    def elsewhere(self, address: str) -> list[str]:
+        """What was asked of anybody but the service at `address`; what is inside the page itself is asked of nobody."""
+        home = urlsplit(address).netloc
+        return [url for url in self.asked if urlsplit(url).scheme not in ("data", "blob") and urlsplit(url).netloc != home]
