@@ -1,0 +1,173 @@
+"""/metrics of a lab with a leak: what is on the page, what must not be, and that promtool has nothing to say of it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+
+import pynvml
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import Metric
+
+from monitor.events.kinds import FIRST_FINISHED, Stage
+from monitor.events.kinds import Status as RequestStatus
+from monitor.events.sample import Sample
+from monitor.outlets.gpu import gpu_memory
+from monitor.outlets.prometheus import HOLDERS, WatchCollector
+from monitor.watch import Watch
+from tests.lab import Lab
+
+FAULTS = ("leak.finished-held:limit=2", "leak.unaccounted")
+LABELS = {"engine", "holder", "state", "reason", "code", "severity", "verdict", "stage", "limit", "status"}
+"""All that a metric may be told apart by: each has few values, whatever the load."""
+
+
+@pytest.fixture
+def lab() -> Lab:
+    """Two requests finished and held, one aborted whose blocks stay, one that can never fit with one behind it."""
+    lab = Lab(total=65, connector_share=1.0, faults=FAULTS)
+    for _ in range(2):
+        lab.arrive(10, max_tokens=4)
+    lab.run_until_idle()
+    aborted = lab.arrive(10, max_tokens=30)
+    lab.step()
+    lab.abort(aborted)
+    lab.arrive(10, max_tokens=2000)
+    lab.step()
+    lab.arrive(400)
+    lab.arrive(5)
+    lab.step()
+    return lab
+
+
+@pytest.fixture
+def watch(lab: Lab) -> Watch:
+    """What a service knows of it once every grace is over."""
+    for _ in range(60):
+        lab.clock.sleep(0.25)
+        lab.heartbeat()
+    watch = Watch()
+    watch.feed(lab.frames)
+    return watch
+
+
+def families(watch: Watch) -> dict[str, Metric]:
+    return {family.name: family for family in WatchCollector(watch).collect()}
+
+
+def by_labels(family: Metric, *labels: str) -> Counter[tuple[str, ...]]:
+    """The family's values, summed by these labels."""
+    totals: Counter[tuple[str, ...]] = Counter()
+    for sample in family.samples:
+        totals[tuple(sample.labels[label] for label in labels)] += sample.value
+    return totals
+
+
+def page(watch: Watch) -> bytes:
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(WatchCollector(watch))
+    return generate_latest(registry)
+
+
+def test_promtool_finds_nothing_to_say_of_the_page(watch: Watch) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not here: apt-get install prometheus")
+    told = subprocess.run([promtool, "check", "metrics"], input=page(watch), capture_output=True, check=False)
+    assert (told.returncode, told.stdout, told.stderr) == (0, b"", b"")
+
+
+def test_the_balance_is_the_pools_and_sums_to_its_total(lab: Lab, watch: Watch) -> None:
+    blocks = by_labels(families(watch)["kvscope_blocks"], "holder")
+    assert set(blocks) == {(holder,) for holder in HOLDERS}
+    assert sum(blocks.values()) == lab.pool.total
+    assert blocks["finished",] == sum(len(lab.manager.tables[number]) for number in lab.scheduler.deferred) > 0
+    assert blocks["unaccounted",] > 0
+
+
+def test_requests_by_state_and_reason(lab: Lab, watch: Watch) -> None:
+    requests = by_labels(families(watch)["kvscope_requests"], "state", "reason")
+    living = Counter(request.status.name for request in lab.scheduler.requests.values() if not request.is_finished)
+    shown = Counter[str]()
+    for (state, _), count in requests.items():
+        if RequestStatus[state] < FIRST_FINISHED:
+            shown[state] += int(count)
+    assert +shown == living
+    assert requests["WAITING", "KV_BLOCKS"] == 1
+    assert requests["WAITING", "BEHIND_HEAD"] == 1
+    held = {reason: count for (state, reason), count in requests.items() if RequestStatus[state] >= FIRST_FINISHED}
+    assert set(held) == {"FREE_DEFERRED", "UNACCOUNTED"}
+
+
+def test_findings_are_those_that_fire(watch: Watch) -> None:
+    shown = by_labels(families(watch)["kvscope_findings"], "code", "severity", "verdict")
+    fire = Counter((found.code, found.severity, found.verdict) for found in watch.find("firing"))
+    assert shown == fire
+    assert {"leak.finished-held", "leak.unaccounted", "stuck.never-fits"} <= {code for code, _, _ in shown}
+
+
+def test_no_request_and_no_block_is_a_label(lab: Lab, watch: Watch) -> None:
+    samples = [sample for family in families(watch).values() for sample in family.samples]
+    assert {label for sample in samples for label in sample.labels} <= LABELS
+    ids = {request.id for request in lab.scheduler.requests.values()}
+    assert ids.isdisjoint(value for sample in samples for value in sample.labels.values())
+
+
+def test_more_requests_make_no_more_series() -> None:
+    more = Lab(total=200)
+    for _ in range(50):
+        more.arrive(10)
+    more.run_until_idle()
+    busy = Watch()
+    busy.feed(more.frames)
+    lines = len(page(busy).splitlines())
+    for _ in range(50):
+        more.arrive(10)
+    more.run_until_idle()
+    busy.feed(more.frames)
+    assert len(page(busy).splitlines()) == lines
+
+
+def test_lost_batches_are_counted_by_stage_and_mark_the_ledger(lab: Lab) -> None:
+    watch = Watch()
+    lost = lab.frames[-2]
+    watch.feed(frame for frame in lab.frames if frame is not lost)
+    found = families(watch)
+    by_stage = by_labels(found["kvscope_stream_batches_lost"], "stage")
+    assert by_stage == {(stage.name.lower(),): int(stage is Stage.TRANSPORT) for stage in Stage}
+    assert [sample.value for sample in found["kvscope_ledger_exact"].samples] == [0]
+
+
+def test_an_engine_that_stopped_is_told_from_one_that_fell_silent(lab: Lab, watch: Watch) -> None:
+    assert [sample.value for sample in families(watch)["kvscope_engine_stopped"].samples] == [0]
+    lab.log.stopped()
+    watch.feed(lab.flush())
+    assert [sample.value for sample in families(watch)["kvscope_engine_stopped"].samples] == [1]
+
+
+def test_what_is_not_known_is_absent_not_zero() -> None:
+    watch = Watch()
+    assert [family.name for family in families(watch).values() if family.samples] == []
+    watch.feed([Sample("of-a-log", "line 1", running=3, waiting=0, usage=0.5)])
+    assert watch.engines()[0].attached == "figures"
+    assert [family.name for family in families(watch).values() if family.samples] == []
+
+
+@pytest.fixture
+def no_gpu() -> Iterator[None]:
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        yield
+    else:
+        pynvml.nvmlShutdown()
+        pytest.skip("there is a GPU here")
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_without_a_gpu_its_metrics_are_absent(watch: Watch) -> None:
+    assert list(gpu_memory()) == []
+    assert b"kvscope_gpu" not in page(watch)
