@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -145,31 +147,36 @@ def serve(config: ServiceConfig, mount: Mount) -> int:
         raise ValueError(str(error)) from error
     app = create_app(service.watch, service.sources, token=config.token, host=config.host)
     mount(app, service.watch)
-    server = uvicorn.Server(
-        uvicorn.Config(app, host=config.host, port=config.port, log_level="warning", timeout_graceful_shutdown=2)
-    )
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2))
+    for wanted in (signal.SIGINT, signal.SIGTERM):
+        # The server takes both while it runs, and raises them again when it has ended: there is still work to do then.
+        signal.signal(wanted, lambda _number, _frame: None)
     service.start()
     try:
-        announce = threading.Thread(target=_announce, args=(server, config), daemon=True)
-        announce.start()
-        server.run()
+        with _listening(config) as listener:
+            # Whoever connects from now on is answered as soon as the server runs.
+            port = listener.getsockname()[1]
+            print(
+                f"kvscope serves http://{config.host}:{port}, reading {', '.join(config.events)}",
+                flush=True, file=sys.stderr,
+            )  # fmt: skip
+            server.run(sockets=[listener])
     finally:
         service.stop()
-    return 0 if server.started else 1
+    return 0
+
+
+def _listening(config: ServiceConfig) -> socket.socket:
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    try:
+        return socket.create_server((config.host, config.port), family=family)
+    except OSError as error:
+        raise ValueError(
+            f"cannot listen on {config.host}:{config.port}: {error.strerror}. Name another with --host and --port"
+            " (0 picks a free one)"
+        ) from error
 
 
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach an address."""
     return host in ("localhost", "::1") or host.startswith("127.")
-
-
-def _announce(server: uvicorn.Server, config: ServiceConfig) -> None:
-    """Say where it is once it is there."""
-    while not server.started:
-        if server.should_exit:
-            return
-        threading.Event().wait(0.05)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    print(
-        f"kvscope serves http://{config.host}:{port}, reading {', '.join(config.events)}", flush=True, file=sys.stderr
-    )

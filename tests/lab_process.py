@@ -1,6 +1,6 @@
 """A lab that publishes, in a process of its own that a test can stop, freeze or kill.
 
-python -m tests.lab_process EVENTS REPLAY JOURNAL SEED
+python -m tests.lab_process EVENTS REPLAY JOURNAL SEED [FAULT…]
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from tests.lab import Lab
 
 
 def main() -> None:
-    events, replay, journal, seed = sys.argv[1:5]
-    lab = Lab(total=200, connector_share=0.3, clock=time, pack=False, seed=int(seed))
+    events, replay, journal, seed, *faults = sys.argv[1:]
+    lab = Lab(total=200, connector_share=0.3, faults=faults, clock=time, pack=False, seed=int(seed))
     publisher = Publisher(
         lab.log, "lab@127.0.0.1:0/0", lab.vitals, events=events, replay=replay,
         journal_dir=Path(journal) if journal else None, heartbeat_s=0.2,

@@ -1,0 +1,138 @@
+"""`monitor serve` as a process: a real stream in, alerts, spans and figures out, and an end without a trace."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import httpx
+from standardwebhooks.webhooks import Webhook
+
+from monitor.cli import main
+
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+LEAK = "leak.finished-held:limit=3"
+
+
+class Received(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        self.server.received.append((self.path, dict(self.headers), body))  # type: ignore[attr-defined]
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_args: object) -> None:
+        pass
+
+
+@contextmanager
+def receiver() -> Iterator[tuple[str, list[tuple[str, dict[str, str], bytes]]]]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Received)
+    server.daemon_threads = False
+    server.received = []  # type: ignore[attr-defined]
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", server.received  # type: ignore[attr-defined]
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@contextmanager
+def process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    pipe = subprocess.PIPE
+    started = subprocess.Popen([sys.executable, "-m", *arguments], stdout=pipe, stderr=pipe, text=True)
+    try:
+        yield started
+    finally:
+        started.kill()
+        started.communicate()
+
+
+def until(done: Callable[[], object], what: str, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline, f"{what}: not after {seconds} s"
+        time.sleep(0.05)
+
+
+def test_from_a_leak_to_an_alert_a_span_and_a_figure(tmp_path: Path) -> None:
+    events = f"ipc://{tmp_path}/events"
+    with (
+        receiver() as (url, received),
+        process("tests.lab_process", events, f"{events}-replay", "", "4", LEAK) as engine,
+        process(
+            "monitor", "serve", "--port", "0", "--events", events, "--data", str(tmp_path / "data"),
+            "--webhook", f"{url}/alerts", "--webhook-secret", SECRET, "--otlp", url,
+            "--set", "leak.finished-held.grace_s=1",
+        ) as service,
+    ):  # fmt: skip
+        assert engine.stdout is not None
+        assert engine.stdout.readline() == "ready\n"
+        assert service.stderr is not None
+        address = re.search(r"http://127\.0\.0\.1:\d+", service.stderr.readline())
+        assert address is not None
+        with httpx.Client(base_url=address[0], trust_env=False) as client:
+            until(lambda: any(path == "/alerts" for path, _, _ in received), "an alert")
+            until(lambda: any(path == "/v1/traces" for path, _, _ in received), "a span")
+            _, headers, body = next(item for item in received if item[0] == "/alerts")
+            message = Webhook(SECRET).verify(body, headers)
+            assert message == json.loads(body)
+            assert message["type"] == "kvscope.finding.firing"
+            assert message["data"]["code"] == "leak.finished-held"
+            assert message["data"]["culprits"]["requests"]
+            page = client.get("/metrics").text
+            assert 'code="leak.finished-held"' in page
+            runbook = client.get("/" + message["data"]["runbook"])
+            assert runbook.text.startswith("# leak.finished-held")
+            (finding,) = [f for f in client.get("/api/findings").json() if f["code"] == "leak.finished-held"]
+            assert finding["id"] == message["data"]["id"]
+        service.send_signal(signal.SIGTERM)
+        _, said = service.communicate(timeout=30)
+        assert service.returncode == 0
+        assert "Traceback" not in said
+        assert SECRET not in said
+
+
+def test_what_cannot_be_served_is_refused_in_words(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        for arguments, says in (
+            (["--host", "0.0.0.0"], "set a token"),
+            (["--webhook", "ftp://x"], "http"),
+            (["--webhook", "http://x", "--webhook-secret", "short"], "whsec_"),
+            (["--events", "carrier pigeon"], "endpoint"),
+            (["--port", port], "in use"),
+            (["--set", "leak.finished-held.nothing=1"], "no threshold"),
+        ):
+            refused = subprocess.run(
+                [sys.executable, "-m", "monitor", "serve", *arguments], capture_output=True, text=True, check=False,
+                timeout=60,
+            )  # fmt: skip
+            assert refused.returncode == 2, arguments
+            assert says in refused.stderr, refused.stderr
+            assert "Traceback" not in refused.stderr
+
+
+def test_record_keeps_what_doctor_reads(tmp_path: Path) -> None:
+    events = f"ipc://{tmp_path}/events"
+    with process("tests.lab_process", events, f"{events}-replay", "", "5", LEAK) as engine:
+        assert engine.stdout is not None
+        assert engine.stdout.readline() == "ready\n"
+        assert main(["record", events, str(tmp_path / "run"), "--seconds", "3"]) == 0
+        assert main(["record", events, str(tmp_path / "run"), "--seconds", "3"]) == 2
+    assert main(["doctor", str(tmp_path / "run"), "--set", "leak.finished-held.grace_s=0.5", "--format", "json"]) == 1
