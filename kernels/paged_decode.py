@@ -7,7 +7,7 @@ values of the softmax (Milakov and Gimelshein, https://arxiv.org/abs/1805.02867)
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import torch
 import triton
@@ -56,17 +56,17 @@ def num_warps(head_size: int) -> int:
     return 8 if head_size > 128 else 4
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def paged_decode_kernel(
-    out_ptr: Any,
-    query_ptr: Any,
-    key_ptr: Any,
-    value_ptr: Any,
-    tables_ptr: Any,
-    lens_ptr: Any,
-    scale: Any,
-    query_stride: Any,
-    tables_stride: Any,
+@triton.jit  # type: ignore[untyped-decorator]  # Triton takes no annotations but its own
+def paged_decode_kernel(  # type: ignore[no-untyped-def]
+    out_ptr,
+    query_ptr,
+    key_ptr,
+    value_ptr,
+    tables_ptr,
+    lens_ptr,
+    scale,
+    query_stride,
+    tables_stride,
     KV_HEADS: tl.constexpr,  # noqa: N803  # compile-time constants are written as such
     GROUP: tl.constexpr,  # noqa: N803
     GROUP_PADDED: tl.constexpr,  # noqa: N803

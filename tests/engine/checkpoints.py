@@ -19,17 +19,22 @@ from transformers import (
     PreTrainedModel,
     Qwen2Config,
 )
+from transformers.utils import logging as transformers_logging
+
+transformers_logging.disable_progress_bar()
 
 VOCAB_SIZE = 320
 MAX_LEN = 512
 
+# Outputs of the first two have no end but their length, so that every one of them is long enough to be preempted.
 CONFIGS: dict[str, PretrainedConfig] = {
     "gpt2": GPT2Config(
-        vocab_size=VOCAB_SIZE, n_positions=MAX_LEN, n_embd=48, n_layer=2, n_head=3, bos_token_id=0, eos_token_id=0,
+        vocab_size=VOCAB_SIZE, n_positions=MAX_LEN, n_embd=48, n_layer=2, n_head=3, bos_token_id=0, eos_token_id=None,
     ),
     "llama": LlamaConfig(
         vocab_size=VOCAB_SIZE, max_position_embeddings=MAX_LEN, hidden_size=64, intermediate_size=96,
-        num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16, bos_token_id=0, eos_token_id=0,
+        num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+        bos_token_id=0, eos_token_id=None,
     ),
     "llama3-tied": LlamaConfig(
         vocab_size=VOCAB_SIZE, max_position_embeddings=MAX_LEN, hidden_size=48, intermediate_size=80,
@@ -87,5 +92,4 @@ def generate(model: PreTrainedModel, prompt: list[int], max_tokens: int) -> list
     out = model.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_tokens, do_sample=False, pad_token_id=0
     )
-    tokens: list[int] = out[0, len(prompt) :].tolist()
-    return tokens
+    return out[0, len(prompt) :].tolist()

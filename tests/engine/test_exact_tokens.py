@@ -1,0 +1,128 @@
+"""Greedy in fp32 the engine says what transformers' `generate` says, token for token, however its steps are cut.
+
+A block read too early, a position off by one or a page of another request would change a token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import pytest
+
+pytest.importorskip("torch", reason="needs torch: pip install -e .[engine]")
+pytest.importorskip("transformers", reason="needs transformers: pip install -e .[dev]")
+
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.models import LoadedModel, load
+from engine.sampling import SamplingParams
+from monitor.events.kinds import Status
+from tests.engine import checkpoints
+
+COUNT = 64
+LONGEST = 300
+MAX_TOKENS = 20
+BLOCK_SIZE = 16
+SHARED = 100
+"""Tokens that every other prompt of that length begins with."""
+
+
+class Oracle(NamedTuple):
+    directory: str
+    loaded: LoadedModel
+    prompts: list[list[int]]
+    expected: list[list[int]]
+
+
+@pytest.fixture(scope="module", params=["gpt2", "llama"])
+def oracle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Oracle:
+    directory = tmp_path_factory.mktemp(request.param)
+    model = checkpoints.save(request.param, directory)
+    prompts = checkpoints.prompts(COUNT, LONGEST, seed=7, shared=SHARED)
+    expected = [checkpoints.generate(model, prompt, MAX_TOKENS) for prompt in prompts]
+    # An oracle that said nothing, or always the same, would prove nothing.
+    assert all(len(tokens) == MAX_TOKENS for tokens in expected)
+    assert len({tuple(tokens) for tokens in expected}) > COUNT / 2
+    return Oracle(str(directory), load(EngineConfig(model=str(directory))), prompts, expected)
+
+
+@contextmanager
+def engine(oracle: Oracle, **settings: object) -> Iterator[EngineCore]:
+    core = EngineCore(EngineConfig(model=oracle.directory, block_size=BLOCK_SIZE, **settings), oracle.loaded)
+    yield core
+    core.close()
+    assert core.pool.num_free == core.pool.usable
+
+
+def submit(core: EngineCore, prompt: list[int], max_tokens: int = MAX_TOKENS, priority: int = 0) -> int:
+    return core.submit("", prompt, SamplingParams(temperature=0, max_tokens=max_tokens), priority)
+
+
+def take_step(core: EngineCore, tokens: dict[int, list[int]]) -> None:
+    for output in core.step():
+        assert not output.error
+        tokens.setdefault(output.number, []).extend(output.token_ids)
+
+
+def run(core: EngineCore, oracle: Oracle) -> list[list[int]]:
+    """Everything submitted at once; the output tokens by prompt."""
+    numbers = [submit(core, prompt) for prompt in oracle.prompts]
+    tokens: dict[int, list[int]] = {}
+    while core.in_flight:
+        take_step(core, tokens)
+    return [tokens[number] for number in numbers]
+
+
+def test_everything_at_once(oracle: Oracle) -> None:
+    everything = sum(map(len, oracle.prompts))
+    with engine(oracle, max_num_batched_tokens=everything, enable_prefix_caching=False) as core:
+        assert run(core, oracle) == oracle.expected
+        assert core.scheduler.step == MAX_TOKENS
+
+
+def test_in_chunks_of_16_tokens(oracle: Oracle) -> None:
+    with engine(oracle, max_num_batched_tokens=16, enable_prefix_caching=False) as core:
+        assert run(core, oracle) == oracle.expected
+        computed = sum(len(p) + len(e) - 1 for p, e in zip(oracle.prompts, oracle.expected, strict=True))
+        assert core.scheduler.step >= math.ceil(computed / 16)
+
+
+def test_prefix_caching_with_shared_prefixes(oracle: Oracle) -> None:
+    sharing = [prompt for prompt in oracle.prompts[1::2] if len(prompt) > SHARED]
+    with engine(oracle, max_num_batched_tokens=256) as core:
+        assert run(core, oracle) == oracle.expected
+        # Whoever comes after the first of them finds all full blocks of what they share.
+        assert core.scheduler.prefix_hits >= (len(sharing) - 2) * (SHARED // BLOCK_SIZE) * BLOCK_SIZE > 0
+        before = core.scheduler.prefix_hits
+        assert run(core, oracle) == oracle.expected
+        assert core.scheduler.prefix_hits > before
+
+
+def test_every_request_preempted_at_least_once(oracle: Oracle) -> None:
+    """An urgent request takes all free blocks as soon as a prompt has begun to answer, and then needs one more."""
+    pool = 2 + math.ceil((LONGEST + MAX_TOKENS) / BLOCK_SIZE)
+    settings = {"num_gpu_blocks": pool, "scheduling_policy": "priority", "enable_prefix_caching": False}
+    filler = [1] * LONGEST * 2
+    tokens: dict[int, list[int]] = {}
+    numbers: list[int] = []
+    with engine(oracle, **settings) as core:
+        for priority, prompt in enumerate(oracle.prompts, start=1):
+            number = submit(core, prompt, priority=priority)
+            numbers.append(number)
+            take_step(core, tokens)
+            request = core.scheduler.requests[number]
+            urgent = 0
+            while request.status != Status.PREEMPTED:
+                assert not request.is_finished
+                # What is free after those that run have grown.
+                growing = sum(r.num_computed_tokens % BLOCK_SIZE == 0 for r in core.scheduler.running)
+                free = core.pool.num_free - growing
+                if request.output_token_ids and free > 0 and urgent not in core.scheduler.requests:
+                    urgent = submit(core, filler[: free * BLOCK_SIZE], max_tokens=2, priority=0)
+                take_step(core, tokens)
+        while core.in_flight:
+            take_step(core, tokens)
+        assert [tokens[number] for number in numbers] == oracle.expected
