@@ -128,7 +128,8 @@ class Service:
                 self.webhooks.put(transitions)
             for transition in transitions:
                 judged = transition.finding.judgement
-                logger.warning("%s %s on %s: %s", transition.to, judged.code, judged.engine, judged.explanation)
+                level = logging.INFO if transition.finding.severity == "info" else logging.WARNING
+                logger.log(level, "%s %s on %s: %s", transition.to, judged.code, judged.engine, judged.explanation)
             ended = self.watch.take_ended()
             if self.spans is not None:
                 self.spans.send(ended)
@@ -151,7 +152,6 @@ def serve(config: ServiceConfig, mount: Mount) -> int:
     for wanted in (signal.SIGINT, signal.SIGTERM):
         # The server takes both while it runs, and raises them again when it has ended: there is still work to do then.
         signal.signal(wanted, lambda _number, _frame: None)
-    service.start()
     try:
         with _listening(config) as listener:
             # Whoever connects from now on is answered as soon as the server runs.
@@ -160,6 +160,7 @@ def serve(config: ServiceConfig, mount: Mount) -> int:
                 f"kvscope serves http://{config.host}:{port}, reading {', '.join(config.events)}",
                 flush=True, file=sys.stderr,
             )  # fmt: skip
+            service.start()
             server.run(sockets=[listener])
     finally:
         service.stop()
