@@ -42,7 +42,8 @@ def judge(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
             *(Evidence("unreadable", f.anomaly.detail, "", "stream", str(f.position)) for f in unreadable[:3]),
         ),
         explanation=(
-            f"{counted(batches, 'batch', 'batches')} of events {'was' if batches == 1 else 'were'} lost for good. {state}"
+            f"{counted(batches, 'batch', 'batches')} of events {'was' if batches == 1 else 'were'} lost for good."
+            f" {state}"
         ),
         do_now=("Nothing, if it stays at this.",),
         change=("If it goes on: give the engine a journal (--journal DIR), from which gaps are filled.",),

@@ -12,6 +12,7 @@ import random
 import sqlite3
 import threading
 import time
+from base64 import b64decode
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,11 +26,14 @@ from monitor.findings import Transition, severity_at_least
 from monitor.ledger.words import timestamp
 
 logger = logging.getLogger(__name__)
+# It logs each URL in full, and a receiver's URL often is a secret.
+logging.getLogger("httpx").setLevel(logging.WARNING)
 
 RETRY_AFTER_S: Final = (0, 5, 300, 1800, 7200, 18000, 36000, 50400, 72000, 86400)
 """Seconds before each try, as the specification proposes."""
 SEND_TIMEOUT_S: Final = 15.0
 GONE: Final = 410
+SECRET_BYTES: Final = range(24, 65)
 
 SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS outbox (
@@ -63,12 +67,8 @@ class WebhookOutbox:
         schedule: Sequence[float] = RETRY_AFTER_S,
     ) -> None:
         for url in urls:
-            if httpx.URL(url).scheme not in ("http", "https"):
-                raise BadWebhook(f"--webhook {url}: give an http:// or https:// URL")
-        try:
-            self._signer = Signer(secret) if secret else None
-        except (ValueError, RuntimeError) as error:
-            raise BadWebhook("--webhook-secret: give whsec_ and 24 to 64 bytes in base64") from error
+            _require_url(url)
+        self._signer = _signer(secret) if secret else None
         self.urls = tuple(urls)
         self.schedule = tuple(schedule)
         self.delivered = 0
@@ -173,6 +173,26 @@ class WebhookOutbox:
     def _forget(self, sequence: int) -> None:
         with self._lock:
             self._database.execute("DELETE FROM outbox WHERE sequence = ?", (sequence,))
+
+
+def _require_url(url: str) -> None:
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise BadWebhook(f"--webhook {url}: {error}") from error
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise BadWebhook(f"--webhook {url}: give an http:// or https:// URL")
+
+
+def _signer(secret: str) -> Signer:
+    """The message of BadWebhook does not repeat what was given: it may be most of a secret."""
+    try:
+        length = len(b64decode(secret.removeprefix("whsec_"), validate=True))
+    except ValueError:
+        length = 0
+    if length not in SECRET_BYTES:
+        raise BadWebhook("--webhook-secret: give whsec_ and 24 to 64 bytes in base64")
+    return Signer(secret)
 
 
 def message_id(transition: Transition) -> str:

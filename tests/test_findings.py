@@ -1,0 +1,128 @@
+"""The life of a finding: pending, firing, resolved; one for one trouble, however it grows."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from monitor.detectors.judgement import CATALOGUE, SEVERITIES, Evidence, Judgement
+from monitor.findings import MAX_RESOLVED, RESOLVE_AFTER_NS, Findings, runbook, severity_at_least
+
+S = 1_000_000_000
+ENGINE = "a@127.0.0.1:1/0"
+
+
+def judged(code: str = "leak.finished-held", **fields: object) -> Judgement:
+    return Judgement(code, ENGINE, "confirmed", "because", **fields)  # type: ignore[arg-type]
+
+
+def test_pending_firing_resolved() -> None:
+    findings = Findings()
+    assert findings.update(ENGINE, 1 * S, [judged(pending=True)]) == []
+    (finding,) = findings.pending()
+    assert not findings.firing()
+    (fires,) = findings.update(ENGINE, 2 * S, [judged()])
+    assert (fires.finding, fires.to, fires.at_ns) == (finding, "firing", 2 * S)
+    assert (findings.firing(), findings.pending()) == ([finding], [])
+    assert findings.update(ENGINE, 3 * S, [judged()]) == []
+    (resolves,) = findings.update(ENGINE, 3 * S + RESOLVE_AFTER_NS, [])
+    assert (resolves.finding, resolves.to) == (finding, "resolved")
+    assert (findings.firing(), findings.resolved()) == ([], [finding])
+    report = finding.report()
+    assert report.state == "resolved"
+    assert report.resolved_at == "1970-01-01T00:00:03.000Z"  # when it was last seen, not when that was noticed
+
+
+def test_what_never_fired_is_forgotten_without_a_word() -> None:
+    findings = Findings()
+    findings.update(ENGINE, 1 * S, [judged(pending=True)])
+    assert findings.update(ENGINE, 1 * S + RESOLVE_AFTER_NS, []) == []
+    assert not findings.pending()
+    assert not findings.resolved()
+
+
+def test_a_judgement_that_flickers_does_not_fire_twice() -> None:
+    findings = Findings()
+    told = []
+    for half_seconds in range(60):
+        flickers = [] if half_seconds % 5 == 4 else [judged(pending=half_seconds % 7 == 3)]
+        told += findings.update(ENGINE, half_seconds * S // 2, flickers)
+    assert [t.to for t in told] == ["firing"]
+    (finding,) = findings.firing()
+    assert finding.fired_ns == 0
+
+
+def test_the_same_trouble_again_is_another_finding() -> None:
+    findings = Findings()
+    findings.update(ENGINE, 1 * S, [judged()])
+    findings.update(ENGINE, 1 * S + RESOLVE_AFTER_NS, [])
+    findings.update(ENGINE, 9 * S, [judged()])
+    (again,), (before,) = findings.firing(), findings.resolved()
+    assert again.id != before.id
+
+
+def test_one_trouble_that_grows_is_one_finding() -> None:
+    findings = Findings()
+    told = []
+    for n in range(1, 10):
+        evidence = (Evidence("blocks_held", n),)
+        told += findings.update(ENGINE, n * S, [judged(requests=tuple(f"r-{i}" for i in range(n)), evidence=evidence)])
+    assert len(told) == 1
+    (finding,) = findings.firing()
+    assert finding.id == told[0].finding.id
+    report = finding.report()
+    assert len(report.culprits.requests) == report.evidence[0].value == 9
+
+
+def test_another_key_or_engine_is_another_trouble() -> None:
+    findings = Findings()
+    there = msgspec.structs.replace(judged(key="a"), engine="b@127.0.0.1:2/0")
+    findings.update(ENGINE, 1 * S, [judged(key="a"), judged(key="b")])
+    findings.update(there.engine, 1 * S, [there])
+    assert len({finding.id for finding in findings.firing()}) == 3
+    # An engine that is judged resolves its own findings only.
+    resolved = findings.update(ENGINE, 60 * S, [])
+    assert {t.finding.judgement.key for t in resolved} == {"a", "b"}
+    assert [f.judgement.engine for f in findings.firing()] == [there.engine]
+
+
+def test_the_worst_is_named_first_then_the_oldest() -> None:
+    findings = Findings()
+    codes = ["held.prefix-cache", "collapse.lockstep", "leak.unaccounted", "leak.finished-held", "stuck.engine-stalled"]
+    for at, code in enumerate(codes):
+        findings.update(ENGINE, at, [judged(code)])
+    assert [f.judgement.code for f in findings.firing()] == [
+        "stuck.engine-stalled", "leak.unaccounted", "leak.finished-held", "collapse.lockstep", "held.prefix-cache",
+    ]  # fmt: skip
+
+
+def test_the_resolved_are_kept_but_not_for_ever() -> None:
+    findings = Findings()
+    for n in range(MAX_RESOLVED + 5):
+        findings.update(ENGINE, n * 10 * S, [judged(key=str(n))])
+    findings.update(ENGINE, (n + 1) * 10 * S, [])
+    kept = findings.resolved()
+    assert len(kept) == MAX_RESOLVED
+    assert kept[0].judgement.key == str(n)
+
+
+@pytest.mark.parametrize("code", CATALOGUE)
+def test_a_report_of_every_code(code: str) -> None:
+    """Lists are empty, never null; severity, title and runbook go by the code; held.* and blind.* are information."""
+    findings = Findings()
+    (fires,) = findings.update(ENGINE, 5 * S, [judged(code, since_ns=4 * S)])
+    report = msgspec.to_builtins(fires.finding.report())
+    assert report["culprits"] == {"requests": [], "blocks": []}
+    assert report["evidence"] == report["do_now"] == report["change"] == report["wont_help"] == []
+    assert report["severity"] == CATALOGUE[code].severity
+    assert (report["severity"] == "info") == code.startswith(("held.", "blind."))
+    assert report["title"] == CATALOGUE[code].title
+    assert report["since"] == "1970-01-01T00:00:04.000Z"
+    assert report["runbook"] == runbook(code) == f"docs/runbooks/{code}.md"
+
+
+def test_severities_are_ordered() -> None:
+    assert SEVERITIES == ("info", "warning", "error", "critical")
+    for severity in SEVERITIES:
+        at_least = [bar for bar in SEVERITIES if severity_at_least(severity, bar)]
+        assert at_least == list(SEVERITIES[: SEVERITIES.index(severity) + 1])
