@@ -1,0 +1,242 @@
+"""The loop: its books equal the ledger's through the real stream, it survives a failing model, it rests when idle."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.core import EngineCore, EngineDead, Refused, Stream
+from engine.models import load
+from engine.output import Output
+from engine.sampling import SamplingParams
+from monitor.events.kinds import Status
+from monitor.ledger.balance import balance
+from monitor.ledger.ledger import EngineLedger
+from monitor.sources.live import LiveStream
+from tests.engine.before import with_before
+from tests.engine.process import follow, wait_for
+
+GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+ANYWHERE = "tcp://127.0.0.1:*"
+
+
+class Running:
+    """A core whose thread runs, and everything it has handed out."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self.core = core
+        self.outputs: list[Output] = []
+        core.start(self.outputs.extend)
+
+    def ends(self) -> dict[int, Status]:
+        return {output.number: output.status for output in list(self.outputs) if output.status is not None}
+
+    def tokens(self, number: int) -> list[int]:
+        return [token for output in list(self.outputs) if output.number == number for token in output.token_ids]
+
+
+@contextmanager
+def running(core: EngineCore) -> Iterator[Running]:
+    try:
+        yield Running(core)
+    finally:
+        core.close()
+
+
+def tiny(stream: Stream | None = None, **settings: object) -> EngineCore:
+    config = EngineConfig(**settings)  # type: ignore[arg-type]
+    return EngineCore(config, load(config), stream)
+
+
+def assert_books_equal(core: EngineCore, ledger: EngineLedger) -> None:
+    """Every block of the pool, and of the ledger."""
+    pool, state = core.pool, ledger.state
+    assert list(state.refs) == pool.refs
+    assert [bool(value) for value in state.hashes] == [digest is not None for digest in pool.digests]
+    assert (state.free, state.cached_idle, state.used, state.total) == pool.counts()
+    assert balance(state).holds
+    assert state.unexplained_references() == {}
+    assert list(ledger.anomalies) == []
+    assert list(ledger.losses) == []
+
+
+@pytest.mark.parametrize("settings", [{}, {"kv_connector": "host"}, {"enable_prefix_caching": False}])
+def test_the_ledger_equals_the_pool_through_the_real_stream(settings: dict[str, object]) -> None:
+    rng = random.Random(5)
+    stream = Stream("tiny@test/0", ANYWHERE, ANYWHERE)
+    core = tiny(stream, num_gpu_blocks=24, block_size=4, max_num_batched_tokens=32, max_num_seqs=6, **settings)
+    assert core.publisher is not None
+    ledger = EngineLedger("tiny@test/0")
+    live = LiveStream(core.publisher.events_endpoint, core.publisher.replay_endpoint)
+    with closing(live), running(core) as engine:
+        shared = [rng.randrange(256) for _ in range(20)]
+        numbers = []
+        for index in range(24):
+            prompt = shared[: rng.randint(1, 20)] + [rng.randrange(256) for _ in range(rng.randint(1, 30))]
+            params = SamplingParams(max_tokens=rng.randint(1, 30), seed=index)
+            numbers.append(core.submit(f"r-{index}", prompt, params, priority=0))
+        for number in numbers[::5]:
+            core.client_gone(number)
+        # At rest: every request has ended, the connector has let go, and a whole audit has been made of that.
+        wait_for(lambda: len(engine.ends()) == len(numbers) and not core.scheduler.deferred)
+        begun = core.auditor.cycles
+        wait_for(lambda: core.auditor.cycles >= begun + 1)
+        packer = core.publisher.packer
+        follow(live, [ledger], lambda: ledger.state.audit_cycles > begun and ledger.sequence >= packer.next_sequence - 2)
+        assert_books_equal(core, ledger)
+        assert ledger.state.used == 0
+        assert ledger.state.totals.arrived == len(numbers)
+        assert ledger.state.totals.finished == {int(status): n for status, n in core.counts.finished.items() if n}
+        assert sum(ledger.state.totals.preemptions.values()) == core.scheduler.num_preemptions > 0
+        assert ledger.state.totals.output_tokens <= core.counts.generation_tokens
+        assert ledger.description.num_gpu_blocks == core.pool.total
+
+
+def test_a_step_that_fails_ends_its_requests_and_no_more() -> None:
+    config = EngineConfig(num_gpu_blocks=20)
+    failing: list[str] = []
+
+    def fail() -> None:
+        if failing:
+            raise ArithmeticError(failing.pop())
+
+    with running(EngineCore(config, with_before(load(config), fail))) as engine:
+        before = engine.core.submit("r-before", [1, 2, 3], GREEDY)
+        wait_for(lambda: before in engine.ends())
+        failing.append("no such number")
+        struck = engine.core.submit("r-struck", [1, 2, 3], GREEDY)
+        wait_for(lambda: struck in engine.ends())
+        after = engine.core.submit("r-after", [1, 2, 3], GREEDY)
+        wait_for(lambda: after in engine.ends())
+        assert engine.ends()[struck] == Status.FINISHED_ERROR
+        assert "no such number" in next(o.error for o in engine.outputs if o.number == struck)
+        assert engine.tokens(after) == engine.tokens(before)
+        assert engine.core.pool.counts()[2] == 0
+        assert engine.core.in_flight == 0
+
+
+def test_an_engine_whose_books_fail_tells_every_client_and_refuses_the_next() -> None:
+    go: list[bool] = []
+    config = EngineConfig(num_gpu_blocks=20, max_num_seqs=1)
+    core = EngineCore(config, with_before(load(config), lambda: wait_for(lambda: bool(go))))
+    with running(core) as engine:
+        first = core.submit("r-1", [1, 2, 3], GREEDY)
+        waiting = core.submit("r-2", [1, 2, 3], GREEDY)
+        wait_for(lambda: core.launched[0] >= 0)
+        core.pool.refs.clear()
+        go.append(True)
+        wait_for(lambda: bool(core.failure))
+        wait_for(lambda: engine.ends() == dict.fromkeys((first, waiting), Status.FINISHED_ERROR))
+        with pytest.raises(EngineDead, match="IndexError"):
+            core.submit("r-3", [1, 2, 3], GREEDY)
+
+
+def test_an_idle_engine_makes_no_passes_once_its_rest_is_audited() -> None:
+    stream = Stream("tiny@test/0", ANYWHERE, ANYWHERE)
+    with running(tiny(stream, num_gpu_blocks=20)) as engine:
+        number = engine.core.submit("r", [1, 2, 3], GREEDY)
+        wait_for(lambda: number in engine.ends())
+        done = engine.core.auditor.cycles
+        wait_for(lambda: engine.core.auditor.cycles >= done + 1)
+        passes = -1
+        while passes != engine.core.scheduler.passes:
+            passes = engine.core.scheduler.passes
+            time.sleep(0.3)
+        again = engine.core.submit("r-again", [1, 2, 3], GREEDY)
+        wait_for(lambda: again in engine.ends())
+
+
+def test_a_request_that_never_fits_waits_and_holds_back_those_behind_it_until_it_is_ended() -> None:
+    with running(tiny(num_gpu_blocks=5, block_size=4, max_model_len=100)) as engine:
+        too_large = engine.core.submit("r-large", [7] * 40, GREEDY)
+        small = engine.core.submit("r-small", [7, 7], GREEDY)
+        began, passes = time.monotonic(), engine.core.scheduler.passes
+        wait_for(lambda: engine.core.scheduler.passes > passes + 20)
+        assert engine.ends() == {}
+        # A pass looks at the queue and rests: at least 0.01 s, less the clock's own grain.
+        assert engine.core.scheduler.passes - passes <= (time.monotonic() - began) / 0.009 + 2
+        engine.core.end(too_large)
+        wait_for(lambda: len(engine.ends()) == 2)
+        assert engine.ends() == {too_large: Status.FINISHED_ABORTED, small: Status.FINISHED_LENGTH_CAPPED}
+        assert len(engine.tokens(small)) == GREEDY.max_tokens
+
+
+def test_a_prompt_that_the_model_cannot_take_is_refused() -> None:
+    core = tiny(num_gpu_blocks=9, max_model_len=20)
+    try:
+        for prompt, why in (([], "empty"), ([1] * 20, "max_model_len is 20"), ([1, 10_000], "vocabulary")):
+            with pytest.raises(Refused, match=why):
+                core.submit("r", prompt, GREEDY)
+        assert core.in_flight == 0
+    finally:
+        core.close()
+
+
+def test_what_ends_an_output() -> None:
+    core = tiny(num_gpu_blocks=40)
+    greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    try:
+        tokens = _run(core, [1, 2, 3], greedy)[0]
+        assert len(tokens) == 12
+        place = next(index for index in range(1, 12) if tokens[index] not in tokens[:index])
+        stopping = dataclasses.replace(greedy, stop_token_ids=frozenset([tokens[place]]))
+        assert _run(core, [1, 2, 3], stopping) == (tokens[: place + 1], Status.FINISHED_STOPPED)
+        assert core.counts.prompt_tokens == 6
+        assert core.counts.generation_tokens == 12 + place + 1
+    finally:
+        core.close()
+
+
+def test_the_models_own_end_ends_an_output_unless_it_is_ignored() -> None:
+    core = tiny(num_gpu_blocks=40)
+    (eos,) = core.loaded.config.eos_token_ids
+    try:
+        for seed in range(200):
+            params = SamplingParams(temperature=2.0, max_tokens=100, seed=seed)
+            tokens, status = _run(core, [1, 2, 3], params)
+            if status == Status.FINISHED_STOPPED:
+                break
+        assert tokens.index(eos) == len(tokens) - 1
+        ignoring = SamplingParams(temperature=2.0, max_tokens=100, seed=seed, ignore_eos=True)
+        beyond, status = _run(core, [1, 2, 3], ignoring)
+        assert beyond[: len(tokens)] == tokens
+        assert len(beyond) == 100
+        assert status == Status.FINISHED_LENGTH_CAPPED
+    finally:
+        core.close()
+
+
+def test_closing_ends_what_is_left() -> None:
+    core = tiny(num_gpu_blocks=5, block_size=4, max_model_len=100)
+    with running(core) as engine:
+        number = core.submit("r-large", [7] * 40, GREEDY)
+    assert engine.ends() == {number: Status.FINISHED_ABORTED}
+    assert core.in_flight == 0
+
+
+def _run(core: EngineCore, prompt: list[int], params: SamplingParams) -> tuple[list[int], Status | None]:
+    """In this thread, until the request has ended."""
+    core.submit("r", prompt, params)
+    tokens: list[int] = []
+    while True:
+        for output in core.step():
+            tokens += output.token_ids
+            if output.status is not None:
+                return tokens, output.status
+
+
+def test_requests_are_taken_in_the_order_of_arrival_or_by_priority() -> None:
+    core = tiny(num_gpu_blocks=40, max_num_seqs=1, scheduling_policy="priority")
+    try:
+        params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
+        numbers = [core.submit(f"r-{p}", [1, 2, 3], params, priority=p) for p in (5, 1, 3)]
+        ended = [output.number for _ in numbers for output in core.step()]
+        assert ended == [numbers[1], numbers[2], numbers[0]]
+    finally:
+        core.close()
