@@ -1,0 +1,192 @@
+"""docker-compose.yml: accepted by docker-compose, and each command in it run with the real program, on this machine."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from tests.dashboards.programs import (
+    PROMETHEUS,
+    ROOT,
+    TOKEN,
+    Prometheus,
+    answers,
+    free_port,
+    program,
+    running,
+    until,
+)  # fmt: skip
+
+SERVICES: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+PYTHON = Path(sys.executable).parent
+
+
+class Here:
+    """What stands for the containers' paths, ports and names when the programs run on this machine instead."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.engine, self.monitor, self.prometheus = (f"127.0.0.1:{free_port()}" for _ in range(3))
+        for name in ("events", "token", "data"):
+            (folder / name).mkdir()
+        self._instead = {
+            "--host=0.0.0.0": "--host=127.0.0.1",
+            "--port=8000": f"--port={self.engine.rpartition(':')[2]}",
+            "127.0.0.1:8000": self.engine,
+            "--port=8765": f"--port={self.monitor.rpartition(':')[2]}",
+            "127.0.0.1:8765": self.monitor,
+            "monitor:8765": self.monitor,
+            "0.0.0.0:9090": self.prometheus,
+            "/bin/prometheus": shutil.which("prometheus") or "/bin/prometheus",
+            "/etc/prometheus": str(folder / "configuration"),
+            "=/prometheus": f"={folder / 'data'}",
+            "/run/kvscope": str(folder / "events"),
+            "/run/token": str(folder / "token"),
+            "$$": "$",  # compose's own way to write one
+        }
+
+    def text(self, text: str) -> str:
+        for there, here in self._instead.items():
+            text = text.replace(there, here)
+        return text
+
+    def command(self, service: str) -> list[str]:
+        """A service's entrypoint and command."""
+        words = [*SERVICES[service].get("entrypoint", []), *SERVICES[service]["command"]]
+        return self._with_our_python([self.text(word) for word in words])
+
+    def health(self, service: str) -> list[str]:
+        """A service's check of its health."""
+        kind, *words = SERVICES[service]["healthcheck"]["test"]
+        assert kind == "CMD"
+        return self._with_our_python([self.text(word) for word in words])
+
+    def configuration(self) -> Path:
+        """Prometheus's folder; the path of its main file."""
+        shutil.copytree(PROMETHEUS, self.folder / "configuration", dirs_exist_ok=True)
+        path = self.folder / "configuration" / "prometheus.yml"
+        path.write_text(self.text(path.read_text()))
+        return path
+
+    @staticmethod
+    def _with_our_python(words: list[str]) -> list[str]:
+        ours = PYTHON / words[0]
+        return [str(ours) if ours.exists() else words[0], *words[1:]]
+
+
+def _docker_compose(**variables: str) -> subprocess.CompletedProcess[str]:
+    command = [program("docker-compose", "docker-compose"), "--file", str(ROOT / "docker-compose.yml"), "config", "-q"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("KVSCOPE_")}
+    return subprocess.run(
+        command, env={**environment, **variables}, cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+
+def test_docker_compose_accepts_the_file() -> None:
+    told = _docker_compose(KVSCOPE_TOKEN=TOKEN)
+    assert told.returncode == 0, told.stderr
+
+
+def test_without_a_token_it_refuses_and_says_what_to_do() -> None:
+    told = _docker_compose()
+    assert told.returncode != 0
+    assert "KVSCOPE_TOKEN" in told.stderr
+    assert "openssl rand" in told.stderr
+
+
+def test_engine_monitor_and_prometheus_run_by_their_commands(tmp_path: Path) -> None:
+    """One request to the engine is seen by Prometheus, by way of the socket and the token."""
+    program("prometheus", "prometheus")
+    here = Here(tmp_path)
+    here.configuration()
+    token = {"KVSCOPE_TOKEN": TOKEN}
+    with (
+        running(here.command("engine"), tmp_path / "engine.log") as engine,
+        running(here.command("monitor"), tmp_path / "monitor.log", token) as monitor,
+        running(here.command("prometheus"), tmp_path / "prometheus.log", token) as server,
+    ):
+        until(lambda: answers(f"http://{here.engine}/health"), "the engine is well", engine)
+        until(lambda: answers(f"http://{here.monitor}/healthz"), "kvscope is well", monitor)
+        until(lambda: answers(f"http://{here.prometheus}/-/ready"), "Prometheus is ready", server)
+        for service in ("engine", "monitor"):
+            subprocess.run(here.health(service), check=True)
+        assert httpx.get(f"http://{here.monitor}/metrics", trust_env=False).status_code == httpx.codes.UNAUTHORIZED
+        wanted = {"model": "tiny", "prompt": "Once upon a time", "max_tokens": 8}
+        answer = httpx.post(f"http://{here.engine}/v1/completions", json=wanted, trust_env=False, timeout=60)
+        assert answer.is_success, answer.text
+        seen = Prometheus(f"http://{here.prometheus}")
+        until(lambda: any(seen.values("kvscope_output_tokens_total")), "Prometheus has seen the tokens", server)
+        assert seen.label("kvscope_blocks", "engine") == {"tiny@engine:8000/0"}
+        assert (tmp_path / "token" / "kvscope").stat().st_mode & 0o077 == 0
+    assert "Traceback" not in (tmp_path / "engine.log").read_text() + (tmp_path / "monitor.log").read_text()
+
+
+def test_promtool_accepts_the_configuration(tmp_path: Path) -> None:
+    promtool = program("promtool", "prometheus")
+    here = Here(tmp_path)
+    path = here.configuration()
+    (tmp_path / "token" / "kvscope").write_text(TOKEN)
+    told = subprocess.run([promtool, "check", "config", str(path)], capture_output=True, text=True, check=False)
+    assert told.returncode == 0, told.stdout + told.stderr
+    assert "2 rules found" in told.stdout
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_service_is_seen_from_this_machine_only_and_says_how_it_is(service: str) -> None:
+    described = SERVICES[service]
+    assert described["ports"]
+    assert all(port.startswith("127.0.0.1:") for port in described["ports"])
+    assert described["healthcheck"]["test"]
+    if "build" not in described:
+        assert re.search(r":v?\d+\.\d+\.\d+$", described["image"]), "an exact version"
+
+
+def test_what_is_mounted_is_there_and_is_where_grafana_looks_for_it() -> None:
+    mounted = {}
+    for described in SERVICES.values():
+        for volume in described["volumes"]:
+            source, target, *_ = volume.split(":")
+            if source.startswith("."):
+                assert (ROOT / source).is_dir()
+                mounted[target] = ROOT / source
+    provisioning = mounted["/etc/grafana/provisioning"]
+    (provider,) = yaml.safe_load((provisioning / "dashboards" / "kvscope.yml").read_text())["providers"]
+    assert (mounted[provider["options"]["path"]] / "kvscope.json").is_file()
+    home = Path(SERVICES["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
+    assert (mounted[str(home.parent)] / home.name).is_file()
+    (source,) = yaml.safe_load((provisioning / "datasources" / "prometheus.yml").read_text())["datasources"]
+    url = httpx.URL(source["url"])
+    assert SERVICES[url.host]["ports"][0].endswith(f":{url.port}")
+    scraped_every = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())["global"]["scrape_interval"]
+    assert source["jsonData"]["timeInterval"] == scraped_every
+
+
+def test_pip_finds_all_that_it_needs_where_the_image_calls_it(tmp_path: Path) -> None:
+    """The image copies what changes seldom before it runs pip, and the rest after."""
+    lines = (ROOT / "Dockerfile").read_text().splitlines()
+    pip = next(number for number, line in enumerate(lines) if "pip install" in line)
+    let_in = {
+        line.removeprefix("!") for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")
+    }
+    for line in lines[:pip]:
+        if line.startswith("COPY "):
+            *sources, target = line.removeprefix("COPY ").split()
+            for source in sources:
+                assert source in let_in
+                if (ROOT / source).is_dir():
+                    shutil.copytree(ROOT / source, tmp_path / target)
+                else:
+                    shutil.copy(ROOT / source, tmp_path / target)
+    build = "import hatchling.build, sys; hatchling.build.build_editable(sys.argv[1])"
+    (tmp_path / "wheel").mkdir()
+    subprocess.run([sys.executable, "-c", build, str(tmp_path / "wheel")], cwd=tmp_path, check=True)
+    assert list((tmp_path / "wheel").glob("kvscope-*.whl"))
