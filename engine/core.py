@@ -188,7 +188,7 @@ class EngineCore:
     def vitals(self) -> Vitals:
         """What heartbeats say."""
         scheduler = self.scheduler
-        polls = self.connector.polls if self.connector else 0
+        polls = self.connector.polls if self.connector is not None else 0
         return Vitals(
             *self.launched, len(scheduler.running), len(scheduler.waiting), self.in_flight, polls, scheduler.passes
         )

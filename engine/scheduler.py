@@ -108,7 +108,7 @@ class Scheduler:
         self.log.finished(request.number, status)
         blocks = self.manager.tables.get(request.number, [])
         completed_normally = status in (Status.FINISHED_STOPPED, Status.FINISHED_LENGTH_CAPPED)
-        if completed_normally and self.connector and self.connector.request_finished(request, blocks):
+        if completed_normally and self.connector is not None and self.connector.request_finished(request, blocks):
             self.log.free_deferred(request.number, blocks, Holder.CONNECTOR)
             self.deferred[request.number] = 0
             return

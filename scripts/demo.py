@@ -31,11 +31,11 @@ from monitor.query import RemoteQuery, Unreachable
 console = Console(highlight=False)
 
 EXPECTED = {"leak.finished-held", "stuck.never-fits"}
-BLOCK_SIZE, NUM_BLOCKS, MAX_MODEL_LEN = 16, 257, 8192
+BLOCK_SIZE, NUM_BLOCKS, MAX_MODEL_LEN = 16, 161, 4096
 CLIENTS = 3
 HEALTHY_REQUESTS = 40
 """So many completions are delivered before the fault begins: about a third of a minute's load."""
-LEAKS = 12
+LEAKS = 6
 NEVER_FITS = "demo-never-fits"
 NEVER_FITS_TOKENS = BLOCK_SIZE * NUM_BLOCKS + 800
 TOO_MUCH_AT_S = 42.0

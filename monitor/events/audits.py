@@ -34,7 +34,9 @@ class AuditFold:
     def apply(self, kind: int, number: int, args: list[int], ids: list[int], texts: Mapping[int, str]) -> None:
         """Fold one of the AUDIT kinds in."""
         if kind == Kind.AUDIT_BEGIN:
-            self._cycle = _Cycle(self.state.now_ns, set(self.state.requests))
+            # What only the front end knows is not in the scheduler's tables yet.
+            known = {n for n, record in self.state.requests.items() if record.status != Status.RECEIVED}
+            self._cycle = _Cycle(self.state.now_ns, known)
         elif self._cycle is None:
             return  # we came in the middle of a cycle; the next one is whole
         elif kind == Kind.AUDIT_BLOCKS:
@@ -119,7 +121,7 @@ class AuditFold:
             state.anomaly("audit: requests", -1, -1, f"{requests} announced, {cycle.seen} read out")
         for number in cycle.unseen:
             record = state.requests.get(number)
-            if record is not None and not record.is_finished and record.status != Status.RECEIVED:
+            if record is not None and not record.is_finished:
                 state.anomaly(
                     "audit: a request that the engine does not have", -1, number,
                     f"{Status(record.status).name} by the events, with {len(record.blocks)} blocks",
@@ -130,8 +132,12 @@ class AuditFold:
         state = self.state
         for number in cycle.unseen:
             record = state.requests.get(number)
-            if record is not None and record.status != Status.RECEIVED:
+            if record is not None:
                 del state.requests[number]
+        for record in list(state.requests.values()):
+            # The scheduler took all of them in since: their arrival was lost, and so was all that followed.
+            if record.status == Status.RECEIVED and record.received_ns < cycle.began_ns:
+                del state.requests[record.number]
         state.owner[:] = array("i", [-1]) * state.total
         state.more.clear()
         for record in state.requests.values():
