@@ -64,8 +64,9 @@ class HostConnector:
         self._worker = threading.Thread(target=self._work, name="kvscope-host-kv", daemon=True)
         self._worker.start()
 
-    def __len__(self) -> int:
-        """How many blocks are stored."""
+    @property
+    def num_stored(self) -> int:
+        """How many blocks it keeps now."""
         return len(self._stored)
 
     def find(self, digests: list[bytes]) -> int:

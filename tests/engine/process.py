@@ -24,7 +24,7 @@ class EngineProcess:
     """An engine that serves. `url` is where, `events` and `replay` its stream; `engine` is its id."""
 
     def __init__(self, *arguments: str, engine_id: str = "") -> None:
-        self._log = tempfile.TemporaryFile("w+")
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the process
         command = [
             sys.executable, "-m", "engine", "serve", "--port", "0", "--events", "tcp://127.0.0.1:*", *arguments,
         ]  # fmt: skip

@@ -87,8 +87,8 @@ def test_the_ledger_equals_the_pool_through_the_real_stream(settings: dict[str, 
         wait_for(lambda: len(engine.ends()) == len(numbers) and not core.scheduler.deferred)
         begun = core.auditor.cycles
         wait_for(lambda: core.auditor.cycles >= begun + 1)
-        packer = core.publisher.packer
-        follow(live, [ledger], lambda: ledger.state.audit_cycles > begun and ledger.sequence >= packer.next_sequence - 2)
+        last = core.publisher.packer.next_sequence - 1
+        follow(live, [ledger], lambda: ledger.state.audit_cycles > begun and ledger.sequence >= last)
         assert_books_equal(core, ledger)
         assert ledger.state.used == 0
         assert ledger.state.totals.arrived == len(numbers)
@@ -144,10 +144,13 @@ def test_an_idle_engine_makes_no_passes_once_its_rest_is_audited() -> None:
         wait_for(lambda: number in engine.ends())
         done = engine.core.auditor.cycles
         wait_for(lambda: engine.core.auditor.cycles >= done + 1)
-        passes = -1
-        while passes != engine.core.scheduler.passes:
+
+        def at_rest() -> bool:
             passes = engine.core.scheduler.passes
             time.sleep(0.3)
+            return engine.core.scheduler.passes == passes
+
+        wait_for(at_rest)
         again = engine.core.submit("r-again", [1, 2, 3], GREEDY)
         wait_for(lambda: again in engine.ends())
 

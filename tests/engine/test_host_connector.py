@@ -1,0 +1,163 @@
+"""KV that went to the host and came back gives the tokens that KV in the pool gives, and no block stays behind."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from engine.config import EngineConfig
+from engine.connectors.base import KVLoad
+from engine.connectors.host import HostConnector
+from engine.core import Stream
+from engine.llm import LLM
+from engine.request import Request
+from engine.sampling import SamplingParams
+from monitor.events.kinds import Tier, TierOp
+from monitor.events.log import EventLog
+from monitor.events.packer import Packer, Vitals
+from monitor.events.state import State
+from tests.engine.process import wait_for
+
+BLOCK = 4
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+STREAM = Stream("tiny@test/0", "tcp://127.0.0.1:*", "tcp://127.0.0.1:*")
+
+
+def prompts(rng: random.Random, count: int) -> list[list[int]]:
+    return [[rng.randrange(256) for _ in range(rng.randint(30, 60))] for _ in range(count)]
+
+
+@contextmanager
+def host_llm(**settings: Any) -> Iterator[LLM]:
+    with LLM(block_size=BLOCK, kv_connector="host", stream=STREAM, **settings) as llm:
+        yield llm
+
+
+def tokens(llm: LLM, asked: list[list[int]]) -> list[list[int]]:
+    return [output.outputs[0].token_ids for output in llm.generate(asked, GREEDY)]
+
+
+def settle(llm: LLM) -> None:
+    """Until the connector needs nothing of the pool any more."""
+
+    def settled() -> bool:
+        llm.core.step()
+        return not llm.core.scheduler.deferred
+
+    wait_for(settled)
+
+
+def books(llm: LLM) -> State:
+    """The books that the drain thread keeps, once they have all that the engine said."""
+    publisher = llm.core.publisher
+    assert publisher is not None
+    wait_for(lambda: not llm.core.log.flushed)
+    return publisher.packer.shadow
+
+
+def test_a_prefix_from_the_host_gives_the_same_tokens() -> None:
+    asked = prompts(random.Random(1), 6)
+    with LLM(block_size=BLOCK, num_gpu_blocks=400, enable_prefix_caching=False) as plain:
+        expected = tokens(plain, asked)
+    with host_llm(num_gpu_blocks=400) as llm:
+        assert tokens(llm, asked) == expected
+        settle(llm)
+        assert llm.core.pool.counts()[2] == 0
+        assert llm.core.pool.reset_prefix_cache()
+        assert tokens(llm, asked) == expected
+        settle(llm)
+        # All but a prompt's last tokens came from the host, and nothing from the pool.
+        brought = sum((len(prompt) - 1) // BLOCK * BLOCK for prompt in asked)
+        assert llm.core.scheduler.prefix_hits == 0
+        wait_for(lambda: books(llm).totals.hit_tokens == brought)
+
+
+def test_under_pressure_on_pool_and_host_the_tokens_stay_the_same() -> None:
+    rng = random.Random(2)
+    asked = prompts(rng, 8)
+    asked += [prompt[:20] + [rng.randrange(256) for _ in range(20)] for prompt in asked]
+    with LLM(block_size=BLOCK, num_gpu_blocks=800, enable_prefix_caching=False) as plain:
+        expected = tokens(plain, asked)
+    with host_llm(num_gpu_blocks=45, max_num_batched_tokens=24) as llm:
+        for _ in range(3):
+            order = list(range(len(asked)))
+            rng.shuffle(order)
+            assert tokens(llm, [asked[i] for i in order]) == [expected[i] for i in order]
+        settle(llm)
+        assert llm.core.scheduler.num_preemptions > 0
+        assert llm.core.pool.counts()[2] == 0
+        store = llm.core.connector
+        assert store is not None
+        assert 0 < store.num_stored <= store.capacity
+        wait_for(lambda: books(llm).tiers[Tier.HOST].used == store.num_stored)
+        assert books(llm).tiers[Tier.HOST].operations[TierOp.EVICTED] > 0
+
+
+class Store:
+    """A connector over a tensor that stands for the pool's KV, and the books of what it says."""
+
+    def __init__(self, capacity: int, fail: bool = False) -> None:
+        self.kv = torch.arange(100, dtype=torch.float32).reshape(1, 1, 100)
+        self.log = EventLog()
+        self.packer = Packer(self.log, "e", lambda: Vitals(-1, 0, 0, 0, 0, 0, 0))
+        self.fail = fail
+        self.connector = HostConnector(self.gather, block_size=BLOCK, capacity=capacity, log=self.log)
+        self._numbers = 0
+
+    def gather(self, blocks: list[int]) -> torch.Tensor:
+        if self.fail:
+            raise RuntimeError("no memory")
+        return self.kv[:, :, blocks]
+
+    def finish(self, digests: list[bytes], blocks: list[int]) -> int:
+        """A request with these full blocks, and a part of one more, ends; its number once it is named completed."""
+        self._numbers += 1
+        request = Request(self._numbers, "r", [0] * (len(digests) * BLOCK + 1), SamplingParams())
+        request.digests = list(digests)
+        request.num_computed_tokens = request.num_tokens
+        if not self.connector.request_finished(request, [*blocks, 99]):
+            return 0
+        done: list[int] = []
+        wait_for(lambda: bool(done.extend(self.connector.completed()) or done))
+        return done[0]
+
+
+@contextmanager
+def store(capacity: int, fail: bool = False) -> Iterator[Store]:
+    made = Store(capacity, fail)
+    try:
+        yield made
+    finally:
+        made.connector.close()
+
+
+def test_the_least_recently_used_goes_first_and_a_prefix_loses_its_end_first() -> None:
+    with store(capacity=4) as s:
+        a, b, c = [b"a1", b"a2"], [b"b1", b"b2"], [b"c1"]
+        assert s.finish(a, [1, 2]) == 1
+        assert s.finish(b, [3, 4]) == 2
+        assert s.connector.find(a) == 2
+        assert s.connector.load(KVLoad(9, a, [0, 0])).flatten().tolist() == [1.0, 2.0]
+        assert s.finish(c, [5]) == 3
+        assert (s.connector.find(a), s.connector.find(b), s.connector.find(c)) == (2, 1, 1)
+        assert s.connector.find([b"never", *a]) == 0
+        assert s.finish(a, [7, 8]) == 0  # nothing new to keep: nothing is held
+        s.kv.zero_()
+        assert s.connector.load(KVLoad(9, a, [0, 0])).flatten().tolist() == [1.0, 2.0]
+
+
+def test_a_copy_that_fails_keeps_nothing_and_gives_the_blocks_back(caplog: pytest.LogCaptureFixture) -> None:
+    with store(capacity=4, fail=True) as s:
+        assert s.finish([b"a"], [1]) == 1
+        assert s.connector.find([b"a"]) == 0
+    assert "no memory" in caplog.text
+
+
+def test_it_needs_the_prefix_cache_to_name_what_it_keeps() -> None:
+    with pytest.raises(ValueError, match="enable_prefix_caching"):
+        EngineConfig(kv_connector="host", enable_prefix_caching=False)

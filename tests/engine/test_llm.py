@@ -1,0 +1,113 @@
+"""Offline use: texts in the order of the prompts, ended where they should be."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from engine.llm import LLM, NeverFits
+from engine.models.tokens import ByteTokenizer
+from engine.output import TextStream
+from engine.sampling import SamplingParams
+
+GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+
+
+@pytest.fixture
+def llm() -> Iterator[LLM]:
+    with LLM(num_gpu_blocks=33, block_size=4) as llm:
+        yield llm
+
+
+def test_outputs_come_in_the_order_of_the_prompts_however_they_are_given(llm: LLM) -> None:
+    texts = ["a", "something longer than that", "bb"]
+    together = llm.generate(texts, GREEDY)
+    assert [output.prompt for output in together] == texts
+    tokenizer = llm.core.loaded.tokenizer
+    ids = [tokenizer.encode(text) for text in texts]
+    assert [output.prompt_token_ids for output in together] == ids
+    by_ids = llm.generate(ids, GREEDY)
+    one_by_one = [llm.generate(text, GREEDY)[0] for text in texts] + [llm.generate(ids[0], GREEDY)[0]]
+    expected = [output.outputs for output in together]
+    assert [output.outputs for output in by_ids] == expected
+    assert [output.outputs for output in one_by_one] == [*expected, expected[0]]
+    assert all(len(output.outputs[0].token_ids) == 16 for output in together)
+    assert all(tokenizer.decode(o.outputs[0].token_ids) == o.outputs[0].text for o in together)
+    assert len({output.request_id for output in together + by_ids}) == 6
+    assert llm.generate([], GREEDY) == []
+
+
+def test_each_prompt_may_have_its_own_params_and_a_seed_repeats(llm: LLM) -> None:
+    params = [SamplingParams(max_tokens=n, seed=n, ignore_eos=True) for n in (3, 7)]
+    first, second = (llm.generate(["one", "two"], params) for _ in range(2))
+    assert [len(output.outputs[0].token_ids) for output in first] == [3, 7]
+    assert [o.outputs for o in first] == [o.outputs for o in second]
+    with pytest.raises(ValueError, match="2 prompts and 1 sampling params"):
+        llm.generate(["one", "two"], params[:1])
+
+
+def test_a_stop_string_ends_the_text_before_it_and_frees_the_request(llm: LLM) -> None:
+    (whole,) = llm.generate("stop me", GREEDY)
+    text = whole.outputs[0].text
+    stop = text[5:7]
+    end = text.index(stop)
+    params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, stop=[stop, "never this"])
+    (stopped,) = llm.generate("stop me", params)
+    assert stopped.outputs[0].text == text[:end]
+    assert stopped.outputs[0].finish_reason == "stop"
+    assert len(stopped.outputs[0].token_ids) < 16
+    assert llm.core.pool.counts()[2] == 0
+    assert llm.core.in_flight == 0
+    assert llm.generate("stop me", GREEDY)[0].outputs == whole.outputs
+
+
+def test_a_prompt_that_can_never_fit_is_told_and_leaves_nothing(llm: LLM) -> None:
+    with pytest.raises(NeverFits, match="200 tokens"):
+        llm.generate([[7] * 200, [7] * 3], GREEDY)
+    assert llm.core.in_flight == 0
+    assert llm.core.pool.counts()[2] == 0
+    assert llm.generate([7] * 3, GREEDY)[0].outputs[0].finish_reason == "length"
+
+
+def test_a_setting_that_is_none_is_named() -> None:
+    with pytest.raises(ValueError, match="no setting blok_size; there are model"):
+        LLM(blok_size=3)
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 3, 7])
+def test_text_comes_in_whole_characters_and_adds_up(pieces: int) -> None:
+    tokenizer = ByteTokenizer()
+    text = "naïve — 今日は 🙂 end"
+    ids = list(text.encode())
+    stream = TextStream(tokenizer)
+    deltas = [stream.add(ids[i : i + pieces], last=i + pieces >= len(ids)) for i in range(0, len(ids), pieces)]
+    assert "".join(deltas) == stream.text == text
+    assert all("\ufffd" not in delta for delta in deltas)
+
+
+def test_bytes_that_never_become_a_character_come_out_in_the_end() -> None:
+    stream = TextStream(ByteTokenizer())
+    assert stream.add([0xE4]) == ""
+    assert stream.add([0xBB], last=True) == "\ufffd"
+
+
+def test_a_stop_string_is_found_wherever_the_tokens_cut_it_and_none_of_it_leaks() -> None:
+    rng = random.Random(1)
+    for _ in range(300):
+        text = "".join(rng.choice("ab€") for _ in range(rng.randint(1, 30)))
+        stops = ["".join(rng.choice("ab€") for _ in range(rng.randint(1, 4))) for _ in range(rng.randint(0, 2))]
+        ends = [text.index(stop) + len(stop) for stop in stops if stop in text]
+        ids = list(text.encode())
+        stream = TextStream(ByteTokenizer(), stops)
+        deltas = []
+        for index, token in enumerate(ids):
+            deltas.append(stream.add([token], last=index == len(ids) - 1))
+            if stream.stopped:
+                break
+        # The stop string that is complete first ends the text; of those complete at once, the longest.
+        first = min(ends, default=None)
+        expected = text if first is None else text[: min(first - len(s) for s in stops if text[:first].endswith(s))]
+        assert stream.stopped == (first is not None)
+        assert "".join(deltas) == stream.text == expected
