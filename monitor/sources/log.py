@@ -1,12 +1,12 @@
 """The text of an engine's log, vLLM's from 0.10 to 0.33 and kvscope's own, to samples and facts.
 
 Lines are searched, not matched from their start, so that prefixes of process managers, a report's prose around them
-and several processes' lines mixed do no harm. Stamps have neither year nor zone: the year is given, the zone is taken
-to be UTC, and `Log.notes` says so.
+and several processes' lines mixed do no harm. Stamps have neither year nor zone: the year follows from when the log
+ended, the zone is taken to be UTC, and `Log.notes` says so.
 
     fact                       from
     -------------------------  ------------------------------------------------------------------------------
-    version                    "version 0.32.0", "LLM engine (v0.32.0)"
+    version                    "█  version 0.32.0", "vLLM API server version 0.10.2", "LLM engine (v0.32.0)"
     model, host, port, …       "non-default args: {…}": each argument under its own name
     kv_cache_size_tokens       "GPU KV cache size: 16,416 tokens"
     max_concurrency            "Maximum concurrency for 4,096 tokens per request: 4.01x"
@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from monitor.events.sample import Fact, Sample
@@ -39,7 +39,7 @@ ARGS: Final = re.compile(r"non-default args: \{(.*)")
 ARG: Final = re.compile(r"'(\w+)': (?:\[?'([^']*)'\]?|(-?[\d.]+|True|False))(?=[,}])")
 
 FACTS: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
-    ("version", re.compile(r"(?:LLM engine \(v|\bversion )(\d+\.\d+\.\d+[\w.+]*)")),
+    ("version", re.compile(r"(?:LLM engine \(v|vLLM API server version |█ +version )(\d+\.\d+\.\d+[\w.+]*)")),
     ("kv_cache_size_tokens", re.compile(r"KV cache size: ([\d,]+) tokens")),
     ("max_concurrency", re.compile(r"Maximum concurrency for [\d,]+ tokens per request: ([\d.]+)x")),
     ("num_gpu_blocks_override", re.compile(r"Overriding num_gpu_blocks=\d+ with num_gpu_blocks_override=(\d+)")),
@@ -50,15 +50,17 @@ FACTS: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
 
 
 class Log:
-    """Reads the lines of one log. `name` stands for its file in positions; `year` is that of its stamps."""
+    """Reads the lines of one log. `name` stands for its file in positions; `ended` is when it was last written to."""
 
-    def __init__(self, name: str, year: int) -> None:
+    def __init__(self, name: str, ended: datetime) -> None:
         self.name = name
-        self.year = year
+        self.ended = ended
         self.stats_lines = 0
         self.notes: list[str] = []
         self._args: dict[str, int | float | str] = {}
         self._last_stamp: int | None = None
+        self._year = 0
+        self._month = 0
 
     def records(self, lines: Iterable[str]) -> Iterator[Sample | Fact]:
         """Samples in the order of the lines, then facts. What is not understood is passed over."""
@@ -122,11 +124,12 @@ class Log:
         return list(found.items())
 
     def _stamp(self, line: str) -> int | None:
-        head = line[:120]
+        head = line if line.startswith("{") else line[:120]
         if (full := FULL_STAMP.search(head)) is not None:
             year, month, day, hour, minute, second = map(int, full.groups())
         elif (short := STAMP.search(head)) is not None:
-            year, (month, day, hour, minute, second) = self.year, map(int, short.groups())
+            month, day, hour, minute, second = map(int, short.groups())
+            year = self._year_of(month, day)
         else:
             return None
         try:
@@ -134,6 +137,20 @@ class Log:
         except ValueError:
             return None
         return int(moment.timestamp()) * 1_000_000_000
+
+
+    def _year_of(self, month: int, day: int) -> int:
+        """The year of a stamp that has none. The first one's is the latest that is not after the log's end (by more
+        than a day: zones differ); a step from one of the last months to one of the first is a new year's, and the step
+        back, where several processes' lines are mixed, the old one's again.
+        """
+        if not self._year:
+            limit = self.ended + timedelta(days=1)
+            self._year = limit.year - ((month, day) > (limit.month, limit.day))
+        else:
+            self._year += (self._month - month > 6) - (month - self._month > 6)
+        self._month = month
+        return self._year
 
 
 def _message(line: str) -> str:

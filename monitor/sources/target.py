@@ -10,6 +10,7 @@ a file                 is looked into: a segment of a recording, or the text of 
 from __future__ import annotations
 
 import gzip
+import zlib
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from enum import Enum
@@ -61,10 +62,9 @@ def kind_of(target: str) -> Kind:
 def read_log(path: Path) -> tuple[Log, list[Sample | Fact]]:
     """Everything that a log file says; bytes that are no UTF-8 are replaced. Raises BadTarget if it cannot be read."""
     try:
-        year = datetime.fromtimestamp(path.stat().st_mtime, UTC).year
-        log = Log(path.name, year)
+        log = Log(path.name, datetime.fromtimestamp(path.stat().st_mtime, UTC))
         return log, list(log.records(_lines(path)))
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise BadTarget(f"{path}: cannot be read: {error}") from error
 
 

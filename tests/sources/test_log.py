@@ -1,0 +1,217 @@
+"""Logs as vLLM wrote them from 0.10 to 0.33, whole, cut short, zipped, and files that are none."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from monitor.events.sample import Fact, Sample
+from monitor.sources.log import Log
+from monitor.sources.target import BadTarget, Kind, kind_of, read_log
+
+DATA = Path(__file__).parent.parent / "data"
+ENDED = datetime(2026, 11, 21, tzinfo=UTC)
+
+TAIL = (
+    "Avg prompt throughput: 600.0 tokens/s, Avg generation throughput: 77.2 tokens/s, Running: 5 reqs, Waiting: 2 reqs"
+)
+GPU = ", GPU KV cache usage: 11.7%"
+HITS = ", Prefix cache hit rate: 99.2%"
+API = "(APIServer pid=1) INFO 11-20 12:00:01 [loggers.py:{}] Engine 000: " + TAIL
+WORDINGS = {
+    "0.10.0": f"INFO 08-07 12:00:01 [loggers.py:122] Engine 000: {TAIL}{GPU}{HITS}",
+    "0.10.2, its prefix cut off": f"[loggers.py:123] Engine 000: {TAIL}{GPU}{HITS}",
+    "0.11.0": f"{API.format(127)}{GPU}{HITS}",
+    "0.14.1": f"{API.format(257)}{GPU}{HITS}, External prefix cache hit rate: 3.0%, MM cache hit rate: 50.0%",
+    "0.20.2": f"{API.format(271)}, Deferred: 1 reqs{GPU}{HITS}",
+    "0.32.0": f"{API.format(335)}, Deferred: 1 reqs, KV fetch: 1 waiting to start, 0 in progress, 0 completed waiting"
+    f", CPU KV cache usage: 11.7%{HITS}",
+    "0.33.0, another device": f"{API.format(335)}, GPU + host KV cache usage: 11.7%{HITS}, Corrupted: 1 reqs",
+    "0.33.0, JSON": f'{{"message": "Engine 000: {TAIL}{GPU}{HITS}", "timestamp": "2026-11-20T12:00:01"}}',
+    "kubectl's time before it": f"2026-11-20T12:00:01.123Z stdout F {API.format(335)}{GPU}{HITS}",
+    "in colours": f"\x1b[0;36m(APIServer pid=1)\x1b[0;0m INFO 11-20 12:00:01 Engine 000: {TAIL}{GPU}{HITS}",
+}
+
+
+def read(*lines: str) -> tuple[Log, list[Sample], dict[str, Fact]]:
+    log = Log("a.log", ENDED)
+    records = list(log.records(lines))
+    facts = {record.name: record for record in records if isinstance(record, Fact)}
+    return log, [record for record in records if isinstance(record, Sample)], facts
+
+
+@pytest.mark.parametrize("version", WORDINGS)
+def test_the_statistics_line_of_every_version(version: str) -> None:
+    _, (sample,), _ = read("something else", WORDINGS[version])
+    assert sample == Sample(
+        engine="engine@a.log/0",
+        position="a.log:2",
+        at_ns=sample.at_ns,
+        running=5,
+        waiting=2,
+        usage=pytest.approx(0.117),  # type: ignore[arg-type]
+        prompt_tokens_per_s=600.0,
+        generation_tokens_per_s=77.2,
+        prefix_hit_rate=pytest.approx(0.992),  # type: ignore[arg-type]
+    )
+    if "cut off" in version:
+        assert sample.at_ns is None
+    else:
+        assert sample.at_ns is not None
+        assert datetime.fromtimestamp(sample.at_ns / 1e9, UTC).strftime("%H:%M:%S") == "12:00:01"
+
+
+def test_what_is_not_said_is_not_0() -> None:
+    _, (sample,), _ = read(f"Engine 000: {TAIL}")
+    assert (sample.usage, sample.prefix_hit_rate, sample.preemptions, sample.at_ns) == (None, None, None, None)
+    _, (sample,), _ = read(f"Engine 000: {TAIL}, GPU KV cache usage: 3.0%")
+    assert (sample.usage, sample.prefix_hit_rate) == (0.03, None)
+
+
+def test_a_negative_usage_is_kept_as_it_is() -> None:
+    _, (sample,), _ = read(f"Engine 000: {TAIL}, GPU KV cache usage: -0.5%")
+    assert sample.usage == -0.005
+
+
+def test_ranks_and_sums_of_several_engines() -> None:
+    _, several, _ = read(f"Engine 000: {TAIL}", f"Engine 001: {TAIL}", f"4 Engines Aggregated: {TAIL}")
+    assert [sample.engine for sample in several] == ["engine@a.log/0", "engine@a.log/1", "engine@a.log/all 4"]
+
+
+@pytest.mark.parametrize("version", WORDINGS)
+def test_a_line_cut_at_any_byte_says_less_but_nothing_false(version: str) -> None:
+    line = WORDINGS[version]
+    _, (whole,), _ = read(line)
+    for end in range(len(line)):
+        _, found, _ = read(line[:end])
+        for sample in found:
+            for name in ("running", "waiting", "usage", "prompt_tokens_per_s", "prefix_hit_rate"):
+                assert getattr(sample, name) in (None, getattr(whole, name)), line[:end]
+
+
+# -------------------------------------------------------------------- facts
+
+
+def test_facts_of_a_real_log() -> None:
+    log, records = read_log(DATA / "never-freed.log.gz")
+    facts = {record.name: record.value for record in records if isinstance(record, Fact)}
+    expected = {
+        "version": "0.32.0", "served_model_name": "tiny", "port": 8100, "max_model_len": 4096, "block_size": 32,
+        "num_gpu_blocks_override": 513, "kv_connector": "LeakyConnector",
+    }  # fmt: skip
+    assert {name: facts[name] for name in expected} == expected
+    assert facts["kv_cache_size_tokens"] == 513 * 32
+    assert log.engine() == "tiny@127.0.0.1:8100/0"
+    assert {record.engine for record in records} == {log.engine()}
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "value"),
+    [
+        ("INFO 08-07 [api_server.py:1] vLLM API server version 0.10.2", "version", "0.10.2"),
+        ("INFO [core.py:1] Initializing a V1 LLM engine (v0.10.1.1) with config: …", "version", "0.10.1.1"),
+        ("  █▄█▀ █  version 0.33.0rc1", "version", "0.33.0rc1"),
+        ("GPU KV cache size: 123,456 tokens", "kv_cache_size_tokens", 123456),
+        ("size: 16,384 tokens, Maximum concurrency for 4,096 tokens per request: 4.00x", "max_concurrency", 4.0),
+        ("Maximum concurrency for 262,144 tokens per request: 5.70x", "max_concurrency", 5.7),
+        ("Available KV cache memory: 45.9 GiB", "available_kv_cache_gib", 45.9),
+        ("Failed to reset prefix cache because some blocks (12) are not freed yet", "blocks_not_freed", 12),
+    ],
+)  # fmt: skip
+def test_facts_in_several_versions_words(line: str, name: str, value: object) -> None:
+    _, _, facts = read(line)
+    assert facts[name].value == value
+
+
+def test_the_version_of_something_else_is_not_the_engines() -> None:
+    _, _, facts = read("  █  version 0.32.0", "NCCL version 2.27.3+cuda12.9", "Python version 3.11.7")
+    assert facts["version"].value == "0.32.0"
+
+
+# -------------------------------------------------------------------- times
+
+
+def stamps(ended: datetime, *months_days: str) -> list[str]:
+    log = Log("a.log", ended)
+    lines = [f"INFO {day} 12:00:00 [loggers.py:335] Engine 000: {TAIL}" for day in months_days]
+    samples = [record for record in log.records(lines) if isinstance(record, Sample)]
+    return [datetime.fromtimestamp((sample.at_ns or 0) / 1e9, UTC).strftime("%Y-%m-%d") for sample in samples]
+
+
+def test_the_year_is_that_in_which_the_log_ended() -> None:
+    assert stamps(ENDED, "06-01", "11-20") == ["2026-06-01", "2026-11-20"]
+    assert stamps(ENDED, "11-22") == ["2026-11-22"]  # written east of here
+    assert stamps(ENDED, "12-24") == ["2025-12-24"]  # it cannot have been written after its end
+
+
+def test_over_new_year() -> None:
+    ended = datetime(2027, 1, 2, tzinfo=UTC)
+    days = ["12-30", "12-31", "01-01", "12-31", "01-02"]
+    assert stamps(ended, *days) == ["2026-12-30", "2026-12-31", "2027-01-01", "2026-12-31", "2027-01-02"]
+    assert stamps(datetime(2026, 12, 31, tzinfo=UTC), "12-31", "01-01") == ["2026-12-31", "2027-01-01"]
+
+
+def test_a_29th_of_february_in_the_wrong_year_is_no_time() -> None:
+    assert stamps(ENDED, "02-29", "03-01") == ["1970-01-01", "2026-03-01"]
+
+
+# -------------------------------------------------------------------- files
+
+
+def test_the_year_of_a_file_is_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "old.log"
+    path.write_text(f"INFO 05-01 12:00:00 [loggers.py:335] Engine 000: {TAIL}\n")
+    then = datetime(2024, 5, 2, tzinfo=UTC).timestamp()
+    os.utime(path, (then, then))
+    _, records = read_log(path)
+    assert records[0].at_ns == int(datetime(2024, 5, 1, 12, tzinfo=UTC).timestamp()) * 10**9
+
+
+def test_plain_and_zipped_are_the_same(tmp_path: Path) -> None:
+    zipped = DATA / "never-freed.log.gz"
+    plain = tmp_path / zipped.name
+    plain.write_bytes(gzip.decompress(zipped.read_bytes()))
+    seconds = zipped.stat().st_mtime
+    os.utime(plain, (seconds, seconds))
+    assert kind_of(str(plain)) == kind_of(str(zipped)) == Kind.LOG
+    assert read_log(plain)[1] == read_log(zipped)[1]
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped"])
+def test_a_damaged_zip_is_named(tmp_path: Path, damage: str) -> None:
+    data = bytearray((DATA / "never-freed.log.gz").read_bytes())
+    if damage == "cut":
+        del data[len(data) // 2 :]
+    else:
+        data[len(data) // 2 : len(data) // 2 + 50] = b"\xff" * 50
+    path = tmp_path / "a.log.gz"
+    path.write_bytes(data)
+    with pytest.raises(BadTarget, match=r"a\.log\.gz: cannot be read"):
+        read_log(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"\n\n\n", bytes(range(256)) * 40, b"\x00" * 4096, "Käse".encode("latin-1")])
+def test_a_file_without_figures_says_none(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "garbage"
+    path.write_bytes(content)
+    assert kind_of(str(path)) is Kind.LOG
+    log, records = read_log(path)
+    assert (log.stats_lines, records) == (0, [])
+
+
+def test_figures_amid_garbage_are_found(tmp_path: Path) -> None:
+    path = tmp_path / "mixed"
+    path.write_bytes(bytes(range(256)) + b"\n" + f"Engine 000: {TAIL}\n".encode() + b"\xff\xfe")
+    log, records = read_log(path)
+    assert log.stats_lines == 1
+    assert len(log.notes) == 1
+    assert isinstance(records[0], Sample)
+
+
+def test_a_directory_is_no_log(tmp_path: Path) -> None:
+    with pytest.raises(BadTarget, match="cannot be read"):
+        read_log(tmp_path)

@@ -1,0 +1,168 @@
+"""A stream recorded is the stream: the same state, to the byte, and the same judgements."""
+
+from __future__ import annotations
+
+import io
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from monitor.events import journal
+from monitor.events.publisher import Publisher
+from monitor.events.snapshot import dump
+from monitor.events.wire import ContractError, Frame, Keyframe, encode
+from monitor.ledger.ledger import EngineLedger
+from monitor.sources.record import Recorded, record
+from monitor.sources.recording import Recording
+from monitor.sources.target import BadTarget
+from monitor.watch import Watch
+from tests.detectors.scenes import ENGINE, finished_held
+from tests.lab import Lab
+
+
+def quiet() -> Console:
+    return Console(file=io.StringIO())
+
+
+def ledger_of(frames: Recording | list[Frame]) -> EngineLedger:
+    ledger = EngineLedger(ENGINE)
+    for frame in frames:
+        ledger.apply(frame)
+    return ledger
+
+
+def write(directory: Path, lab: Lab) -> None:
+    """All that the lab ever sent, as a journal."""
+    writer = journal.JournalWriter(directory, lab.packer.epoch)
+    for frame in lab.frames:
+        writer.append(encode(frame), frame.sequence)
+    writer.close()
+
+
+def interrupt_when(done: Callable[[], bool]) -> threading.Thread:
+    """Ctrl-C to the main thread, once it is done."""
+
+    def wait() -> None:
+        deadline = time.monotonic() + 20
+        while not done() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread
+
+
+def test_a_recording_adds_up_to_the_engines_own_state(tmp_path: Path) -> None:
+    """The engine runs while it is recorded; Ctrl-C comes when the recording has caught up with it."""
+    lab = Lab(total=120, connector_share=0.5, clock=time, pack=False)
+    publisher = Publisher(
+        lab.log, ENGINE, lab.vitals, events=f"ipc://{tmp_path}/events", replay=f"ipc://{tmp_path}/events-replay",
+        interval_s=0.005, heartbeat_s=3600,
+    )  # fmt: skip
+    directory = tmp_path / "recording"
+    steps = 0
+
+    def work() -> bool:
+        """Goes on until something was recorded, then 50 steps more; whether all of it is on disk."""
+        nonlocal steps
+        if steps < 50:
+            for _ in range(3):
+                lab.arrive(lab.rng.randint(1, 40), max_tokens=lab.rng.randint(1, 20))
+            lab.step()
+            steps += directory.is_dir() and bool(journal.segments(directory))
+            return False
+        if lab.log.flushed:
+            return False
+        return ledger_of(Recording(directory)).sequence == publisher.packer.next_sequence - 1
+
+    publisher.start()
+    worker = interrupt_when(work)
+    try:
+        recorded = record(f"ipc://{tmp_path}/events", directory, seconds=None, timeout_s=10, console=quiet())
+    finally:
+        worker.join()
+        publisher.close()
+    frames = list(Recording(directory))
+    assert isinstance(frames[0], Keyframe)
+    assert recorded == Recorded(ENGINE, len(frames) - 1, recorded.bytes)
+    assert recorded.batches > 10
+    ledger = ledger_of(frames)
+    assert not ledger.anomalies
+    assert not ledger.losses
+    theirs = publisher.packer.shadow
+    # An audit that was under way when it joined does not count.
+    assert theirs.audit_cycles - ledger.state.audit_cycles in (0, 1)
+    theirs.audit_cycles = ledger.state.audit_cycles
+    assert msgspec.msgpack.decode(dump(ledger.state)) == msgspec.msgpack.decode(dump(theirs))
+    # Read again, the same fold gives the same bytes.
+    assert dump(ledger_of(Recording(directory)).state) == dump(ledger.state)
+
+
+def test_a_recording_is_judged_as_the_stream_was(tmp_path: Path) -> None:
+    """The same findings at the same moments, whether frames came one by one, all at once, or from a file."""
+    scene = finished_held()
+    scene.live(15)
+    write(tmp_path, scene.lab)
+    one_by_one, replayed = Watch(), Watch()
+    for frame in scene.lab.frames:
+        one_by_one.feed([frame])
+    replayed.feed(Recording(tmp_path))
+    told = [(t.finding.id, t.to, t.at_ns) for t in one_by_one.take_transitions()]
+    assert [(t.finding.id, t.to, t.at_ns) for t in replayed.take_transitions()] == told
+    assert "leak.finished-held" in {f.code for f in replayed.find()}
+    assert replayed.find() == one_by_one.find()
+    assert replayed.engines() == one_by_one.engines()
+
+
+def test_a_recording_ends_after_the_seconds_it_was_given(tmp_path: Path) -> None:
+    lab = Lab(clock=time, pack=False)
+    publisher = Publisher(
+        lab.log, ENGINE, lab.vitals, events=f"ipc://{tmp_path}/events", replay=f"ipc://{tmp_path}/events-replay"
+    )
+    publisher.start()
+    try:
+        target = f"ipc://{tmp_path}/events"
+        recorded = record(target, tmp_path / "r", seconds=0.2, timeout_s=10, console=quiet())
+        assert recorded.engine == ENGINE
+        assert ledger_of(Recording(tmp_path / "r")).ready
+        with pytest.raises(BadTarget, match="holds a recording already"):
+            record(target, tmp_path / "r", seconds=0.2, timeout_s=10, console=quiet())
+    finally:
+        publisher.close()
+
+
+def test_nobody_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ContractError, match="nothing was heard"):
+        record(f"ipc://{tmp_path}/nobody", tmp_path / "r", seconds=1, timeout_s=0.2, console=quiet())
+    assert not (tmp_path / "r").exists()
+
+
+def test_only_a_stream_can_be_recorded(tmp_path: Path) -> None:
+    with pytest.raises(BadTarget, match="no event stream"):
+        record(str(tmp_path), tmp_path / "r", seconds=1, timeout_s=1, console=quiet())
+
+
+def test_a_directory_without_segments_is_no_recording(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("hello")
+    with pytest.raises(journal.NotAJournal, match="holds no recording"):
+        Recording(tmp_path)
+
+
+def test_a_recording_cut_short_says_how_much_is_lost(tmp_path: Path) -> None:
+    scene = finished_held()
+    write(tmp_path, scene.lab)
+    (segment,) = journal.segments(tmp_path)
+    last = len(encode(scene.lab.frames[-1])) + journal.RECORD.size
+    data = segment.path.read_bytes()
+    segment.path.write_bytes(data[:-7])
+    recording = Recording(tmp_path)
+    assert len(list(recording)) == len(scene.lab.frames) - 1
+    assert recording.bytes_lost == last - 7
+    assert recording.bad_frames == 0
