@@ -30,7 +30,7 @@ logger = logging.getLogger("engine.serve")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command that the arguments name; the exit code."""
-    parsed = _parser().parse_args(arguments)
+    parsed = parser().parse_args(arguments)
     _set_up_logging()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -135,10 +135,11 @@ def _set_up_logging() -> None:
     logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """The whole command line; the reference is made from it."""
     environment = os.environ.get
-    parser = argparse.ArgumentParser(prog="python -m engine", description="kvscope's paged-attention engine.")
-    serving = parser.add_subparsers(dest="command", required=True).add_parser(
+    whole = argparse.ArgumentParser(prog="python -m engine", description="kvscope's paged-attention engine.")
+    serving = whole.add_subparsers(dest="command", required=True).add_parser(
         "serve", help="serve a model over HTTP", description="Serves a model with OpenAI's API, and says its events."
     )
     add = serving.add_argument
@@ -190,7 +191,7 @@ def _parser() -> argparse.ArgumentParser:
         "--hash-key", dest="hash_key_text", default=environment("KVSCOPE_HASH_KEY", ""), metavar="KEY",
         help="of the prefix hashes (KVSCOPE_HASH_KEY, else random)",
     )  # fmt: skip
-    return parser
+    return whole
 
 
 def _positive(text: str) -> float:

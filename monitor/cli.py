@@ -209,7 +209,7 @@ def _add_record(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser = commands.add_parser(
         "record",
         help="keep a stream as a recording",
-        description="Writes an engine's event stream to a directory, until Ctrl-C; doctor, explain and serve read it.",
+        description="Writes an engine's event stream to a directory, until Ctrl-C; doctor and explain read it.",
     )
     parser.add_argument("target", metavar="TARGET", help=f"an event stream, such as {EVENTS_ENDPOINT}")
     parser.add_argument("directory", type=Path, metavar="DIR", help="a new or empty directory")
