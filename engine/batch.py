@@ -67,8 +67,8 @@ def lay_out(plan: SchedulerOutput, tables: Mapping[int, list[int]], block_size: 
         _Share(request, request.num_computed_tokens, count, tables[request.number])
         for request, count in zip(plan.requests, plan.num_tokens, strict=True)
     ]
-    # Padding at most doubles a chunk.
-    by_length = sorted(shares, key=lambda share: (share.num_tokens - 1).bit_length())
+    # Chunks of one bit length are padded to the longest: to twice their own at most. Neighbours see equally far back.
+    by_length = sorted(shares, key=lambda share: ((share.num_tokens - 1).bit_length(), share.start))
     token_ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
