@@ -39,6 +39,7 @@ LEAKS = 6
 NEVER_FITS = "demo-never-fits"
 NEVER_FITS_TOKENS = BLOCK_SIZE * NUM_BLOCKS + 800
 TOO_MUCH_AT_S = 42.0
+SHARED = "You are asked by a demo, and what you say is random. This prefix is the same in every prompt. "
 PATIENCE_S = 60.0
 """How long the client of the request that never fits waits for it; then the load goes on."""
 
@@ -120,11 +121,12 @@ class Load:
     def _run(self, seed: int) -> None:
         rng = random.Random(seed)
         while not self._stopping.is_set():
-            self._ask(f"demo-{next(self._numbers)}", rng.randint(20, 300), rng.randint(16, 64))
+            self._ask(f"demo-{next(self._numbers)}", rng.randint(20, 200), rng.randint(16, 64))
             self._stopping.wait(rng.uniform(0.8, 1.6))
 
     def _ask(self, name: str, prompt_tokens: int, max_tokens: int, timeout_s: float | None = None) -> None:
-        prompt = "".join(random.Random(name).choices("abcdefghijklmnopqrstuvwxyz ", k=prompt_tokens))
+        own = random.Random(name).choices("abcdefghijklmnopqrstuvwxyz ", k=prompt_tokens)
+        prompt = "".join(own) if name == NEVER_FITS else SHARED + "".join(own)
         body = {"model": "tiny", "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True}
         self.sent += 1
         with contextlib.suppress(httpx.HTTPError, RuntimeError):  # the demo ends while it waits
@@ -183,7 +185,7 @@ def play(seconds: float | None, load: Load, watcher: Watcher) -> None:
             now = time.monotonic() - started
             if not leaks and load.done >= HEALTHY_REQUESTS:
                 leaks = True
-                _say(now, "From here on, completions of finished requests are lost, and their blocks leak")
+                _say(now, "Now completions of finished requests get lost: blocks leak")
             if not too_much and now >= too_much_at:
                 too_much = True
                 _say(now, f"A request for {NEVER_FITS_TOKENS:,} tokens: more than {NUM_BLOCKS - 1} blocks hold")
@@ -229,7 +231,7 @@ def main() -> int:
             "engine", "serve", "--model", "tiny", "--port", str(engine_port), "--events", events,
             "--block-size", str(BLOCK_SIZE), "--num-gpu-blocks", str(NUM_BLOCKS),
             "--max-model-len", str(MAX_MODEL_LEN), "--kv-connector", "host",
-            "--fault", f"leak.finished-held:after={HEALTHY_REQUESTS}:limit={LEAKS}",
+            "--fault", f"leak.finished-held:after={HEALTHY_REQUESTS}:every=3:limit={LEAKS}",
         )  # fmt: skip
         engine = stack.enter_context(running("The engine", log, *arguments))
         wait_for("The engine", f"{engine_url}/health", engine, log)
