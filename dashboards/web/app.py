@@ -1,7 +1,7 @@
 """Puts the page on the service's app.
 
-One callback a viewer runs for as long as the page is open and pushes, each tick, the sections that have changed, over
-the page's WebSocket. Callbacks are coroutines: a slow query holds up nobody's scrape.
+One callback a viewer runs for as long as the page is open and pushes what there is to see, each tick, over the page's
+WebSocket. Callbacks are coroutines: a slow query holds up nobody's scrape.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from dash import ClientsideFunction, Dash, Input, Output, State, ctx
+from dash import ClientsideFunction, Dash, Input, Output, ctx
 from fastapi import FastAPI
 
 from dashboards.web.links import place_of
 from dashboards.web.page import INDEX, layout
-from dashboards.web.views import TICK_S, Page, Views
+from dashboards.web.story import point_here
+from dashboards.web.views import TICK_S, Page, Properties, Views
 from monitor.query import Query
 
 
@@ -40,7 +41,7 @@ def mount(app: FastAPI, query: Query) -> None:
     async def push() -> None:
         """Until the page is closed."""
         viewer = ctx.websocket
-        sent: dict[str, Any] = {}
+        sent: Properties = {}
         while not viewer.is_shutdown:
             try:
                 address = await viewer.get_prop("url", "href")
@@ -55,19 +56,21 @@ def mount(app: FastAPI, query: Query) -> None:
         _send(ctx.websocket, await views.page(place_of(address)), {})
 
     @dash.callback(
-        Output("pointed-block", "children"), Input("pointed", "data"), State("beat", "data"), prevent_initial_call=True
+        Output("pointed-told", "data"), Input("pointed", "data"), Input("told", "data"), prevent_initial_call=True
     )
-    async def point(block: int | None, beat: dict[str, str]) -> list[Any]:
-        """Somebody points at a block of the map, or no longer does."""
-        return [] if block is None else await views.pointed(beat["engine"], block)
+    async def point(block: int | None, told: dict[str, Any]) -> list[Any]:
+        """The block that somebody points at, as it is now."""
+        return point_here() if block is None else await views.pointed(told["engine"], block)
 
-    dash.clientside_callback(ClientsideFunction("kvscope", "beat"), Input("beat", "data"))  # type: ignore[no-untyped-call]
+    for shows, store in (("told", "told"), ("pointed", "pointed-told")):
+        dash.clientside_callback(ClientsideFunction("kvscope", shows), Input(store, "data"))  # type: ignore[no-untyped-call]
 
 
-def _send(viewer: Any, page: Page, sent: dict[str, Any]) -> None:
-    """What is not as it was sent before. A view that was not made anew is the same object."""
-    for component, section in page.items():
-        if sent.get(component) is not section:
-            sent[component] = section
-            for name, value in section.items():
+def _send(viewer: Any, page: Page, sent: Properties) -> None:
+    """All sections, and the properties that are not as they were sent before."""
+    viewer.set_prop_sync("told", "data", page.told)
+    for component, properties in page.properties.items():
+        if sent.get(component) != properties:
+            sent[component] = properties
+            for name, value in properties.items():
                 viewer.set_prop_sync(component, name, value)

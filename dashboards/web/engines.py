@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dash import dcc, html
+from dash import html
 
 from dashboards.web.links import to_engine
 from dashboards.web.markup import aria
@@ -18,16 +18,16 @@ def picker(engines: Sequence[EngineView], chosen: str) -> list[Any]:
     return [html.Ul([html.Li(_choice(engine, engine.engine == chosen), key=engine.engine) for engine in engines])]
 
 
-def _choice(engine: EngineView, is_chosen: bool) -> dcc.Link:
+def _choice(engine: EngineView, is_chosen: bool) -> html.A:
     open_now = sum(count for severity, count in engine.findings.items() if severity != "info")
     parts: list[Any] = [
         html.Span(className=f"status {engine.status}", **aria(hidden="true")),
         html.Span(engine.engine, className="name"),
-        html.Span(engine.status, className="state"),
+        html.Span(engine.status, className="how"),
     ]
     if open_now:
         parts.append(html.Span(f"{open_now:,}", className="badge", title=counted(open_now, "open finding")))
-    return dcc.Link(parts, href=to_engine(engine.engine), className="engine chosen" if is_chosen else "engine")
+    return html.A(parts, href=to_engine(engine.engine), className="engine chosen" if is_chosen else "engine")
 
 
 def stream_health(engine: EngineView) -> list[Any]:

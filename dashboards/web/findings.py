@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dash import dcc, html
+from dash import html
 
 from dashboards.web.links import to_request
 from dashboards.web.markup import and_more, block_links
@@ -81,7 +81,7 @@ def _culprits(finding: FindingReport) -> list[Any]:
     requests, blocks = finding.culprits.requests, finding.culprits.blocks
     if requests:
         names: list[Any] = [
-            dcc.Link(name, href=to_request(finding.engine, name), className="id") for name in requests[:MOST_CULPRITS]
+            html.A(name, href=to_request(finding.engine, name), className="id") for name in requests[:MOST_CULPRITS]
         ]
         rows += [html.Dt(counted(len(requests), "request")), html.Dd(names + and_more(len(requests) - MOST_CULPRITS))]
     if blocks:

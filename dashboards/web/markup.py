@@ -1,11 +1,15 @@
-"""What several sections are made with."""
+"""What several sections are made with.
+
+Sections are trees of Dash's HTML components that assets/kvscope.js renders: Dash itself would throw the old elements
+away at each update, and with them focus, selection and what was unfolded.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from dash import dcc, html
+from dash import html
 
 from dashboards.web.links import to_block
 from dashboards.web.words import spans
@@ -25,7 +29,7 @@ def block_links(engine: str, blocks: Sequence[int], most: int) -> list[Any]:
     """Block ids as links, an unbroken run of them as one; at most so many, and how many more there are."""
     runs = spans(blocks)
     links: list[Any] = [
-        dcc.Link(f"{first}" if first == last else f"{first}–{last}", href=to_block(engine, first), className="id")
+        html.A(f"{first}" if first == last else f"{first}–{last}", href=to_block(engine, first), className="id")
         for first, last in runs[:most]
     ]
     return links + and_more(len(runs) - most)

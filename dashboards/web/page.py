@@ -39,12 +39,13 @@ def layout() -> html.Div:
     return html.Div(
         [
             dcc.Location(id="url", refresh="callback-nav"),
-            dcc.Store(id="beat"),
+            dcc.Store(id="told"),
             dcc.Store(id="pointed"),
+            dcc.Store(id="pointed-told"),
             html.A("Skip to the findings", href="#findings", className="skip"),
             html.Header(
                 [
-                    dcc.Link([html.Span(className="mark"), "kvscope"], href="/", className="brand"),
+                    html.A([html.Span(className="mark"), "kvscope"], href="/", className="brand"),
                     html.Nav(id="engines", **aria(label="Engines")),
                     html.Div(id="health", role="status", **aria(label="Stream health")),
                 ]
@@ -108,8 +109,6 @@ def _engine() -> html.Div:
             html.Section(
                 [
                     html.H2("Every block"),
-                    html.P("Point at a block to see who holds it and why; click, or press Enter, to keep its story.",
-                           className="note"),
                     html.Div(
                         [
                             html.Img(id="map", alt="", draggable="false"),

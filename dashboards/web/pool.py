@@ -89,7 +89,15 @@ def bands(engine: str, points: Sequence[PointView]) -> dict[str, Any]:
             "showlegend": False,
             "hovermode": "x unified",
             "hoverlabel": {"namelength": -1},
-            "xaxis": axis | {"type": "date", "showgrid": False, "hoverformat": "%H:%M:%S UTC", "nticks": 7},
+            "xaxis": axis
+            | {
+                "type": "date",
+                "showgrid": False,
+                "tickformat": "%H:%M:%S",
+                "hoverformat": "%H:%M:%S UTC",
+                "nticks": 5,
+                "tickangle": 0,
+            },
             "yaxis": axis
             | {"range": [0, total], "tickformat": ",d", "nticks": 5, "gridcolor": "rgba(128,140,160,0.2)"},
         },

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from dash import dcc, html
+from dash import html
 
 from dashboards.web.links import to_request
 from dashboards.web.markup import aria, dot
@@ -53,7 +53,7 @@ def section(engine: str, requests: Sequence[RequestView], culprits: Collection[s
 def _row(engine: str, request: RequestView, culprit: bool) -> html.Tr:
     lost = f" (−{request.tokens_lost:,})" if request.tokens_lost else ""
     cells: list[Any] = [
-        html.Th(dcc.Link(request.id, href=to_request(engine, request.id), className="id"), scope="row"),
+        html.Th(html.A(request.id, href=to_request(engine, request.id), className="id"), scope="row"),
         html.Td([dot(family_of(request)), request.state]),
         html.Td(html.Code(reason_of(request))),
         html.Td(duration(request.for_s), className="n"),

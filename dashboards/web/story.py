@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dash import dcc, html
+from dash import html
 
 from dashboards.web.links import to_engine, to_request
 from dashboards.web.markup import block_links, dot
@@ -60,18 +60,26 @@ def pointed(detail: BlockDetail) -> list[Any]:
     return [html.H3(f"Block {detail.block:,}"), *_what_it_is(detail)]
 
 
+def point_here() -> list[Any]:
+    """Nobody points at a block yet."""
+    hint = "Point at a block to see who holds it and why; click, or press Enter, to keep its story."
+    return [html.P(hint, className="note")]
+
+
 def unknown(engine: str, message: str) -> list[Any]:
     """There is no such thing here (any more)."""
     return [*_head(engine, "Not known", ""), html.P(message, className="note")]
 
 
 def _head(engine: str, kind: str, name: str) -> list[Any]:
-    close = dcc.Link("Close", href=to_engine(engine), className="close", title="Close (Escape)")
+    close = html.A("Close", href=to_engine(engine), className="close", title="Close (Escape)")
     return [html.Div([html.H2([f"{kind} ", html.Span(name, className="id")]), close], className="head")]
 
 
 def _what_it_is(detail: BlockDetail) -> list[Any]:
-    owners: list[Any] = [dcc.Link(owner, href=to_request(detail.engine, owner), className="id") for owner in detail.owners]
+    owners: list[Any] = [
+        html.A(owner, href=to_request(detail.engine, owner), className="id") for owner in detail.owners
+    ]
     cached = " · in the prefix cache" if detail.hashed else ""
     what: list[Any] = [
         dot(detail.state.lower().replace("-", "_")),
@@ -86,11 +94,11 @@ def _what_it_is(detail: BlockDetail) -> list[Any]:
 
 def _story(lines: Sequence[StoryView], whole: bool) -> list[Any]:
     parts: list[Any] = [html.H3("Story")]
+    if not lines:
+        return [*parts, html.P("Nothing in the events that are kept here tells of it.", className="note")]
     if not whole:
-        parts.append(html.P("It begins earlier than what is kept.", className="note"))
+        parts.append(html.P("It begins before the events that are kept here.", className="note"))
     if len(lines) > MOST_LINES:
         parts.append(html.P(f"The last {MOST_LINES} of {len(lines):,} lines.", className="note"))
-    if not lines:
-        return [*parts, html.P("Nothing that is kept tells of it.", className="note")]
     told = [html.Li([html.Time(clock(line.at), dateTime=line.at), line.text]) for line in lines[-MOST_LINES:]]
     return [*parts, html.Ol(told, className="story")]

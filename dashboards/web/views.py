@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from dash import html
@@ -23,18 +23,28 @@ TICK_S: Final = 1.0
 REST: Final = 9
 """A view rests for this many times what it took to make."""
 KEPT: Final = 64
+PLACES: Final = ("engines", "health", "alarms", "summary", "findings", "legend", "requests", "story")
+"""Where sections go."""
 
-Section = Mapping[str, Any]
-"""Properties of one component of the page, by name."""
+Sections = dict[str, Any]
+"""Trees of HTML components by the id of the place on the page that they fill."""
 
-Page = Mapping[str, Section]
-"""Sections by the id of their component."""
+Properties = dict[str, dict[str, Any]]
+"""Properties of Dash components, by id and name."""
+
+
+class Page(NamedTuple):
+    """All that a viewer sees. `told` is the page's title, its engine, when it was made, and its sections."""
+
+    told: dict[str, Any]
+    properties: Properties
 
 
 class Body(NamedTuple):
     """All that is shown of one engine, and the number of its blocks."""
 
-    sections: Page
+    sections: Sections
+    properties: Properties
     total_blocks: int
 
 
@@ -62,32 +72,33 @@ class Views:
         self._shared: OrderedDict[object, _Shared] = OrderedDict()
 
     async def page(self, place: Place) -> Page:
-        """Every section of the page at `place`."""
+        """The page at `place`."""
         known: list[EngineView] = await self._once("engines", self._query.engines)
         if not known:
-            return _EMPTY
+            hidden = {"empty": {"hidden": False}, "engine": {"hidden": True}, "story": {"hidden": True}}
+            return _page("waiting for an engine", "", dict.fromkeys(PLACES, ""), hidden)
         engine = next((view for view in known if view.engine == place.engine), known[0])
         name = engine.engine
         body: Body = await self._once(("body", name), lambda: _body(self._query, engine))
-        sections = {
-            **body.sections,
+        sections = {**body.sections, "engines": engines.picker(known, name), "story": ""}
+        properties = {
+            **body.properties,
             "empty": {"hidden": True},
             "engine": {"hidden": False},
-            "engines": {"children": engines.picker(known, name)},
-            "story": {"children": [], "hidden": True},
+            "story": {"hidden": True},
             "spotlight": {"src": "", "hidden": True},
-            "beat": {"data": {"title": _title(engine), "engine": name}},
         }
         if place.engine not in ("", name):
             message = f"There is no engine {place.engine} here any more; this is {name}."
-            sections["alarms"] = {"children": [html.P(message, className="banner quiet")]}
+            sections["alarms"] = html.P(message, className="banner quiet")
         elif place.thing:
             aside: Aside = await self._once(place, lambda: _aside(self._query, place._replace(engine=name)))
-            sections["story"] = {"children": aside.children, "hidden": False}
+            sections["story"] = aside.children
+            properties["story"] = {"hidden": False}
             if aside.blocks is not None and body.total_blocks:
                 marked = blockmap.spotlight(body.total_blocks, aside.blocks)
-                sections["spotlight"] = {"src": marked, "hidden": False}
-        return sections
+                properties["spotlight"] = {"src": marked, "hidden": False}
+        return _page(_title(engine), name, sections, properties)
 
     async def pointed(self, engine: str, block: int) -> list[Any]:
         """The block that somebody points at."""
@@ -108,15 +119,8 @@ class Views:
         return shared.value
 
 
-_EMPTY: Final[Page] = {
-    "empty": {"hidden": False},
-    "engine": {"hidden": True},
-    "engines": {"children": []},
-    "health": {"children": []},
-    "alarms": {"children": []},
-    "story": {"children": [], "hidden": True},
-    "beat": {"data": {"title": "waiting for an engine", "engine": ""}},
-}
+def _page(title: str, engine: str, sections: Sections, properties: Properties) -> Page:
+    return Page({"title": title, "engine": engine, "at": time.time(), "sections": sections}, properties)
 
 
 def _title(engine: EngineView) -> str:
@@ -131,28 +135,27 @@ def _body(query: Query, engine: EngineView) -> Body:
     points = query.points(name, pool.SECONDS, pool.MOMENTS)
     blocks = query.block_map(name)
     laid = blockmap.grid(blocks.total)
-    sections: dict[str, Section] = {
-        "health": {"children": engines.stream_health(engine)},
-        "alarms": {"children": engines.alarms(engine)},
-        "summary": {"children": engines.summary(engine)},
-        "findings": {"children": findings.section(found, engine.at)},
-        "legend": {"children": pool.legend(engine)},
+    sections = {
+        "health": engines.stream_health(engine),
+        "alarms": engines.alarms(engine),
+        "summary": engines.summary(engine),
+        "findings": findings.section(found, engine.at),
+        "legend": pool.legend(engine),
+        "requests": requests.section(name, query.requests(name), culprits),
+    }
+    layout = {"--columns": str(laid.columns), "--rows": str(laid.rows)}
+    properties: Properties = {
         "history": {"figure": pool.bands(name, points)},
         "history-frame": {"aria-label": pool.in_words(engine, points)},
         "map": {"src": blockmap.picture(blocks)},
         "map-frame": {
-            "style": {
-                "--columns": str(laid.columns),
-                "--rows": str(laid.rows),
-                "maxWidth": f"{laid.columns * blockmap.CELL_PX}px",
-            },
+            "style": {**layout, "maxWidth": f"{laid.columns * blockmap.CELL_PX}px"},
             "data-total": str(laid.total),
             "data-per-cell": str(laid.per_cell),
             "data-columns": str(laid.columns),
         },
-        "requests": {"children": requests.section(name, query.requests(name), culprits)},
     }
-    return Body(sections, blocks.total)
+    return Body(sections, properties, blocks.total)
 
 
 def _aside(query: Query, place: Place) -> Aside:

@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, Response, sync_playwright
 
 from monitor.events.publisher import Publisher
 from tests.lab import Lab
@@ -123,11 +123,16 @@ class Account:
         page.on("request", lambda request: self.asked.append(request.url))
         page.on("websocket", lambda socket: self.asked.append(socket.url))
         page.on("requestfailed", lambda request: self.wrong.append(f"failed: {request.url}"))
-        page.on("response", lambda answer: self.wrong.append(f"{answer.status}: {answer.url}") if answer.status >= 400 else None)
+        page.on("response", self._answered)
         page.on("console", lambda line: self.wrong.append(line.text) if line.type in ("error", "warning") else None)
         page.on("pageerror", lambda error: self.wrong.append(str(error)))
+
+    def _answered(self, response: Response) -> None:
+        if response.status >= 400:
+            self.wrong.append(f"{response.status}: {response.url}")
 
     def elsewhere(self, address: str) -> list[str]:
         """What was asked of anybody but the service at `address`; what is inside the page itself is asked of nobody."""
         home = urlsplit(address).netloc
-        return [url for url in self.asked if urlsplit(url).scheme not in ("data", "blob") and urlsplit(url).netloc != home]
+        parts = [urlsplit(url) for url in self.asked]
+        return [part.geturl() for part in parts if part.scheme not in ("data", "blob") and part.netloc != home]

@@ -1,5 +1,5 @@
-// What the page does by itself: it notices that the service has gone quiet, follows the pointer over the block map, and
-// says which event streams the service listens to.
+// What the page does by itself: it shows what the service tells, notices that the service has gone quiet, follows links
+// without a reload and the pointer over the block map, and says which event streams the service listens to.
 (function () {
   "use strict";
 
@@ -7,32 +7,54 @@
   const RELOAD_MS = 15000;
   const POINT_MS = 120;
   const SOURCES_MS = 3000;
+  const OWN_PATHS = ["/", "/request", "/block"];
 
   const byId = (id) => document.getElementById(id);
   const setProps = (id, props) => window.dash_clientside.set_props(id, props);
 
-  // ------------------------------------------------------------------ is the service there?
+  // ------------------------------------------------------------------ what the service tells
 
-  let beatAt = Date.now();
+  let toldAt = Date.now();
   let engine = "";
+  const roots = {};
 
-  function beat(data) {
-    if (!data) return;
-    beatAt = Date.now();
-    document.title = `${data.title} · kvscope`;
-    if (data.engine !== engine) {
-      engine = data.engine;
-      point(null);
-    }
+  // A tree of Dash's HTML components as React elements. Elements that stay the same stay in the page.
+  function element(node) {
+    if (Array.isArray(node)) return node.map(element);
+    if (node === null || typeof node !== "object") return node;
+    const { children, ...props } = node.props;
+    return React.createElement(node.type.toLowerCase(), props, ...[].concat(element(children)));
   }
 
-  async function checkBeat() {
-    const quietMs = Date.now() - beatAt;
+  function render(id, tree) {
+    const place = byId(id);
+    if (!place) return;
+    roots[id] = roots[id] || ReactDOM.createRoot(place);
+    roots[id].render(React.createElement(React.Fragment, null, ...[].concat(element(tree))));
+  }
+
+  function told(data) {
+    if (!data) return;
+    toldAt = Date.now();
+    document.title = `${data.title} · kvscope`;
+    for (const [id, tree] of Object.entries(data.sections)) render(id, tree);
+    if (engine && data.engine !== engine) point(null);
+    engine = data.engine;
+  }
+
+  function pointed(tree) {
+    if (tree) render("pointed-block", tree);
+  }
+
+  // ------------------------------------------------------------------ is the service there?
+
+  async function checkService() {
+    const quietMs = Date.now() - toldAt;
     const stale = byId("stale");
     if (!stale) return;
     stale.hidden = quietMs < STALE_MS;
     if (stale.hidden) return;
-    const since = new Date(beatAt).toISOString().slice(11, 19);
+    const since = new Date(toldAt).toISOString().slice(11, 19);
     stale.textContent = `No answer from the kvscope service since ${since} UTC. What is shown is as it was then.`;
     if (quietMs > RELOAD_MS && !document.hidden) {
       const answer = await fetch("/healthz").catch(() => null);
@@ -113,6 +135,15 @@
     setProps("url", { pathname: "/block", search: `?${search}` });
   }
 
+  // The page's own links change the address and nothing else; the service is told, and answers with what to show.
+  document.addEventListener("click", (event) => {
+    const link = event.target.closest ? event.target.closest("a[href]") : null;
+    if (!link || event.button || event.ctrlKey || event.metaKey || event.shiftKey || event.altKey) return;
+    if (link.origin !== location.origin || !OWN_PATHS.includes(link.pathname) || link.hash) return;
+    event.preventDefault();
+    setProps("url", { pathname: link.pathname, search: link.search });
+  });
+
   const frameOf = (event) => (event.target.closest ? event.target.closest("#map-frame") : null);
 
   document.addEventListener("pointermove", (event) => {
@@ -152,8 +183,8 @@
     }
   });
 
-  window.dash_clientside = Object.assign({}, window.dash_clientside, { kvscope: { beat } });
-  setInterval(checkBeat, 1000);
+  window.dash_clientside = Object.assign({}, window.dash_clientside, { kvscope: { told, pointed } });
+  setInterval(checkService, 1000);
   setInterval(showSources, SOURCES_MS);
   const firstLook = setInterval(() => {
     if (!byId("sources")) return;

@@ -1,0 +1,200 @@
+"""The page in a browser, over the real service and a real event stream."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from dashboards.web import blockmap
+from dashboards.web.links import to_block, to_request
+from tests.web.parts import ENGINE, Account, Engine, chromium, service
+
+LEAK = "leak.finished-held"
+TIMEOUT_MS = 30_000
+expect.set_options(timeout=TIMEOUT_MS)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def leaking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, str]]:
+    """An engine whose connector never hears of every third completion, and the service that watches it."""
+    path = tmp_path_factory.mktemp("leaking")
+    with Engine(path, total=800, connector_share=1.0, faults=[f"{LEAK}:every=3"]) as engine:
+        # Enough to see, then no more: the engine stays as it is while tests look at it.
+        fault = engine.lab.faults.on[LEAK]
+        fault.limit = 6
+        with service("--events", engine.events, "--set", f"{LEAK}.grace_s=1") as url:
+            yield engine, url
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    context = browser.new_context(viewport={"width": 1280, "height": 800})
+    yield context.new_page()
+    context.close()
+
+
+def next_tick(page: Page) -> None:
+    """Wait until the page has been told something new."""
+    about = page.locator("#summary .about")
+    expect(about).not_to_have_text(about.inner_text())
+
+
+def finding(page: Page, code: str):  # type: ignore[no-untyped-def]
+    return page.locator(".finding").filter(has=page.get_by_text(code, exact=True))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "width", "height"), [("light", 1280, 800), ("dark", 1280, 800), ("light", 390, 844)]
+)
+def test_the_page_during_the_leak(
+    browser: Browser, leaking: tuple[Engine, str], tmp_path: Path, scheme: str, width: int, height: int
+) -> None:
+    engine, url = leaking
+    context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)  # type: ignore[arg-type]
+    page = context.new_page()
+    account = Account(page)
+    page.goto(url)
+    card = finding(page, LEAK)
+    expect(card).to_contain_text("Finished requests keep their blocks")
+    held = engine.lab.faults.on[LEAK].struck[0]
+    expect(card.locator(".culprits").get_by_role("link", name=held, exact=True)).to_be_visible()
+    for words in ("confirmed", "Do now", "Change", "Won’t help"):
+        expect(card).to_contain_text(words)
+    expect(card.get_by_role("link", name="Runbook")).to_have_attribute("href", f"/docs/runbooks/{LEAK}.md")
+    expect(page.locator(".banner.fault")).to_contain_text(LEAK)
+    expect(page.locator("#legend .total")).to_contain_text("adds up")
+    expect(page.locator("#history .scatterlayer .trace").first).to_be_attached()
+    expect(page).to_have_title(f"(1) {ENGINE} · kvscope")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "the page is wider than its window"
+    shots = Path(os.environ.get("KVSCOPE_SCREENSHOTS") or tmp_path)
+    shots.mkdir(parents=True, exist_ok=True)
+    (shots / f"leak-{scheme}-{width}.png").write_bytes(page.screenshot(full_page=True))
+    context.close()
+    assert len(account.asked) > 5
+    assert account.elsewhere(url) == []
+    assert account.wrong == []
+
+
+def test_a_culprit_leads_to_its_story_and_back(page: Page, leaking: tuple[Engine, str]) -> None:
+    engine, url = leaking
+    page.goto(url)
+    held = engine.lab.faults.on[LEAK].struck[0]
+    finding(page, LEAK).locator(".culprits").get_by_role("link", name=held, exact=True).click()
+    story = page.get_by_role("complementary", name="Story")
+    expect(story.get_by_role("heading", name=f"Request {held}")).to_be_visible()
+    expect(story).to_contain_text("FREE_DEFERRED")
+    expect(page.locator("#spotlight")).to_be_visible()
+    assert page.url == url + to_request(ENGINE, held)
+    page.keyboard.press("Escape")
+    expect(story).to_be_hidden()
+    page.go_back()
+    expect(story).to_contain_text(held)
+
+
+def test_pointing_at_a_block_tells_who_holds_it(page: Page, leaking: tuple[Engine, str]) -> None:
+    engine, url = leaking
+    held = engine.lab.faults.on[LEAK].struck[0]
+    detail = httpx.get(f"{url}/api/request", params={"engine": ENGINE, "id": held}, trust_env=False).json()
+    block = detail["blocks"][0]
+    page.goto(url)
+    frame = page.locator("#map-frame")
+    expect(frame).to_have_attribute("data-total", str(engine.lab.pool.total))
+    laid = blockmap.grid(engine.lab.pool.total)
+    box = page.locator("#map").bounding_box()
+    assert box is not None
+    position = {
+        "x": box["width"] * (block % laid.columns + 0.5) / laid.columns,
+        "y": box["height"] * (block // laid.columns + 0.5) / laid.rows,
+    }
+    frame.hover(position=position)  # type: ignore[arg-type]
+    pointed = page.locator("#pointed-block")
+    expect(pointed).to_contain_text(f"Block {block}")
+    expect(pointed.get_by_role("link", name=held, exact=True)).to_be_visible()
+    expect(pointed).to_contain_text("free deferred by the KV connector")
+    frame.click(position=position)  # type: ignore[arg-type]
+    expect(page.get_by_role("complementary", name="Story")).to_contain_text(f"Block {block}")
+    expect(page).to_have_url(url + to_block(ENGINE, block))
+
+
+def test_the_block_map_by_keyboard(page: Page, leaking: tuple[Engine, str]) -> None:
+    engine, url = leaking
+    page.goto(url)
+    expect(page.locator("#map-frame")).to_have_attribute("data-total", str(engine.lab.pool.total))
+    page.locator("#map-frame").focus()
+    for key in ("ArrowRight", "ArrowRight", "ArrowRight", "ArrowLeft"):
+        page.keyboard.press(key)
+    expect(page.locator("#pointed-block")).to_contain_text("Block 1")
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(url + to_block(ENGINE, 1))
+
+
+def test_updates_leave_focus_and_what_was_unfolded_alone(page: Page, leaking: tuple[Engine, str]) -> None:
+    engine, url = leaking
+    page.goto(url)
+    evidence = finding(page, LEAK).locator(".evidence")
+    evidence.locator("summary").click()
+    held = engine.lab.faults.on[LEAK].struck[0]
+    link = page.locator("#requests").get_by_role("link", name=held, exact=True)
+    link.focus()
+    next_tick(page)
+    next_tick(page)
+    expect(link).to_be_focused()
+    expect(evidence.get_by_text("requests held")).to_be_visible()
+
+
+def test_what_is_not_known_is_said(page: Page, leaking: tuple[Engine, str]) -> None:
+    _, url = leaking
+    page.goto(url + to_request(ENGINE, "nobody"))
+    expect(page.get_by_role("complementary", name="Story")).to_contain_text("nobody")
+    page.goto(url + to_block(ENGINE, 10**9))
+    expect(page.get_by_role("complementary", name="Story")).to_contain_text("there is no block")
+    page.goto(url + "/?engine=another")
+    expect(page.locator("#alarms")).to_contain_text("There is no engine another here")
+
+
+def test_no_engine_yet_then_one_then_a_finding_that_comes_and_goes(page: Page, tmp_path: Path) -> None:
+    account = Account(page)
+    events = f"ipc://{tmp_path}/events"
+    with service("--events", events) as url:
+        page.goto(url)
+        empty = page.locator("#empty")
+        expect(empty).to_contain_text("Waiting for an engine")
+        expect(empty).to_contain_text(events)
+        expect(page.locator("#engine")).to_be_hidden()
+        with Engine(tmp_path, total=100) as engine:
+            expect(page.get_by_role("heading", name=ENGINE)).to_be_visible()
+            expect(empty).to_be_hidden()
+            expect(page.locator(".all-well")).to_be_visible()
+            too_big = engine.lab.pool.total * engine.lab.manager.block_size + 1
+            arrived = []
+            engine.soon(lambda: arrived.append(engine.lab.arrive(too_big, name="too-big")))
+            card = finding(page, "stuck.never-fits")
+            expect(card.locator(".culprits")).to_contain_text("too-big")
+            engine.soon(lambda: engine.lab.abort(arrived[0]))
+            expect(card).to_have_count(0)
+            expect(page.locator(".all-well")).to_be_visible()
+        assert account.elsewhere(url) == []
+        assert account.wrong == []
+
+
+def test_the_page_says_that_the_service_is_gone(page: Page, tmp_path: Path) -> None:
+    with Engine(tmp_path, total=100) as engine:
+        with service("--events", engine.events) as url:
+            page.goto(url)
+            expect(page.locator(".all-well")).to_be_visible()
+            expect(page.locator("#stale")).to_be_hidden()
+        expect(page.locator("#stale")).to_contain_text("No answer from the kvscope service")
+        with service("--events", engine.events, "--port", url.rpartition(":")[2]):
+            expect(page.locator("#stale")).to_be_hidden()
+            next_tick(page)
