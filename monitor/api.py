@@ -8,11 +8,12 @@ from collections.abc import Callable
 from http.cookies import SimpleCookie
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from starlette.requests import cookie_parser
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -125,7 +126,7 @@ class Guard:
     def __init__(self, app: ASGIApp, token: str, host: str) -> None:
         self.app = app
         self.token = token
-        self.hosts = {"localhost", "127.0.0.1", "[::1]", host}
+        self.hosts = {"localhost", "127.0.0.1", "::1", host.strip("[]").lower()} - {""}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass it on, or refuse it without a word about what is behind."""
@@ -133,16 +134,15 @@ class Guard:
             return await self.app(scope, receive, send)
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         if not self.token:
-            name = headers.get("host", "").rpartition(":")[0] or headers.get("host", "")
-            if name in self.hosts and self._same_origin(headers):
+            if _host_name(headers.get("host", "")) in self.hosts and self._same_origin(headers):
                 return await self.app(scope, receive, send)
             return await self._refuse(scope, receive, send, 403, "This name is not one that kvscope answers to.")
         asked = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
         if self._is_token(asked):
             return await self.app(scope, receive, self._with_cookie(send))
-        cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+        cookie = cookie_parser(headers.get("cookie", "")).get(COOKIE, "")
         bearer = headers.get("authorization", "").removeprefix("Bearer ")
-        if self._is_token(bearer) or (cookie is not None and self._is_token(cookie.value)):
+        if self._is_token(bearer) or self._is_token(cookie):
             return await self.app(scope, receive, send)
         return await self._refuse(scope, receive, send, 401, "A token is needed: open this page with ?token=….")
 
@@ -171,3 +171,11 @@ class Guard:
             await send({"type": "websocket.close", "code": 1008, "reason": why})
         else:
             await PlainTextResponse(why, status)(scope, receive, send)
+
+
+def _host_name(host: str) -> str:
+    """The name in a Host header, in lower case; an empty one if there is none in it."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
