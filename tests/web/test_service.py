@@ -25,7 +25,8 @@ TOKEN = "a-token-for-this-test"
 
 @contextmanager
 def serving(app: FastAPI) -> Iterator[str]:
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning"))
+    # uvloop keeps a pipe of its own for as long as the process lives.
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", loop="asyncio"))
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
