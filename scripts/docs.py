@@ -133,8 +133,8 @@ def _reference() -> Iterator[str]:
     yield ""
     yield "## Metrics of `monitor serve`"
     yield ""
-    yield "Requests and blocks are never labels. Where there is a GPU, `kvscope_gpu_memory_bytes` (gauge; labels gpu, uuid,"
-    yield "and state: used, free) is there too, as the driver counts it."
+    yield "Requests and blocks are never labels. Where there is a GPU, `kvscope_gpu_memory_bytes` is there too (gauge;"
+    yield "labels gpu, uuid, and state: used, free), as the driver counts it."
     yield ""
     yield from _table(
         ("metric", "type", "labels", "what it is"),
