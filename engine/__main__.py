@@ -12,16 +12,17 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import uvicorn
 import zmq
 
 from engine.config import DTYPES, KV_CONNECTORS, SCHEDULING_POLICIES, TINY, EngineConfig
-from engine.core import EngineCore, Stream
 from engine.faults import PLACES
-from engine.models import load
-from engine.server import create_app
 from monitor.events.publisher import EVENTS_ENDPOINT, NotPrivate, replay_endpoint_for
+
+if TYPE_CHECKING:
+    from engine.core import EngineCore
 
 USAGE = 2
 DEFAULTS = EngineConfig()
@@ -49,9 +50,14 @@ def serve(parsed: argparse.Namespace) -> int:
     port = listener.getsockname()[1]
     address = f"[{parsed.host}]:{port}" if ":" in parsed.host else f"{parsed.host}:{port}"
     engine = parsed.engine_id or f"{config.served_model_name}@{address}/0"
-    given = {name: getattr(config, name) for name in config.__dataclass_fields__}
-    changed = {name: value for name, value in given.items() if value != getattr(DEFAULTS, name) and name != "hash_key"}
-    logger.info("non-default args: %s", {**changed, "host": parsed.host, "port": port})
+    settings = {name: getattr(config, name) for name in config.__dataclass_fields__ if name != "hash_key"}
+    changed = {name: value for name, value in settings.items() if value != getattr(DEFAULTS, name)}
+    named = {"served_model_name": config.served_model_name, "host": parsed.host, "port": port}
+    logger.info("non-default args: %s", changed | named)
+    # Only now, since torch takes seconds to import: what is wrong with the command line is told at once.
+    from engine.core import EngineCore, Stream
+    from engine.models import load
+
     stream = None
     if not parsed.no_stream:
         replay = parsed.replay or replay_endpoint_for(parsed.events)
@@ -60,21 +66,18 @@ def serve(parsed: argparse.Namespace) -> int:
         core = EngineCore(config, load(config), stream, stall_s=parsed.stall_seconds)
         try:
             _say_pool(core)
-            _run(core, engine, listener, address)
+            _Server(core, engine, address).run(sockets=[listener])
         finally:
             core.close()
     return 1 if core.failure else 0
-
-
-def _run(core: EngineCore, engine: str, listener: socket.socket, address: str) -> None:
-    server = _Server(core, engine, address)
-    server.run(sockets=[listener])
 
 
 class _Server(uvicorn.Server):
     """Says where it listens, and ends what the engine has in hand before it waits for its connections to end."""
 
     def __init__(self, core: EngineCore, engine: str, address: str) -> None:
+        from engine.server import create_app
+
         app = create_app(core, engine, self._stop)
         super().__init__(
             uvicorn.Config(app, log_config=None, log_level="warning", access_log=False, timeout_graceful_shutdown=2)

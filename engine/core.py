@@ -43,8 +43,10 @@ BLOCKED_PAUSE_S: Final = 0.01
 """Between passes when requests wait and none can be scheduled."""
 POLL_PAUSES_S: Final = (0.002, 0.05)
 """Between passes when only a connector has work to do: the first pause, doubled up to the second."""
-AUDIT_PAUSE_S: Final = 0.02
-"""Between passes when all is done but the audit of it."""
+AUDIT_PAUSE_S: Final = 0.002
+"""Between passes when all is done but the audit of it, in cycles of about a thousand slices at most."""
+AUDITS_AT_REST: Final = 3
+"""One may have begun before the last change, one tells of it, and one more is for a reader who came during that."""
 HOST_STORE_POOLS: Final = 2
 """The host connector keeps at most so many times the blocks of the pool."""
 NO_STEP: Final = (-1, 0)
@@ -260,7 +262,7 @@ class EngineCore:
         elif scheduler.deferred:
             pause = self._poll_pause
             self._poll_pause = min(2 * pause, POLL_PAUSES_S[1])
-        elif self.log.on and self.auditor.cycles < self._audited_from + 2:  # one cycle may have begun before
+        elif self.log.on and self.auditor.cycles < self._audited_from + AUDITS_AT_REST:
             pause = AUDIT_PAUSE_S
         else:
             pause = None

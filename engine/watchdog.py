@@ -81,7 +81,7 @@ class Watchdog:
         now = self._clock.monotonic_ns()
         limit = round(self.stall_s * 1e9)
         living = [request for request in list(self.scheduler.requests.values()) if not request.is_finished]
-        if self.scheduler.step != self._step or not living:
+        if self.scheduler.step != self._step or not (living and self._seen):
             self._step, self._step_ns = self.scheduler.step, now
         still_ns = now - self._step_ns
         self.engine_stalled_s = still_ns / 1e9 if still_ns >= limit else 0.0

@@ -1,0 +1,291 @@
+"""A real server and the real OpenAI client: texts, streams, refusals, clients that go away, stalls, the end."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from monitor.events.sample import Fact
+from monitor.ledger.ledger import EngineLedger
+from monitor.sources.log import Log
+from tests.engine.process import PATIENCE_S, EngineProcess, follow, wait_for
+
+GREEDY: dict[str, Any] = {"model": "tiny", "temperature": 0, "extra_body": {"ignore_eos": True}}
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[EngineProcess]:
+    """One for the tests that leave it as it was: idle."""
+    with EngineProcess("--num-gpu-blocks", "65", "--max-model-len", "4096", "--stall-seconds", "0.5") as engine:
+        yield engine
+
+
+@pytest.fixture
+def client(engine: EngineProcess) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{engine.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S) as client:
+        yield client
+
+
+def metrics(engine: EngineProcess) -> dict[str, float]:
+    """Every sample of /metrics by name; of those with more labels than model and engine, by name and label."""
+    found = {}
+    for family in text_string_to_metric_families(httpx.get(f"{engine.url}/metrics").text):
+        for sample in family.samples:
+            more = [value for label, value in sample.labels.items() if label not in ("model_name", "engine")]
+            found[":".join((sample.name.removeprefix("vllm:"), *more))] = sample.value
+    return found
+
+
+def test_a_completion(client: openai.OpenAI, engine: EngineProcess) -> None:
+    made = client.completions.create(prompt="hello", max_tokens=9, **GREEDY)
+    assert made.object == "text_completion"
+    assert made.choices[0].finish_reason == "length"
+    assert made.usage is not None
+    assert (made.usage.prompt_tokens, made.usage.completion_tokens) == (len("hello") + 1, 9)
+    named = client.completions.create(prompt="hello", max_tokens=9, extra_headers={"X-Request-Id": "mine"}, **GREEDY)
+    assert named.id == "cmpl-mine"
+    assert named.choices[0].text == made.choices[0].text
+    by_ids = client.completions.create(prompt=[256, *b"hello"], max_tokens=9, **GREEDY)
+    assert by_ids.choices[0].text == made.choices[0].text
+    several = client.completions.create(prompt=["hello", "other", "hello"], max_tokens=9, **GREEDY)
+    assert [choice.index for choice in several.choices] == [0, 1, 2]
+    assert several.choices[0].text == several.choices[2].text == made.choices[0].text != several.choices[1].text
+    assert client.models.list().data[0].id == "tiny"
+
+
+def test_a_stream_adds_up_to_the_whole(client: openai.OpenAI) -> None:
+    whole = client.completions.create(prompt=["hello", "other"], max_tokens=12, **GREEDY)
+    pieces: dict[int, str] = {0: "", 1: ""}
+    reasons: dict[int, str] = {}
+    usages = []
+    for chunk in client.completions.create(
+        prompt=["hello", "other"], max_tokens=12, stream=True, stream_options={"include_usage": True}, **GREEDY
+    ):
+        usages += [chunk.usage] if chunk.usage else []
+        for choice in chunk.choices:
+            pieces[choice.index] += choice.text
+            if choice.finish_reason:
+                reasons[choice.index] = choice.finish_reason
+    assert pieces == {choice.index: choice.text for choice in whole.choices}
+    assert reasons == {0: "length", 1: "length"}
+    assert usages == [whole.usage]
+
+
+def test_a_chat_whole_and_as_a_stream(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "max_completion_tokens": 10, **GREEDY}
+    whole = client.chat.completions.create(**asked)
+    message = whole.choices[0].message
+    assert message.role == "assistant"
+    chunks = list(client.chat.completions.create(stream=True, **asked))
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == message.content
+    assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason == "length"
+    parts = [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]
+    in_parts = client.chat.completions.create(**asked | {"messages": [{"role": "user", "content": parts}]})
+    assert in_parts.usage == whole.usage
+
+
+def test_a_stop_string_ends_a_text_and_frees_its_request(client: openai.OpenAI, engine: EngineProcess) -> None:
+    text = client.completions.create(prompt="stop", max_tokens=40, **GREEDY).choices[0].text
+    stop = text[8:10]
+    stopped = metrics(engine)["request_success_total:stop"]
+    for stream in (False, True):
+        asked: dict[str, Any] = {"prompt": "stop", "max_tokens": 3000, "stop": [stop], **GREEDY}
+        if stream:
+            choices = [chunk.choices[0] for chunk in client.completions.create(stream=True, **asked)]
+            made, reason = "".join(choice.text for choice in choices), choices[-1].finish_reason
+        else:
+            choice = client.completions.create(**asked).choices[0]
+            made, reason = choice.text, choice.finish_reason
+        assert (made, reason) == (text[: text.index(stop)], "stop")
+    wait_for(lambda: metrics(engine)["num_requests_running"] == 0)
+    assert metrics(engine)["request_success_total:stop"] == stopped + 2
+    assert metrics(engine)["kv_cache_usage_perc"] == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "param", "says"),
+    [
+        ("completions", {"prompt": "a", "temprature": 1}, 400, "temprature", "unknown field"),
+        ("completions", {"prompt": "a", "max_tokens": "many"}, 400, "max_tokens", "Expected `int"),
+        ("completions", {"prompt": "a", "max_tokens": 0}, 400, "max_tokens", "at least 1"),
+        ("completions", {"prompt": "a", "top_p": 0}, 400, "top_p", "above 0"),
+        ("completions", {"prompt": "a", "n": 2}, 400, "n", "not supported"),
+        ("completions", {"prompt": "a", "seed": 1 << 63}, 400, "seed", "at most"),
+        ("completions", {"prompt": "a", "logprobs": 3}, 400, "logprobs", "not supported"),
+        ("completions", {"prompt": "a", "stream_options": {"include_usage": True}}, 400, "stream_options", "stream"),
+        ("completions", {"prompt": "a", "model": "other"}, 404, "model", "'tiny' is"),
+        ("completions", {"prompt": "a" * 4096}, 400, "prompt", "max_model_len is 4096"),
+        ("completions", {"prompt": [1, 9999]}, 400, "prompt", "vocabulary"),
+        ("completions", {"prompt": [1, "a"]}, 400, "prompt", "must be a text"),
+        ("completions", {"prompt": []}, 400, "prompt", "must be a text"),
+        ("completions", {}, 400, "prompt", "missing required"),
+        ("chat/completions", {"messages": []}, 400, "messages", "at least one"),
+        ("chat/completions", {"messages": [{"content": "a"}]}, 400, "messages[0].role", "missing required"),
+        ("embeddings", {}, 404, None, "Not Found"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_served_is_refused_by_name(
+    engine: EngineProcess, path: str, body: dict[str, Any], status: int, param: str | None, says: str
+) -> None:
+    answer = httpx.post(f"{engine.url}/v1/{path}", json=body, timeout=PATIENCE_S)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (status, param)
+    assert says in error["message"]
+    assert error["type"] == "invalid_request_error"
+
+
+def test_a_body_that_is_no_json_and_an_id_that_is_none(engine: EngineProcess) -> None:
+    answer = httpx.post(f"{engine.url}/v1/completions", content=b"{")
+    assert answer.status_code == 400
+    assert "not JSON" in answer.json()["error"]["message"]
+    spaced = httpx.post(f"{engine.url}/v1/completions", json={"prompt": "a"}, headers={"X-Request-Id": "a b"})
+    assert spaced.status_code == 400
+    assert spaced.json()["error"]["param"] == "X-Request-Id"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_goes_away_frees_its_blocks(engine: EngineProcess, stream: bool) -> None:
+    ledger = EngineLedger(engine.engine)
+    name = f"gone-{stream}"
+    with closing(engine.stream()) as live:
+        follow(live, [ledger], lambda: ledger.ready)
+        gone_before = ledger.state.totals.client_gone
+        body = {"prompt": "for ever", "max_tokens": 900, "ignore_eos": True, "stream": stream}
+        with socket.create_connection(_address(engine)) as connection:
+            connection.sendall(_post("/v1/completions", body, {"X-Request-Id": name}))
+
+            def serving() -> bool:
+                record = ledger.request(f"cmpl-{name}")
+                return record is not None and record.is_running and record.output_tokens > 2
+
+            follow(live, [ledger], serving)
+            assert ledger.state.used > 0
+        follow(live, [ledger], lambda: ledger.state.used == 0)
+        record = ledger.request(f"cmpl-{name}")
+        assert record is not None
+        assert record.client_gone_ns > 0
+        assert record.output_tokens < 900
+        assert ledger.state.totals.client_gone == gone_before + 1
+        assert list(ledger.anomalies) == []
+
+
+def test_health_tells_idle_from_serving_and_from_stalled(engine: EngineProcess) -> None:
+    def health() -> httpx.Response:
+        return httpx.get(f"{engine.url}/health")
+
+    wait_for(lambda: health().json()["status"] == "idle")
+    with socket.create_connection(_address(engine)) as connection:
+        # 65 blocks of 16 tokens, one of them reserved: a prompt that no empty pool can hold.
+        body = {"prompt": "x" * 2000, "max_tokens": 10}
+        connection.sendall(_post("/v1/completions", body, {"X-Request-Id": "too-large"}))
+        wait_for(lambda: health().status_code == 503)
+        told = health().json()
+        assert told["status"] == "stalled"
+        assert [(r["id"], r["state"], r["cause"]) for r in told["stalled_requests"]] == [
+            ("cmpl-too-large", "WAITING", "KV_BLOCKS")
+        ]
+        ledger = engine.ledger(lambda ledger: any(r.stalled_ns for r in ledger.state.requests.values()))
+        assert [record.id for record in ledger.state.requests.values()] == ["cmpl-too-large"]
+    wait_for(lambda: health().json()["status"] == "idle")
+    assert health().status_code == 200
+
+
+def test_metrics_count_what_was_served(client: openai.OpenAI, engine: EngineProcess) -> None:
+    before = metrics(engine)
+    for _ in range(2):
+        client.completions.create(prompt="counted, and long enough for two blocks", max_tokens=5, **GREEDY)
+    after = metrics(engine)
+    grown = {name: after[name] - before[name] for name in after if name.endswith("_total") or "_total:" in name}
+    prompt = len("counted, and long enough for two blocks") + 1
+    assert grown["prompt_tokens_total"] == 2 * prompt
+    assert grown["generation_tokens_total"] == 10
+    assert grown["request_success_total:length"] == 2
+    assert grown["prefix_cache_queries_total"] == 2 * prompt
+    assert grown["prefix_cache_hits_total"] == (prompt - 1) // 16 * 16
+    assert grown["num_preemptions_total"] == 0
+    assert after["kvscope_engine_blocks:total"] == 65
+    assert after["kvscope_engine_blocks:free"] + after["kvscope_engine_blocks:cached_idle"] == 64
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_it_stops_cleanly_whatever_it_has_in_hand(how: int, tmp_path: Path) -> None:
+    with EngineProcess("--num-gpu-blocks", "9", "--journal", str(tmp_path)) as engine:
+        with socket.create_connection(_address(engine)) as connection:
+            connection.sendall(_post("/v1/completions", {"prompt": "x" * 200, "max_tokens": 1}, {}))
+            wait_for(lambda: metrics(engine)["num_requests_waiting"] == 1)
+            ledger = EngineLedger(engine.engine)
+            with closing(engine.stream()) as live:
+                follow(live, [ledger], lambda: ledger.ready)
+                assert engine.stop(how) == 0
+                follow(live, [ledger], lambda: ledger.state.stopped_ns > 0)
+            assert b"the engine is stopping" in connection.makefile("rb").read()
+        assert ledger.state.used == 0
+        assert "Traceback" not in engine.log()
+
+
+def test_its_log_is_read_as_vllms_is(engine: EngineProcess) -> None:
+    log = Log("engine.log", datetime.now(UTC).year)
+    records = log.records(engine.log().splitlines())
+    facts = {record.name: record.value for record in records if isinstance(record, Fact)}
+    assert facts["kv_cache_size_tokens"] == 64 * 16
+    assert facts["num_gpu_blocks"] == 65
+    assert log.engine() == engine.engine
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--model", "/nowhere/at/all"), "/nowhere/at/all"),
+        (("--fault", "leak.everything"), "there is no fault 'leak.everything'"),
+        (("--num-gpu-blocks", "1"), "num_gpu_blocks is 1"),
+        (("--events", "tcp://0.0.0.0:1"), "could be reached from other machines"),
+        (("--kv-connector", "host", "--no-enable-prefix-caching"), "enable_prefix_caching"),
+        (("--stall-seconds", "0"), "not above 0"),
+        (("--max-num-seqs", "many"), "invalid int value"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_started_is_said_in_a_line(arguments: tuple[str, ...], says: str) -> None:
+    made = subprocess.run(
+        [sys.executable, "-m", "engine", "serve", "--port", "0", "--events", "tcp://127.0.0.1:*", *arguments],
+        capture_output=True, text=True, timeout=PATIENCE_S,
+    )  # fmt: skip
+    assert made.returncode == 2
+    assert says in made.stderr
+    assert "Traceback" not in made.stderr
+
+
+def test_a_port_in_use_is_said_in_a_line(engine: EngineProcess) -> None:
+    command = [sys.executable, "-m", "engine", "serve"]
+    host, port = _address(engine)
+    for arguments, says in (
+        (("--port", str(port), "--events", "tcp://127.0.0.1:*"), f"cannot listen on {host}:{port}"),
+        (("--port", "0", "--events", engine.events), f"cannot bind {engine.events}"),
+    ):
+        made = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=PATIENCE_S)
+        assert made.returncode == 2
+        assert says in made.stderr
+        assert "Traceback" not in made.stderr
+
+
+def _address(engine: EngineProcess) -> tuple[str, int]:
+    host, port = engine.url.removeprefix("http://").split(":")
+    return host, int(port)
+
+
+def _post(path: str, body: dict[str, Any], headers: dict[str, str]) -> bytes:
+    request = httpx.Request("POST", f"http://engine{path}", json=body, headers=headers)
+    head = "".join(f"{name}: {value}\r\n" for name, value in request.headers.items())
+    return f"POST {path} HTTP/1.1\r\n{head}\r\n".encode() + request.content
