@@ -36,6 +36,11 @@ _LOGIT_SPREAD: Final = 4.0
 
 def checkpoint(seed: int, dtype: torch.dtype, device: str) -> Checkpoint:
     """The tiny model's settings and weights."""
+    return Checkpoint("tiny", CONFIG, weights(seed), dtype, device)
+
+
+def weights(seed: int) -> dict[str, Tensor]:
+    """In fp32, under the names that a Llama checkpoint has for them."""
     generator = torch.Generator().manual_seed(seed)
     hidden, inner, vocab = CONFIG["hidden_size"], CONFIG["intermediate_size"], CONFIG["vocab_size"]
     query = CONFIG["num_attention_heads"] * CONFIG["head_dim"]
@@ -63,4 +68,4 @@ def checkpoint(seed: int, dtype: torch.dtype, device: str) -> Checkpoint:
             tensors[f"{prefix}.{name}.weight"] = torch.ones(hidden)
         for name, shape in shapes.items():
             tensors[f"{prefix}.{name}.weight"] = random(*shape)
-    return Checkpoint("tiny", CONFIG, tensors, dtype, device)
+    return tensors
