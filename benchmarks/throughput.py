@@ -54,7 +54,7 @@ def compare(repeats: int) -> None:
     engines = engine_contenders(prompts)
     print(machine("torch", "transformers"))
     shortest, longest = PROMPT_LENS
-    print(f"tiny model, {REQUESTS} requests of {shortest} to {longest} tokens, {OUTPUT_TOKENS} new ones each, one thread")
+    print(f"tiny model, {REQUESTS} requests of {shortest} to {longest} tokens, {OUTPUT_TOKENS} new each, one thread")
     with tempfile.TemporaryDirectory() as directory:
         others = transformers_contenders(prompts, Path(directory))
         for run in [*engines.values(), *others.values()]:
