@@ -1,0 +1,173 @@
+"""What a block event costs: the engine to say it, the monitor to read it and put it in its books.
+
+    python -m benchmarks.events [--repeats N]
+
+A block event is one block of one event of the block family: allocated, cached, released and so on. Runs of 1 to 64
+blocks show what an event shares among its blocks; the serving mix is what the real scheduler and pool say under a load
+of chats. Saying is the calls of EventLog; reading is bytes to frame to EngineLedger. One thread; the fastest of the
+repeats and their median, since what else the machine does only adds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from benchmarks.machine import machine
+from engine.blocks.pool import RESERVED
+from monitor.events.kinds import Kind, Release
+from monitor.events.log import EventLog, count_events
+from monitor.events.packer import Packer, Vitals
+from monitor.events.wire import Batch, decode, encode
+from monitor.ledger.ledger import EngineLedger
+from tests.lab import Lab, VirtualClock
+
+EMIT_AIM_NS = 60
+APPLY_AIM_NS = 500
+RUN_LENGTHS = (1, 4, 16, 64)
+RUNS_A_STEP = 16
+STEPS = 200
+MIX_STEPS = 1500
+ENGINE = "bench@127.0.0.1:0/0"
+
+Call = tuple[str, tuple[Any, ...], dict[str, Any]]
+"""A method of EventLog and its arguments."""
+
+
+OF_BLOCKS = ("allocated", "reused", "cached", "evicted", "released")
+OF_REQUESTS = ("arrived", "finished")
+"""What the books must hear of requests for their blocks to make sense."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=7)
+    repeats = parser.parse_args().repeats
+    print(machine("msgspec"))
+    print(f"\n{'':30}{'':9}{'blocks':>12}{'ns to say':>20}{'ns to read and enter':>22}")
+    print(f"{'':30}{'events':>9}{'a run':>12}" + 2 * f"{'fastest':>10}{'median':>10}")
+    for length in RUN_LENGTHS:
+        row(f"runs of {length}", runs_of(length), repeats)
+    serving = serving_mix()
+    only_blocks = [[call for call in step if call[0] in (*OF_BLOCKS, *OF_REQUESTS, "flush")] for step in serving]
+    row("serving mix, its block events", [serving[0], *only_blocks[1:]], repeats)
+    row("serving mix, all that it says", serving, repeats, everything=True)
+    print(f"{'aim, for a block event':51}{EMIT_AIM_NS:10}{'':10}{APPLY_AIM_NS:10}")
+    print("\nThe last row counts every event, of requests, steps and audits too; it has no aim.")
+
+
+def row(name: str, steps: list[list[Call]], repeats: int, everything: bool = False) -> None:
+    """Measure both sides and print them. The first step, the engine's start, is not measured."""
+    payloads = frames(steps)
+    batches = [frame for frame in map(decode, payloads[1:]) if isinstance(frame, Batch)]
+    runs = [event for batch in batches for event in batch.events()]
+    block_runs = [event for event in runs if Kind.ALLOCATED <= event.kind <= Kind.RECLAIMED]
+    blocks = sum(len(event.ids) for event in block_runs)
+    events = sum(count_events(batch.runs.cast("i").tolist()) for batch in batches) if everything else blocks
+    said = sorted(say(steps) / events for _ in range(repeats))
+    entered = sorted(enter(payloads) / events for _ in range(repeats))
+    figures = (said[0], statistics.median(said), entered[0], statistics.median(entered))
+    print(f"{name:30}{events:9}{blocks / len(block_runs):12.1f}" + "".join(f"{figure:10.0f}" for figure in figures))
+
+
+def say(steps: list[list[Call]]) -> int:
+    """Make the calls on a fresh log that somebody drains; ns."""
+    log = EventLog(VirtualClock())
+    bound = [[(getattr(log, name), args, kwargs) for name, args, kwargs in step] for step in steps[1:]]
+    took = 0
+    for step in bound:
+        began = time.perf_counter_ns()
+        for method, args, kwargs in step:
+            method(*args, **kwargs)
+        took += time.perf_counter_ns() - began
+        log.flushed.clear()
+    return took
+
+
+def enter(payloads: list[bytes]) -> int:
+    """Decode and apply; ns."""
+    ledger = EngineLedger(ENGINE)
+    apply_all(ledger, payloads[:1])
+    began = time.perf_counter_ns()
+    apply_all(ledger, payloads[1:])
+    took = time.perf_counter_ns() - began
+    assert not ledger.anomalies, ledger.anomalies[0]
+    return took
+
+
+def apply_all(ledger: EngineLedger, payloads: Iterable[bytes]) -> None:
+    for payload in payloads:
+        frame = decode(payload)
+        assert frame is not None
+        ledger.apply(frame)
+
+
+def frames(steps: list[list[Call]]) -> list[bytes]:
+    """What these calls come to on the wire, a batch a step."""
+    log = EventLog(VirtualClock())
+    packer = Packer(log, ENGINE, lambda: Vitals(-1, 0, 0, 0, 0, 0, 0))
+    payloads = []
+    for step in steps:
+        for name, args, kwargs in step:
+            getattr(log, name)(*args, **kwargs)
+        payloads += [encode(batch) for batch in packer.pack()]
+    return payloads
+
+
+def runs_of(length: int) -> list[list[Call]]:
+    """RUNS_A_STEP requests that take blocks, fill them and give them back, each event of `length` blocks."""
+    total = RESERVED + RUNS_A_STEP * length
+    counts = (-1, -1, -1, -1)
+    tables = dict(enumerate(list(range(first, first + length)) for first in range(RESERVED, total, length)))
+    start: list[Call] = [("started", (total, RESERVED, 16, ""), {})]
+    start += [("arrived", (number, "", 1, 1, 0, length, length), {}) for number in tables]
+    steps = [[*start, ("flush", (-1, -1, counts), {})]]
+    for step in range(STEPS):
+        calls: list[Call] = [("allocated", (number, ids), {}) for number, ids in tables.items()]
+        calls += [("cached", (number, ids, ids), {}) for number, ids in tables.items()]
+        calls += [("released", (number, ids, Release.PREEMPTED), {}) for number, ids in tables.items()]
+        steps.append([*calls, ("flush", (step, step, counts), {})])
+    return steps
+
+
+def serving_mix() -> list[list[Call]]:
+    """Chats over four system prompts, as many as the pool bears: prompts of 150 to 1,500 tokens, answers to 300."""
+    lab = Lab(total=2049, block_size=16, max_num_seqs=64, max_num_batched_tokens=2048, seed=3)
+    description: tuple[Any, ...] = (lab.pool.total, RESERVED, lab.manager.block_size, "")
+    steps: list[list[Call]] = [[("started", description, {}), ("flush", (0, 0, lab.pool.counts()), {})], []]
+    record(lab.log, steps)
+    rng = random.Random(3)
+    systems = [[rng.randrange(1000) for _ in range(rng.randint(100, 500))] for _ in range(4)]
+    while len(steps) < MIX_STEPS:
+        while len(lab.scheduler.waiting) < 2:
+            question = [rng.randrange(1000) for _ in range(rng.randint(50, 1000))]
+            lab.arrive(rng.choice(systems) + question, max_tokens=rng.randint(20, 300))
+        lab.step()
+    return steps[:-1]
+
+
+def record(log: EventLog, steps: list[list[Call]]) -> None:
+    """From now on, keep each call of `log`'s methods; a flush ends a step."""
+
+    def kept(name: str, method: Callable[..., None]) -> Callable[..., None]:
+        def call(*args: Any, **kwargs: Any) -> None:
+            # Some lists are the pool's own and change later.
+            steps[-1].append((name, tuple(list(arg) if isinstance(arg, list) else arg for arg in args), kwargs))
+            method(*args, **kwargs)
+            if name == "flush":
+                steps.append([])
+
+        return call
+
+    for name in vars(EventLog):
+        method = getattr(log, name)
+        if not name.startswith("_") and callable(method):
+            setattr(log, name, kept(name, method))
+
+
+if __name__ == "__main__":
+    main()
