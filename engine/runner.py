@@ -36,7 +36,7 @@ def num_blocks_for(config: EngineConfig, model: ModelConfig) -> int:
 
 
 class ModelRunner:
-    """The model `loaded` and the KV of `num_blocks` blocks. One thread only.
+    """The model `loaded` and the KV of `num_blocks` blocks. One thread only, `gather` excepted.
 
     `seed` is what requests without a seed of their own draw from.
     """
@@ -64,7 +64,10 @@ class ModelRunner:
 
     @torch.inference_mode()
     def gather(self, blocks: Sequence[int]) -> Tensor:
-        """A copy on the host of these blocks' keys and values: [layers, 2, blocks, block_size, kv_heads, head_size]."""
+        """A copy on the host of these blocks' keys and values: [layers, 2, blocks, block_size, kv_heads, head_size].
+
+        From any thread, as long as nobody writes to these blocks meanwhile: steps write to others.
+        """
         return self._cache.kv[:, :, list(blocks)].cpu()
 
     @torch.inference_mode()

@@ -11,7 +11,6 @@ import pytest
 pytest.importorskip("torch", reason="needs torch: pip install -e .[engine]")
 pytest.importorskip("transformers", reason="needs transformers: pip install -e .[dev]")
 
-import torch
 from safetensors.torch import load_file, save_file
 
 from engine.config import EngineConfig
