@@ -42,10 +42,10 @@ class Grid(NamedTuple):
 
 
 def grid(total: int) -> Grid:
-    """The grid for a pool of `total` blocks: about four times as wide as high, its width a power of two."""
+    """The grid for a pool of `total` blocks: four to sixteen times as wide as high, its width a power of two."""
     per_cell = max(1, math.ceil(total / MAX_CELLS))
     cells = max(1, math.ceil(total / per_cell))
-    columns = min(2 ** round(math.log2(math.sqrt(4 * cells))), cells)
+    columns = min(2 ** math.ceil(math.log2(math.sqrt(4 * cells))), cells)
     return Grid(total, per_cell, columns, math.ceil(cells / columns))
 
 

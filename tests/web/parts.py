@@ -32,11 +32,11 @@ CHROMIUM_FLAGS = (
 class Engine:
     """A lab in real time that publishes, stepped by a thread of its own under whatever load it is given."""
 
-    def __init__(self, path: Path, **lab: Any) -> None:
-        self.lab = Lab(clock=time, pack=False, engine=ENGINE, **lab)
+    def __init__(self, path: Path, name: str = ENGINE, **lab: Any) -> None:
+        self.lab = Lab(clock=time, pack=False, engine=name, **lab)
         self.events = f"ipc://{path}/events"
         self.publisher = Publisher(
-            self.lab.log, ENGINE, self.lab.vitals, events=self.events, replay=f"ipc://{path}/events-replay",
+            self.lab.log, name, self.lab.vitals, events=self.events, replay=f"ipc://{path}/events-replay",
             heartbeat_s=0.2,
         )  # fmt: skip
         self.live = 6

@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from dashboards.web import blockmap
-from dashboards.web.links import to_block, to_request
+from dashboards.web.links import to_block, to_engine, to_request
 from tests.web.parts import ENGINE, Account, Engine, chromium, service
 
 LEAK = "leak.finished-held"
@@ -188,6 +188,27 @@ def test_no_engine_yet_then_one_then_a_finding_that_comes_and_goes(page: Page, t
         assert account.wrong == []
 
 
+def test_one_of_several_engines_is_chosen(page: Page, tmp_path: Path) -> None:
+    other = "other@127.0.0.1:0/0"
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    with (
+        Engine(tmp_path / "one", total=100) as one,
+        Engine(tmp_path / "two", other, total=300) as two,
+        service("--events", one.events, "--events", two.events) as url,
+    ):
+        page.goto(url)
+        picker = page.get_by_role("navigation", name="Engines")
+        expect(picker.get_by_role("link")).to_have_count(2)
+        picker.get_by_role("link", name=other).click()
+        expect(page.get_by_role("heading", name=other)).to_be_visible()
+        expect(page).to_have_url(url + to_engine(other))
+        expect(page.locator("#map-frame")).to_have_attribute("data-total", str(two.lab.pool.total))
+        page.go_back()
+        expect(page.locator("#map-frame")).to_have_attribute("data-total", str(one.lab.pool.total))
+
+
+@pytest.mark.slow
 def test_the_page_says_that_the_service_is_gone(page: Page, tmp_path: Path) -> None:
     with Engine(tmp_path, total=100) as engine:
         with service("--events", engine.events) as url:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import threading
 from collections.abc import Iterator
@@ -14,8 +15,10 @@ import uvicorn
 from fastapi import FastAPI
 
 from dashboards.web.app import mount
+from dashboards.web.links import Place
+from dashboards.web.views import Page, Views
 from monitor.api import create_app
-from monitor.views import BlockDetail
+from monitor.views import BlockDetail, EngineView
 from monitor.watch import Watch
 from tests.web.parts import service
 
@@ -86,6 +89,30 @@ def test_a_scrape_is_answered_while_a_callback_is_not() -> None:
             caller.join()
     assert answers[0].status_code == 200
     assert "no engine" in answers[0].text
+
+
+class CountingWatch(Watch):
+    """Counts how often it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.times_asked = 0
+
+    def engines(self) -> list[EngineView]:
+        self.times_asked += 1
+        return super().engines()
+
+
+def test_a_view_is_made_once_for_all_viewers() -> None:
+    watch = CountingWatch()
+
+    async def many_look() -> list[Page]:
+        views = Views(watch)
+        return await asyncio.gather(*(views.page(Place()) for _ in range(20)))
+
+    pages = asyncio.run(many_look())
+    assert watch.times_asked == 1
+    assert {page.told["title"] for page in pages} == {"waiting for an engine"}
 
 
 @pytest.fixture(scope="module")
