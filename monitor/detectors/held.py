@@ -15,7 +15,7 @@ LONG_REQUEST = "held.long-request"
 
 def judge(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
     """What is held for good reason in one engine."""
-    if ledger.has_stream and ledger.state.total:
+    if ledger.has_stream and ledger.state.total > ledger.state.reserved:
         yield from _prefix_cache(ledger, settings)
         yield from _long_request(ledger, settings)
 

@@ -83,6 +83,9 @@ class AuditFold:
         if not detached:
             self._cycle.unseen.discard(number)
             self._cycle.seen += 1
+        if ids and not 0 <= min(ids) <= max(ids) < state.total:
+            state.anomaly("block out of range", max(ids), number, f"the pool has {state.total}")
+            return
         record = state.requests.get(number)
         if not state.damaged:
             if detached:

@@ -424,6 +424,8 @@ class State:
                 self._request_event(kind, self._request(number), args)
 
     def _started(self, at_ns: int, total: int, reserved: int, block_size: int, *, description: str) -> None:
+        if self.total:
+            raise ValueError("an engine's life begins once an epoch")
         if not 0 <= reserved <= total <= MAX_BLOCKS:
             raise ValueError(f"a pool of {total} blocks, {reserved} of them reserved")
         self.description = description

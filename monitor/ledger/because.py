@@ -10,7 +10,7 @@ from monitor.events.records import Deferral
 from monitor.ledger.ledger import EngineLedger
 from monitor.ledger.words import clock_time, counted, duration
 
-WAITS_FOR = {
+WAITS_FOR: dict[int, tuple[str, str]] = {
     Holder.CONNECTOR: ("the KV connector", "waits for a completion"),
     Holder.FENCE: ("a step that may still write it", "waits for the step"),
     Holder.SESSION: ("an open session", "waits for the session's next input"),
@@ -71,7 +71,7 @@ def _after_the_end(ledger: EngineLedger, number: int, block: int) -> list[str]:
     if not state.is_deferred(number, block):
         return ["UNACCOUNTED: neither released nor deferred"]
     deferral = state.deferrals[number]
-    by, waits = WAITS_FOR.get(Holder(deferral.holder), ("somebody", "waits"))
+    by, waits = WAITS_FOR.get(deferral.holder, ("somebody", "waits"))
     return [f"free deferred by {by}", f"{waits}, {duration(ledger.age_s(deferral.since_ns))}{_lease(ledger, deferral)}"]
 
 

@@ -158,7 +158,7 @@ class EngineLedger:
             )
             if NO_REQUEST in batch.texts:
                 self.description = parse(batch.texts[NO_REQUEST])
-        except (NotAFrame, IndexError, ValueError, OverflowError, MemoryError) as error:
+        except (NotAFrame, IndexError, TypeError, ValueError, OverflowError, MemoryError) as error:
             # An event that is not laid out as the contract says: what it meant, and what follows it here, is lost.
             self._unreadable(batch, f"{type(error).__name__}: {error}")
         if before is not None and state.heartbeat is not None and state.heartbeat is not before:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from monitor.events.kinds import Cause, Evict, Holder, Kind, Load, Preempt, Release, Status, name_of
+from monitor.events.kinds import SCHEMA, Cause, Evict, Holder, Kind, Load, Preempt, Release, Status, name_of
 from monitor.events.wire import Batch, Run
 from monitor.ledger.ledger import EngineLedger, Position
 from monitor.ledger.words import counted
@@ -27,6 +27,8 @@ def story_of_request(batches: Iterable[Batch], number: int, names: Mapping[int, 
     for position, at_ns, event in _events(batches, number):
         if event.kind == Kind.PROGRESSED:
             place = event.ids.index(number)
+            if len(event.args) < 2 * len(event.ids):
+                continue
             steps.add(position, at_ns, event.args[place], event.args[len(event.ids) + place])
             continue
         text = _about_request(event, names)
@@ -67,6 +69,9 @@ _BLOCK_KINDS = frozenset(
 _CARRIES_TIME = frozenset(
     (Kind.CLOCK, Kind.STARTED, Kind.STEP_LAUNCHED, Kind.STEP_COMPLETED, Kind.ARRIVED, Kind.STOPPED)
 )
+_LEAST_ARGS: dict[int, int] = {
+    kind: sum(not name.endswith("*") for name in fields.args) for kind, fields in SCHEMA.items()
+}
 _OWN_TIME = frozenset((Kind.RECEIVED, Kind.CLIENT_GONE, Kind.STALLED))
 
 
@@ -76,9 +81,11 @@ def _events(batches: Iterable[Batch], number: int | None) -> Iterator[tuple[Posi
     for batch in batches:
         offset = batch.wall_ns - batch.mono_ns
         for index, event in enumerate(batch.events()):
+            if len(event.args) < _LEAST_ARGS.get(event.kind, 0):
+                continue  # not laid out as the contract says: the ledger has said so
             if event.kind in _CARRIES_TIME:
                 mono = event.args[0]
-            about = event.request == number or (event.kind == Kind.PROGRESSED and number in event.ids)
+            about = number in event.ids if event.kind == Kind.PROGRESSED else event.request == number
             if number is None or about:
                 at = event.args[0] if event.kind in _OWN_TIME else mono
                 yield Position(batch.epoch, batch.sequence, index), at + offset if at else 0, event
