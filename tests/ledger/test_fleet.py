@@ -1,0 +1,84 @@
+"""Several engines, several lives of one, and records of every kind, each in its own ledger."""
+
+from __future__ import annotations
+
+import msgspec
+
+from monitor.events.sample import Fact, Sample
+from monitor.ledger.ledger import Fleet, Position
+from tests.lab import Lab
+
+A, B = "a@127.0.0.1:1/0", "b@127.0.0.1:1/1"
+
+
+def busy(engine: str, seed: int) -> Lab:
+    lab = Lab(engine=engine, seed=seed)
+    for _ in range(20):
+        lab.arrive(lab.rng.randint(1, 40))
+        lab.step()
+    return lab
+
+
+def test_interleaved_engines_do_not_mix() -> None:
+    labs = [busy(A, 1), busy(B, 2)]
+    fleet = Fleet()
+    for frames in zip(*(lab.frames for lab in labs), strict=True):
+        for frame in frames:
+            assert fleet.apply(frame).engine == frame.engine
+    for lab in labs:
+        ledger = fleet.engines[lab.packer.engine]
+        assert list(ledger.state.refs) == lab.pool.refs
+        assert not ledger.anomalies
+        assert ledger.position() == Position(lab.packer.epoch, lab.packer.next_sequence - 1)
+
+
+def test_samples_and_facts_go_by_the_engine_they_name() -> None:
+    fleet = Fleet()
+    fleet.apply(Sample(A, "a:1", at_ns=5, running=1))
+    fleet.apply(Sample(B, "a:2", at_ns=7, running=2))
+    fleet.apply(Fact(A, "a:3", "version", "0.32.0", 9))
+    a, b = fleet.engines[A], fleet.engines[B]
+    assert ([s.running for s in a.samples], [s.running for s in b.samples]) == ([1], [2])
+    assert (a.now_ns, b.now_ns) == (9, 7)
+    assert a.facts["version"].value == "0.32.0"
+    assert not b.facts
+    assert not a.has_stream
+
+
+def test_frames_seen_twice_count_once() -> None:
+    lab = busy(A, 3)
+    once, twice = Fleet(), Fleet()
+    for frame in lab.frames:
+        once.apply(frame)
+        twice.apply(frame)
+        twice.apply(frame)
+    assert twice.engines[A].balance() == once.engines[A].balance()
+    assert twice.engines[A].state.totals == once.engines[A].state.totals
+    assert not twice.engines[A].losses
+
+
+def test_a_gap_is_counted_and_marks_the_figures() -> None:
+    lab = busy(A, 4)
+    fleet = Fleet()
+    for frame in lab.frames[:5] + lab.frames[8:]:
+        fleet.apply(frame)
+    ledger = fleet.engines[A]
+    assert sum(loss.batches for loss in ledger.losses) == 3
+    assert ledger.losses[0].position == str(Position(lab.packer.epoch, lab.frames[4].sequence))
+
+
+def test_another_life_begins_with_empty_books_and_the_old_ones_tail_is_left_out() -> None:
+    first, second = busy(A, 5), Lab(engine=A, seed=6)
+    later = first.packer.epoch + 1
+    fleet = Fleet()
+    for frame in first.frames:
+        fleet.apply(frame)
+    for frame in second.frames:
+        ledger = fleet.apply(msgspec.structs.replace(frame, epoch=later))
+    assert (ledger.restarts, ledger.epoch) == (1, later)
+    assert ledger.balance().running == ledger.balance().waiting == 0
+    assert not ledger.state.requests
+    position, refs = ledger.position(), list(ledger.state.refs)
+    first.step()
+    fleet.apply(first.frames[-1])
+    assert (ledger.position(), list(ledger.state.refs)) == (position, refs)
