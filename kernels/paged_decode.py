@@ -16,19 +16,20 @@ from torch import Tensor
 
 TILE: Final = 32
 """Tokens a tile: enough for a tensor core's product, few enough that no head size spills."""
-MIN_GROUP: Final = 16
-"""Query rows that a tensor core's product takes at least; those that are too many are masked."""
-HEAD_SIZES: Final = (32, 64, 80, 96, 128, 256)
+MIN_SIDE: Final = 16
+"""Query rows, and head size, that a tensor core's product takes at least; what is too many is masked."""
+MAX_HEAD_SIZE: Final = 256
+"""A head's values must stay in registers."""
 
 
 def paged_decode(
     query: Tensor, key_cache: Tensor, value_cache: Tensor, block_tables: Tensor, seq_lens: Tensor, scale: float
 ) -> Tensor:
-    """The kernel. Raises ValueError for a head size that it was not made for."""
+    """The kernel. Raises ValueError for heads that are too wide for it."""
     sequences, heads, head_size = query.shape
     _, block_size, kv_heads, _ = key_cache.shape
-    if head_size not in HEAD_SIZES:
-        raise ValueError(f"head size {head_size} is not one of {HEAD_SIZES}")
+    if head_size > MAX_HEAD_SIZE:
+        raise ValueError(f"the head size is {head_size} and may be {MAX_HEAD_SIZE} at most")
     out = torch.empty(sequences, heads, head_size, device=query.device, dtype=query.dtype)
     paged_decode_kernel[(sequences, kv_heads)](
         out, query, key_cache, value_cache, block_tables, seq_lens, scale, query.stride(0), block_tables.stride(0),
@@ -43,9 +44,9 @@ def constants(heads: int, kv_heads: int, head_size: int, block_size: int) -> dic
     return {
         "KV_HEADS": kv_heads,
         "GROUP": group,
-        "GROUP_PADDED": max(MIN_GROUP, triton.next_power_of_2(group)),
+        "GROUP_PADDED": max(MIN_SIDE, triton.next_power_of_2(group)),
         "HEAD_SIZE": head_size,
-        "HEAD_PADDED": triton.next_power_of_2(head_size),
+        "HEAD_PADDED": max(MIN_SIDE, triton.next_power_of_2(head_size)),
         "BLOCK_SIZE": block_size,
         "TILE": TILE,
     }

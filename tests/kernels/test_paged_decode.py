@@ -52,11 +52,12 @@ def test_it_compiles_for_sm_90_without_spilling(tmp_path: Path) -> None:
         assert 0 < kernel["shared_bytes"] <= SHARED_BYTES_OF_SM_90, kernel
 
 
-def test_a_head_size_that_it_was_not_made_for_is_refused() -> None:
+def test_heads_that_are_too_wide_are_refused() -> None:
     import torch
 
-    from kernels.paged_decode import paged_decode
+    from kernels.paged_decode import MAX_HEAD_SIZE, paged_decode
 
-    cache = torch.zeros(2, 4, 1, 24)
-    with pytest.raises(ValueError, match="head size 24"):
-        paged_decode(torch.zeros(1, 1, 24), cache, cache, torch.ones(1, 1, dtype=torch.int64), torch.tensor([1]), 1.0)
+    cache = torch.zeros(2, 4, 1, MAX_HEAD_SIZE + 1)
+    query, table = torch.zeros(1, 1, MAX_HEAD_SIZE + 1), torch.ones(1, 1, dtype=torch.int64)
+    with pytest.raises(ValueError, match=f"head size is {MAX_HEAD_SIZE + 1}"):
+        paged_decode(query, cache, cache, table, torch.tensor([1]), 1.0)
