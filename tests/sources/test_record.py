@@ -60,7 +60,7 @@ def interrupt_when(done: Callable[[], bool]) -> threading.Thread:
 
 
 def test_a_recording_adds_up_to_the_engines_own_state(tmp_path: Path) -> None:
-    """The engine runs while it is recorded; Ctrl-C comes when the recording has caught up with it."""
+    """The engine has run, and runs while it is recorded; Ctrl-C comes when the recording has caught up with it."""
     lab = Lab(total=120, connector_share=0.5, clock=time, pack=False)
     publisher = Publisher(
         lab.log, ENGINE, lab.vitals, events=f"ipc://{tmp_path}/events", replay=f"ipc://{tmp_path}/events-replay",
@@ -69,20 +69,26 @@ def test_a_recording_adds_up_to_the_engines_own_state(tmp_path: Path) -> None:
     directory = tmp_path / "recording"
     steps = 0
 
+    def work_once() -> None:
+        for _ in range(3):
+            lab.arrive(lab.rng.randint(1, 40), max_tokens=lab.rng.randint(1, 20))
+        lab.step()
+
     def work() -> bool:
         """Goes on until something was recorded, then 50 steps more; whether all of it is on disk."""
         nonlocal steps
         if steps < 50:
-            for _ in range(3):
-                lab.arrive(lab.rng.randint(1, 40), max_tokens=lab.rng.randint(1, 20))
-            lab.step()
+            work_once()
             steps += directory.is_dir() and bool(journal.segments(directory))
             return False
         if lab.log.flushed:
             return False
         return ledger_of(Recording(directory)).sequence == publisher.packer.next_sequence - 1
 
+    work_once()
     publisher.start()
+    while lab.log.flushed:  # what is published before anybody listens is in the keyframe
+        time.sleep(0.001)
     worker = interrupt_when(work)
     try:
         recorded = record(f"ipc://{tmp_path}/events", directory, seconds=None, timeout_s=10, console=quiet())
