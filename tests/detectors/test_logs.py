@@ -166,6 +166,14 @@ def test_one_request_that_grows_is_no_leak() -> None:
     assert not judged([line(1, 0.01 * n, prompt=0.0) for n in range(1, 99)]).alarms()
 
 
+@pytest.mark.parametrize("new_work", [True, False])
+def test_all_preempted_at_once_is_no_lockstep(new_work: bool) -> None:
+    """The same picture but for one thing: what is computed again is not counted as prompt tokens again."""
+    full = [line(15, 0.8, prompt=0.0) for _ in range(5)]
+    empty = [line(1 + n, 0.05 * n, prompt=900.0 if new_work else 0.0, waiting=14 - n) for n in range(14)]
+    assert judged(full + empty).alarms() == ([LOCKSTEP] if new_work else [])
+
+
 def test_usage_that_comes_back_is_no_leak() -> None:
     saw = [line(n % 7, 0.1 * (n % 7)) for n in range(60)]
     assert not judged(saw).alarms()

@@ -39,15 +39,18 @@ def test_what_is_advised_helps() -> None:
     assert [f.id for f in scene.watch.find("resolved")] == [fired.id]
 
 
-def test_a_pool_one_block_larger_than_the_request_is_enough() -> None:
-    """The boundary: exactly what the pool can hold is served, one token more never is."""
-    usable = Watched().lab.pool.usable
-    fits, _ = never_fits(tokens=usable * 4)
-    fits.live(3)
-    assert not fits.firing(NEVER_FITS)
-    too_large, _ = never_fits(tokens=usable * 4 + 1)
-    too_large.live(3)
-    assert too_large.only(NEVER_FITS)
+@pytest.mark.parametrize("over", [0, 1])
+def test_the_boundary_is_the_pool_itself(over: int) -> None:
+    """A prompt that fills the pool to the last token waits for another to end, and is served; one more never is."""
+    scene = Watched(prefix_caching=False)
+    scene.lab.arrive(4, max_tokens=100)
+    scene.steps(2)
+    large = scene.lab.arrive(scene.lab.pool.usable * scene.lab.manager.block_size + over, max_tokens=1)
+    scene.live(10, every=0.2)
+    assert large in scene.lab.scheduler.waiting
+    assert len(scene.firing(NEVER_FITS)) == over
+    scene.steps(200)
+    assert scene.lab.scheduler.has_work == bool(over)
 
 
 @pytest.mark.parametrize("prefix_caching", [True, False])
@@ -166,9 +169,15 @@ def test_the_first_step_of_an_engine_may_compile() -> None:
     assert scene.only(ENGINE_STALLED)
 
 
-def test_a_scheduler_that_looks_and_finds_nothing_is_not_stalled() -> None:
-    """Wedged behind a request that never fits: passes go on, so it is that and not a stall."""
+@pytest.mark.parametrize("passes", [True, False])
+def test_a_scheduler_that_looks_and_finds_nothing_is_not_stalled(passes: bool) -> None:
+    """Wedged behind a request that never fits, nothing is said any more but heartbeats: they tell whether the engine
+    still goes over its queue.
+    """
     scene, _ = never_fits()
-    scene.live(60)
-    assert not scene.firing(ENGINE_STALLED)
-    assert scene.only(NEVER_FITS)
+    for _ in range(60):
+        if passes:
+            assert not scene.lab.scheduler.schedule().requests
+        scene.beat(0.5)
+    assert bool(scene.firing(ENGINE_STALLED)) == (not passes)
+    assert scene.firing(NEVER_FITS)
