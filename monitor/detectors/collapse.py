@@ -76,12 +76,16 @@ def _bursts(ledger: EngineLedger, settings: Settings) -> list[list[RequestState]
 
 
 def _fell(ledger: EngineLedger, burst: Sequence[RequestState], settings: Settings) -> bool:
-    """Whether the pool really emptied with the burst, and by no preemption."""
+    """Whether most of what ran ended with the burst and the pool emptied, and by no preemption."""
     before, after = _around(ledger, burst)
     if before is None or after is None:
         return False
     fall = (_held(before) - _held(after)) / max(1, before.balance.total - before.balance.reserved)
-    return fall >= settings(LOCKSTEP, "min_share") and after.preemptions == before.preemptions
+    return (
+        fall >= settings(LOCKSTEP, "min_share")
+        and after.running <= before.running / 4
+        and after.preemptions == before.preemptions
+    )
 
 
 def _around(ledger: EngineLedger, burst: Sequence[RequestState]) -> tuple[Point | None, Point | None]:

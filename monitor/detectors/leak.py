@@ -51,7 +51,7 @@ def _finished_held(ledger: EngineLedger, settings: Settings) -> Iterator[Judgeme
         overdue = near
         pending = True
     else:
-        pending = False
+        pending = state.damaged  # its release may be among what was lost; the next audit tells
     overdue.sort(key=lambda deferral: (deferral.since_ns, deferral.request))
     blocks = sorted(set().union(*(deferral.blocks for deferral in overdue)))
     oldest = overdue[0]
@@ -150,7 +150,8 @@ def _unaccounted(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement
         code=UNACCOUNTED,
         engine=ledger.engine,
         verdict="confirmed" if audited else "likely",
-        pending=age < settings(UNACCOUNTED, "grace_s"),
+        # Until an audit has put the books right after a loss, what is missing may be missing from them alone.
+        pending=state.damaged or age < settings(UNACCOUNTED, "grace_s"),
         since_ns=since,
         position=str(ledger.position()),
         requests=tuple(record.id for record in culprits),

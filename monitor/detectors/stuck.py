@@ -97,11 +97,12 @@ def _engine_stalled(ledger: EngineLedger, settings: Settings) -> Iterator[Judgem
     state = ledger.state
     running = [record for record in state.requests.values() if record.is_running]
     waiting = [record for record in state.requests.values() if record.is_waiting]
-    if state.stopped_ns or not (running or waiting or state.in_flight):
+    in_flight = _steps_in_flight(ledger)
+    if state.stopped_ns or not (running or waiting or in_flight):
         return
     silent_s = (ledger.now_ns - ledger.heard_ns) / 1e9
     heard = silent_s < 3 * HEARTBEAT_S
-    step = min(state.in_flight.values(), key=lambda s: s.since_ns, default=None)
+    step = min(in_flight, key=lambda s: s.since_ns, default=None)
     grace = settings(ENGINE_STALLED, "grace_s")
     if step is not None:
         allowed = max(grace, _expected_s(ledger, settings, step))
@@ -153,6 +154,16 @@ def _engine_stalled(ledger: EngineLedger, settings: Settings) -> Iterator[Judgem
         wont_help=("Waiting for the queue to drain, or lowering the load: nothing runs.",),
         missing="" if verdict == "confirmed" else "a heartbeat, or the process's state (ps -o stat= -p PID)",
     )
+
+
+def _steps_in_flight(ledger: EngineLedger) -> list[StepInFlight]:
+    """Steps launched and not completed; one that a later heartbeat does not name is over, and its end was lost."""
+    beat = ledger.state.heartbeat
+    return [
+        step
+        for step in ledger.state.in_flight.values()
+        if beat is None or beat.at_ns <= step.since_ns or beat.step_in_flight == step.step
+    ]
 
 
 def _expected_s(ledger: EngineLedger, settings: Settings, step: StepInFlight) -> float:

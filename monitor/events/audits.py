@@ -151,7 +151,7 @@ class AuditFold:
                     state.more.setdefault(block, []).append(record.number)
         state.detached = {b: n for b, n in state.detached.items() if state.refs[b] > len(state.owners(b))}
         for number in list(state.deferrals):
-            if number in cycle.unseen and not any(number in former for former in state.detached.values()):
+            if number not in state.requests and not any(number in former for former in state.detached.values()):
                 del state.deferrals[number]
         state.orphans = {b for b in range(state.total) if state.refs[b] > state.known_references(b)}
         state.recount()

@@ -308,7 +308,12 @@ class State:
             record.peak_blocks = len(record.blocks)
 
     def _drop_blocks(self, number: int, blocks: list[int], still_held: bool = False) -> None:
-        record = self._request(number)
+        record = self.requests.get(number)
+        if record is None:
+            # Known to be over, or never heard of: who gives blocks back is not alive for that. Where nothing was lost,
+            # it has been said of each block that this was not its owner.
+            self._undefer(number, blocks)
+            return
         if len(blocks) == len(record.blocks):
             record.blocks = []
         else:
@@ -539,6 +544,6 @@ _REQUEST_KINDS = frozenset(
     int(k)
     for k in (
         Kind.LOOKED_UP, Kind.QUEUED, Kind.ALLOCATION_FAILED, Kind.NOT_SCHEDULED, Kind.ADMITTED, Kind.FIRST_TOKEN,
-        Kind.PREEMPTED, Kind.WAITING_ON, Kind.READY, Kind.FINISHED, Kind.REMOTE_LOAD, Kind.COMPLETION_DELIVERED,
+        Kind.PREEMPTED, Kind.WAITING_ON, Kind.READY, Kind.FINISHED, Kind.REMOTE_LOAD,
     )
 )  # fmt: skip

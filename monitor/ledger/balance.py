@@ -57,8 +57,8 @@ def balance(state: State) -> Balance:
             rank_of.get(number) or (_FINISHED if state.is_deferred(number, block) else _UNACCOUNTED)
             for number in state.owners(block) + state.detached.get(block, [])
         ]
-        ranks.remove(max(ranks))
-        for rank in ranks:
+        # Not even one is left where events were lost and the next audit has not yet put the owners right.
+        for rank in sorted(ranks)[:-1]:
             counts[rank] -= 1
     counts[_UNACCOUNTED] += sum(
         state.refs[block] > 0 and state.owner[block] < 0 and block not in state.detached for block in state.orphans

@@ -72,6 +72,10 @@ class Watched(Observer):
         self._fed += len(new)
         self.watch.feed(new)
 
+    def skip(self) -> None:
+        """What was sent since last time is lost for good."""
+        self._fed = len(self.lab.frames)
+
     def steps(self, count: int, seconds: float = 0.01) -> None:
         for _ in range(count):
             self.lab.step(seconds)

@@ -124,6 +124,23 @@ def test_it_is_over_when_steps_go_on() -> None:
     assert [f.id for f in scene.watch.find("resolved")] == [fired.id]
 
 
+def test_a_step_whose_end_was_lost_is_not_a_stall() -> None:
+    """Launched, completed, and the batch that said so is lost: the next heartbeat names no step in flight."""
+    scene = Watched()
+    scene.lab.arrive(20, max_tokens=6)
+    scene.steps(2)
+    scene.launch()
+    scene.skip()
+    scene.lab.log.step_completed(scene.lab.launched[0], 10_000_000, Limit.NONE, *scene.lab.pool.counts()[:3])
+    scene.lab.launched = (-1, 0)
+    scene.lab.flush()
+    scene.skip()
+    scene.live(20)
+    assert scene.ledger.losses
+    assert scene.ledger.state.in_flight
+    assert not scene.firing(ENGINE_STALLED)
+
+
 def test_an_idle_engine_is_not_stalled() -> None:
     scene = Watched()
     scene.lab.arrive(20, max_tokens=10)
