@@ -144,3 +144,21 @@ def test_after_a_loss_the_engines_own_tables_are_the_truth() -> None:
     assert shares(scene) == (2, 0, 0, 1)
     assert scene.ledger.state.unaccounted() == [6]
     assert scene.ledger.request("r-1") is None
+
+
+def test_while_owners_are_uncertain_it_is_answered_all_the_same() -> None:
+    """r-2's release of the shared block was lost; an audit has told the count but not yet the tables."""
+    scene = Spoken(TOTAL)
+    scene.arrive(1, [1])
+    scene.log.cached(1, [1], [101])
+    scene.log.arrived(2, "r-2", 8, 8, 0, 2, 4)
+    scene.log.reused(2, [1])
+    scene.say()
+    lost = Run(Kind.LOST, 0, -1, [9, 9, Stage.TRANSPORT], [])
+    scene.watch.feed([batch_of(ENGINE, scene.packer.epoch, [lost], wall_ns=scene.clock.time_ns())])
+    scene.log.audit_begin(1)
+    scene.log.audit_blocks(1, [1 * 4 + 1])
+    scene.log.released(1, [1], Release.PREEMPTED)
+    scene.say()
+    assert scene.ledger.uncertain_since_ns
+    assert scene.ledger.balance().total == TOTAL
