@@ -76,7 +76,7 @@ def row(name: str, steps: list[list[Call]], repeats: int, everything: bool = Fal
 
 def say(steps: list[list[Call]]) -> int:
     """Make the calls on a fresh log that somebody drains; ns."""
-    log = EventLog(VirtualClock())
+    log = EventLog()
     bound = [[(getattr(log, name), args, kwargs) for name, args, kwargs in step] for step in steps[1:]]
     took = 0
     for step in bound:

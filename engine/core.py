@@ -43,6 +43,8 @@ BLOCKED_PAUSE_S: Final = 0.01
 """Between passes when requests wait and none can be scheduled."""
 POLL_PAUSES_S: Final = (0.002, 0.05)
 """Between passes when only a connector has work to do: the first pause, doubled up to the second."""
+AUDIT_EVERY_NS: Final = 10_000_000
+"""Between slices of the audit while steps are made, however quick those are."""
 AUDIT_PAUSE_S: Final = 0.002
 """Between passes when all is done but the audit of it, in cycles of about a thousand slices at most."""
 AUDITS_AT_REST: Final = 3
@@ -138,6 +140,7 @@ class EngineCore:
         self._closing = False
         self._worked = False
         self._audited_from = 0
+        self._next_slice_ns = 0
         self._poll_pause = POLL_PAUSES_S[0]
         self._deliver: Callable[[list[Output]], None] = lambda _: None
         self._thread = threading.Thread(target=self._run, name="kvscope-engine", daemon=True)
@@ -279,9 +282,16 @@ class EngineCore:
         self._worked = bool(plan.requests or outputs or len(self.scheduler.deferred) != held)
         if plan.requests:
             outputs += self._execute(plan)
-        self.auditor.slice()
+        self._audit()
         self._flush()
         return outputs
+
+    def _audit(self) -> None:
+        """A slice of it, if one is due."""
+        now = self.clock.monotonic_ns()
+        if self.log.on and (now >= self._next_slice_ns or not self._worked):
+            self._next_slice_ns = now + AUDIT_EVERY_NS
+            self.auditor.slice()
 
     def _take_in(self) -> list[Output]:
         """What other threads asked for since the last pass."""

@@ -72,7 +72,7 @@ class Publisher:
         journal_dir: Path | None = None,
         journal_bytes: int = 1 << 30,
         ring_bytes: int = 64 << 20,
-        interval_s: float = 0.02,
+        interval_s: float = 0.05,
         heartbeat_s: float = 1.0,
         keyframe_s: float = 60.0,
     ) -> None:

@@ -44,6 +44,7 @@ class RequestState(msgspec.Struct, array_like=True):
     blocks_free_then: int = 0
     times_passed_over: int = 0
     peak_blocks: int = 0
+    """The most it had when it gave some back."""
     blocks: list[int] = []
     waited_ns: dict[int, int] = {}
 

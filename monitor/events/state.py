@@ -115,6 +115,7 @@ class State:
         Events laid out as SCHEMA says never make it raise; others may (IndexError, ValueError, OverflowError).
         """
         refs, owner, hashes, since, more = self.refs, self.owner, self.hashes, self.since, self.more
+        requests = self.requests
         a = i = 0
         index = -1
         for kind, _group, number, n_args, n_ids in fives(runs):
@@ -133,7 +134,11 @@ class State:
                 blocks = ids[i:i_end]
                 now = self.now_ns
                 self._index = index
-                if blocks and not self.reserved <= min(blocks) <= max(blocks) < self.total:
+                if n_ids == 1:  # the usual decode case, worth a shorter way
+                    known = self.reserved <= blocks[0] < self.total
+                else:
+                    known = not blocks or self.reserved <= min(blocks) <= max(blocks) < self.total
+                if not known:
                     self.anomaly("block out of range", max(blocks), number, f"the pool has {self.total}")
                 elif kind == _ALLOCATED:
                     for block in blocks:
@@ -149,7 +154,7 @@ class State:
                             self.totals.evicted += 1
                     self.used += n_ids
                     self.totals.allocated += n_ids
-                    self._add_blocks(number, blocks)
+                    (requests.get(number) or self._request(number)).blocks += blocks
                 elif kind == _RELEASED:
                     reason = args[a]
                     freed = 0
@@ -191,7 +196,7 @@ class State:
                                 self.cached_idle += 1
                                 self.anomaly("prefix hit on a block with no hash", block, number, "")
                     self.totals.reused += n_ids
-                    self._add_blocks(number, blocks)
+                    (requests.get(number) or self._request(number)).blocks += blocks
                 else:
                     self._rare_block_event(kind, number, args[a:a_end], blocks)
             else:
@@ -244,6 +249,16 @@ class State:
 
     def _release_shared(self, block: int, number: int) -> None:
         """One of several references goes, or one that the books do not know."""
+        others = self.more.get(block)
+        if others and self.refs[block] > 1 and (self.owner[block] == number or number in others):
+            if self.owner[block] == number:
+                self.owner[block] = others.pop(0)
+            else:
+                others.remove(number)
+            if not others:
+                del self.more[block]
+            self.refs[block] -= 1
+            return
         if self.refs[block] <= 0:
             self.anomaly("released while free", block, number, f"reference count {self.refs[block]}")
             return
@@ -301,12 +316,6 @@ class State:
                 self._drop_reference(block)
             self.totals.released[args[0]] = self.totals.released.get(args[0], 0) + len(blocks)
 
-    def _add_blocks(self, number: int, blocks: list[int]) -> None:
-        record = self._request(number)
-        record.blocks += blocks
-        if len(record.blocks) > record.peak_blocks:
-            record.peak_blocks = len(record.blocks)
-
     def _drop_blocks(self, number: int, blocks: list[int], still_held: bool = False) -> None:
         record = self.requests.get(number)
         if record is None:
@@ -314,6 +323,7 @@ class State:
             # it has been said of each block that this was not its owner.
             self._undefer(number, blocks)
             return
+        record.peak_blocks = max(record.peak_blocks, len(record.blocks))
         if len(blocks) == len(record.blocks):
             record.blocks = []
         else:
