@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import socket
+import sqlite3
 import sys
 import threading
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from fastapi import FastAPI
 from monitor.api import create_app
 from monitor.detectors.thresholds import Settings
 from monitor.events.wire import ContractError
+from monitor.findings import Transition
 from monitor.outlets.otel import SpanOutlet
 from monitor.outlets.webhook import WebhookOutbox
 from monitor.query import Query
@@ -100,6 +102,7 @@ class Service:
             self.spans = SpanOutlet(config.otlp)
         self.readers = [Reader(target, self.watch, self._deliver) for target in config.events]
         self._delivering = threading.Lock()
+        self._undelivered: list[Transition] = []
 
     def start(self) -> None:
         """Begin to read and to deliver."""
@@ -124,8 +127,8 @@ class Service:
     def _deliver(self) -> None:
         with self._delivering:
             transitions = self.watch.take_transitions()
-            if self.webhooks is not None and transitions:
-                self.webhooks.put(transitions)
+            if self.webhooks is not None:
+                self._post([*self._undelivered, *transitions])
             for transition in transitions:
                 judged = transition.finding.judgement
                 level = logging.INFO if transition.finding.severity == "info" else logging.WARNING
@@ -133,6 +136,18 @@ class Service:
             ended = self.watch.take_ended()
             if self.spans is not None:
                 self.spans.send(ended)
+
+
+    def _post(self, transitions: list[Transition]) -> None:
+        """Into the outbox, or kept for the next time if that cannot be written (a full disk, say)."""
+        assert self.webhooks is not None
+        try:
+            self.webhooks.put(transitions)
+            self._undelivered = []
+        except sqlite3.Error as error:
+            if transitions != self._undelivered:
+                logger.error("the outbox of alerts cannot be written and is tried again: %s", error)
+            self._undelivered = transitions
 
 
 def serve(config: ServiceConfig, mount: Mount) -> int:

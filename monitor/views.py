@@ -86,6 +86,7 @@ class RequestView(msgspec.Struct, frozen=True):
     blocks_needed: int
     deferred: bool
     client_gone: bool
+    stalled: bool
     ended: bool
 
 

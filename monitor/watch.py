@@ -90,12 +90,12 @@ class Watch:
             return taken
 
     def take_ended(self) -> list[Ended]:
-        """Requests that ended since last asked."""
+        """Requests that ended since last asked, whether their blocks came back or not."""
         with self._lock:
             return [
                 Ended(ledger.engine, record, ledger.wall(1) - 1)
                 for ledger in self.fleet.engines.values()
-                for record in ledger.take_just_ended()
+                for record in ledger.take_just_finished()
             ]
 
     def _judge(self, ledger: EngineLedger) -> None:
@@ -310,6 +310,7 @@ def _request_view(ledger: EngineLedger, record: RequestState, ended: bool = Fals
         blocks_needed=record.blocks_needed,
         deferred=record.number in ledger.state.deferrals,
         client_gone=bool(record.client_gone_ns),
+        stalled=bool(record.stalled_ns),
         ended=ended,
     )
 

@@ -6,7 +6,7 @@ silence alone is likely, not confirmed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from monitor.detectors.judgement import Evidence, Judgement, Verdict
 from monitor.detectors.thresholds import Settings
@@ -62,6 +62,7 @@ def _never_fits(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]
                 Evidence("running", sum(r.is_running for r in state.requests.values()), "requests"),
                 Evidence("waiting_behind", len(behind), "requests"),
                 Evidence("times_passed_over", record.times_passed_over, "times"),
+                Evidence("engine_watchdog", _watchdog((record,))),
             ),
             explanation=(
                 f"Request {record.id} ({counted(record.prompt_tokens, 'prompt token')}) needs"
@@ -91,6 +92,16 @@ def _blocks_to_run(ledger: EngineLedger, record: RequestState) -> int:
     if block_size and all(group.kind == "full_attention" for group in ledger.description.groups):
         needed = max(needed, -(-(record.prompt_tokens + record.output_tokens) // block_size))
     return needed
+
+
+def _watchdog(records: Iterable[RequestState]) -> str:
+    """What the engine's own watchdog says of them; one that never spoke may not be there, or not be due yet."""
+    stalled = [record for record in records if record.stalled_ns]
+    if not stalled:
+        return "has not spoken"
+    step = min(record.stalled_since_step for record in stalled)
+    since = f"since step {step}" if step >= 0 else "since before any step"
+    return f"says so too, of {counted(len(stalled), 'request')}, {since}"
 
 
 def _engine_stalled(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
@@ -141,6 +152,7 @@ def _engine_stalled(ledger: EngineLedger, settings: Settings) -> Iterator[Judgem
             Evidence("last_step", state.last_step, "step"),
             Evidence("running", len(running), "requests"),
             Evidence("waiting", len(waiting), "requests"),
+            Evidence("engine_watchdog", _watchdog((*running, *waiting))),
         ),
         explanation=(
             f"Since {clock_time(ledger.wall(since))} ({duration(age)}) {what}, with {counted(len(running), 'request')}"

@@ -94,6 +94,7 @@ def request(detail: RequestDetail, console: Console) -> None:
     _print(console, f"REQUEST {r.id} on {detail.engine}", "bold")
     rows = [
         ("state", f"{r.state}{f' ({r.reason})' if r.reason else ''} since {_time(r.since)}, {r.for_s:.1f} s"),
+        *([("stalled", "the engine's own watchdog says that it does not move")] if r.stalled else []),
         ("blocks", f"{counted(r.blocks, 'block')}{' (free deferred)' if r.deferred else ''}"),
         ("tokens", f"{r.prompt_tokens:,} of prompt, {r.computed_tokens:,} computed, {r.output_tokens:,} generated"),
         ("prefix", f"{counted(r.hit_tokens, 'token')} came from the prefix cache"),

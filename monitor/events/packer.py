@@ -131,5 +131,6 @@ class Packer:
             self.shadow.mark_damaged()
         self.shadow.apply(runs, args, ids, texts)
         self.shadow.take_ended()
+        self.shadow.take_finished()
         self.shadow.take_anomalies()
         return batch

@@ -28,6 +28,8 @@ class RequestState(msgspec.Struct, array_like=True):
     finished_ns: int = 0
     client_gone_ns: int = 0
     stalled_ns: int = 0
+    """When the engine's own watchdog last said that it does not move; 0 if it never did, or it has moved since."""
+    stalled_since_step: int = -1
     stalled_cause: int = Cause.NONE
     prompt_tokens: int = 0
     max_tokens: int = 0

@@ -60,6 +60,7 @@ class State:
         self._audits = AuditFold(self)
         # What the last applies turned up, for whoever folds to take away: see take_ended and take_anomalies.
         self._ended: list[RequestState] = []
+        self._finished: list[RequestState] = []
         self._anomalies: list[Anomaly] = []
         self._index = 0
 
@@ -225,6 +226,11 @@ class State:
         ended, self._ended = self._ended, []
         return ended
 
+    def take_finished(self) -> list[RequestState]:
+        """Requests that reached a terminal status since last asked, whatever they may still hold."""
+        finished, self._finished = self._finished, []
+        return finished
+
     def take_anomalies(self) -> list[Anomaly]:
         """What was found since last asked, at most MAX_ANOMALIES of it."""
         found, self._anomalies = self._anomalies, []
@@ -363,6 +369,7 @@ class State:
             record.computed_tokens = computed
             record.output_tokens = outputs
             record.progressed_ns = now
+            record.stalled_ns = 0
             if record.cause:  # was passed over for a while, and is no more
                 self._move(record, record.status, Cause.NONE)
 
@@ -401,7 +408,15 @@ class State:
         if record.is_waiting:
             waited = record.waited_ns
             waited[record.cause] = waited.get(record.cause, 0) + self.now_ns - record.since_ns
+        if record.status != status:
+            record.stalled_ns = 0
         record.status, record.cause, record.since_ns = status, cause, self.now_ns
+
+    @staticmethod
+    def _stalled(record: RequestState, at_ns: int, status: int, since_step: int, cause: int) -> None:
+        """The watchdog's word, taken if the books agree: it looks from another thread, and may be late."""
+        if record.status == status and not record.is_finished:
+            record.stalled_ns, record.stalled_since_step, record.stalled_cause = at_ns, since_step, cause
 
     def _end_if_over(self, record: RequestState) -> None:
         if record.status >= FIRST_FINISHED and not record.blocks and self.requests.pop(record.number, None) is not None:
@@ -432,7 +447,7 @@ class State:
                     record.client_gone_ns = args[0]
             case Kind.STALLED:
                 if (record := self.requests.get(number)) is not None:
-                    record.stalled_ns, record.stalled_cause = args[0], args[3]
+                    self._stalled(record, *args[:4])
             case Kind.AUDIT_BEGIN | Kind.AUDIT_BLOCKS | Kind.AUDIT_REQUEST | Kind.AUDIT_END:
                 self._audits.apply(kind, number, args, ids, texts)
             case _ if number >= 0 and kind in _REQUEST_KINDS:
@@ -485,7 +500,6 @@ class State:
                 record.progressed_ns = self.now_ns
                 record.computed_tokens = args[0]
                 record.times_passed_over = record.blocks_needed = record.blocks_free_then = 0
-                record.stalled_ns = 0
             case Kind.FIRST_TOKEN:
                 record.first_token_ns = self.now_ns
             case Kind.LOOKED_UP:
@@ -506,6 +520,8 @@ class State:
             case Kind.FINISHED:
                 self._move(record, args[0], Cause.NONE)
                 record.finished_ns = self.now_ns
+                record.peak_blocks = max(record.peak_blocks, len(record.blocks))
+                self._finished.append(record)
                 totals.finished[args[0]] = totals.finished.get(args[0], 0) + 1
                 self._end_if_over(record)
 

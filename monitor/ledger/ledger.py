@@ -97,7 +97,7 @@ class EngineLedger:
         self.dropped_batches = 0
         self.dropped_events = 0
         self.ended: deque[RequestState] = deque(maxlen=MAX_ENDED)
-        self._just_ended: deque[RequestState] = deque(maxlen=MAX_ENDED)
+        self._just_finished: deque[RequestState] = deque(maxlen=MAX_ENDED)
         self.anomalies: deque[FoundAnomaly] = deque(maxlen=MAX_ANOMALIES)
         self.points: deque[Point] = deque(maxlen=MAX_POINTS)
         self.recent: deque[Batch] = deque()
@@ -166,9 +166,8 @@ class EngineLedger:
             self.passes_advanced = state.heartbeat.scheduler_passes > before.scheduler_passes
         if batch.total > 0:
             state.check(batch.free, batch.cached_idle, batch.used)
-        ended = state.take_ended()
-        self.ended.extend(ended)
-        self._just_ended.extend(ended)
+        self.ended.extend(state.take_ended())
+        self._just_finished.extend(state.take_finished())
         for anomaly in state.take_anomalies():
             position = Position(batch.epoch, batch.sequence, anomaly.position)
             self.anomalies.append(FoundAnomaly(position, batch.wall_ns, anomaly))
@@ -260,11 +259,11 @@ class EngineLedger:
             steps=totals.steps,
         )
 
-    def take_just_ended(self) -> list[RequestState]:
-        """The requests that ended and hold nothing any more, since last asked; at most the last MAX_ENDED."""
-        ended = list(self._just_ended)
-        self._just_ended.clear()
-        return ended
+    def take_just_finished(self) -> list[RequestState]:
+        """The requests that reached a terminal status since last asked; at most the last MAX_ENDED."""
+        finished = list(self._just_finished)
+        self._just_finished.clear()
+        return finished
 
     # ---------------------------------------------------------------- what others ask
 

@@ -56,6 +56,11 @@ class _Families:
             "Requests by state and by the reason for it; finished ones only while they hold blocks.",
             labels=("engine", "state", "reason"),
         )
+        self.stalled = GaugeMetricFamily(
+            "kvscope_requests_stalled",
+            "Requests that the engine's own watchdog says do not move, and that by the books have not moved since.",
+            labels=("engine",),
+        )
         self.findings = GaugeMetricFamily(
             "kvscope_findings", "Findings that are firing.", labels=("engine", "code", "severity", "verdict")
         )
@@ -124,6 +129,8 @@ class _Families:
         for holder in HOLDERS:
             self.blocks.add_metric((name, holder), getattr(balance, holder))
         self.unexplained.add_metric((name,), balance.unexplained_references)
+        stalled = sum(bool(record.stalled_ns) for record in state.requests.values())
+        self.stalled.add_metric((name,), stalled)
         by_state: dict[tuple[str, str], int] = {
             (Status.RUNNING.name, ""): 0,
             (Status.WAITING.name, ""): 0,

@@ -44,9 +44,9 @@ def kind_of(target: str) -> Kind:
     if target.startswith(("http://", "https://")):
         return Kind.METRICS if target.partition("?")[0].rstrip("/").endswith("/metrics") else Kind.SERVICE
     path = Path(target)
-    if path.is_dir():
+    if target and path.is_dir():
         return Kind.RECORDING
-    if not path.exists():
+    if not target or not path.exists():
         raise BadTarget(
             f"{target}: there is no such file or directory. A target is an event stream (tcp://127.0.0.1:5757),"
             " a kvscope service (http://127.0.0.1:8765), a recording (a directory) or an engine's log (a file)"

@@ -142,6 +142,18 @@ def test_one_span_for_each_request_that_ended(collector: Collector) -> None:
     assert spans["r-1"].status.code == Status.STATUS_CODE_UNSET
 
 
+def test_a_request_that_leaks_its_blocks_has_its_span_when_it_ends(collector: Collector) -> None:
+    scene = Watched(total=33, connector_share=1.0, faults=["leak.finished-held"])
+    scene.lab.arrive(8, max_tokens=3)
+    scene.run_until_idle()
+    outlet = SpanOutlet(collector.url)
+    outlet.send(scene.watch.take_ended())
+    outlet.close()
+    (span,) = collector.spans
+    assert attributes(span)["gen_ai.response.id"] == "r-1"
+    assert attributes(span)["kvscope.kv.peak_blocks"] == len(scene.lab.manager.tables[1])
+
+
 def test_the_whole_path_may_be_given(collector: Collector) -> None:
     outlet = SpanOutlet(f"{collector.url}/v1/traces/")
     outlet.send(busy().watch.take_ended())
