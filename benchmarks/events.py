@@ -15,6 +15,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from benchmarks.machine import machine
@@ -77,12 +78,13 @@ def row(name: str, steps: list[list[Call]], repeats: int, everything: bool = Fal
 def say(steps: list[list[Call]]) -> int:
     """Make the calls on a fresh log that somebody drains; ns."""
     log = EventLog()
-    bound = [[(getattr(log, name), args, kwargs) for name, args, kwargs in step] for step in steps[1:]]
+    # A partial is about as quick to call as the method itself is where its arguments are at hand.
+    bound = [[partial(getattr(log, name), *args, **kwargs) for name, args, kwargs in step] for step in steps[1:]]
     took = 0
     for step in bound:
         began = time.perf_counter_ns()
-        for method, args, kwargs in step:
-            method(*args, **kwargs)
+        for call in step:
+            call()
         took += time.perf_counter_ns() - began
         log.flushed.clear()
     return took

@@ -310,6 +310,7 @@ class EngineCore:
         scheduler = self.scheduler
         began = self.clock.monotonic_ns()
         self.launched = plan.step, began
+        self._flush()  # what was launched is known while it runs, or hangs
         wanting = [r for r, n in zip(plan.requests, plan.num_tokens, strict=True) if scheduler.wants_token(r, n)]
         error = ""
         try:

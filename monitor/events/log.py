@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from monitor.events.kinds import Cause, Holder, Kind, Limit, Load, Preempt, Release, Status, Tier, TierOp
 from monitor.events.wire import NO_REQUEST
@@ -58,7 +58,8 @@ class EventLog:
     def __init__(self, clock: Clock = time, capacity: int = 4096) -> None:
         self.clock = clock
         self.capacity = capacity
-        self.flushed: deque[Flushed] = deque()
+        self.flushed: deque[tuple[Any, ...]] = deque()
+        """The fields of a Flushed each: making a named tuple is left to whoever takes them."""
         self.side: deque[tuple[tuple[int, int, int, int, int], tuple[int, ...], str | None]] = deque()
         self.dropped_batches = 0
         self.dropped_events = 0
@@ -290,7 +291,7 @@ class EventLog:
             self._drop(count_events(self._runs))
         else:
             self.flushed.append(
-                Flushed(
+                (
                     first_step,
                     last_step,
                     self.clock.time_ns(),

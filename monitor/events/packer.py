@@ -53,7 +53,7 @@ class Packer:
         side = self._take_side()
         if side is not None:
             batches.append(side)
-        flushes = [self.log.flushed.popleft() for _ in range(count)]
+        flushes = [Flushed._make(self.log.flushed.popleft()) for _ in range(count)]
         while flushes:
             merged, size = 1, len(flushes[0].runs)
             while (

@@ -1,0 +1,87 @@
+"""An engine that hangs in a step, or is frozen whole, seen through its stream as the monitor sees it."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+
+from engine.config import EngineConfig
+from engine.core import EngineCore, Stream
+from engine.models import load
+from engine.sampling import SamplingParams
+from monitor.detectors.thresholds import Settings
+from monitor.findings import FindingReport
+from monitor.sources.live import LiveStream
+from monitor.watch import Watch
+from tests.engine.before import with_before
+from tests.engine.process import EngineProcess
+
+QUICK = ("stuck.engine-stalled.grace_s=1", "stuck.engine-stalled.first_step_s=1")
+# Longer than three heartbeats: only then is it silence.
+SILENCE = ("stuck.engine-stalled.grace_s=4", "stuck.engine-stalled.first_step_s=4")
+
+
+def watch_until(stream: LiveStream, watch: Watch, done: Callable[[], object], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline, f"not after {seconds} s; found {watch.find()}"
+        watch.feed(received.frame for received in stream.poll(0.05))
+
+
+def stalled(watch: Watch) -> list[FindingReport]:
+    return [finding for finding in watch.find("firing") if finding.code == "stuck.engine-stalled"]
+
+
+def test_a_step_that_hangs_is_confirmed(tmp_path: Path) -> None:
+    go = threading.Event()
+    events = f"ipc://{tmp_path}/events"
+    core = EngineCore(
+        EngineConfig(num_gpu_blocks=20), with_before(load(EngineConfig(num_gpu_blocks=20)), go.wait),
+        Stream("hangs@127.0.0.1:0/0", events, f"{events}-replay"), stall_s=0.5,
+    )  # fmt: skip
+    stream, watch = LiveStream(events), Watch(Settings.parse(QUICK))
+    core.start(lambda _: None)
+    try:
+        core.submit("r-hangs", [1, 2, 3], SamplingParams(max_tokens=1))
+        watch_until(stream, watch, lambda: stalled(watch))
+        watch_until(stream, watch, lambda: core.watchdog.stalled)
+        watch_until(stream, watch, lambda: "says so too" in str(stalled(watch)[0].evidence))
+        (finding,) = stalled(watch)
+        assert finding.verdict == "confirmed"
+        assert finding.culprits.requests == ["r-hangs"]
+        evidence = {item.name: item.value for item in finding.evidence}
+        assert (evidence["step_in_flight"], evidence["tokens_in_flight"], evidence["running"]) == (0, 3, 1)
+        go.set()
+        watch_until(stream, watch, lambda: not stalled(watch))
+    finally:
+        go.set()
+        core.close()
+        stream.close()
+
+
+def test_a_frozen_process_is_likely_until_it_is_heard_again() -> None:
+    """Its HTTP server hangs with it; silence and a cut network look the same from here."""
+    with EngineProcess("--stall-seconds", "1") as engine:
+        stream, watch = LiveStream(engine.events, engine.replay), Watch(Settings.parse(SILENCE))
+        client = httpx.Client(base_url=engine.url, timeout=None, trust_env=False)
+        body = {"model": "tiny", "prompt": "freeze", "max_tokens": 3000, "ignore_eos": True}
+        asking = threading.Thread(target=lambda: client.post("/v1/completions", json=body))
+        asking.start()
+        try:
+            watch_until(stream, watch, lambda: any(view.running for view in watch.engines()))
+            engine.process.send_signal(signal.SIGSTOP)
+            watch_until(stream, watch, lambda: stalled(watch))
+            assert stalled(watch)[0].verdict == "likely"
+            assert stalled(watch)[0].missing
+            engine.process.send_signal(signal.SIGCONT)
+            watch_until(stream, watch, lambda: not stalled(watch))
+        finally:
+            engine.process.send_signal(signal.SIGCONT)
+            asking.join()
+            client.close()
+            stream.close()
