@@ -190,7 +190,7 @@ def play(seconds: float | None, load: Load, watcher: Watcher) -> None:
                 too_much = True
                 _say(now, f"A request for {NEVER_FITS_TOKENS:,} tokens: more than {NUM_BLOCKS - 1} blocks hold")
                 load.ask_for_too_much()
-            line = f"{now:5.0f} s  {load.done} of {load.sent} requests answered; {watcher.look()}"
+            line = f"{now:5.0f} s  {load.done} of {load.sent} answered; {watcher.look()}"
             status.update(line)
             if not console.is_terminal and now - last_said >= 5:
                 last_said = now

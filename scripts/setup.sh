@@ -34,7 +34,7 @@ step 2 "torch, the engine's tensors (the largest part; without a CPU build in pi
 .venv/bin/pip install "$(grep '^torch==' constraints.txt)"
 
 step 3 "Everything else, at the versions of constraints.txt"
-.venv/bin/pip install --quiet --editable '.[dev]'
+.venv/bin/pip install --editable '.[dev]'
 
 step 4 "A first look"
 .venv/bin/monitor --version

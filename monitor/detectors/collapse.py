@@ -6,6 +6,7 @@ time (likely).
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Sequence
 
 from monitor.detectors.judgement import Evidence, Judgement
@@ -70,9 +71,17 @@ def _bursts(ledger: EngineLedger, settings: Settings) -> list[list[RequestState]
         burst
         for burst in bursts
         if len(burst) >= settings(LOCKSTEP, "min_requests")
+        and _in_step(burst, settings)
         and sum(r.peak_blocks for r in burst) / usable >= settings(LOCKSTEP, "min_share")
         and _fell(ledger, burst, settings)
     ]
+
+
+def _in_step(burst: Sequence[RequestState], settings: Settings) -> bool:
+    """Whether they ended close together for the length of their lives: short ones end within a moment by chance."""
+    spread = burst[-1].finished_ns - burst[0].finished_ns
+    life = statistics.median(record.finished_ns - record.arrived_ns for record in burst)
+    return spread <= settings(LOCKSTEP, "max_spread") * life
 
 
 def _fell(ledger: EngineLedger, burst: Sequence[RequestState], settings: Settings) -> bool:

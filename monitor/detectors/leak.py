@@ -80,8 +80,8 @@ def _finished_held(ledger: EngineLedger, settings: Settings) -> Iterator[Judgeme
         ),
         explanation=(
             f"{counted(len(overdue), 'finished request')} still {'holds' if len(overdue) == 1 else 'hold'}"
-            f" {counted(len(blocks), 'block')} ({percent(len(blocks) / usable)} of the pool). When they ended, {by}"
-            f" asked to keep their blocks until it had sent them, and has never said that it is done: the oldest,"
+            f" {counted(len(blocks), 'block')} ({percent(len(blocks) / usable)} of the pool). At the end of each, {by}"
+            f" asked to keep its blocks until it had sent them, and has never said that it is done. The oldest,"
             f" {oldest.id}, ended at {clock_time(ledger.wall(oldest.since_ns))}, {duration(age)} ago."
         ),
         do_now=(

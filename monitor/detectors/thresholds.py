@@ -57,6 +57,9 @@ THRESHOLDS: Final[dict[str, Threshold]] = {
     "collapse.lockstep.within_s": Threshold(
         1, "s", "requests that end by chance do not end within one second of each other"
     ),
+    "collapse.lockstep.max_spread": Threshold(
+        0.1, "of their lives", "requests that live for a second end within one by chance; those in step end closer"
+    ),
     "collapse.lockstep.min_requests": Threshold(4, "requests", "fewer end together by chance"),
     "collapse.lockstep.min_share": Threshold(0.5, "of the pool", "a smaller fall is ordinary traffic"),
     "collapse.lockstep.next_wave_s": Threshold(

@@ -75,3 +75,17 @@ def test_a_wave_that_is_aborted_is_no_collapse() -> None:
             assert request.status == Status.FINISHED_ABORTED
     scene.live(5)
     assert not scene.alarms()
+
+
+def test_short_requests_that_end_by_chance_within_a_second_are_no_collapse() -> None:
+    """All that ran ends within a second, the pool empties and the next ones queue; but a second is all they live."""
+    scene = Watched(total=161, prefix_caching=False, max_num_batched_tokens=64)
+    for _ in range(6):
+        for n in range(8):
+            scene.lab.arrive(60, max_tokens=10 + 5 * n)
+        scene.run_until_idle(seconds=0.02)
+    records = scene.ledger.ended
+    spread = max(r.finished_ns for r in list(records)[:8]) - min(r.finished_ns for r in list(records)[:8])
+    assert spread < scene.watch.settings(LOCKSTEP, "within_s") * 1e9
+    scene.live(5)
+    assert not scene.alarms()
