@@ -1,4 +1,7 @@
-"""The one interface that doctor, web and API read: `Query`. In process it is a Watch; over HTTP, a RemoteQuery."""
+"""The one interface that doctor, web and API read: `Query`. In process it is a Watch; over HTTP, a RemoteQuery.
+
+`counted`, `duration` and `percent` are how figures are written wherever answers are shown.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,9 @@ import httpx
 import msgspec
 
 from monitor.findings import FindingReport
+from monitor.ledger.words import counted as counted
+from monitor.ledger.words import duration as duration
+from monitor.ledger.words import percent as percent
 from monitor.views import BlockDetail, BlockMap, EngineView, FindingState, PointView, RequestDetail, RequestView
 from monitor.watch import NotKnown as NotKnown
 

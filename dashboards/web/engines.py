@@ -9,7 +9,8 @@ from dash import html
 
 from dashboards.web.links import to_engine
 from dashboards.web.markup import aria
-from dashboards.web.words import clock, counted, duration, number
+from dashboards.web.words import clock, number
+from monitor.query import counted, duration
 from monitor.views import EngineView
 
 

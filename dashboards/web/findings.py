@@ -9,8 +9,9 @@ from dash import html
 
 from dashboards.web.links import to_request
 from dashboards.web.markup import and_more, block_links
-from dashboards.web.words import age, clock, counted
+from dashboards.web.words import age, clock
 from monitor.findings import FindingReport
+from monitor.query import counted
 
 MOST_CULPRITS = 12
 

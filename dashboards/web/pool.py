@@ -8,7 +8,8 @@ from typing import Any
 from dash import html
 
 from dashboards.web.palette import SHADES
-from dashboards.web.words import clock, counted, share
+from dashboards.web.words import clock
+from monitor.query import counted, percent
 from monitor.views import EngineView, PointView
 
 SECONDS = 600.0
@@ -32,7 +33,7 @@ def legend(engine: EngineView) -> list[Any]:
                     html.Span(className="swatch", style={"backgroundColor": shade.css}),
                     html.Span(shade.label, className="what"),
                     html.Span(f"{blocks:,}", className="count"),
-                    html.Span(share(blocks, balance.total), className="share"),
+                    html.Span(percent(blocks / balance.total if balance.total else 0.0), className="share"),
                 ],
                 title=shade.meaning,
                 className="bad" if shade.field == "unaccounted" and blocks else "none" if not blocks else "",

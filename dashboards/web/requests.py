@@ -9,7 +9,7 @@ from dash import html
 
 from dashboards.web.links import to_request
 from dashboards.web.markup import aria, dot
-from dashboards.web.words import counted, duration
+from monitor.query import counted, duration
 from monitor.views import RequestView
 
 MOST_LIVE = 150

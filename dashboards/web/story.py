@@ -10,7 +10,8 @@ from dash import html
 from dashboards.web.links import to_engine, to_request
 from dashboards.web.markup import block_links, dot
 from dashboards.web.requests import family_of, reason_of
-from dashboards.web.words import clock, counted, duration
+from dashboards.web.words import clock
+from monitor.query import counted, duration
 from monitor.views import BlockDetail, RequestDetail, StoryView
 
 MOST_LINES = 200

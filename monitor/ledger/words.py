@@ -22,8 +22,8 @@ def timestamp(wall_ns: int) -> str | None:
 
 def duration(seconds: float) -> str:
     """How long: `0.4 s`, `31 s`, `12 min`, `3 h 10 min`, `2 d 4 h`."""
-    if seconds < 10:
-        return f"{seconds:.1f} s"
+    if seconds < 9.95:
+        return f"{max(seconds, 0.0):.1f} s"
     if seconds < 120:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
