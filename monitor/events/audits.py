@@ -8,23 +8,21 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from monitor.events.books import Books
 from monitor.events.kinds import Kind, Status
 from monitor.events.records import RequestState
-
-if TYPE_CHECKING:
-    from monitor.events.state import State
 
 UNKNOWN_HASH: Final = 1
 """Stands for a hash known to exist whose value was lost with the events that said it."""
 
 
 class AuditFold:
-    """Folds the AUDIT kinds into `state`."""
+    """Folds the AUDIT kinds into `books`."""
 
-    def __init__(self, state: State) -> None:
-        self.state = state
+    def __init__(self, books: Books) -> None:
+        self.books = books
         self._cycle: _Cycle | None = None
 
     def forget(self) -> None:
@@ -35,8 +33,8 @@ class AuditFold:
         """Fold one of the AUDIT kinds in."""
         if kind == Kind.AUDIT_BEGIN:
             # What only the front end knows is not in the scheduler's tables yet.
-            known = {n for n, record in self.state.requests.items() if record.status != Status.RECEIVED}
-            self._cycle = _Cycle(self.state.now_ns, known)
+            known = {n for n, record in self.books.requests.items() if record.status != Status.RECEIVED}
+            self._cycle = _Cycle(self.books.now_ns, known)
         elif self._cycle is None:
             return  # we came in the middle of a cycle; the next one is whole
         elif kind == Kind.AUDIT_BLOCKS:
@@ -48,113 +46,113 @@ class AuditFold:
 
     def _blocks(self, first: int, packed: list[int]) -> None:
         """The engine's table is what decides its fate, so where the books differ they say so and follow it."""
-        state = self.state
+        books = self.books
         for block, value in enumerate(packed, first):
-            if not 0 <= block < state.total:
-                state.anomaly("block out of range", block, -1, f"the pool has {state.total}")
+            if not 0 <= block < books.total:
+                books.anomaly("block out of range", block, -1, f"the pool has {books.total}")
                 return
             theirs, in_queue, hashed = value >> 2, bool(value & 2), bool(value & 1)
-            ours = state.refs[block]
-            if theirs != ours or hashed != bool(state.hashes[block]):
+            ours = books.refs[block]
+            if theirs != ours or hashed != bool(books.hashes[block]):
                 detail = (
                     f"the engine has reference count {theirs}, {'a' if hashed else 'no'} hash; by the events {ours}"
                 )
-                state.anomaly("audit: block", block, state.owner[block], detail)
+                books.anomaly("audit: block", block, books.owner[block], detail)
                 self._adopt(block, theirs, hashed)
             if (theirs == 0) != in_queue:
                 detail = f"reference count {theirs} and {'in' if in_queue else 'not in'} the free queue"
-                state.anomaly("audit: free queue", block, state.owner[block], detail)
+                books.anomaly("audit: free queue", block, books.owner[block], detail)
 
     def _adopt(self, block: int, refs: int, hashed: bool) -> None:
-        state = self.state
-        was_used, was_cached = state.refs[block] > 0, bool(state.hashes[block]) and state.refs[block] <= 0
-        state.refs[block] = refs
-        if hashed != bool(state.hashes[block]):
-            state.hashes[block] = UNKNOWN_HASH if hashed else 0
-        state.used += (refs > 0) - was_used
-        state.cached_idle += (hashed and refs <= 0) - was_cached
-        if refs > state.known_references(block):
-            state.orphans.add(block)
+        books = self.books
+        was_used, was_cached = books.refs[block] > 0, bool(books.hashes[block]) and books.refs[block] <= 0
+        books.refs[block] = refs
+        if hashed != bool(books.hashes[block]):
+            books.hashes[block] = UNKNOWN_HASH if hashed else 0
+        books.used += (refs > 0) - was_used
+        books.cached_idle += (hashed and refs <= 0) - was_cached
+        if refs > books.known_references(block):
+            books.orphans.add(block)
 
     def _request(self, number: int, args: list[int], ids: list[int], texts: Mapping[int, str]) -> None:
-        state = self.state
+        books = self.books
         assert self._cycle is not None
         status, computed, outputs, holder, fence, lease_deadline_ns, detached = args[:7]
         if not detached:
             self._cycle.unseen.discard(number)
             self._cycle.seen += 1
-        if ids and not 0 <= min(ids) <= max(ids) < state.total:
-            state.anomaly("block out of range", max(ids), number, f"the pool has {state.total}")
+        if ids and not 0 <= min(ids) <= max(ids) < books.total:
+            books.anomaly("block out of range", max(ids), number, f"the pool has {books.total}")
             return
-        record = state.requests.get(number)
-        if not state.damaged:
+        record = books.requests.get(number)
+        if not books.damaged:
             if detached:
                 return
             if record is None:
-                state.anomaly("audit: a request that the books do not have", -1, number, texts.get(number, ""))
+                books.anomaly("audit: a request that the books do not have", -1, number, texts.get(number, ""))
             elif record.blocks != ids and sorted(record.blocks) != sorted(ids):
                 detail = f"{len(ids)} blocks in the engine's table, {len(record.blocks)} by the events"
-                state.anomaly("audit: block table", -1, number, detail)
+                books.anomaly("audit: block table", -1, number, detail)
             return
         name = texts.get(number, f"#{number}")
         if holder:
-            state.defer(number, name, holder, fence, lease_deadline_ns, ids)
+            books.defer(number, name, holder, fence, lease_deadline_ns, ids)
         if detached:
             for block in ids:
-                if number not in state.detached.setdefault(block, []):
-                    state.detached[block].append(number)
+                if number not in books.detached.setdefault(block, []):
+                    books.detached[block].append(number)
             return
         if record is None:
-            record = RequestState(number, name, status, since_ns=state.now_ns, waited_ns={})
-            state.requests[number] = record
+            record = RequestState(number, name, status, since_ns=books.now_ns, waited_ns={})
+            books.requests[number] = record
         record.status, record.computed_tokens, record.output_tokens, record.blocks = status, computed, outputs, ids
 
     def _end(self, free: int, cached_idle: int, used: int, requests: int) -> None:
-        state = self.state
+        books = self.books
         cycle, self._cycle = self._cycle, None
         assert cycle is not None
-        state.audit_cycles += 1
-        state.audited_ns = cycle.began_ns
-        if state.damaged:
+        books.audit_cycles += 1
+        books.audited_ns = cycle.began_ns
+        if books.damaged:
             self._repair(cycle)
-            state.damaged = False
-            state.check(free, cached_idle, used)
+            books.damaged = False
+            books.check(free, cached_idle, used)
             return
         if cycle.seen != requests:
-            state.anomaly("audit: requests", -1, -1, f"{requests} announced, {cycle.seen} read out")
+            books.anomaly("audit: requests", -1, -1, f"{requests} announced, {cycle.seen} read out")
         for number in cycle.unseen:
-            record = state.requests.get(number)
+            record = books.requests.get(number)
             if record is not None and not record.is_finished:
-                state.anomaly(
+                books.anomaly(
                     "audit: a request that the engine does not have", -1, number,
                     f"{Status(record.status).name} by the events, with {len(record.blocks)} blocks",
                 )  # fmt: skip
 
     def _repair(self, cycle: _Cycle) -> None:
         """A whole cycle since the loss has been read: what it did not name is gone, and owners follow the tables."""
-        state = self.state
+        books = self.books
         for number in cycle.unseen:
-            record = state.requests.get(number)
+            record = books.requests.get(number)
             if record is not None:
-                del state.requests[number]
-        for record in list(state.requests.values()):
+                del books.requests[number]
+        for record in list(books.requests.values()):
             # The scheduler took all of them in since: their arrival was lost, and so was all that followed.
             if record.status == Status.RECEIVED and record.received_ns < cycle.began_ns:
-                del state.requests[record.number]
-        state.owner[:] = array("i", [-1]) * state.total
-        state.more.clear()
-        for record in state.requests.values():
+                del books.requests[record.number]
+        books.owner[:] = array("i", [-1]) * books.total
+        books.more.clear()
+        for record in books.requests.values():
             for block in record.blocks:
-                if state.owner[block] < 0:
-                    state.owner[block] = record.number
+                if books.owner[block] < 0:
+                    books.owner[block] = record.number
                 else:
-                    state.more.setdefault(block, []).append(record.number)
-        state.detached = {b: n for b, n in state.detached.items() if state.refs[b] > len(state.owners(b))}
-        for number in list(state.deferrals):
-            if number not in state.requests and not any(number in former for former in state.detached.values()):
-                del state.deferrals[number]
-        state.orphans = {b for b in range(state.total) if state.refs[b] > state.known_references(b)}
-        state.recount()
+                    books.more.setdefault(block, []).append(record.number)
+        books.detached = {b: n for b, n in books.detached.items() if books.refs[b] > len(books.owners(b))}
+        for number in list(books.deferrals):
+            if number not in books.requests and not any(number in former for former in books.detached.values()):
+                del books.deferrals[number]
+        books.orphans = {b for b in range(books.total) if books.refs[b] > books.known_references(b)}
+        books.recount()
 
 
 class _Cycle:

@@ -1,112 +1,30 @@
-"""What the events add up to: every block, request, queue and counter of one engine, at one moment.
+"""What the events add up to: the fold of everything that an engine says into its books.
 
 The engine's drain thread keeps one State as the shadow that keyframes are cut from; a reader keeps another as its
 books. Both are the same fold of the same events, so a keyframe loaded is the state the events would have given.
-
-A block is *used* while references to it are known, *cached-idle* if unused but still holding a hash, else *free*.
-Its owners are the requests whose block tables name it. An owner that has finished is a legitimate holder only by a
-deferral that was announced (FREE_DEFERRED); see `unaccounted` and `unexplained_references`.
-
-What cannot be (a release of a free block, counts that disagree, …) is put in `anomalies` and never raises.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 from monitor.events.audits import AuditFold
+from monitor.events.books import Books
 from monitor.events.kinds import FIRST_FINISHED, Cause, Kind, Status
-from monitor.events.records import Anomaly, Deferral, Heartbeat, RequestState, StepInFlight, TierState, Totals
+from monitor.events.records import Heartbeat, RequestState, StepInFlight, TierState
 from monitor.events.wire import fives
 
-MAX_ANOMALIES: Final = 1000
 MAX_BLOCKS: Final = 1 << 28
 
 
-class State:
-    """The books of one engine in one epoch. `apply` folds events in; all else reads."""
+class State(Books):
+    """The books, and the fold into them: `apply`."""
 
     def __init__(self) -> None:
-        self.description = ""
-        self.total = 0
-        self.reserved = 0
-        self.block_size = 0
-        self.now_ns = 0
-        self.started_ns = 0
-        self.stopped_ns = 0
-        self.last_step = -1
-        self.refs = array("i")
-        self.owner = array("i")
-        self.hashes = array("q")
-        self.since = array("q")
-        self.more: dict[int, list[int]] = {}
-        self.detached: dict[int, list[int]] = {}
-        self.deferrals: dict[int, Deferral] = {}
-        self.requests: dict[int, RequestState] = {}
-        self.used = 0
-        self.cached_idle = 0
-        self.totals = Totals()
-        self.in_flight: dict[int, StepInFlight] = {}
-        self.heartbeat: Heartbeat | None = None
-        self.memory: list[int] = []
-        self.tiers: dict[int, TierState] = {}
-        # Audits. `orphans` are blocks that an audit showed to have more references than these books know owners for.
-        self.damaged = False
-        self.audit_cycles = 0
-        self.audited_ns = 0
-        self.orphans: set[int] = set()
+        super().__init__()
         self._audits = AuditFold(self)
-        # What the last applies turned up, for whoever folds to take away: see take_ended and take_anomalies.
-        self._ended: list[RequestState] = []
-        self._finished: list[RequestState] = []
-        self._anomalies: list[Anomaly] = []
-        self._index = 0
-
-    # ---------------------------------------------------------------- what a reader asks
-
-    @property
-    def free(self) -> int:
-        """Blocks in the free queue, cached-idle ones included, by these books."""
-        return self.total - self.reserved - self.used
-
-    def owners(self, block: int) -> list[int]:
-        """The numbers of the requests whose tables name the block."""
-        first = self.owner[block]
-        return [] if first < 0 else [first, *self.more.get(block, ())]
-
-    def is_legitimate(self, request: int, block: int) -> bool:
-        """Whether this owner may hold the block: it lives, or its end announced that the block stays."""
-        record = self.requests.get(request)
-        return (record is not None and not record.is_finished) or self.is_deferred(request, block)
-
-    def is_deferred(self, request: int, block: int) -> bool:
-        """Whether it was announced that this block outlives this request."""
-        deferral = self.deferrals.get(request)
-        return deferral is not None and block in deferral.blocks
-
-    def unaccounted(self) -> list[int]:
-        """Blocks in use that no living request and no announced deferral accounts for, lowest first."""
-        return sorted(b for b in self._suspects() if self.refs[b] > 0 and not self._holders(b))
-
-    def unexplained_references(self) -> dict[int, int]:
-        """By block, how many of its references no living request and no announced deferral explains."""
-        surplus = {b: self.refs[b] - self._holders(b) for b in self._suspects()}
-        return {block: extra for block, extra in sorted(surplus.items()) if extra > 0}
-
-    def _suspects(self) -> set[int]:
-        """The only blocks whose references can be unexplained."""
-        suspects = set(self.detached) | self.orphans
-        for record in self.requests.values():
-            if record.is_finished:
-                suspects.update(record.blocks)
-        return suspects
-
-    def _holders(self, block: int) -> int:
-        """How many legitimate references the books know of."""
-        by_owner = sum(self.is_legitimate(owner, block) for owner in self.owners(block))
-        return by_owner + sum(self.is_deferred(former, block) for former in self.detached.get(block, ()))
 
     # ---------------------------------------------------------------- the fold
 
@@ -205,37 +123,6 @@ class State:
                 self._other(kind, number, args[a:a_end], ids[i:i_end], texts)
             a, i = a_end, i_end
 
-    def counts_match(self, free: int, cached_idle: int, used: int) -> bool:
-        """Whether these are the pool's counts by the books too."""
-        return (free, cached_idle, used) == (self.free, self.cached_idle, self.used)
-
-    def check(self, free: int, cached_idle: int, used: int) -> None:
-        """Hold the engine's own counts against these books (-1: not said); a difference is an anomaly."""
-        if self.damaged:
-            return
-        for what, theirs, ours in (
-            ("free", free, self.free),
-            ("cached-idle", cached_idle, self.cached_idle),
-            ("used", used, self.used),
-        ):
-            if theirs not in (-1, ours):
-                self.anomaly("counts", -1, -1, f"the engine counts {theirs} {what} blocks, the books {ours}")
-
-    def take_ended(self) -> list[RequestState]:
-        """Requests that ended and hold nothing any more, since last asked; the books forget them."""
-        ended, self._ended = self._ended, []
-        return ended
-
-    def take_finished(self) -> list[RequestState]:
-        """Requests that reached a terminal status since last asked, whatever they may still hold."""
-        finished, self._finished = self._finished, []
-        return finished
-
-    def take_anomalies(self) -> list[Anomaly]:
-        """What was found since last asked, at most MAX_ANOMALIES of it."""
-        found, self._anomalies = self._anomalies, []
-        return found
-
     def mark_damaged(self) -> None:
         """Events were lost for good: take the engine's audits for truth until one is complete."""
         self.damaged = True
@@ -246,7 +133,7 @@ class State:
     def _allocated_held(self, block: int, number: int) -> None:
         """A held block was handed out: it gains an owner; `used`, counted for the whole run, must not grow."""
         self.used -= 1
-        self.anomaly("allocated while held", block, number, f"held by {self._names(self.owners(block))}")
+        self.anomaly("allocated while held", block, number, f"held by {self.names(self.owners(block))}")
         self.refs[block] += 1
         if self.owner[block] < 0:
             self.owner[block] = number
@@ -269,7 +156,7 @@ class State:
             self.anomaly("released while free", block, number, f"reference count {self.refs[block]}")
             return
         if not self._remove_owner(block, number):
-            owners = self._names(self.owners(block))
+            owners = self.names(self.owners(block))
             self.anomaly("released by another than its owner", block, number, f"owned by {owners or 'nobody'}")
         self._drop_reference(block)
 
@@ -316,7 +203,7 @@ class State:
                 if not former:
                     self.anomaly("reclaimed though never detached", block, number, "")
                     continue
-                self._undefer(former.pop(0), [block])
+                self.undefer(former.pop(0), [block])
                 if not former:
                     del self.detached[block]
                 self._drop_reference(block)
@@ -327,7 +214,7 @@ class State:
         if record is None:
             # Known to be over, or never heard of: who gives blocks back is not alive for that. Where nothing was lost,
             # it has been said of each block that this was not its owner.
-            self._undefer(number, blocks)
+            self.undefer(number, blocks)
             return
         record.peak_blocks = max(record.peak_blocks, len(record.blocks))
         if len(blocks) == len(record.blocks):
@@ -336,25 +223,8 @@ class State:
             gone = set(blocks)
             record.blocks = [block for block in record.blocks if block not in gone]
         if self.deferrals and not still_held:
-            self._undefer(number, blocks)
+            self.undefer(number, blocks)
         self._end_if_over(record)
-
-    def defer(
-        self, number: int, name: str, holder: int, fence: int, lease_deadline_ns: int, blocks: Iterable[int]
-    ) -> None:
-        """Note who holds these blocks beyond the request's end."""
-        deferral = self.deferrals.get(number)
-        if deferral is None:
-            deferral = Deferral(number, name, holder, self.now_ns, fence, lease_deadline_ns, set())
-            self.deferrals[number] = deferral
-        deferral.blocks.update(blocks)
-
-    def _undefer(self, number: int, blocks: Iterable[int]) -> None:
-        deferral = self.deferrals.get(number)
-        if deferral is not None:
-            deferral.blocks.difference_update(blocks)
-            if not deferral.blocks:
-                del self.deferrals[number]
 
     # ---------------------------------------------------------------- steps and requests
 
@@ -524,25 +394,6 @@ class State:
                 self._finished.append(record)
                 totals.finished[args[0]] = totals.finished.get(args[0], 0) + 1
                 self._end_if_over(record)
-
-    # ---------------------------------------------------------------- anomalies and names
-
-    def anomaly(self, what: str, block: int, request: int, detail: str) -> None:
-        """Note something that cannot be, unless the books are known to be wrong."""
-        if not self.damaged and len(self._anomalies) < MAX_ANOMALIES:
-            self._anomalies.append(Anomaly(what, block, request, self._index, detail))
-
-    def _names(self, numbers: Iterable[int]) -> str:
-        return ", ".join(self.requests[n].id if n in self.requests else f"#{n}" for n in numbers)
-
-    def known_references(self, block: int) -> int:
-        """How many references the books can name, legitimate or not."""
-        return len(self.owners(block)) + len(self.detached.get(block, ()))
-
-    def recount(self) -> None:
-        """Count anew what `apply` keeps count of, after the columns were written from outside."""
-        self.used = sum(1 for count in self.refs if count > 0)
-        self.cached_idle = sum(1 for count, value in zip(self.refs, self.hashes, strict=True) if value and count <= 0)
 
 
 _CAUSE_OF_WAIT = {

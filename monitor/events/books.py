@@ -1,0 +1,172 @@
+"""The books of one engine at one moment: every block, request, queue and counter, and what can be asked of them.
+
+A block is *used* while references to it are known, *cached-idle* if unused but still holding a hash, else *free*.
+Its owners are the requests whose block tables name it. An owner that has finished is a legitimate holder only by a
+deferral that was announced (FREE_DEFERRED); see `unaccounted` and `unexplained_references`.
+
+What cannot be (a release of a free block, counts that disagree, …) is kept as an anomaly and never raises.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from typing import Final
+
+from monitor.events.records import Anomaly, Deferral, Heartbeat, RequestState, StepInFlight, TierState, Totals
+
+MAX_ANOMALIES: Final = 1000
+
+
+class Books:
+    """What is known of one engine in one epoch; State folds events into it."""
+
+    def __init__(self) -> None:
+        self.description = ""
+        self.total = 0
+        self.reserved = 0
+        self.block_size = 0
+        self.now_ns = 0
+        self.started_ns = 0
+        self.stopped_ns = 0
+        self.last_step = -1
+        # A column a block: reference count, first owner (-1: none), keyed hash (0: none), since when free or in use.
+        self.refs = array("i")
+        self.owner = array("i")
+        self.hashes = array("q")
+        self.since = array("q")
+        # Owners after the first; and former owners of blocks that left a table and did not become free.
+        self.more: dict[int, list[int]] = {}
+        self.detached: dict[int, list[int]] = {}
+        self.deferrals: dict[int, Deferral] = {}
+        self.requests: dict[int, RequestState] = {}
+        self.used = 0
+        self.cached_idle = 0
+        self.totals = Totals()
+        self.in_flight: dict[int, StepInFlight] = {}
+        self.heartbeat: Heartbeat | None = None
+        self.memory: list[int] = []
+        self.tiers: dict[int, TierState] = {}
+        # Audits. `orphans` are blocks that an audit showed to have more references than these books know owners for.
+        self.damaged = False
+        self.audit_cycles = 0
+        self.audited_ns = 0
+        self.orphans: set[int] = set()
+        # What the last applies turned up, for whoever folds to take away: see take_ended and take_anomalies.
+        self._ended: list[RequestState] = []
+        self._finished: list[RequestState] = []
+        self._anomalies: list[Anomaly] = []
+        self._index = 0
+
+    # ---------------------------------------------------------------- what a reader asks
+
+    @property
+    def free(self) -> int:
+        """Blocks in the free queue, cached-idle ones included, by these books."""
+        return self.total - self.reserved - self.used
+
+    def owners(self, block: int) -> list[int]:
+        """The numbers of the requests whose tables name the block."""
+        first = self.owner[block]
+        return [] if first < 0 else [first, *self.more.get(block, ())]
+
+    def is_legitimate(self, request: int, block: int) -> bool:
+        """Whether this owner may hold the block: it lives, or its end announced that the block stays."""
+        record = self.requests.get(request)
+        return (record is not None and not record.is_finished) or self.is_deferred(request, block)
+
+    def is_deferred(self, request: int, block: int) -> bool:
+        """Whether it was announced that this block outlives this request."""
+        deferral = self.deferrals.get(request)
+        return deferral is not None and block in deferral.blocks
+
+    def unaccounted(self) -> list[int]:
+        """Blocks in use that no living request and no announced deferral accounts for, lowest first."""
+        return sorted(b for b in self._suspects() if self.refs[b] > 0 and not self._holders(b))
+
+    def unexplained_references(self) -> dict[int, int]:
+        """By block, how many of its references no living request and no announced deferral explains."""
+        surplus = {b: self.refs[b] - self._holders(b) for b in self._suspects()}
+        return {block: extra for block, extra in sorted(surplus.items()) if extra > 0}
+
+    def _suspects(self) -> set[int]:
+        """The only blocks whose references can be unexplained."""
+        suspects = set(self.detached) | self.orphans
+        for record in self.requests.values():
+            if record.is_finished:
+                suspects.update(record.blocks)
+        return suspects
+
+    def _holders(self, block: int) -> int:
+        """How many legitimate references the books know of."""
+        by_owner = sum(self.is_legitimate(owner, block) for owner in self.owners(block))
+        return by_owner + sum(self.is_deferred(former, block) for former in self.detached.get(block, ()))
+
+    def known_references(self, block: int) -> int:
+        """How many references the books can name, legitimate or not."""
+        return len(self.owners(block)) + len(self.detached.get(block, ()))
+
+    def counts_match(self, free: int, cached_idle: int, used: int) -> bool:
+        """Whether these are the pool's counts by the books too."""
+        return (free, cached_idle, used) == (self.free, self.cached_idle, self.used)
+
+    def take_ended(self) -> list[RequestState]:
+        """Requests that ended and hold nothing any more, since last asked; the books forget them."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def take_finished(self) -> list[RequestState]:
+        """Requests that reached a terminal status since last asked, whatever they may still hold."""
+        finished, self._finished = self._finished, []
+        return finished
+
+    def take_anomalies(self) -> list[Anomaly]:
+        """What was found since last asked, at most MAX_ANOMALIES of it."""
+        found, self._anomalies = self._anomalies, []
+        return found
+
+    # ---------------------------------------------------------------- what a fold writes
+
+    def anomaly(self, what: str, block: int, request: int, detail: str) -> None:
+        """Note something that cannot be, unless the books are known to be wrong."""
+        if not self.damaged and len(self._anomalies) < MAX_ANOMALIES:
+            self._anomalies.append(Anomaly(what, block, request, self._index, detail))
+
+    def check(self, free: int, cached_idle: int, used: int) -> None:
+        """Hold the engine's own counts against these books (-1: not said); a difference is an anomaly."""
+        if self.damaged:
+            return
+        for what, theirs, ours in (
+            ("free", free, self.free),
+            ("cached-idle", cached_idle, self.cached_idle),
+            ("used", used, self.used),
+        ):
+            if theirs not in (-1, ours):
+                self.anomaly("counts", -1, -1, f"the engine counts {theirs} {what} blocks, the books {ours}")
+
+    def defer(
+        self, number: int, name: str, holder: int, fence: int, lease_deadline_ns: int, blocks: Iterable[int]
+    ) -> None:
+        """Note who holds these blocks beyond the request's end."""
+        deferral = self.deferrals.get(number)
+        if deferral is None:
+            deferral = Deferral(number, name, holder, self.now_ns, fence, lease_deadline_ns, set())
+            self.deferrals[number] = deferral
+        deferral.blocks.update(blocks)
+
+    def undefer(self, number: int, blocks: Iterable[int]) -> None:
+        """These blocks are kept for nobody any more."""
+        deferral = self.deferrals.get(number)
+        if deferral is not None:
+            deferral.blocks.difference_update(blocks)
+            if not deferral.blocks:
+                del self.deferrals[number]
+
+    def recount(self) -> None:
+        """Count anew what `apply` keeps count of, after the columns were written from outside."""
+        self.used = sum(1 for count in self.refs if count > 0)
+        self.cached_idle = sum(1 for count, value in zip(self.refs, self.hashes, strict=True) if value and count <= 0)
+
+    def names(self, numbers: Iterable[int]) -> str:
+        """The ids of these requests, for an anomaly's detail."""
+        return ", ".join(self.requests[n].id if n in self.requests else f"#{n}" for n in numbers)
