@@ -6,7 +6,7 @@ import io
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -43,6 +43,14 @@ def write(directory: Path, lab: Lab) -> None:
     for frame in lab.frames:
         writer.append(encode(frame), frame.sequence)
     writer.close()
+
+
+@pytest.fixture(autouse=True)
+def ctrl_c_is_heard() -> Iterator[None]:
+    """A shell's background job, which these tests may run in, ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def interrupt_when(done: Callable[[], bool]) -> threading.Thread:
