@@ -23,6 +23,7 @@ class PagedKV:
     def __init__(self, model: ModelConfig, num_blocks: int, block_size: int, device: str, dtype: torch.dtype) -> None:
         shape = (model.num_layers, 2, num_blocks, block_size, model.num_kv_heads, model.head_size)
         self.kv = torch.zeros(shape, device=device, dtype=dtype)
+        self.sliding_layers = model.sliding_layers
         self.scale = 1 / math.sqrt(model.head_size)
         self.decode = paged_decode_torch
         if self.kv.is_cuda:
@@ -45,11 +46,15 @@ class BatchAttention:
         key_cache.flatten(0, 1).index_copy_(0, batch.slots, key)
         value_cache.flatten(0, 1).index_copy_(0, batch.slots, value)
         parts: list[Tensor] = []
-        if batch.decodes is not None:
+        sliding = layer in cache.sliding_layers
+        if batch.decodes is not None and not sliding:
             block_tables, seq_lens = batch.decodes
             rows = query[: len(seq_lens)]
             parts.append(cache.decode(rows, key_cache, value_cache, block_tables, seq_lens, cache.scale))
-        parts += [_attend_chunks(query, key_cache, value_cache, chunks, cache.scale) for chunks in batch.chunks]
+        parts += [
+            _attend_chunks(query, key_cache, value_cache, chunks, cache.scale)
+            for chunks in (batch.windowed if sliding else batch.chunks)
+        ]
         return (parts[0] if len(parts) == 1 else torch.cat(parts)).flatten(1)
 
 

@@ -56,7 +56,7 @@ class ModelRunner:
 
         `tables` are the block tables by request number. KV that the plan loads must be in its blocks already.
         """
-        batch = lay_out(plan, tables, self._block_size, self._device)
+        batch = lay_out(plan, tables, self._block_size, self._device, self._model.config)
         hidden = self._model.forward(batch.token_ids, batch.positions, BatchAttention(self._cache, batch))
         if not batch.sampled:
             return []

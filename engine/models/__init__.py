@@ -4,7 +4,8 @@ loading.py      from a directory or a name to a LoadedModel
 checkpoint.py   the settings and weights in a directory
 tokens.py       tokenizers: the directory's own, or a token a byte
 layers.py       what models and the runner agree on, and rotary positions
-llama.py        Llama, Mistral, Qwen2        gpt2.py   GPT-2        tiny.py   the model that the engine brings itself
+llama.py        Llama, Mistral, Qwen2, Qwen3, which families.py tells apart
+gpt2.py         GPT-2        tiny.py   the model that the engine brings itself
 """
 
 from engine.models.layers import ModelConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError
@@ -14,11 +14,25 @@ from torch import Tensor
 
 _REQUIRED = object()
 
+_NO_EFFECT: Final = frozenset([
+    "_attn_implementation", "_name_or_path", "attention_dropout", "attn_pdrop", "bos_token_id",
+    "chunk_size_feed_forward", "dtype", "embd_pdrop", "finetuning_task", "gradient_checkpointing", "id2label",
+    "initializer_range", "is_llama_config", "label2id", "n_ctx", "output_attentions", "output_hidden_states",
+    "pad_token_id", "pretraining_tp", "problem_type", "resid_pdrop", "return_dict", "summary_activation",
+    "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj", "task_specific_params",
+    "torch_dtype", "torchscript", "transformers.js_config", "transformers_version", "unsloth_fixed",
+    "unsloth_version", "use_cache",
+])  # fmt: skip
+"""Settings that tell of training, of other tasks or of how transformers works, and change no logit."""
+_COMPUTED: Final = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
+"""Ends of the names of tables that old releases saved with the weights: masks and frequencies."""
+
 
 class Checkpoint:
     """The settings (`config`, as config.json has them) and weights of the model `name`.
 
-    Weights are handed out in `dtype` on `device`, and only once, so that no more than needed is kept.
+    Weights are handed out in `dtype` on `device`, and only once, so that no more than needed is kept. What a model
+    has not asked for when it is built, `refuse_the_rest` finds: it may change what other programs compute.
     """
 
     def __init__(
@@ -29,6 +43,7 @@ class Checkpoint:
         self.dtype = dtype
         self.device = device
         self._tensors = tensors
+        self._asked: set[str] = set()
 
     @classmethod
     def read(cls, directory: Path, dtype: torch.dtype, device: str) -> Checkpoint:
@@ -52,16 +67,21 @@ class Checkpoint:
 
     def setting(self, name: str, default: Any = _REQUIRED) -> Any:
         """A setting; null counts as not given. Raises ValueError if it is not there and has no default."""
-        value = self.config.get(name)
+        value = self.setting_or_null(name, None)
         if value is not None:
             return value
         if default is _REQUIRED:
             raise ValueError(f"config.json of {self.name} lacks {name}")
         return default
 
+    def setting_or_null(self, name: str, default: Any) -> Any:
+        """A setting for which null says something else than that it is not there."""
+        self._asked.add(name)
+        return self.config.get(name, default)
+
     def require(self, name: str, *supported: Any) -> None:
         """Raises ValueError unless the setting, if it is given at all, is one of the supported values."""
-        value = self.config.get(name)
+        value = self.setting(name, None)
         if value is not None and value not in supported:
             known = " or ".join(repr(choice) for choice in supported)
             raise ValueError(f"{name} of {self.name} is {value!r}; only {known} is supported")
@@ -90,6 +110,37 @@ class Checkpoint:
         if tensor.shape != shape:
             raise ValueError(f"{name} of {self.name} is {tuple(tensor.shape)}; config.json makes it {shape}")
         return tensor.to(self.device, self.dtype).contiguous()
+
+    def take_head(self, embedding: Tensor, *, tied: bool) -> Tensor:
+        """The last layer [vocab, hidden]: the embedding itself if config.json says so, or `tied` where it says nothing.
+
+        Raises ValueError if both are there and are not the same: what is meant cannot be told.
+        """
+        name = "lm_head.weight"
+        if not self.setting("tie_word_embeddings", tied):
+            return self.take(name, *embedding.shape)
+        if self.has(name) and not torch.equal(self.take(name, *embedding.shape), embedding):
+            raise ValueError(
+                f"tie_word_embeddings of {self.name} is true, but its {name} is not the embedding:"
+                " take out the one that is wrong"
+            )
+        return embedding
+
+    def refuse_the_rest(self) -> None:
+        """Raises ValueError, naming them, if there are settings or weights that the model has not asked for."""
+        architecture = self.config["architectures"][0]
+        given = {name for name, value in self.config.items() if value is not None}
+        if unknown := given - self._asked - _NO_EFFECT:
+            settings = ", ".join(f"{name} ({self.config[name]!r})" for name in sorted(unknown))
+            raise ValueError(
+                f"config.json of {self.name} has {settings}, which this engine's {architecture} does not know and which"
+                " may change its tokens: take out what does not"
+            )
+        if weights := sorted(name for name in self._tensors if not name.endswith(_COMPUTED)):
+            raise ValueError(
+                f"{self.name} has {len(weights)} weights that its config.json gives a {architecture} no use for,"
+                f" {weights[0]} for one"
+            )
 
 
 def _weight_files(directory: Path) -> list[Path]:

@@ -32,9 +32,11 @@ class GPT2:
     """The model in `checkpoint`, whose weights it takes. Raises ValueError for what it does not support."""
 
     def __init__(self, checkpoint: Checkpoint, max_model_len: int | None) -> None:
+        checkpoint.require("model_type", "gpt2")
         checkpoint.require("activation_function", "gelu_new", "gelu_pytorch_tanh")
         checkpoint.require("scale_attn_weights", True)
         checkpoint.require("scale_attn_by_inverse_layer_idx", False)
+        checkpoint.require("reorder_and_upcast_attn", False)
         checkpoint.require("add_cross_attention", False)
         self._hidden = int(checkpoint.setting("n_embd"))
         heads = int(checkpoint.setting("n_head"))
@@ -57,8 +59,7 @@ class GPT2:
         self._positions = checkpoint.take(f"{self._prefix}wpe.weight", positions, self._hidden)
         self._layers = [self._take_layer(checkpoint, index) for index in range(self.config.num_layers)]
         self._norm = self._take_norm(checkpoint, "ln_f")
-        tied = checkpoint.setting("tie_word_embeddings", True)
-        self._head = self._embedding if tied else checkpoint.take("lm_head.weight", *vocabulary)
+        self._head = checkpoint.take_head(self._embedding, tied=True)
 
     def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """See Model."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor
@@ -16,7 +16,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A model's shape. `max_model_len` is what the engine serves: as set, or the model's own."""
+    """A model's shape. `max_model_len` is what the engine serves: as set, or the model's own.
+
+    In `sliding_layers` a token sees the last `sliding_window` tokens only, itself included.
+    """
 
     architecture: str
     num_layers: int
@@ -26,6 +29,12 @@ class ModelConfig:
     vocab_size: int
     max_model_len: int
     eos_token_ids: frozenset[int]
+    sliding_window: int | None = None
+    sliding_layers: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(f"{self.num_heads} query heads cannot share {self.num_kv_heads} key-value heads evenly")
 
 
 class Attend(Protocol):
@@ -54,28 +63,43 @@ class Model(Protocol):
         ...
 
 
+_ROTARY_PARAMETERS: Final = frozenset(["rope_theta", "rope_type", "type", "partial_rotary_factor"])
+_SCALING_PARAMETERS: Final = {
+    "default": frozenset[str](),
+    "linear": frozenset(["factor"]),
+    "llama3": frozenset(["factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"]),
+}
+"""What each kind of scaling is given, and must be."""
+
+
 class Rotary:
     """Rotary positions in the halves layout: dimension i turns with i + D / 2.
 
-    `parameters` as a Hugging Face config has them: rope_theta, rope_type and what the type needs. Raises ValueError
-    for a type that is not default, linear (https://arxiv.org/abs/2306.15595) or llama3 (Llama 3.1's own).
+    `parameters` as a Hugging Face config has them: rope_theta, rope_type and what the type needs, no more. Raises
+    ValueError for a type that is not default, linear (https://arxiv.org/abs/2306.15595) or llama3 (Llama 3.1's own),
+    and for parameters that are missing or too many.
     """
 
     def __init__(
         self, parameters: Mapping[str, Any], head_size: int, max_len: int, dtype: torch.dtype, device: str
     ) -> None:
+        kind = parameters["rope_type"]
+        if kind not in _SCALING_PARAMETERS:
+            raise ValueError(f"RoPE scaling {kind!r} is not supported; there are {', '.join(_SCALING_PARAMETERS)}")
         if parameters.get("partial_rotary_factor", 1.0) != 1.0:
             raise ValueError("RoPE over a part of each head (partial_rotary_factor) is not supported")
+        needed = _SCALING_PARAMETERS[kind]
+        if missing := sorted(needed - parameters.keys()):
+            raise ValueError(f"RoPE scaling {kind!r} needs {', '.join(missing)}")
+        if unknown := sorted(parameters.keys() - needed - _ROTARY_PARAMETERS):
+            raise ValueError(f"RoPE scaling {kind!r} does not know {', '.join(unknown)}, which may change its tokens")
         # float32 throughout and in this order, as the checkpoints were trained: the last bits of an angle count.
         exponents = torch.arange(0, head_size, 2, dtype=torch.float32) / head_size
         frequencies = 1.0 / (float(parameters["rope_theta"]) ** exponents)
-        kind = parameters.get("rope_type", "default")
         if kind == "linear":
             frequencies = frequencies / float(parameters["factor"])
         elif kind == "llama3":
             frequencies = _llama3(frequencies, parameters)
-        elif kind != "default":
-            raise ValueError(f"RoPE scaling {kind!r} is not supported; there are default, linear and llama3")
         angles = torch.outer(torch.arange(max_len, dtype=torch.float32), frequencies)
         cos, sin = angles.cos(), angles.sin()
         # The first half of the turned vector subtracts, so its sines carry the sign.

@@ -1,4 +1,4 @@
-"""The Llama family: Llama, Mistral without a window, Qwen2. Grouped-query attention, rotary positions, gated MLP."""
+"""The Llama family: Llama, Mistral, Qwen2, Qwen3. Grouped-query attention, rotary positions, gated MLP."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import embedding, linear, rms_norm, silu
 
 from engine.models.checkpoint import Checkpoint
+from engine.models.families import TRAITS
 from engine.models.layers import Attend, ModelConfig, Rotary
 
 
@@ -19,6 +20,8 @@ class _Layer(NamedTuple):
     attention_norm: Tensor
     qkv: Tensor
     qkv_bias: Tensor | None
+    query_norm: Tensor | None
+    key_norm: Tensor | None
     out: Tensor
     out_bias: Tensor | None
     mlp_norm: Tensor
@@ -32,11 +35,13 @@ class Llama:
     """The model in `checkpoint`, whose weights it takes. Raises ValueError for what it does not support."""
 
     def __init__(self, checkpoint: Checkpoint, max_model_len: int | None) -> None:
-        self._refuse_unsupported(checkpoint)
+        architecture = checkpoint.config["architectures"][0]
+        self._traits = TRAITS[architecture](checkpoint)
+        checkpoint.require("hidden_act", "silu")
         self._hidden = int(checkpoint.setting("hidden_size"))
         heads = int(checkpoint.setting("num_attention_heads"))
         self.config = ModelConfig(
-            architecture=checkpoint.config["architectures"][0],
+            architecture=architecture,
             num_layers=int(checkpoint.setting("num_hidden_layers")),
             num_heads=heads,
             num_kv_heads=int(checkpoint.setting("num_key_value_heads", heads)),
@@ -44,6 +49,8 @@ class Llama:
             vocab_size=int(checkpoint.setting("vocab_size")),
             max_model_len=checkpoint.max_model_len("max_position_embeddings", max_model_len),
             eos_token_ids=checkpoint.eos_token_ids(),
+            sliding_window=self._traits.window.tokens,
+            sliding_layers=self._traits.window.layers,
         )
         self._epsilon = float(checkpoint.setting("rms_norm_eps"))
         self._rotary = Rotary(
@@ -54,8 +61,7 @@ class Llama:
         self._embedding = checkpoint.take("model.embed_tokens.weight", *vocabulary)
         self._layers = [self._take_layer(checkpoint, index) for index in range(self.config.num_layers)]
         self._norm = checkpoint.take("model.norm.weight", self._hidden)
-        tied = checkpoint.setting("tie_word_embeddings", False)
-        self._head = self._embedding if tied else checkpoint.take("lm_head.weight", *vocabulary)
+        self._head = checkpoint.take_head(self._embedding, tied=False)
 
     def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """See Model."""
@@ -70,7 +76,13 @@ class Llama:
         for index, layer in enumerate(self._layers):
             normed = rms_norm(hidden, shape, layer.attention_norm, epsilon)
             qkv = linear(normed, layer.qkv, layer.qkv_bias).view(-1, all_heads, self.config.head_size)
-            turned = rotary.turn(qkv[:, :turned_heads], cos, sin)
+            unturned = qkv[:, :turned_heads]
+            if layer.query_norm is not None and layer.key_norm is not None:
+                # Each head is normed on its own.
+                query = rms_norm(qkv[:, :heads], layer.query_norm.shape, layer.query_norm, epsilon)
+                key = rms_norm(qkv[:, heads:turned_heads], layer.key_norm.shape, layer.key_norm, epsilon)
+                unturned = torch.cat([query, key], 1)
+            turned = rotary.turn(unturned, cos, sin)
             attended = attend(index, turned[:, :heads], turned[:, heads:], qkv[:, turned_heads:])
             hidden = hidden + linear(attended, layer.out, layer.out_bias)
             normed = rms_norm(hidden, shape, layer.mlp_norm, epsilon)
@@ -91,32 +103,30 @@ class Llama:
         for layer in self._layers:
             yield from (weight for weight in layer if weight is not None)
 
-    def _refuse_unsupported(self, checkpoint: Checkpoint) -> None:
-        checkpoint.require("hidden_act", "silu")
-        # A window that is there and used would let tokens go; this engine keeps full attention only.
-        if checkpoint.setting("use_sliding_window", True):
-            checkpoint.require("sliding_window")
-
     def _take_layer(self, checkpoint: Checkpoint, index: int) -> _Layer:
-        config, hidden = self.config, self._hidden
+        config, hidden, traits = self.config, self._hidden, self._traits
         inner = int(checkpoint.setting("intermediate_size"))
         query = config.num_heads * config.head_size
         key = config.num_kv_heads * config.head_size
         prefix = f"model.layers.{index}"
         attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+        norms = [f"{attention}.{name}.weight" for name in ("q_norm", "k_norm")] if traits.head_norms else []
+        query_norm, key_norm = [checkpoint.take(name, config.head_size) for name in norms] or (None, None)
         projections = {"q_proj": query, "k_proj": key, "v_proj": key}
         gates = {"gate_proj": inner, "up_proj": inner}
         return _Layer(
             attention_norm=checkpoint.take(f"{prefix}.input_layernorm.weight", hidden),
             qkv=_take_joined(checkpoint, attention, projections, hidden),
-            qkv_bias=_take_joined_bias(checkpoint, attention, projections),
+            qkv_bias=_take_joined_bias(checkpoint, attention, projections) if traits.qkv_bias else None,
+            query_norm=query_norm,
+            key_norm=key_norm,
             out=checkpoint.take(f"{attention}.o_proj.weight", hidden, query),
-            out_bias=_take_joined_bias(checkpoint, attention, {"o_proj": hidden}),
+            out_bias=_take_joined_bias(checkpoint, attention, {"o_proj": hidden}) if traits.out_bias else None,
             mlp_norm=checkpoint.take(f"{prefix}.post_attention_layernorm.weight", hidden),
             gate_up=_take_joined(checkpoint, mlp, gates, hidden),
-            gate_up_bias=_take_joined_bias(checkpoint, mlp, gates),
+            gate_up_bias=_take_joined_bias(checkpoint, mlp, gates) if traits.mlp_bias else None,
             down=checkpoint.take(f"{mlp}.down_proj.weight", hidden, inner),
-            down_bias=_take_joined_bias(checkpoint, mlp, {"down_proj": hidden}),
+            down_bias=_take_joined_bias(checkpoint, mlp, {"down_proj": hidden}) if traits.mlp_bias else None,
         )
 
 
@@ -124,16 +134,16 @@ def _take_joined(checkpoint: Checkpoint, prefix: str, sizes: dict[str, int], inp
     return torch.cat([checkpoint.take(f"{prefix}.{name}.weight", size, inputs) for name, size in sizes.items()])
 
 
-def _take_joined_bias(checkpoint: Checkpoint, prefix: str, sizes: dict[str, int]) -> Tensor | None:
-    """Biases are there or not as the settings say, which differ by family: the weights themselves tell."""
-    if not all(checkpoint.has(f"{prefix}.{name}.bias") for name in sizes):
-        return None
+def _take_joined_bias(checkpoint: Checkpoint, prefix: str, sizes: dict[str, int]) -> Tensor:
     return torch.cat([checkpoint.take(f"{prefix}.{name}.bias", size) for name, size in sizes.items()])
 
 
 def _rope_parameters(checkpoint: Checkpoint) -> dict[str, object]:
     """One map, as new releases write it; older ones have rope_theta and rope_scaling, with `type` for rope_type."""
-    parameters = dict(checkpoint.setting("rope_parameters", None) or checkpoint.setting("rope_scaling", {}))
+    new = checkpoint.setting("rope_parameters", {})
+    parameters = dict(checkpoint.setting("rope_scaling", {}) or new)
     parameters.setdefault("rope_theta", checkpoint.setting("rope_theta", 10_000.0))
     parameters.setdefault("rope_type", parameters.get("type", "default"))
+    if parameters["rope_type"] == "llama3":
+        parameters.setdefault("original_max_position_embeddings", checkpoint.setting("max_position_embeddings"))
     return parameters

@@ -12,6 +12,7 @@ import torch
 from engine.config import TINY, EngineConfig
 from engine.models import tiny
 from engine.models.checkpoint import Checkpoint
+from engine.models.families import TRAITS
 from engine.models.gpt2 import GPT2
 from engine.models.layers import Model, ModelConfig
 from engine.models.llama import Llama
@@ -19,9 +20,7 @@ from engine.models.tokens import ByteTokenizer, DirectoryTokenizer, Tokenizer
 
 ARCHITECTURES: Final[dict[str, Callable[[Checkpoint, int | None], Model]]] = {
     "GPT2LMHeadModel": GPT2,
-    "LlamaForCausalLM": Llama,
-    "MistralForCausalLM": Llama,
-    "Qwen2ForCausalLM": Llama,
+    **dict.fromkeys(TRAITS, Llama),
 }
 
 
@@ -59,4 +58,5 @@ def load(config: EngineConfig) -> LoadedModel:
         known = ", ".join(sorted(ARCHITECTURES))
         raise ValueError(f"{config.model} is a {architecture}, which is not supported; there are {known}")
     module = ARCHITECTURES[architecture](checkpoint, config.max_model_len)
+    checkpoint.refuse_the_rest()
     return LoadedModel(module.config, module, tokenizer)

@@ -18,6 +18,7 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
     Qwen2Config,
+    Qwen3Config,
 )
 from transformers.utils import logging as transformers_logging
 
@@ -26,7 +27,9 @@ transformers_logging.disable_progress_bar()
 VOCAB_SIZE = 320
 MAX_LEN = 512
 
-# Outputs of the first two have no end but their length, so that every one of them is long enough to be preempted.
+FAMILIES = ("gpt2", "llama", "mistral", "qwen2", "qwen3")
+"""Their outputs have no end but their length, so that every one of them is long enough to be preempted."""
+
 CONFIGS: dict[str, PretrainedConfig] = {
     "gpt2": GPT2Config(
         vocab_size=VOCAB_SIZE, n_positions=MAX_LEN, n_embd=48, n_layer=2, n_head=3, bos_token_id=0, eos_token_id=None,
@@ -51,13 +54,34 @@ CONFIGS: dict[str, PretrainedConfig] = {
         head_dim=16, rope_parameters={"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.0},
     ),
     "mistral": MistralConfig(
+        vocab_size=VOCAB_SIZE, max_position_embeddings=MAX_LEN, hidden_size=48, intermediate_size=64,
+        num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=2, head_dim=8, sliding_window=37,
+        bos_token_id=0, eos_token_id=None,
+    ),
+    "mistral-full": MistralConfig(
         vocab_size=VOCAB_SIZE, max_position_embeddings=MAX_LEN, hidden_size=32, intermediate_size=48,
         num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=1, head_dim=8, sliding_window=None,
         bos_token_id=0, eos_token_id=0,
     ),
     "qwen2": Qwen2Config(
+        vocab_size=VOCAB_SIZE, max_position_embeddings=MAX_LEN, hidden_size=48, intermediate_size=64,
+        num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=2, bos_token_id=0, eos_token_id=None,
+    ),
+    "qwen2-window": Qwen2Config(
         vocab_size=VOCAB_SIZE, max_position_embeddings=MAX_LEN, hidden_size=32, intermediate_size=48,
-        num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2, bos_token_id=0, eos_token_id=0,
+        num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True,
+        use_sliding_window=True, sliding_window=16, max_window_layers=2, bos_token_id=0, eos_token_id=0,
+    ),
+    "qwen3": Qwen3Config(
+        vocab_size=VOCAB_SIZE, max_position_embeddings=MAX_LEN, hidden_size=48, intermediate_size=64,
+        num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=20, tie_word_embeddings=True,
+        bos_token_id=0, eos_token_id=None,
+    ),
+    "qwen3-window": Qwen3Config(
+        vocab_size=VOCAB_SIZE, max_position_embeddings=MAX_LEN, hidden_size=32, intermediate_size=48,
+        num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=1, head_dim=16, attention_bias=True,
+        use_sliding_window=True, sliding_window=21,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"], bos_token_id=0, eos_token_id=0,
     ),
 }  # fmt: skip
 

@@ -37,7 +37,7 @@ class Oracle(NamedTuple):
     expected: list[list[int]]
 
 
-@pytest.fixture(scope="module", params=["gpt2", "llama"])
+@pytest.fixture(scope="module", params=checkpoints.FAMILIES)
 def oracle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Oracle:
     directory = tmp_path_factory.mktemp(request.param)
     model = checkpoints.save(request.param, directory)
