@@ -104,7 +104,7 @@ class EngineCore:
         self.log = EventLog(clock) if stream else SilentLog(clock)
         self.faults = Faults.parse(config.faults)
         total = num_blocks_for(config, loaded.config)
-        self.pool = BlockPool(total, self.log)
+        self.pool = BlockPool(total, self.log, self.faults)
         hasher = PrefixHasher(config.block_size, config.hash_key) if config.enable_prefix_caching else None
         self.manager = KVCacheManager(self.pool, config.block_size, hasher, self.faults)
         self.runner = ModelRunner(loaded, total, config.block_size, config.device, config.dtype, config.seed)
@@ -170,8 +170,9 @@ class EngineCore:
         request = Request(number, request_id, prompt_token_ids, params, priority, self.clock.monotonic_ns())
         self._open.add(number)
         self.log.received(number, request_id, len(prompt_token_ids))
-        self._arrivals.append(request)
-        self._notify()
+        if not self.faults.strikes("stuck.front-end", request_id):
+            self._arrivals.append(request)
+            self._notify()
         return number
 
     def end(self, number: int, status: Status = Status.FINISHED_ABORTED) -> None:
@@ -315,6 +316,8 @@ class EngineCore:
         error = ""
         try:
             self._load(plan)
+            while self.faults.strikes_request("stuck.engine-stalled", f"step {plan.step}") and not self._closing:
+                time.sleep(0.01)
             sampled = self.runner.execute(plan, self.manager.tables)
         except Exception as failed:  # whatever a model may raise concerns this step's requests, not the engine
             error = f"step {plan.step} failed: {type(failed).__name__}: {failed}"

@@ -1,18 +1,15 @@
 """Faults that can be switched on by name, to see an incident of the catalogue happen for real.
 
-`--fault CODE[:key=value]…` breaks one mechanism of the engine at one named place; nothing false is ever said to the
-event stream. While a fault is on, the engine's description, its log and every page of the monitor say so.
-
-    code                  place broken                                               what a strike is
-    --------------------  ---------------------------------------------------------  -------------------------
-    leak.finished-held    Scheduler.take_completions: a completion is not delivered  one request's completion
-    leak.unaccounted      KVCacheManager.free: the free of an abort is skipped       one aborted request's free
+`--fault CODE[:key=value]…` breaks one mechanism of the engine at one named place (PLACES); nothing false is ever said
+to the event stream. While a fault is on, the engine's description, its log and every page of the monitor say so.
 
     key    meaning                                                             default
     -----  ------------------------------------------------------------------  -----------------
     every  strike at each N-th chance                                          1
     after  let so many chances pass first                                      0
     limit  strike at most so often                                             no limit
+
+A chance is one time that the code comes by the place; for faults of requests, one request.
 """
 
 from __future__ import annotations
@@ -23,8 +20,22 @@ from typing import Final
 
 PLACES: Final = {
     "leak.finished-held": "Scheduler.take_completions: a connector's completion is not delivered",
+    "leak.idle-not-polled": "Scheduler.take_completions: with no request to run, the connector is not asked",
+    "leak.rising-floor": "KVCacheManager.free: the last block of a finished request is not given back",
     "leak.unaccounted": "KVCacheManager.free: the free of an aborted request is skipped",
+    "stuck.engine-stalled": "EngineCore: a step does not come back from the model",
+    "stuck.front-end": "EngineCore.submit: a request is not handed to the scheduler",
+    "stuck.zero-token": "Scheduler: a running request's share of each step is floored to 0 tokens once it decodes",
+    "thrash.preemption": "KVCacheManager.allocate: a prompt is admitted though only its first chunk has room",
+    "collapse.cache-flushed": "BlockPool.release: the prefix of a request goes to the front of the free queue",
+    "collapse.preempt-all": "Scheduler: where one request would be preempted, all are",
+    "collapse.prefix-hits": "KVCacheManager.find_prefix: a lookup misses what is stored",
+    "corrupt.counter-drift": "BlockPool.release: cached blocks that become idle are not counted",
+    "corrupt.double-free": "KVCacheManager.free: a finished request's blocks are given back twice",
 }
+
+
+MOST_STRUCK: Final = 10_000
 
 
 @dataclass
@@ -37,6 +48,9 @@ class Fault:
     limit: int = 0
     chances: int = 0
     struck: list[str] = field(default_factory=list)
+    """Ids of the requests it struck, the first MOST_STRUCK of them."""
+    strikes: int = 0
+    decided: dict[str, bool] = field(default_factory=dict)
 
     def __str__(self) -> str:
         keys = {"every": self.every != 1, "after": self.after, "limit": self.limit}
@@ -56,10 +70,21 @@ class Faults:
             return False
         fault.chances += 1
         due = fault.chances > fault.after and (fault.chances - fault.after - 1) % fault.every == 0
-        if not due or (fault.limit and len(fault.struck) >= fault.limit):
+        if not due or (fault.limit and fault.strikes >= fault.limit):
             return False
-        fault.struck.append(request)
+        fault.strikes += 1
+        if len(fault.struck) < MOST_STRUCK:
+            fault.struck.append(request)
         return True
+
+    def strikes_request(self, code: str, request: str) -> bool:
+        """The same for faults that stay with a request: decided at its first chance, and so from then on."""
+        fault = self.on.get(code)
+        if fault is None:
+            return False
+        if request not in fault.decided:
+            fault.decided[request] = self.strikes(code, request)
+        return fault.decided[request]
 
     @classmethod
     def parse(cls, texts: Iterable[str]) -> Faults:

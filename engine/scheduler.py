@@ -127,6 +127,8 @@ class Scheduler:
         """Free what the connector needs no longer."""
         if self.connector is None:
             return
+        if not self.has_work and self.deferred and self.faults.strikes("leak.idle-not-polled", ""):
+            return
         for number in self.connector.completed():
             request = self.requests.get(number)
             if request is None or self.faults.strikes("leak.finished-held", request.id):
@@ -205,6 +207,10 @@ class Scheduler:
                 index += 1
                 continue
             num_tokens = min(request.num_tokens - request.num_computed_tokens, budget)
+            if request.output_token_ids and self.faults.strikes_request("stuck.zero-token", request.id):
+                self._pass_over(request, Cause.ZERO_TOKENS)
+                index += 1
+                continue
             while not self.manager.allocate(request, num_tokens):
                 plan.limit = Limit.KV
                 victim = self._victim()
@@ -213,6 +219,11 @@ class Scheduler:
                     index -= 1
                 self._preempt(victim, request)
                 preempted = True
+                if self.faults.strikes("collapse.preempt-all", victim.id):
+                    for other in self.running[::-1]:
+                        budget += self._unschedule(plan, other)
+                        self._preempt(other, request)
+                    return -1
                 if victim is request:
                     break
             else:

@@ -94,7 +94,7 @@ class Lab:
         self._pack = pack  # False: a Publisher takes what is logged
         self.log = EventLog(self.clock, capacity)
         self.faults = Faults.parse(faults)
-        self.pool = BlockPool(total, self.log)
+        self.pool = BlockPool(total, self.log, self.faults)
         hasher = PrefixHasher(block_size, b"lab") if prefix_caching else None
         self.manager = KVCacheManager(self.pool, block_size, hasher, self.faults)
         self.connector = SlowConnector(self.rng, connector_share) if connector_share else None

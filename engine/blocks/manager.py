@@ -38,6 +38,8 @@ class KVCacheManager:
         if self.hasher is None:
             return []
         self.hasher.extend(request.digests, request.token_ids)
+        if self.faults.strikes("collapse.prefix-hits", request.id):
+            return []
         hits = []
         for digest in request.digests[: (request.num_tokens - 1) // self.block_size]:
             block = self.pool.find(digest)
@@ -58,6 +60,8 @@ class KVCacheManager:
         have = len(table) + len(hits)
         end = max(request.num_computed_tokens, have * self.block_size if hits else 0) + num_new_tokens
         wanted = self.blocks_for(end) - have
+        if room_for > end and self.faults.strikes("thrash.preemption", request.id):
+            room_for = 0
         needed = max(wanted, self.blocks_for(room_for) - have)
         # A hit that nobody holds stands in the free queue: taking it over uses it up.
         free = self.pool.num_free - sum(self.pool.refs[block] == 0 for block in hits)
@@ -94,7 +98,11 @@ class KVCacheManager:
         self._cached_blocks.pop(request.number, None)
         if not table or (reason == Release.ABORTED and self.faults.strikes("leak.unaccounted", request.id)):
             return
+        if reason == Release.FINISHED and self.faults.strikes("leak.rising-floor", request.id):
+            table = table[:-1]
         self.pool.release(request.number, table[::-1], reason)
+        if reason == Release.FINISHED and self.faults.strikes("corrupt.double-free", request.id):
+            self.pool.release(request.number, table[::-1], reason)
 
     def public_hashes(self, request: Request) -> list[int]:
         """The hashes of the request's full blocks as events carry them."""

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from engine.blocks.free_queue import FreeQueue
 from engine.blocks.hashing import public_hash
+from engine.faults import Faults
 from monitor.events.kinds import Evict, Release
 from monitor.events.log import EventLog
 
@@ -22,11 +23,12 @@ RESERVED = 1
 class BlockPool:
     """`total` blocks, of which the first is reserved."""
 
-    def __init__(self, total: int, log: EventLog) -> None:
+    def __init__(self, total: int, log: EventLog, faults: Faults | None = None) -> None:
         if total <= RESERVED:
             raise ValueError(f"a pool of {total} blocks has none to hand out: it needs at least {RESERVED + 1}")
         self.total = total
         self.log = log
+        self.faults = faults or Faults()
         self.refs = [0] * total
         self.digests: list[bytes | None] = [None] * total
         self.free_queue = FreeQueue(total, range(RESERVED, total))
@@ -96,9 +98,13 @@ class BlockPool:
                     unhashed.append(block)
                 else:
                     hashed.append(block)
-        self.free_queue.extend(hashed)
+        if hashed and self.faults.strikes("collapse.cache-flushed", f"#{request}"):
+            self.free_queue.extend_front(hashed)
+        else:
+            self.free_queue.extend(hashed)
         self.free_queue.extend_front(unhashed)
-        self.num_cached_idle += len(hashed)
+        if not (hashed and self.faults.strikes("corrupt.counter-drift", f"#{request}")):
+            self.num_cached_idle += len(hashed)
         self.log.released(request, blocks, reason)
 
     def reset_prefix_cache(self) -> bool:
