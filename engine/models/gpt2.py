@@ -40,6 +40,8 @@ class GPT2:
         checkpoint.require("add_cross_attention", False)
         self._hidden = int(checkpoint.setting("n_embd"))
         heads = int(checkpoint.setting("n_head"))
+        if self._hidden % heads:
+            raise ValueError(f"n_embd of {checkpoint.name} is {self._hidden} and cannot be split over {heads} heads")
         self.config = ModelConfig(
             architecture=checkpoint.config["architectures"][0],
             num_layers=int(checkpoint.setting("n_layer")),

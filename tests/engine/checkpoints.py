@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 from pathlib import Path
+from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -22,7 +24,15 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from engine.attention import BatchAttention, PagedKV
+from engine.batch import lay_out
+from engine.models import LoadedModel
+from engine.request import Request
+from engine.sampling import SamplingParams
+from engine.scheduler import SchedulerOutput
+
 transformers_logging.disable_progress_bar()
+transformers_logging.set_verbosity(transformers_logging.CRITICAL)
 
 VOCAB_SIZE = 320
 MAX_LEN = 512
@@ -117,3 +127,40 @@ def generate(model: PreTrainedModel, prompt: list[int], max_tokens: int) -> list
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_tokens, do_sample=False, pad_token_id=0
     )
     return out[0, len(prompt) :].tolist()
+
+
+@torch.inference_mode()
+def logits(directory: Path, prompt: list[int], dtype: torch.dtype) -> torch.Tensor:
+    """What transformers computes for every token of the prompt, in fp32: [tokens, vocabulary]."""
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).eval()
+    return model(torch.tensor([prompt])).logits[0].float()
+
+
+@torch.inference_mode()
+def engine_logits(loaded: LoadedModel, prompt: list[int], dtype: torch.dtype) -> torch.Tensor:
+    """What the engine computes for it, in two chunks and a single token through a paged cache."""
+    block_size = 16
+    table = list(range(1, 2 + len(prompt) // block_size))
+    cache = PagedKV(loaded.config, 1 + len(table), block_size, "cpu", dtype)
+    request = Request(1, "r", prompt, SamplingParams())
+    parts = []
+    for end in (len(prompt) // 2, len(prompt) - 1, len(prompt)):
+        count = end - request.num_computed_tokens
+        batch = lay_out(SchedulerOutput(0, [request], [count]), {1: table}, block_size, "cpu", loaded.config)
+        hidden = loaded.module.forward(batch.token_ids, batch.positions, BatchAttention(cache, batch))
+        parts.append(loaded.module.logits(hidden).float())
+        request.num_computed_tokens = end
+    return torch.cat(parts)
+
+
+def distance(one: torch.Tensor, other: torch.Tensor) -> float:
+    """The root mean square of the difference, as a share of that of `other`."""
+    return float((one - other).square().mean().sqrt() / other.square().mean().sqrt())
+
+
+def edit(directory: Path, **changes: Any) -> None:
+    """Change settings of its config.json; None takes one out."""
+    path = directory / "config.json"
+    config = {**json.loads(path.read_text()), **changes}
+    gone = {name for name, value in changes.items() if value is None}
+    path.write_text(json.dumps({name: value for name, value in config.items() if name not in gone}))

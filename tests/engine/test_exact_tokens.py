@@ -76,6 +76,12 @@ def run(core: EngineCore, oracle: Oracle) -> list[list[int]]:
     return [tokens[number] for number in numbers]
 
 
+def settle(core: EngineCore) -> None:
+    """Until the connector needs nothing of the pool any more."""
+    while core.scheduler.deferred:
+        take_step(core, {})
+
+
 def test_everything_at_once(oracle: Oracle) -> None:
     everything = sum(map(len, oracle.prompts))
     with engine(oracle, max_num_batched_tokens=everything, enable_prefix_caching=False) as core:
@@ -99,6 +105,19 @@ def test_prefix_caching_with_shared_prefixes(oracle: Oracle) -> None:
         before = core.scheduler.prefix_hits
         assert run(core, oracle) == oracle.expected
         assert core.scheduler.prefix_hits > before
+
+
+def test_kv_that_went_to_the_host_and_came_back(oracle: Oracle) -> None:
+    with engine(oracle, max_num_batched_tokens=256, kv_connector="host") as core:
+        assert run(core, oracle) == oracle.expected
+        settle(core)
+        steps, hits = core.scheduler.step, core.scheduler.prefix_hits
+        assert core.pool.reset_prefix_cache()
+        assert run(core, oracle) == oracle.expected
+        settle(core)
+        # No more was found in the pool than before, but most prompts had not to be computed again.
+        assert core.scheduler.prefix_hits - hits <= hits
+        assert core.scheduler.step - steps < steps
 
 
 def test_every_request_preempted_at_least_once(oracle: Oracle) -> None:

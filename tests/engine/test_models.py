@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 pytest.importorskip("torch", reason="needs torch: pip install -e .[engine]")
 pytest.importorskip("transformers", reason="needs transformers: pip install -e .[dev]")
 
+import torch
 from safetensors.torch import load_file, save_file
 
 from engine.config import EngineConfig
@@ -19,6 +21,9 @@ from engine.models import LoadedModel, load, tiny
 from engine.models.tokens import ByteTokenizer, DirectoryTokenizer
 from engine.sampling import SamplingParams
 from tests.engine import checkpoints
+
+NEAR = 1e-5
+"""The distance of logits in fp32 that rounding in another order can explain."""
 
 
 def greedy(loaded: LoadedModel, prompt: list[int], max_tokens: int) -> list[int]:
@@ -29,13 +34,6 @@ def greedy(loaded: LoadedModel, prompt: list[int], max_tokens: int) -> list[int]
         tokens += [token for output in core.step() for token in output.token_ids]
     core.close()
     return tokens
-
-
-def edit(path: Path, **changes: Any) -> None:
-    """Change settings of a config.json; None takes one out."""
-    config = json.loads(path.read_text())
-    config.update(changes)
-    path.write_text(json.dumps({name: value for name, value in config.items() if value is not None}))
 
 
 def refusal(directory: Path, **settings: Any) -> str:
@@ -57,6 +55,37 @@ def test_every_family_says_what_generate_says(name: str, tmp_path: Path) -> None
     for prompt in checkpoints.prompts(4, 200, seed=3):
         assert greedy(loaded, prompt, 24) == checkpoints.generate(model, prompt, 24)
     assert loaded.weight_bytes == sum(weight.nbytes for weight in model.parameters())
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", checkpoints.CONFIGS)
+def test_in_16_bits_logits_are_as_near_as_their_rounding(name: str, dtype: str, tmp_path: Path) -> None:
+    checkpoints.save(name, tmp_path)
+    bits: torch.dtype = getattr(torch, dtype)
+    prompt = checkpoints.prompts(2, 300, seed=3)[1]
+    exact = checkpoints.logits(tmp_path, prompt, torch.float32)
+    theirs = checkpoints.logits(tmp_path, prompt, bits)
+    loaded = load(EngineConfig(model=str(tmp_path), dtype=dtype))
+    assert {weight.dtype for weight in loaded.module.weights()} == {bits}
+    ours = checkpoints.engine_logits(loaded, prompt, bits)
+    # Both are as far from fp32 as rounding takes them; two such errors are at most twice as far from one another.
+    rounding = checkpoints.distance(theirs, exact)
+    assert 0 < checkpoints.distance(ours, exact) < 1.5 * rounding
+    assert checkpoints.distance(ours, theirs) < 2 * rounding
+
+
+@pytest.mark.parametrize("name", ["mistral", "qwen2-window", "qwen3-window"])
+def test_a_window_one_token_longer_or_shorter_is_not_the_same(name: str, tmp_path: Path) -> None:
+    """The comparisons with transformers would see it; and a window as long as the prompt is none."""
+    checkpoints.save(name, tmp_path)
+    prompt = checkpoints.prompts(2, 100, seed=3)[1]
+    window = checkpoints.CONFIGS[name].sliding_window
+    said = checkpoints.logits(tmp_path, prompt, torch.float32)
+    for sliding_window in (window - 1, window, window + 1, len(prompt)):
+        checkpoints.edit(tmp_path, sliding_window=sliding_window)
+        loaded = load(EngineConfig(model=str(tmp_path)))
+        same = checkpoints.distance(checkpoints.engine_logits(loaded, prompt, torch.float32), said) < NEAR
+        assert same == (sliding_window == window)
 
 
 def test_an_end_token_ends_the_output(tmp_path: Path) -> None:
@@ -91,8 +120,8 @@ def test_gpt2_weights_without_the_outer_name_load_too(tmp_path: Path) -> None:
 def test_configs_of_older_releases_are_read(tmp_path: Path) -> None:
     model = checkpoints.save("llama-linear", tmp_path)
     parameters = dict(model.config.rope_parameters)
-    edit(
-        tmp_path / "config.json", rope_parameters=None, rope_theta=parameters["rope_theta"],
+    checkpoints.edit(
+        tmp_path, rope_parameters=None, rope_theta=parameters["rope_theta"],
         rope_scaling={"type": "linear", "factor": parameters["factor"]},
     )  # fmt: skip
     prompt = checkpoints.prompts(2, 200, seed=5)[1]
@@ -114,9 +143,112 @@ def test_configs_of_older_releases_are_read(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(llama: Path, changes: dict[str, Any], named: list[str]) -> None:
-    edit(llama / "config.json", **changes)
+    checkpoints.edit(llama, **changes)
     said = refusal(llama)
     assert all(name in said for name in named), said
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "named"),
+    [
+        ("gpt2", {"reorder_and_upcast_attn": True}, ["reorder_and_upcast_attn"]),
+        ("gpt2", {"n_head": 5}, ["n_embd", "5"]),
+        ("gpt2", {"rope_theta": 1e4}, ["rope_theta", "10000.0", "GPT2LMHeadModel"]),
+        ("llama", {"use_rope": False}, ["use_rope", "False", "LlamaForCausalLM"]),
+        ("llama", {"model_type": "mistral"}, ["model_type", "mistral", "llama"]),
+        ("llama", {"num_attention_heads": 8, "head_dim": 8, "num_key_value_heads": 5}, ["8 query heads", "5"]),
+        ("llama", {"attention_bias": True}, ["lack", "self_attn.q_proj.bias"]),
+        ("llama3-tied", {"attention_bias": False}, ["model.layers.0.self_attn.", "bias", "no use"]),
+        ("llama", {"tie_word_embeddings": True}, ["tie_word_embeddings", "lm_head.weight"]),
+        ("llama", {"rope_parameters": {"rope_theta": 1e4, "mrope_section": [4, 2, 2]}}, ["mrope_section"]),
+        ("llama", {"rope_parameters": {"rope_type": "linear"}}, ["linear", "needs factor"]),
+        ("llama", {"rope_parameters": {"partial_rotary_factor": 0.5}}, ["partial_rotary_factor"]),
+        ("mistral", {"layer_types": ["full_attention", "sliding_attention"]}, ["layer_types"]),
+        ("mistral-full", {"layer_types": ["sliding_attention"]}, ["layer_types"]),
+        ("mistral", {"sliding_window": 0}, ["sliding_window", "0", "at least 1"]),
+        ("qwen2", {"layer_types": ["full_attention", "sliding_attention"]}, ["layer_types", "use_sliding_window"]),
+        ("qwen2", {"use_mrope": True}, ["use_mrope"]),
+        ("qwen3", {"layer_types": ["full_attention"]}, ["layer_types", "2 layers"]),
+        ("qwen3", {"layer_types": ["full_attention", "chunked_attention"]}, ["layer_types", "chunked_attention"]),
+        ("qwen3", {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}, ["lack", "q_proj.bias"]),
+    ],
+)
+def test_what_would_change_the_tokens_is_refused_by_name(
+    name: str, changes: dict[str, Any], named: list[str], tmp_path: Path
+) -> None:
+    checkpoints.save(name, tmp_path)
+    checkpoints.edit(tmp_path, **changes)
+    said = refusal(tmp_path)
+    assert all(word in said for word in named), said
+
+
+MORE_SETTINGS = {
+    "attention_bias": True,
+    "head_dim": 8,
+    "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+    "max_window_layers": 1,
+    "num_key_value_heads": 1,
+    "original_max_position_embeddings": 32,
+    "partial_rotary_factor": 0.5,
+    "rope_scaling": {"type": "linear", "factor": 2.0},
+    "rope_theta": 99.0,
+    "sliding_window": 20,
+    "use_sliding_window": True,
+}
+"""What one family or another reads, to be added where it is not."""
+
+
+def changed(name: str, value: Any) -> Any:
+    """Another value of the same kind; for null, one that the setting may have."""
+    match value:
+        case bool():
+            return not value
+        case int() | float():
+            return value * 2 + 1
+        case str():
+            return f"{value}x"
+        case list():
+            return [*value[1:], "full_attention"]
+        case dict():
+            return {**value, "rope_theta": 77.0}
+    return MORE_SETTINGS.get(name, 1)
+
+
+def variants(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The config with each setting changed, taken out or null, and with each that it may have besides."""
+    for name, value in config.items():
+        yield {**config, name: changed(name, value)}
+        yield {**config, name: None}
+        yield {other: config[other] for other in config if other != name}
+    for name in MORE_SETTINGS.keys() - config.keys():
+        yield {**config, name: MORE_SETTINGS[name]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", checkpoints.CONFIGS)
+def test_whatever_setting_is_changed_logits_are_those_of_transformers_or_it_is_refused(
+    name: str, tmp_path: Path
+) -> None:
+    checkpoints.save(name, tmp_path)
+    path = tmp_path / "config.json"
+    prompt = checkpoints.prompts(2, 100, seed=3)[1]
+    compared = refused = 0
+    for config in variants(json.loads(path.read_text())):
+        path.write_text(json.dumps(config))
+        try:
+            loaded = load(EngineConfig(model=str(tmp_path)))
+        except ValueError:
+            refused += 1
+            continue
+        ours = checkpoints.engine_logits(loaded, prompt, torch.float32)
+        try:
+            theirs = checkpoints.logits(tmp_path, prompt, torch.float32)
+        except Exception:  # transformers checks more than what it computes with, and says so in many ways
+            continue
+        assert checkpoints.distance(ours, theirs) < NEAR, config
+        compared += 1
+    assert compared
+    assert refused
 
 
 @pytest.mark.parametrize("missing", ["config.json", "model.safetensors", "tokenizer.json"])
