@@ -21,6 +21,7 @@ from typing import Final
 PLACES: Final = {
     "leak.finished-held": "Scheduler.take_completions: a connector's completion is not delivered",
     "leak.idle-not-polled": "Scheduler.take_completions: with no request to run, the connector is not asked",
+    "leak.lease-burst": "Scheduler.take_completions: a completion is not delivered, and a lease has to end it",
     "leak.rising-floor": "KVCacheManager.free: the last block of a finished request is not given back",
     "leak.unaccounted": "KVCacheManager.free: the free of an aborted request is skipped",
     "stuck.engine-stalled": "EngineCore: a step does not come back from the model",

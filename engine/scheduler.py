@@ -51,6 +51,7 @@ class Scheduler:
         max_model_len: int,
         policy: str = "fcfs",
         connector: KVConnector | None = None,
+        lease_s: float = 0.0,
         faults: Faults | None = None,
     ) -> None:
         self.manager = manager
@@ -60,6 +61,8 @@ class Scheduler:
         self.max_model_len = max_model_len
         self.by_priority = policy == "priority"
         self.connector = connector
+        self.lease_ns = round(lease_s * 1e9)
+        """How long the connector may keep a finished request's blocks; 0: until it says that it is done."""
         self.faults = faults or Faults()
         self.requests: dict[int, Request] = {}
         self.running: list[Request] = []
@@ -109,8 +112,9 @@ class Scheduler:
         blocks = self.manager.tables.get(request.number, [])
         completed_normally = status in (Status.FINISHED_STOPPED, Status.FINISHED_LENGTH_CAPPED)
         if completed_normally and self.connector is not None and self.connector.request_finished(request, blocks):
-            self.log.free_deferred(request.number, blocks, Holder.CONNECTOR)
-            self.deferred[request.number] = 0
+            deadline = self.log.clock.monotonic_ns() + self.lease_ns if self.lease_ns else 0
+            self.log.free_deferred(request.number, blocks, Holder.CONNECTOR, lease_deadline_ns=deadline)
+            self.deferred[request.number] = deadline
             return
         del self.requests[request.number]
         self.manager.free(request, Release.FINISHED if completed_normally else _RELEASE_OF[status])
@@ -124,7 +128,7 @@ class Scheduler:
         return request
 
     def take_completions(self) -> None:
-        """Free what the connector needs no longer."""
+        """Free what the connector needs no longer, and what it has kept for longer than its lease."""
         if self.connector is None:
             return
         if not self.has_work and self.deferred and self.faults.strikes("leak.idle-not-polled", ""):
@@ -133,10 +137,23 @@ class Scheduler:
             request = self.requests.get(number)
             if request is None or self.faults.strikes("leak.finished-held", request.id):
                 continue
+            if self.lease_ns and self.faults.strikes("leak.lease-burst", request.id):
+                continue
             self.log.completion_delivered(number)
-            del self.deferred[number]
-            del self.requests[number]
-            self.manager.free(request, Release.TRANSFER_DONE)
+            self._free_deferred(number, Release.TRANSFER_DONE)
+        if self.lease_ns:
+            self._end_leases()
+
+    def _end_leases(self) -> None:
+        now = self.log.clock.monotonic_ns()
+        assert self.connector is not None
+        for number in [n for n, deadline in self.deferred.items() if now >= deadline]:
+            self.connector.lease_ended(number)
+            self._free_deferred(number, Release.LEASE_EXPIRED)
+
+    def _free_deferred(self, number: int, reason: Release) -> None:
+        del self.deferred[number]
+        self.manager.free(self.requests.pop(number), reason)
 
     # ---------------------------------------------------------------- a step
 

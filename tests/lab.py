@@ -64,6 +64,9 @@ class SlowConnector:
             del self._pending[number]
         return done
 
+    def lease_ended(self, number: int) -> None:
+        self._pending.pop(number, None)
+
     def close(self) -> None:
         pass
 
@@ -82,6 +85,7 @@ class Lab:
         policy: str = "fcfs",
         prefix_caching: bool = True,
         connector_share: float = 0.0,
+        lease_s: float = 0.0,
         faults: Iterable[str] = (),
         seed: int = 0,
         capacity: int = 4096,
@@ -106,6 +110,7 @@ class Lab:
             max_model_len=max_model_len,
             policy=policy,
             connector=self.connector,
+            lease_s=lease_s,
             faults=self.faults,
         )
         self.auditor = Auditor(self.manager, self.scheduler.requests, self.scheduler.deferred)

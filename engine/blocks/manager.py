@@ -3,7 +3,7 @@
     who frees a request's blocks     when
     ------------------------------   -------------------------------------------------------------------
     Scheduler.finish                 it reached a stop, its length, or was aborted, and nobody defers it
-    Scheduler.take_completions       the connector that deferred the free says that it is done
+    Scheduler.take_completions       the connector that deferred the free says that it is done, or its lease ends
     Scheduler._preempt               another request needs the room
 
 `allocate` either gives all that was asked for or changes nothing.

@@ -33,6 +33,10 @@ class KVConnector(Protocol):
         """Numbers of the requests whose blocks it needs no longer, since last asked."""
         ...
 
+    def lease_ended(self, number: int) -> None:
+        """This request's blocks were taken back: what is still read of them is worth nothing, and is not completed."""
+        ...
+
     def close(self) -> None:
         """Stop working."""
         ...

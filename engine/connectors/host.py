@@ -58,6 +58,7 @@ class HostConnector:
         self.log = log
         self._gather = gather
         self._block_size = block_size
+        self._too_late: set[int] = set()
         self._stored: OrderedDict[bytes, torch.Tensor] = OrderedDict()
         self._jobs: SimpleQueue[_Copy | None] = SimpleQueue()
         self._copied: SimpleQueue[_Copy] = SimpleQueue()
@@ -101,9 +102,16 @@ class HostConnector:
         done = []
         while not self._copied.empty():
             copy = self._copied.get()
+            if copy.request in self._too_late:  # another request may have written to the blocks meanwhile
+                self._too_late.remove(copy.request)
+                continue
             self._enter(copy)
             done.append(copy.request)
         return done
+
+    def lease_ended(self, number: int) -> None:
+        """Forget the copy when it comes."""
+        self._too_late.add(number)
 
     def close(self) -> None:
         """Finish the copies that were asked for, and stop."""

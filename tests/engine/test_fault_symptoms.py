@@ -12,7 +12,7 @@ from engine.faults import PLACES
 from engine.models import load
 from engine.output import Output
 from engine.sampling import SamplingParams
-from monitor.events.kinds import Cause, Status
+from monitor.events.kinds import Cause, Release, Status
 from tests.detectors.scenes import Watched
 from tests.engine.process import wait_for
 from tests.lab import Lab
@@ -49,6 +49,26 @@ def test_leak_idle_not_polled(fault: bool) -> None:
     lab.arrive(4, max_tokens=10)
     lab.run_until_idle()
     assert held.number not in lab.scheduler.deferred
+
+
+@pytest.mark.parametrize("fault", [True, False])
+def test_leak_lease_burst(fault: bool) -> None:
+    """Usage climbs as requests finish, and falls all at once when the leases of many end together."""
+    lab = Lab(total=201, connector_share=1.0, lease_s=5.0, prefix_caching=False, faults=on("leak.lease-burst", fault))
+    for _ in range(8):
+        lab.arrive(40, max_tokens=2)
+    lab.run_until_idle()
+    for _ in range(100):
+        lab.step(seconds=0.01)
+    assert (usage(lab) > 0.3) == fault
+    freed = []
+    for _ in range(10):
+        before = lab.pool.num_free
+        lab.step(seconds=1.0)
+        freed.append(lab.pool.num_free - before)
+    assert usage(lab) == 0
+    assert (max(freed) > 0.3 * lab.pool.usable) == fault
+    assert (Release.LEASE_EXPIRED in lab.packer.shadow.totals.released) == fault
 
 
 @pytest.mark.parametrize("fault", [True, False])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -62,9 +63,9 @@ def books(llm: LLM) -> State:
 
 def test_a_prefix_from_the_host_gives_the_same_tokens() -> None:
     asked = prompts(random.Random(1), 6)
-    with LLM(block_size=BLOCK, num_gpu_blocks=400, enable_prefix_caching=False) as plain:
+    with LLM(block_size=BLOCK, num_gpu_blocks_override=400, enable_prefix_caching=False) as plain:
         expected = tokens(plain, asked)
-    with host_llm(num_gpu_blocks=400) as llm:
+    with host_llm(num_gpu_blocks_override=400) as llm:
         assert tokens(llm, asked) == expected
         settle(llm)
         assert llm.core.pool.counts()[2] == 0
@@ -81,9 +82,9 @@ def test_under_pressure_on_pool_and_host_the_tokens_stay_the_same() -> None:
     rng = random.Random(2)
     asked = prompts(rng, 8)
     asked += [prompt[:20] + [rng.randrange(256) for _ in range(20)] for prompt in asked]
-    with LLM(block_size=BLOCK, num_gpu_blocks=800, enable_prefix_caching=False) as plain:
+    with LLM(block_size=BLOCK, num_gpu_blocks_override=800, enable_prefix_caching=False) as plain:
         expected = tokens(plain, asked)
-    with host_llm(num_gpu_blocks=45, max_num_batched_tokens=24) as llm:
+    with host_llm(num_gpu_blocks_override=45, max_num_batched_tokens=24) as llm:
         for _ in range(3):
             order = list(range(len(asked)))
             rng.shuffle(order)
@@ -161,3 +162,35 @@ def test_a_copy_that_fails_keeps_nothing_and_gives_the_blocks_back(caplog: pytes
 def test_it_needs_the_prefix_cache_to_name_what_it_keeps() -> None:
     with pytest.raises(ValueError, match="enable_prefix_caching"):
         EngineConfig(kv_connector="host", enable_prefix_caching=False)
+
+
+def test_a_copy_that_outlives_its_lease_is_not_kept() -> None:
+    """The blocks were taken back, and may hold another request's KV by the time they are read."""
+    go = threading.Event()
+    store = HostConnector(lambda blocks: gathered(go, blocks), block_size=BLOCK, capacity=10, log=EventLog())
+    try:
+        late, kept = finished(1), finished(2)
+        assert store.request_finished(late, [1])
+        assert store.request_finished(kept, [2])
+        store.lease_ended(late.number)
+        go.set()
+        done: list[int] = []
+        wait_for(lambda: bool(done.extend(store.completed()) or done))
+        assert done == [kept.number]
+        assert (store.find(late.digests), store.find(kept.digests)) == (0, 1)
+    finally:
+        go.set()
+        store.close()
+
+
+def gathered(go: threading.Event, blocks: list[int]) -> torch.Tensor:
+    go.wait()
+    return torch.zeros(1, 2, len(blocks), BLOCK, 1, 2)
+
+
+def finished(number: int) -> Request:
+    """A request with one full block computed."""
+    request = Request(number, f"r-{number}", [number] * BLOCK, SamplingParams())
+    request.num_computed_tokens = BLOCK
+    request.digests = [bytes([number]) * 16]
+    return request

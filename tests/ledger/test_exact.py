@@ -29,6 +29,7 @@ def random_lab(rng: random.Random, faults: tuple[str, ...]) -> Lab:
         policy=rng.choice(("fcfs", "priority")),
         prefix_caching=rng.random() < 0.7,
         connector_share=rng.choice((0.0, 0.5, 1.0)) if "leak.finished-held" not in str(faults) else 1.0,
+        lease_s=rng.choice((0.0, 0.0, 0.05, 1.0)),
         faults=faults,
         seed=rng.randrange(1 << 30),
     )
