@@ -34,6 +34,8 @@ class Traits(NamedTuple):
 
 def _llama(checkpoint: Checkpoint) -> Traits:
     checkpoint.require("model_type", "llama")
+    checkpoint.require("rope_interleaved", False)
+    checkpoint.require("use_sliding_window", False)
     attention_bias = bool(checkpoint.setting("attention_bias", False))
     return Traits(attention_bias, attention_bias, bool(checkpoint.setting("mlp_bias", False)))
 
@@ -64,8 +66,9 @@ def _qwen3(checkpoint: Checkpoint) -> Traits:
 
 def _qwen_window(checkpoint: Checkpoint) -> Window:
     """Layers from max_window_layers on have the window, if it is in use, unless layer_types says it by layer."""
-    used = checkpoint.setting("use_sliding_window", False)
-    tokens = checkpoint.setting_or_null("sliding_window", _DEFAULT_WINDOW) if used else None
+    tokens = checkpoint.setting_or_null("sliding_window", _DEFAULT_WINDOW)
+    if not checkpoint.setting("use_sliding_window", False):
+        tokens = None
     first = int(checkpoint.setting("max_window_layers", _DEFAULT_FIRST_SLIDING_LAYER))
     layers = range(int(checkpoint.setting("num_hidden_layers")))
     by_position = [_FULL if tokens is None or layer < first else _SLIDING for layer in layers]

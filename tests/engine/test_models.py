@@ -19,7 +19,10 @@ from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.models import LoadedModel, load, tiny
 from engine.models.tokens import ByteTokenizer, DirectoryTokenizer
+from engine.request import Request
+from engine.runner import ModelRunner
 from engine.sampling import SamplingParams
+from engine.scheduler import SchedulerOutput
 from tests.engine import checkpoints
 
 NEAR = 1e-5
@@ -74,6 +77,33 @@ def test_in_16_bits_logits_are_as_near_as_their_rounding(name: str, dtype: str, 
     assert checkpoints.distance(ours, theirs) < 2 * rounding
 
 
+def test_blocks_that_a_window_has_left_behind_are_not_read(tmp_path: Path) -> None:
+    checkpoints.save("mistral", tmp_path)
+    loaded = load(EngineConfig(model=str(tmp_path)))
+    window = loaded.config.sliding_window
+    assert window
+    assert loaded.config.sliding_layers == set(range(loaded.config.num_layers))
+    block_size = 4
+    prompt = checkpoints.prompts(2, 3 * window, seed=3)[1]
+    table = list(range(1, 1 + -(-len(prompt) // block_size)))
+    plain = ModelRunner(loaded, 1 + len(table), block_size, "cpu", "float32")
+    poisoned = ModelRunner(loaded, 1 + len(table), block_size, "cpu", "float32")
+
+    def says(run: ModelRunner, start: int, end: int) -> list[int]:
+        request = Request(1, "r", prompt[:end], SamplingParams(temperature=0))
+        request.num_computed_tokens = start
+        return run.execute(SchedulerOutput(0, [request], [end - start]), {1: table})
+
+    first = len(prompt) - 10
+    assert says(plain, 0, first) == says(poisoned, 0, first)
+    # A chunk, and then a token after the other: each sees the last of the window, and no block before those.
+    for start, end in [(first, first + 5), *((at, at + 1) for at in range(first + 5, len(prompt)))]:
+        behind = table[: (start + 1 - window) // block_size]
+        assert behind
+        poisoned.scatter(behind, torch.full_like(poisoned.gather(behind), torch.nan))
+        assert says(plain, start, end) == says(poisoned, start, end)
+
+
 @pytest.mark.parametrize("name", ["mistral", "qwen2-window", "qwen3-window"])
 def test_a_window_one_token_longer_or_shorter_is_not_the_same(name: str, tmp_path: Path) -> None:
     """The comparisons with transformers would see it; and a window as long as the prompt is none."""
@@ -117,15 +147,28 @@ def test_gpt2_weights_without_the_outer_name_load_too(tmp_path: Path) -> None:
     assert greedy(load(EngineConfig(model=str(tmp_path))), prompt, 8) == checkpoints.generate(model, prompt, 8)
 
 
-def test_configs_of_older_releases_are_read(tmp_path: Path) -> None:
-    model = checkpoints.save("llama-linear", tmp_path)
-    parameters = dict(model.config.rope_parameters)
-    checkpoints.edit(
-        tmp_path, rope_parameters=None, rope_theta=parameters["rope_theta"],
-        rope_scaling={"type": "linear", "factor": parameters["factor"]},
-    )  # fmt: skip
+OLDER = {"rope_parameters": None, "rope_theta": 10_000.0, "dtype": None, "torch_dtype": "bfloat16"}
+"""How releases before the fifth wrote what is now in other places; None takes a setting out."""
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("gpt2", {"n_ctx": 512, "n_inner": None, "task_specific_params": {"text-generation": {"do_sample": True}}}),
+        ("llama", {**OLDER, "pretraining_tp": 1, "is_llama_config": True, "rope_interleaved": False, "head_dim": None}),
+        ("llama-linear", {**OLDER, "rope_scaling": {"type": "linear", "factor": 2.0}}),
+        ("mistral", {**OLDER, "head_dim": None}),
+        ("qwen2", {**OLDER, "layer_types": None, "sliding_window": 64, "max_window_layers": 1, "use_mrope": False}),
+        ("qwen2-window", {**OLDER, "layer_types": None}),
+        ("qwen3", {**OLDER, "layer_types": None, "max_window_layers": 1}),
+    ],
+)
+def test_configs_as_older_releases_wrote_them_are_read(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    checkpoints.save(name, tmp_path)
+    checkpoints.edit(tmp_path, **changes)
     prompt = checkpoints.prompts(2, 200, seed=5)[1]
-    assert greedy(load(EngineConfig(model=str(tmp_path))), prompt, 16) == checkpoints.generate(model, prompt, 16)
+    ours = checkpoints.engine_logits(load(EngineConfig(model=str(tmp_path))), prompt, torch.float32)
+    assert checkpoints.distance(ours, checkpoints.logits(tmp_path, prompt, torch.float32)) < NEAR
 
 
 @pytest.mark.parametrize(
