@@ -1,23 +1,26 @@
-"""The engine's command line: python -m engine serve."""
+"""The engine's command line: python -m engine serve, python -m engine bench."""
 
 from __future__ import annotations
 
 import argparse
+import difflib
 import logging
 import os
+import re
 import signal
 import socket
 import sys
 import time
 from collections.abc import Sequence
+from decimal import Decimal
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 import uvicorn
 import zmq
 
-from engine.config import DTYPES, KV_CONNECTORS, SCHEDULING_POLICIES, TINY, EngineConfig
+from engine.config import DEFAULT_KV_BYTES, DTYPES, KV_CONNECTORS, SCHEDULING_POLICIES, TINY, EngineConfig
 from engine.faults import PLACES
 from monitor.events.publisher import EVENTS_ENDPOINT, NotPrivate, replay_endpoint_for
 
@@ -26,7 +29,35 @@ if TYPE_CHECKING:
 
 USAGE = 2
 DEFAULTS = EngineConfig()
+SIZES: Final = {
+    **{letter: 1000**power for power, letter in enumerate("kmgt", 1)},
+    **{letter: 1024**power for power, letter in enumerate("KMGT", 1)},
+}
+"""As vLLM reads them: k is 1000 and K is 1024, and so on."""
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)([kmgtKMGT]?)")
 logger = logging.getLogger("engine.serve")
+
+
+class Parser(argparse.ArgumentParser):
+    """Tells whoever gives a flag that there is not which ones are near it. Flags are not abbreviated."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings, allow_abbrev=False)
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """As argparse does, and exits with a line for the flags that it left over."""
+        parsed, left = super().parse_known_args(args, namespace)
+        unknown = [text.partition("=")[0] for text in left if text.startswith("-")]
+        if unknown:
+            self.error("; ".join(map(self._unknown, unknown)))
+        return parsed, left
+
+    def _unknown(self, flag: str) -> str:
+        known = [name for name in self._option_string_actions if name.startswith("--")]
+        near = difflib.get_close_matches(flag.replace("_", "-"), known)
+        return f"there is no {flag}" + (f": did you mean {' or '.join(near)}?" if near else "")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def serve(parsed: argparse.Namespace) -> int:
     """Serve until told to stop. Raises ValueError, OSError, NotPrivate or ZMQError for what cannot be started."""
-    config = _config(parsed)
+    config = config_of(parsed)
     listener = _listen(parsed.host, parsed.port)
     port = listener.getsockname()[1]
     address = f"[{parsed.host}]:{port}" if ":" in parsed.host else f"{parsed.host}:{port}"
@@ -122,9 +153,10 @@ def _say_pool(core: EngineCore) -> None:
     )
 
 
-def _config(parsed: argparse.Namespace) -> EngineConfig:
+def config_of(parsed: argparse.Namespace) -> EngineConfig:
+    """The settings that the command line gives. Raises ValueError."""
     names = EngineConfig.__dataclass_fields__.keys() & vars(parsed).keys()
-    given = {name: getattr(parsed, name) for name in names}
+    given = {name: getattr(parsed, name) for name in names} | {"model": parsed.model_tag or parsed.model}
     return EngineConfig(**given, faults=tuple(parsed.fault), hash_key=parsed.hash_key_text.encode())
 
 
@@ -141,27 +173,45 @@ def _set_up_logging() -> None:
 def parser() -> argparse.ArgumentParser:
     """The whole command line; the reference is made from it."""
     environment = os.environ.get
-    whole = argparse.ArgumentParser(prog="python -m engine", description="kvscope's paged-attention engine.")
+    whole = Parser(prog="python -m engine", description="kvscope's paged-attention engine.")
     serving = whole.add_subparsers(dest="command", required=True).add_parser(
         "serve", help="serve a model over HTTP", description="Serves a model with OpenAI's API, and says its events."
     )
     add = serving.add_argument
-    add("--model", default=DEFAULTS.model, metavar="tiny|DIR", help=f"{TINY}, or a Hugging Face directory ({TINY})")
+    model = serving.add_mutually_exclusive_group()
+    says = f"{TINY}, or a Hugging Face directory ({TINY})"
+    model.add_argument("model_tag", nargs="?", metavar="MODEL", help=says)
+    model.add_argument("--model", default=DEFAULTS.model, metavar="MODEL", help="the same, as a flag")
     add("--served-model-name", default="", metavar="NAME", help="what clients call it (the model's own name)")
     add("--host", default="127.0.0.1", help="where to listen (127.0.0.1)")
     add("--port", type=int, default=8000, help="(8000; 0 picks a free one)")
     add("--device", default=DEFAULTS.device, help=f"cpu, cuda or cuda:N ({DEFAULTS.device})")
     add("--dtype", default=DEFAULTS.dtype, choices=DTYPES, help=f"of weights and KV ({DEFAULTS.dtype})")
     add("--block-size", type=int, default=DEFAULTS.block_size, metavar="TOKENS", help=f"({DEFAULTS.block_size})")
-    add("--num-gpu-blocks", type=int, default=None, metavar="N", help="blocks of the pool, the reserved one included")
     add(
-        "--kv-cache-memory-bytes", type=int, default=DEFAULTS.kv_cache_memory_bytes, metavar="BYTES",
-        help=f"the pool's size, unless --num-gpu-blocks says it ({DEFAULTS.kv_cache_memory_bytes})",
+        "--num-gpu-blocks-override", type=int, default=None, metavar="N",
+        help="blocks of the pool, the reserved one included",
     )  # fmt: skip
-    add("--max-model-len", type=int, default=None, metavar="TOKENS", help="prompt and output at most (the model's own)")
+    add(
+        "--kv-cache-memory-bytes", "--kv-cache-memory", type=size, default=None, metavar="BYTES",
+        help="the pool's size, unless --num-gpu-blocks-override says it (what the memory leaves;"
+        f" on the CPU without a budget {DEFAULT_KV_BYTES})",
+    )  # fmt: skip
+    add(
+        "--gpu-memory-utilization", type=float, default=DEFAULTS.gpu_memory_utilization, metavar="SHARE",
+        help="of the device's memory, or of --memory-budget, that the engine takes"
+        f" ({DEFAULTS.gpu_memory_utilization})",
+    )  # fmt: skip
+    add(
+        "--memory-budget", type=size, default=None, metavar="BYTES",
+        help="on the CPU: all of this process is to stay within (no plan is made)",
+    )  # fmt: skip
+    add(
+        "--max-model-len", type=size, default=None, metavar="TOKENS", help="prompt and output at most (the model's own)"
+    )
     add("--max-num-seqs", type=int, default=DEFAULTS.max_num_seqs, metavar="N", help=f"({DEFAULTS.max_num_seqs})")
     add(
-        "--max-num-batched-tokens", type=int, default=DEFAULTS.max_num_batched_tokens, metavar="N",
+        "--max-num-batched-tokens", type=size, default=DEFAULTS.max_num_batched_tokens, metavar="N",
         help=f"in one step ({DEFAULTS.max_num_batched_tokens})",
     )  # fmt: skip
     add("--scheduling-policy", default=DEFAULTS.scheduling_policy, choices=SCHEDULING_POLICIES, help="(fcfs)")
@@ -195,6 +245,18 @@ def parser() -> argparse.ArgumentParser:
         help="of the prefix hashes (KVSCOPE_HASH_KEY, else random)",
     )  # fmt: skip
     return whole
+
+
+def size(text: str) -> int:
+    """A whole number: 65536, 64K (1024 each) or 65.536k (1000 each). Raises ArgumentTypeError for what is none."""
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        message = f"{text!r} is no size: give a number such as 65536, 64K (of 1024) or 64k (of 1000)"
+        raise argparse.ArgumentTypeError(message)
+    value = Decimal(match[1]) * SIZES.get(match[2], 1)
+    if (match[2].isupper() and "." in match[1]) or value != int(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is not whole: fractions go with k, m, g and t only, such as 25.6k")
+    return int(value)
 
 
 def _positive(text: str) -> float:

@@ -21,14 +21,14 @@ class EngineConfig:
     """One engine's settings, in the field's own names. Raises ValueError, naming the setting and what it may be.
 
     model: `tiny`, or a local Hugging Face directory. served_model_name: what clients call it; the model's own name
-    unless given. num_gpu_blocks: blocks of the pool, the reserved one included; None: as many as
+    unless given. num_gpu_blocks_override: blocks of the pool, the reserved one included; None: as many as
     kv_cache_memory_bytes hold. max_model_len: None is the model's own. hash_key: of the prefix hashes; empty is random.
     """
 
     model: str = TINY
     served_model_name: str = ""
     block_size: int = 16
-    num_gpu_blocks: int | None = None
+    num_gpu_blocks_override: int | None = None
     kv_cache_memory_bytes: int = 64 << 20
     max_model_len: int | None = None
     max_num_seqs: int = 64
@@ -51,10 +51,10 @@ class EngineConfig:
         for name in ("block_size", "kv_cache_memory_bytes", "max_num_seqs", "max_num_batched_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)} and must be at least 1")
-        if self.num_gpu_blocks is not None and self.num_gpu_blocks < 2:
+        if self.num_gpu_blocks_override is not None and self.num_gpu_blocks_override < 2:
             raise ValueError(
-                f"num_gpu_blocks is {self.num_gpu_blocks} and must be at least 2, one of which is reserved;"
-                " leave it out to let kv_cache_memory_bytes decide"
+                f"num_gpu_blocks_override is {self.num_gpu_blocks_override} and must be at least 2, one of which is"
+                " reserved; leave it out to let kv_cache_memory_bytes decide"
             )
         if self.max_model_len is not None and self.max_model_len < 2:
             raise ValueError(

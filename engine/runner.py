@@ -23,8 +23,8 @@ def kv_bytes_per_block(model: ModelConfig, block_size: int, dtype: str) -> int:
 
 def num_blocks_for(config: EngineConfig, model: ModelConfig) -> int:
     """Blocks of the pool, the reserved one included: as set, or as many as fit. Raises ValueError if too few fit."""
-    if config.num_gpu_blocks is not None:
-        return config.num_gpu_blocks
+    if config.num_gpu_blocks_override is not None:
+        return config.num_gpu_blocks_override
     block = kv_bytes_per_block(model, config.block_size, config.dtype)
     blocks = config.kv_cache_memory_bytes // block
     if blocks < 2:

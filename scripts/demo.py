@@ -229,7 +229,7 @@ def main() -> int:
         log = Path(folder, "engine.log")
         arguments = (
             "engine", "serve", "--model", "tiny", "--port", str(engine_port), "--events", events,
-            "--block-size", str(BLOCK_SIZE), "--num-gpu-blocks", str(NUM_BLOCKS),
+            "--block-size", str(BLOCK_SIZE), "--num-gpu-blocks-override", str(NUM_BLOCKS),
             "--max-model-len", str(MAX_MODEL_LEN), "--kv-connector", "host",
             "--fault", f"leak.finished-held:after={HEALTHY_REQUESTS}:every=3:limit={LEAKS}",
         )  # fmt: skip

@@ -70,7 +70,7 @@ def assert_books_equal(core: EngineCore, ledger: EngineLedger) -> None:
 def test_the_ledger_equals_the_pool_through_the_real_stream(settings: dict[str, object]) -> None:
     rng = random.Random(5)
     stream = Stream("tiny@test/0", ANYWHERE, ANYWHERE)
-    core = tiny(stream, num_gpu_blocks=24, block_size=4, max_num_batched_tokens=32, max_num_seqs=6, **settings)
+    core = tiny(stream, num_gpu_blocks_override=24, block_size=4, max_num_batched_tokens=32, max_num_seqs=6, **settings)
     assert core.publisher is not None
     ledger = EngineLedger("tiny@test/0")
     live = LiveStream(core.publisher.events_endpoint, core.publisher.replay_endpoint)
@@ -99,7 +99,7 @@ def test_the_ledger_equals_the_pool_through_the_real_stream(settings: dict[str, 
 
 
 def test_a_step_that_fails_ends_its_requests_and_no_more() -> None:
-    config = EngineConfig(num_gpu_blocks=20)
+    config = EngineConfig(num_gpu_blocks_override=20)
     failing: list[str] = []
 
     def fail() -> None:
@@ -123,7 +123,7 @@ def test_a_step_that_fails_ends_its_requests_and_no_more() -> None:
 
 def test_an_engine_whose_books_fail_tells_every_client_and_refuses_the_next() -> None:
     go: list[bool] = []
-    config = EngineConfig(num_gpu_blocks=20, max_num_seqs=1)
+    config = EngineConfig(num_gpu_blocks_override=20, max_num_seqs=1)
     core = EngineCore(config, with_before(load(config), lambda: wait_for(lambda: bool(go))))
     with running(core) as engine:
         first = core.submit("r-1", [1, 2, 3], GREEDY)
@@ -139,7 +139,7 @@ def test_an_engine_whose_books_fail_tells_every_client_and_refuses_the_next() ->
 
 def test_an_idle_engine_makes_no_passes_once_its_rest_is_audited() -> None:
     stream = Stream("tiny@test/0", ANYWHERE, ANYWHERE)
-    with running(tiny(stream, num_gpu_blocks=20)) as engine:
+    with running(tiny(stream, num_gpu_blocks_override=20)) as engine:
         number = engine.core.submit("r", [1, 2, 3], GREEDY)
         wait_for(lambda: number in engine.ends())
         done = engine.core.auditor.cycles
@@ -156,7 +156,7 @@ def test_an_idle_engine_makes_no_passes_once_its_rest_is_audited() -> None:
 
 
 def test_a_request_that_never_fits_waits_and_holds_back_those_behind_it_until_it_is_ended() -> None:
-    with running(tiny(num_gpu_blocks=5, block_size=4, max_model_len=100)) as engine:
+    with running(tiny(num_gpu_blocks_override=5, block_size=4, max_model_len=100)) as engine:
         too_large = engine.core.submit("r-large", [7] * 40, GREEDY)
         small = engine.core.submit("r-small", [7, 7], GREEDY)
         began, passes = time.monotonic(), engine.core.scheduler.passes
@@ -171,7 +171,7 @@ def test_a_request_that_never_fits_waits_and_holds_back_those_behind_it_until_it
 
 
 def test_a_prompt_that_the_model_cannot_take_is_refused() -> None:
-    core = tiny(num_gpu_blocks=9, max_model_len=20)
+    core = tiny(num_gpu_blocks_override=9, max_model_len=20)
     try:
         for prompt, why in (([], "empty"), ([1] * 20, "max_model_len is 20"), ([1, 10_000], "vocabulary")):
             with pytest.raises(Refused, match=why):
@@ -182,7 +182,7 @@ def test_a_prompt_that_the_model_cannot_take_is_refused() -> None:
 
 
 def test_what_ends_an_output() -> None:
-    core = tiny(num_gpu_blocks=40)
+    core = tiny(num_gpu_blocks_override=40)
     greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     try:
         tokens = _run(core, [1, 2, 3], greedy)[0]
@@ -197,7 +197,7 @@ def test_what_ends_an_output() -> None:
 
 
 def test_the_models_own_end_ends_an_output_unless_it_is_ignored() -> None:
-    core = tiny(num_gpu_blocks=40)
+    core = tiny(num_gpu_blocks_override=40)
     (eos,) = core.loaded.config.eos_token_ids
     try:
         for seed in range(200):
@@ -216,7 +216,7 @@ def test_the_models_own_end_ends_an_output_unless_it_is_ignored() -> None:
 
 
 def test_closing_ends_what_is_left() -> None:
-    core = tiny(num_gpu_blocks=5, block_size=4, max_model_len=100)
+    core = tiny(num_gpu_blocks_override=5, block_size=4, max_model_len=100)
     with running(core) as engine:
         number = core.submit("r-large", [7] * 40, GREEDY)
     assert engine.ends() == {number: Status.FINISHED_ABORTED}
@@ -235,7 +235,7 @@ def _run(core: EngineCore, prompt: list[int], params: SamplingParams) -> tuple[l
 
 
 def test_requests_are_taken_in_the_order_of_arrival_or_by_priority() -> None:
-    core = tiny(num_gpu_blocks=40, max_num_seqs=1, scheduling_policy="priority")
+    core = tiny(num_gpu_blocks_override=40, max_num_seqs=1, scheduling_policy="priority")
     try:
         params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
         numbers = [core.submit(f"r-{p}", [1, 2, 3], params, priority=p) for p in (5, 1, 3)]

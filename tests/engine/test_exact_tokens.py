@@ -123,7 +123,7 @@ def test_kv_that_went_to_the_host_and_came_back(oracle: Oracle) -> None:
 def test_every_request_preempted_at_least_once(oracle: Oracle) -> None:
     """An urgent request takes all free blocks as soon as a prompt has begun to answer, and then needs one more."""
     pool = 2 + math.ceil((LONGEST + MAX_TOKENS) / BLOCK_SIZE)
-    settings = {"num_gpu_blocks": pool, "scheduling_policy": "priority", "enable_prefix_caching": False}
+    settings = {"num_gpu_blocks_override": pool, "scheduling_policy": "priority", "enable_prefix_caching": False}
     filler = [1] * LONGEST * 2
     tokens: dict[int, list[int]] = {}
     numbers: list[int] = []

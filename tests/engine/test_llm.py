@@ -17,7 +17,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
 
 @pytest.fixture
 def llm() -> Iterator[LLM]:
-    with LLM(num_gpu_blocks=33, block_size=4) as llm:
+    with LLM(num_gpu_blocks_override=33, block_size=4) as llm:
         yield llm
 
 

@@ -99,7 +99,8 @@ def test_the_pool_is_as_large_as_its_memory_or_as_told() -> None:
     assert 2 * block == kv_bytes_per_block(model, BLOCK_SIZE, "float32") == runner().gather([1]).nbytes
     settings = {"block_size": BLOCK_SIZE, "dtype": "float16"}
     assert num_blocks_for(EngineConfig(kv_cache_memory_bytes=7 * block + 1, **settings), model) == 7
-    assert num_blocks_for(EngineConfig(num_gpu_blocks=5, kv_cache_memory_bytes=7 * block, **settings), model) == 5
+    both = EngineConfig(num_gpu_blocks_override=5, kv_cache_memory_bytes=7 * block, **settings)
+    assert num_blocks_for(both, model) == 5
     with pytest.raises(ValueError, match="kv_cache_memory_bytes"):
         num_blocks_for(EngineConfig(kv_cache_memory_bytes=2 * block - 1, **settings), model)
 
@@ -108,7 +109,7 @@ def test_the_pool_is_as_large_as_its_memory_or_as_told() -> None:
     ("setting", "value"),
     [
         ("block_size", 0), ("max_num_seqs", 0), ("max_num_batched_tokens", 0), ("kv_cache_memory_bytes", 0),
-        ("num_gpu_blocks", 1), ("max_model_len", 1), ("scheduling_policy", "lifo"), ("dtype", "int8"),
+        ("num_gpu_blocks_override", 1), ("max_model_len", 1), ("scheduling_policy", "lifo"), ("dtype", "int8"),
         ("device", "tpu"), ("kv_connector", "cloud"), ("hash_key", b"x" * 65), ("model", ""), ("faults", ("no.such",)),
     ],
 )  # fmt: skip

@@ -28,7 +28,8 @@ GREEDY: dict[str, Any] = {"model": "tiny", "temperature": 0, "extra_body": {"ign
 @pytest.fixture(scope="module")
 def engine() -> Iterator[EngineProcess]:
     """One for the tests that leave it as it was: idle."""
-    with EngineProcess("--num-gpu-blocks", "65", "--max-model-len", "4096", "--stall-seconds", "0.5") as engine:
+    settings = ("--num-gpu-blocks-override", "65", "--max-model-len", "4096", "--stall-seconds", "0.5")
+    with EngineProcess(*settings) as engine:
         yield engine
 
 
@@ -222,7 +223,7 @@ def test_metrics_count_what_was_served(client: openai.OpenAI, engine: EngineProc
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_it_stops_cleanly_whatever_it_has_in_hand(how: int, tmp_path: Path) -> None:
-    with EngineProcess("--num-gpu-blocks", "9", "--journal", str(tmp_path)) as engine:
+    with EngineProcess("--num-gpu-blocks-override", "9", "--journal", str(tmp_path)) as engine:
         with socket.create_connection(_address(engine)) as connection:
             connection.sendall(_post("/v1/completions", {"prompt": "x" * 200, "max_tokens": 1}, {}))
             wait_for(lambda: metrics(engine)["num_requests_waiting"] == 1)
@@ -250,7 +251,7 @@ def test_its_log_is_read_as_vllms_is(engine: EngineProcess) -> None:
     [
         (("--model", "/nowhere/at/all"), "/nowhere/at/all"),
         (("--fault", "leak.everything"), "there is no fault 'leak.everything'"),
-        (("--num-gpu-blocks", "1"), "num_gpu_blocks is 1"),
+        (("--num-gpu-blocks-override", "1"), "num_gpu_blocks_override is 1"),
         (("--events", "tcp://0.0.0.0:1"), "could be reached from other machines"),
         (("--kv-connector", "host", "--no-enable-prefix-caching"), "enable_prefix_caching"),
         (("--stall-seconds", "0"), "not above 0"),

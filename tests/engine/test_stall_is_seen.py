@@ -41,7 +41,7 @@ def test_a_step_that_hangs_is_confirmed(tmp_path: Path) -> None:
     go = threading.Event()
     events = f"ipc://{tmp_path}/events"
     core = EngineCore(
-        EngineConfig(num_gpu_blocks=20), with_before(load(EngineConfig(num_gpu_blocks=20)), go.wait),
+        EngineConfig(num_gpu_blocks_override=20), with_before(load(EngineConfig(num_gpu_blocks_override=20)), go.wait),
         Stream("hangs@127.0.0.1:0/0", events, f"{events}-replay"), stall_s=0.5,
     )  # fmt: skip
     stream, watch = LiveStream(events), Watch(Settings.parse(QUICK))

@@ -108,7 +108,7 @@ def test_an_idle_engine_never_stalls() -> None:
 
 
 def test_it_speaks_while_the_engines_thread_hangs_in_a_step(caplog: pytest.LogCaptureFixture) -> None:
-    config = EngineConfig(num_gpu_blocks=20)
+    config = EngineConfig(num_gpu_blocks_override=20)
     go = threading.Event()
     core = EngineCore(config, with_before(load(config), go.wait), stall_s=0.1)
     outputs: list[Output] = []
