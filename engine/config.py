@@ -14,6 +14,7 @@ SCHEDULING_POLICIES: Final = ("fcfs", "priority")
 DTYPES: Final = ("float32", "float16", "bfloat16")
 KV_CONNECTORS: Final = ("", "host")
 MAX_HASH_KEY_BYTES: Final = 64
+DEFAULT_KV_BYTES: Final = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -22,14 +23,18 @@ class EngineConfig:
 
     model: `tiny`, or a local Hugging Face directory. served_model_name: what clients call it; the model's own name
     unless given. num_gpu_blocks_override: blocks of the pool, the reserved one included; None: as many as
-    kv_cache_memory_bytes hold. max_model_len: None is the model's own. hash_key: of the prefix hashes; empty is random.
+    kv_cache_memory_bytes hold. That one None: as many as gpu_memory_utilization, a share of the device's memory, leaves
+    room for; on the CPU of memory_budget, the bytes that the process is to stay within, and without a budget
+    DEFAULT_KV_BYTES. max_model_len: None is the model's own. hash_key: of the prefix hashes; empty is random.
     """
 
     model: str = TINY
     served_model_name: str = ""
     block_size: int = 16
     num_gpu_blocks_override: int | None = None
-    kv_cache_memory_bytes: int = 64 << 20
+    kv_cache_memory_bytes: int | None = None
+    gpu_memory_utilization: float = 0.9
+    memory_budget: int | None = None
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
@@ -48,13 +53,23 @@ class EngineConfig:
         if not self.served_model_name:
             name = self.model if self.model == TINY else Path(self.model).resolve().name
             object.__setattr__(self, "served_model_name", name)
-        for name in ("block_size", "kv_cache_memory_bytes", "max_num_seqs", "max_num_batched_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)} and must be at least 1")
+        for name in ("block_size", "kv_cache_memory_bytes", "memory_budget", "max_num_seqs", "max_num_batched_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value} and must be at least 1")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ValueError(
+                f"gpu_memory_utilization is {self.gpu_memory_utilization} and must be above 0 and at most 1: a share"
+            )
+        if self.memory_budget is not None and self.device != "cpu":
+            raise ValueError(
+                f"memory_budget is {self.memory_budget} and is for the CPU: of {self.device!r} the engine takes a"
+                " share, gpu_memory_utilization"
+            )
         if self.num_gpu_blocks_override is not None and self.num_gpu_blocks_override < 2:
             raise ValueError(
                 f"num_gpu_blocks_override is {self.num_gpu_blocks_override} and must be at least 2, one of which is"
-                " reserved; leave it out to let kv_cache_memory_bytes decide"
+                " reserved; leave it out to let the memory decide"
             )
         if self.max_model_len is not None and self.max_model_len < 2:
             raise ValueError(

@@ -23,12 +23,13 @@ from engine.blocks.manager import KVCacheManager
 from engine.blocks.pool import RESERVED, BlockPool
 from engine.config import EngineConfig
 from engine.connectors.host import HostConnector
-from engine.describe import describe, memory_bill
+from engine.describe import describe
 from engine.faults import PLACES, Faults
+from engine.memory import Meter, device_of, make_plan
 from engine.models import LoadedModel
 from engine.output import Output
 from engine.request import Request
-from engine.runner import ModelRunner, num_blocks_for
+from engine.runner import ModelRunner
 from engine.sampling import SamplingParams
 from engine.scheduler import Scheduler, SchedulerOutput
 from engine.watchdog import Watchdog
@@ -103,7 +104,11 @@ class EngineCore:
         self.max_model_len = loaded.config.max_model_len
         self.log = EventLog(clock) if stream else SilentLog(clock)
         self.faults = Faults.parse(config.faults)
-        total = num_blocks_for(config, loaded.config)
+        device = device_of(config)
+        stored = HOST_STORE_POOLS if config.kv_connector == "host" and config.device == "cpu" else 0
+        self.plan = make_plan(config, loaded, device, stored)
+        total = self.plan.num_blocks
+        self._meter = Meter(self.plan, device, self.log, clock)
         self.pool = BlockPool(total, self.log, self.faults)
         hasher = PrefixHasher(config.block_size, config.hash_key) if config.enable_prefix_caching else None
         self.manager = KVCacheManager(self.pool, config.block_size, hasher, self.faults)
@@ -284,6 +289,7 @@ class EngineCore:
         if plan.requests:
             outputs += self._execute(plan)
         self._audit()
+        self._meter.tick()
         self._flush()
         return outputs
 
@@ -389,7 +395,9 @@ class EngineCore:
         total = self.pool.total
         description = describe(self.config, self.loaded, total, self.faults)
         self.log.started(total, RESERVED, self.config.block_size, description.to_json())
-        self.log.memory(memory_bill(self.config, self.loaded, total))
+        self._meter.tick()
+        if self.plan.is_measured:
+            logger.info("%s", self.plan.line(self.config.gpu_memory_utilization))
         self._flush()
         if self.publisher is not None:
             self.publisher.start()

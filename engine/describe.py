@@ -10,7 +10,6 @@ from engine.faults import Faults
 from engine.models import LoadedModel
 from engine.runner import kv_bytes_per_block
 from monitor.events.description import EngineDescription, KVGroup
-from monitor.events.kinds import SCHEMA, Kind
 
 VERSION = version("kvscope")
 
@@ -36,10 +35,3 @@ def describe(config: EngineConfig, loaded: LoadedModel, total_blocks: int, fault
         groups=[KVGroup(layers=loaded.config.num_layers)],
         faults=[str(fault) for fault in faults.on.values()],
     )
-
-
-def memory_bill(config: EngineConfig, loaded: LoadedModel, total_blocks: int) -> list[int]:
-    """Bytes in the order of SCHEMA[Kind.MEMORY]: what is known before anything has run, -1 for the rest."""
-    kv_pool = total_blocks * kv_bytes_per_block(loaded.config, config.block_size, config.dtype)
-    known = {"weights": loaded.weight_bytes, "kv_pool": kv_pool}
-    return [known.get(name, -1) for name in SCHEMA[Kind.MEMORY].args]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from engine.attention import BatchAttention, PagedKV
 from engine.batch import lay_out
-from engine.config import EngineConfig
+from engine.config import DEFAULT_KV_BYTES, EngineConfig
 from engine.models import LoadedModel, ModelConfig
 from engine.sampler import sample
 from engine.scheduler import SchedulerOutput
@@ -26,10 +26,11 @@ def num_blocks_for(config: EngineConfig, model: ModelConfig) -> int:
     if config.num_gpu_blocks_override is not None:
         return config.num_gpu_blocks_override
     block = kv_bytes_per_block(model, config.block_size, config.dtype)
-    blocks = config.kv_cache_memory_bytes // block
+    given = DEFAULT_KV_BYTES if config.kv_cache_memory_bytes is None else config.kv_cache_memory_bytes
+    blocks = given // block
     if blocks < 2:
         raise ValueError(
-            f"kv_cache_memory_bytes is {config.kv_cache_memory_bytes} and holds {blocks} blocks of {block} bytes;"
+            f"kv_cache_memory_bytes is {given} and holds {blocks} blocks of {block} bytes;"
             f" at least 2 are needed, one of which is reserved: give {2 * block} or more"
         )
     return blocks

@@ -3,6 +3,7 @@
 monitor doctor [TARGET…]        what is wrong, and what to do
 monitor explain request ID      the life of a request
 monitor explain block ID        why a block is held, and its life
+monitor explain memory          what a device's memory went to, and what that leaves for KV
 monitor record TARGET DIR       keep a stream as a recording
 monitor serve                   the service: page, API, /metrics, alerts
 """
@@ -21,6 +22,7 @@ from rich.console import Console
 
 from monitor.detectors.thresholds import Settings
 from monitor.doctor import render
+from monitor.doctor.memory import bill_in_log, bill_of_engines
 from monitor.doctor.observe import WATCH_S, CannotTell, observe
 from monitor.doctor.report import CANNOT_TELL, NOTHING, USAGE, examine
 from monitor.events.publisher import EVENTS_ENDPOINT
@@ -168,6 +170,18 @@ def _add_explain(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         one.add_argument("--engine", default="", help="which engine, if there are several")
         _add_shared(one)
         one.set_defaults(run=_explain, thing=thing)
+    memory = things.add_parser(
+        "memory", help="what a device's memory went to, and what that leaves for KV",
+        description="Does the sums of an engine's memory bill again, from the figures in its log (vLLM's or kvscope's),"
+        " or shows the bill of a running kvscope engine beside its device's own figures.",
+        epilog=f"{TARGETS}\nexit codes: 0, 2 for a wrong command line, 3 for no bill (what is missing is named)",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    memory.add_argument("target", nargs="?", metavar="TARGET", help="where to look, if not in a log")
+    memory.add_argument("--log", metavar="FILE", help="an engine's log, plain or gzip")
+    memory.add_argument("--format", choices=("table", "json"), default="table", help="(default: table)")
+    _add_shared(memory)
+    memory.set_defaults(run=_explain_memory)
 
 
 def _explain(parsed: argparse.Namespace) -> int:
@@ -200,6 +214,28 @@ def _explain(parsed: argparse.Namespace) -> int:
         raise last_error
     finally:
         observation.close()
+
+
+def _explain_memory(parsed: argparse.Namespace) -> int:
+    if parsed.log and parsed.target:
+        raise ValueError("give a TARGET or --log FILE, not both")
+    if parsed.log:
+        report = bill_in_log(parsed.log)
+    else:
+        report = bill_of_engines(
+            parsed.target or _default_url(),
+            Settings.parse(parsed.thresholds),
+            parsed.timeout,
+            parsed.watch,
+            parsed.token,
+        )
+    if parsed.format == "json":
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(report)).decode() + "\n")
+    else:
+        render.memory(report, Console(highlight=False))
+    if report.missing:
+        raise CannotTell(f"{report.source} has no whole memory bill: {'; '.join(report.missing)}")
+    return NOTHING
 
 
 # -------------------------------------------------------------------- record

@@ -44,6 +44,8 @@ class EngineView(msgspec.Struct, frozen=True):
     faults: list[str]
     configuration: dict[str, Any]
     findings: dict[str, int]
+    memory: dict[str, int] = {}
+    """Bytes, by the names of the MEMORY event, and `elsewhere`; what is not known is not in it."""
 
 
 class PointView(msgspec.Struct, frozen=True):

@@ -17,6 +17,7 @@ from monitor.events.sample import Fact, Sample
 from monitor.events.wire import Batch, Keyframe
 from monitor.findings import Finding, FindingReport, Findings, Transition
 from monitor.ledger.because import because
+from monitor.ledger.bill import measured
 from monitor.ledger.ledger import EngineLedger, Fleet, Point
 from monitor.ledger.story import StoryLine, names_in, story_of_block, story_of_request
 from monitor.ledger.words import timestamp
@@ -255,6 +256,7 @@ def _stream_view(ledger: EngineLedger, findings: dict[str, int]) -> EngineView:
             if field not in ("faults", "other") and (value := getattr(described, field))
         },
         findings=findings,
+        memory=measured(state.memory),
     )
 
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from monitor.detectors.judgement import SEVERITIES, Evidence
+from monitor.doctor.memory import MemoryReport
 from monitor.doctor.report import BalanceReport, Report, TargetReport
 from monitor.findings import FindingReport
 from monitor.ledger.words import counted, listed, percent
@@ -122,6 +123,47 @@ def block(detail: BlockDetail, console: Console) -> None:
 
 
 # -------------------------------------------------------------------- parts
+
+
+def memory(report: MemoryReport, console: Console) -> None:
+    """`monitor explain memory`: the bill, what it leaves for KV, and how large the pool is."""
+    _print(console, f"MEMORY  {report.source}", "bold")
+    for engine, figures in report.engines.items():
+        _print(console, f"  {engine}")
+        for name, size in figures.items():
+            _print(console, f"    {name.replace('_', ' '):<24} {_gib(size)}")
+    for name, size in report.parts.items():
+        _print(console, f"  {name:<24} {_gib(size)}", "bold red" if size < 0 else "")
+    if report.bill is not None:
+        _print(console, f"  {'device in all':<24} {_gib(report.bill.device_total)}", "bold")
+        _print(console, f"  {'requested of it':<24} {_gib(report.bill.requested)}")
+    if report.over_requested_bytes is not None and report.over_requested_bytes > 0:
+        over = f"The engine, its KV included, takes {_gib(report.over_requested_bytes).strip()} more than it was given."
+        _wrapped(console, over, "  ! ", "bold red")
+    if report.suggestions is not None:
+        console.print()
+        _print(console, "SUGGESTIONS", "bold")
+        for name, words in (
+            ("fit_requested", "to fit into the requested share"),
+            ("use_all", "to use all of the device"),
+        ):
+            advised: int = getattr(report.suggestions, f"{name}_bytes")
+            short: int = getattr(report.suggestions, f"{name}_short_by_bytes")
+            said = report.printed.get(f"{name}_bytes")
+            own = f" (the engine's own: {said})" if said is not None else ""
+            advice = f"cannot be met: {_gib(short).strip()} are missing" if short else f"--kv-cache-memory={advised}"
+            _print(console, f"  {words:<32} {advice}{own}")
+    if report.sizing:
+        console.print()
+        _print(console, "POOL", "bold")
+        for fact, value in report.sizing.items():
+            _print(console, f"  {fact:<24} {value:,}" if isinstance(value, int) else f"  {fact:<24} {value}")
+    for note in report.notes:
+        _wrapped(console, f"Note: {note}.", "  ")
+
+
+def _gib(size: int) -> str:
+    return f"{size / (1 << 30):>10.3f} GiB"
 
 
 def _balance(balance: BalanceReport, target: TargetReport, console: Console) -> None:

@@ -14,6 +14,7 @@ ended, the zone is taken to be UTC, and `Log.notes` says so.
     available_kv_cache_gib     "Available KV cache memory: 45.94 GiB"
     blocks_not_freed           "Failed to reset prefix cache because some blocks (12) are not freed yet"
     kv_connector               "Creating v1 connector with name: NixlConnector"
+    memory_…                   the memory bill: monitor/sources/memory_log.py
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from monitor.events.sample import Fact, Sample
+from monitor.sources.memory_log import memory_facts
 
 STATS: Final = re.compile(
     r"(?:Engine (?P<rank>\d+): |(?P<several>\d+) Engines Aggregated: )?"
@@ -84,6 +86,7 @@ class Log:
                 for name, pattern in FACTS:
                     if (found := pattern.search(text)) is not None:
                         facts.append((position, name, _value(found[1]), at_ns))
+                facts += [(position, name, value, at_ns) for name, value in memory_facts(text)]
         if stamped and self._last_stamp is not None:
             facts.append((last_position, "last_stamp", "", self._last_stamp))
             self.notes.append("its times have no zone and are taken to be UTC")

@@ -1,0 +1,69 @@
+"""What a line of a log says of an engine's memory: vLLM's bill in its wordings from 0.10.2 to 0.33, and kvscope's own.
+
+Figures are in GiB as printed, rounded to two decimals; what is printed in bytes stays in bytes.
+
+    fact                             from
+    -------------------------------  ------------------------------------------------------------------------------
+    memory_free_gib, _total_gib      "Free memory on device (177.66/178.36 GiB) on startup"
+    memory_requested_share, _gib     "Desired GPU memory utilization is (0.9, 160.53 GiB)"
+    memory_weights_gib               "8.58 GiB for weight"
+    memory_consumed_gib              "56.89 GiB for consumed memory (weights + non-torch)": since 0.27
+    memory_activations_gib           "9.96 GiB for peak activation"
+    memory_non_torch_gib             "0.07 GiB for non-torch memory"
+    memory_graphs_gib                "0.65 GiB for CUDAGraph memory"
+    memory_graphs_estimated_gib      "Estimated CUDA graph memory: 0.36 GiB total"; "… (actual), 0.64 GiB (estimated)"
+    memory_graphs_are_reserved       "CUDA graph memory profiling is enabled": the estimate is kept free of KV
+    suggested_fit_requested_bytes    "`--kv-cache-memory=151519866880` to fit into requested memory"
+    suggested_use_all_bytes          "`--kv-cache-memory=169914314752` to fully utilize gpu memory"
+    kv_cache_in_use_bytes, _gib      "Current kv cache memory in use is 152379699200 bytes", "… is 27.85 GiB"
+    kv_cache_reserved_gib            "reserved 20.0 GiB memory for KV Cache as specified by kv_cache_memory_bytes";
+                                     "Explicitly set (0.06/11.21) GiB for KV cache on node 0"
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+GIB: Final = r"(-?[\d.]*\d) ?GiB"
+
+MEMORY_FACTS: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
+    ("memory_free_gib", re.compile(r"Free memory on device \((-?[\d.]+)/[\d.]+ ?GiB\) on startup")),
+    ("memory_total_gib", re.compile(r"Free memory on device \(-?[\d.]+/([\d.]+) ?GiB\) on startup")),
+    ("memory_requested_share", re.compile(r"Desired GPU memory utilization is \(([\d.]+), ")),
+    ("memory_requested_gib", re.compile(rf"Desired GPU memory utilization is \([\d.]+, {GIB}\)")),
+    ("memory_weights_gib", re.compile(rf"{GIB} for weight")),
+    ("memory_consumed_gib", re.compile(rf"{GIB} for consumed memory")),
+    ("memory_activations_gib", re.compile(rf"{GIB} for peak activation")),
+    ("memory_non_torch_gib", re.compile(rf"{GIB} for non-torch memory")),
+    ("memory_graphs_gib", re.compile(rf"{GIB} for (?:CUDA|NPU ?)[Gg]raph memory")),
+    (
+        "memory_graphs_estimated_gib",
+        re.compile(rf"(?:Estimated CUDA graph memory: |\(actual\), ){GIB}(?: total| \(est)"),
+    ),
+    ("memory_graphs_are_reserved", re.compile(r"CUDA graph memory profiling is (enabled)")),
+    ("suggested_fit_requested_bytes", re.compile(r"`--kv-cache-memory=(-?\d+)`[^`]*? to fit into requested memory")),
+    ("suggested_use_all_bytes", re.compile(r"`--kv-cache-memory=(-?\d+)`[^`]*? to fully utilize gpu memory")),
+    ("kv_cache_in_use_bytes", re.compile(r"Current kv cache memory in use is (\d+) bytes")),
+    ("kv_cache_in_use_gib", re.compile(rf"Current kv cache memory in use is {GIB}")),
+    (
+        "kv_cache_reserved_gib",
+        re.compile(rf"reserved {GIB} memory for KV Cache|Explicitly set \(([\d.]+)/[\d.]+\) GiB for KV"),
+    ),
+)
+TOLD_BY: Final = ("GiB", "graph memory profiling")
+"""Few lines of a log have any of these, and all that is looked for has one."""
+
+
+def memory_facts(text: str) -> Iterator[tuple[str, int | float | str]]:
+    """Name and figure of each fact in a line."""
+    if not any(sign in text for sign in TOLD_BY):
+        return
+    for name, pattern in MEMORY_FACTS:
+        if (found := pattern.search(text)) is not None:
+            figure = next(group for group in found.groups() if group is not None)
+            if name == "memory_graphs_are_reserved":
+                yield name, figure
+            else:
+                yield name, int(figure) if name.endswith("_bytes") else float(figure)
