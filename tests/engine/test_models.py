@@ -142,7 +142,10 @@ def test_sharded_weights_are_found_by_their_index(tmp_path: Path) -> None:
 def test_gpt2_weights_without_the_outer_name_load_too(tmp_path: Path) -> None:
     model = checkpoints.save("gpt2", tmp_path)
     path = tmp_path / "model.safetensors"
-    save_file({name.removeprefix("transformer."): tensor for name, tensor in load_file(path).items()}, path)
+    tensors = {name.removeprefix("transformer."): tensor for name, tensor in load_file(path).items()}
+    # They had the causal mask among the weights, too.
+    mask = torch.ones(checkpoints.MAX_LEN, checkpoints.MAX_LEN).tril()[None, None]
+    save_file({**tensors, "h.0.attn.bias": mask, "h.0.attn.masked_bias": torch.tensor(-1e4)}, path)
     prompt = checkpoints.prompts(2, 40, seed=5)[1]
     assert greedy(load(EngineConfig(model=str(tmp_path))), prompt, 8) == checkpoints.generate(model, prompt, 8)
 
@@ -176,7 +179,10 @@ def test_configs_as_older_releases_wrote_them_are_read(name: str, changes: dict[
     [
         ({"architectures": ["MambaForCausalLM"]}, ["MambaForCausalLM", "LlamaForCausalLM", "GPT2LMHeadModel"]),
         ({"architectures": None}, ["none named"]),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, ["yarn", "llama3"]),
+        *(
+            ({"rope_parameters": {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0}}, [kind, "llama3"])
+            for kind in ("yarn", "dynamic", "longrope")
+        ),
         ({"hidden_act": "relu"}, ["hidden_act", "relu", "silu"]),
         ({"sliding_window": 64}, ["sliding_window", "64"]),
         ({"num_hidden_layers": None}, ["config.json", "num_hidden_layers"]),
@@ -292,6 +298,23 @@ def test_whatever_setting_is_changed_logits_are_those_of_transformers_or_it_is_r
         compared += 1
     assert compared
     assert refused
+
+
+def test_weights_besides_those_that_the_model_uses_are_refused_unless_they_are_the_same(tmp_path: Path) -> None:
+    checkpoints.save("qwen3", tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    tied = {**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"].clone()}
+    save_file(tied, path)
+    assert load(EngineConfig(model=str(tmp_path))).weight_bytes == sum(tensor.nbytes for tensor in tensors.values())
+
+    tied["lm_head.weight"][0, 0] += 1
+    save_file(tied, path)
+    assert "lm_head.weight" in refusal(tmp_path)
+
+    lora = "model.layers.0.self_attn.q_proj.lora_A.weight"
+    save_file({**tensors, lora: torch.zeros(2, 2)}, path)
+    assert lora in refusal(tmp_path)
 
 
 @pytest.mark.parametrize("missing", ["config.json", "model.safetensors", "tokenizer.json"])
