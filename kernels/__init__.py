@@ -1,14 +1,27 @@
 """GPU kernels in Triton, each beside a plain torch twin that gives the same on any device.
 
-Each step's attention of one new token of a sequence over its paged KV, `paged_decode`:
+The paged cache of a layer, in which H / K query heads share a key-value head:
 
-    query          [B, H, D]                           B sequences, H query heads of size D
-    key_cache      [blocks, block_size, K, D]          K key-value heads; H / K query heads share each
+    key_cache      [blocks, block_size, K, D]          K key-value heads of size D
     value_cache    the same
-    block_tables   [B, M] int64                        beyond a sequence's end anything that is a block
-    seq_lens       [B] int64, 1 to M * block_size      tokens that each sequence sees
-    result         [B, H, D]
+    block_tables   [B, M] int64                        a sequence's blocks in order; where it sees none, any block
+    seq_lens       [B] int64, 1 to M * block_size      tokens of each sequence, those of this step included
+    window         of tokens that each token sees, itself the last of them; None: all up to itself
 
-paged_decode.py        the kernel; importing it needs Triton
-paged_decode_twin.py   its twin, and the gathering of pages that other attention in plain torch begins with
+`kv_write` keeps this step's keys and values, [N, K, D] each, in the caches' slots:
+
+    slots          [N] int64                           block * block_size + offset, no slot twice
+
+`paged_decode` is the attention of each sequence's last token, `paged_prefill` that of each sequence's last tokens, as
+many as it has rows. Both read keys and values from the caches, this step's too:
+
+    query          [B, H, D] or [N, H, D]              the rows of a sequence one after another
+    query_starts   [B + 1] int64                       where each sequence's rows begin, and the last one's end
+    result         as the query
+
+Rows of query, key and value may be apart; within one, heads are contiguous.
+
+kv_write.py, paged_decode.py, paged_prefill.py     the kernels; importing them needs Triton
+tiles.py                                           what the attention kernels share
+kv_write_twin.py, paged_decode_twin.py, …          their twins, and the gathering of pages that these begin with
 """

@@ -21,9 +21,15 @@ def gather_pages(cache: Tensor, block_tables: Tensor) -> Tensor:
 
 
 def paged_decode_torch(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, block_tables: Tensor, seq_lens: Tensor, scale: float
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    scale: float,
+    window: int | None = None,
 ) -> Tensor:
-    """The twin, for any device and dtype. What lies beyond a sequence's end must be finite.
+    """The twin, for any device and dtype. What a sequence does not see must be finite.
 
     It works through the sequences in groups: best those of about one length stand together.
     """
@@ -34,7 +40,10 @@ def paged_decode_torch(
     for start in range(0, len(query), group):
         lens = seq_lens[start : start + group]
         blocks = block_tables[start : start + group, : -(-int(lens.max()) // block_size)]
-        visible = torch.arange(blocks.shape[1] * block_size, device=query.device) < lens[:, None]
+        tokens = torch.arange(blocks.shape[1] * block_size, device=query.device)
+        visible = tokens < lens[:, None]
+        if window is not None:
+            visible &= tokens >= lens[:, None] - window
         # Query heads that share a key are to SDPA as many queries of one head.
         queries = query[start : start + group].view(len(lens), kv_heads, -1, head_size)
         keys, values = gather_pages(key_cache, blocks), gather_pages(value_cache, blocks)

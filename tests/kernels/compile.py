@@ -1,6 +1,6 @@
-"""Compiles the paged decode kernel ahead of time for sm_90, which needs no GPU, and prints as JSON what it takes.
+"""Compiles the kernels ahead of time, which needs no GPU, and prints as JSON what each takes.
 
-python -m tests.kernels.compile
+python -m tests.kernels.compile few|covering|all
 """
 
 from __future__ import annotations
@@ -8,52 +8,143 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
 import tempfile
+from collections.abc import Callable
+from itertools import product
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kernels.paged_decode import MAX_HEAD_SIZE, constants, num_warps, paged_decode_kernel
+from kernels import kv_write, paged_decode, paged_prefill
+from kernels.tiles import COMMON, MAX_HEAD_SIZE
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-POINTERS = ("out_ptr", "query_ptr", "key_ptr", "value_ptr")
+TARGETS = {
+    **{f"sm_{arch}": GPUTarget("cuda", arch, 32) for arch in (80, 90, 100, 120)},
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+}
+DTYPES = {"fp32": 4, "fp16": 2, "bf16": 2}
+HEAD_SIZES = (64, 80, 96, 128, MAX_HEAD_SIZE)
+HEADS, KV_HEADS, BLOCK_SIZE, SPLITS = 8, 2, 16, paged_decode.MAX_SPLITS
 
 
-def compiled(dtype: str, head_size: int) -> dict[str, object]:
-    """The parts that the compiler gave, bytes of shared memory, and of stack: what did not fit in registers."""
-    fixed = constants(heads=8, kv_heads=2, head_size=head_size, block_size=16)
-    signature = {
-        **dict.fromkeys(POINTERS, f"*{dtype}"), "tables_ptr": "*i64", "lens_ptr": "*i64", "scale": "fp32",
-        "query_stride": "i64", "tables_stride": "i64", **dict.fromkeys(fixed, "constexpr"),
-    }  # fmt: skip
-    kernel = triton.compile(
-        ASTSource(fn=paged_decode_kernel, signature=signature, constexprs=fixed),
-        target=GPUTarget("cuda", 90, 32),
-        options={"num_warps": num_warps(head_size)},
+class Kernel(NamedTuple):
+    function: Any
+    constants: dict[str, int]
+    options: dict[str, int | bool]
+
+
+class Made(NamedTuple):
+    kernel: str
+    target: str
+    dtype: str
+    head_size: int
+
+
+def decode(head_size: int, itemsize: int, amd: bool, direct: bool) -> Kernel:
+    fixed = paged_decode.constants(HEADS, KV_HEADS, head_size, BLOCK_SIZE, itemsize)
+    options = paged_decode.options(head_size, amd)
+    return Kernel(paged_decode.paged_decode_kernel, {**fixed, "DIRECT": direct}, options)
+
+
+def reduce(head_size: int, itemsize: int, amd: bool) -> Kernel:
+    fixed = paged_decode.constants(HEADS, KV_HEADS, head_size, BLOCK_SIZE, itemsize)
+    kept = {name: fixed[name] for name in ("HEAD_SIZE", "HEAD_PADDED", "TILE")}
+    return Kernel(paged_decode.reduce_splits_kernel, {**kept, "SPLITS_PADDED": SPLITS}, COMMON)
+
+
+def prefill(head_size: int, itemsize: int, amd: bool) -> Kernel:
+    fixed = paged_prefill.constants(HEADS, KV_HEADS, head_size, BLOCK_SIZE, itemsize)
+    return Kernel(paged_prefill.paged_prefill_kernel, fixed, paged_prefill.options(itemsize))
+
+
+KERNELS: dict[str, Callable[[int, int, bool], Kernel]] = {
+    "write": lambda head_size, itemsize, amd: Kernel(kv_write.kv_write_kernel, {"WIDTH": kv_write.WIDTH}, COMMON),
+    "decode": lambda head_size, itemsize, amd: decode(head_size, itemsize, amd, direct=True),
+    "decode, split": lambda head_size, itemsize, amd: decode(head_size, itemsize, amd, direct=False),
+    "reduce": reduce,
+    "prefill": prefill,
+}
+TYPES = {"scale": "fp32", "window": "i32", "splits": "i32", "row": "i32", "query_stride": "i64", "tables_stride": "i64",
+         "key_stride": "i64", "value_stride": "i64", "slots_ptr": "*i64", "tables_ptr": "*i64", "lens_ptr": "*i64",
+         "starts_ptr": "*i64", "log_sums_ptr": "*fp32", "part_ptr": "*fp32"}  # fmt: skip
+"""Arguments of a type of their own; all others point to the caches' type."""
+STRIDES = ("query_stride", "key_stride", "value_stride")
+ALL = [Made(*made) for made in product(KERNELS, TARGETS, DTYPES, HEAD_SIZES)]
+
+
+def few() -> list[Made]:
+    """Each kernel once, and each target, and each head size."""
+    dtypes = ("bf16", "fp32", "fp16", "fp32", "bf16")
+    return [Made(*made) for made in zip(KERNELS, TARGETS, dtypes, HEAD_SIZES, strict=True)]
+
+
+def covering() -> list[Made]:
+    """Any two of kernel, target, type and head size together at least once, and the widest fp32 heads everywhere."""
+    attention = ("decode", "decode, split", "prefill")
+    chosen = [Made(*made) for made in product(attention, TARGETS, ["fp32"], [MAX_HEAD_SIZE])]
+    missing = set().union(*map(pairs, ALL)) - set().union(*map(pairs, chosen))
+    while missing:
+        chosen.append(max(ALL, key=lambda made: len(pairs(made) & missing)))
+        missing -= pairs(chosen[-1])
+    return chosen
+
+
+def pairs(made: Made) -> set[tuple[Any, Any]]:
+    return {(first, second) for at, first in enumerate(made) for second in made[at + 1 :]}
+
+
+def compiled(made: Made) -> dict[str, object]:
+    """Bytes of shared memory, and of stack, which is what did not fit in registers; the assembly's own target."""
+    amd = made.target.startswith("gfx")
+    kernel = KERNELS[made.kernel](made.head_size, DTYPES[made.dtype], amd)
+    names = [name for name in kernel.function.arg_names if name not in kernel.constants]
+    signature = {name: TYPES.get(name, f"*{made.dtype}") for name in names}
+    if made.kernel == "decode, split":
+        signature["out_ptr"] = "*fp32"
+    # As at a launch: Triton looks whether addresses and strides are multiples of 16, and ours are.
+    aligned = [name.endswith("_ptr") or name in STRIDES for name in kernel.function.arg_names]
+    binary = triton.compile(
+        ASTSource(
+            fn=kernel.function,
+            signature={**signature, **dict.fromkeys(kernel.constants, "constexpr")},
+            constexprs=kernel.constants,
+            attrs={(at,): [["tt.divisibility", 16]] for at, is_aligned in enumerate(aligned) if is_aligned},
+        ),
+        target=TARGETS[made.target],
+        options=kernel.options,
     )
+    stack, target = (of_amd if amd else of_nvidia)(binary.asm)
+    return {"made": made, "target": target, "shared_bytes": binary.metadata.shared, "stack_bytes": stack}
+
+
+def of_nvidia(asm: dict[str, Any]) -> tuple[int, str]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
-        cubin.write(kernel.asm["cubin"])
+        cubin.write(asm["cubin"])
         cubin.flush()
-        usage = subprocess.run(
-            [CUOBJDUMP, "-res-usage", cubin.name], check=True, capture_output=True, text=True
-        ).stdout
-    target = re.search(r"^\.target (\w+)", kernel.asm["ptx"], re.M)
-    stack = re.search(r"STACK:(\d+)", usage)
-    assert target
-    assert stack
-    return {
-        "dtype": dtype, "head_size": head_size, "target": target[1], "cubin_bytes": len(kernel.asm["cubin"]),
-        "shared_bytes": kernel.metadata.shared, "stack_bytes": int(stack[1]),
-    }  # fmt: skip
+        usage = subprocess.run([CUOBJDUMP, "-res-usage", cubin.name], check=True, capture_output=True, text=True)
+    return int(found(r"STACK:(\d+)", usage.stdout)), found(r"^\.target (\w+)", asm["ptx"])
+
+
+def of_amd(asm: dict[str, Any]) -> tuple[int, str]:
+    assembly = asm["amdgcn"]
+    stack = int(found(r"\.private_segment_fixed_size: (\d+)", assembly))
+    return stack, found(r"\.amdgcn_target \".*\b(gfx\w+)\"", assembly)
+
+
+def found(pattern: str, text: str) -> str:
+    match = re.search(pattern, text, re.M)
+    assert match, f"the compiler said nothing of {pattern}"
+    return match[1]
 
 
 def main() -> None:
-    # The widest heads need most registers; fp32 needs most of all, and is multiplied in another way.
-    fp32 = [("fp32", size) for size in (64, 80, 96, 128, MAX_HEAD_SIZE)]
-    kernels = [*fp32, ("fp16", 64), ("bf16", 80), ("bf16", MAX_HEAD_SIZE)]
-    print(json.dumps([compiled(*kernel) for kernel in kernels]))
+    sets = {"few": few, "covering": covering, "all": lambda: ALL}
+    print(json.dumps([compiled(made) for made in sets[sys.argv[1]]()]))
 
 
 if __name__ == "__main__":

@@ -1,18 +1,23 @@
-"""Runs the paged decode kernel in Triton's interpreter against its twin, and prints the errors as JSON.
+"""Runs the kernels in Triton's interpreter against their twins, and prints the errors as JSON.
 
-TRITON_INTERPRET=1 python -m tests.kernels.interpret     (the variable must be set before the kernel is imported)
+TRITON_INTERPRET=1 python -m tests.kernels.interpret SEED     (the variable must be set before a kernel is imported)
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from kernels.paged_decode import TILE, paged_decode
+from kernels.kv_write import WIDTH, kv_write
+from kernels.kv_write_twin import kv_write_torch
+from kernels.paged_decode import constants, paged_decode
 from kernels.paged_decode_twin import paged_decode_torch
+from kernels.paged_prefill import paged_prefill
+from kernels.paged_prefill_twin import paged_prefill_torch
 
 
 class Case(NamedTuple):
@@ -22,59 +27,119 @@ class Case(NamedTuple):
     kv_heads: int
     block_size: int
     seq_lens: list[int]
+    window: int | None = None
 
 
+TILE = constants(1, 1, 64, 16, itemsize=4)["TILE"]
 # Sequences end within, at and just behind a block and a tile; blocks are smaller, larger and no divisor of a tile.
-# No bfloat16: the interpreter of Triton 3.9 multiplies its bit patterns.
-CASES = [
-    Case(torch.float32, 64, 4, 2, 16, [1, TILE, TILE + 1]),
-    Case(torch.float32, 80, 3, 1, 5, [7, 2 * TILE + 3]),
-    Case(torch.float32, 96, 2, 2, 48, [49, 31]),
-    Case(torch.float32, 128, 20, 1, 16, [17]),
-    Case(torch.float32, 256, 2, 1, 16, [40]),
-    Case(torch.float16, 64, 4, 2, 16, [63, 16]),
-    Case(torch.float16, 12, 4, 4, 16, [33, 2]),
+# No bfloat16 where there are products: the interpreter of Triton 3.9 multiplies its bit patterns.
+DECODES = [
+    (Case(torch.float32, 64, 4, 2, 16, [1, TILE, TILE + 1, 2 * TILE, 2 * TILE + 1]), 1),
+    (Case(torch.float32, 80, 3, 1, 5, [7, 2 * TILE + 3]), 1),
+    (Case(torch.float32, 96, 2, 2, 48, [49, 31], window=20), 1),
+    (Case(torch.float32, 128, 20, 1, 16, [17]), 1),
+    (Case(torch.float32, 256, 2, 1, 16, [40], window=1), 1),
+    (Case(torch.float16, 64, 4, 2, 16, [63, 16]), 1),
+    (Case(torch.float16, 12, 4, 4, 16, [33, 2], window=32), 1),
+    # Fewer tokens than splits, splits that no token falls to, a last one that is not full, and windows across them.
+    (Case(torch.float32, 64, 4, 2, 16, [1, 2 * TILE + 2, 3 * TILE, 3 * TILE + 1]), 3),
+    (Case(torch.float32, 80, 3, 1, 5, [150, 9], window=101), 2),
+    (Case(torch.float16, 128, 2, 1, 16, [2 * TILE + 1, 200]), 5),
 ]
+# With each sequence's rows: whole prompts, chunks behind a prefix, single tokens, and more rows than a tile holds.
+PREFILLS = [
+    (Case(torch.float32, 64, 4, 2, 16, [33, 1, TILE, 70]), [33, 1, 5, 2]),
+    (Case(torch.float32, 80, 3, 1, 5, [40, 27], window=9), [40, 3]),
+    (Case(torch.float32, 96, 2, 2, 48, [49]), [35]),
+    (Case(torch.float32, 256, 2, 1, 16, [36], window=1), [4]),
+    (Case(torch.float16, 128, 10, 2, 16, [60, 20], window=33), [30, 20]),
+    (Case(torch.float16, 12, 1, 1, 16, [100]), [70]),
+]
+WRITES = [(torch.float32, 2, 64), (torch.float16, 3, 80), (torch.bfloat16, 1 + WIDTH // 128, 128)]
+"""Key-value heads, head size; the last row is wider than what one program copies."""
 
 
 def rms(values: Tensor) -> float:
     return values.double().square().mean().sqrt().item()
 
 
-def error(case: Case) -> float:
-    """The kernel's error against the twin in fp32, as a ratio of root mean squares; NaN if a poisoned slot was read.
+def random(case: Case, *shape: int) -> Tensor:
+    return torch.randn(*shape).to(case.dtype)
 
-    Whatever no sequence sees is NaN in the kernel's caches, and 0 in the twin's.
+
+def pages(case: Case, query_lens: list[int]) -> tuple[list[Tensor], Tensor, Tensor]:
+    """Both caches, the block tables and the lengths. Whatever no row sees is NaN, and its block another's: the first.
+
+    A sequence's last `query_lens` tokens are the rows.
     """
-    generator = torch.Generator().manual_seed(case.head_size)
     sequences, widest = len(case.seq_lens), -(-max(case.seq_lens) // case.block_size)
-    block_tables = 1 + torch.randperm(sequences * widest, generator=generator).view(sequences, widest)
+    block_tables = 1 + torch.randperm(sequences * widest).view(sequences, widest)
     seen = torch.zeros(1 + sequences * widest, case.block_size, dtype=torch.bool)
-    for table, length in zip(block_tables, case.seq_lens, strict=True):
-        seen.view(-1)[(table[:, None] * case.block_size + torch.arange(case.block_size)).view(-1)[:length]] = True
+    for table, length, rows in zip(block_tables, case.seq_lens, query_lens, strict=True):
+        first = 0 if case.window is None else max(0, length - rows - case.window + 1)
+        slots = (table[:, None] * case.block_size + torch.arange(case.block_size)).view(-1)
+        seen.view(-1)[slots[first:length]] = True
+        table[: first // case.block_size] = 0
         table[-(-length // case.block_size) :] = 0
-
-    def random(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator).to(case.dtype)
-
-    # The model hands over a slice of a wider row.
-    query = random(sequences, case.heads + 2 * case.kv_heads, case.head_size)[:, : case.heads]
-    caches = [random(*seen.shape, case.kv_heads, case.head_size) for _ in range(2)]
+    caches = [random(case, *seen.shape, case.kv_heads, case.head_size) for _ in range(2)]
     for cache in caches:
         cache[~seen] = float("nan")
-    seq_lens = torch.tensor(case.seq_lens)
-    scale = case.head_size**-0.5
-    got = paged_decode(query, *caches, block_tables, seq_lens, scale)
-    clean = [cache.nan_to_num().float() for cache in caches]
-    expected = paged_decode_torch(query.float(), *clean, block_tables, seq_lens, scale)
+    return caches, block_tables, torch.tensor(case.seq_lens)
+
+
+def queries(case: Case, rows: int) -> Tensor:
+    """[rows, H, D]: a slice of wider rows, as a model hands it over."""
+    return random(case, rows, case.heads + 2 * case.kv_heads, case.head_size)[:, : case.heads]
+
+
+def error(got: Tensor, expected: Tensor) -> float:
+    """As a ratio of root mean squares; NaN if a poisoned slot was read or a value not written."""
     return rms(got - expected) / rms(expected)
 
 
+def decode_error(case: Case, splits: int) -> float:
+    """The kernel's error against the twin in fp32."""
+    caches, block_tables, seq_lens = pages(case, [1] * len(case.seq_lens))
+    query, scale = queries(case, len(seq_lens)), case.head_size**-0.5
+    got = paged_decode(query, *caches, block_tables, seq_lens, scale, case.window, splits)
+    clean = [cache.nan_to_num().float() for cache in caches]
+    return error(got, paged_decode_torch(query.float(), *clean, block_tables, seq_lens, scale, case.window))
+
+
+def prefill_error(case: Case, query_lens: list[int]) -> float:
+    """The kernel's error against the twin in fp32."""
+    caches, block_tables, seq_lens = pages(case, query_lens)
+    query, scale = queries(case, sum(query_lens)), case.head_size**-0.5
+    starts = torch.tensor([0, *query_lens]).cumsum(0)
+    got = paged_prefill(query, *caches, block_tables, starts, seq_lens, max(query_lens), scale, case.window)
+    clean = [cache.nan_to_num().float() for cache in caches]
+    return error(got, paged_prefill_torch(query.float(), *clean, block_tables, starts, seq_lens, scale, case.window))
+
+
+def write_differs(dtype: torch.dtype, kv_heads: int, head_size: int) -> int:
+    """Values that the kernel leaves otherwise than its twin, whose caches begin as not a number."""
+    tokens, blocks, block_size = 7, 3, 5
+    rows = torch.randn(tokens, 3 * kv_heads, head_size).to(dtype)
+    key, value = rows[:, kv_heads : 2 * kv_heads], rows[:, 2 * kv_heads :]
+    slots = torch.randperm(blocks * block_size)[:tokens]
+    got, expected = (torch.full((2, blocks, block_size, kv_heads, head_size), torch.nan, dtype=dtype) for _ in range(2))
+    kv_write(key, value, *got, slots)
+    kv_write_torch(key, value, *expected, slots)
+    assert int(expected.isfinite().sum()) == 2 * key.numel()
+    return int((~torch.isclose(got, expected, rtol=0, atol=0, equal_nan=True)).sum())
+
+
 def main() -> None:
+    torch.manual_seed(int(sys.argv[1]))
     empty = torch.empty
-    # What the kernel fails to write is found by its being no number.
+    # What a kernel fails to write, or reads before it is written, is found by its being no number.
     torch.empty = lambda *shape, **how: empty(*shape, **how).fill_(float("nan"))
-    print(json.dumps([[str(case.dtype), case.head_size, error(case)] for case in CASES]))
+    decodes = [(f"decode {case}, {splits} splits", decode_error(case, splits)) for case, splits in DECODES]
+    prefills = [(f"prefill {case}, rows {rows}", prefill_error(case, rows)) for case, rows in PREFILLS]
+    writes = [(f"write {case}", write_differs(*case)) for case in WRITES]
+    dtypes = [str(case.dtype) for case, _ in [*DECODES, *PREFILLS]]
+    attention = [(dtype, *result) for dtype, result in zip(dtypes, decodes + prefills, strict=True)]
+    print(json.dumps({"attention": attention, "writes": writes}))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,116 @@
+"""Chunked prefill over a paged prefix in Triton. Shapes are those of kernels/__init__.py.
+
+A program serves one sequence, one key-value head and a tile of rows, a row being one query head of one token; the heads
+that share a key stand side by side, so that a tile is full whatever their number. It walks what its rows see in tiles
+of tokens, whatever the block size.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.tiles import COMMON, LEAST, LOG2_E, NO_WINDOW, fold_tile, head_constants
+
+
+def paged_prefill(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    query_starts: Tensor,
+    seq_lens: Tensor,
+    longest: int,
+    scale: float,
+    window: int | None = None,
+) -> Tensor:
+    """The kernel. `longest` is the most rows that a sequence has, known to the host.
+
+    Raises ValueError for heads that are too wide for it.
+    """
+    _, heads, head_size = query.shape
+    _, block_size, kv_heads, _ = key_cache.shape
+    fixed = constants(heads, kv_heads, head_size, block_size, query.dtype.itemsize)
+    out = torch.empty(query.shape, device=query.device, dtype=query.dtype)
+    tiles = triton.cdiv(longest * fixed["GROUP"], fixed["ROWS"])
+    paged_prefill_kernel[(tiles, kv_heads, len(seq_lens))](
+        out, query, key_cache, value_cache, block_tables, query_starts, seq_lens, scale * LOG2_E, window or NO_WINDOW,
+        query.stride(0), block_tables.stride(0), **fixed, **options(query.dtype.itemsize),
+    )  # fmt: skip
+    return out
+
+
+def constants(heads: int, kv_heads: int, head_size: int, block_size: int, itemsize: int) -> dict[str, int]:
+    """What the kernel is compiled for. Raises ValueError for heads that are too wide for it."""
+    narrow, wide = (128, 64) if itemsize == 2 else (32, 16)
+    return {
+        **head_constants(heads, kv_heads, head_size, block_size, itemsize, tile=32),
+        # As many as do not spill.
+        "ROWS": narrow if head_size <= 64 * (4 // itemsize) else wide,
+    }
+
+
+def options(itemsize: int) -> dict[str, int | bool]:
+    """Threads / 32 of a program, what its tile of rows needs to stay in registers, and the depth of its pipeline."""
+    return {"num_warps": 8 if itemsize == 2 else 4, "num_stages": 2, **COMMON}
+
+
+@triton.jit  # type: ignore[untyped-decorator]  # Triton takes no annotations but its own
+def paged_prefill_kernel(  # type: ignore[no-untyped-def]
+    out_ptr,
+    query_ptr,
+    key_ptr,
+    value_ptr,
+    tables_ptr,
+    starts_ptr,
+    lens_ptr,
+    scale,
+    window,
+    query_stride,
+    tables_stride,
+    KV_HEADS: tl.constexpr,  # noqa: N803  # compile-time constants are written as such
+    GROUP: tl.constexpr,  # noqa: N803
+    HEAD_SIZE: tl.constexpr,  # noqa: N803
+    HEAD_PADDED: tl.constexpr,  # noqa: N803
+    BLOCK_SIZE: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,  # noqa: N803
+    TILE: tl.constexpr,  # noqa: N803
+) -> None:
+    """Program (tile of rows, key-value head, sequence). Tokens of the query are `query_stride` apart."""
+    kv_head = tl.program_id(1)
+    sequence = tl.program_id(2).to(tl.int64)
+    query_start = tl.load(starts_ptr + sequence)
+    query_len = (tl.load(starts_ptr + sequence + 1) - query_start).to(tl.int32)
+    seq_len = tl.load(lens_ptr + sequence).to(tl.int32)
+    first_row = tl.program_id(0) * ROWS
+    if first_row >= query_len * GROUP:
+        return
+
+    rows = first_row + tl.arange(0, ROWS)
+    queries = rows // GROUP
+    positions = seq_len - query_len + queries
+    columns = tl.arange(0, HEAD_PADDED)
+    mask = (queries < query_len)[:, None] & (columns < HEAD_SIZE)[None, :]
+    query_rows = query_start + queries
+    in_row = (kv_head * GROUP + rows % GROUP)[:, None] * HEAD_SIZE + columns[None, :]
+    query = tl.load(query_ptr + (query_rows * query_stride)[:, None] + in_row, mask=mask, other=0.0)
+
+    largest = tl.full([ROWS], LEAST, dtype=tl.float32)
+    total = tl.zeros([ROWS], dtype=tl.float32)
+    weighted = tl.zeros([ROWS, HEAD_PADDED], dtype=tl.float32)
+    table_ptr = tables_ptr + sequence * tables_stride
+    # From what the first row's window begins with to what the last row sees.
+    begin = tl.maximum(tl.min(positions, 0) - window + 1, 0)
+    end = tl.minimum(tl.max(positions, 0) + 1, seq_len)
+    for start in range(begin, end, TILE):
+        tokens = start + tl.arange(0, TILE)
+        visible = (tokens[None, :] <= positions[:, None]) & (tokens[None, :] > positions[:, None] - window)
+        largest, total, weighted = fold_tile(
+            query, key_ptr, value_ptr, table_ptr, tokens, tokens < end, visible, kv_head, scale,
+            largest, total, weighted, KV_HEADS, HEAD_SIZE, HEAD_PADDED, BLOCK_SIZE,
+        )  # fmt: skip
+
+    out = (weighted / total[:, None]).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + (query_rows * (KV_HEADS * GROUP * HEAD_SIZE))[:, None] + in_row, out, mask=mask)

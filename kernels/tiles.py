@@ -1,0 +1,94 @@
+"""What the attention kernels share: one tile of a sequence's keys and values, folded into a running softmax.
+
+A softmax over tiles keeps, for each row of queries, its largest score, the sum of the exponentials and the weighted
+values, and corrects them when the largest grows (Milakov and Gimelshein, https://arxiv.org/abs/1805.02867).
+Exponentials are of base 2, which is what a GPU has: scores come in times log2(e).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import triton
+import triton.language as tl
+
+LOG2_E: Final = 1.4426950408889634
+MIN_SIDE: Final = 16
+"""Rows, and head size, that a tensor core's product takes at least; what is too many is masked."""
+TILE_BYTES: Final = 16 << 10
+"""Of a tile's keys, and of its values: with two tiles on their way, within every target's shared memory."""
+MAX_HEAD_SIZE: Final = 256
+"""A head's values must stay in registers."""
+NO_WINDOW: Final = 2**31 - 1
+"""More tokens than any sequence has."""
+COMMON: Final = {"enable_fp_fusion": True}
+"""Options of every launch. A product and a sum in one rounding: Triton's default is to change."""
+LEAST: Final = tl.constexpr(-3.0e38)
+"""Below any score, and finite: a row that has seen nothing yet must not subtract infinity from infinity."""
+
+
+def head_constants(
+    heads: int, kv_heads: int, head_size: int, block_size: int, itemsize: int, tile: int
+) -> dict[str, int]:
+    """What both attention kernels are compiled for, with `tile` tokens a tile if they are not too many bytes.
+
+    Raises ValueError for heads that are too wide.
+    """
+    if head_size > MAX_HEAD_SIZE:
+        raise ValueError(f"the head size is {head_size} and may be {MAX_HEAD_SIZE} at most")
+    padded = max(MIN_SIDE, triton.next_power_of_2(head_size))
+    return {
+        "KV_HEADS": kv_heads,
+        "GROUP": heads // kv_heads,
+        "HEAD_SIZE": head_size,
+        "HEAD_PADDED": padded,
+        "BLOCK_SIZE": block_size,
+        "TILE": min(tile, TILE_BYTES // (padded * itemsize)),
+    }
+
+
+@triton.jit  # type: ignore[untyped-decorator]  # Triton takes no annotations but its own
+def fold_tile(  # type: ignore[no-untyped-def]
+    query,
+    key_ptr,
+    value_ptr,
+    table_ptr,
+    tokens,
+    written,
+    visible,
+    kv_head,
+    scale,
+    largest,
+    total,
+    weighted,
+    KV_HEADS: tl.constexpr,  # noqa: N803  # compile-time constants are written as such
+    HEAD_SIZE: tl.constexpr,  # noqa: N803
+    HEAD_PADDED: tl.constexpr,  # noqa: N803
+    BLOCK_SIZE: tl.constexpr,  # noqa: N803
+):
+    """Fold `tokens` [T] in, of which those `written` are read and those `visible` [rows, T] seen.
+
+    query [rows, HEAD_PADDED]; `scale` is times log2(e). Returns largest [rows], total [rows] and weighted
+    [rows, HEAD_PADDED] as they are then.
+    """
+    columns = tl.arange(0, HEAD_PADDED)
+    # 64 bits: a pool of many blocks is larger than 2^31 elements.
+    blocks = tl.load(table_ptr + tokens // BLOCK_SIZE, mask=written, other=0).to(tl.int64)
+    slots = blocks * BLOCK_SIZE + tokens % BLOCK_SIZE
+    offsets = (slots * KV_HEADS + kv_head)[:, None] * HEAD_SIZE + columns[None, :]
+    mask = written[:, None]
+    if HEAD_SIZE < HEAD_PADDED:
+        mask &= (columns < HEAD_SIZE)[None, :]
+
+    key = tl.load(key_ptr + offsets, mask=mask, other=0.0)
+    scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+    scores = tl.where(visible, scores, float("-inf"))
+    new_largest = tl.maximum(largest, tl.max(scores, 1))
+    correction = tl.exp2(largest - new_largest)
+    weights = tl.exp2(scores - new_largest[:, None])
+
+    value = tl.load(value_ptr + offsets, mask=mask, other=0.0)
+    total = total * correction + tl.sum(weights, 1)
+    weighted = weighted * correction[:, None]
+    weighted = tl.dot(weights.to(value.dtype), value, acc=weighted, input_precision="ieee")
+    return new_largest, total, weighted

@@ -1,0 +1,98 @@
+"""The kernels without a GPU: right in Triton's interpreter, and compiled for five GPUs within their means.
+
+Both run in processes of their own, because Triton decides on import whether it interprets.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="needs torch: pip install -e .[engine]")
+pytest.importorskip("triton", reason="needs Triton, which is for Linux: pip install -e .[engine]")
+
+REPOSITORY = Path(__file__).parents[2]
+SHARED_KIB = {"sm_80": 163, "sm_90": 227, "sm_100": 227, "sm_120": 99, "gfx942": 64}
+"""A block's at most: CUDA programming guide, technical specifications by compute capability; AMD's CDNA 3 ISA, LDS."""
+ROUNDING = {"torch.float32": 2**-23, "torch.float16": 2**-10}
+
+
+def run(cache: Path, *command: str, **environment: str) -> Any:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", *command],
+        cwd=REPOSITORY,
+        env={**os.environ, "TRITON_CACHE_DIR": str(cache), "OMP_NUM_THREADS": "1", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_interpreted_they_give_what_their_twins_give(tmp_path: Path) -> None:
+    seed = str(int.from_bytes(os.urandom(4)))
+    errors = run(tmp_path, "tests.kernels.interpret", seed, TRITON_INTERPRET="1")
+    assert {dtype for dtype, _, _ in errors["attention"]} == ROUNDING.keys()
+    for dtype, case, error in errors["attention"]:
+        # A few roundings, in sums of another order; not a number is never below anything.
+        assert error < 4 * ROUNDING[dtype], (case, seed)
+    for case, differing in errors["writes"]:
+        assert differing == 0, (case, seed)
+
+
+def compile_within_means(tmp_path: Path, which: str) -> list[dict[str, Any]]:
+    kernels: list[dict[str, Any]] = run(tmp_path, "tests.kernels.compile", which)
+    for kernel in kernels:
+        _, target, _, _ = kernel["made"]
+        assert kernel["target"].removesuffix("a") == target, kernel
+        assert kernel["stack_bytes"] == 0, kernel
+        assert kernel["shared_bytes"] <= SHARED_KIB[target] << 10, kernel
+    return kernels
+
+
+def test_each_compiles_for_a_gpu_without_spilling(tmp_path: Path) -> None:
+    kernels = compile_within_means(tmp_path, "few")
+    assert {kernel["made"][1] for kernel in kernels} == SHARED_KIB.keys()
+
+
+@pytest.mark.slow
+def test_they_compile_for_every_gpu_without_spilling(tmp_path: Path) -> None:
+    assert len(compile_within_means(tmp_path, "covering")) <= 60
+
+
+@pytest.mark.prove
+def test_every_combination_compiles_without_spilling(tmp_path: Path) -> None:
+    compile_within_means(tmp_path, "all")
+
+
+def test_heads_that_are_too_wide_are_refused() -> None:
+    import torch
+
+    from kernels.paged_decode import paged_decode
+    from kernels.paged_prefill import paged_prefill
+    from kernels.tiles import MAX_HEAD_SIZE
+
+    cache = torch.zeros(2, 4, 1, MAX_HEAD_SIZE + 1)
+    query, table = torch.zeros(1, 1, MAX_HEAD_SIZE + 1), torch.ones(1, 1, dtype=torch.int64)
+    starts, lens = torch.tensor([0, 1]), torch.tensor([1])
+    with pytest.raises(ValueError, match=f"head size is {MAX_HEAD_SIZE + 1}"):
+        paged_decode(query, cache, cache, table, lens, 1.0)
+    with pytest.raises(ValueError, match=f"head size is {MAX_HEAD_SIZE + 1}"):
+        paged_prefill(query, cache, cache, table, starts, lens, 1, 1.0)
+
+
+def test_a_batch_is_split_only_where_it_leaves_multiprocessors_idle() -> None:
+    from kernels.paged_decode import MAX_SPLITS, MIN_SPLIT, splits_for
+
+    assert splits_for(programs=132, longest=1 << 17, processors=132) == 1
+    assert splits_for(programs=8, longest=1 << 17, processors=132) == 2 * 132 // 8
+    assert splits_for(programs=8, longest=3 * MIN_SPLIT + 1, processors=132) == 3
+    assert splits_for(programs=8, longest=MIN_SPLIT - 1, processors=132) == 1
+    assert splits_for(programs=1, longest=1 << 17, processors=132) == MAX_SPLITS
