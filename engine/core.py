@@ -27,7 +27,7 @@ from engine.describe import describe
 from engine.faults import PLACES, Faults
 from engine.memory import Meter, device_of, make_plan
 from engine.models import LoadedModel
-from engine.output import Output
+from engine.output import Output, Sampled
 from engine.request import Request
 from engine.runner import ModelRunner
 from engine.sampling import SamplingParams
@@ -334,9 +334,10 @@ class EngineCore:
                 scheduler.finish(request, Status.FINISHED_ERROR)
             outputs = [self._last(Output(r.number, (), r.status, error)) for r in plan.requests]
         else:
-            stops = [self._is_stop(request, token) for request, token in zip(wanting, sampled, strict=True)]
-            scheduler.complete(plan, sampled, stops)
-            outputs = [self._news(request, token) for request, token in zip(wanting, sampled, strict=True)]
+            tokens = [token_id for token_id, _ in sampled]
+            stops = [self._is_stop(request, token) for request, token in zip(wanting, tokens, strict=True)]
+            scheduler.complete(plan, tokens, stops)
+            outputs = [self._news(request, one) for request, one in zip(wanting, sampled, strict=True)]
         duration = self.clock.monotonic_ns() - began
         self.log.step_completed(plan.step, duration, plan.limit, *self.pool.counts()[:3])
         self.launched = NO_STEP
@@ -354,13 +355,13 @@ class EngineCore:
         is_eos = token in self.loaded.config.eos_token_ids and not params.ignore_eos
         return is_eos or token in params.stop_token_ids
 
-    def _news(self, request: Request, token: int) -> Output:
+    def _news(self, request: Request, sampled: Sampled) -> Output:
         self.counts.generation_tokens += 1
         if len(request.output_token_ids) == 1:
             self.counts.prompt_tokens += request.num_prompt_tokens
         if request.is_finished:
-            return self._last(Output(request.number, (token,), request.status))
-        return Output(request.number, (token,))
+            return self._last(Output(request.number, (sampled,), request.status))
+        return Output(request.number, (sampled,))
 
     def _last(self, output: Output) -> Output:
         """Every request gets exactly one output with a status, and this is it."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.core import EngineCore
-from engine.output import FINISH_REASONS, Output, TextStream
+from engine.output import FINISH_REASONS, Output, Sampled, TextStream
 from engine.sampling import SamplingParams
 from monitor.events.kinds import Status
 
@@ -19,10 +19,14 @@ class EngineError(RuntimeError):
 
 @dataclass(frozen=True)
 class Delta:
-    """What is new of the text of the `index`-th prompt; `reason` in its last one only."""
+    """What is new of the `index`-th text: its tokens, and what is certain by now of what they say.
+
+    `reason` in its last one only.
+    """
 
     index: int
-    text: str
+    text: str = ""
+    sampled: Sequence[Sampled] = ()
     reason: str = ""
 
 
@@ -52,13 +56,18 @@ class FrontEnd:
         self.core.start(deliver)
 
     def submit(self, names: Sequence[str], prompts: list[list[int]], params: SamplingParams, priority: int) -> Texts:
-        """Have one text made for each prompt. Raises Refused, and then has none made, and EngineDead."""
+        """Have params.n texts made for each prompt. Raises Refused, and then has none made, and EngineDead.
+
+        `names`: of the requests, one a text.
+        """
         for prompt in prompts:
             self.core.check(prompt)
         texts = Texts(self, sum(len(prompt) for prompt in prompts))
-        for name, prompt in zip(names, prompts, strict=True):
-            number = self.core.submit(name, prompt, params, priority)
-            texts.made[number] = TextStream(self.core.loaded.tokenizer, params.stop)
+        each = [(prompt, one) for prompt in prompts for one in params.each()]
+        for name, (prompt, one) in zip(names, each, strict=True):
+            number = self.core.submit(name, prompt, one, priority)
+            texts.made[number] = TextStream(self.core.loaded.tokenizer, one.stop)
+            texts.sampled[number] = []
             self._queues[number] = texts.outputs
         return texts
 
@@ -68,12 +77,13 @@ class FrontEnd:
 
 
 class Texts:
-    """The texts that one client waits for, in the order of its prompts."""
+    """The texts that one client waits for, in the order of its prompts, those of one prompt together."""
 
     def __init__(self, front_end: FrontEnd, prompt_tokens: int) -> None:
         self.prompt_tokens = prompt_tokens
         self.outputs: asyncio.Queue[Output] = asyncio.Queue()
         self.made: dict[int, TextStream] = {}
+        self.sampled: dict[int, list[Sampled]] = {}
         self.reasons: dict[int, str] = {}
         self._front_end = front_end
 
@@ -89,17 +99,18 @@ class Texts:
         output = await self.outputs.get()
         number, text = output.number, self.made[output.number]
         if number in self.reasons:
-            return Delta(list(self.made).index(number), "")  # made after its stop string, before the engine knew
+            return Delta(list(self.made).index(number))  # made after its stop string, before the engine knew
         if output.status is not None:
             self.reasons[number] = FINISH_REASONS[output.status]
         if output.error or output.status == Status.FINISHED_ABORTED:
             raise EngineError(output.error or "the engine is stopping")
+        self.sampled[number] += output.sampled
         new = text.add(output.token_ids, last=output.status is not None)
         if text.stopped and output.status is None:
             self._front_end.core.end(number, Status.FINISHED_STOPPED)
         if text.stopped:
             self.reasons[number] = "stop"
-        return Delta(list(self.made).index(number), new, self.reasons.get(number, ""))
+        return Delta(list(self.made).index(number), new, output.sampled, self.reasons.get(number, ""))
 
     def close(self, *, client_gone: bool) -> None:
         """Wait no longer. Texts that have not ended are ended, and the engine is told if it is because nobody waits."""

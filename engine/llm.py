@@ -16,9 +16,11 @@ from typing import Any
 from engine.config import TINY, EngineConfig
 from engine.core import EngineCore, Stream
 from engine.models import load
-from engine.output import FINISH_REASONS, Output, TextStream
+from engine.output import FINISH_REASONS, Logprob, Output, Sampled, TextStream
 from engine.sampling import SamplingParams
 from monitor.events.kinds import Status
+
+__all__ = ["LLM", "CompletionOutput", "NeverFits", "RequestOutput", "SamplingParams"]
 
 Prompt = str | Sequence[int]
 
@@ -31,6 +33,8 @@ class CompletionOutput:
     text: str
     token_ids: list[int]
     finish_reason: str
+    logprobs: list[dict[int, Logprob]] | None = None
+    """At each place, by token id: the chosen token's, and those of the likeliest; None unless asked for."""
 
 
 @dataclass(frozen=True)
@@ -75,15 +79,18 @@ class LLM:
         self.core.close()
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
         """The outputs, in the order of the prompts. A prompt is a text or a list of token ids.
 
-        params: for all prompts, or one for each. Raises ValueError for a prompt that the model cannot take, before
-        any has run; NeverFits for one that the pool cannot hold; RuntimeError if the engine fails.
+        sampling_params: for all prompts, or one for each. Raises ValueError for a prompt that the model cannot take,
+        before any has run; NeverFits for one that the pool cannot hold; RuntimeError if the engine fails.
         """
         wanted = _as_list(prompts)
-        each = [params or SamplingParams()] * len(wanted) if isinstance(params, SamplingParams | None) else list(params)
+        given = sampling_params or SamplingParams()
+        each = [given] * len(wanted) if isinstance(given, SamplingParams) else list(given)
         if len(each) != len(wanted):
             raise ValueError(f"there are {len(wanted)} prompts and {len(each)} sampling params: give one, or one each")
         tokenizer = self.core.loaded.tokenizer
@@ -91,11 +98,14 @@ class LLM:
         for prompt_ids in ids:
             self.core.check(prompt_ids)
         work: dict[int, _Work] = {}
-        for prompt, prompt_ids, one in zip(wanted, ids, each, strict=True):
+        outputs: list[list[_Work]] = []
+        for prompt_ids, params in zip(ids, each, strict=True):
             self._requests += 1
-            name = f"llm-{self._requests}"
-            number = self.core.submit(name, prompt_ids, one)
-            work[number] = _Work(name, prompt, prompt_ids, TextStream(tokenizer, one.stop))
+            names = [f"llm-{self._requests}" + (f"-{i}" if params.n > 1 else "") for i in range(params.n)]
+            numbers = [self.core.submit(name, prompt_ids, p) for name, p in zip(names, params.each(), strict=True)]
+            outputs.append([_Work(TextStream(tokenizer, params.stop), params.logprobs) for _ in numbers])
+            work |= zip(numbers, outputs[-1], strict=True)
+        first = self._requests - len(wanted) + 1
         try:
             self._run(work)
         except BaseException:
@@ -104,7 +114,15 @@ class LLM:
             if not self.core.failure:
                 self.core.step()
             raise
-        return [one.output() for one in work.values()]
+        return [
+            RequestOutput(
+                f"llm-{first + place}",
+                prompt if isinstance(prompt, str) else None,
+                prompt_ids,
+                [one.output(index) for index, one in enumerate(of_prompt)],
+            )
+            for place, (prompt, prompt_ids, of_prompt) in enumerate(zip(wanted, ids, outputs, strict=True))
+        ]
 
     def _run(self, work: dict[int, _Work]) -> None:
         scheduler = self.core.scheduler
@@ -130,14 +148,13 @@ class LLM:
 
 
 class _Work:
-    """One prompt on its way."""
+    """One output on its way."""
 
-    def __init__(self, name: str, prompt: Prompt, prompt_ids: list[int], text: TextStream) -> None:
-        self.name = name
-        self.prompt = prompt
-        self.prompt_ids = prompt_ids
+    def __init__(self, text: TextStream, logprobs: int | None) -> None:
         self.text = text
+        self.sampled: list[Sampled] = []
         self.reason = ""
+        self._logprobs = logprobs
 
     def take(self, output: Output) -> bool:
         """Whether a stop string ended it before the engine did. Raises RuntimeError if the engine failed at it."""
@@ -145,6 +162,7 @@ class _Work:
             raise RuntimeError(output.error)
         if self.reason:
             return False
+        self.sampled += output.sampled
         self.text.add(output.token_ids, last=output.status is not None)
         if self.text.stopped:
             self.reason = "stop"
@@ -152,10 +170,12 @@ class _Work:
             self.reason = FINISH_REASONS[output.status]
         return self.text.stopped and output.status is None
 
-    def output(self) -> RequestOutput:
-        text = self.prompt if isinstance(self.prompt, str) else None
-        completion = CompletionOutput(0, self.text.text, self.text.token_ids, self.reason)
-        return RequestOutput(self.name, text, self.prompt_ids, [completion])
+    def output(self, index: int) -> CompletionOutput:
+        logprobs = None
+        if self._logprobs is not None:
+            # Backwards, so that the chosen token's own rank stands where it is among the likeliest too.
+            logprobs = [{one.token_id: one for one in reversed(told)} for _, told in self.sampled]
+        return CompletionOutput(index, self.text.text, self.text.token_ids, self.reason, logprobs)
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

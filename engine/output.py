@@ -18,13 +18,33 @@ FINISH_REASONS: Final = {
 UNFINISHED_CHARACTER: Final = "\ufffd"
 
 
+class Logprob(NamedTuple):
+    """How likely a token was, before penalties and temperature: the natural logarithm, and the rank, from 1."""
+
+    token_id: int
+    logprob: float
+    rank: int
+
+
+class Sampled(NamedTuple):
+    """A token that was chosen. `logprobs`, if asked for: its own, then those of the likeliest by rank."""
+
+    token_id: int
+    logprobs: Sequence[Logprob] = ()
+
+
 class Output(NamedTuple):
     """News of one request: the tokens that came, and, in its last news only, how it ended and what went wrong."""
 
     number: int
-    token_ids: Sequence[int] = ()
+    sampled: Sequence[Sampled] = ()
     status: Status | None = None
     error: str = ""
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The tokens alone."""
+        return [sampled.token_id for sampled in self.sampled]
 
 
 class TextStream:

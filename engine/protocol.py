@@ -7,24 +7,22 @@ that we know and do not serve are taken with the value that asks for nothing.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
 from engine.models.tokens import Tokenizer
+from engine.output import UNFINISHED_CHARACTER, Logprob, Sampled
 from engine.sampling import SamplingParams
 
 MAX_STOPS: Final = 16
 MAX_NUMBER: Final = (1 << 53) - 1
 """What JSON's readers agree on, and well within what an event carries."""
 NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
-    "n": (None, 1),
     "best_of": (None, 1),
     "echo": (None, False),
-    "logprobs": (None, False, 0),
     "suffix": (None, ""),
-    "presence_penalty": (None, 0),
-    "frequency_penalty": (None, 0),
 }
 """Fields that are known and not served, with the values that ask for nothing."""
 
@@ -53,6 +51,11 @@ class GenerationRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    n: int | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
@@ -61,10 +64,6 @@ class GenerationRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     stream_options: StreamOptions | None = None
     priority: int = 0
     user: str | None = None
-    n: int | None = None
-    logprobs: bool | int | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
 
     def check(self, served_model_name: str) -> None:
         """Raises BadRequest for what is understood and cannot be served."""
@@ -84,12 +83,22 @@ class GenerationRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
         if isinstance(self.stop, list) and len(self.stop) > MAX_STOPS:
             raise BadRequest(f"stop has {len(self.stop)} strings and may have {MAX_STOPS}", "stop")
 
+    def num_logprobs(self) -> int | None:
+        """How many of the likeliest tokens are to be told at each place, as SamplingParams has it."""
+        raise NotImplementedError
+
     def sampling(self, default_max_tokens: int) -> SamplingParams:
         """As the engine takes it. Raises BadRequest, naming the field."""
         given: dict[str, Any] = {
             "temperature": self.temperature,
             "top_p": self.top_p,
             "top_k": 0 if self.top_k == -1 else self.top_k,  # vLLM's way to say all
+            "min_p": self.min_p,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "repetition_penalty": self.repetition_penalty,
+            "n": self.n,
+            "logprobs": self.num_logprobs(),
             "seed": self.seed,
             "stop": self.stop,
             "stop_token_ids": self.stop_token_ids,
@@ -111,6 +120,11 @@ class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=T
     best_of: int | None = None
     echo: bool | None = None
     suffix: str | None = None
+    logprobs: int | None = None
+
+    def num_logprobs(self) -> int | None:
+        """As given."""
+        return self.logprobs
 
     def prompts(self, tokenizer: Tokenizer) -> list[list[int]]:
         """The token ids of each prompt. Raises BadRequest if they are mixed or there is none."""
@@ -151,6 +165,14 @@ class ChatRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
 
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+    def num_logprobs(self) -> int | None:
+        """top_logprobs, which count only if logprobs are asked for. Raises BadRequest if they are not."""
+        if self.top_logprobs and not self.logprobs:
+            raise BadRequest("top_logprobs needs logprobs to be true", "top_logprobs")
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     def prompt(self, tokenizer: Tokenizer) -> list[int]:
         """The token ids up to where the answer begins. Raises BadRequest."""
@@ -162,6 +184,35 @@ class ChatRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
             return tokenizer.encode_chat([message.as_dict() for message in self.messages])
         except ValueError as error:
             raise BadRequest(str(error), "messages") from error
+
+
+def completion_logprobs(tokenizer: Tokenizer, sampled: Sequence[Sampled], offset: int) -> dict[str, Any]:
+    """The four lists of /v1/completions, a place each. `offset`: where, in the texts of all tokens, the first begins.
+
+    The likeliest are named by their texts; of tokens with one text, only the likeliest is there.
+    """
+    texts = [tokenizer.decode([one.token_id]) for one in sampled]
+    told = [{tokenizer.decode([each.token_id]): each.logprob for each in reversed(one.logprobs)} for one in sampled]
+    return {
+        "tokens": texts,
+        "token_logprobs": [one.logprobs[0].logprob for one in sampled],
+        "top_logprobs": told,
+        "text_offset": [offset + sum(map(len, texts[:place])) for place in range(len(texts))],
+    }
+
+
+def chat_logprobs(tokenizer: Tokenizer, sampled: Sequence[Sampled]) -> dict[str, Any]:
+    """The content's tokens of /v1/chat/completions, each with the likeliest at its place."""
+
+    def entry(logprob: Logprob) -> dict[str, Any]:
+        text = tokenizer.decode([logprob.token_id])
+        # A part of a character has bytes, but no tokenizer says which.
+        in_bytes = None if UNFINISHED_CHARACTER in text else list(text.encode())
+        return {"token": text, "logprob": logprob.logprob, "bytes": in_bytes}
+
+    return {
+        "content": [entry(one.logprobs[0]) | {"top_logprobs": [entry(e) for e in one.logprobs[1:]]} for one in sampled]
+    }
 
 
 T = TypeVar("T", CompletionRequest, ChatRequest)

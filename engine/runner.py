@@ -11,6 +11,7 @@ from engine.attention import BatchAttention, PagedKV
 from engine.batch import lay_out
 from engine.config import DEFAULT_KV_BYTES, EngineConfig
 from engine.models import LoadedModel, ModelConfig
+from engine.output import Sampled
 from engine.sampler import sample
 from engine.scheduler import SchedulerOutput
 
@@ -52,7 +53,7 @@ class ModelRunner:
         self._cache = PagedKV(loaded.config, num_blocks, block_size, device, getattr(torch, dtype))
 
     @torch.inference_mode()
-    def execute(self, plan: SchedulerOutput, tables: Mapping[int, list[int]]) -> list[int]:
+    def execute(self, plan: SchedulerOutput, tables: Mapping[int, list[int]]) -> list[Sampled]:
         """Compute the plan's tokens; the sampled tokens of those requests that want one, in the order of the plan.
 
         `tables` are the block tables by request number. KV that the plan loads must be in its blocks already.

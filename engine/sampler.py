@@ -1,4 +1,7 @@
-"""Chooses each request's next token from its logits."""
+"""Chooses each request's next token from its logits, and says how likely it was.
+
+Penalties, min_p, top_k and top_p go in vLLM's order, and mean what they mean there.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,64 @@ from hashlib import blake2b
 import torch
 from torch import Tensor
 
+from engine.output import Logprob, Sampled
 from engine.request import Request
 
 
-def sample(logits: Tensor, requests: Sequence[Request], seed: int) -> list[int]:
+def sample(logits: Tensor, requests: Sequence[Request], seed: int) -> list[Sampled]:
     """One token for each row of `logits` [requests, vocab], under that request's SamplingParams.
 
     What a request draws depends on its own seed and place only, so whoever shares the step changes nothing. `seed` is
     the engine's, for requests without one.
     """
+    tokens = _choose(_penalised(logits, requests), requests, seed)
+    sampled = [Sampled(token) for token in tokens]
+    telling = [row for row, request in enumerate(requests) if request.params.logprobs is not None]
+    if telling:
+        counts = [requests[row].params.logprobs or 0 for row in telling]
+        told = _logprobs(logits[telling], [tokens[row] for row in telling], counts)
+        for row, logprobs in zip(telling, told, strict=True):
+            sampled[row] = Sampled(tokens[row], logprobs)
+    return sampled
+
+
+def _penalised(logits: Tensor, requests: Sequence[Request]) -> Tensor:
+    """The logits, those of penalised requests changed in a copy."""
+    rows = [row for row, request in enumerate(requests) if request.params.penalises]
+    if not rows:
+        return logits
+    logits = logits.float().clone()
+    for row in rows:
+        request, of_row = requests[row], logits[row]
+        params = request.params
+        seen = torch.tensor(list(set(request.token_ids)), device=logits.device)
+        there = of_row[seen]
+        of_row[seen] = torch.where(there > 0, there / params.repetition_penalty, there * params.repetition_penalty)
+        output = torch.tensor(request.output_token_ids, dtype=torch.int64, device=logits.device)
+        times = output.bincount(minlength=logits.shape[1])
+        of_row -= params.frequency_penalty * times + params.presence_penalty * (times > 0)
+    return logits
+
+
+def _logprobs(logits: Tensor, tokens: Sequence[int], counts: Sequence[int]) -> list[list[Logprob]]:
+    """For each row the chosen token, and then as many of the likeliest as its count."""
+    logprobs = logits.float().log_softmax(-1)
+    own = logprobs.gather(1, torch.tensor(tokens, device=logits.device).unsqueeze(1))
+    ranks = (logprobs >= own).sum(-1).tolist()
+    top = logprobs.topk(min(max(counts), logits.shape[1]), dim=-1)
+    return [
+        [
+            Logprob(token, value, rank),
+            *(Logprob(*pair, place) for place, pair in enumerate(zip(ids[:count], values[:count], strict=True), 1)),
+        ]
+        for token, value, rank, count, ids, values in zip(
+            tokens, own.squeeze(1).tolist(), ranks, counts, top.indices.tolist(), top.values.tolist(), strict=True
+        )
+    ]
+
+
+def _choose(logits: Tensor, requests: Sequence[Request], seed: int) -> list[int]:
+    """The likeliest token for those whose temperature is 0, and a drawn one for the others."""
     tokens: list[int] = logits.argmax(-1).tolist()
     drawing = [row for row, request in enumerate(requests) if request.params.temperature > 0]
     if drawing:
@@ -27,7 +79,7 @@ def sample(logits: Tensor, requests: Sequence[Request], seed: int) -> list[int]:
 
 
 def _draw(logits: Tensor, requests: Sequence[Request], seed: int) -> list[int]:
-    """By inverting the distribution function at a uniform number: first top_k, then top_p of what is left."""
+    """By inverting the distribution function at a uniform number: min_p, top_k, then top_p of what is left."""
 
     def column(values: Sequence[float]) -> Tensor:
         return torch.tensor(values, dtype=torch.float64, device=logits.device).unsqueeze(1)
@@ -38,6 +90,8 @@ def _draw(logits: Tensor, requests: Sequence[Request], seed: int) -> list[int]:
     # From the largest down, so that no temperature overflows.
     scaled = (ordered - ordered[:, :1]) / column([p.temperature for p in params])
     outside_top_k = torch.arange(vocab, device=logits.device) >= column([p.top_k or vocab for p in params])
+    # A share of the likeliest, whose logarithm is 0 here.
+    scaled.masked_fill_(scaled < column([p.min_p for p in params]).log(), float("-inf"))
     probabilities = scaled.masked_fill_(outside_top_k, float("-inf")).softmax(-1)
     before = probabilities.cumsum(-1) - probabilities
     cumulative = probabilities.masked_fill_(before >= column([p.top_p for p in params]), 0).cumsum(-1)

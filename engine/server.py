@@ -11,8 +11,10 @@ import contextlib
 import re
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any, Final
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, ClassVar, Final
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -26,7 +28,19 @@ from starlette.types import Receive, Scope, Send
 from engine.core import EngineCore, EngineDead, Refused
 from engine.frontend import EngineError, FrontEnd, Texts
 from engine.metrics import EngineCollector, StatsLine
-from engine.protocol import BadRequest, ChatRequest, CompletionRequest, GenerationRequest, error_body, parse, usage
+from engine.models.tokens import Tokenizer
+from engine.output import Sampled
+from engine.protocol import (
+    BadRequest,
+    ChatRequest,
+    CompletionRequest,
+    GenerationRequest,
+    chat_logprobs,
+    completion_logprobs,
+    error_body,
+    parse,
+    usage,
+)
 
 STATS_S: Final = 10.0
 """Between two stats lines: vLLM's default."""
@@ -85,7 +99,7 @@ class Server:
         asked = parse(CompletionRequest, await request.body())
         asked.check(self._model)
         prompts = asked.prompts(self.core.loaded.tokenizer)
-        return self._answer("cmpl", request, asked, prompts, DEFAULT_MAX_TOKENS, _COMPLETION)
+        return self._answer("cmpl", request, asked, prompts, DEFAULT_MAX_TOKENS, _Completion)
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions: the assistant's next message."""
@@ -93,7 +107,7 @@ class Server:
         asked.check(self._model)
         prompt = asked.prompt(self.core.loaded.tokenizer)
         room = max(1, self.core.max_model_len - len(prompt))
-        return self._answer("chatcmpl", request, asked, [prompt], room, _CHAT)
+        return self._answer("chatcmpl", request, asked, [prompt], room, _Chat)
 
     async def models(self, _request: Request) -> Response:
         """GET /v1/models: the one model."""
@@ -149,37 +163,80 @@ class Server:
         asked: GenerationRequest,
         prompts: list[list[int]],
         default_max_tokens: int,
-        form: _Form,
+        form: type[_Form],
     ) -> Response:
         name = f"{prefix}-{_request_id(request)}"
-        names = [name] if len(prompts) == 1 else [f"{name}-{index}" for index in range(len(prompts))]
-        texts = self.front_end.submit(names, prompts, asked.sampling(default_max_tokens), asked.priority)
+        params = asked.sampling(default_max_tokens)
+        count = len(prompts) * params.n
+        names = [name] if count == 1 else [f"{name}-{index}" for index in range(count)]
+        texts = self.front_end.submit(names, prompts, params, asked.priority)
         head = {"id": name, "created": int(time.time()), "model": self._model}
+        tokenizer = self.core.loaded.tokenizer if params.logprobs is not None else None
         if not asked.stream:
-            return Answer(texts, lambda send: _send_whole(send, texts, form, head))
+            return Answer(texts, lambda send: _send_whole(send, texts, form(tokenizer), head))
         with_usage = asked.stream_options is not None and asked.stream_options.include_usage
-        return Answer(texts, lambda send: _send_stream(send, texts, form, head, with_usage))
+        return Answer(texts, lambda send: _send_stream(send, texts, form(tokenizer), head, with_usage))
 
 
-class _Form:
-    """How completions or chats look: the objects' names, and a choice as a whole and as a piece."""
+class _Form(ABC):
+    """How an answer looks: a choice as a whole and as a piece. `tokenizer`: to name the tokens, if they are told."""
 
-    def __init__(self, whole: str, piece: str, key: str, wrap: Callable[[str], object], first: object = None) -> None:
-        self.whole, self.piece = whole, piece
-        self.whole_key, self.piece_key = key, "delta" if key == "message" else key
-        self.wrap = wrap
-        self.first = first
-        """What a stream begins with, if with anything."""
+    whole_name: str
+    piece_name: str
+    first: ClassVar[dict[str, Any] | None] = None
+    """What a stream begins with, if with anything."""
 
-    def choice(self, key: str, index: int, content: object, reason: str) -> dict[str, Any]:
-        return {"index": index, key: content, "logprobs": None, "finish_reason": reason or None}
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self.tokenizer = tokenizer
+
+    @abstractmethod
+    def whole(self, text: str) -> dict[str, Any]:
+        """All of a choice's text."""
+
+    @abstractmethod
+    def piece(self, text: str) -> dict[str, Any]:
+        """More of it."""
+
+    @abstractmethod
+    def logprobs(self, tokenizer: Tokenizer, index: int, sampled: Sequence[Sampled]) -> dict[str, Any]:
+        """How likely the next tokens of the choice `index` were."""
+
+    def choice(self, index: int, content: dict[str, Any], sampled: Sequence[Sampled], reason: str) -> dict[str, Any]:
+        told = self.logprobs(self.tokenizer, index, sampled) if self.tokenizer is not None and sampled else None
+        return {"index": index, **content, "logprobs": told, "finish_reason": reason or None}
 
 
-_COMPLETION: Final = _Form("text_completion", "text_completion", "text", lambda text: text)
-_CHAT: Final = _Form(
-    "chat.completion", "chat.completion.chunk", "message", lambda text: {"role": "assistant", "content": text},
-    first={"role": "assistant", "content": ""},
-)  # fmt: skip
+class _Completion(_Form):
+    whole_name = piece_name = "text_completion"
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        super().__init__(tokenizer)
+        self._offsets: Counter[int] = Counter()
+
+    def whole(self, text: str) -> dict[str, Any]:
+        return {"text": text}
+
+    piece = whole
+
+    def logprobs(self, tokenizer: Tokenizer, index: int, sampled: Sequence[Sampled]) -> dict[str, Any]:
+        told = completion_logprobs(tokenizer, sampled, self._offsets[index])
+        self._offsets[index] += sum(map(len, told["tokens"]))
+        return told
+
+
+class _Chat(_Form):
+    whole_name = "chat.completion"
+    piece_name = "chat.completion.chunk"
+    first: ClassVar = {"delta": {"role": "assistant", "content": ""}}
+
+    def whole(self, text: str) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": text}}
+
+    def piece(self, text: str) -> dict[str, Any]:
+        return {"delta": {"content": text}}
+
+    def logprobs(self, tokenizer: Tokenizer, index: int, sampled: Sequence[Sampled]) -> dict[str, Any]:
+        return chat_logprobs(tokenizer, sampled)
 
 
 class Answer(Response):
@@ -219,11 +276,11 @@ async def _send_whole(send: Send, texts: Texts, form: _Form, head: Mapping[str, 
     except EngineError as error:
         return await _send_body(send, 500, error_body(str(error), status=500), head)
     choices = [
-        form.choice(form.whole_key, index, form.wrap(text.text), texts.reasons[number])
+        form.choice(index, form.whole(text.text), texts.sampled[number], texts.reasons[number])
         for index, (number, text) in enumerate(texts.made.items())
     ]
     counts = usage(texts.prompt_tokens, texts.completion_tokens)
-    return await _send_body(send, 200, {**head, "object": form.whole, "choices": choices, "usage": counts}, head)
+    return await _send_body(send, 200, {**head, "object": form.whole_name, "choices": choices, "usage": counts}, head)
 
 
 async def _send_body(send: Send, status: int, body: object, head: Mapping[str, Any]) -> None:
@@ -245,17 +302,19 @@ async def _send_stream(send: Send, texts: Texts, form: _Form, head: Mapping[str,
         (b"x-request-id", head["id"].encode()),
     ]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
+    head = {**head, "object": form.piece_name}
     if form.first is not None:
-        await _send_chunk(send, {**head, "object": form.piece, "choices": [form.choice("delta", 0, form.first, "")]})
+        for index in range(len(texts.made)):
+            await _send_chunk(send, {**head, "choices": [form.choice(index, form.first, (), "")]})
     try:
         while (delta := await texts.next()) is not None:
-            if delta.text or delta.reason:
-                content = {"content": delta.text} if form.piece_key == "delta" else delta.text
-                choice = form.choice(form.piece_key, delta.index, content, delta.reason)
-                await _send_chunk(send, {**head, "object": form.piece, "choices": [choice]})
+            # Also when no text is certain yet: who measures counts tokens by chunks.
+            if delta.sampled or delta.reason:
+                choice = form.choice(delta.index, form.piece(delta.text), delta.sampled, delta.reason)
+                await _send_chunk(send, {**head, "choices": [choice]})
         if with_usage:
             counts = usage(texts.prompt_tokens, texts.completion_tokens)
-            await _send_chunk(send, {**head, "object": form.piece, "choices": [], "usage": counts})
+            await _send_chunk(send, {**head, "choices": [], "usage": counts})
     except EngineError as error:
         await _send_chunk(send, error_body(str(error), status=500))
     await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +15,9 @@ from engine.llm import LLM, NeverFits
 from engine.models.tokens import ByteTokenizer
 from engine.output import TextStream
 from engine.sampling import SamplingParams
+from tests.engine import checkpoints
 
+ROOT = Path(__file__).parent.parent.parent
 GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
 
 
@@ -48,6 +54,26 @@ def test_each_prompt_may_have_its_own_params_and_a_seed_repeats(llm: LLM) -> Non
         llm.generate(["one", "two"], params[:1])
 
 
+def test_several_outputs_of_one_prompt_are_those_of_the_seeds_that_follow(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=6, seed=3, n=3, ignore_eos=True)
+    several, other = llm.generate(["one", "two"], [params, GREEDY])
+    assert [output.index for output in several.outputs] == [0, 1, 2]
+    alone = [llm.generate("one", SamplingParams(max_tokens=6, seed=s, ignore_eos=True))[0] for s in (3, 4, 5)]
+    assert [output.token_ids for output in several.outputs] == [one.outputs[0].token_ids for one in alone]
+    assert other.outputs == llm.generate("two", GREEDY)[0].outputs
+
+
+def test_logprobs_are_told_at_each_place_if_asked_for(llm: LLM) -> None:
+    (told,) = llm.generate("one", SamplingParams(max_tokens=6, seed=3, logprobs=2, ignore_eos=True))
+    made = told.outputs[0]
+    assert made.logprobs is not None
+    for token, at in zip(made.token_ids, made.logprobs, strict=True):
+        assert sorted(one.rank for one in at.values())[:2] == [1, 2]
+        assert len(at) == (2 if at[token].rank <= 2 else 3)
+        assert all(key == one.token_id for key, one in at.items())
+    assert llm.generate("one", GREEDY)[0].outputs[0].logprobs is None
+
+
 def test_a_stop_string_ends_the_text_before_it_and_frees_the_request(llm: LLM) -> None:
     (whole,) = llm.generate("stop me", GREEDY)
     text = whole.outputs[0].text
@@ -74,6 +100,44 @@ def test_a_prompt_that_can_never_fit_is_told_and_leaves_nothing(llm: LLM) -> Non
 def test_a_setting_that_is_none_is_named() -> None:
     with pytest.raises(ValueError, match="no setting blok_size; there are model"):
         LLM(blok_size=3)
+
+
+@pytest.mark.slow
+def test_a_program_written_for_vllm_runs_but_for_its_import_and_the_models_place(tmp_path: Path) -> None:
+    checkpoints.save("gpt2", tmp_path / "gpt2")
+    (tmp_path / "program.py").write_text(
+        """\
+from engine.llm import LLM, SamplingParams
+# Sample prompts on which to generate.
+prompts = [
+    "Hello, my name is",
+    "The president of the United States is",
+    "The capital of France is",
+    "The future of AI is",
+]
+# Set sampling parameters for generation.
+sampling_params = SamplingParams(temperature=0.8, top_p=0.95, max_tokens=50)
+# Create an LLM instance.
+# By default, vLLM will try to use as much GPU memory as possible for the KV cache.
+llm = LLM(model="gpt2")
+# Generate text.
+outputs = llm.generate(prompts, sampling_params)
+# Print the outputs.
+for output in outputs:
+    prompt = output.prompt
+    generated_text = output.outputs[0].text
+    print(f"Prompt: {prompt!r}, Generated text: {generated_text!r}")
+"""
+    )
+    made = subprocess.run(
+        [sys.executable, "-W", "error", "program.py"],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (made.returncode, made.stderr) == (0, "")
+    lines = made.stdout.splitlines()
+    assert len(lines) == 4
+    assert lines[2].startswith("Prompt: 'The capital of France is', Generated text: 'w")
+    assert all(len(line.partition("Generated text: ")[2].split()) == 50 for line in lines)
 
 
 @pytest.mark.parametrize("pieces", [1, 2, 3, 7])

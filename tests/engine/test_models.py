@@ -19,6 +19,7 @@ from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.models import LoadedModel, load, tiny
 from engine.models.tokens import ByteTokenizer, DirectoryTokenizer
+from engine.output import Sampled
 from engine.request import Request
 from engine.runner import ModelRunner
 from engine.sampling import SamplingParams
@@ -89,7 +90,7 @@ def test_blocks_that_a_window_has_left_behind_are_not_read(tmp_path: Path) -> No
     plain = ModelRunner(loaded, 1 + len(table), block_size, "cpu", "float32")
     poisoned = ModelRunner(loaded, 1 + len(table), block_size, "cpu", "float32")
 
-    def says(run: ModelRunner, start: int, end: int) -> list[int]:
+    def says(run: ModelRunner, start: int, end: int) -> list[Sampled]:
         request = Request(1, "r", prompt[:end], SamplingParams(temperature=0))
         request.num_computed_tokens = start
         return run.execute(SchedulerOutput(0, [request], [end - start]), {1: table})

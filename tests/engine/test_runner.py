@@ -11,6 +11,7 @@ import torch
 from engine.blocks.pool import NULL_BLOCK
 from engine.config import EngineConfig
 from engine.models import load
+from engine.output import Sampled
 from engine.request import Request
 from engine.runner import ModelRunner, kv_bytes_per_block, num_blocks_for
 from engine.sampling import SamplingParams
@@ -41,7 +42,7 @@ def prompt(length: int, seed: int) -> list[int]:
     return torch.randint(256, (length,), generator=generator).tolist()
 
 
-def said(run: ModelRunner, one: Request, table: list[int], num_tokens: int) -> list[int]:
+def said(run: ModelRunner, one: Request, table: list[int], num_tokens: int) -> list[Sampled]:
     got = run.execute(plan((one, num_tokens)), {one.number: table})
     one.num_computed_tokens += num_tokens
     return got

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 import subprocess
@@ -98,6 +99,76 @@ def test_a_chat_whole_and_as_a_stream(client: openai.OpenAI) -> None:
     assert in_parts.usage == whole.usage
 
 
+def test_several_answers_to_one_prompt_are_those_of_the_seeds_that_follow(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "tiny", "prompt": ["one", "two"], "max_tokens": 8, "temperature": 1}
+    alone = {
+        (prompt, seed): client.completions.create(**asked | {"prompt": prompt, "seed": seed}).choices[0].text
+        for prompt in asked["prompt"]
+        for seed in (5, 6, 7)
+    }
+    assert len(set(alone.values())) == 6
+    together = client.completions.create(**asked, n=3, seed=5)
+    assert [choice.text for choice in together.choices] == list(alone.values())
+    assert together.usage is not None
+    assert (together.usage.prompt_tokens, together.usage.completion_tokens) == (2 * 4, 6 * 8)
+    pieces = dict.fromkeys(range(6), "")
+    for chunk in client.completions.create(**asked, n=3, seed=5, stream=True):
+        pieces[chunk.choices[0].index] += chunk.choices[0].text
+    assert list(pieces.values()) == list(alone.values())
+    chat = client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "a"}], n=2, max_tokens=3)
+    assert [choice.index for choice in chat.choices] == [0, 1]
+
+
+def test_logprobs_of_a_completion_whole_and_as_a_stream(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"prompt": "likely", "max_tokens": 20, "logprobs": 3, **GREEDY}
+    whole = client.completions.create(**asked).choices[0].logprobs
+    assert whole is not None
+    assert whole.tokens is not None
+    assert whole.top_logprobs is not None
+    assert whole.token_logprobs is not None
+    assert len(whole.tokens) == 20
+    assert whole.text_offset == [len("".join(whole.tokens[:place])) for place in range(20)]
+    for token, logprob, top in zip(whole.tokens, whole.token_logprobs, whole.top_logprobs, strict=True):
+        assert logprob == top[token] == max(top.values()) < 0
+        assert len(top) <= 3
+    parts = [chunk.choices[0].logprobs for chunk in client.completions.create(stream=True, **asked)]
+    for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        assert [value for part in parts for value in getattr(part, name)] == getattr(whole, name)
+    assert client.completions.create(**asked | {"logprobs": None}).choices[0].logprobs is None
+
+
+def test_logprobs_of_a_chat_whole_and_as_a_stream(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 20, "logprobs": True}
+    asked |= {"top_logprobs": 2, **GREEDY}
+    whole = client.chat.completions.create(**asked).choices[0].logprobs
+    assert whole is not None
+    assert whole.content is not None
+    assert len(whole.content) == 20
+    for one in whole.content:
+        assert len(one.top_logprobs) == 2
+        assert (one.token, one.logprob) == (one.top_logprobs[0].token, one.top_logprobs[0].logprob)
+        assert one.bytes == (None if one.token == "\ufffd" else list(one.token.encode()))
+    told = [chunk.choices[0].logprobs for chunk in client.chat.completions.create(stream=True, **asked)]
+    assert [one for part in told if part for one in part.content or []] == whole.content
+    without = client.chat.completions.create(**asked | {"top_logprobs": None}).choices[0].logprobs
+    assert without is not None
+    assert [one.top_logprobs for one in without.content or []] == [[]] * 20
+
+
+def test_what_a_benchmark_of_vllm_sends_is_served(engine: EngineProcess) -> None:
+    """The fields that `vllm bench serve` sends, for completions and for chats; a chunk for each token."""
+    common = {"model": "tiny", "stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True}
+    text = {"prompt": "a", "repetition_penalty": 1.0, "max_tokens": 5, "logprobs": None, "temperature": 0.0, **common}
+    content = [{"type": "text", "text": "a"}]
+    chat = {"messages": [{"role": "user", "content": content}], "max_completion_tokens": 5, "top_p": 1.0, **common}
+    for path, body, more in (("completions", text, 0), ("chat/completions", chat, 1)):
+        answer = httpx.post(f"{engine.url}/v1/{path}", json=body, timeout=PATIENCE_S)
+        chunks = answer.text.removesuffix("data: [DONE]\n\n").split("\n\n")[:-1]
+        bodies = [json.loads(chunk.removeprefix("data: ")) for chunk in chunks]
+        assert len([body for body in bodies if body["choices"]]) == 5 + more
+        assert bodies[-1]["usage"]["completion_tokens"] == 5
+
+
 def test_a_stop_string_ends_a_text_and_frees_its_request(client: openai.OpenAI, engine: EngineProcess) -> None:
     text = client.completions.create(prompt="stop", max_tokens=40, **GREEDY).choices[0].text
     stop = text[8:10]
@@ -123,9 +194,14 @@ def test_a_stop_string_ends_a_text_and_frees_its_request(client: openai.OpenAI, 
         ("completions", {"prompt": "a", "max_tokens": "many"}, 400, "max_tokens", "Expected `int"),
         ("completions", {"prompt": "a", "max_tokens": 0}, 400, "max_tokens", "at least 1"),
         ("completions", {"prompt": "a", "top_p": 0}, 400, "top_p", "above 0"),
-        ("completions", {"prompt": "a", "n": 2}, 400, "n", "not supported"),
+        ("completions", {"prompt": "a", "n": 0}, 400, "n", "must be 1 to"),
+        ("completions", {"prompt": "a", "best_of": 2}, 400, "best_of", "not supported"),
+        ("completions", {"prompt": "a", "min_p": 2}, 400, "min_p", "0 (all) to 1"),
+        ("completions", {"prompt": "a", "presence_penalty": 2.1}, 400, "presence_penalty", "-2 to 2"),
+        ("completions", {"prompt": "a", "repetition_penalty": 0}, 400, "repetition_penalty", "above 0"),
         ("completions", {"prompt": "a", "seed": 1 << 63}, 400, "seed", "at most"),
-        ("completions", {"prompt": "a", "logprobs": 3}, 400, "logprobs", "not supported"),
+        ("completions", {"prompt": "a", "logprobs": 21}, 400, "logprobs", "0 to 20"),
+        ("chat/completions", {"messages": [{"role": "u"}], "top_logprobs": 1}, 400, "top_logprobs", "needs"),
         ("completions", {"prompt": "a", "stream_options": {"include_usage": True}}, 400, "stream_options", "stream"),
         ("completions", {"prompt": "a", "model": "other"}, 404, "model", "'tiny' is"),
         ("completions", {"prompt": "a" * 4096}, 400, "prompt", "max_model_len is 4096"),
