@@ -24,6 +24,7 @@ class PagedKV:
         shape = (model.num_layers, 2, num_blocks, block_size, model.num_kv_heads, model.head_size)
         self.kv = torch.zeros(shape, device=device, dtype=dtype)
         self.sliding_layers = model.sliding_layers
+        self.sliding_window = model.sliding_window
         self.scale = 1 / math.sqrt(model.head_size)
         self.decode = paged_decode_torch
         if self.kv.is_cuda:
@@ -45,16 +46,14 @@ class BatchAttention:
         key_cache, value_cache = cache.kv[layer]
         key_cache.flatten(0, 1).index_copy_(0, batch.slots, key)
         value_cache.flatten(0, 1).index_copy_(0, batch.slots, value)
-        parts: list[Tensor] = []
         sliding = layer in cache.sliding_layers
-        if batch.decodes is not None and not sliding:
-            block_tables, seq_lens = batch.decodes
-            rows = query[: len(seq_lens)]
-            parts.append(cache.decode(rows, key_cache, value_cache, block_tables, seq_lens, cache.scale))
-        parts += [
-            _attend_chunks(query, key_cache, value_cache, chunks, cache.scale)
-            for chunks in (batch.windowed if sliding else batch.chunks)
-        ]
+        reach, window = (batch.sliding, cache.sliding_window) if sliding else (batch.full, None)
+        assert reach is not None
+        parts: list[Tensor] = []
+        if reach.decodes is not None:
+            tables, lens = reach.decodes
+            parts.append(cache.decode(query[: len(lens)], key_cache, value_cache, tables, lens, cache.scale, window))
+        parts += [_attend_chunks(query, key_cache, value_cache, chunks, cache.scale) for chunks in reach.chunks]
         return (parts[0] if len(parts) == 1 else torch.cat(parts)).flatten(1)
 
 

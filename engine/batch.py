@@ -22,7 +22,7 @@ class Decodes(NamedTuple):
     block_tables: Tensor
     """[requests, blocks]"""
     seq_lens: Tensor
-    """[requests]: tokens in the cache, this one included."""
+    """[requests]: tokens in those blocks, this one included."""
 
 
 class Chunks(NamedTuple):
@@ -33,9 +33,16 @@ class Chunks(NamedTuple):
     kept: Tensor
     """[rows]: where, among `rows`, the tokens are that are no padding."""
     block_tables: Tensor
-    """[requests, blocks]: those that any of its tokens sees; where a window has moved on, the first are left out."""
+    """[requests, blocks]"""
     visible: Tensor
     """[requests, 1, L, blocks * block_size]: whether a token sees a slot."""
+
+
+class Reach(NamedTuple):
+    """What the batch's rows read in a layer. Blocks that a sliding window has left behind are not in these tables."""
+
+    decodes: Decodes | None
+    chunks: list[Chunks]
 
 
 class Batch(NamedTuple):
@@ -45,10 +52,10 @@ class Batch(NamedTuple):
     positions: Tensor
     slots: Tensor
     """block * block_size + offset of each row's keys and values."""
-    decodes: Decodes | None
-    chunks: list[Chunks]
-    windowed: list[Chunks]
-    """The same rows, single tokens too, for layers with a sliding window. What no layer needs is None or empty."""
+    full: Reach | None
+    """In layers that see everything; None if there are none."""
+    sliding: Reach | None
+    """In layers with a sliding window; None if there are none."""
     sampled: list[Request]
     """Requests whose next token is to be sampled, in the order of the plan."""
     sampled_rows: Tensor
@@ -67,8 +74,7 @@ class _Share(NamedTuple):
 def lay_out(
     plan: SchedulerOutput, tables: Mapping[int, list[int]], block_size: int, device: str, model: ModelConfig
 ) -> Batch:
-    """The plan's tokens as a batch on the device, with what the layers of `model` need."""
-    some_see_all = len(model.sliding_layers) < model.num_layers
+    """The plan's tokens as a batch on the device, with what the layers of `model` read."""
     shares = [
         _Share(request, request.num_computed_tokens, count, tables[request.number])
         for request, count in zip(plan.requests, plan.num_tokens, strict=True)
@@ -79,35 +85,43 @@ def lay_out(
     positions: list[int] = []
     slots: list[int] = []
     last_rows: dict[int, int] = {}
-    decodes: Decodes | None = None
-    chunks: list[Chunks] = []
-    windowed: list[Chunks] = []
-    for bits, group in groupby(by_length, key=lambda share: (share.num_tokens - 1).bit_length()):
-        members = list(group)
-        first_row = len(token_ids)
-        for request, start, count, table in members:
-            token_ids += request.token_ids[start : start + count]
-            positions += range(start, start + count)
-            slots += [table[at // block_size] * block_size + at % block_size for at in range(start, start + count)]
-            last_rows[request.number] = len(token_ids) - 1
-        if some_see_all and bits == 0:
-            lens = _int64([share.start + 1 for share in members], device)
-            decodes = Decodes(_padded_tables(members, [0] * len(members), block_size, device), lens)
-        elif some_see_all:
-            chunks.append(_chunks(members, first_row, block_size, device, None))
-        if model.sliding_layers:
-            windowed.append(_chunks(members, first_row, block_size, device, model.sliding_window))
+    for request, start, count, table in by_length:
+        token_ids += request.token_ids[start : start + count]
+        positions += range(start, start + count)
+        slots += [table[at // block_size] * block_size + at % block_size for at in range(start, start + count)]
+        last_rows[request.number] = len(token_ids) - 1
     sampled = [share.request for share in shares if share.start + share.num_tokens == share.request.num_tokens]
+    some_see_all = len(model.sliding_layers) < model.num_layers
     return Batch(
         _int64(token_ids, device),
         _int64(positions, device),
         _int64(slots, device),
-        decodes,
-        chunks,
-        windowed,
+        _reach(by_length, block_size, device, None) if some_see_all else None,
+        _reach(by_length, block_size, device, model.sliding_window) if model.sliding_layers else None,
         sampled,
         _int64([last_rows[request.number] for request in sampled], device),
     )
+
+
+def _reach(by_length: list[_Share], block_size: int, device: str, window: int | None) -> Reach:
+    decodes: Decodes | None = None
+    chunks: list[Chunks] = []
+    first_row = 0
+    for bits, group in groupby(by_length, key=lambda share: (share.num_tokens - 1).bit_length()):
+        members = [share if window is None else _within(share, block_size, window) for share in group]
+        if bits == 0:
+            lens = _int64([share.start + 1 for share in members], device)
+            decodes = Decodes(_padded_tables(members, block_size, device), lens)
+        else:
+            chunks.append(_chunks(members, first_row, block_size, device, window))
+        first_row += sum(share.num_tokens for share in members)
+    return Reach(decodes, chunks)
+
+
+def _within(share: _Share, block_size: int, window: int) -> _Share:
+    """The same as if the sequence began with the first block that the window of one of its tokens reaches."""
+    behind = max(0, share.start + 1 - window) // block_size
+    return share._replace(start=share.start - behind * block_size, table=share.table[behind:])
 
 
 def _chunks(members: list[_Share], first_row: int, block_size: int, device: str, window: int | None) -> Chunks:
@@ -115,18 +129,15 @@ def _chunks(members: list[_Share], first_row: int, block_size: int, device: str,
     rows: list[int] = []
     kept: list[int] = []
     seen: list[int] = []
-    first_blocks: list[int] = []
     for index, share in enumerate(members):
         padding = longest - share.num_tokens
         kept += range(index * longest, index * longest + share.num_tokens)
         rows += [*range(first_row, first_row + share.num_tokens), *[first_row + share.num_tokens - 1] * padding]
         last = share.start + share.num_tokens - 1
         seen += [*range(share.start, last + 1), *[last] * padding]
-        first_blocks.append(0 if window is None else max(0, share.start + 1 - window) // block_size)
         first_row += share.num_tokens
-    block_tables = _padded_tables(members, first_blocks, block_size, device)
-    first_slots = _int64(first_blocks, device).view(-1, 1, 1, 1) * block_size
-    slots = first_slots + torch.arange(block_tables.shape[1] * block_size, device=device)
+    block_tables = _padded_tables(members, block_size, device)
+    slots = torch.arange(block_tables.shape[1] * block_size, device=device)
     positions = _int64(seen, device).view(len(members), 1, longest, 1)
     visible = slots <= positions
     if window is not None:
@@ -134,15 +145,13 @@ def _chunks(members: list[_Share], first_row: int, block_size: int, device: str,
     return Chunks(_int64(rows, device), _int64(kept, device), block_tables, visible)
 
 
-def _padded_tables(members: list[_Share], first_blocks: list[int], block_size: int, device: str) -> Tensor:
-    """[requests, blocks]: each table from its first block that counts, as many as the longest of them needs."""
-    ends = [-(-(share.start + share.num_tokens) // block_size) for share in members]
-    width = max(end - first for first, end in zip(first_blocks, ends, strict=True))
+def _padded_tables(members: list[_Share], block_size: int, device: str) -> Tensor:
+    """[requests, blocks], as many blocks as the longest sequence fills."""
+    width = max(-(-(share.start + share.num_tokens) // block_size) for share in members)
     flat: list[int] = []
-    for share, first in zip(members, first_blocks, strict=True):
-        blocks = share.table[first : first + width]
-        flat += blocks
-        flat += [NULL_BLOCK] * (width - len(blocks))
+    for share in members:
+        flat += share.table[:width]
+        flat += [NULL_BLOCK] * (width - len(share.table))
     return _int64(flat, device).view(len(members), width)
 
 
