@@ -13,6 +13,7 @@ libraries too, as non-torch. Without a budget the CPU has no plan, and the pool 
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -29,6 +30,8 @@ from engine.runner import ModelRunner, kv_bytes_per_block, num_blocks_for
 from engine.sampling import SamplingParams
 from engine.scheduler import SchedulerOutput
 from monitor.events.log import Clock, EventLog
+
+logger = logging.getLogger(__name__)
 
 GIB: Final = 1 << 30
 HEADROOM: Final = 150 << 20
@@ -247,6 +250,7 @@ def make_plan(config: EngineConfig, loaded: LoadedModel, device: Device, copies:
         # The plain kernels copy out the KV that a layer reads: seen to be too much before it is tried.
         activations = _largest_gather(config, loaded)
     if replace(plan, activations=activations).fit_requested >= 0:
+        logger.info("Measuring the largest step that the settings allow")
         activations = device.peak_of(lambda: _largest_step(config, loaded))
     plan = replace(plan, activations=activations)
     if not _is_by_share(config):

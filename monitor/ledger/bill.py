@@ -36,8 +36,8 @@ BILL: Final = {
 
 GRAPH_ESTIMATE: Final = ("memory_graphs_estimated_gib", "memory_graphs_are_reserved")
 """What belongs to a bill and stands on lines of its own."""
-NAMED: Final = ("weights", "activations_peak", "graphs_actual", "non_torch", "kv_pool")
-"""The figures of a MEMORY event that tell what a device's memory went to."""
+BY_TORCH: Final = ("weights", "activations_peak", "graphs_actual", "kv_pool")
+"""The figures of a MEMORY event that together are what torch has, where its allocator does not say it."""
 
 
 class NoBill(Exception):
@@ -171,5 +171,6 @@ def measured(figures: Sequence[int]) -> dict[str, int]:
     known = {name: value for name, value in zip(SCHEMA[Kind.MEMORY].args, figures, strict=False) if value >= 0}
     if "device_total" not in known or "device_free" not in known:
         return known
-    named = sum(known.get(name, 0) for name in NAMED)
-    return known | {"elsewhere": max(known["device_total"] - known["device_free"] - named, 0)}
+    by_torch = known.get("allocator_reserved", sum(known.get(name, 0) for name in BY_TORCH))
+    in_use = known["device_total"] - known["device_free"]
+    return known | {"elsewhere": max(in_use - by_torch - known.get("non_torch", 0), 0)}

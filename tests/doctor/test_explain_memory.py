@@ -1,0 +1,73 @@
+"""`monitor explain memory`, from the command line to what is printed and returned."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monitor.cli import main
+from monitor.ledger.bill import GIB
+
+DATA = Path(__file__).parent.parent / "data"
+SEED = DATA / "seed-002.log"
+
+
+def explain(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, dict[str, Any], str]:
+    code = main(["explain", "memory", "--format", "json", *map(str, arguments)])
+    printed = capsys.readouterr()
+    return code, json.loads(printed.out), printed.err
+
+
+def test_the_seed_and_a_heavier_one(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, report, _ = explain(capsys, "--log", SEED)
+    assert code == 0
+    suggestions = report["suggestions"]
+    for name in ("fit_requested", "use_all"):
+        own = report["printed"][f"{name}_bytes"]
+        assert str(own) in SEED.read_text()
+        assert abs(suggestions[f"{name}_bytes"] - own) <= report["rounding_bytes"]
+        assert suggestions[f"{name}_short_by_bytes"] == 0
+    assert sum(report["parts"].values()) == report["bill"]["device_total"]
+    heavier = tmp_path / "heavier.log"
+    heavier.write_text(SEED.read_text().replace("8.58 GiB for weight", "9.58 GiB for weight"))
+    _, report, _ = explain(capsys, heavier)
+    for name in ("fit_requested_bytes", "use_all_bytes"):
+        assert abs(suggestions[name] - report["suggestions"][name] - GIB) <= 1
+
+
+def test_a_person_reads_the_parts_and_what_is_wrong(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["explain", "memory", "--log", str(SEED)]) == 0
+    printed = capsys.readouterr().out
+    for words in ("peak activations", "9.960 GiB", "left free", "more than it was given", "to use all of the device"):
+        assert words in printed
+    heavier = tmp_path / "heavier.log"
+    heavier.write_text(SEED.read_text().replace("8.58 GiB for weight", "158.58 GiB for weight"))
+    assert main(["explain", "memory", "--log", str(heavier)]) == 0
+    printed = capsys.readouterr().out
+    assert "cannot be met" in printed
+    assert "--kv-cache-memory=-" not in printed
+
+
+@pytest.mark.parametrize("log", ["startup.log.gz", "startup-refused.log.gz", "seed-000.log"])
+def test_a_log_without_a_bill_says_what_is_missing_and_what_there_is(
+    capsys: pytest.CaptureFixture[str], log: str
+) -> None:
+    code, report, error = explain(capsys, "--log", DATA / log)
+    assert code == 3
+    assert report["suggestions"] is None
+    for words in report["missing"]:
+        assert words in error
+    assert any("Free memory on device" in words for words in report["missing"])
+    if log.startswith("startup"):
+        sizing = report["sizing"]
+        assert sizing["kv_cache_size_tokens"] / sizing["max_model_len"] == sizing["max_concurrency"]
+
+
+def test_a_wrong_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["explain", "memory", "--log", str(tmp_path / "none.log")]) == 2
+    assert main(["explain", "memory", "--log", str(tmp_path)]) == 2
+    assert main(["explain", "memory", "--log", str(SEED), str(SEED)]) == 2
+    assert "not both" in capsys.readouterr().err

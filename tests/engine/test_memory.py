@@ -1,0 +1,197 @@
+"""The memory plan: its parts add up, its line is read as vLLM's, and a budget is kept under load."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="needs torch: pip install -e .[engine]")
+
+from engine.config import EngineConfig
+from engine.core import HOST_STORE_POOLS, EngineCore
+from engine.memory import HEADROOM, UNKNOWN, Host, Meter, Plan, make_plan
+from engine.models import load
+from engine.runner import kv_bytes_per_block, num_blocks_for
+from monitor.cli import main
+from monitor.events.kinds import SCHEMA, Kind
+from monitor.events.log import EventLog, Flushed
+from monitor.events.sample import Fact
+from monitor.ledger.bill import GIB, bill_of, fit_requested, measured, rounding, use_all
+from monitor.sources.log import Log
+from tests.engine.process import EngineProcess
+from tests.lab import VirtualClock
+
+SMALL: dict[str, Any] = {"max_model_len": 128, "max_num_seqs": 4, "max_num_batched_tokens": 64}
+LOADED = load(EngineConfig(**SMALL))
+BLOCK = kv_bytes_per_block(LOADED.config, EngineConfig().block_size, "float32")
+
+
+def roomy(share: float = 0.9) -> EngineConfig:
+    """A budget with some MiB of KV above what this process has in use, whatever ran in it before."""
+    used = Host(None).read().used_here
+    return EngineConfig(
+        **SMALL, memory_budget=round((used + HEADROOM + (64 << 20)) / share), gpu_memory_utilization=share
+    )
+
+
+def plan_of(config: EngineConfig) -> Plan:
+    return make_plan(config, LOADED, Host(config.memory_budget))
+
+
+def read_back(plan: Plan, share: float) -> list[Fact]:
+    log = Log("a.log", datetime(2026, 11, 21, tzinfo=UTC))
+    return [record for record in log.records([plan.line(share)]) if isinstance(record, Fact)]
+
+
+def test_the_parts_add_up_to_the_device_with_the_remainder_named() -> None:
+    config = roomy()
+    plan = plan_of(config)
+    assert plan.weights == LOADED.weight_bytes
+    assert min(plan.activations, plan.non_torch) > 0 == plan.graphs
+    not_requested = plan.total - plan.requested
+    parts = plan.weights + plan.activations + plan.non_torch + plan.graphs + plan.kv_pool
+    assert 0 <= plan.total - not_requested - HEADROOM - parts < BLOCK
+    assert plan.kv_pool == plan.num_blocks * BLOCK <= plan.fit_requested < plan.use_all
+
+
+def test_the_line_is_read_as_vllms_and_the_sums_are_the_same() -> None:
+    config = roomy()
+    plan = plan_of(config)
+    bill, notes = bill_of(read_back(plan, config.gpu_memory_utilization))
+    assert notes == []
+    for name, suggested in (("fit_requested", fit_requested(bill)), ("use_all", use_all(bill))):
+        own = getattr(plan, name)
+        assert suggested.short_by == 0
+        assert abs(suggested.kv_cache_memory - own) <= rounding(bill)
+    assert bill.kv_cache is not None
+    assert abs(bill.kv_cache - plan.kv_pool) < 1e-4 * GIB
+
+
+def test_a_share_that_cannot_be_met_says_by_how_much_and_nothing_negative() -> None:
+    config = replace(roomy(), memory_budget=HEADROOM)
+    with pytest.raises(ValueError, match=r"there is no room for KV, \d+ bytes are missing .* short by [\d.]+ GiB"):
+        plan_of(config)
+    # Told how large the pool is, it starts, and still says so.
+    told = plan_of(replace(config, kv_cache_memory_bytes=5 * BLOCK))
+    assert told.num_blocks == 5
+    line = told.line(config.gpu_memory_utilization)
+    assert "cannot be met: it is short by" in line
+    assert "-" not in line.replace("non-torch", "").replace("--kv-cache-memory", "")
+    bill, _ = bill_of(read_back(told, config.gpu_memory_utilization))
+    assert abs(fit_requested(bill).short_by + told.fit_requested) <= rounding(bill)
+
+
+def test_more_requests_at_a_time_leave_less_for_kv() -> None:
+    few = roomy()
+    many = replace(few, max_num_seqs=256, max_num_batched_tokens=1024)
+    assert plan_of(many).activations > plan_of(few).activations
+
+
+def test_the_pool_that_is_asked_for_is_made_whatever_was_measured() -> None:
+    config = roomy()
+    assert plan_of(replace(config, num_gpu_blocks_override=7)).num_blocks == 7
+    assert plan_of(replace(config, kv_cache_memory_bytes=9 * BLOCK + 1)).num_blocks == 9
+    free = plan_of(EngineConfig(**SMALL))
+    assert (free.num_blocks, free.is_measured) == (num_blocks_for(EngineConfig(**SMALL), LOADED.config), False)
+    assert free.activations == free.non_torch == UNKNOWN
+
+
+def test_a_host_store_in_the_same_memory_is_part_of_the_plan() -> None:
+    config = replace(roomy(), kv_connector="host")
+    core = EngineCore(config, LOADED)
+    try:
+        assert core.connector is not None
+        kept = (core.plan.num_blocks + core.connector.capacity) * BLOCK
+        assert core.plan.kv_pool * (1 + HOST_STORE_POOLS) == kept <= core.plan.fit_requested
+    finally:
+        core.close()
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("gpu_memory_utilization", 0.0), ("gpu_memory_utilization", 1.1), ("memory_budget", 0)]
+)
+def test_a_setting_that_cannot_be_is_refused_by_name(setting: str, value: float) -> None:
+    with pytest.raises(ValueError, match=setting):
+        EngineConfig(**{setting: value})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="memory_budget"):
+        EngineConfig(memory_budget=GIB, device="cuda")
+
+
+def test_the_device_is_looked_at_again_as_time_passes() -> None:
+    clock = VirtualClock()
+    log = EventLog(clock)
+    budget = plan_of(roomy()).total
+    meter = Meter(plan_of(roomy()), Host(budget), log, clock)
+
+    def said() -> list[dict[str, int]]:
+        log.flush(0, 0, (0, 0, 0, 0))
+        flushed = [Flushed(*log.flushed.popleft()) for _ in range(len(log.flushed))]
+        return [measured(one.args) for one in flushed]
+
+    meter.tick()
+    meter.tick()
+    (first,) = said()
+    assert first["device_total"] == budget
+    # On the CPU torch counts nothing, and there are no graphs to estimate: not known, so not there.
+    unknown = {"graphs_estimated", "allocator_reserved", "allocator_allocated"}
+    assert first.keys() == {*SCHEMA[Kind.MEMORY].args, "elsewhere"} - unknown
+    ballast = bytearray(os.urandom(64 << 20))
+    meter.tick()
+    assert said() == []
+    clock.sleep(3600)
+    meter.tick()
+    (again,) = said()
+    assert again["used_here"] - first["used_here"] > len(ballast) // 2
+
+
+def test_a_running_engine_shows_its_bill(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]
+    with EngineProcess("--memory-budget", "1G", "--events", f"ipc://{tmp_path}/events", *flags) as engine:
+        assert main(["explain", "memory", engine.events, "--format", "json"]) == 0
+        (figures,) = json.loads(capsys.readouterr().out)["engines"].values()
+        assert main(["explain", "memory", engine.events]) == 0
+        assert "elsewhere" in capsys.readouterr().out
+        log = engine.log()
+    assert figures["device_total"] == GIB
+    assert figures["used_here"] <= GIB
+    bill, _ = bill_of(
+        f for f in Log("a.log", datetime(2026, 11, 21, tzinfo=UTC)).records(log.splitlines()) if isinstance(f, Fact)
+    )
+    assert abs(bill.weights - figures["weights"]) < 1e-4 * GIB
+    assert abs(figures["fit_requested"] - fit_requested(bill).kv_cache_memory) <= rounding(bill)
+
+
+UNDER_LOAD = r"""
+import re, sys
+from pathlib import Path
+from engine.llm import LLM
+from engine.sampling import SamplingParams
+budget = int(sys.argv[1])
+llm = LLM("tiny", memory_budget=budget, gpu_memory_utilization=1.0, max_model_len=512, max_num_seqs=16,
+          max_num_batched_tokens=1024)
+with llm:
+    shared = "the same beginning, " * 18
+    llm.generate([shared + str(n) * 60 for n in range(64)], SamplingParams(max_tokens=24, ignore_eos=True))
+    plan = llm.core.plan
+status = Path("/proc/self/status").read_text()
+print(plan.kv_pool, *(int(re.search(rf"{name}:\s+(\d+)", status)[1]) * 1024 for name in ("VmRSS", "VmHWM")))
+"""
+
+
+def test_a_budget_is_kept_under_load() -> None:
+    budget = GIB
+    done = subprocess.run(
+        [sys.executable, "-c", UNDER_LOAD, str(budget)],
+        capture_output=True, text=True, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    kv_pool, resident, peak = map(int, done.stdout.split())
+    print(f"budget {budget:,}, pool {kv_pool:,}, resident {resident:,}, at most {peak:,}")
+    assert 0 < kv_pool < resident <= peak <= budget

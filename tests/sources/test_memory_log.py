@@ -1,0 +1,84 @@
+"""Memory lines as vLLM wrote them from 0.10.2 to 0.33, and as kvscope does; in part, cut short and in real logs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from monitor.events.sample import Fact
+from monitor.sources.memory_log import memory_facts
+from monitor.sources.target import read_log
+
+DATA = Path(__file__).parent.parent / "data"
+SEED = (DATA / "seed-002.log").read_text()
+HEAD = "Free memory on device (94.05/95.01 GiB) on startup. Desired GPU memory utilization is (0.9, 85.51 GiB). "
+WORDINGS = {
+    "0.10.2": (
+        SEED,
+        {
+            "memory_free_gib": 177.66, "memory_total_gib": 178.36, "memory_requested_share": 0.9,
+            "memory_requested_gib": 160.53, "memory_weights_gib": 8.58, "memory_activations_gib": 9.96,
+            "memory_non_torch_gib": 0.07, "memory_graphs_gib": 0.65, "suggested_fit_requested_bytes": 151519866880,
+            "suggested_use_all_bytes": 169914314752, "kv_cache_in_use_bytes": 152379699200,
+        },
+    ),
+    "0.27, in full": (
+        f"(Worker_TP1 pid=771) INFO 08-21 18:22:06 [gpu_worker.py:789] {HEAD}Actual usage is 56.89 GiB for consumed"
+        " memory (weights + non-torch), 0.8 GiB for peak activation, and 0.32 GiB for CUDAGraph memory. Replace"
+        " gpu_memory_utilization config with `--kv-cache-memory=29407858586` (27.39 GiB) to fit into requested memory,"
+        " or `--kv-cache-memory=38581581312` (35.93 GiB) to fully utilize gpu memory. Current kv cache memory in use is"
+        " 27.85 GiB.",
+        {
+            "memory_free_gib": 94.05, "memory_total_gib": 95.01, "memory_requested_share": 0.9,
+            "memory_requested_gib": 85.51, "memory_consumed_gib": 56.89, "memory_activations_gib": 0.8,
+            "memory_graphs_gib": 0.32, "suggested_fit_requested_bytes": 29407858586,
+            "suggested_use_all_bytes": 38581581312, "kv_cache_in_use_gib": 27.85,
+        },
+    ),
+    "a negative suggestion": (
+        "Replace gpu_memory_utilization config with `--kv-cache-memory=-7517` (-0.0 GiB) to fit into requested memory.",
+        {"suggested_fit_requested_bytes": -7517},
+    ),
+    "graphs, estimated and not": (
+        "CUDA graph pool memory: 0.19 GiB (actual), 0.64 GiB (estimated), difference: 0.45 GiB (244.2%).",
+        {"memory_graphs_estimated_gib": 0.64},
+    ),
+    "graphs, estimated": ("Estimated CUDA graph memory: -20.50 GiB total", {"memory_graphs_estimated_gib": -20.5}),
+    "graphs, kept free": (
+        "CUDA graph memory profiling is enabled (default since v0.21.0). The current --gpu-memory-utilization=0.82 is",
+        {"memory_graphs_are_reserved": "enabled"},
+    ),
+    "0.11, told how large": (
+        "Initial free memory 94.05 GiB, reserved 20.0GiB memory for KV Cache as specified by kv_cache_memory_bytes"
+        " config and skipped memory profiling. This does does not respect the gpu_memory_utilization config.",
+        {"kv_cache_reserved_gib": 20.0},
+    ),
+    "CPU": ("Explicitly set (0.06/11.21) GiB for KV cache on node 0.", {"kv_cache_reserved_gib": 0.06}),
+    "something else in GiB": ("Checkpoint size: 0.00 GiB. Available RAM: 21.47 GiB.", {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("version", WORDINGS)
+def test_the_wordings_of_every_version(version: str) -> None:
+    line, expected = WORDINGS[version]
+    assert dict(memory_facts(line)) == expected
+
+
+@pytest.mark.parametrize("version", WORDINGS)
+def test_a_line_cut_at_any_byte_says_less_but_nothing_false(version: str) -> None:
+    line, expected = WORDINGS[version]
+    for end in range(len(line)):
+        assert dict(memory_facts(line[:end])).items() <= expected.items(), line[:end]
+
+
+@pytest.mark.parametrize(
+    ("log", "tokens", "concurrency"), [("startup", 16_384, 4.0), ("startup-refused", 8_192, 2.0)]
+)  # fmt: skip
+def test_the_size_of_the_pool_in_real_logs(log: str, tokens: int, concurrency: float) -> None:
+    _, records = read_log(DATA / f"{log}.log.gz")
+    facts = {record.name: record.value for record in records if isinstance(record, Fact)}
+    assert (facts["kv_cache_size_tokens"], facts["max_concurrency"]) == (tokens, concurrency)
+    assert tokens / facts["max_model_len"] == concurrency  # type: ignore[operator]
+    assert facts["kv_cache_reserved_gib"] == round(facts["kv_cache_memory_bytes"] / 2**30, 2)  # type: ignore[operator]
+    assert not any(name.startswith("memory_") for name in facts)
