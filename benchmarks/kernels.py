@@ -1,68 +1,174 @@
-"""The paged decode kernel on this machine's GPU: right first, then how long it takes beside its torch twin.
+"""The kernels on this machine's GPU: right first, then how fast, beside a copy and torch's own attention.
 
     python -m benchmarks.kernels
+
+Bytes are what a kernel must move at least; their share is of what a plain copy moves in that time, read and written.
+torch's scaled_dot_product_attention has its keys and values gathered beforehand, which is not timed. A kernel that is
+wrong gets no figures.
 """
 
 from __future__ import annotations
 
 import sys
-from typing import Final
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.machine import machine
-from kernels.paged_decode_twin import paged_decode_torch
+from kernels.kv_write_twin import kv_write_torch
+from kernels.paged_decode_twin import gather_pages, paged_decode_torch
+from kernels.paged_prefill_twin import paged_prefill_torch
 
+DEVICE: Final = "cuda"
 BLOCK_SIZE: Final = 16
 HEADS, KV_HEADS, HEAD_SIZE = 32, 8, 128
-SHAPES: Final = ((1, 512), (1, 8192), (32, 512), (32, 4096), (128, 1024))
+SCALE: Final = HEAD_SIZE**-0.5
+DECODES: Final = ((1, 1024), (1, 32768), (8, 4096), (32, 1024), (32, 4096), (128, 1024))
 """Sequences, tokens of each."""
+PREFILLS: Final = ((1, 2048, 2048), (1, 2048, 16384), (4, 512, 4096), (16, 128, 1024))
+"""Sequences, rows and tokens of each."""
+COPY_BYTES: Final = 1 << 30
 ROUNDING: Final = {torch.float32: 2**-23, torch.float16: 2**-10, torch.bfloat16: 2**-7}
+Run = Callable[[], Tensor]
+
+
+class Measurement(NamedTuple):
+    """What a kernel does, the same in float64 by its twin, what else does it, and the bytes that it must move."""
+
+    name: str
+    kernel: Run
+    exact: Run
+    other: Run
+    moved: int
 
 
 def main() -> int:
     if not torch.cuda.is_available():
-        print("no CUDA GPU that torch can use: nothing measured (the kernel's tests need none: pytest tests/kernels)")
+        print("no CUDA GPU that torch can use: nothing measured (the kernels' tests need none: pytest tests/kernels)")
         return 0
     from triton.testing import do_bench
 
-    from kernels.paged_decode import paged_decode
-
+    source = torch.empty(COPY_BYTES, dtype=torch.uint8, device=DEVICE)
+    copied = 2 * COPY_BYTES / do_bench(source.clone) / 1e6
     print(machine("torch", "triton"))
     print(f"{torch.cuda.get_device_name()}, {HEADS} heads on {KV_HEADS}, head size {HEAD_SIZE}, blocks of {BLOCK_SIZE}")
-    print(f"{'dtype':10}{'sequences':>10}{'tokens':>8}{'kernel us':>11}{'twin us':>10}{'GB/s':>7}   error")
+    print(f"a copy of {COPY_BYTES >> 20} MiB moves {copied:.0f} GB/s, read and written")
+    print(f"{'':42}{'us':>9}{'GB/s':>8}{'of copy':>9}{'torch us':>10}{'speed-up':>10}   error")
     wrong = False
     for dtype, rounding in ROUNDING.items():
-        for sequences, length in SHAPES:
-            query, caches, block_tables, seq_lens = case(dtype, sequences, length)
-            scale = HEAD_SIZE**-0.5
-            got = paged_decode(query, *caches, block_tables, seq_lens, scale)
-            exact = paged_decode_torch(query.double(), *(c.double() for c in caches), block_tables, seq_lens, scale)
-            error = ((got - exact).square().mean().sqrt() / exact.square().mean().sqrt()).item()
-            if not error < 4 * rounding:
+        for name, kernel, exact, other, moved in measurements(dtype):
+            label = f"{str(dtype).removeprefix('torch.')} {name}"
+            errors = [error(run(), exact()) for run in (kernel, other)]
+            if not max(errors) < 4 * rounding:
                 wrong = True
-                print(f"{dtype!s:10}{sequences:10}{length:8}   WRONG, so not timed: error {error:.1e}")
+                print(f"{label:42}   results differ, so not timed: error {errors[0]:.1e}, torch's {errors[1]:.1e}")
                 continue
-            kernel_ms = do_bench(lambda a=(query, *caches, block_tables, seq_lens, scale): paged_decode(*a))
-            twin_ms = do_bench(lambda a=(query, *caches, block_tables, seq_lens, scale): paged_decode_torch(*a))
-            read = 2 * sequences * length * KV_HEADS * HEAD_SIZE * dtype.itemsize
-            name = str(dtype).removeprefix("torch.")
+            took, other_took = do_bench(kernel), do_bench(other)
+            rate = moved / took / 1e6
             print(
-                f"{name:10}{sequences:10}{length:8}{1000 * kernel_ms:11.1f}{1000 * twin_ms:10.1f}"
-                f"{read / kernel_ms / 1e6:7.0f}   {error:.1e}"
+                f"{label:42}{1000 * took:9.1f}{rate:8.0f}{rate / copied:9.0%}{1000 * other_took:10.1f}"
+                f"{other_took / took:10.2f}   {errors[0]:.1e}"
             )
     return int(wrong)
 
 
-def case(dtype: torch.dtype, sequences: int, length: int) -> tuple[Tensor, list[Tensor], Tensor, Tensor]:
-    """Query, both caches, block tables in random order, lengths."""
+def measurements(dtype: torch.dtype) -> Iterator[Measurement]:
+    for sequences, length in DECODES:
+        yield decode(dtype, sequences, length)
+    for sequences, rows, length in PREFILLS:
+        yield prefill(dtype, sequences, rows, length)
+    yield write(dtype, tokens=8192)
+
+
+def decode(dtype: torch.dtype, sequences: int, length: int) -> Measurement:
+    from kernels.paged_decode import paged_decode
+
+    caches, tables, lens = pages(dtype, sequences, length)
+    query = random(dtype, sequences, HEADS, HEAD_SIZE)
+    keys, values = (gather_pages(cache, tables)[:, :, :length].contiguous() for cache in caches)
+    # Query heads that share a key are to torch as many queries of one head, which serves it best.
+    queries = query.view(sequences, KV_HEADS, -1, HEAD_SIZE)
+    return Measurement(
+        f"decode, {sequences} of {length}",
+        lambda: paged_decode(query, *caches, tables, lens, SCALE),
+        lambda: paged_decode_torch(query.double(), *(cache.double() for cache in caches), tables, lens, SCALE),
+        lambda: scaled_dot_product_attention(queries, keys, values, scale=SCALE).view_as(query),
+        keys.nbytes + values.nbytes + 2 * query.nbytes,
+    )
+
+
+def prefill(dtype: torch.dtype, sequences: int, rows: int, length: int) -> Measurement:
+    from kernels.paged_prefill import paged_prefill
+
+    caches, tables, lens = pages(dtype, sequences, length)
+    query = random(dtype, sequences * rows, HEADS, HEAD_SIZE)
+    starts = torch.arange(sequences + 1, device=DEVICE) * rows
+    keys, values = (gather_pages(cache, tables)[:, :, :length].contiguous() for cache in caches)
+    queries = query.view(sequences, rows, HEADS, HEAD_SIZE).transpose(1, 2)
+    tokens = torch.arange(length, device=DEVICE)
+    # Without a prefix torch needs no mask, and is faster so.
+    visible = None if rows == length else tokens <= tokens[length - rows :, None]
+
+    def other() -> Tensor:
+        out = scaled_dot_product_attention(
+            queries, keys, values, visible, is_causal=visible is None, scale=SCALE, enable_gqa=True
+        )
+        return out.transpose(1, 2).reshape(query.shape)
+
+    def exact() -> Tensor:
+        return paged_prefill_torch(
+            query.double(), *(cache.double() for cache in caches), tables, starts, lens, scale=SCALE
+        )
+
+    return Measurement(
+        f"prefill, {sequences} of {length}, last {rows}",
+        lambda: paged_prefill(query, *caches, tables, starts, lens, longest=rows, scale=SCALE),
+        exact,
+        other,
+        keys.nbytes + values.nbytes + 2 * query.nbytes,
+    )
+
+
+def write(dtype: torch.dtype, tokens: int) -> Measurement:
+    from kernels.kv_write import kv_write
+
+    key, value = (random(dtype, tokens, KV_HEADS, HEAD_SIZE) for _ in range(2))
+    slots = torch.randperm(2 * tokens, device=DEVICE)[:tokens]
+    kv = torch.zeros(2, 2 * tokens // BLOCK_SIZE, BLOCK_SIZE, KV_HEADS, HEAD_SIZE, device=DEVICE, dtype=dtype)
+
+    def into_kv(how: Callable[..., None]) -> Tensor:
+        how(key, value, *kv, slots)
+        return kv
+
+    def exact() -> Tensor:
+        expected = torch.zeros_like(kv)
+        kv_write_torch(key, value, *expected, slots)
+        return expected
+
+    def run(how: Callable[..., None]) -> Run:
+        return lambda: into_kv(how)
+
+    return Measurement(f"write, {tokens} tokens", run(kv_write), exact, run(kv_write_torch), 4 * key.nbytes)
+
+
+def pages(dtype: torch.dtype, sequences: int, length: int) -> tuple[list[Tensor], Tensor, Tensor]:
+    """Both caches, block tables in random order, lengths."""
     blocks = sequences * -(-length // BLOCK_SIZE)
-    torch.manual_seed(0)
-    block_tables = 1 + torch.randperm(blocks, device="cuda").view(sequences, -1)
-    caches = [torch.randn(1 + blocks, BLOCK_SIZE, KV_HEADS, HEAD_SIZE, device="cuda", dtype=dtype) for _ in range(2)]
-    query = torch.randn(sequences, HEADS, HEAD_SIZE, device="cuda", dtype=dtype)
-    return query, caches, block_tables, torch.full((sequences,), length, device="cuda")
+    tables = 1 + torch.randperm(blocks, device=DEVICE).view(sequences, -1)
+    caches = [random(dtype, 1 + blocks, BLOCK_SIZE, KV_HEADS, HEAD_SIZE) for _ in range(2)]
+    return caches, tables, torch.full((sequences,), length, device=DEVICE)
+
+
+def random(dtype: torch.dtype, *shape: int) -> Tensor:
+    return torch.randn(*shape, device=DEVICE, dtype=dtype)
+
+
+def error(got: Tensor, exact: Tensor) -> float:
+    """As a ratio of root mean squares."""
+    return ((got - exact).double().square().mean().sqrt() / exact.double().square().mean().sqrt()).item()
 
 
 if __name__ == "__main__":

@@ -43,17 +43,18 @@ DECODES = [
     (Case(torch.float16, 12, 4, 4, 16, [33, 2], window=32), 1),
     # Fewer tokens than splits, splits that no token falls to, a last one that is not full, and windows across them.
     (Case(torch.float32, 64, 4, 2, 16, [1, 2 * TILE + 2, 3 * TILE, 3 * TILE + 1]), 3),
-    (Case(torch.float32, 80, 3, 1, 5, [150, 9], window=101), 2),
+    (Case(torch.float32, 80, 3, 1, 5, [150, 9], window=40), 5),
     (Case(torch.float16, 128, 2, 1, 16, [2 * TILE + 1, 200]), 5),
 ]
-# With each sequence's rows: whole prompts, chunks behind a prefix, single tokens, and more rows than a tile holds.
+# With each sequence's rows: whole prompts, chunks behind a prefix, single tokens, more rows than a tile holds, and rows
+# whose window begins behind the first tile.
 PREFILLS = [
     (Case(torch.float32, 64, 4, 2, 16, [33, 1, TILE, 70]), [33, 1, 5, 2]),
     (Case(torch.float32, 80, 3, 1, 5, [40, 27], window=9), [40, 3]),
     (Case(torch.float32, 96, 2, 2, 48, [49]), [35]),
     (Case(torch.float32, 256, 2, 1, 16, [36], window=1), [4]),
     (Case(torch.float16, 128, 10, 2, 16, [60, 20], window=33), [30, 20]),
-    (Case(torch.float16, 12, 1, 1, 16, [100]), [70]),
+    (Case(torch.float16, 12, 1, 1, 16, [100], window=5), [70]),
 ]
 WRITES = [(torch.float32, 2, 64), (torch.float16, 3, 80), (torch.bfloat16, 1 + WIDTH // 128, 128)]
 """Key-value heads, head size; the last row is wider than what one program copies."""
