@@ -38,8 +38,8 @@ VOCAB_SIZE = 320
 MAX_LEN = 512
 
 FAMILIES = ("gpt2", "llama", "mistral", "qwen2", "qwen3")
-"""Their outputs have no end but their length, so that every one of them is long enough to be preempted."""
 
+# Outputs have no end but their length, so that every one of them is long enough to be preempted.
 CONFIGS: dict[str, PretrainedConfig] = {
     "gpt2": GPT2Config(
         vocab_size=VOCAB_SIZE, n_positions=MAX_LEN, n_embd=48, n_layer=2, n_head=3, bos_token_id=0, eos_token_id=None,
@@ -52,7 +52,7 @@ CONFIGS: dict[str, PretrainedConfig] = {
     "llama3-tied": LlamaConfig(
         vocab_size=VOCAB_SIZE, max_position_embeddings=MAX_LEN, hidden_size=48, intermediate_size=80,
         num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=2, head_dim=12, tie_word_embeddings=True,
-        attention_bias=True, mlp_bias=True, bos_token_id=0, eos_token_id=0,
+        attention_bias=True, mlp_bias=True, bos_token_id=0, eos_token_id=None,
         rope_parameters={
             "rope_type": "llama3", "rope_theta": 500.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
             "original_max_position_embeddings": 64,
@@ -60,7 +60,7 @@ CONFIGS: dict[str, PretrainedConfig] = {
     ),
     "llama-linear": LlamaConfig(
         vocab_size=VOCAB_SIZE, max_position_embeddings=MAX_LEN, hidden_size=32, intermediate_size=48,
-        num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, bos_token_id=0, eos_token_id=0,
+        num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, bos_token_id=0, eos_token_id=None,
         head_dim=16, rope_parameters={"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.0},
     ),
     "mistral": MistralConfig(
@@ -71,7 +71,7 @@ CONFIGS: dict[str, PretrainedConfig] = {
     "mistral-full": MistralConfig(
         vocab_size=VOCAB_SIZE, max_position_embeddings=MAX_LEN, hidden_size=32, intermediate_size=48,
         num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=1, head_dim=8, sliding_window=None,
-        bos_token_id=0, eos_token_id=0,
+        bos_token_id=0, eos_token_id=None,
     ),
     "qwen2": Qwen2Config(
         vocab_size=VOCAB_SIZE, max_position_embeddings=MAX_LEN, hidden_size=48, intermediate_size=64,
@@ -80,7 +80,7 @@ CONFIGS: dict[str, PretrainedConfig] = {
     "qwen2-window": Qwen2Config(
         vocab_size=VOCAB_SIZE, max_position_embeddings=MAX_LEN, hidden_size=32, intermediate_size=48,
         num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True,
-        use_sliding_window=True, sliding_window=16, max_window_layers=2, bos_token_id=0, eos_token_id=0,
+        use_sliding_window=True, sliding_window=16, max_window_layers=2, bos_token_id=0, eos_token_id=None,
     ),
     "qwen3": Qwen3Config(
         vocab_size=VOCAB_SIZE, max_position_embeddings=MAX_LEN, hidden_size=48, intermediate_size=64,
@@ -91,7 +91,7 @@ CONFIGS: dict[str, PretrainedConfig] = {
         vocab_size=VOCAB_SIZE, max_position_embeddings=MAX_LEN, hidden_size=32, intermediate_size=48,
         num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=1, head_dim=16, attention_bias=True,
         use_sliding_window=True, sliding_window=21,
-        layer_types=["sliding_attention", "full_attention", "sliding_attention"], bos_token_id=0, eos_token_id=0,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"], bos_token_id=0, eos_token_id=None,
     ),
 }  # fmt: skip
 

@@ -37,7 +37,12 @@ class Oracle(NamedTuple):
     expected: list[list[int]]
 
 
-@pytest.fixture(scope="module", params=checkpoints.FAMILIES)
+VARIANTS = [
+    pytest.param(name, marks=pytest.mark.slow) for name in checkpoints.CONFIGS if name not in checkpoints.FAMILIES
+]
+
+
+@pytest.fixture(scope="module", params=[*checkpoints.FAMILIES, *VARIANTS])
 def oracle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Oracle:
     directory = tmp_path_factory.mktemp(request.param)
     model = checkpoints.save(request.param, directory)
