@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import difflib
 import logging
 import os
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 import uvicorn
 import zmq
 
+from engine.bench import Load, offline, over_http, report, show
 from engine.config import DEFAULT_KV_BYTES, DTYPES, KV_CONNECTORS, SCHEDULING_POLICIES, TINY, EngineConfig
 from engine.faults import PLACES
 from monitor.events.publisher import EVENTS_ENDPOINT, NotPrivate, replay_endpoint_for
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from engine.core import EngineCore
 
 USAGE = 2
+INTERRUPTED = 130
 DEFAULTS = EngineConfig()
 SIZES: Final = {
     **{letter: 1000**power for power, letter in enumerate("kmgt", 1)},
@@ -66,12 +69,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _set_up_logging()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        return serve(parsed)
+        return serve(parsed) if parsed.command == "serve" else bench(parsed)
     except (ValueError, OSError, NotPrivate, zmq.ZMQError) as error:
         print(f"engine: {error}", file=sys.stderr)
         return USAGE
     except KeyboardInterrupt:
-        return 0
+        return 0 if parsed.command == "serve" else INTERRUPTED
 
 
 def serve(parsed: argparse.Namespace) -> int:
@@ -101,6 +104,21 @@ def serve(parsed: argparse.Namespace) -> int:
         finally:
             core.close()
     return 1 if core.failure else 0
+
+
+def bench(parsed: argparse.Namespace) -> int:
+    """Put the load on, and tell what came of it. Raises ValueError for what cannot be asked."""
+    load = Load(**{name: getattr(parsed, name) for name in Load.__dataclass_fields__})
+    config = config_of(parsed)
+    if parsed.offline:
+        logging.getLogger().setLevel(logging.WARNING)
+        made = report(asyncio.run(offline(load, config)))
+    elif config != EngineConfig(seed=parsed.seed, hash_key=config.hash_key):
+        raise ValueError("the settings of an engine are for --offline: the one at --base-url has its own")
+    else:
+        made = report(asyncio.run(over_http(load, parsed.base_url)))
+    show(made, parsed.format)
+    return 1 if made.requests["failed"] else 0
 
 
 class _Server(uvicorn.Server):
@@ -172,19 +190,30 @@ def _set_up_logging() -> None:
 
 def parser() -> argparse.ArgumentParser:
     """The whole command line; the reference is made from it."""
-    environment = os.environ.get
     whole = Parser(prog="python -m engine", description="kvscope's paged-attention engine.")
-    serving = whole.add_subparsers(dest="command", required=True).add_parser(
+    commands = whole.add_subparsers(dest="command", required=True)
+    serving = commands.add_parser(
         "serve", help="serve a model over HTTP", description="Serves a model with OpenAI's API, and says its events."
     )
-    add = serving.add_argument
-    model = serving.add_mutually_exclusive_group()
+    _model_flags(serving)
+    _serving_flags(serving)
+    benching = commands.add_parser(
+        "bench", help="put a load on an engine", formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Puts a load on an engine, and tells what its clients see. Prompts are random tokens; answers are"
+        "\ngreedy and of full length. Exit codes: 0, 1 if a request failed, 2 usage.",
+    )  # fmt: skip
+    _load_flags(benching)
+    _model_flags(benching.add_argument_group("the engine of --offline"))
+    return whole
+
+
+def _model_flags(command: argparse._ActionsContainer) -> None:
+    """The settings of an engine, wherever it runs."""
+    add = command.add_argument
+    model = command.add_mutually_exclusive_group()
     says = f"{TINY}, or a Hugging Face directory ({TINY})"
     model.add_argument("model_tag", nargs="?", metavar="MODEL", help=says)
     model.add_argument("--model", default=DEFAULTS.model, metavar="MODEL", help="the same, as a flag")
-    add("--served-model-name", default="", metavar="NAME", help="what clients call it (the model's own name)")
-    add("--host", default="127.0.0.1", help="where to listen (127.0.0.1)")
-    add("--port", type=int, default=8000, help="(8000; 0 picks a free one)")
     add("--device", default=DEFAULTS.device, help=f"cpu, cuda or cuda:N ({DEFAULTS.device})")
     add("--dtype", default=DEFAULTS.dtype, choices=DTYPES, help=f"of weights and KV ({DEFAULTS.dtype})")
     add("--block-size", type=int, default=DEFAULTS.block_size, metavar="TOKENS", help=f"({DEFAULTS.block_size})")
@@ -223,6 +252,19 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     add("--seed", type=int, default=DEFAULTS.seed, help=f"({DEFAULTS.seed})")
     add(
+        "--hash-key", dest="hash_key_text", default=os.environ.get("KVSCOPE_HASH_KEY", ""), metavar="KEY",
+        help="of the prefix hashes (KVSCOPE_HASH_KEY, else random)",
+    )  # fmt: skip
+
+
+def _serving_flags(command: argparse.ArgumentParser) -> None:
+    """Where a server listens, and where it says its events."""
+    environment = os.environ.get
+    add = command.add_argument
+    add("--served-model-name", default="", metavar="NAME", help="what clients call it (the model's own name)")
+    add("--host", default="127.0.0.1", help="where to listen (127.0.0.1)")
+    add("--port", type=int, default=8000, help="(8000; 0 picks a free one)")
+    add(
         "--stall-seconds", type=_positive, default=30.0, metavar="S",
         help="no progress for this long is a stall (30)",
     )  # fmt: skip
@@ -240,11 +282,39 @@ def parser() -> argparse.ArgumentParser:
         "--engine-id", default=environment("KVSCOPE_ENGINE_ID", ""), metavar="ID",
         help="(KVSCOPE_ENGINE_ID, else NAME@HOST:PORT/0)",
     )  # fmt: skip
+
+
+def _load_flags(command: argparse.ArgumentParser) -> None:
+    """The load, in the words of `vllm bench serve`, and what is asked."""
+    defaults = Load()
+    asked = command.add_mutually_exclusive_group(required=True)
+    asked.add_argument("--base-url", metavar="URL", help="a server with OpenAI's API, such as http://127.0.0.1:8000")
+    asked.add_argument("--offline", action="store_true", help="an engine in this process, without HTTP")
+    add = command.add_argument
+    add("--num-prompts", type=size, default=defaults.num_prompts, metavar="N", help=f"({defaults.num_prompts})")
     add(
-        "--hash-key", dest="hash_key_text", default=environment("KVSCOPE_HASH_KEY", ""), metavar="KEY",
-        help="of the prefix hashes (KVSCOPE_HASH_KEY, else random)",
+        "--request-rate", type=float, default=defaults.request_rate, metavar="R",
+        help="arrivals a second, at random as a Poisson process has them (inf: all at once)",
     )  # fmt: skip
-    return whole
+    add(
+        "--max-concurrency", type=size, default=None, metavar="C",
+        help="requests at once at most; others wait, which is not part of their times (no limit)",
+    )  # fmt: skip
+    add("--input-len", type=size, default=defaults.input_len, metavar="TOKENS", help=f"({defaults.input_len})")
+    add("--output-len", type=size, default=defaults.output_len, metavar="TOKENS", help=f"({defaults.output_len})")
+    add(
+        "--prefix-len", type=size, default=defaults.prefix_len, metavar="TOKENS",
+        help="that all prompts begin with, before --input-len of their own (0)",
+    )  # fmt: skip
+    add(
+        "--timeout", dest="timeout_s", type=float, default=defaults.timeout_s, metavar="S",
+        help="a client that has not its whole answer by then closes its connection (inf)",
+    )  # fmt: skip
+    add(
+        "--disconnect", type=float, default=defaults.disconnect, metavar="SHARE",
+        help="of the clients, that close their connections in the midst of an answer (0)",
+    )  # fmt: skip
+    add("--format", choices=("table", "json"), default="table", help="(table)")
 
 
 def size(text: str) -> int:
