@@ -66,7 +66,7 @@ class Device(Protocol):
         ...
 
     def non_torch(self, weights: int) -> int:
-        """Bytes in use by this process that torch has not allocated, with no more than the weights loaded."""
+        """Bytes in use by this process that torch has not allocated, while it has no more than the weights."""
         ...
 
 
@@ -252,6 +252,9 @@ def make_plan(config: EngineConfig, loaded: LoadedModel, device: Device, copies:
     if replace(plan, activations=activations).fit_requested >= 0:
         logger.info("Measuring the largest step that the settings allow")
         activations = device.peak_of(lambda: _largest_step(config, loaded))
+        if config.device != "cpu":
+            # What the run has loaded stays. On the CPU it is part of the peak, which is of the whole process.
+            plan = replace(plan, non_torch=device.non_torch(loaded.weight_bytes))
     plan = replace(plan, activations=activations)
     if not _is_by_share(config):
         blocks = num_blocks_for(config, loaded.config)
