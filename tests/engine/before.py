@@ -16,6 +16,7 @@ class Before:
 
     def __init__(self, model: Model, before: Callable[[], object]) -> None:
         self.model = model
+        self.config = model.config
         self.before = before
 
     def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
