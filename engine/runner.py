@@ -47,6 +47,7 @@ class ModelRunner:
         self, loaded: LoadedModel, num_blocks: int, block_size: int, device: str, dtype: str, seed: int = 0
     ) -> None:
         self._model = loaded.module
+        self._config = loaded.config
         self._block_size = block_size
         self._device = device
         self._seed = seed
@@ -58,7 +59,7 @@ class ModelRunner:
 
         `tables` are the block tables by request number. KV that the plan loads must be in its blocks already.
         """
-        batch = lay_out(plan, tables, self._block_size, self._device, self._model.config)
+        batch = lay_out(plan, tables, self._block_size, self._device, self._config)
         hidden = self._model.forward(batch.token_ids, batch.positions, BatchAttention(self._cache, batch))
         if not batch.sampled:
             return []
