@@ -79,9 +79,9 @@ class Host:
     def read(self) -> Reading:
         """See Device. Resident memory is what counts, by /proc; pages that were never written do not."""
         here = _resident("VmRSS")
-        if self._budget is not None:
-            return Reading(self._budget, max(self._budget - here, 0), here, 0)
         total, free = _meminfo("MemTotal"), _meminfo("MemAvailable")
+        if self._budget is not None:
+            total, free = self._budget, min(free, max(self._budget - here, 0))
         return Reading(total, free, here, max(total - free - here, 0))
 
     def peak_of(self, run: Callable[[], None]) -> int:
@@ -245,6 +245,12 @@ def make_plan(config: EngineConfig, loaded: LoadedModel, device: Device, copies:
     before = now.free + (now.used_here if now.used_here >= 0 else now.allocator_reserved)
     requested = int(now.total * config.gpu_memory_utilization)
     plan = Plan(now.total, min(before, now.total), requested, loaded.weight_bytes, 0, non_torch, 0, 0)
+    if _is_by_share(config) and plan.free_at_start < requested:
+        raise ValueError(
+            f"the requested memory cannot be met: {_gib(requested)} GiB, {config.gpu_memory_utilization:g} of"
+            f" {_gib(plan.total)} GiB, are {_gib(requested - plan.free_at_start)} GiB more than is free on the device;"
+            " give a lower gpu_memory_utilization, or end what else uses it"
+        )
     activations = 0
     if config.device == "cpu":
         # The plain kernels copy out the KV that a layer reads: seen to be too much before it is tried.

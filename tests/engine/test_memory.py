@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -87,6 +88,17 @@ def test_a_share_that_cannot_be_met_says_by_how_much_and_nothing_negative() -> N
     assert "-" not in line.replace("non-torch", "").replace("--kv-cache-memory", "")
     bill, _ = bill_of(read_back(told, config.gpu_memory_utilization))
     assert abs(fit_requested(bill).short_by + told.fit_requested) <= rounding(bill)
+
+
+def test_a_share_of_more_than_the_machine_has_free_is_refused_by_how_much() -> None:
+    machine = Host(None).read().total
+    config = EngineConfig(**SMALL, memory_budget=2 * machine)
+    with pytest.raises(ValueError, match=r"cannot be met: .* are [\d.]+ GiB more than is free") as found:
+        plan_of(config)
+    missing = float(re.findall(r"are ([\d.]+) GiB more", str(found.value))[0]) * GIB
+    assert missing >= 2 * machine * config.gpu_memory_utilization - machine
+    # Told how large the pool is, it takes the word for it.
+    assert plan_of(replace(config, num_gpu_blocks_override=3)).num_blocks == 3
 
 
 def test_more_requests_at_a_time_leave_less_for_kv() -> None:
