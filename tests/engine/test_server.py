@@ -318,7 +318,7 @@ def test_its_log_is_read_as_vllms_is(engine: EngineProcess) -> None:
     records = log.records(engine.log().splitlines())
     facts = {record.name: record.value for record in records if isinstance(record, Fact)}
     assert facts["kv_cache_size_tokens"] == 64 * 16
-    assert facts["num_gpu_blocks"] == 65
+    assert facts["num_gpu_blocks_override"] == 65
     assert log.engine() == engine.engine
 
 
