@@ -90,7 +90,8 @@ def paged_prefill_kernel(  # type: ignore[no-untyped-def]
 
     rows = first_row + tl.arange(0, ROWS)
     queries = rows // GROUP
-    positions = seq_len - query_len + queries
+    # Rows beyond the last are computed as the last token's, and not stored.
+    positions = seq_len - query_len + tl.minimum(queries, query_len - 1)
     columns = tl.arange(0, HEAD_PADDED)
     mask = (queries < query_len)[:, None] & (columns < HEAD_SIZE)[None, :]
     query_rows = query_start + queries
@@ -103,7 +104,7 @@ def paged_prefill_kernel(  # type: ignore[no-untyped-def]
     table_ptr = tables_ptr + sequence * tables_stride
     # From what the first row's window begins with to what the last row sees.
     begin = tl.maximum(tl.min(positions, 0) - window + 1, 0)
-    end = tl.minimum(tl.max(positions, 0) + 1, seq_len)
+    end = tl.max(positions, 0) + 1
     for start in range(begin, end, TILE):
         tokens = start + tl.arange(0, TILE)
         visible = (tokens[None, :] <= positions[:, None]) & (tokens[None, :] > positions[:, None] - window)

@@ -99,22 +99,22 @@ def error(got: Tensor, expected: Tensor) -> float:
 
 
 def decode_error(case: Case, splits: int) -> float:
-    """The kernel's error against the twin in fp32."""
+    """The kernel's error against the twin in float64."""
     caches, block_tables, seq_lens = pages(case, [1] * len(case.seq_lens))
     query, scale = queries(case, len(seq_lens)), case.head_size**-0.5
     got = paged_decode(query, *caches, block_tables, seq_lens, scale, case.window, splits)
-    clean = [cache.nan_to_num().float() for cache in caches]
-    return error(got, paged_decode_torch(query.float(), *clean, block_tables, seq_lens, scale, case.window))
+    clean = [cache.nan_to_num().double() for cache in caches]
+    return error(got, paged_decode_torch(query.double(), *clean, block_tables, seq_lens, scale, case.window))
 
 
 def prefill_error(case: Case, query_lens: list[int]) -> float:
-    """The kernel's error against the twin in fp32."""
+    """The kernel's error against the twin in float64."""
     caches, block_tables, seq_lens = pages(case, query_lens)
     query, scale = queries(case, sum(query_lens)), case.head_size**-0.5
     starts = torch.tensor([0, *query_lens]).cumsum(0)
     got = paged_prefill(query, *caches, block_tables, starts, seq_lens, max(query_lens), scale, case.window)
-    clean = [cache.nan_to_num().float() for cache in caches]
-    return error(got, paged_prefill_torch(query.float(), *clean, block_tables, starts, seq_lens, scale, case.window))
+    clean = [cache.nan_to_num().double() for cache in caches]
+    return error(got, paged_prefill_torch(query.double(), *clean, block_tables, starts, seq_lens, scale, case.window))
 
 
 def write_differs(dtype: torch.dtype, kv_heads: int, head_size: int) -> int:
