@@ -120,12 +120,12 @@ def prefill(dtype: torch.dtype, sequences: int, rows: int, length: int) -> Measu
 
     def exact() -> Tensor:
         return paged_prefill_torch(
-            query.double(), *(cache.double() for cache in caches), tables, starts, lens, scale=SCALE
+            query.double(), *(cache.double() for cache in caches), tables, starts, lens, rows, SCALE
         )
 
     return Measurement(
         f"prefill, {sequences} of {length}, last {rows}",
-        lambda: paged_prefill(query, *caches, tables, starts, lens, longest=rows, scale=SCALE),
+        lambda: paged_prefill(query, *caches, tables, starts, lens, rows, SCALE),
         exact,
         other,
         keys.nbytes + values.nbytes + 2 * query.nbytes,

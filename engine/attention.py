@@ -10,7 +10,10 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from engine.batch import Batch, Chunks
 from engine.models import ModelConfig
+from kernels import run_on
+from kernels.kv_write_twin import kv_write_torch
 from kernels.paged_decode_twin import gather_pages, paged_decode_torch
+from kernels.paged_prefill_twin import paged_prefill_torch
 
 
 class PagedKV:
@@ -26,11 +29,14 @@ class PagedKV:
         self.sliding_layers = model.sliding_layers
         self.sliding_window = model.sliding_window
         self.scale = 1 / math.sqrt(model.head_size)
-        self.decode = paged_decode_torch
-        if self.kv.is_cuda:
-            from kernels.paged_decode import paged_decode  # Triton is there where there is a GPU for it
+        self.write, self.decode, self.prefill = kv_write_torch, paged_decode_torch, paged_prefill_torch
+        if run_on(device):
+            # Triton is there where there is a GPU for it.
+            from kernels.kv_write import kv_write
+            from kernels.paged_decode import paged_decode
+            from kernels.paged_prefill import paged_prefill
 
-            self.decode = paged_decode
+            self.write, self.decode, self.prefill = kv_write, paged_decode, paged_prefill
 
 
 class BatchAttention:
@@ -44,8 +50,7 @@ class BatchAttention:
         """See Attend. Keys and values are written first, so a chunk's tokens see one another through the cache."""
         cache, batch = self._cache, self._batch
         key_cache, value_cache = cache.kv[layer]
-        key_cache.flatten(0, 1).index_copy_(0, batch.slots, key)
-        value_cache.flatten(0, 1).index_copy_(0, batch.slots, value)
+        cache.write(key, value, key_cache, value_cache, batch.slots)
         sliding = layer in cache.sliding_layers
         reach, window = (batch.sliding, cache.sliding_window) if sliding else (batch.full, None)
         assert reach is not None
@@ -53,6 +58,9 @@ class BatchAttention:
         if reach.decodes is not None:
             tables, lens = reach.decodes
             parts.append(cache.decode(query[: len(lens)], key_cache, value_cache, tables, lens, cache.scale, window))
+        if reach.prefills is not None:
+            first_row, *prefills = reach.prefills
+            parts.append(cache.prefill(query[first_row:], key_cache, value_cache, *prefills, cache.scale, window))
         parts += [_attend_chunks(query, key_cache, value_cache, chunks, cache.scale) for chunks in reach.chunks]
         return (parts[0] if len(parts) == 1 else torch.cat(parts)).flatten(1)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import NamedTuple
 
 import torch
@@ -14,6 +14,7 @@ from engine.blocks.pool import NULL_BLOCK
 from engine.models import ModelConfig
 from engine.request import Request
 from engine.scheduler import SchedulerOutput
+from kernels import run_on
 
 
 class Decodes(NamedTuple):
@@ -38,11 +39,28 @@ class Chunks(NamedTuple):
     """[requests, 1, L, blocks * block_size]: whether a token sees a slot."""
 
 
+class Prefills(NamedTuple):
+    """Requests with several tokens each, for the kernel: all of them, unpadded."""
+
+    first_row: int
+    block_tables: Tensor
+    """[requests, blocks]"""
+    starts: Tensor
+    """[requests + 1]: where each request's rows begin, counted from `first_row`, and the last one's end."""
+    seq_lens: Tensor
+    """[requests]: tokens in those blocks, these included."""
+    longest: int
+
+
 class Reach(NamedTuple):
-    """What the batch's rows read in a layer. Blocks that a sliding window has left behind are not in these tables."""
+    """What the batch's rows read in a layer. Blocks that a sliding window has left behind are not in these tables.
+
+    What is longer than a decode is in `prefills` where the kernels run, and else in `chunks`.
+    """
 
     decodes: Decodes | None
     chunks: list[Chunks]
+    prefills: Prefills | None
 
 
 class Batch(NamedTuple):
@@ -106,16 +124,28 @@ def lay_out(
 def _reach(by_length: list[_Share], block_size: int, device: str, window: int | None) -> Reach:
     decodes: Decodes | None = None
     chunks: list[Chunks] = []
+    longer: list[_Share] = []
     first_row = 0
     for bits, group in groupby(by_length, key=lambda share: (share.num_tokens - 1).bit_length()):
         members = [share if window is None else _within(share, block_size, window) for share in group]
         if bits == 0:
             lens = _int64([share.start + 1 for share in members], device)
             decodes = Decodes(_padded_tables(members, block_size, device), lens)
+        elif run_on(device):
+            longer += members
         else:
             chunks.append(_chunks(members, first_row, block_size, device, window))
         first_row += sum(share.num_tokens for share in members)
-    return Reach(decodes, chunks)
+    return Reach(decodes, chunks, _prefills(longer, len(by_length) - len(longer), block_size, device))
+
+
+def _prefills(members: list[_Share], first_row: int, block_size: int, device: str) -> Prefills | None:
+    if not members:
+        return None
+    counts = [share.num_tokens for share in members]
+    starts = _int64([0, *accumulate(counts)], device)
+    seq_lens = _int64([share.start + share.num_tokens for share in members], device)
+    return Prefills(first_row, _padded_tables(members, block_size, device), starts, seq_lens, max(counts))
 
 
 def _within(share: _Share, block_size: int, window: int) -> _Share:

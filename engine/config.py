@@ -26,6 +26,7 @@ class EngineConfig:
     kv_cache_memory_bytes hold. That one None: as many as gpu_memory_utilization, a share of the device's memory, leaves
     room for; on the CPU of memory_budget, the bytes that the process is to stay within, and without a budget
     DEFAULT_KV_BYTES. max_model_len: None is the model's own. hash_key: of the prefix hashes; empty is random.
+    kv_lease_seconds: how long the connector may keep a finished request's blocks; 0 is until it says that it is done.
     """
 
     model: str = TINY
@@ -44,6 +45,7 @@ class EngineConfig:
     device: str = "cpu"
     seed: int = 0
     kv_connector: str = ""
+    kv_lease_seconds: float = 0.0
     faults: tuple[str, ...] = ()
     hash_key: bytes = b""
 
@@ -84,6 +86,8 @@ class EngineConfig:
             if getattr(self, name) not in choices:
                 known = ", ".join(repr(choice) for choice in choices)
                 raise ValueError(f"{name} is {getattr(self, name)!r} and must be one of {known}")
+        if not 0 <= self.kv_lease_seconds < 1e9:
+            raise ValueError(f"kv_lease_seconds is {self.kv_lease_seconds} and must be 0 (no lease) or above")
         if self.device != "cpu" and self.device.partition(":")[0] != "cuda":
             raise ValueError(f"device is {self.device!r} and must be 'cpu', 'cuda' or 'cuda:N'")
         if self.kv_connector and not self.enable_prefix_caching:

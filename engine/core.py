@@ -132,6 +132,7 @@ class EngineCore:
             max_model_len=self.max_model_len,
             policy=config.scheduling_policy,
             connector=self.connector,
+            lease_s=config.kv_lease_seconds,
             faults=self.faults,
         )
         self.auditor = Auditor(self.manager, self.scheduler.requests, self.scheduler.deferred)

@@ -25,3 +25,12 @@ kv_write.py, paged_decode.py, paged_prefill.py     the kernels; importing them n
 tiles.py                                           what the attention kernels share
 kv_write_twin.py, paged_decode_twin.py, …          their twins, and the gathering of pages that these begin with
 """
+
+from __future__ import annotations
+
+import os
+
+
+def run_on(device: str) -> bool:
+    """Whether the kernels run on tensors of this device: on a GPU, and on any device in Triton's interpreter."""
+    return device.startswith("cuda") or os.environ.get("TRITON_INTERPRET") == "1"

@@ -16,10 +16,14 @@ def paged_prefill_torch(
     block_tables: Tensor,
     query_starts: Tensor,
     seq_lens: Tensor,
+    longest: int,
     scale: float,
     window: int | None = None,
 ) -> Tensor:
-    """The twin, for any device and dtype, one sequence after another. What no row sees must be finite."""
+    """The twin, for any device and dtype, one sequence after another. What no row sees must be finite.
+
+    `longest` is there for the kernel.
+    """
     parts = []
     ends = query_starts.tolist()
     for index, seq_len in enumerate(seq_lens.tolist()):

@@ -90,7 +90,7 @@ def _finished_held(ledger: EngineLedger, settings: Settings) -> Iterator[Judgeme
         ),
         change=(
             "Give the connector a lease, so that an unconfirmed transfer ends by itself"
-            " (vLLM with NIXL: VLLM_NIXL_ABORT_REQUEST_TIMEOUT, in seconds).",
+            " (vLLM with NIXL: VLLM_NIXL_ABORT_REQUEST_TIMEOUT; kvscope's engine: --kv-lease-seconds).",
             "If requests need not be handed on, run without the connector (vLLM: drop --kv-transfer-config;"
             " kvscope's engine: drop --kv-connector).",
         ),

@@ -164,6 +164,21 @@ def test_it_needs_the_prefix_cache_to_name_what_it_keeps() -> None:
         EngineConfig(kv_connector="host", enable_prefix_caching=False)
 
 
+def test_a_lease_brings_back_what_no_completion_does() -> None:
+    """What the runbook of leak.finished-held advises helps."""
+    asked = prompts(random.Random(5), 4)
+    for lease, comes_back in ((0.0, False), (0.3, True)):
+        with host_llm(num_gpu_blocks_override=400, kv_lease_seconds=lease, faults=("leak.finished-held",)) as llm:
+            tokens(llm, asked)
+            assert len(llm.core.scheduler.deferred) == 4
+            if comes_back:
+                settle(llm)
+            else:
+                for _ in range(50):
+                    llm.core.step()
+            assert (llm.core.pool.counts()[2] == 0) == comes_back
+
+
 def test_a_copy_that_outlives_its_lease_is_not_kept() -> None:
     """The blocks were taken back, and may hold another request's KV by the time they are read."""
     go = threading.Event()

@@ -111,10 +111,11 @@ def prefill_error(case: Case, query_lens: list[int]) -> float:
     """The kernel's error against the twin in float64."""
     caches, block_tables, seq_lens = pages(case, query_lens)
     query, scale = queries(case, sum(query_lens)), case.head_size**-0.5
-    starts = torch.tensor([0, *query_lens]).cumsum(0)
-    got = paged_prefill(query, *caches, block_tables, starts, seq_lens, max(query_lens), scale, case.window)
+    starts, longest = torch.tensor([0, *query_lens]).cumsum(0), max(query_lens)
+    got = paged_prefill(query, *caches, block_tables, starts, seq_lens, longest, scale, case.window)
     clean = [cache.nan_to_num().double() for cache in caches]
-    return error(got, paged_prefill_torch(query.double(), *clean, block_tables, starts, seq_lens, scale, case.window))
+    exact = paged_prefill_torch(query.double(), *clean, block_tables, starts, seq_lens, longest, scale, case.window)
+    return error(got, exact)
 
 
 def write_differs(dtype: torch.dtype, kv_heads: int, head_size: int) -> int:
