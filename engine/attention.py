@@ -59,8 +59,11 @@ class BatchAttention:
             tables, lens = reach.decodes
             parts.append(cache.decode(query[: len(lens)], key_cache, value_cache, tables, lens, cache.scale, window))
         if reach.prefills is not None:
-            first_row, *prefills = reach.prefills
-            parts.append(cache.prefill(query[first_row:], key_cache, value_cache, *prefills, cache.scale, window))
+            first_row, tables, starts, lens, longest = reach.prefills
+            rows = query[first_row:]
+            parts.append(
+                cache.prefill(rows, key_cache, value_cache, tables, starts, lens, longest, cache.scale, window)
+            )
         parts += [_attend_chunks(query, key_cache, value_cache, chunks, cache.scale) for chunks in reach.chunks]
         return (parts[0] if len(parts) == 1 else torch.cat(parts)).flatten(1)
 

@@ -1,4 +1,42 @@
-"""Runs the engine's model through the kernels in Triton's interpreter, and prints how far its logits are from transformers'.
+"""Serves a model through the kernels in Triton's interpreter, and prints its tokens and those of transformers as JSON.
 
 TRITON_INTERPRET=1 python -m tests.kernels.whole_model DIRECTORY
 """
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.models import load
+from engine.sampling import SamplingParams
+from tests.engine import checkpoints
+
+MAX_TOKENS = 3
+LONGEST = 40
+STEP_TOKENS = 24
+"""Fewer than a prompt: chunks behind a prefix stand in one step with decodes."""
+
+
+def main() -> None:
+    directory = Path(sys.argv[1])
+    # Layers that see everything, and one with a window shorter than the prompts.
+    model = checkpoints.save("qwen2-window", directory)
+    prompts = checkpoints.prompts(3, LONGEST, seed=7)
+    config = EngineConfig(model=str(directory), block_size=16, max_num_batched_tokens=STEP_TOKENS)
+    core = EngineCore(config, load(config))
+    params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
+    tokens: dict[int, list[int]] = {core.submit("", prompt, params): [] for prompt in prompts}
+    while core.in_flight:
+        for output in core.step():
+            tokens[output.number] += output.token_ids
+    core.close()
+    expected = [checkpoints.generate(model, prompt, MAX_TOKENS) for prompt in prompts]
+    print(json.dumps({"kernels": list(tokens.values()), "transformers": expected}))
+
+
+if __name__ == "__main__":
+    main()
