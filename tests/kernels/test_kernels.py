@@ -47,6 +47,7 @@ def test_interpreted_they_give_what_their_twins_give(tmp_path: Path) -> None:
         assert differing == 0, (case, seed)
 
 
+@pytest.mark.slow
 def test_a_model_served_through_them_gives_transformers_tokens(tmp_path: Path) -> None:
     tokens = run(tmp_path, "tests.kernels.whole_model", str(tmp_path / "model"), TRITON_INTERPRET="1")
     assert len(tokens["transformers"]) > 1
