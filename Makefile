@@ -29,8 +29,9 @@ test: .venv/.ready
 slow: .venv/.ready
 	$(PYTEST) -m slow
 
+prove: SHELL := /bin/bash -o pipefail
 prove: .venv/.ready
-	$(PYTEST) -m prove -v | tee docs/proof.txt
+	$(PYTEST) -m prove -q --durations=5 | tee docs/proof.txt
 
 lint: .venv/.ready
 	.venv/bin/ruff check .
