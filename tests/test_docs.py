@@ -63,6 +63,12 @@ def test_every_link_leads_somewhere(page: Path) -> None:
         assert anchor in anchors
 
 
+def test_the_python_in_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    exec(code, {})
+    assert capsys.readouterr().out.strip()
+
+
 def test_the_commands_in_the_readme_are_there() -> None:
     """Each `make` target and each flag that the README shows exists."""
     readme = (ROOT / "README.md").read_text()
