@@ -53,6 +53,9 @@ def short(report: Report, console: Console) -> None:
     for target in report.targets:
         if target.status != "ok":
             _print(console, f"{target.status} {target.target}: {target.error}")
+    for balance in report.balances:
+        if balance.faults:
+            _print(console, f"note {balance.engine}: {_faults(balance)}")
     for finding in report.findings:
         culprits = _culprits(finding)
         _print(
@@ -70,6 +73,8 @@ def markdown(report: Report, console: Console) -> None:
             out += [f"**{target.target}**: {target.error}", ""]
     for balance in report.balances:
         out += [f"## {balance.engine}", "", _headline(balance), ""]
+        if balance.faults:
+            out += [f"**{_faults(balance)}**", ""]
         if balance.total is not None:
             out += ["| holder | blocks |", "|---|---:|"]
             out += [f"| {LABELS.get(h, h)} | {getattr(balance, h):,} |" for h in HOLDERS]
@@ -171,7 +176,7 @@ def _balance(balance: BalanceReport, target: TargetReport, console: Console) -> 
     _wrapped(console, f"{target.kind} {balance.target}", "  ")
     _wrapped(console, _headline(balance), "  ")
     if balance.faults:
-        _wrapped(console, f"Faults were switched on by hand: {', '.join(balance.faults)}", "  ! ", "bold yellow")
+        _wrapped(console, _faults(balance), "  ! ", "bold yellow")
     if balance.uncertain_since:
         _wrapped(console, f"Events were lost: figures since {_time(balance.uncertain_since)} may be wrong", "  ! ")
     console.print()
@@ -192,6 +197,10 @@ def _balance(balance: BalanceReport, target: TargetReport, console: Console) -> 
         extra = counted(balance.unexplained_references, "reference")
         _wrapped(console, f"{extra} explained by no living request and no announced deferral", "  ! ", "bold red")
     console.print()
+
+
+def _faults(balance: BalanceReport) -> str:
+    return f"Faults were switched on by hand: {', '.join(balance.faults)}"
 
 
 def _headline(balance: BalanceReport) -> str:

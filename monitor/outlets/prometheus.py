@@ -122,6 +122,9 @@ class _Families:
         self.restarts = CounterMetricFamily(
             "kvscope_engine_restarts", "Restarts of the engine seen by this service.", labels=("engine",)
         )
+        self.faults = GaugeMetricFamily(
+            "kvscope_engine_fault_on", "1 for each fault that was switched on by hand.", labels=("engine", "code")
+        )
         self.all: list[Metric] = list(vars(self).values())
 
     def add_engine(self, name: str, ledger: EngineLedger) -> None:
@@ -166,6 +169,8 @@ class _Families:
                 self.finished.add_metric((name, terminal.name), totals.finished.get(terminal, 0))
         self.client_gone.add_metric((name,), totals.client_gone)
         self.restarts.add_metric((name,), ledger.restarts)
+        for code in dict.fromkeys(fault.partition(":")[0] for fault in ledger.description.faults):
+            self.faults.add_metric((name, code), 1)
 
     def add_findings(self, findings: Findings) -> None:
         counts: dict[tuple[str, str, str, str], int] = {}

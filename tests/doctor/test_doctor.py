@@ -208,13 +208,15 @@ def test_black_and_white_when_it_is_no_terminal(leaking: Path) -> None:
 
 def test_short_and_markdown(capsys: pytest.CaptureFixture[str], leaking: Path) -> None:
     assert main(["doctor", str(leaking), "--format", "short"]) == 1
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if "leak." in line]
+    note, line = [line for line in capsys.readouterr().out.splitlines() if "leak." in line]
+    assert note.startswith("note lab@127.0.0.1:0/0: Faults were switched on by hand")
     assert line.startswith("error confirmed leak.finished-held lab@127.0.0.1:0/0 ")
     assert "req-3" in line
     assert main(["doctor", str(leaking), "--format", "markdown"]) == 1
     text = capsys.readouterr().out
     assert text.startswith("# kvscope doctor\n")
     assert "| finished, held | " in text
+    assert "switched on by hand" in text
 
 
 def test_explain(capsys: pytest.CaptureFixture[str], leaking: Path) -> None:

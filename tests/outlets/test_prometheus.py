@@ -171,3 +171,8 @@ def no_gpu() -> Iterator[None]:
 def test_without_a_gpu_its_metrics_are_absent(watch: Watch) -> None:
     assert list(gpu_memory()) == []
     assert b"kvscope_gpu" not in page(watch)
+
+
+def test_faults_that_are_on_are_said(watch: Watch) -> None:
+    on = {sample.labels["code"] for sample in families(watch)["kvscope_engine_fault_on"].samples}
+    assert on == {fault.partition(":")[0] for fault in FAULTS}
