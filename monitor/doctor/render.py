@@ -155,9 +155,10 @@ def memory(report: MemoryReport, console: Console) -> None:
             advised: int = getattr(report.suggestions, f"{name}_bytes")
             short: int = getattr(report.suggestions, f"{name}_short_by_bytes")
             said = report.printed.get(f"{name}_bytes")
-            own = f" (the engine's own: {said})" if said is not None else ""
             advice = f"cannot be met: {_gib(short).strip()} are missing" if short else f"--kv-cache-memory={advised}"
-            _print(console, f"  {words:<32} {advice}{own}")
+            _print(console, f"  {words:<32} {advice}")
+            if said is not None:
+                _print(console, f"  {'':<32} (the engine's own: {said})")
     if report.sizing:
         console.print()
         _print(console, "POOL", "bold")

@@ -43,6 +43,7 @@ def test_a_person_reads_the_parts_and_what_is_wrong(capsys: pytest.CaptureFixtur
     printed = capsys.readouterr().out
     for words in ("peak activations", "9.960 GiB", "left free", "more than it was given", "to use all of the device"):
         assert words in printed
+    assert max(map(len, printed.splitlines())) <= 80
     heavier = tmp_path / "heavier.log"
     heavier.write_text(SEED.read_text().replace("8.58 GiB for weight", "158.58 GiB for weight"))
     assert main(["explain", "memory", "--log", str(heavier)]) == 0
