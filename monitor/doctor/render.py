@@ -226,7 +226,8 @@ def _finding(finding: FindingReport, console: Console) -> None:
     _wrapped(console, finding.explanation, "  ")
     rows: list[tuple[str, Iterable[str]]] = [
         ("Engine", [finding.engine]),
-        ("Since", [_since(finding)]),
+        # What is merely so, and not since some moment, needs no line about it.
+        ("Since", [_since(finding)] if finding.since or finding.severity != "info" else []),
         ("Culprits", [_culprits(finding)]),
         ("Evidence", [_evidence(finding.evidence)]),
         ("Do now", finding.do_now),
