@@ -134,12 +134,6 @@ class BlockMap(msgspec.Struct, frozen=True):
     states: bytes
 
 
-class Health(msgspec.Struct, frozen=True):
-    """How the observer itself is: what it listens to, and what it could not read."""
-
-    sources: list[SourceView]
-
-
 class SourceView(msgspec.Struct, frozen=True):
     """One source that the service reads."""
 

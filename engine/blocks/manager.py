@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from engine.blocks.hashing import PrefixHasher, public_hash
+from engine.blocks.hashing import PrefixHasher
 from engine.blocks.pool import BlockPool
 from engine.faults import Faults
 from engine.request import Request
@@ -103,7 +103,3 @@ class KVCacheManager:
         self.pool.release(request.number, table[::-1], reason)
         if reason == Release.FINISHED and self.faults.strikes("corrupt.double-free", request.id):
             self.pool.release(request.number, table[::-1], reason)
-
-    def public_hashes(self, request: Request) -> list[int]:
-        """The hashes of the request's full blocks as events carry them."""
-        return [public_hash(digest) for digest in request.digests]

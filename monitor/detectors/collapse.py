@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 
+from monitor.detectors.figures import prompt_tokens_until
 from monitor.detectors.judgement import Evidence, Judgement
 from monitor.detectors.thresholds import Settings
 from monitor.events.kinds import Status
@@ -181,7 +182,7 @@ def _lockstep_by_figures(ledger: EngineLedger, settings: Settings) -> Iterator[J
         return
     fall, wave = found[0]
     before, low, high = _before(samples, fall), samples[fall], samples[wave]
-    taken_in = _prompt_tokens(samples[fall : wave + 1])
+    taken_in = prompt_tokens_until(samples[fall : wave + 1])[-1]
     yield Judgement(
         code=LOCKSTEP,
         engine=ledger.engine,
@@ -246,14 +247,4 @@ def _wave_after(samples: Sequence[Sample], fall: int, settings: Settings) -> int
 
 def _is_new_work(samples: Sequence[Sample], fall: int, wave: int) -> bool:
     """Whether prompt tokens are counted while the wave runs up; a preempted request's are not counted again."""
-    return _prompt_tokens(samples[fall : wave + 6]) > 0
-
-
-def _prompt_tokens(samples: Sequence[Sample]) -> float:
-    total = 0.0
-    for previous, sample in zip([None, *samples], samples, strict=False):
-        interval = 10.0
-        if previous is not None and previous.at_ns and sample.at_ns:
-            interval = (sample.at_ns - previous.at_ns) / 1e9
-        total += (sample.prompt_tokens_per_s or 0.0) * interval
-    return total
+    return prompt_tokens_until(samples[fall : wave + 6])[-1] > 0

@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from monitor.detectors.figures import DEFAULT_INTERVAL_S, prompt_tokens_until
 from monitor.detectors.judgement import Evidence, Judgement
 from monitor.detectors.thresholds import Settings
 from monitor.events.kinds import FIRST_FINISHED, Holder
@@ -20,7 +21,6 @@ from monitor.ledger.words import clock_time, counted, duration, listed, percent
 
 FINISHED_HELD = "leak.finished-held"
 UNACCOUNTED = "leak.unaccounted"
-DEFAULT_INTERVAL_S = 10.0
 """vLLM's VLLM_LOG_STATS_INTERVAL, for lines without a stamp."""
 
 
@@ -252,18 +252,9 @@ def _series(ledger: EngineLedger) -> _Series:
     samples = [
         s for s in ledger.samples if s.usage is not None and s.running is not None and s.prompt_tokens_per_s is not None
     ]
-    total, sums = 0.0, []
-    previous: Sample | None = None
-    for sample in samples:
-        interval = DEFAULT_INTERVAL_S
-        if previous is not None and sample.at_ns and previous.at_ns:
-            interval = (sample.at_ns - previous.at_ns) / 1e9
-        total += (sample.prompt_tokens_per_s or 0.0) * interval
-        sums.append(total)
-        previous = sample
     usage = [s.usage or 0.0 for s in samples]
     running = [float(s.running or 0) for s in samples]
-    return _Series(samples, usage, running, sums)
+    return _Series(samples, usage, running, prompt_tokens_until(samples))
 
 
 class _Fit(NamedTuple):

@@ -11,7 +11,8 @@ import msgspec
 class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
     """An engine's figures at one moment. `at_ns` is wall time, None if the line had no stamp.
 
-    `usage` is the share of the pool that is referenced, 0 to 1; throughputs are tokens per second over `interval_s`.
+    `usage` is the share of the pool that is referenced, 0 to 1; throughputs are tokens per second since
+    the sample before.
     """
 
     engine: str

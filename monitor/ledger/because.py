@@ -43,11 +43,6 @@ def because(ledger: EngineLedger, block: int) -> list[list[str]]:
     return chains
 
 
-def as_text(chain: list[str]) -> str:
-    """A chain on one line."""
-    return " ← ".join(chain)
-
-
 def _owner(ledger: EngineLedger, number: int, block: int) -> list[str]:
     record = ledger.state.requests.get(number)
     if record is None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from monitor.events.kinds import Holder, Release, Status
-from monitor.ledger.because import as_text, because
+from monitor.ledger.because import because
 from monitor.ledger.words import clock_time
 from tests.detectors.scenes import Spoken, Watched, finished_held, never_fits, unaccounted
 
 
 def chains(scene: Watched | Spoken, block: int) -> list[str]:
-    return [as_text(chain) for chain in because(scene.ledger, block)]
+    return [" ← ".join(chain) for chain in because(scene.ledger, block)]
 
 
 def test_one_chain_for_each_reference_of_every_block() -> None:
