@@ -1,4 +1,4 @@
-"""What a line of a log says of an engine's memory: vLLM's bill in its wordings from 0.10.2 to 0.33, and kvscope's own.
+"""What a line of a log says of an engine's memory: vLLM's bill in its wordings from 0.8 to 0.33, and kvscope's own.
 
 Figures are in GiB as printed, rounded to two decimals; what is printed in bytes stays in bytes.
 
@@ -10,6 +10,14 @@ Figures are in GiB as printed, rounded to two decimals; what is printed in bytes
     memory_consumed_gib              "56.89 GiB for consumed memory (weights + non-torch)": since 0.27
     memory_activations_gib           "9.96 GiB for peak activation"
     memory_non_torch_gib             "0.07 GiB for non-torch memory"
+    the same, with _total, _share    "total_gpu_memory (23.58GiB) x gpu_memory_utilization (0.99) = 23.35GiB", "model
+                                     weights take 21.21GiB; non_torch_memory takes 0.20GiB; PyTorch activation peak
+                                     memory takes 0.37GiB": the engine of before V1
+    the same, with _free, _share     "Initial free memory: 23.08 GiB; Requested memory: 0.80 (util), 18.82 GiB", "torch
+                                     peak memory increase: 1.40GiB; non-torch forward increase memory: 0.02GiB; weights
+                                     memory: 8.80GiB": since 0.9, where it logs DEBUG
+    model_loading_gib                "Model loading took 14.9889 GiB", "Loading model weights took 7.9692 GB"
+    graph_capture_gib                "Graph capturing finished in 23 secs, took 0.54 GiB"
     memory_graphs_gib                "0.65 GiB for CUDAGraph memory"
     memory_graphs_estimated_gib      "Estimated CUDA graph memory: 0.36 GiB total"; "… (actual), 0.64 GiB (estimated)"
     memory_graphs_are_reserved       "CUDA graph memory profiling is enabled": the estimate is kept free of KV
@@ -17,7 +25,8 @@ Figures are in GiB as printed, rounded to two decimals; what is printed in bytes
     suggested_use_all_bytes          "`--kv-cache-memory=169914314752` to fully utilize gpu memory"
     kv_cache_in_use_bytes, _gib      "Current kv cache memory in use is 152379699200 bytes", "… is 27.85 GiB"
     kv_cache_reserved_gib            "reserved 20.0 GiB memory for KV Cache as specified by kv_cache_memory_bytes";
-                                     "Explicitly set (0.06/11.21) GiB for KV cache on node 0"
+                                     "Explicitly set (0.06/11.21) GiB for KV cache on node 0";
+                                     "the rest of the memory reserved for KV Cache is 1.57GiB"
 """
 
 from __future__ import annotations
@@ -26,33 +35,69 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-GIB: Final = r"(-?[\d.]*\d) ?GiB"
+NUMBER: Final = r"-?\d{1,12}(?:\.\d{1,12})?"
+GIB: Final = rf"({NUMBER}) ?GiB"
+BYTES: Final = r"-?\d{1,18}"
 
 MEMORY_FACTS: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
-    ("memory_free_gib", re.compile(r"Free memory on device \((-?[\d.]+)/[\d.]+ ?GiB\) on startup")),
-    ("memory_total_gib", re.compile(r"Free memory on device \(-?[\d.]+/([\d.]+) ?GiB\) on startup")),
-    ("memory_requested_share", re.compile(r"Desired GPU memory utilization is \(([\d.]+), ")),
-    ("memory_requested_gib", re.compile(rf"Desired GPU memory utilization is \([\d.]+, {GIB}\)")),
-    ("memory_weights_gib", re.compile(rf"{GIB} for weight")),
+    (
+        "memory_free_gib",
+        re.compile(rf"(?:Free memory on device \(({NUMBER})/{NUMBER} ?GiB\) on startup|Initial free memory: {GIB};)"),
+    ),
+    (
+        "memory_total_gib",
+        re.compile(rf"(?:Free memory on device \({NUMBER}/{GIB}\) on startup|total_gpu_memory \({GIB}\))"),
+    ),
+    (
+        "memory_requested_share",
+        re.compile(
+            rf"(?:Desired GPU memory utilization is \(({NUMBER}), |Requested memory: ({NUMBER}) \(util\)"
+            rf"|gpu_memory_utilization \(({NUMBER})\) = )"
+        ),
+    ),
+    (
+        "memory_requested_gib",
+        re.compile(
+            rf"(?:Desired GPU memory utilization is \({NUMBER}, {GIB}\)|Requested memory: {NUMBER} \(util\), {GIB}"
+            rf"|gpu_memory_utilization \({NUMBER}\) = {GIB})"
+        ),
+    ),
+    ("memory_weights_gib", re.compile(rf"(?:{GIB} for weight|model weights take {GIB};|weights memory: {GIB}\.)")),
     ("memory_consumed_gib", re.compile(rf"{GIB} for consumed memory")),
-    ("memory_activations_gib", re.compile(rf"{GIB} for peak activation")),
-    ("memory_non_torch_gib", re.compile(rf"{GIB} for non-torch memory")),
+    (
+        "memory_activations_gib",
+        re.compile(
+            rf"(?:{GIB} for peak activation|PyTorch activation peak memory takes {GIB};"
+            rf"|torch peak memory increase: {GIB};)"
+        ),
+    ),
+    (
+        "memory_non_torch_gib",
+        re.compile(
+            rf"(?:{GIB} for non-torch memory|non_torch_memory takes {GIB};|non-torch forward increase memory: {GIB};)"
+        ),
+    ),
     ("memory_graphs_gib", re.compile(rf"{GIB} for (?:CUDA|NPU ?)[Gg]raph memory")),
     (
         "memory_graphs_estimated_gib",
         re.compile(rf"(?:Estimated CUDA graph memory: |\(actual\), ){GIB}(?: total| \(est)"),
     ),
     ("memory_graphs_are_reserved", re.compile(r"CUDA graph memory profiling is (enabled)")),
-    ("suggested_fit_requested_bytes", re.compile(r"`--kv-cache-memory=(-?\d+)`[^`]*? to fit into requested memory")),
-    ("suggested_use_all_bytes", re.compile(r"`--kv-cache-memory=(-?\d+)`[^`]*? to fully utilize gpu memory")),
-    ("kv_cache_in_use_bytes", re.compile(r"Current kv cache memory in use is (\d+) bytes")),
+    ("model_loading_gib", re.compile(rf"(?:Model loading|Loading model weights) took ({NUMBER}) Gi?B\b")),
+    ("graph_capture_gib", re.compile(rf"Graph capturing finished in {NUMBER} secs, took {GIB}")),
+    ("suggested_fit_requested_bytes", re.compile(rf"`--kv-cache-memory=({BYTES})`[^`]*? to fit into requested memory")),
+    ("suggested_use_all_bytes", re.compile(rf"`--kv-cache-memory=({BYTES})`[^`]*? to fully utilize gpu memory")),
+    ("kv_cache_in_use_bytes", re.compile(rf"Current kv cache memory in use is ({BYTES}) bytes")),
     ("kv_cache_in_use_gib", re.compile(rf"Current kv cache memory in use is {GIB}")),
     (
         "kv_cache_reserved_gib",
-        re.compile(rf"reserved {GIB} memory for KV Cache|Explicitly set \(([\d.]+)/[\d.]+\) GiB for KV"),
+        re.compile(
+            rf"(?:reserved {GIB} memory for KV Cache|Explicitly set \(({NUMBER})/{NUMBER}\) GiB for KV"
+            rf"|memory reserved for KV Cache is {GIB}\.)"
+        ),
     ),
 )
-TOLD_BY: Final = ("GiB", "graph memory profiling")
+TOLD_BY: Final = ("GiB", "weights took", "graph memory profiling")
 """Few lines of a log have any of these, and all that is looked for has one."""
 
 

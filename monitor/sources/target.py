@@ -14,13 +14,18 @@ import zlib
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from enum import Enum
+from io import TextIOWrapper
 from pathlib import Path
+from typing import IO, Final
 
 from monitor.events import journal
 from monitor.events.sample import Fact, Sample
 from monitor.sources.log import Log
 
-GZIP = b"\x1f\x8b"
+GZIP: Final = b"\x1f\x8b"
+UTF_16: Final = (b"\xff\xfe", b"\xfe\xff")
+"""What a redirection in PowerShell writes begins with one of these."""
+MAX_LINE: Final = 1 << 16
 
 
 class Kind(Enum):
@@ -60,20 +65,33 @@ def kind_of(target: str) -> Kind:
 
 
 def read_log(path: Path) -> tuple[Log, list[Sample | Fact]]:
-    """Everything that a log file says; bytes that are no UTF-8 are replaced. Raises BadTarget if it cannot be read."""
+    """Everything that a log file says; bytes that are no text are replaced, and what is damaged is named in its notes.
+
+    Raises BadTarget if nothing of it can be read.
+    """
     try:
         log = Log(path.name, datetime.fromtimestamp(path.stat().st_mtime, UTC))
-        return log, list(log.records(_lines(path)))
-    except (OSError, EOFError, zlib.error) as error:
+        return log, list(log.records(lines_of(path, log.notes)))
+    except OSError as error:
         raise BadTarget(f"{path}: cannot be read: {error}") from error
 
 
-def _lines(path: Path) -> Iterator[str]:
+def lines_of(path: Path, notes: list[str]) -> Iterator[str]:
+    """The lines of a file, plain or gzip, as far as they can be read; `notes` takes what kept us from reading on.
+
+    A line of more than MAX_LINE characters comes in parts. Raises OSError.
+    """
     with path.open("rb") as file:
-        zipped = file.read(2) == GZIP
-    if zipped:
-        with gzip.open(path, "rt", encoding="utf-8", errors="replace") as text:
-            yield from text
-    else:
-        with path.open(encoding="utf-8", errors="replace") as text:
-            yield from text
+        head = file.read(2)
+    encoding = "utf-16" if head in UTF_16 else "utf-8"
+    got_any = False
+    opened: IO[bytes] = gzip.open(path, "rb") if head == GZIP else path.open("rb")  # noqa: SIM115 - it is, below
+    with opened as binary, TextIOWrapper(binary, encoding, "replace") as text:
+        try:
+            while line := text.readline(MAX_LINE):
+                got_any = True
+                yield line
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            if not got_any:
+                raise OSError(f"it is a damaged gzip: {error}") from error
+            notes.append(f"it is a gzip that is cut short or damaged, and was read up to there ({error})")

@@ -1,8 +1,9 @@
-"""Logs as vLLM wrote them from 0.10 to 0.33, whole, cut short, zipped, and files that are none."""
+"""Logs as vLLM wrote them from 0.8 to 0.33, whole, cut short, zipped, and files that are none."""
 
 from __future__ import annotations
 
 import gzip
+import json
 import os
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,7 +12,8 @@ import pytest
 
 from monitor.events.sample import Fact, Sample
 from monitor.sources.log import Log
-from monitor.sources.target import BadTarget, Kind, kind_of, read_log
+from monitor.sources.stamps import Stamps
+from monitor.sources.target import MAX_LINE, BadTarget, Kind, kind_of, lines_of, read_log
 
 DATA = Path(__file__).parent.parent / "data"
 ENDED = datetime(2026, 11, 21, tzinfo=UTC)
@@ -22,7 +24,17 @@ TAIL = (
 GPU = ", GPU KV cache usage: 11.7%"
 HITS = ", Prefix cache hit rate: 99.2%"
 API = "(APIServer pid=1) INFO 11-20 12:00:01 [loggers.py:{}] Engine 000: " + TAIL
+OLD = (
+    "Avg prompt throughput: 600.0 tokens/s, Avg generation throughput: 77.2 tokens/s, Running: 5 reqs, Swapped: 1 reqs,"
+    " Pending: 1 reqs, GPU KV cache usage: 11.7%, CPU KV cache usage: 1.0%."
+)
+ITS_JSON = (
+    f'{{"timestamp": "2026-11-20T12:00:01.5Z", "severity_text": "INFO", "body": "Engine 000: {TAIL}{GPU}{HITS}"}}'
+)
 WORDINGS = {
+    "0.8.4": f"INFO 04-15 12:00:01 [loggers.py:87] Engine 000: {TAIL}{GPU}{HITS}",
+    "0.8.4, the engine of before V1": f"INFO 04-15 12:00:01 [metrics.py:488] {OLD}",
+    "0.9.2": f"INFO 07-01 12:00:01 [loggers.py:118] Engine 000: {TAIL}{GPU}{HITS}",
     "0.10.0": f"INFO 08-07 12:00:01 [loggers.py:122] Engine 000: {TAIL}{GPU}{HITS}",
     "0.10.2, its prefix cut off": f"[loggers.py:123] Engine 000: {TAIL}{GPU}{HITS}",
     "0.11.0": f"{API.format(127)}{GPU}{HITS}",
@@ -31,7 +43,14 @@ WORDINGS = {
     "0.32.0": f"{API.format(335)}, Deferred: 1 reqs, KV fetch: 1 waiting to start, 0 in progress, 0 completed waiting"
     f", CPU KV cache usage: 11.7%{HITS}",
     "0.33.0, another device": f"{API.format(335)}, GPU + host KV cache usage: 11.7%{HITS}, Corrupted: 1 reqs",
-    "0.33.0, JSON": f'{{"message": "Engine 000: {TAIL}{GPU}{HITS}", "timestamp": "2026-11-20T12:00:01"}}',
+    "0.31.0, nothing queried": f"{API.format(320)}{GPU}",
+    "0.33.0, JSON": ITS_JSON,
+    "0.33.0, JSON behind its process": f"(APIServer pid=1) {ITS_JSON}",
+    "0.33.0, JSON in a container's JSON": json.dumps({"log": ITS_JSON + "\n", "time": "2026-11-20T12:00:02.1Z"}),
+    "a logger's own JSON": f'{{"message": "Engine 000: {TAIL}{GPU}{HITS}", "timestamp": "2026-11-20T12:00:01"}}',
+    "Docker's JSON": json.dumps({"log": f"{API.format(335)}{GPU}{HITS}\n", "time": "2026-11-20T12:00:01.5Z"}),
+    "compose's name before it": f"vllm-1  | {API.format(335)}{GPU}{HITS}",
+    "behind a progress bar": f"Processed prompts: 1%|  | 34/10000 [00:29<3:36:54]{API.format(335)}{GPU}{HITS}",
     "kubectl's time before it": f"2026-11-20T12:00:01.123Z stdout F {API.format(335)}{GPU}{HITS}",
     "in colours": f"\x1b[0;36m(APIServer pid=1)\x1b[0;0m INFO 11-20 12:00:01 Engine 000: {TAIL}{GPU}{HITS}",
 }
@@ -56,13 +75,13 @@ def test_the_statistics_line_of_every_version(version: str) -> None:
         usage=pytest.approx(0.117),  # type: ignore[arg-type]
         prompt_tokens_per_s=600.0,
         generation_tokens_per_s=77.2,
-        prefix_hit_rate=pytest.approx(0.992),  # type: ignore[arg-type]
+        prefix_hit_rate=pytest.approx(0.992) if HITS in WORDINGS[version] else None,  # type: ignore[arg-type]
     )
     if "cut off" in version:
         assert sample.at_ns is None
     else:
         assert sample.at_ns is not None
-        assert datetime.fromtimestamp(sample.at_ns / 1e9, UTC).strftime("%H:%M:%S") == "12:00:01"
+        assert datetime.fromtimestamp(sample.at_ns / 1e9, UTC).strftime("%H:%M") == "12:00"
 
 
 def test_what_is_not_said_is_not_0() -> None:
@@ -80,6 +99,22 @@ def test_a_negative_usage_is_kept_as_it_is() -> None:
 def test_ranks_and_sums_of_several_engines() -> None:
     _, several, _ = read(f"Engine 000: {TAIL}", f"Engine 001: {TAIL}", f"4 Engines Aggregated: {TAIL}")
     assert [sample.engine for sample in several] == ["engine@a.log/0", "engine@a.log/1", "engine@a.log/all 4"]
+
+
+def test_two_processes_lines_that_ran_into_each_other() -> None:
+    _, both, _ = read(f"{API.format(335)}{GPU}{HITS}{API.format(335).replace('Engine 000', 'Engine 001')}{GPU}")
+    assert [(sample.engine, sample.prefix_hit_rate) for sample in both] == [
+        ("engine@a.log/0", pytest.approx(0.992)), ("engine@a.log/1", None),
+    ]  # fmt: skip
+
+
+def test_the_engine_of_before_v1_says_its_preemptions() -> None:
+    warning = (
+        "WARNING 04-15 12:00:05 [scheduler.py:1483] Sequence group 7 is preempted by PreemptionMode.RECOMPUTE mode"
+        " because there is not enough KV cache space. total_num_cumulative_preemption={}"
+    )
+    _, samples, _ = read(OLD, warning.format(1), OLD, warning.format(51), OLD)
+    assert [sample.preemptions for sample in samples] == [None, 1, 51]
 
 
 @pytest.mark.parametrize("version", WORDINGS)
@@ -119,6 +154,10 @@ def test_facts_of_a_real_log() -> None:
         ("size: 16,384 tokens, Maximum concurrency for 4,096 tokens per request: 4.00x", "max_concurrency", 4.0),
         ("Maximum concurrency for 262,144 tokens per request: 5.70x", "max_concurrency", 5.7),
         ("Available KV cache memory: 45.9 GiB", "available_kv_cache_gib", 45.9),
+        ("Maximum concurrency for 262,144 tokens per request: 5.70x", "max_concurrency_tokens", 262144),
+        ("CPU KV cache size: 16,384 tokens", "kv_cache_size_tokens", 16384),
+        ("GPU + host KV cache size: 16,384 tokens", "kv_cache_size_tokens", 16384),
+        ("INFO 04-12 [executor_base.py:112] # cuda blocks: 27443, # CPU blocks: 2048", "num_gpu_blocks", 27443),
         ("Failed to reset prefix cache because some blocks (12) are not freed yet", "blocks_not_freed", 12),
     ],
 )  # fmt: skip
@@ -132,7 +171,61 @@ def test_the_version_of_something_else_is_not_the_engines() -> None:
     assert facts["version"].value == "0.32.0"
 
 
+def test_what_a_rank_says_is_its_own_and_what_the_front_end_says_is_every_ranks() -> None:
+    log = Log("a.log", ENDED)
+    records = list(
+        log.records(
+            [
+                "(APIServer pid=1) INFO non-default args: {'model': 'tiny', 'port': 8000, 'data_parallel_size': 2}",
+                "(EngineCore_DP0 pid=2) INFO GPU KV cache size: 16,384 tokens",
+                "\x1b[0;36m(EngineCore_DP1 pid=3)\x1b[0;0m INFO GPU KV cache size: 8,192 tokens",
+                f"Engine 000: {TAIL}",
+                f"Engine 001: {TAIL}",
+            ]
+        )
+    )
+    facts = {(fact.engine, fact.name): fact.value for fact in records if isinstance(fact, Fact)}
+    for rank, tokens in ((0, 16384), (1, 8192)):
+        engine = f"tiny@127.0.0.1:8000/{rank}"
+        assert facts[engine, "kv_cache_size_tokens"] == tokens
+        assert facts[engine, "data_parallel_size"] == 2
+
+
 # -------------------------------------------------------------------- times
+
+
+def when(line: str) -> datetime | None:
+    at_ns = Stamps(ENDED).of(line, whole=line.startswith("{"))
+    return None if at_ns is None else datetime.fromtimestamp(at_ns / 1e9, UTC)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "INFO 11-20 12:00:01 [loggers.py:335] …",
+        "2026-11-20 12:00:01,753 INFO …",
+        "2026-11-20T12:00:01Z stdout F INFO 11-20 20:00:01 …",
+        "2026-11-20T20:00:01.123+08:00 INFO …",
+        "2026-11-20T06:30:01-0530 INFO …",
+        '{"a": "' + "x" * 200 + '", "timestamp": "2026-11-20T12:00:01.5Z"}',
+    ],
+)
+def test_a_zone_is_heeded_where_there_is_one(line: str) -> None:
+    assert when(line) == datetime(2026, 11, 20, 12, 0, 1, tzinfo=UTC)
+
+
+def test_what_is_no_time() -> None:
+    assert when("INFO 13-45 99:00:01 …") is None
+    assert when("0000-00-00 00:00:00 …") is None
+    assert when("2026-11-20T12:00:01+99:99 …") is None
+    assert when("x" * 200 + " 11-20 12:00:01") is None
+
+
+def test_a_log_whose_times_have_zones_says_nothing_of_zones() -> None:
+    log, _, _ = read(f"2026-11-20T12:00:01Z stdout F Engine 000: {TAIL}")
+    assert log.notes == []
+    log, _, _ = read(f"2026-11-20T12:00:01Z stdout F Engine 000: {TAIL}", f"INFO 11-20 12:00:01 Engine 000: {TAIL}")
+    assert "UTC" in log.notes[0]
 
 
 def stamps(ended: datetime, *months_days: str) -> list[str]:
@@ -182,16 +275,48 @@ def test_plain_and_zipped_are_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped"])
-def test_a_damaged_zip_is_named(tmp_path: Path, damage: str) -> None:
-    data = bytearray((DATA / "never-freed.log.gz").read_bytes())
+def test_of_a_damaged_zip_is_read_what_can_be(tmp_path: Path, damage: str) -> None:
+    whole = DATA / "never-freed.log.gz"
+    data = bytearray(whole.read_bytes())
+    where = len(data) * 9 // 10
     if damage == "cut":
-        del data[len(data) // 2 :]
+        del data[where:]
     else:
-        data[len(data) // 2 : len(data) // 2 + 50] = b"\xff" * 50
-    path = tmp_path / "a.log.gz"
+        data[where : where + 50] = b"\xff" * 50
+    path = tmp_path / whole.name
     path.write_bytes(data)
-    with pytest.raises(BadTarget, match=r"a\.log\.gz: cannot be read"):
+    seconds = whole.stat().st_mtime
+    os.utime(path, (seconds, seconds))
+    log, records = read_log(path)
+    assert "gzip" in log.notes[0]
+    samples = [record for record in records if isinstance(record, Sample)]
+    assert samples
+    assert samples == [record for record in read_log(whole)[1] if isinstance(record, Sample)][: len(samples)]
+
+
+@pytest.mark.parametrize("content", [b"\x1f\x8b", b"\x1f\x8b\x08\x00garbage", b"\x1f\x8bnot a gzip at all"])
+def test_a_zip_of_which_nothing_can_be_read_is_named(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "a.log.gz"
+    path.write_bytes(content)
+    with pytest.raises(BadTarget, match=r"a\.log\.gz: cannot be read: it is a damaged gzip"):
         read_log(path)
+
+
+def test_what_powershell_writes_is_the_same_log(tmp_path: Path) -> None:
+    plain, wide = tmp_path / "plain" / "a.log", tmp_path / "wide" / "a.log"
+    for path, encoding in ((plain, "utf-8"), (wide, "utf-16")):
+        path.parent.mkdir()
+        path.write_bytes(gzip.decompress((DATA / "lockstep-collapse.log.gz").read_bytes()).decode().encode(encoding))
+    assert read_log(wide)[1] == read_log(plain)[1]
+
+
+def test_a_line_without_end_is_read_in_parts(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    path.write_text("█" * (2 * MAX_LINE) + f"\nEngine 000: {TAIL}\n" + '{"a":' * MAX_LINE)
+    log, records = read_log(path)
+    assert log.stats_lines == 1
+    assert isinstance(records[0], Sample)
+    assert max(map(len, lines_of(path, []))) == MAX_LINE
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\n\n", bytes(range(256)) * 40, b"\x00" * 4096, "Käse".encode("latin-1")])

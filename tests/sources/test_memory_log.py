@@ -1,4 +1,4 @@
-"""Memory lines as vLLM wrote them from 0.10.2 to 0.33, and as kvscope does; in part, cut short and in real logs."""
+"""Memory lines as vLLM wrote them from 0.8 to 0.33, and as kvscope does; in part, cut short and in real logs."""
 
 from __future__ import annotations
 
@@ -14,6 +14,33 @@ DATA = Path(__file__).parent.parent / "data"
 SEED = (DATA / "seed-002.log").read_text()
 HEAD = "Free memory on device (94.05/95.01 GiB) on startup. Desired GPU memory utilization is (0.9, 85.51 GiB). "
 WORDINGS = {
+    "0.8, the engine of before V1, what it may use": (
+        "(VllmWorkerProcess pid=507) INFO 04-12 08:21:19 [worker.py:267] the current vLLM instance can use"
+        " total_gpu_memory (23.58GiB) x gpu_memory_utilization (0.99) = 23.35GiB",
+        {"memory_total_gib": 23.58, "memory_requested_share": 0.99, "memory_requested_gib": 23.35},
+    ),
+    "0.8, the engine of before V1, what it uses": (
+        "(VllmWorkerProcess pid=507) INFO 04-12 08:21:19 [worker.py:267] model weights take 21.21GiB; non_torch_memory"
+        " takes 0.20GiB; PyTorch activation peak memory takes 0.37GiB; the rest of the memory reserved for KV Cache is"
+        " 1.57GiB.",
+        {
+            "memory_weights_gib": 21.21, "memory_non_torch_gib": 0.2, "memory_activations_gib": 0.37,
+            "kv_cache_reserved_gib": 1.57,
+        },
+    ),
+    "0.8, weights": ("Model loading took 14.9889 GiB and 3.652170 seconds", {"model_loading_gib": 14.9889}),
+    "0.8, the engine of before V1, weights": ("Loading model weights took 7.9692 GB", {"model_loading_gib": 7.9692}),
+    "0.8, graphs": ("Graph capturing finished in 23 secs, took 0.54 GiB", {"graph_capture_gib": 0.54}),
+    "0.9 to 0.33, DEBUG, what it may use": (
+        "(EngineCore_DP0 pid=255) DEBUG 09-28 21:12:43 [v1/worker/gpu_worker.py:284] Initial free memory: 23.08 GiB;"
+        " Requested memory: 0.80 (util), 18.82 GiB",
+        {"memory_free_gib": 23.08, "memory_requested_share": 0.8, "memory_requested_gib": 18.82},
+    ),
+    "0.9 to 0.33, DEBUG, what it uses": (
+        "Memory profiling takes 9.40 seconds. Total non KV cache memory: 10.22GiB; torch peak memory increase: 1.40GiB;"
+        " non-torch forward increase memory: 0.02GiB; weights memory: 8.80GiB.",
+        {"memory_activations_gib": 1.4, "memory_non_torch_gib": 0.02, "memory_weights_gib": 8.8},
+    ),
     "0.10.2": (
         SEED,
         {
