@@ -14,9 +14,9 @@ import zlib
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from enum import Enum
-from io import TextIOWrapper
+from io import BufferedReader, TextIOWrapper
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
 from monitor.events import journal
 from monitor.events.sample import Fact, Sample
@@ -85,7 +85,7 @@ def lines_of(path: Path, notes: list[str]) -> Iterator[str]:
         head = file.read(2)
     encoding = "utf-16" if head in UTF_16 else "utf-8"
     got_any = False
-    opened: IO[bytes] = gzip.open(path, "rb") if head == GZIP else path.open("rb")  # noqa: SIM115 - it is, below
+    opened: gzip.GzipFile | BufferedReader = gzip.open(path, "rb") if head == GZIP else path.open("rb")  # noqa: SIM115 - it is, below
     with opened as binary, TextIOWrapper(binary, encoding, "replace") as text:
         try:
             while line := text.readline(MAX_LINE):
