@@ -243,6 +243,10 @@ def _model_flags(command: argparse._ActionsContainer) -> None:
         "--max-num-batched-tokens", type=size, default=DEFAULTS.max_num_batched_tokens, metavar="N",
         help=f"in one step ({DEFAULTS.max_num_batched_tokens})",
     )  # fmt: skip
+    add(
+        "--async-scheduling", action=argparse.BooleanOptionalAction, default=DEFAULTS.async_scheduling,
+        help="plan a step while the one before it runs (no)",
+    )  # fmt: skip
     add("--scheduling-policy", default=DEFAULTS.scheduling_policy, choices=SCHEDULING_POLICIES, help="(fcfs)")
     add("--no-enable-prefix-caching", dest="enable_prefix_caching", action="store_false", help="never reuse a prefix")
     add("--kv-connector", default="", choices=[name for name in KV_CONNECTORS if name], help="keep KV outside the pool")

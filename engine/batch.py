@@ -5,16 +5,19 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping
 from itertools import accumulate, groupby
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
 
 from engine.blocks.pool import NULL_BLOCK
 from engine.models import ModelConfig
-from engine.request import Request
+from engine.sampler import Sampling
 from engine.scheduler import SchedulerOutput
 from kernels import run_on
+
+UNKNOWN_TOKEN: Final = 0
+"""Stands where the step before is still to sample."""
 
 
 class Decodes(NamedTuple):
@@ -67,6 +70,8 @@ class Batch(NamedTuple):
     """One row a token: decodes first, then chunks by length."""
 
     token_ids: Tensor
+    carried: list[tuple[int, int]]
+    """Rows, and the number of the request, of tokens that the step before is still to sample."""
     positions: Tensor
     slots: Tensor
     """block * block_size + offset of each row's keys and values."""
@@ -74,16 +79,15 @@ class Batch(NamedTuple):
     """In layers that see everything; None if there are none."""
     sliding: Reach | None
     """In layers with a sliding window; None if there are none."""
-    sampled: list[Request]
+    sampled: list[Sampling]
     """Requests whose next token is to be sampled, in the order of the plan."""
     sampled_rows: Tensor
     """Their last rows."""
 
 
-class _Share(NamedTuple):
-    """A request's part of the plan."""
+class _Stretch(NamedTuple):
+    """Consecutive tokens of a sequence and the blocks it lies in."""
 
-    request: Request
     start: int
     num_tokens: int
     table: list[int]
@@ -93,38 +97,43 @@ def lay_out(
     plan: SchedulerOutput, tables: Mapping[int, list[int]], block_size: int, device: str, model: ModelConfig
 ) -> Batch:
     """The plan's tokens as a batch on the device, with what the layers of `model` read."""
-    shares = [
-        _Share(request, request.num_computed_tokens, count, tables[request.number])
-        for request, count in zip(plan.requests, plan.num_tokens, strict=True)
-    ]
     # Chunks of one bit length are padded to the longest: to twice their own at most. Neighbours see equally far back.
-    by_length = sorted(shares, key=lambda share: ((share.num_tokens - 1).bit_length(), share.start))
+    by_length = sorted(plan.shares, key=lambda share: ((share.num_tokens - 1).bit_length(), share.start))
     token_ids: list[int] = []
+    carried: list[tuple[int, int]] = []
     positions: list[int] = []
     slots: list[int] = []
+    stretches: list[_Stretch] = []
     last_rows: dict[int, int] = {}
-    for request, start, count, table in by_length:
-        token_ids += request.token_ids[start : start + count]
+    for request, start, count, *_ in by_length:
+        table = tables[request.number]
+        known = request.token_ids[start : start + count]
+        if len(known) < count:
+            carried.append((len(token_ids) + count - 1, request.number))
+            known.append(UNKNOWN_TOKEN)
+        token_ids += known
         positions += range(start, start + count)
         slots += [table[at // block_size] * block_size + at % block_size for at in range(start, start + count)]
+        stretches.append(_Stretch(start, count, table))
         last_rows[request.number] = len(token_ids) - 1
-    sampled = [share.request for share in shares if share.start + share.num_tokens == share.request.num_tokens]
+    sampled = [share.request for share in plan.shares if share.samples]
     some_see_all = len(model.sliding_layers) < model.num_layers
     return Batch(
         _int64(token_ids, device),
+        carried,
         _int64(positions, device),
         _int64(slots, device),
-        _reach(by_length, block_size, device, None) if some_see_all else None,
-        _reach(by_length, block_size, device, model.sliding_window) if model.sliding_layers else None,
-        sampled,
+        _reach(stretches, block_size, device, None) if some_see_all else None,
+        _reach(stretches, block_size, device, model.sliding_window) if model.sliding_layers else None,
+        [Sampling.of(request) for request in sampled],
         _int64([last_rows[request.number] for request in sampled], device),
     )
 
 
-def _reach(by_length: list[_Share], block_size: int, device: str, window: int | None) -> Reach:
+def _reach(by_length: list[_Stretch], block_size: int, device: str, window: int | None) -> Reach:
     decodes: Decodes | None = None
     chunks: list[Chunks] = []
-    longer: list[_Share] = []
+    longer: list[_Stretch] = []
     first_row = 0
     for bits, group in groupby(by_length, key=lambda share: (share.num_tokens - 1).bit_length()):
         members = [share if window is None else _within(share, block_size, window) for share in group]
@@ -139,7 +148,7 @@ def _reach(by_length: list[_Share], block_size: int, device: str, window: int | 
     return Reach(decodes, chunks, _prefills(longer, len(by_length) - len(longer), block_size, device))
 
 
-def _prefills(members: list[_Share], first_row: int, block_size: int, device: str) -> Prefills | None:
+def _prefills(members: list[_Stretch], first_row: int, block_size: int, device: str) -> Prefills | None:
     if not members:
         return None
     counts = [share.num_tokens for share in members]
@@ -148,13 +157,13 @@ def _prefills(members: list[_Share], first_row: int, block_size: int, device: st
     return Prefills(first_row, _padded_tables(members, block_size, device), starts, seq_lens, max(counts))
 
 
-def _within(share: _Share, block_size: int, window: int) -> _Share:
+def _within(share: _Stretch, block_size: int, window: int) -> _Stretch:
     """The same as if the sequence began with the first block that the window of one of its tokens reaches."""
     behind = max(0, share.start + 1 - window) // block_size
     return share._replace(start=share.start - behind * block_size, table=share.table[behind:])
 
 
-def _chunks(members: list[_Share], first_row: int, block_size: int, device: str, window: int | None) -> Chunks:
+def _chunks(members: list[_Stretch], first_row: int, block_size: int, device: str, window: int | None) -> Chunks:
     longest = max(share.num_tokens for share in members)
     rows: list[int] = []
     kept: list[int] = []
@@ -175,7 +184,7 @@ def _chunks(members: list[_Share], first_row: int, block_size: int, device: str,
     return Chunks(_int64(rows, device), _int64(kept, device), block_tables, visible)
 
 
-def _padded_tables(members: list[_Share], block_size: int, device: str) -> Tensor:
+def _padded_tables(members: list[_Stretch], block_size: int, device: str) -> Tensor:
     """[requests, blocks], as many blocks as the longest sequence fills."""
     width = max(-(-(share.start + share.num_tokens) // block_size) for share in members)
     flat: list[int] = []

@@ -27,6 +27,7 @@ class EngineConfig:
     room for; on the CPU of memory_budget, the bytes that the process is to stay within, and without a budget
     DEFAULT_KV_BYTES. max_model_len: None is the model's own. hash_key: of the prefix hashes; empty is random.
     kv_lease_seconds: how long the connector may keep a finished request's blocks; 0 is until it says that it is done.
+    async_scheduling: plan a step while the one before it runs.
     """
 
     model: str = TINY
@@ -44,6 +45,7 @@ class EngineConfig:
     dtype: str = "float32"
     device: str = "cpu"
     seed: int = 0
+    async_scheduling: bool = False
     kv_connector: str = ""
     kv_lease_seconds: float = 0.0
     faults: tuple[str, ...] = ()

@@ -3,6 +3,9 @@
 One thread runs passes; every other thread only submits, ends, or looks. A pass is: what came in, what the connector
 has finished, the plan, the model, what the plan's requests got of it, a slice of the audit. All of it is said to the
 event log at its place, and handed over once a pass.
+
+With `async_scheduling` the model runs in a thread of its own, and a pass plans the next step before it waits for the
+one that runs.
 """
 
 from __future__ import annotations
@@ -13,10 +16,14 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
+from torch import Tensor
+
+from engine.batch import Batch
 from engine.blocks.audit import Auditor
 from engine.blocks.hashing import PrefixHasher
 from engine.blocks.manager import KVCacheManager
@@ -53,6 +60,8 @@ AUDITS_AT_REST: Final = 3
 HOST_STORE_POOLS: Final = 2
 """The host connector keeps at most so many times the blocks of the pool."""
 NO_STEP: Final = (-1, 0)
+STEPS_AHEAD: Final = 1
+"""How many steps are planned beyond the one that runs, with async_scheduling."""
 
 
 class Refused(ValueError):
@@ -71,6 +80,13 @@ class Stream:
     events: str
     replay: str
     journal: Path | None = None
+
+
+class Launched(NamedTuple):
+    """A step that was handed to the model, and what will come of it."""
+
+    plan: SchedulerOutput
+    sampled: Future[list[Sampled]]
 
 
 @dataclass
@@ -117,7 +133,10 @@ class EngineCore:
         self.failure = ""
         """What stopped the engine for good; empty while it works."""
         self.launched = NO_STEP
-        """The step in flight and when it was launched, in monotonic ns."""
+        """The step that runs and since when, in monotonic ns."""
+        self._in_flight: deque[Launched] = deque()
+        self._most_in_flight = 1 + STEPS_AHEAD * config.async_scheduling
+        self._model_thread = ThreadPoolExecutor(1, "kvscope-model") if config.async_scheduling else None
         self.publisher = self._publisher(stream)
         self.connector: HostConnector | None = None
         if config.kv_connector == "host":
@@ -228,6 +247,8 @@ class EngineCore:
         if self._thread.ident is not None:
             self._thread.join()
         self.watchdog.close()
+        if self._model_thread is not None:
+            self._model_thread.shutdown()
         if self.connector is not None:
             self.connector.close()
         if not self.failure:
@@ -286,9 +307,11 @@ class EngineCore:
         held = len(self.scheduler.deferred)
         self.scheduler.take_completions()
         plan = self.scheduler.schedule()
-        self._worked = bool(plan.requests or outputs or len(self.scheduler.deferred) != held)
-        if plan.requests:
-            outputs += self._execute(plan)
+        if plan.shares:
+            self._launch(plan)
+        self._worked = bool(self._in_flight or outputs or len(self.scheduler.deferred) != held)
+        if self._in_flight and (len(self._in_flight) == self._most_in_flight or not plan.shares):
+            outputs += self._complete(self._in_flight.popleft())
         self._audit()
         self._meter.tick()
         self._flush()
@@ -314,42 +337,71 @@ class EngineCore:
                 outputs.append(self._last(Output(number, (), status)))
         return outputs
 
-    def _execute(self, plan: SchedulerOutput) -> list[Output]:
-        scheduler = self.scheduler
-        began = self.clock.monotonic_ns()
-        self.launched = plan.step, began
+    def _launch(self, plan: SchedulerOutput) -> None:
+        """Hand the step to the model: here, or to the thread that it runs in."""
+        if not self._in_flight:
+            self.launched = plan.step, self.clock.monotonic_ns()
         self._flush()  # what was launched is known while it runs, or hangs
-        wanting = [r for r, n in zip(plan.requests, plan.num_tokens, strict=True) if scheduler.wants_token(r, n)]
-        error = ""
+        sampled: Future[list[Sampled]] = Future()
+        self._in_flight.append(Launched(plan, sampled))
         try:
-            self._load(plan)
-            while self.faults.strikes_request("stuck.engine-stalled", f"step {plan.step}") and not self._closing:
-                time.sleep(0.01)
-            sampled = self.runner.execute(plan, self.manager.tables)
-        except Exception as failed:  # whatever a model may raise concerns this step's requests, not the engine
-            error = f"step {plan.step} failed: {type(failed).__name__}: {failed}"
-            logger.exception("step %d failed; its %d requests end with an error", plan.step, len(plan.requests))
-        self.log.tick()
-        if error:
-            for request in plan.requests:
-                scheduler.finish(request, Status.FINISHED_ERROR)
-            outputs = [self._last(Output(r.number, (), r.status, error)) for r in plan.requests]
+            batch = self.runner.prepare(plan, self.manager.tables)
+            loaded = self._loaded(plan)
+        except Exception as failed:  # as one in the model
+            sampled.set_exception(failed)
+            return
+        if self._model_thread is not None:
+            self._model_thread.submit(self._run_model, plan.step, loaded, batch, sampled)
         else:
-            tokens = [token_id for token_id, _ in sampled]
-            stops = [self._is_stop(request, token) for request, token in zip(wanting, tokens, strict=True)]
+            self._run_model(plan.step, loaded, batch, sampled)
+
+    def _run_model(
+        self, step: int, loaded: list[tuple[list[int], Tensor]], batch: Batch, sampled: Future[list[Sampled]]
+    ) -> None:
+        try:
+            for blocks, kv in loaded:
+                self.runner.scatter(blocks, kv)
+            while self.faults.strikes_request("stuck.engine-stalled", f"step {step}") and not self._closing:
+                time.sleep(0.01)
+            sampled.set_result(self.runner.run(batch))
+        except Exception as failed:  # whatever a model may raise concerns this step's requests, not the engine
+            sampled.set_exception(failed)
+
+    def _complete(self, launched: Launched) -> list[Output]:
+        """Wait for the oldest step in flight, and hand out what came of it."""
+        plan, future = launched
+        scheduler = self.scheduler
+        failed = future.exception()
+        began = self.launched[1]
+        self.log.tick()
+        if failed is not None:
+            error = f"step {plan.step} failed: {type(failed).__name__}: {failed}"
+            logger.error("%s; its %d requests end with that", error, len(plan.shares), exc_info=failed)
+            outputs = [self._last(Output(r.number, (), r.status, error)) for r in scheduler.fail(plan)]
+        else:
+            # Who has ended while the step ran has had its last output.
+            news = [
+                (share.request, one)
+                for share, one in zip((s for s in plan.shares if s.samples), future.result(), strict=True)
+            ]
+            told = [(request, one) for request, one in news if not request.is_finished]
+            tokens = [one.token_id for _, one in news]
+            stops = [self._is_stop(request, one.token_id) for request, one in news]
             scheduler.complete(plan, tokens, stops)
-            outputs = [self._news(request, one) for request, one in zip(wanting, sampled, strict=True)]
-        duration = self.clock.monotonic_ns() - began
-        self.log.step_completed(plan.step, duration, plan.limit, *self.pool.counts()[:3])
-        self.launched = NO_STEP
+            outputs = [self._news(request, one) for request, one in told]
+        now = self.clock.monotonic_ns()
+        self.log.step_completed(plan.step, now - began, plan.limit, *self.pool.counts()[:3])
+        self.launched = (self._in_flight[0].plan.step, now) if self._in_flight else NO_STEP
         return outputs
 
-    def _load(self, plan: SchedulerOutput) -> None:
-        """Bring in the KV that the plan's requests have outside the pool."""
+    def _loaded(self, plan: SchedulerOutput) -> list[tuple[list[int], Tensor]]:
+        """The KV that the plan's requests have outside the pool, each with the blocks that it goes into."""
+        loaded = []
         for load in plan.loads:
             assert self.connector is not None
-            self.runner.scatter(load.blocks, self.connector.load(load))
+            loaded.append((load.blocks, self.connector.load(load)))
             self.log.remote_load(load.request, Load.DELIVERED, len(load.blocks) * self.config.block_size)
+        return loaded
 
     def _is_stop(self, request: Request, token: int) -> bool:
         params = request.params
@@ -375,6 +427,8 @@ class EngineCore:
         """Abort what is left, and free what the connector had still to copy."""
         self.log.tick()
         outputs = self._take_in()
+        while self._in_flight:
+            outputs += self._complete(self._in_flight.popleft())
         self.scheduler.take_completions()
         return outputs
 

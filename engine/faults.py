@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 PLACES: Final = {
+    "leak.deferred-free-stalled": "KVCacheManager.reclaim: the end of the step that a free is fenced behind is missed",
     "leak.finished-held": "Scheduler.take_completions: a connector's completion is not delivered",
     "leak.idle-not-polled": "Scheduler.take_completions: with no request to run, the connector is not asked",
     "leak.lease-burst": "Scheduler.take_completions: a completion is not delivered, and a lease has to end it",
@@ -28,11 +29,13 @@ PLACES: Final = {
     "stuck.front-end": "EngineCore.submit: a request is not handed to the scheduler",
     "stuck.zero-token": "Scheduler: a running request's share of each step is floored to 0 tokens once it decodes",
     "thrash.preemption": "KVCacheManager.allocate: a prompt is admitted though only its first chunk has room",
+    "thrash.cascade": "Scheduler._schedule_running: blocks on their way back are not waited for, so more are preempted",
     "collapse.cache-flushed": "BlockPool.release: the prefix of a request goes to the front of the free queue",
     "collapse.preempt-all": "Scheduler: where one request would be preempted, all are",
     "collapse.prefix-hits": "KVCacheManager.find_prefix: a lookup misses what is stored",
     "corrupt.counter-drift": "BlockPool.release: cached blocks that become idle are not counted",
     "corrupt.double-free": "KVCacheManager.free: a finished request's blocks are given back twice",
+    "corrupt.use-after-free": "KVCacheManager.free: a free that is fenced behind a step in flight is made at once",
 }
 
 

@@ -28,7 +28,7 @@ from engine.models import LoadedModel
 from engine.request import Request
 from engine.runner import ModelRunner, kv_bytes_per_block, num_blocks_for
 from engine.sampling import SamplingParams
-from engine.scheduler import SchedulerOutput
+from engine.scheduler import SchedulerOutput, Share
 from monitor.events.log import Clock, EventLog
 
 logger = logging.getLogger(__name__)
@@ -296,7 +296,8 @@ def _largest_step(config: EngineConfig, loaded: LoadedModel) -> None:
         request.num_computed_tokens = length - tokens
     table = [PROFILED_BLOCKS - 1] * -(-length // config.block_size)
     runner = ModelRunner(loaded, PROFILED_BLOCKS, config.block_size, config.device, config.dtype)
-    runner.execute(SchedulerOutput(0, requests, [tokens] * count), dict.fromkeys(range(count), table))
+    plan = SchedulerOutput(0, [Share(request, request.num_computed_tokens, tokens, True) for request in requests])
+    runner.run(runner.prepare(plan, dict.fromkeys(range(count), table)))
 
 
 def _gib(size: int) -> str:

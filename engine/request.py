@@ -11,12 +11,15 @@ class Request:
 
     `number` names it in events, `id` to its client. `num_computed_tokens` counts the tokens whose K and V are in the
     cache; a preemption sets it back to 0, and prompt and output so far are computed again.
+
+    Of steps that were launched and are not complete: `num_in_flight_tokens` they compute, `num_output_placeholders`
+    tokens they will sample. `last_step` is the last step that it is part of.
     """
 
     __slots__ = (
-        "arrived_ns", "cause", "digests", "id", "num_computed_tokens", "num_prompt_tokens", "number",
-        "output_token_ids", "params", "priority", "progressed_step", "shortage", "status", "times_passed_over",
-        "token_ids",
+        "arrived_ns", "cause", "digests", "id", "last_step", "num_computed_tokens", "num_in_flight_tokens",
+        "num_output_placeholders", "num_preemptions", "num_prompt_tokens", "number", "output_token_ids", "params",
+        "priority", "progressed_step", "shortage", "status", "times_passed_over", "token_ids",
     )  # fmt: skip
 
     def __init__(
@@ -37,6 +40,10 @@ class Request:
         self.num_prompt_tokens = len(prompt_token_ids)
         self.output_token_ids: list[int] = []
         self.num_computed_tokens = 0
+        self.num_in_flight_tokens = 0
+        self.num_output_placeholders = 0
+        self.num_preemptions = 0
+        self.last_step = -1
         self.digests: list[bytes] = []
         self.status = Status.WAITING
         self.cause = Cause.NEW
@@ -48,6 +55,11 @@ class Request:
     def num_tokens(self) -> int:
         """Prompt and output so far."""
         return len(self.token_ids)
+
+    @property
+    def num_scheduled_tokens(self) -> int:
+        """Tokens whose K and V are in the cache once the steps in flight are complete."""
+        return self.num_computed_tokens + self.num_in_flight_tokens
 
     @property
     def is_finished(self) -> bool:

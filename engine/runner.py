@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from engine.attention import BatchAttention, PagedKV
-from engine.batch import lay_out
+from engine.batch import UNKNOWN_TOKEN, Batch, lay_out
 from engine.config import DEFAULT_KV_BYTES, EngineConfig
 from engine.models import LoadedModel, ModelConfig
 from engine.output import Sampled
@@ -38,7 +38,10 @@ def num_blocks_for(config: EngineConfig, model: ModelConfig) -> int:
 
 
 class ModelRunner:
-    """The model `loaded` and the KV of `num_blocks` blocks. One thread only, `gather` excepted.
+    """The model `loaded` and the KV of `num_blocks` blocks.
+
+    `prepare` reads what the scheduler has, and is called where that is not changed meanwhile. `run` may go on in
+    another thread, one batch at a time in the order of their steps. `gather` may be called from any.
 
     `seed` is what requests without a seed of their own draw from.
     """
@@ -52,14 +55,38 @@ class ModelRunner:
         self._device = device
         self._seed = seed
         self._cache = PagedKV(loaded.config, num_blocks, block_size, device, getattr(torch, dtype))
+        self._sampled: dict[int, int] = {}
+        """What the last batch sampled, by request number."""
 
     @torch.inference_mode()
-    def execute(self, plan: SchedulerOutput, tables: Mapping[int, list[int]]) -> list[Sampled]:
-        """Compute the plan's tokens; the sampled tokens of those requests that want one, in the order of the plan.
+    def prepare(self, plan: SchedulerOutput, tables: Mapping[int, list[int]]) -> Batch:
+        """The plan as `run` takes it. `tables` are the block tables by request number."""
+        return lay_out(plan, tables, self._block_size, self._device, self._config)
 
-        `tables` are the block tables by request number. KV that the plan loads must be in its blocks already.
+    @torch.inference_mode()
+    def run(self, batch: Batch) -> list[Sampled]:
+        """Compute the batch's tokens; a sampled token for each of `batch.sampled`.
+
+        KV that the plan loads must be in its blocks already. Where the step before failed, what it should have
+        sampled is UNKNOWN_TOKEN, and what comes of that is worth nothing.
         """
-        batch = lay_out(plan, tables, self._block_size, self._device, self._config)
+        before, self._sampled = self._sampled, {}
+        if batch.carried:
+            self._carry(batch, before)
+        sampled = self._compute(batch)
+        self._sampled = {row.number: one.token_id for row, one in zip(batch.sampled, sampled, strict=True)}
+        return sampled
+
+    def _carry(self, batch: Batch, before: Mapping[int, int]) -> None:
+        """Put what the step before sampled where this one computes on."""
+        tokens = {number: before.get(number, UNKNOWN_TOKEN) for _, number in batch.carried}
+        rows = [row for row, _ in batch.carried]
+        batch.token_ids[rows] = torch.tensor(list(tokens.values()), device=self._device)
+        for sampling in batch.sampled:
+            if sampling.number in tokens:
+                sampling.learn(tokens[sampling.number])
+
+    def _compute(self, batch: Batch) -> list[Sampled]:
         hidden = self._model.forward(batch.token_ids, batch.positions, BatchAttention(self._cache, batch))
         if not batch.sampled:
             return []

@@ -7,15 +7,44 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from hashlib import blake2b
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from engine.output import Logprob, Sampled
 from engine.request import Request
+from engine.sampling import SamplingParams
 
 
-def sample(logits: Tensor, requests: Sequence[Request], seed: int) -> list[Sampled]:
+class Sampling(NamedTuple):
+    """A request as it will be when its next token is chosen.
+
+    `place` is the number of output tokens before that one. Those whose params penalise bring copies of their tokens.
+    """
+
+    number: int
+    params: SamplingParams
+    place: int
+    token_ids: list[int]
+    output_token_ids: list[int]
+
+    @classmethod
+    def of(cls, request: Request) -> Sampling:
+        """The request, with what the steps in flight will add to it: of tokens that are not known, only the count."""
+        place = len(request.output_token_ids) + request.num_output_placeholders
+        if not request.params.penalises:
+            return cls(request.number, request.params, place, [], [])
+        return cls(request.number, request.params, place, list(request.token_ids), list(request.output_token_ids))
+
+    def learn(self, token_id: int) -> None:
+        """The token that was not known is this one."""
+        if self.params.penalises:
+            self.token_ids.append(token_id)
+            self.output_token_ids.append(token_id)
+
+
+def sample(logits: Tensor, requests: Sequence[Sampling], seed: int) -> list[Sampled]:
     """One token for each row of `logits` [requests, vocab], under that request's SamplingParams.
 
     What a request draws depends on its own seed and place only, so whoever shares the step changes nothing. `seed` is
@@ -32,7 +61,7 @@ def sample(logits: Tensor, requests: Sequence[Request], seed: int) -> list[Sampl
     return sampled
 
 
-def _penalised(logits: Tensor, requests: Sequence[Request]) -> Tensor:
+def _penalised(logits: Tensor, requests: Sequence[Sampling]) -> Tensor:
     """The logits, those of penalised requests changed in a copy."""
     rows = [row for row, request in enumerate(requests) if request.params.penalises]
     if not rows:
@@ -67,7 +96,7 @@ def _logprobs(logits: Tensor, tokens: Sequence[int], counts: Sequence[int]) -> l
     ]
 
 
-def _choose(logits: Tensor, requests: Sequence[Request], seed: int) -> list[int]:
+def _choose(logits: Tensor, requests: Sequence[Sampling], seed: int) -> list[int]:
     """The likeliest token for those whose temperature is 0, and a drawn one for the others."""
     tokens: list[int] = logits.argmax(-1).tolist()
     drawing = [row for row, request in enumerate(requests) if request.params.temperature > 0]
@@ -78,7 +107,7 @@ def _choose(logits: Tensor, requests: Sequence[Request], seed: int) -> list[int]
     return tokens
 
 
-def _draw(logits: Tensor, requests: Sequence[Request], seed: int) -> list[int]:
+def _draw(logits: Tensor, requests: Sequence[Sampling], seed: int) -> list[int]:
     """By inverting the distribution function at a uniform number: min_p, top_k, then top_p of what is left."""
 
     def column(values: Sequence[float]) -> Tensor:
@@ -101,10 +130,10 @@ def _draw(logits: Tensor, requests: Sequence[Request], seed: int) -> list[int]:
     return tokens
 
 
-def _uniform(request: Request, seed: int) -> float:
+def _uniform(request: Sampling, seed: int) -> float:
     """From 0 to below 1, from the request's seed and how many tokens it has put out."""
     own = request.params.seed
     source = f"{seed} request {request.number}" if own is None else str(own)
-    digest = blake2b(f"{source} token {len(request.output_token_ids)}".encode(), digest_size=8).digest()
+    digest = blake2b(f"{source} token {request.place}".encode(), digest_size=8).digest()
     # 52 bits: times any total, the product stays below that total.
     return (int.from_bytes(digest, "little") >> 12) / (1 << 52)

@@ -6,12 +6,18 @@ last admitted one (or, under the priority policy, the least urgent) is preempted
 computed again. A waiting request is admitted only when its whole prompt would fit now, and the first that does not
 fit holds back those behind it.
 
+A step may be planned while the one before it runs: a request that will have sampled a token by then is given its next
+one. What such a request loses in the meantime, by its end or by a preemption, becomes free only when the last step
+that it is part of is complete: until then that step may write to its blocks. As long as freed blocks wait for that,
+nobody else is preempted for want of a block.
+
 Everything that happens to a request or a queue is said to the log where it happens.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from engine.blocks.manager import KVCacheManager
 from engine.connectors.base import KVConnector, KVLoad
@@ -22,20 +28,25 @@ from monitor.events.kinds import Cause, Holder, Limit, Preempt, Release, Status
 from monitor.events.log import EventLog
 
 
+class Share(NamedTuple):
+    """A request's part of a step: `num_tokens` tokens from `start` on; `samples` if its next token comes of it."""
+
+    request: Request
+    start: int
+    num_tokens: int
+    samples: bool
+    num_preemptions: int = 0
+    """How often the request had been preempted when this was planned."""
+
+
 @dataclass
 class SchedulerOutput:
-    """One step: how many tokens of each request to compute, in the order of `requests`."""
+    """One step: what to compute of each request, in order."""
 
     step: int
-    requests: list[Request] = field(default_factory=list)
-    num_tokens: list[int] = field(default_factory=list)
+    shares: list[Share] = field(default_factory=list)
     loads: list[KVLoad] = field(default_factory=list)
     limit: Limit = Limit.NONE
-
-    @property
-    def total_tokens(self) -> int:
-        """Tokens of the whole step."""
-        return sum(self.num_tokens)
 
 
 class Scheduler:
@@ -70,6 +81,8 @@ class Scheduler:
         self.deferred: dict[int, int] = {}
         """Finished requests whose blocks the connector still needs, with their lease deadline (0: none)."""
         self.step = 0
+        """The next step to be planned."""
+        self.completed_step = -1
         self.passes = 0
         # Over the engine's life. Queries and hits of the prefix cache are in tokens; hits are the pool's own.
         self.num_preemptions = 0
@@ -80,6 +93,11 @@ class Scheduler:
     def has_work(self) -> bool:
         """Whether a request is running or waiting."""
         return bool(self.running or len(self.waiting))
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether a step was planned and is not complete."""
+        return self.completed_step + 1 < self.step
 
     # ---------------------------------------------------------------- arrivals and ends
 
@@ -117,7 +135,7 @@ class Scheduler:
             self.deferred[request.number] = deadline
             return
         del self.requests[request.number]
-        self.manager.free(request, Release.FINISHED if completed_normally else _RELEASE_OF[status])
+        self._free(request, Release.FINISHED if completed_normally else _RELEASE_OF[status])
 
     def abort(self, number: int) -> Request | None:
         """The client wants no more of it. The request, or None if it has ended already."""
@@ -153,7 +171,11 @@ class Scheduler:
 
     def _free_deferred(self, number: int, reason: Release) -> None:
         del self.deferred[number]
-        self.manager.free(self.requests.pop(number), reason)
+        self._free(self.requests.pop(number), reason)
+
+    def _free(self, request: Request, reason: Release) -> None:
+        """Free its blocks, at once or behind the step in flight that may still write to them."""
+        self.manager.free(request, reason, request.last_step if request.last_step > self.completed_step else None)
 
     # ---------------------------------------------------------------- a step
 
@@ -166,28 +188,41 @@ class Scheduler:
             self._admit(plan, budget)
         elif len(self.waiting):
             self._pass_over(self.waiting.head(), Cause.PREEMPTION_IN_STEP)
-        if plan.requests:
+        if plan.shares:
             self.step += 1
-            self.log.step_launched(plan.step, [r.number for r in plan.requests], plan.num_tokens)
+            for request, _, num_tokens, samples, _ in plan.shares:
+                request.num_in_flight_tokens += num_tokens
+                request.num_output_placeholders += samples
+                request.last_step = plan.step
+            self.log.step_launched(
+                plan.step, [s.request.number for s in plan.shares], [s.num_tokens for s in plan.shares]
+            )
         return plan
 
     def complete(self, plan: SchedulerOutput, sampled: list[int], is_stop: list[bool]) -> list[Request]:
-        """Take in what the step gave: a token for each request that `wants_token`, in the order of the plan.
+        """Take in what the oldest step in flight gave: a token for each share that `samples`, in the plan's order.
 
-        `is_stop` says of each such token whether it ends the output. Returns the requests that are finished.
+        `is_stop` says of each such token whether it ends the output. What came of requests that ended while the step
+        ran is dropped; one that was preempted meanwhile keeps its token. Returns the requests that are finished.
         """
+        self.completed_step = plan.step
         finished: list[Request] = []
         progressed: list[int] = []
         computed: list[int] = []
         outputs: list[int] = []
         ends: list[tuple[Request, Status]] = []
         tokens = iter(zip(sampled, is_stop, strict=True))
-        for request, num_tokens in zip(plan.requests, plan.num_tokens, strict=True):
-            request.num_computed_tokens += num_tokens
-            request.progressed_step = plan.step
-            self.manager.cache_computed(request)
-            if request.num_computed_tokens == request.num_tokens:
-                token, stops = next(tokens)
+        for request, _, num_tokens, samples, num_preemptions in plan.shares:
+            token, stops = next(tokens) if samples else (-1, False)
+            if request.is_finished:
+                continue
+            if request.num_preemptions == num_preemptions:
+                request.num_computed_tokens += num_tokens
+                request.num_in_flight_tokens -= num_tokens
+                request.progressed_step = plan.step
+                self.manager.cache_computed(request)
+            if samples:
+                request.num_output_placeholders -= 1
                 request.append(token)
                 if len(request.output_token_ids) == 1:
                     self.log.first_token(request.number)
@@ -205,37 +240,52 @@ class Scheduler:
         for request, status in ends:
             self.finish(request, status)
             finished.append(request)
+        self.manager.reclaim(plan.step)
         return finished
 
-    def wants_token(self, request: Request, num_tokens: int) -> bool:
-        """Whether computing so many tokens brings the request to where its next token is sampled."""
-        return request.num_computed_tokens + num_tokens == request.num_tokens
+    def fail(self, plan: SchedulerOutput) -> list[Request]:
+        """The oldest step in flight gave nothing: end its requests with an error. Returns those that it ended."""
+        self.completed_step = plan.step
+        failed = [share.request for share in plan.shares if not share.request.is_finished]
+        for request in failed:
+            self.finish(request, Status.FINISHED_ERROR)
+        self.manager.reclaim(plan.step)
+        return failed
 
     def _schedule_running(self, plan: SchedulerOutput) -> int:
-        """Give the running requests their tokens. The budget that is left, or -1 if somebody was preempted."""
+        """Give the running requests their tokens. The budget that is left, or -1 if somebody lacks a block."""
         budget = self.max_num_batched_tokens
-        preempted = False
+        short = False
         index = 0
         while index < len(self.running):
             request = self.running[index]
+            if self._will_have_ended(request):
+                index += 1
+                continue
             if budget == 0:
                 plan.limit = Limit.TOKENS
                 self._pass_over(request, Cause.TOKEN_BUDGET)
                 index += 1
                 continue
-            num_tokens = min(request.num_tokens - request.num_computed_tokens, budget)
+            remaining = request.num_tokens + request.num_output_placeholders - request.num_scheduled_tokens
+            num_tokens = min(remaining, budget)
             if request.output_token_ids and self.faults.strikes_request("stuck.zero-token", request.id):
                 self._pass_over(request, Cause.ZERO_TOKENS)
                 index += 1
                 continue
             while not self.manager.allocate(request, num_tokens):
+                short = True
+                if self.manager.num_fenced and not self.faults.strikes("thrash.cascade", request.id):
+                    plan.limit = Limit.DEFERRED
+                    self._pass_over(request, Cause.KV_BLOCKS)
+                    index += 1
+                    break
                 plan.limit = Limit.KV
                 victim = self._victim()
                 budget += self._unschedule(plan, victim)
                 if self.running.index(victim) < index:
                     index -= 1
                 self._preempt(victim, request)
-                preempted = True
                 if self.faults.strikes("collapse.preempt-all", victim.id):
                     for other in self.running[::-1]:
                         budget += self._unschedule(plan, other)
@@ -247,7 +297,15 @@ class Scheduler:
                 self._schedule(plan, request, num_tokens)
                 budget -= num_tokens
                 index += 1
-        return -1 if preempted else budget
+        return -1 if short else budget
+
+    def _will_have_ended(self, request: Request) -> bool:
+        """Whether the step in flight samples its last token, whatever that is."""
+        pending = request.num_output_placeholders
+        return pending > 0 and (
+            len(request.output_token_ids) + pending >= request.params.max_tokens
+            or request.num_tokens + pending >= self.max_model_len
+        )
 
     def _admit(self, plan: SchedulerOutput, budget: int) -> None:
         """Let waiting requests run, in order, as long as there is room."""
@@ -292,16 +350,17 @@ class Scheduler:
 
     def _schedule(self, plan: SchedulerOutput, request: Request, num_tokens: int) -> None:
         request.cause, request.times_passed_over = Cause.NONE, 0
-        plan.requests.append(request)
-        plan.num_tokens.append(num_tokens)
+        start = request.num_scheduled_tokens
+        samples = start + num_tokens == request.num_tokens + request.num_output_placeholders
+        plan.shares.append(Share(request, start, num_tokens, samples, request.num_preemptions))
 
     def _unschedule(self, plan: SchedulerOutput, victim: Request) -> int:
         """Take a victim that had its turn already out of the plan; the tokens that this gives back."""
-        if victim not in plan.requests:
-            return 0
-        place = plan.requests.index(victim)
-        del plan.requests[place]
-        return plan.num_tokens.pop(place)
+        for place, share in enumerate(plan.shares):
+            if share.request is victim:
+                del plan.shares[place]
+                return share.num_tokens
+        return 0
 
     def _victim(self) -> Request:
         if self.by_priority:
@@ -314,8 +373,9 @@ class Scheduler:
         table = self.manager.tables.get(victim.number, [])
         reason = Preempt.PRIORITY if victim.priority > beneficiary.priority else Preempt.KV_BLOCKS
         self.log.preempted(victim.number, reason, beneficiary.number, len(table), victim.num_computed_tokens)
-        self.manager.free(victim, Release.PREEMPTED)
-        victim.num_computed_tokens = 0
+        self._free(victim, Release.PREEMPTED)
+        victim.num_computed_tokens = victim.num_in_flight_tokens = 0
+        victim.num_preemptions += 1
         victim.status, victim.cause = Status.PREEMPTED, Cause.PREEMPTED
         self.waiting.put_back(victim)
         self.log.queued(victim.number, Cause.PREEMPTED, at_front=True)

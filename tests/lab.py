@@ -6,6 +6,7 @@ What it says goes the real road: log, packer, bytes, decode, ledger.
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Iterable
 
 from engine.blocks.audit import Auditor
@@ -15,7 +16,7 @@ from engine.blocks.pool import RESERVED, BlockPool
 from engine.faults import Faults
 from engine.request import Request
 from engine.sampling import SamplingParams
-from engine.scheduler import Scheduler
+from engine.scheduler import Scheduler, SchedulerOutput
 from monitor.events.description import EngineDescription
 from monitor.events.log import Clock, EventLog
 from monitor.events.packer import Packer, Vitals
@@ -86,6 +87,7 @@ class Lab:
         prefix_caching: bool = True,
         connector_share: float = 0.0,
         lease_s: float = 0.0,
+        async_scheduling: bool = False,
         faults: Iterable[str] = (),
         seed: int = 0,
         capacity: int = 4096,
@@ -116,6 +118,9 @@ class Lab:
         self.auditor = Auditor(self.manager, self.scheduler.requests, self.scheduler.deferred)
         self.packer = Packer(self.log, engine, self.vitals)
         self.frames: list[Batch | Keyframe] = []
+        self.in_flight: deque[SchedulerOutput] = deque()
+        """Steps launched and not complete, oldest first; each runs when the one before it is."""
+        self._most_in_flight = 1 + async_scheduling
         self.launched = (-1, 0)
         self._numbers = 0
         description = EngineDescription(
@@ -153,21 +158,30 @@ class Lab:
         self.log.tick()
         self.scheduler.take_completions()
         plan = self.scheduler.schedule()
+        if plan.shares:
+            self._launch(plan)
+        self._pass(seconds)
         finished: list[Request] = []
-        if plan.requests:
-            self.launched = (plan.step, self.clock.monotonic_ns())
-            self._pass(seconds)
-            count = sum(self.scheduler.wants_token(r, n) for r, n in zip(plan.requests, plan.num_tokens, strict=True))
-            sampled = [self.rng.randrange(1000) for _ in range(count)]
-            stops = [self.rng.random() < stop_chance for _ in range(count)]
-            self.log.tick()
-            finished = self.scheduler.complete(plan, sampled, stops)
-            self.log.step_completed(plan.step, round(seconds * 1e9), plan.limit, *self.pool.counts()[:3])
-            self.launched = (-1, 0)
-        else:
-            self._pass(seconds)
+        if self.in_flight and (len(self.in_flight) == self._most_in_flight or not plan.shares):
+            finished = self._complete(seconds, stop_chance)
         self.auditor.slice()
         self.flush()
+        return finished
+
+    def _launch(self, plan: SchedulerOutput) -> None:
+        if not self.in_flight:
+            self.launched = (plan.step, self.clock.monotonic_ns())
+        self.in_flight.append(plan)
+
+    def _complete(self, seconds: float, stop_chance: float) -> list[Request]:
+        plan = self.in_flight.popleft()
+        self.launched = (self.in_flight[0].step, self.clock.monotonic_ns()) if self.in_flight else (-1, 0)
+        count = sum(share.samples for share in plan.shares)
+        sampled = [self.rng.randrange(1000) for _ in range(count)]
+        stops = [self.rng.random() < stop_chance for _ in range(count)]
+        self.log.tick()
+        finished = self.scheduler.complete(plan, sampled, stops)
+        self.log.step_completed(plan.step, round(seconds * 1e9), plan.limit, *self.pool.counts()[:3])
         return finished
 
     def _pass(self, seconds: float) -> None:
@@ -199,7 +213,7 @@ class Lab:
 
     def run_until_idle(self, limit: int = 10_000) -> None:
         for _ in range(limit):
-            if not self.scheduler.has_work:
+            if not self.scheduler.has_work and not self.in_flight:
                 return
             self.step()
         raise AssertionError(f"not idle after {limit} steps")

@@ -59,6 +59,7 @@ class Auditor:
             self._requests(present)
             told += len(present)
             yield
+        self._fenced()
         log.audit_end(cycle, *pool.counts()[:3], told)
         yield
 
@@ -84,4 +85,18 @@ class Auditor:
                 self.manager.tables.get(number, ()),
                 holder=0 if lease is None else Holder.CONNECTOR,
                 lease_deadline_ns=lease or 0,
+            )
+
+    def _fenced(self) -> None:
+        for fence, request, blocks, _ in self.manager.fenced:
+            self.manager.pool.log.audit_request(
+                request.number,
+                request.id,
+                request.status,
+                request.num_computed_tokens,
+                len(request.output_token_ids),
+                blocks,
+                holder=Holder.FENCE,
+                fence=fence,
+                detached=True,
             )

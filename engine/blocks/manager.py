@@ -6,16 +6,30 @@
     Scheduler.take_completions       the connector that deferred the free says that it is done, or its lease ends
     Scheduler._preempt               another request needs the room
 
+A free can be fenced: the blocks leave the table and stay referenced until `reclaim` is told that the step which may
+still write to them is complete.
+
 `allocate` either gives all that was asked for or changes nothing.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from engine.blocks.hashing import PrefixHasher
 from engine.blocks.pool import BlockPool
 from engine.faults import Faults
 from engine.request import Request
-from monitor.events.kinds import Release
+from monitor.events.kinds import Holder, Release
+
+
+class Fenced(NamedTuple):
+    """Blocks that a request has given back and that become free when the step `fence` is complete."""
+
+    fence: int
+    request: Request
+    blocks: list[int]
+    reason: Release
 
 
 class KVCacheManager:
@@ -27,7 +41,14 @@ class KVCacheManager:
         self.hasher = hasher
         self.faults = faults
         self.tables: dict[int, list[int]] = {}
+        self.fenced: list[Fenced] = []
+        """In the order of their fences."""
         self._cached_blocks: dict[int, int] = {}
+
+    @property
+    def num_fenced(self) -> int:
+        """Blocks that wait for a fence."""
+        return sum(len(fenced.blocks) for fenced in self.fenced)
 
     def blocks_for(self, num_tokens: int) -> int:
         """How many blocks so many tokens fill, the last one perhaps in part."""
@@ -58,7 +79,7 @@ class KVCacheManager:
         hits = hits or []
         table = self.tables.get(request.number, [])
         have = len(table) + len(hits)
-        end = max(request.num_computed_tokens, have * self.block_size if hits else 0) + num_new_tokens
+        end = max(request.num_scheduled_tokens, have * self.block_size if hits else 0) + num_new_tokens
         wanted = self.blocks_for(end) - have
         if room_for > end and self.faults.strikes("thrash.preemption", request.id):
             room_for = 0
@@ -92,14 +113,33 @@ class KVCacheManager:
             self.pool.cache(request.number, table[done:full], request.digests[done:full])
             self._cached_blocks[request.number] = full
 
-    def free(self, request: Request, reason: Release) -> None:
-        """Take the request's blocks back, its last first, so that a prefix outlives what followed it."""
+    def free(self, request: Request, reason: Release, fence: int | None = None) -> None:
+        """Take the request's blocks back, its last first, so that a prefix outlives what followed it.
+
+        They are free at once, or with a `fence` when that step is complete.
+        """
         table = self.tables.pop(request.number, [])
         self._cached_blocks.pop(request.number, None)
         if not table or (reason == Release.ABORTED and self.faults.strikes("leak.unaccounted", request.id)):
             return
         if reason == Release.FINISHED and self.faults.strikes("leak.rising-floor", request.id):
             table = table[:-1]
+        if fence is not None:
+            self.pool.log.detached(request.number, table)
+            self.pool.log.free_deferred(request.number, table, Holder.FENCE, fence)
+            if self.faults.strikes("corrupt.use-after-free", request.id):
+                self.pool.reclaim(request.number, table[::-1], reason)
+            else:
+                self.fenced.append(Fenced(fence, request, table[::-1], reason))
+            return
         self.pool.release(request.number, table[::-1], reason)
         if reason == Release.FINISHED and self.faults.strikes("corrupt.double-free", request.id):
             self.pool.release(request.number, table[::-1], reason)
+
+    def reclaim(self, completed_step: int) -> None:
+        """Free what was fenced behind steps up to this one, which is complete."""
+        while self.fenced and self.fenced[0].fence <= completed_step:
+            _, request, blocks, reason = self.fenced.pop(0)
+            if self.faults.strikes("leak.deferred-free-stalled", request.id):
+                continue
+            self.pool.reclaim(request.number, blocks, reason)

@@ -90,6 +90,15 @@ class BlockPool:
 
     def release(self, request: int, blocks: Sequence[int], reason: Release) -> None:
         """Take back one reference to each; those that have none left go to the free queue, first ones first."""
+        self._unreference(request, blocks)
+        self.log.released(request, blocks, reason)
+
+    def reclaim(self, request: int, blocks: Sequence[int], reason: Release) -> None:
+        """As `release`, of blocks that have left the request's table before."""
+        self._unreference(request, blocks)
+        self.log.reclaimed(blocks, reason)
+
+    def _unreference(self, request: int, blocks: Sequence[int]) -> None:
         hashed, unhashed = [], []
         for block in blocks:
             self.refs[block] -= 1
@@ -105,7 +114,6 @@ class BlockPool:
         self.free_queue.extend_front(unhashed)
         if not (hashed and self.faults.strikes("corrupt.counter-drift", f"#{request}")):
             self.num_cached_idle += len(hashed)
-        self.log.released(request, blocks, reason)
 
     def reset_prefix_cache(self) -> bool:
         """Forget every cached prefix; False, and nothing changed, while a cached block is in use."""

@@ -19,6 +19,7 @@ CODE_OF: Final[dict[str, str]] = {
     "released by another than its owner": "corrupt.double-free",
     "reclaimed though never detached": "corrupt.double-free",
     "allocated while held": "corrupt.use-after-free",
+    "handed out before its fence": "corrupt.use-after-free",
 }
 OTHERWISE: Final = "corrupt.counter-drift"
 STORY_LINES: Final = 6

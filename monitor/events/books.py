@@ -39,6 +39,8 @@ class Books:
         self.more: dict[int, list[int]] = {}
         self.detached: dict[int, list[int]] = {}
         self.deferrals: dict[int, Deferral] = {}
+        # Blocks that became free before the step they were fenced behind was complete, with that step.
+        self.early: dict[int, int] = {}
         self.requests: dict[int, RequestState] = {}
         self.used = 0
         self.cached_idle = 0
@@ -152,6 +154,9 @@ class Books:
         if deferral is None:
             deferral = Deferral(number, name, holder, self.now_ns, fence, lease_deadline_ns, set())
             self.deferrals[number] = deferral
+        elif deferral.holder != holder:
+            deferral.holder, deferral.since_ns, deferral.fence = holder, self.now_ns, fence
+            deferral.lease_deadline_ns = lease_deadline_ns
         deferral.blocks.update(blocks)
 
     def undefer(self, number: int, blocks: Iterable[int]) -> None:

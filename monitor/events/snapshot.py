@@ -37,6 +37,7 @@ class _Dump(msgspec.Struct, array_like=True):
     audit_cycles: int
     audited_ns: int
     orphans: list[int]
+    early: dict[int, int] = {}
 
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -53,7 +54,7 @@ def dump(state: State) -> memoryview:
                 memoryview(state.hashes).cast("B"), memoryview(state.since).cast("B"), state.more, state.detached,
                 list(state.deferrals.values()), list(state.requests.values()), state.totals,
                 list(state.in_flight.values()), state.heartbeat, state.memory, state.tiers, state.damaged,
-                state.audit_cycles, state.audited_ns, sorted(state.orphans),
+                state.audit_cycles, state.audited_ns, sorted(state.orphans), state.early,
             )
         )
     )  # fmt: skip
@@ -87,5 +88,6 @@ def load(packed: memoryview) -> State:
     state.in_flight = {step.step: step for step in dump.in_flight}
     state.damaged, state.audit_cycles = dump.damaged, dump.audit_cycles
     state.audited_ns, state.orphans = dump.audited_ns, set(dump.orphans)
+    state.early = dump.early
     state.recount()
     return state

@@ -12,7 +12,7 @@ from typing import Final
 
 from monitor.events.audits import AuditFold
 from monitor.events.books import Books
-from monitor.events.kinds import FIRST_FINISHED, Cause, Kind, Status
+from monitor.events.kinds import FIRST_FINISHED, Cause, Holder, Kind, Status
 from monitor.events.records import Heartbeat, RequestState, StepInFlight, TierState
 from monitor.events.wire import fives
 
@@ -71,6 +71,8 @@ class State(Books):
                             hashes[block] = 0
                             self.cached_idle -= 1
                             self.totals.evicted += 1
+                    if self.early:
+                        self._check_early(blocks, number)
                     self.used += n_ids
                     self.totals.allocated += n_ids
                     (requests.get(number) or self._request(number)).blocks += blocks
@@ -203,11 +205,24 @@ class State(Books):
                 if not former:
                     self.anomaly("reclaimed though never detached", block, number, "")
                     continue
-                self.undefer(former.pop(0), [block])
+                self._reclaimed(former.pop(0), block)
                 if not former:
                     del self.detached[block]
                 self._drop_reference(block)
             self.totals.released[args[0]] = self.totals.released.get(args[0], 0) + len(blocks)
+
+    def _reclaimed(self, former: int, block: int) -> None:
+        deferral = self.deferrals.get(former)
+        if deferral is not None and deferral.holder == Holder.FENCE and deferral.fence in self.in_flight:
+            self.early[block] = deferral.fence
+        self.undefer(former, [block])
+
+    def _check_early(self, blocks: list[int], number: int) -> None:
+        for block in blocks:
+            fence = self.early.pop(block, -1)
+            if fence in self.in_flight:
+                detail = f"step {fence}, which may still write to it, is not complete"
+                self.anomaly("handed out before its fence", block, number, detail)
 
     def _drop_blocks(self, number: int, blocks: list[int], still_held: bool = False) -> None:
         record = self.requests.get(number)
@@ -240,7 +255,7 @@ class State(Books):
             record.output_tokens = outputs
             record.progressed_ns = now
             record.stalled_ns = 0
-            if record.cause:  # was passed over for a while, and is no more
+            if record.cause and record.is_running:  # was passed over for a while, and is no more
                 self._move(record, record.status, Cause.NONE)
 
     def _step_completed(
@@ -256,6 +271,8 @@ class State(Books):
         self.now_ns = at_ns
         self.last_step = step
         self.in_flight.pop(step, None)
+        if self.early:
+            self.early = {block: fence for block, fence in self.early.items() if fence != step}
         self.totals.steps += 1
         self.totals.step_ns += duration_ns
         self.totals.limits[limit] = self.totals.limits.get(limit, 0) + 1

@@ -101,7 +101,7 @@ class Watched(Observer):
         lab = self.lab
         lab.log.tick()
         plan = lab.scheduler.schedule()
-        assert plan.requests
+        assert plan.shares
         lab.launched = (plan.step, lab.clock.monotonic_ns())
         lab.flush()
         self.look()

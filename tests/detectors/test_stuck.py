@@ -194,7 +194,7 @@ def test_a_scheduler_that_looks_and_finds_nothing_is_not_stalled(passes: bool) -
     scene, _ = never_fits()
     for _ in range(60):
         if passes:
-            assert not scene.lab.scheduler.schedule().requests
+            assert not scene.lab.scheduler.schedule().shares
         scene.beat(0.5)
     assert bool(scene.firing(ENGINE_STALLED)) == (not passes)
     assert scene.firing(NEVER_FITS)

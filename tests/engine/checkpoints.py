@@ -29,7 +29,7 @@ from engine.batch import lay_out
 from engine.models import LoadedModel
 from engine.request import Request
 from engine.sampling import SamplingParams
-from engine.scheduler import SchedulerOutput
+from tests.engine.steps import plan
 
 transformers_logging.disable_progress_bar()
 transformers_logging.set_verbosity(transformers_logging.CRITICAL)
@@ -146,7 +146,7 @@ def engine_logits(loaded: LoadedModel, prompt: list[int], dtype: torch.dtype) ->
     parts = []
     for end in (len(prompt) // 2, len(prompt) - 1, len(prompt)):
         count = end - request.num_computed_tokens
-        batch = lay_out(SchedulerOutput(0, [request], [count]), {1: table}, block_size, "cpu", loaded.config)
+        batch = lay_out(plan((request, count)), {1: table}, block_size, "cpu", loaded.config)
         hidden = loaded.module.forward(batch.token_ids, batch.positions, BatchAttention(cache, batch))
         parts.append(loaded.module.logits(hidden).float())
         request.num_computed_tokens = end

@@ -28,6 +28,11 @@ MAX_TOKENS = 20
 BLOCK_SIZE = 16
 SHARED = 100
 """Tokens that every other prompt of that length begins with."""
+OVERLAPPED: list[dict[str, object]] = [
+    {"enable_prefix_caching": False},
+    {"max_num_batched_tokens": 256, "kv_connector": "host"},
+    {"num_gpu_blocks_override": 40, "max_num_batched_tokens": 64},
+]
 
 
 class Oracle(NamedTuple):
@@ -82,8 +87,8 @@ def run(core: EngineCore, oracle: Oracle) -> list[list[int]]:
 
 
 def settle(core: EngineCore) -> None:
-    """Until the connector needs nothing of the pool any more."""
-    while core.scheduler.deferred:
+    """Until neither the connector nor a step needs anything of the pool any more."""
+    while core.scheduler.deferred or core.scheduler.in_flight:
         take_step(core, {})
 
 
@@ -92,6 +97,15 @@ def test_everything_at_once(oracle: Oracle) -> None:
     with engine(oracle, max_num_batched_tokens=everything, enable_prefix_caching=False) as core:
         assert run(core, oracle) == oracle.expected
         assert core.scheduler.step == MAX_TOKENS
+
+
+@pytest.mark.parametrize("settings", OVERLAPPED, ids=lambda settings: next(iter(settings)))
+def test_with_each_step_planned_while_another_runs(oracle: Oracle, settings: dict[str, object]) -> None:
+    with engine(oracle, async_scheduling=True, **settings) as core:
+        assert run(core, oracle) == oracle.expected
+        settle(core)
+        if "num_gpu_blocks_override" in settings:
+            assert core.scheduler.num_preemptions > 0
 
 
 def test_in_chunks_of_16_tokens(oracle: Oracle) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import groupby
 
 import pytest
 
@@ -12,7 +13,7 @@ from engine.faults import PLACES
 from engine.models import load
 from engine.output import Output
 from engine.sampling import SamplingParams
-from monitor.events.kinds import Cause, Release, Status
+from monitor.events.kinds import Cause, Holder, Kind, Release, Status
 from tests.detectors.scenes import Watched
 from tests.engine.process import wait_for
 from tests.lab import Lab
@@ -83,6 +84,61 @@ def test_leak_rising_floor(fault: bool) -> None:
     assert (floors == sorted(set(floors)) and floors[0] > 0) == fault
     scene.live(5)
     assert scene.alarms() == (["leak.unaccounted"] if fault else [])
+
+
+@pytest.mark.parametrize("fault", [True, False])
+def test_leak_deferred_free_stalled(fault: bool) -> None:
+    """What is freed while a step runs never comes back, though that step is long over."""
+    lab = Lab(async_scheduling=True, prefix_caching=False, faults=on("leak.deferred-free-stalled", fault))
+    for _ in range(4):
+        request = lab.arrive(20, max_tokens=40)
+        for _ in range(5):
+            lab.step()
+        lab.abort(request)
+    lab.run_until_idle()
+    assert (usage(lab) > 0.2) == fault
+    held = lab.packer.shadow.deferrals.values()
+    assert bool(held) == fault
+    assert all(d.holder == Holder.FENCE and d.fence <= lab.scheduler.completed_step for d in held)
+
+
+@pytest.mark.parametrize("fault", [True, False])
+def test_thrash_cascade(fault: bool) -> None:
+    """One request too many, and in the same step all that run are preempted, while nothing becomes free."""
+    lab = Lab(
+        total=41, max_num_seqs=16, async_scheduling=True, prefix_caching=False, faults=on("thrash.cascade", fault)
+    )
+    for _ in range(8):
+        lab.arrive(15, max_tokens=30)
+    most = 0
+    while lab.scheduler.has_work or lab.in_flight:
+        before = lab.scheduler.num_preemptions
+        lab.step()
+        most = max(most, lab.scheduler.num_preemptions - before)
+    assert lab.scheduler.num_preemptions > 0
+    assert (most > 4) == fault
+    events = [event for frame in lab.frames for event in frame.events()]
+    preempted = [event.kind == Kind.PREEMPTED for event in events if event.kind in (Kind.PREEMPTED, Kind.RECLAIMED)]
+    # So many in a row, and not one block came back between the first and the last of them.
+    assert (max(len(list(run)) for is_one, run in groupby(preempted) if is_one) > 4) == fault
+
+
+@pytest.mark.parametrize("fault", [True, False])
+def test_corrupt_use_after_free(fault: bool) -> None:
+    """A request's block is another's while a step that writes the one's keys and values runs."""
+    lab = Lab(total=17, async_scheduling=True, prefix_caching=False, faults=on("corrupt.use-after-free", fault))
+    shared = 0
+    for _ in range(20):
+        gone = lab.arrive(20, max_tokens=40)
+        for _ in range(3):
+            lab.step()
+        writing = set(lab.manager.tables[gone.number]) if lab.in_flight else set()
+        lab.abort(gone)
+        after = lab.arrive(20, max_tokens=2)
+        lab.scheduler.schedule()
+        shared += len(writing.intersection(lab.manager.tables.get(after.number, [])))
+        lab = Lab(total=17, async_scheduling=True, prefix_caching=False, faults=on("corrupt.use-after-free", fault))
+    assert (shared > 0) == fault
 
 
 @pytest.mark.parametrize("fault", [True, False])

@@ -23,8 +23,8 @@ from engine.output import Sampled
 from engine.request import Request
 from engine.runner import ModelRunner
 from engine.sampling import SamplingParams
-from engine.scheduler import SchedulerOutput
 from tests.engine import checkpoints
+from tests.engine.steps import execute, plan
 
 NEAR = 1e-5
 """The distance of logits in fp32 that rounding in another order can explain."""
@@ -93,7 +93,7 @@ def test_blocks_that_a_window_has_left_behind_are_not_read(tmp_path: Path) -> No
     def says(run: ModelRunner, start: int, end: int) -> list[Sampled]:
         request = Request(1, "r", prompt[:end], SamplingParams(temperature=0))
         request.num_computed_tokens = start
-        return run.execute(SchedulerOutput(0, [request], [end - start]), {1: table})
+        return execute(run, plan((request, end - start)), {1: table})
 
     first = len(prompt) - 10
     assert says(plain, 0, first) == says(poisoned, 0, first)

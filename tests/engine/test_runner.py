@@ -15,7 +15,7 @@ from engine.output import Sampled
 from engine.request import Request
 from engine.runner import ModelRunner, kv_bytes_per_block, num_blocks_for
 from engine.sampling import SamplingParams
-from engine.scheduler import SchedulerOutput
+from tests.engine.steps import execute, plan
 
 BLOCK_SIZE = 4
 BLOCKS = 64
@@ -33,17 +33,13 @@ def request(number: int, prompt: list[int], computed: int = 0) -> Request:
     return made
 
 
-def plan(*shares: tuple[Request, int]) -> SchedulerOutput:
-    return SchedulerOutput(0, [r for r, _ in shares], [n for _, n in shares])
-
-
 def prompt(length: int, seed: int) -> list[int]:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(256, (length,), generator=generator).tolist()
 
 
 def said(run: ModelRunner, one: Request, table: list[int], num_tokens: int) -> list[Sampled]:
-    got = run.execute(plan((one, num_tokens)), {one.number: table})
+    got = execute(run, plan((one, num_tokens)), {one.number: table})
     one.num_computed_tokens += num_tokens
     return got
 
@@ -58,12 +54,12 @@ def test_only_requests_at_their_end_get_a_token_in_the_order_of_the_plan() -> No
     requests = [request(number, prompts[number]) for number in range(5)]
     # 2 and 4 are cut short, the others reach their end.
     counts = {3: 2, 2: 11, 1: 1, 4: 16, 0: 9}
-    got = run.execute(plan(*((requests[number], count) for number, count in counts.items())), tables)
+    got = execute(run, plan(*((requests[number], count) for number, count in counts.items())), tables)
     assert got == alone[3] + alone[1] + alone[0]
     for number, count in counts.items():
         requests[number].num_computed_tokens = count
     # The rest of both, one in a chunk of 1 and one in a longer chunk.
-    assert run.execute(plan((requests[4], 1), (requests[2], 19)), tables) == alone[4] + alone[2]
+    assert execute(run, plan((requests[4], 1), (requests[2], 19)), tables) == alone[4] + alone[2]
 
 
 def test_a_step_that_ends_no_prompt_samples_nothing() -> None:
@@ -87,8 +83,8 @@ def test_kv_taken_out_and_put_back_elsewhere_is_the_same(dtype: str) -> None:
 def test_nothing_is_written_outside_of_the_tables() -> None:
     run = runner()
     tables = {1: [3, 4, 5], 2: [10]}
-    run.execute(plan((request(1, prompt(9, 0)), 9), (request(2, prompt(2, 1)), 2)), tables)
-    run.execute(plan((request(3, prompt(3, 2)), 3), (request(2, prompt(3, 1), computed=2), 1)), {2: [10], 3: [20]})
+    execute(run, plan((request(1, prompt(9, 0)), 9), (request(2, prompt(2, 1)), 2)), tables)
+    execute(run, plan((request(3, prompt(3, 2)), 3), (request(2, prompt(3, 1), computed=2), 1)), {2: [10], 3: [20]})
     written = {block for block in range(BLOCKS) if run.gather([block]).any()}
     assert written == {3, 4, 5, 10, 20}
     assert NULL_BLOCK not in written

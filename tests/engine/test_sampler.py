@@ -11,8 +11,9 @@ pytest.importorskip("torch", reason="needs torch: pip install -e .[engine]")
 
 import torch
 
+from engine.output import Sampled
 from engine.request import Request
-from engine.sampler import sample
+from engine.sampler import Sampling, sample
 from engine.sampling import SamplingParams
 
 PROBABILITIES = [0.4, 0.3, 0.2, 0.1]
@@ -26,8 +27,12 @@ def request(number: int = 1, outputs: int = 0, **params: Any) -> Request:
     return drawn
 
 
+def choose(logits: torch.Tensor, requests: list[Request], seed: int) -> list[Sampled]:
+    return sample(logits, [Sampling.of(one) for one in requests], seed)
+
+
 def tokens(logits: torch.Tensor, requests: list[Request], seed: int) -> list[int]:
-    return [sampled.token_id for sampled in sample(logits, requests, seed)]
+    return [sampled.token_id for sampled in choose(logits, requests, seed)]
 
 
 def shares(**params: Any) -> list[float]:
@@ -79,7 +84,7 @@ def test_a_seed_decides_alone_whoever_shares_the_step() -> None:
 
 def test_without_a_seed_requests_and_engines_draw_differently() -> None:
     logits = torch.zeros(1, 1000)
-    assert sample(logits, [request(1)], seed=0) == sample(logits, [request(1)], seed=0)
+    assert choose(logits, [request(1)], seed=0) == choose(logits, [request(1)], seed=0)
     drawn = [tokens(logits, [request(number)], seed)[0] for number in (1, 2) for seed in (0, 1)]
     assert len(set(drawn)) == len(drawn)
 
@@ -156,7 +161,7 @@ def test_logprobs_are_the_models_own_whatever_is_drawn() -> None:
     expected = logits.log_softmax(-1)
     drawing = with_tokens([1], [2, 3], logprobs=4, presence_penalty=2.0)
     rows = [drawing, request(2, temperature=3, logprobs=0), request(3)]
-    told = sample(logits, rows, seed=1)
+    told = choose(logits, rows, seed=1)
     assert [len(one.logprobs) for one in told] == [5, 1, 0]
     for row, one in enumerate(told[:2]):
         own = one.logprobs[0]

@@ -30,6 +30,7 @@ def random_lab(rng: random.Random, faults: tuple[str, ...]) -> Lab:
         prefix_caching=rng.random() < 0.7,
         connector_share=rng.choice((0.0, 0.5, 1.0)) if "leak.finished-held" not in str(faults) else 1.0,
         lease_s=rng.choice((0.0, 0.0, 0.05, 1.0)),
+        async_scheduling=rng.random() < 0.5,
         faults=faults,
         seed=rng.randrange(1 << 30),
     )
@@ -39,14 +40,19 @@ def assert_same(lab: Lab, ledger: EngineLedger, skipped: Counter[int]) -> None:
     """Every block, by the ledger, by the pool and by the tables; `skipped` has the references the fault left."""
     pool, state = lab.pool, ledger.state
     owners: dict[int, list[int]] = {block: [] for block in range(pool.total)}
+    fenced: dict[int, list[int]] = {block: [] for block in range(pool.total)}
     for number, table in lab.manager.tables.items():
         for block in table:
             owners[block].append(number)
+    for _, request, blocks, _ in lab.manager.fenced:
+        for block in blocks:
+            fenced[block].append(request.number)
     for block in range(1, pool.total):
         assert state.refs[block] == pool.refs[block]
         assert bool(state.hashes[block]) == (pool.digests[block] is not None)
         legitimate = [n for n in state.owners(block) if state.is_legitimate(n, block)]
         assert sorted(legitimate) == sorted(owners[block])
+        assert sorted(state.detached.get(block, [])) == sorted(fenced[block])
         assert (state.refs[block] == 0) == (block in pool.free_queue)
     assert (state.free, state.cached_idle, state.used, state.total) == pool.counts()
     assert {r.number: r.status for r in state.requests.values() if not r.is_finished} == {
@@ -61,7 +67,9 @@ def assert_same(lab: Lab, ledger: EngineLedger, skipped: Counter[int]) -> None:
     alive = {
         n: "running" if r.status == 5 else "waiting" for n, r in lab.scheduler.requests.items() if not r.is_finished
     }
-    holders = [{alive.get(n, "finished") for n in owners[b]} for b in range(1, pool.total)]
+    holders = [
+        {alive.get(n, "finished") for n in owners[b]} | {"finished" for _ in fenced[b]} for b in range(1, pool.total)
+    ]
     assert parts.running == sum("running" in h for h in holders)
     assert parts.waiting == sum("waiting" in h and "running" not in h for h in holders)
     assert parts.finished == sum(h == {"finished"} for h in holders)

@@ -1,0 +1,22 @@
+"""Steps put together by hand, where a test wants no scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from engine.output import Sampled
+from engine.request import Request
+from engine.runner import ModelRunner
+from engine.scheduler import SchedulerOutput, Share
+
+
+def plan(*shares: tuple[Request, int]) -> SchedulerOutput:
+    """A step that computes so many tokens more of each."""
+    return SchedulerOutput(
+        0, [Share(r, r.num_computed_tokens, n, r.num_computed_tokens + n == r.num_tokens) for r, n in shares]
+    )
+
+
+def execute(run: ModelRunner, step: SchedulerOutput, tables: Mapping[int, list[int]]) -> list[Sampled]:
+    """Run it at once."""
+    return run.run(run.prepare(step, tables))
