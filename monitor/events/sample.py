@@ -12,7 +12,7 @@ class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
     """An engine's figures at one moment. `at_ns` is wall time, None if the line had no stamp.
 
     `usage` is the share of the pool that is referenced, 0 to 1; throughputs are tokens per second since
-    the sample before.
+    the sample before. `source` is where it was read: log, metrics (a page) or prometheus (a server's history).
     """
 
     engine: str
@@ -25,6 +25,15 @@ class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
     generation_tokens_per_s: float | None = None
     prefix_hit_rate: float | None = None
     preemptions: int | None = None
+    deferred: int | None = None
+    """Those of `waiting` that wait for something other than room: a grammar, or KV from elsewhere."""
+    steps: int | None = None
+    """Completed since the engine started; so are these two: requests answered to their end, tokens generated."""
+    finished: int | None = None
+    generation_tokens: int | None = None
+    restarted: bool = False
+    """A counter went back since the sample before: the engine was started anew, and what was is over."""
+    source: str = "log"
 
 
 class Fact(msgspec.Struct, frozen=True, omit_defaults=True):

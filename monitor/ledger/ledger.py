@@ -25,7 +25,7 @@ MAX_POINTS: Final = 36_000
 MAX_ENDED: Final = 4_096
 MAX_ANOMALIES: Final = 1_000
 MAX_LOSSES: Final = 1_000
-MAX_SAMPLES: Final = 100_000
+MAX_SAMPLES: Final = 2_000
 MAX_RECENT_BYTES: Final = 64 << 20
 
 
@@ -122,6 +122,9 @@ class EngineLedger:
         elif isinstance(record, Keyframe):
             self._apply_keyframe(record)
         elif isinstance(record, Sample):
+            if record.restarted:
+                self.restarts += 1
+                self.samples.clear()
             self.samples.append(record)
             self.now_ns = self.heard_ns = max(self.now_ns, record.at_ns or 0)
         else:

@@ -1,0 +1,179 @@
+"""What engines expose on a metrics page, under which names, and how figures of one moment become a sample.
+
+A field may have had several names: whichever a page has is taken. "since" is the first release of vLLM seen with it.
+
+    field               vLLM, and kvscope's own engine                  SGLang
+    ------------------  ----------------------------------------------  ------------------------------
+    running             vllm:num_requests_running                       sglang:num_running_reqs
+    waiting             vllm:num_requests_waiting                       sglang:num_queue_reqs
+    deferred            vllm:num_requests_waiting_by_reason (0.20)      not exposed
+    usage               vllm:kv_cache_usage_perc (0.9), before 0.12     sglang:token_usage
+                        also vllm:gpu_cache_usage_perc
+    steps               vllm:iteration_tokens_total_count,              not exposed
+                        kvscope_engine_steps_total
+    preemptions         vllm:num_preemptions_total                      sglang:num_retracted_requests_total
+    finished            vllm:request_success_total, summed              sglang:num_requests_total
+    prompt_tokens       vllm:prompt_tokens_total                        sglang:prompt_tokens_total
+    generation_tokens   vllm:generation_tokens_total                    sglang:generation_tokens_total
+    prefix_queries      vllm:prefix_cache_queries_total (0.12), before  not exposed
+                        vllm:gpu_prefix_cache_queries_total
+    prefix_hits         the same with _hits_                            not exposed
+    prefix_hit_rate     from these two                                  sglang:cache_hit_rate
+
+Facts (an engine's pool, as it says it) come from the labels of vllm:cache_config_info. On models with several kinds of
+layers block_size is the smallest of them, so that blocks times block_size is not the pool's size in tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, NamedTuple
+
+from monitor.events.sample import Fact, Sample
+
+FIELDS: Final[dict[str, str]] = {
+    "vllm:num_requests_running": "running",
+    "vllm:num_requests_waiting": "waiting",
+    "vllm:num_requests_waiting_by_reason": "deferred",
+    "vllm:kv_cache_usage_perc": "usage",
+    "vllm:gpu_cache_usage_perc": "usage",
+    "vllm:iteration_tokens_total_count": "steps",
+    "vllm:num_preemptions_total": "preemptions",
+    "vllm:request_success_total": "finished",
+    "vllm:prompt_tokens_total": "prompt_tokens",
+    "vllm:generation_tokens_total": "generation_tokens",
+    "vllm:prefix_cache_queries_total": "prefix_queries",
+    "vllm:gpu_prefix_cache_queries_total": "prefix_queries",
+    "vllm:prefix_cache_hits_total": "prefix_hits",
+    "vllm:gpu_prefix_cache_hits_total": "prefix_hits",
+    "kvscope_engine_steps_total": "steps",
+    "sglang:num_running_reqs": "running",
+    "sglang:num_queue_reqs": "waiting",
+    "sglang:token_usage": "usage",
+    "sglang:num_retracted_requests_total": "preemptions",
+    "sglang:num_requests_total": "finished",
+    "sglang:prompt_tokens_total": "prompt_tokens",
+    "sglang:generation_tokens_total": "generation_tokens",
+    "sglang:cache_hit_rate": "prefix_hit_rate",
+}
+COUNTERS: Final = (
+    "steps", "preemptions", "finished", "prompt_tokens", "generation_tokens", "prefix_queries", "prefix_hits"
+)  # fmt: skip
+CONFIGURATION: Final = "vllm:cache_config_info"
+FACTS: Final[dict[str, str]] = {
+    "num_gpu_blocks": "num_gpu_blocks",
+    "block_size": "block_size",
+    "gpu_memory_utilization": "gpu_memory_utilization",
+    "kv_cache_memory_bytes": "kv_cache_memory_bytes",
+    "kv_cache_size_tokens": "kv_cache_size_tokens",
+    "kv_cache_max_concurrency": "max_concurrency",
+    "enable_prefix_caching": "enable_prefix_caching",
+}
+"""Labels of CONFIGURATION, and the facts' names, which are the log's."""
+NONE_KNOWN: Final = (
+    "it has no metric of an engine that is known (vllm:num_requests_running, sglang:num_running_reqs). vLLM exposes"
+    " none with --disable-log-stats, SGLang only with --enable-metrics"
+)
+Figures = dict[str, float]
+
+
+class Engine(NamedTuple):
+    """Whose figures they are. `instance` is HOST:PORT, `rank` vLLM's `engine` or SGLang's `dp_rank`."""
+
+    model: str
+    instance: str
+    rank: str
+
+    def __str__(self) -> str:
+        return f"{self.model}@{self.instance}/{self.rank}"
+
+
+def engine_of(labels: Mapping[str, str], instance: str) -> Engine:
+    """The engine that a series with these labels is of."""
+    return Engine(labels.get("model_name", "engine"), instance, labels.get("engine") or labels.get("dp_rank") or "0")
+
+
+def put(figures: Figures, name: str, labels: Mapping[str, str], value: float) -> None:
+    """Take one series' value in, if it is of a field. A value that is no number was not exposed."""
+    field = FIELDS.get(name)
+    if field is None or not math.isfinite(value):
+        return
+    if field == "deferred" and labels.get("reason") != "deferred":
+        return
+    # One series for each reason adds up; tensor-parallel ranks, and one figure's two names, say the same again.
+    figures[field] = figures.get(field, 0.0) + value if field == "finished" else max(figures.get(field, value), value)
+
+
+def dialect_of(names: Iterable[str]) -> str:
+    """Whose page has metrics of these names: kvscope's, vllm's or sglang's."""
+    prefixes = {name.partition(":")[0] for name in names}
+    if any(prefix.startswith("kvscope_engine_") for prefix in prefixes):
+        return "kvscope"
+    return "sglang" if "sglang" in prefixes else "vllm"
+
+
+def facts_of(engine: Engine, position: str, dialect: str, configuration: Mapping[str, str]) -> Iterator[Fact]:
+    """What the engine says of itself; `configuration` are the labels of CONFIGURATION, empty if it has none."""
+    yield Fact(str(engine), position, "exposition", dialect)
+    yield Fact(str(engine), position, "model", engine.model)
+    for label, name in FACTS.items():
+        if (text := configuration.get(label, "None")) not in ("None", ""):
+            yield Fact(str(engine), position, name, _value(text))
+
+
+class Sampler:
+    """Makes samples of one engine's figures, one moment after the other: rates from counters, restarts noticed."""
+
+    def __init__(self, engine: Engine, source: str) -> None:
+        self.engine = str(engine)
+        self.source = source
+        self._before: Figures = {}
+        self._before_ns = 0
+
+    def sample(self, at_ns: int, position: str, figures: Figures) -> Sample:
+        """The figures as a sample. A counter that was lower than before began again from 0."""
+        before = self._before
+        restarted = any(figures[name] < before[name] for name in COUNTERS if name in figures and name in before)
+        seconds = (at_ns - self._before_ns) / 1e9 if self._before_ns else 0.0
+
+        def rate(name: str) -> float | None:
+            if name not in figures or (name not in before and not restarted):
+                return None
+            return (figures[name] - (0.0 if restarted else before[name])) / seconds if seconds > 0 else None
+
+        def whole(name: str) -> int | None:
+            return round(figures[name]) if name in figures else None
+
+        hit_rate = figures.get("prefix_hit_rate")
+        if figures.get("prefix_queries"):
+            hit_rate = figures.get("prefix_hits", 0.0) / figures["prefix_queries"]
+        sample = Sample(
+            engine=self.engine,
+            position=position,
+            at_ns=at_ns,
+            running=whole("running"),
+            waiting=whole("waiting"),
+            usage=figures.get("usage"),
+            prompt_tokens_per_s=rate("prompt_tokens"),
+            generation_tokens_per_s=rate("generation_tokens"),
+            prefix_hit_rate=hit_rate,
+            preemptions=whole("preemptions"),
+            deferred=whole("deferred"),
+            steps=whole("steps"),
+            finished=whole("finished"),
+            generation_tokens=whole("generation_tokens"),
+            restarted=restarted,
+            source=self.source,
+        )
+        self._before, self._before_ns = figures, at_ns
+        return sample
+
+
+def _value(text: str) -> int | float | str:
+    for number in (int, float):
+        try:
+            return number(text)
+        except ValueError:
+            continue
+    return text

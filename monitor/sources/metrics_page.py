@@ -1,0 +1,114 @@
+"""An engine's metrics page, scraped again and again: figures of an engine that has no probe.
+
+A scrape that fails is counted and leaves a gap; the next one goes on from there.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from monitor.events.log import Clock
+from monitor.events.sample import Fact, Sample
+from monitor.sources.exposition import (
+    CONFIGURATION,
+    FIELDS,
+    NONE_KNOWN,
+    Engine,
+    Figures,
+    Sampler,
+    dialect_of,
+    engine_of,
+    facts_of,
+    put,
+)  # fmt: skip
+
+MAX_BYTES: Final = 64 << 20
+
+
+class BadPage(Exception):
+    """The page cannot be had, or is no engine's; the message says why and what to do."""
+
+
+class MetricsPage:
+    """The page at `url`, of one server and all its ranks. `timeout_s` bounds each scrape. One thread only."""
+
+    def __init__(self, url: str, timeout_s: float = 10.0, clock: Clock = time) -> None:
+        address = httpx.URL(url)
+        self.url = str(address.copy_with(username=None, password=None))
+        """Without what is secret in it."""
+        self.scrapes = 0
+        self.failed_scrapes = 0
+        self.last_failure = ""
+        self._address = address
+        self._instance = address.netloc.decode()
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._client = httpx.Client(timeout=timeout_s, trust_env=False, follow_redirects=True)
+        self._samplers: dict[Engine, Sampler] = {}
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._client.close()
+
+    def scrape(self) -> list[Sample | Fact]:
+        """What the page says now: a sample of each engine, its facts when it is first seen. Raises BadPage."""
+        self.scrapes += 1
+        at_ns = self._clock.time_ns()
+        try:
+            return self._read(self._get(), at_ns)
+        except BadPage as error:
+            self.failed_scrapes += 1
+            self.last_failure = str(error)
+            raise
+
+    def _get(self) -> str:
+        started = time.monotonic()
+        body = bytearray()
+        try:
+            with self._client.stream("GET", self._address) as response:
+                if not response.is_success:
+                    raise BadPage(f"{self.url} answers {response.status_code} {response.reason_phrase}")
+                for chunk in response.iter_bytes():
+                    body += chunk
+                    if len(body) > MAX_BYTES:
+                        raise BadPage(f"{self.url} has more than {MAX_BYTES >> 20} MiB: no engine's metrics page has")
+                    if time.monotonic() - started > self._timeout_s:
+                        raise BadPage(f"{self.url} was not read whole within {self._timeout_s:g} s: see --timeout")
+        except httpx.TimeoutException as error:
+            raise BadPage(
+                f"{self.url} did not answer within {self._timeout_s:g} s. A busy front end can take seconds for a"
+                " scrape: try a longer --timeout"
+            ) from error
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise BadPage(f"{self.url} does not answer ({error}): is the engine's server running there?") from error
+        return body.decode("utf-8", errors="replace")
+
+    def _read(self, text: str, at_ns: int) -> list[Sample | Fact]:
+        figures: dict[Engine, Figures] = {}
+        configurations: dict[str, dict[str, str]] = {}
+        names = set()
+        try:
+            for family in text_string_to_metric_families(text):
+                for series in family.samples:
+                    names.add(series.name)
+                    engine = engine_of(series.labels, self._instance)
+                    if series.name == CONFIGURATION:
+                        configurations[engine.rank] = series.labels
+                    if series.name in FIELDS:
+                        put(figures.setdefault(engine, {}), series.name, series.labels, series.value)
+        except ValueError as error:
+            raise BadPage(f"{self.url} is no metrics page that Prometheus could read: {str(error)[:80]}") from error
+        if not any(figures.values()):
+            raise BadPage(f"{self.url}: {NONE_KNOWN}")
+        position = f"scrape {self.scrapes}"
+        records: list[Sample | Fact] = []
+        for engine, values in figures.items():
+            if engine not in self._samplers:
+                self._samplers[engine] = Sampler(engine, "metrics")
+                records += facts_of(engine, position, dialect_of(names), configurations.get(engine.rank, {}))
+            records.append(self._samplers[engine].sample(at_ns, position, values))
+        return records
