@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Literal
 
 import msgspec
 
 from monitor.detectors.thresholds import Settings
-from monitor.doctor.observe import WATCH_S, CannotTell, Observation, observe
+from monitor.doctor.observe import WATCH_S, CannotTell, Observation, look_back, observe
 from monitor.findings import FindingReport, severity_at_least
 from monitor.ledger.words import timestamp
 from monitor.query import Unreachable
@@ -20,6 +20,7 @@ from monitor.views import EngineView
 SCHEMA_VERSION: Final = "1"
 
 NOTHING, FINDINGS, USAGE, CANNOT_TELL = 0, 1, 2, 3
+SINCE_S: Final = 7200
 FailOn = Literal["error", "warning", "never"]
 
 
@@ -88,23 +89,36 @@ def examine(
     timeout_s: float = 10.0,
     watch_s: float = WATCH_S,
     token: str = "",
+    prometheus: Sequence[str] = (),
+    since_s: int = SINCE_S,
 ) -> Report:
-    """Look at all targets at once."""
+    """Look at all targets at once, and at what the Prometheus servers stored in the last `since_s` seconds."""
 
-    def look(target: str) -> tuple[TargetReport, list[BalanceReport], list[FindingReport]]:
+    def open_target(target: str) -> Observation:
+        return observe(target, settings, timeout_s=timeout_s, watch_s=watch_s, token=token)
+
+    def open_past(url: str) -> Observation:
+        return look_back(url, since_s, settings, timeout_s=timeout_s)
+
+    def look(
+        target: str, opened: Callable[[str], Observation]
+    ) -> tuple[TargetReport, list[BalanceReport], list[FindingReport]]:
         try:
-            observation = observe(target, settings, timeout_s=timeout_s, watch_s=watch_s, token=token)
+            observation = opened(target)
             try:
                 return _reported(observation)
             finally:
                 observation.close()
         except BadTarget as error:
             return TargetReport(target, "unknown", "bad-target", str(error), [], []), [], []
-        except (CannotTell, Unreachable) as error:
+        except CannotTell as error:
+            return TargetReport(target, "unknown", "cannot-tell", str(error), error.notes, []), [], []
+        except Unreachable as error:
             return TargetReport(target, "unknown", "cannot-tell", str(error), [], []), [], []
 
-    with ThreadPoolExecutor(max_workers=min(8, len(targets))) as pool:
-        looked_at = list(pool.map(look, targets))
+    wanted = [*((target, open_target) for target in targets), *((url, open_past) for url in prometheus)]
+    with ThreadPoolExecutor(max_workers=min(8, len(wanted))) as pool:
+        looked_at = list(pool.map(look, *zip(*wanted, strict=True)))
     return Report(
         schema_version=SCHEMA_VERSION,
         generated_at=timestamp(time.time_ns()),

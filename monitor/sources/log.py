@@ -30,7 +30,7 @@ from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 from monitor.events.sample import Fact, Sample
-from monitor.sources.memory_log import memory_facts
+from monitor.sources.memory_log import MEMORY_FACTS, memory_facts
 from monitor.sources.stamps import Stamps
 
 NUMBER: Final = r"-?\d{1,15}(?:\.\d{1,15})?"
@@ -68,6 +68,8 @@ FACTS: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
     ),
     ("kv_connector", re.compile(r"Creating v1 connector with name: (\w{1,80})")),
 )
+OURS: Final = {name for name, _ in FACTS + MEMORY_FACTS}
+"""An argument that happens to have one of these names is no figure of ours unless it is one."""
 TOLD_BY: Final = ("version", "engine (v", "tokens", "blocks", "Available KV", "prefix cache", "connector")
 """Few lines of a log have any of these, and every fact above has one."""
 
@@ -124,7 +126,8 @@ class Log:
         """The engine's id, NAME@HOST:PORT/RANK as far as the log told it."""
         model = str(self._args.get("served_model_name") or self._args.get("model") or "engine")
         port = self._args.get("port")
-        where = f"{self._args.get('host', '127.0.0.1')}:{port}" if isinstance(port, int) else self.name
+        host = str(self._args.get("host", "127.0.0.1"))
+        where = f"{f'[{host}]' if ':' in host else host}:{port}" if isinstance(port, int) else self.name
         return f"{model}@{where}/{int(rank)}"
 
     def name_by(self, arguments: dict[str, int | float | str]) -> None:
@@ -135,7 +138,9 @@ class Log:
         if (found := ARGS.search(text)) is not None:
             arguments = {name: quoted or _value(plain) for name, quoted, plain in ARG.findall(found[1])}
             self._args.update(arguments)
-            yield from arguments.items()
+            for name, value in arguments.items():
+                if name not in OURS or not isinstance(value, str):
+                    yield name, value
             return
         if (found := PREEMPTED.search(text)) is not None:
             self._preemptions = int(found[1])

@@ -4,28 +4,34 @@ tcp://… ipc://…        an engine's event stream
 http(s)://…/metrics    a metrics page
 any other http(s)://…  a kvscope service
 a directory            a recording
-a file                 is looked into: a segment of a recording, or the text of a log (gzip too)
+a file                 is looked into: a segment of a recording, the text of a log (gzip too), or a report in prose
 """
 
 from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from enum import Enum
 from io import BufferedReader, TextIOWrapper
+from itertools import islice
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from monitor.events import journal
 from monitor.events.sample import Fact, Sample
 from monitor.sources.log import Log
+from monitor.sources.prose import told_in
 
 GZIP: Final = b"\x1f\x8b"
 UTF_16: Final = (b"\xff\xfe", b"\xfe\xff")
 """What a redirection in PowerShell writes begins with one of these."""
 MAX_LINE: Final = 1 << 16
+MAX_PROSE: Final = 20_000
+"""Lines: nobody writes a report that is longer."""
 
 
 class Kind(Enum):
@@ -36,6 +42,10 @@ class Kind(Enum):
     SERVICE = "service"
     RECORDING = "recording"
     LOG = "log"
+    PROSE = "prose"
+    """A log by its looks, until it is read and has no engine's figures."""
+    PROMETHEUS = "prometheus"
+    """Never told from a target: the past of a server is asked for by --prometheus."""
 
 
 class BadTarget(Exception):
@@ -54,7 +64,8 @@ def kind_of(target: str) -> Kind:
     if not target or not path.exists():
         raise BadTarget(
             f"{target}: there is no such file or directory. A target is an event stream (tcp://127.0.0.1:5757),"
-            " a kvscope service (http://127.0.0.1:8765), a recording (a directory) or an engine's log (a file)"
+            " a metrics page (http://127.0.0.1:8000/metrics), a kvscope service (http://127.0.0.1:8765), a recording"
+            " (a directory) or an engine's log (a file)"
         )
     try:
         with path.open("rb") as file:
@@ -74,6 +85,24 @@ def read_log(path: Path) -> tuple[Log, list[Sample | Fact]]:
         return log, list(log.records(lines_of(path, log.notes)))
     except OSError as error:
         raise BadTarget(f"{path}: cannot be read: {error}") from error
+
+
+def read_prose(path: Path, log: Log, facts: Sequence[Fact]) -> list[Fact]:
+    """The same `facts`, and those that only prose has, of the engine that it is about. `log` is what read_log gave.
+
+    Raises BadTarget if the file is gone.
+    """
+    try:
+        told = told_in(islice(lines_of(path, []), MAX_PROSE))
+    except OSError as error:
+        raise BadTarget(f"{path}: cannot be read: {error}") from error
+    if not told:
+        return list(facts)
+    log.name_by({name: value for _, name, value in told})
+    engine = log.engine()
+    return [msgspec.structs.replace(fact, engine=engine) for fact in facts] + [
+        Fact(engine, f"{log.name}:{line}", name, value) for line, name, value in told
+    ]
 
 
 def lines_of(path: Path, notes: list[str]) -> Iterator[str]:

@@ -1,0 +1,81 @@
+"""`monitor doctor` on what people write: a report without a log in it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monitor.cli import main
+from tests.doctor.test_doctor import doctor_json
+
+DATA = Path(__file__).parent.parent / "data"
+SEED = DATA / "seed-001.txt"
+CAPACITY = round(5.70 * 262_144)
+EACH = 80_000 + 800
+
+
+def values(finding: dict[str, Any]) -> dict[str, Any]:
+    return {item["name"]: item["value"] for item in finding["evidence"]}
+
+
+def test_the_report_of_a_collapse_gives_a_hypothesis(capsys: pytest.CaptureFixture[str]) -> None:
+    code, printed = doctor_json(capsys, SEED)
+    assert code == 1
+    (finding,) = printed["findings"]
+    assert (finding["code"], finding["verdict"]) == ("collapse.lockstep", "cannot-tell")
+    found = values(finding)
+    assert found["pool_capacity"] == CAPACITY
+    for clients in (18, 15):
+        assert found[f"demand_of_{clients}"] == clients * EACH
+        assert found[f"demand_of_{clients}_share"] == round(100 * clients * EACH / CAPACITY, 1)
+    assert found["usage_peak_told"] == pytest.approx(found["demand_of_15_share"], abs=1.1)
+    assert {item["source"] for item in finding["evidence"]} == {"report"}
+    assert f"at least {-(-18 * 80_000 // 65_536)} steps" in finding["explanation"]
+    assert "num_preemptions" in finding["missing"]
+    assert "event stream" in finding["missing"]
+    (target,) = printed["targets"]
+    assert target["kind"] == "prose"
+    assert target["engines"] == ["default_model@[::]:8000/0"]
+    assert any(f"{18 * EACH:,}" in note and f"{15 * EACH:,}" in note for note in target["notes"])
+
+
+def test_more_than_the_pool_holds_leaves_preemption_open(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    report = tmp_path / "report.txt"
+    report.write_text(SEED.read_text().replace("18", "36").replace("15", "30"))
+    _, printed = doctor_json(capsys, report)
+    (finding,) = printed["findings"]
+    assert values(finding)["demand_of_36"] == 36 * EACH
+    assert "preemption is a cause as good" in finding["explanation"]
+
+
+@pytest.mark.parametrize("left_out", ["Maximum concurrency", "vllm bench serve", "%"], ids=["pool", "load", "fall"])
+def test_without_one_of_its_parts_there_is_no_hypothesis(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, left_out: str
+) -> None:
+    report = tmp_path / "report.txt"
+    report.write_text("\n".join(line for line in SEED.read_text().splitlines() if left_out not in line))
+    code, printed = doctor_json(capsys, report)
+    assert (code, printed["findings"]) == (3, [])
+    assert "the command of the load, its lengths and the size of the pool" in printed["targets"][0]["error"]
+
+
+def test_what_the_tables_show_of_a_report(capsys: pytest.CaptureFixture[str]) -> None:
+    for style in ("table", "markdown"):
+        assert main(["doctor", str(SEED), "--format", style]) == 1
+        shown = " ".join(capsys.readouterr().out.split())
+        assert "no log but a report" in shown
+        assert f"{CAPACITY:,}" in shown
+
+
+def test_a_bill_is_told_though_nothing_can_be_judged(capsys: pytest.CaptureFixture[str]) -> None:
+    code, printed = doctor_json(capsys, DATA / "seed-002.log")
+    assert code == 3
+    (note,) = printed["targets"][0]["notes"]
+    main(["explain", "memory", "--log", str(DATA / "seed-002.log"), "--format", "json"])
+    bill = json.loads(capsys.readouterr().out)
+    for name, size in bill["parts"].items():
+        assert f"{size / 2**30:.2f} {name}" in note
+    assert f"--kv-cache-memory={bill['suggestions']['fit_requested_bytes']}" in note
