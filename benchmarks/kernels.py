@@ -3,8 +3,8 @@
     python -m benchmarks.kernels
 
 Bytes are what a kernel must move at least; their share is of what a plain copy moves in that time, read and written.
-torch's scaled_dot_product_attention has its keys and values gathered beforehand, which is not timed. A kernel that is
-wrong gets no figures.
+torch's scaled_dot_product_attention has its keys and values gathered beforehand, which is not timed; beside the other
+kernels stand their twins. A kernel that is wrong gets no figures.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from benchmarks.machine import machine
 from kernels.kv_write_twin import kv_write_torch
 from kernels.paged_decode_twin import gather_pages, paged_decode_torch
 from kernels.paged_prefill_twin import paged_prefill_torch
+from kernels.rms_norm_twin import rms_norm_torch
+from kernels.rotary_twin import rotary_torch
 
 DEVICE: Final = "cuda"
 BLOCK_SIZE: Final = 16
@@ -30,6 +32,8 @@ DECODES: Final = ((1, 1024), (1, 32768), (8, 4096), (32, 1024), (32, 4096), (128
 """Sequences, tokens of each."""
 PREFILLS: Final = ((1, 2048, 2048), (1, 2048, 16384), (4, 512, 4096), (16, 128, 1024))
 """Sequences, rows and tokens of each."""
+TOKENS: Final = (32, 8192)
+EPSILON: Final = 1e-6
 COPY_BYTES: Final = 1 << 30
 ROUNDING: Final = {torch.float32: 2**-23, torch.float16: 2**-10, torch.bfloat16: 2**-7}
 Run = Callable[[], Tensor]
@@ -81,6 +85,9 @@ def measurements(dtype: torch.dtype) -> Iterator[Measurement]:
     for sequences, rows, length in PREFILLS:
         yield prefill(dtype, sequences, rows, length)
     yield write(dtype, tokens=8192)
+    for tokens in TOKENS:
+        yield add_and_norm(dtype, tokens)
+        yield turn(dtype, tokens)
 
 
 def decode(dtype: torch.dtype, sequences: int, length: int) -> Measurement:
@@ -152,6 +159,45 @@ def write(dtype: torch.dtype, tokens: int) -> Measurement:
         return lambda: into_kv(how)
 
     return Measurement(f"write, {tokens} tokens", run(kv_write), exact, run(kv_write_torch), 4 * key.nbytes)
+
+
+def add_and_norm(dtype: torch.dtype, tokens: int) -> Measurement:
+    from kernels.rms_norm import rms_norm
+
+    hidden, delta = (random(dtype, tokens, HEADS * HEAD_SIZE) for _ in range(2))
+    weight = random(dtype, HEADS * HEAD_SIZE)
+    # Each adds to its own, and so gives the exact result the first time.
+    mine, others = hidden.clone(), hidden.clone()
+    return Measurement(
+        f"add and norm, {tokens} tokens",
+        lambda: rms_norm(mine, weight, EPSILON, delta),
+        lambda: rms_norm_torch(hidden.double(), weight.double(), EPSILON, delta.double()),
+        lambda: rms_norm_torch(others, weight, EPSILON, delta),
+        4 * hidden.nbytes,
+    )
+
+
+def turn(dtype: torch.dtype, tokens: int) -> Measurement:
+    from kernels.rotary import rotary
+
+    heads = random(dtype, tokens, HEADS + KV_HEADS, HEAD_SIZE)
+    angles = torch.rand(tokens, HEAD_SIZE // 2, device=DEVICE)
+    cos, sin = angles.cos(), angles.sin()
+    turns = torch.stack([torch.cat([cos, cos], 1), torch.cat([-sin, sin], 1)], 1).to(dtype)
+
+    def turned(how: Callable[[Tensor, Tensor], None], heads: Tensor, turns: Tensor) -> Tensor:
+        how(heads, turns)
+        return heads
+
+    # Each turns its own, and so gives the exact result the first time.
+    mine, others = heads.clone(), heads.clone()
+    return Measurement(
+        f"rotary, {tokens} tokens",
+        lambda: turned(rotary, mine, turns),
+        lambda: turned(rotary_torch, heads.double(), turns.double()),
+        lambda: turned(rotary_torch, others, turns),
+        2 * heads.nbytes + turns.nbytes,
+    )
 
 
 def pages(dtype: torch.dtype, sequences: int, length: int) -> tuple[list[Tensor], Tensor, Tensor]:

@@ -19,9 +19,21 @@ many as it has rows. Both read keys and values from the caches, this step's too:
     query_starts   [B + 1] int64                       where each sequence's rows begin, and the last one's end
     result         as the query
 
-Rows of query, key and value may be apart; within one, heads are contiguous.
+`rms_norm` divides rows by their root mean square and multiplies them with a weight; rows of hidden states or, each on
+its own, heads. A `delta` is added to the rows first, which keep the sum:
 
-kv_write.py, paged_decode.py, paged_prefill.py     the kernels; importing them needs Triton
+    hidden, delta          [N, size] or [N, heads, size]
+    weight                 [size]
+    result                 as the hidden states; in `out` if given, which may be the hidden states themselves
+
+`rotary` turns heads by their tokens' positions, in place:
+
+    heads                  [N, heads, D]               of queries and keys
+    turns                  [N, 2, D]                   cosines and sines, twice the D / 2, the first sines negated
+
+Rows of query, key, value, hidden states and heads may be apart; within one, heads are contiguous.
+
+kv_write.py, paged_decode.py, …                    the kernels; importing them needs Triton
 tiles.py                                           what the attention kernels share
 kv_write_twin.py, paged_decode_twin.py, …          their twins, and the gathering of pages that these begin with
 """

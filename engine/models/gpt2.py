@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import embedding, gelu, layer_norm, linear
 
 from engine.models.checkpoint import Checkpoint
-from engine.models.layers import Attend, ModelConfig
+from engine.models.layers import Attend, ModelConfig, by_inputs
 
 
 class _Linear(NamedTuple):
@@ -106,7 +106,7 @@ class GPT2:
     def _take_linear(self, checkpoint: Checkpoint, name: str, inputs: int, outputs: int) -> _Linear:
         """GPT-2 keeps these weights as [in, out]."""
         weight = checkpoint.take(f"{self._prefix}{name}.weight", inputs, outputs)
-        return _Linear(weight.t().contiguous(), checkpoint.take(f"{self._prefix}{name}.bias", outputs))
+        return _Linear(by_inputs(weight.t()), checkpoint.take(f"{self._prefix}{name}.bias", outputs))
 
     def _take_norm(self, checkpoint: Checkpoint, name: str) -> _Linear:
         return _Linear(

@@ -1,4 +1,4 @@
-"""What models and the runner agree on, and rotary positions.
+"""What models and the runner agree on, and what layers share: norms, rotary positions, the order of weights.
 
 Sizes in docstrings: N tokens of a step, over all its requests; H query heads, K key-value heads, D head size.
 """
@@ -12,6 +12,10 @@ from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor
+
+from kernels import run_on
+from kernels.rms_norm_twin import rms_norm_torch
+from kernels.rotary_twin import rotary_torch
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,36 @@ class Model(Protocol):
         ...
 
 
+class RMSNorm(Protocol):
+    """The kernel, or its twin."""
+
+    def __call__(
+        self, hidden: Tensor, weight: Tensor, epsilon: float, delta: Tensor | None = None, out: Tensor | None = None
+    ) -> Tensor:
+        """See kernels/__init__.py."""
+        ...
+
+
+def rms_norm_on(device: str) -> RMSNorm:
+    """The kernel where it runs, else its twin."""
+    if run_on(device):
+        # Triton is there where there is a GPU for it.
+        from kernels.rms_norm import rms_norm
+
+        return rms_norm
+    return rms_norm_torch
+
+
+def by_inputs(weight: Tensor) -> Tensor:
+    """The same weight [out, in]; in fp32 on a CPU, in memory as [in, out].
+
+    There a product of few tokens with it is quicker, by a tenth to three times, and in 16 bits it is not.
+    """
+    if weight.device.type == "cpu" and weight.dtype == torch.float32:
+        return weight.t().contiguous().t()
+    return weight.contiguous()
+
+
 _ROTARY_PARAMETERS: Final = frozenset(["rope_theta", "rope_type", "type", "partial_rotary_factor"])
 _SCALING_PARAMETERS: Final = {
     "default": frozenset[str](),
@@ -105,16 +139,19 @@ class Rotary:
         # The first half of the turned vector subtracts, so its sines carry the sign.
         table = torch.stack([torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)], 1)
         self._table = table.to(device, dtype)
-        self._half = head_size // 2
+        self._rotary = rotary_torch
+        if run_on(device):
+            from kernels.rotary import rotary
 
-    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and signed sines of these positions, [N, 1, D] each."""
-        cos, sin = self._table[positions].unsqueeze(1).unbind(2)
-        return cos, sin
+            self._rotary = rotary
 
-    def turn(self, heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """`heads` [N, any, D], turned by what `at` gave."""
-        return torch.addcmul(heads * cos, heads.roll(self._half, -1), sin)
+    def at(self, positions: Tensor) -> Tensor:
+        """Cosines and signed sines of these positions: [N, 2, D]."""
+        return self._table.index_select(0, positions)
+
+    def turn(self, heads: Tensor, turns: Tensor) -> None:
+        """Turn `heads` [N, any, D] in place by what `at` gave."""
+        self._rotary(heads, turns)
 
 
 def _llama3(frequencies: Tensor, parameters: Mapping[str, Any]) -> Tensor:

@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, linear, rms_norm, silu
+from torch.nn.functional import embedding, linear, silu
 
 from engine.models.checkpoint import Checkpoint
 from engine.models.families import TRAITS
-from engine.models.layers import Attend, ModelConfig, Rotary
+from engine.models.layers import Attend, ModelConfig, Rotary, by_inputs, rms_norm_on
 
 
 class _Layer(NamedTuple):
@@ -53,6 +53,7 @@ class Llama:
             sliding_layers=self._traits.window.layers,
         )
         self._epsilon = float(checkpoint.setting("rms_norm_eps"))
+        self._rms_norm = rms_norm_on(checkpoint.device)
         self._rotary = Rotary(
             _rope_parameters(checkpoint), self.config.head_size, self.config.max_model_len,
             checkpoint.dtype, checkpoint.device,
@@ -65,30 +66,28 @@ class Llama:
 
     def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """See Model."""
-        shape = (self._hidden,)
-        epsilon = self._epsilon
+        norm, epsilon = self._rms_norm, self._epsilon
         heads = self.config.num_heads
         turned_heads = heads + self.config.num_kv_heads
-        all_heads = turned_heads + self.config.num_kv_heads
-        rotary = self._rotary
-        cos, sin = rotary.at(positions)
+        shape = (-1, turned_heads + self.config.num_kv_heads, self.config.head_size)
+        turns = self._rotary.at(positions)
         hidden = embedding(token_ids, self._embedding)
+        # What the last layer adds to the hidden states, which the next norm does.
+        delta: Tensor | None = None
         for index, layer in enumerate(self._layers):
-            normed = rms_norm(hidden, shape, layer.attention_norm, epsilon)
-            qkv = linear(normed, layer.qkv, layer.qkv_bias).view(-1, all_heads, self.config.head_size)
-            unturned = qkv[:, :turned_heads]
+            normed = norm(hidden, layer.attention_norm, epsilon, delta)
+            qkv = linear(normed, layer.qkv, layer.qkv_bias).view(shape)
+            query, key, value = qkv[:, :heads], qkv[:, heads:turned_heads], qkv[:, turned_heads:]
             if layer.query_norm is not None and layer.key_norm is not None:
                 # Each head is normed on its own.
-                query = rms_norm(qkv[:, :heads], layer.query_norm.shape, layer.query_norm, epsilon)
-                key = rms_norm(qkv[:, heads:turned_heads], layer.key_norm.shape, layer.key_norm, epsilon)
-                unturned = torch.cat([query, key], 1)
-            turned = rotary.turn(unturned, cos, sin)
-            attended = attend(index, turned[:, :heads], turned[:, heads:], qkv[:, turned_heads:])
-            hidden = hidden + linear(attended, layer.out, layer.out_bias)
-            normed = rms_norm(hidden, shape, layer.mlp_norm, epsilon)
+                norm(query, layer.query_norm, epsilon, out=query)
+                norm(key, layer.key_norm, epsilon, out=key)
+            self._rotary.turn(qkv[:, :turned_heads], turns)
+            delta = linear(attend(index, query, key, value), layer.out, layer.out_bias)
+            normed = norm(hidden, layer.mlp_norm, epsilon, delta)
             gate, up = linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, 1)
-            hidden = hidden + linear(silu(gate) * up, layer.down, layer.down_bias)
-        return rms_norm(hidden, shape, self._norm, epsilon)
+            delta = linear(silu(gate) * up, layer.down, layer.down_bias)
+        return norm(hidden, self._norm, epsilon, delta)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See Model."""
@@ -120,18 +119,19 @@ class Llama:
             qkv_bias=_take_joined_bias(checkpoint, attention, projections) if traits.qkv_bias else None,
             query_norm=query_norm,
             key_norm=key_norm,
-            out=checkpoint.take(f"{attention}.o_proj.weight", hidden, query),
+            out=by_inputs(checkpoint.take(f"{attention}.o_proj.weight", hidden, query)),
             out_bias=_take_joined_bias(checkpoint, attention, {"o_proj": hidden}) if traits.out_bias else None,
             mlp_norm=checkpoint.take(f"{prefix}.post_attention_layernorm.weight", hidden),
             gate_up=_take_joined(checkpoint, mlp, gates, hidden),
             gate_up_bias=_take_joined_bias(checkpoint, mlp, gates) if traits.mlp_bias else None,
-            down=checkpoint.take(f"{mlp}.down_proj.weight", hidden, inner),
+            down=by_inputs(checkpoint.take(f"{mlp}.down_proj.weight", hidden, inner)),
             down_bias=_take_joined_bias(checkpoint, mlp, {"down_proj": hidden}) if traits.mlp_bias else None,
         )
 
 
 def _take_joined(checkpoint: Checkpoint, prefix: str, sizes: dict[str, int], inputs: int) -> Tensor:
-    return torch.cat([checkpoint.take(f"{prefix}.{name}.weight", size, inputs) for name, size in sizes.items()])
+    weights = [checkpoint.take(f"{prefix}.{name}.weight", size, inputs) for name, size in sizes.items()]
+    return by_inputs(torch.cat(weights))
 
 
 def _take_joined_bias(checkpoint: Checkpoint, prefix: str, sizes: dict[str, int]) -> Tensor:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from itertools import product
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kernels import kv_write, paged_decode, paged_prefill
+from kernels import kv_write, paged_decode, paged_prefill, rms_norm, rotary
 from kernels.tiles import COMMON, MAX_HEAD_SIZE
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -62,31 +62,40 @@ def prefill(head_size: int, itemsize: int, amd: bool) -> Kernel:
     return Kernel(paged_prefill.paged_prefill_kernel, fixed, paged_prefill.options(itemsize))
 
 
+def norm(size: int, added: bool) -> Kernel:
+    return Kernel(rms_norm.rms_norm_kernel, rms_norm.constants(size, added), rms_norm.options(size))
+
+
 KERNELS: dict[str, Callable[[int, int, bool], Kernel]] = {
     "write": lambda head_size, itemsize, amd: Kernel(kv_write.kv_write_kernel, {"WIDTH": kv_write.WIDTH}, COMMON),
     "decode": lambda head_size, itemsize, amd: decode(head_size, itemsize, amd, direct=True),
     "decode, split": lambda head_size, itemsize, amd: decode(head_size, itemsize, amd, direct=False),
     "reduce": reduce,
     "prefill": prefill,
+    "norm of heads": lambda head_size, itemsize, amd: norm(head_size, added=False),
+    # Up to the widest rows that there may be.
+    "add and norm": lambda head_size, itemsize, amd: norm(head_size * rms_norm.MAX_SIZE // MAX_HEAD_SIZE, added=True),
+    "rotary": lambda head_size, itemsize, amd: Kernel(rotary.rotary_kernel, rotary.constants(head_size), COMMON),
 }
-TYPES = {"scale": "fp32", "window": "i32", "splits": "i32", "row": "i32", "query_stride": "i64", "tables_stride": "i64",
-         "key_stride": "i64", "value_stride": "i64", "slots_ptr": "*i64", "tables_ptr": "*i64", "lens_ptr": "*i64",
-         "starts_ptr": "*i64", "log_sums_ptr": "*fp32", "part_ptr": "*fp32"}  # fmt: skip
+STRIDES = ("query_stride", "key_stride", "value_stride", "out_stride", "hidden_stride", "delta_stride", "heads_stride")
+TYPES = {**dict.fromkeys((*STRIDES, "tables_stride"), "i64"),
+         **dict.fromkeys(("window", "splits", "row", "rows", "heads", "count"), "i32"),
+         **dict.fromkeys(("slots_ptr", "tables_ptr", "lens_ptr", "starts_ptr"), "*i64"),
+         "scale": "fp32", "epsilon": "fp32", "log_sums_ptr": "*fp32", "part_ptr": "*fp32"}  # fmt: skip
 """Arguments of a type of their own; all others point to the caches' type."""
-STRIDES = ("query_stride", "key_stride", "value_stride")
 ALL = [Made(*made) for made in product(KERNELS, TARGETS, DTYPES, HEAD_SIZES)]
 
 
 def few() -> list[Made]:
     """Each kernel once, and each target, and each head size."""
     dtypes = ("bf16", "fp32", "fp16", "fp32", "bf16")
-    return [Made(*made) for made in zip(KERNELS, TARGETS, dtypes, HEAD_SIZES, strict=True)]
+    return [Made(*made) for made in zip(KERNELS, cycle(TARGETS), cycle(dtypes), cycle(HEAD_SIZES), strict=False)]
 
 
 def covering() -> list[Made]:
-    """Any two of kernel, target, type and head size together at least once, and the widest fp32 heads everywhere."""
-    attention = ("decode", "decode, split", "prefill")
-    chosen = [Made(*made) for made in product(attention, TARGETS, ["fp32"], [MAX_HEAD_SIZE])]
+    """Any two of kernel, target, type and head size together at least once; everywhere what needs most registers."""
+    largest = ("decode", "decode, split", "prefill", "add and norm")
+    chosen = [Made(*made) for made in product(largest, TARGETS, ["fp32"], [MAX_HEAD_SIZE])]
     missing = set().union(*map(pairs, ALL)) - set().union(*map(pairs, chosen))
     while missing:
         chosen.append(max(ALL, key=lambda made: len(pairs(made) & missing)))

@@ -18,6 +18,10 @@ from kernels.paged_decode import constants, paged_decode
 from kernels.paged_decode_twin import paged_decode_torch
 from kernels.paged_prefill import paged_prefill
 from kernels.paged_prefill_twin import paged_prefill_torch
+from kernels.rms_norm import VALUES, rms_norm
+from kernels.rms_norm_twin import rms_norm_torch
+from kernels.rotary import rotary
+from kernels.rotary_twin import rotary_torch
 
 
 class Case(NamedTuple):
@@ -58,6 +62,19 @@ PREFILLS = [
 ]
 WRITES = [(torch.float32, 2, 64), (torch.float16, 3, 80), (torch.bfloat16, 1 + WIDTH // 128, 128)]
 """Key-value heads, head size; the last row is wider than what one program copies."""
+# Rows that fill a program's tile, leave some of it and are wider than it; tiles of rows that are not full.
+NORMS = [
+    (torch.float32, 1, 64), (torch.float32, 3, 80), (torch.float32, 1, VALUES + 63), (torch.float16, 1, 2 * VALUES),
+    (torch.float16, 5, 96), (torch.bfloat16, 2, 256), (torch.bfloat16, 1, 100),
+]  # fmt: skip
+"""Heads, size of a row."""
+TURNS = [
+    (torch.float32, 1, 64), (torch.float32, 17, 128), (torch.float32, 3, 80), (torch.float16, 9, 256),
+    (torch.float16, 2, 12), (torch.bfloat16, 23, 96),
+]  # fmt: skip
+"""Heads, head size; some are more than a program's tile."""
+EPSILON = 0.01
+"""Large enough to be seen in fp16."""
 
 
 def rms(values: Tensor) -> float:
@@ -131,6 +148,40 @@ def write_differs(dtype: torch.dtype, kv_heads: int, head_size: int) -> int:
     return int((~torch.isclose(got, expected, rtol=0, atol=0, equal_nan=True)).sum())
 
 
+def beside_others(dtype: torch.dtype, tokens: int, heads: int, size: int) -> tuple[Tensor, Tensor]:
+    """[tokens, heads, size]: a slice of wider rows as a model hands it over. And those rows, else not a number."""
+    rows = torch.full((tokens, heads + 2, size), torch.nan, dtype=dtype)
+    rows[:, 1:-1] = torch.randn(tokens, heads, size)
+    return rows[:, 1:-1], rows
+
+
+def norm_error(dtype: torch.dtype, heads: int, size: int) -> float:
+    """The kernel's error against the twin in float64: alone, in place, and behind an addition, of which the sum too."""
+    (hidden, _), (again, rows), (total, others) = (beside_others(dtype, 7, heads, size) for _ in range(3))
+    delta, weight = torch.randn(7, heads, size).to(dtype), torch.randn(size).to(dtype)
+    exact = [rms_norm_torch(values.double(), weight.double(), EPSILON) for values in (hidden, again)]
+    kept = total.double()
+    exact += [rms_norm_torch(kept, weight.double(), EPSILON, delta.double()), kept]
+    got = [rms_norm(hidden, weight, EPSILON), rms_norm(again, weight, EPSILON, out=again)]
+    got += [rms_norm(total, weight, EPSILON, delta), total]
+    # What stands beside the heads is as it was.
+    assert int(rows.isnan().sum()) == int(others.isnan().sum()) == 2 * 7 * size
+    return error(torch.stack(got), torch.stack(exact))
+
+
+def turn_error(dtype: torch.dtype, heads: int, head_size: int) -> float:
+    """The kernel's error against the twin in float64."""
+    turned, rows = beside_others(dtype, 7, heads, head_size)
+    angles = torch.randn(7, head_size // 2)
+    cos, sin = angles.cos(), angles.sin()
+    turns = torch.stack([torch.cat([cos, cos], 1), torch.cat([-sin, sin], 1)], 1).to(dtype)
+    exact = turned.double()
+    rotary_torch(exact, turns.double())
+    rotary(turned, turns)
+    assert int(rows.isnan().sum()) == 2 * 7 * head_size
+    return error(turned, exact)
+
+
 def main() -> None:
     torch.manual_seed(int(sys.argv[1]))
     empty = torch.empty
@@ -141,7 +192,9 @@ def main() -> None:
     writes = [(f"write {case}", write_differs(*case)) for case in WRITES]
     dtypes = [str(case.dtype) for case, _ in [*DECODES, *PREFILLS]]
     attention = [(dtype, *result) for dtype, result in zip(dtypes, decodes + prefills, strict=True)]
-    print(json.dumps({"attention": attention, "writes": writes}))
+    layers = [(str(case[0]), f"norm {case}", norm_error(*case)) for case in NORMS]
+    layers += [(str(case[0]), f"rotary {case}", turn_error(*case)) for case in TURNS]
+    print(json.dumps({"attention": attention, "layers": layers, "writes": writes}))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ pytest.importorskip("triton", reason="needs Triton, which is for Linux: pip inst
 REPOSITORY = Path(__file__).parents[2]
 SHARED_KIB = {"sm_80": 163, "sm_90": 227, "sm_100": 227, "sm_120": 99, "gfx942": 64}
 """A block's at most: CUDA programming guide, technical specifications by compute capability; AMD's CDNA 3 ISA, LDS."""
-ROUNDING = {"torch.float32": 2**-23, "torch.float16": 2**-10}
+ROUNDING = {"torch.float32": 2**-23, "torch.float16": 2**-10, "torch.bfloat16": 2**-7}
 
 
 def run(cache: Path, *command: str, **environment: str) -> Any:
@@ -39,8 +39,10 @@ def run(cache: Path, *command: str, **environment: str) -> Any:
 def test_interpreted_they_give_what_their_twins_give(tmp_path: Path) -> None:
     seed = str(int.from_bytes(os.urandom(4)))
     errors = run(tmp_path, "tests.kernels.interpret", seed, TRITON_INTERPRET="1")
-    assert {dtype for dtype, _, _ in errors["attention"]} == ROUNDING.keys()
-    for dtype, case, error in errors["attention"]:
+    # Where there are products, the interpreter of Triton 3.9 multiplies bfloat16's bit patterns.
+    assert {dtype for dtype, _, _ in errors["attention"]} == ROUNDING.keys() - {"torch.bfloat16"}
+    assert {dtype for dtype, _, _ in errors["layers"]} == ROUNDING.keys()
+    for dtype, case, error in errors["attention"] + errors["layers"]:
         # A few roundings, in sums of another order; not a number is never below anything.
         assert error < 4 * ROUNDING[dtype], (case, seed)
     for case, differing in errors["writes"]:
@@ -79,11 +81,12 @@ def test_every_combination_compiles_without_spilling(tmp_path: Path) -> None:
     compile_within_means(tmp_path, "all")
 
 
-def test_heads_that_are_too_wide_are_refused() -> None:
+def test_heads_and_rows_that_are_too_wide_are_refused() -> None:
     import torch
 
     from kernels.paged_decode import paged_decode
     from kernels.paged_prefill import paged_prefill
+    from kernels.rms_norm import MAX_SIZE, rms_norm
     from kernels.tiles import MAX_HEAD_SIZE
 
     cache = torch.zeros(2, 4, 1, MAX_HEAD_SIZE + 1)
@@ -93,6 +96,8 @@ def test_heads_that_are_too_wide_are_refused() -> None:
         paged_decode(query, cache, cache, table, lens, 1.0)
     with pytest.raises(ValueError, match=f"head size is {MAX_HEAD_SIZE + 1}"):
         paged_prefill(query, cache, cache, table, starts, lens, 1, 1.0)
+    with pytest.raises(ValueError, match=f"rows of {MAX_SIZE + 1} values"):
+        rms_norm(torch.zeros(1, MAX_SIZE + 1), torch.ones(MAX_SIZE + 1), 0.0)
 
 
 def test_a_batch_is_split_only_where_it_leaves_multiprocessors_idle() -> None:

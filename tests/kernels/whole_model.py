@@ -23,8 +23,8 @@ STEP_TOKENS = 24
 
 def main() -> None:
     directory = Path(sys.argv[1])
-    # Layers that see everything, and one with a window shorter than the prompts.
-    model = checkpoints.save("qwen2-window", directory)
+    # A layer that sees everything, others with a window shorter than the prompts, and norms of heads.
+    model = checkpoints.save("qwen3-window", directory)
     prompts = checkpoints.prompts(3, LONGEST, seed=7)
     config = EngineConfig(model=str(directory), block_size=16, max_num_batched_tokens=STEP_TOKENS)
     core = EngineCore(config, load(config))

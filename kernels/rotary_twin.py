@@ -1,0 +1,12 @@
+"""Rotary positions in plain torch. Shapes are those of kernels/__init__.py."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def rotary_torch(heads: Tensor, turns: Tensor) -> None:
+    """The twin, for any device and dtype."""
+    cos, sin = turns.unsqueeze(2).unbind(1)
+    partners = heads.roll(heads.shape[2] // 2, 2)
+    heads.mul_(cos).addcmul_(partners, sin)
