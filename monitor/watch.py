@@ -73,7 +73,7 @@ class Watch:
         with self._lock:
             for record in records:
                 ledger = self.fleet.apply(record)
-                if isinstance(record, Batch | Keyframe):
+                if not isinstance(record, Fact):
                     due = self._judged_ns.get(ledger.engine, 0) + JUDGE_EVERY_NS
                     if ledger.now_ns >= due:
                         self._judge(ledger)
@@ -262,7 +262,7 @@ def _stream_view(ledger: EngineLedger, findings: dict[str, int]) -> EngineView:
 
 def _figures_view(ledger: EngineLedger, findings: dict[str, int]) -> EngineView:
     last = ledger.samples[-1] if ledger.samples else Sample(ledger.engine, "")
-    facts = {name: fact.value for name, fact in ledger.facts.items() if name != "last_stamp"}
+    facts = {name: fact.value for name, fact in ledger.facts.items() if name not in ("last_stamp", "exposition")}
     return EngineView(
         engine=ledger.engine,
         model=str(facts.get("served_model_name", facts.get("model", ""))),
@@ -272,11 +272,11 @@ def _figures_view(ledger: EngineLedger, findings: dict[str, int]) -> EngineView:
         at=timestamp(ledger.now_ns),
         heard_s_ago=0.0,
         epoch=0,
-        restarts=0,
-        step=None,
+        restarts=ledger.restarts,
+        step=last.steps,
         running=last.running,
         waiting=last.waiting,
-        waiting_by_reason={},
+        waiting_by_reason={"DEFERRED": last.deferred} if last.deferred else {},
         usage=last.usage,
         balance=None,
         output_tokens_per_s=last.generation_tokens_per_s,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 from monitor.detectors.judgement import Evidence, Judgement
 from monitor.detectors.thresholds import Settings
@@ -11,13 +11,93 @@ from monitor.ledger.ledger import EngineLedger
 from monitor.ledger.words import clock_time, counted
 
 STREAM_GAP = "blind.stream-gap"
+NOT_EXPOSED = "blind.not-exposed"
+COUNTER_LAG = "blind.counter-lag"
 UNREADABLE: Final = "what the engine sent cannot be read"
 """The ledger's name for events not laid out as the contract says: lost to us, and nothing known of the engine's own
 memory."""
 
 
+class _Figure(NamedTuple):
+    """A figure of a metrics page: its name there, and what cannot be said, or only with less certainty, without it."""
+
+    metric: str
+    needed_for: str
+
+
+FIGURES: Final[dict[str, _Figure]] = {
+    "running": _Figure("vllm:num_requests_running", "every judgement"),
+    "waiting": _Figure("vllm:num_requests_waiting", "collapse.lockstep and stuck.never-fits"),
+    "usage": _Figure("vllm:kv_cache_usage_perc", "leak.finished-held, collapse.lockstep and stuck.never-fits"),
+    "steps": _Figure("vllm:iteration_tokens_total_count", "stuck.engine-stalled (with it: likely)"),
+    "deferred": _Figure("vllm:num_requests_waiting_by_reason", "stuck.never-fits (with it: likely)"),
+    "finished": _Figure("vllm:request_success_total", "how requests of collapse.lockstep ended"),
+    "preemptions": _Figure("vllm:num_preemptions_total", "whether collapse.lockstep was preemption"),
+}
+_HOW_TO_GET: Final = {
+    "vllm": "Upgrade vLLM: 0.20 and later expose all of them, unless --disable-log-stats is given.",
+    "sglang": "No flag of SGLang adds them: the event stream of a probe would.",
+    "kvscope": "Attach the event stream (--events of the engine, monitor doctor tcp://HOST:5757): it says all of it.",
+}
+
+
 def judge(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
-    """What was lost of one engine's stream."""
+    """What was lost of one engine's stream, or what its metrics page cannot say."""
+    yield from _stream_gap(ledger, settings)
+    if not ledger.has_stream and ledger.samples and ledger.samples[-1].source != "log":
+        yield from _not_exposed(ledger)
+        yield from _counter_lag(ledger)
+
+
+def _not_exposed(ledger: EngineLedger) -> Iterator[Judgement]:
+    last = ledger.samples[-1]
+    absent = [figure for field, figure in FIGURES.items() if getattr(last, field) is None]
+    if not absent:
+        return
+    yield Judgement(
+        code=NOT_EXPOSED,
+        engine=ledger.engine,
+        verdict="confirmed",
+        position=last.position,
+        evidence=tuple(Evidence(figure.metric, "not exposed", "", last.source, last.position) for figure in absent),
+        explanation=(
+            "Not exposed, which is not 0: "
+            + "; ".join(f"{figure.metric}, needed for {figure.needed_for}" for figure in absent)
+            + "."
+        ),
+        change=(_HOW_TO_GET[_dialect(ledger)],),
+    )
+
+
+def _counter_lag(ledger: EngineLedger) -> Iterator[Judgement]:
+    last = ledger.samples[-1]
+    if last.preemptions is None or _dialect(ledger) != "vllm":
+        return
+    yield Judgement(
+        code=COUNTER_LAG,
+        engine=ledger.engine,
+        verdict="confirmed",
+        position=last.position,
+        evidence=(Evidence("preemptions_counted", last.preemptions, "preemptions", last.source, last.position),),
+        explanation=(
+            f"vllm:num_preemptions_total ({last.preemptions:,} now) moves only with a preempted request's next token:"
+            " seconds late, and never if the request is aborted before. Clients that disconnect are counted nowhere,"
+            " tokens computed again after a preemption in no token counter, and gauges are those of the last step that"
+            " ended."
+        ),
+        change=(
+            "Where it matters, attach the event stream (monitor doctor tcp://HOST:5757): each preemption and each abort"
+            " is in it when it happens.",
+        ),
+    )
+
+
+def _dialect(ledger: EngineLedger) -> str:
+    fact = ledger.facts.get("exposition")
+    return str(fact.value) if fact is not None else "vllm"
+
+
+def _stream_gap(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
     remember_ns = settings(STREAM_GAP, "remember_s") * 1e9
     losses = [loss for loss in ledger.losses if ledger.uncertain_since_ns or ledger.now_ns - loss.at_ns < remember_ns]
     if not losses:

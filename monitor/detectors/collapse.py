@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 
-from monitor.detectors.figures import prompt_tokens_until
+from monitor.detectors.figures import apart_s, prompt_tokens_until
 from monitor.detectors.judgement import Evidence, Judgement
 from monitor.detectors.thresholds import Settings
 from monitor.events.kinds import Status
@@ -19,6 +19,8 @@ from monitor.ledger.ledger import EngineLedger, Point
 from monitor.ledger.words import clock_time, counted, duration, percent
 
 LOCKSTEP = "collapse.lockstep"
+FALL_S = 2.0
+"""What figures may take to show a fall that took within_s: gauges are those of the last step that ended."""
 
 _DO_NOW = ("Nothing is broken and nothing is lost: every one of these requests was answered. Do not restart.",)
 _CHANGE = (
@@ -174,7 +176,11 @@ def _held(point: Point) -> int:
 
 
 def _lockstep_by_figures(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
-    samples = [s for s in ledger.samples if s.usage is not None and s.running is not None and s.waiting is not None]
+    samples = [
+        s
+        for s in _remembered(ledger, settings)
+        if s.usage is not None and s.running is not None and s.waiting is not None
+    ]
     found = [
         (fall, wave) for fall in range(1, len(samples)) if (wave := _wave_after(samples, fall, settings)) is not None
     ]
@@ -183,6 +189,10 @@ def _lockstep_by_figures(ledger: EngineLedger, settings: Settings) -> Iterator[J
     fall, wave = found[0]
     before, low, high = _before(samples, fall), samples[fall], samples[wave]
     taken_in = prompt_tokens_until(samples[fall : wave + 1])[-1]
+    took_s = apart_s(before, low)
+    within = " from one line to the next" if took_s is None else f" within {duration(took_s)}"
+    preemptions = _counted(before, low, "preemptions")
+    finished = _counted(before, low, "finished")
     yield Judgement(
         code=LOCKSTEP,
         engine=ledger.engine,
@@ -190,17 +200,19 @@ def _lockstep_by_figures(ledger: EngineLedger, settings: Settings) -> Iterator[J
         since_ns=low.at_ns or 0,
         position=low.position,
         evidence=(
-            Evidence("usage_before", round(100 * (before.usage or 0), 1), "%", "log", before.position),
-            Evidence("usage_after", round(100 * (low.usage or 0), 1), "%", "log", low.position),
-            Evidence("running_before", before.running or 0, "requests", "log", before.position),
-            Evidence("running_after", low.running or 0, "requests", "log", low.position),
-            Evidence("waiting_in_next_wave", high.waiting or 0, "requests", "log", high.position),
-            Evidence("running_in_next_wave", high.running or 0, "requests", "log", high.position),
-            Evidence("prompt_tokens_of_next_wave", round(taken_in), "tokens", "log", high.position),
-            Evidence("collapses_seen", len(found), "times", "log"),
+            Evidence("usage_before", round(100 * (before.usage or 0), 1), "%", low.source, before.position),
+            Evidence("usage_after", round(100 * (low.usage or 0), 1), "%", low.source, low.position),
+            Evidence("running_before", before.running or 0, "requests", low.source, before.position),
+            Evidence("running_after", low.running or 0, "requests", low.source, low.position),
+            Evidence("waiting_in_next_wave", high.waiting or 0, "requests", low.source, high.position),
+            Evidence("running_in_next_wave", high.running or 0, "requests", low.source, high.position),
+            Evidence("prompt_tokens_of_next_wave", round(taken_in), "tokens", low.source, high.position),
+            Evidence("finished_in_the_fall", finished, "requests", low.source, low.position),
+            Evidence("preemptions_counted_in_the_fall", preemptions, "preemptions", low.source, low.position),
+            Evidence("collapses_seen", len(found), "times", low.source),
         ),
         explanation=(
-            f"Usage fell from {percent(before.usage or 0)} to {percent(low.usage or 0)} between two lines while"
+            f"Usage fell from {percent(before.usage or 0)} to {percent(low.usage or 0)}{within} while"
             f" {before.running} requests were running; then {high.waiting} stood waiting with {high.running} running,"
             " and were admitted a few at a time. New prompt tokens were counted as they were, so these were new"
             " requests: the old ones had finished together, as alike requests that started together do. Preempted"
@@ -211,15 +223,41 @@ def _lockstep_by_figures(ledger: EngineLedger, settings: Settings) -> Iterator[J
         wont_help=_WONT_HELP,
         missing=(
             "why each block was freed (finished or preempted): attach the event stream (monitor doctor tcp://HOST:5757);"
-            " vLLM's log cannot print preemptions"
+            f" {_PREEMPTIONS_HIDDEN[low.source]}"
         ),
     )
 
 
+_PREEMPTIONS_HIDDEN = {
+    "log": "vLLM's log cannot print preemptions",
+    "metrics": "vLLM's own counter moves only with a preempted request's next token",
+    "prometheus": "vLLM's own counter moves only with a preempted request's next token",
+}
+
+
+def _remembered(ledger: EngineLedger, settings: Settings) -> list[Sample]:
+    """The samples of late, as far back as a fall is remembered; all of them, where they have no times."""
+    since = ledger.now_ns - (settings(LOCKSTEP, "remember_s") + settings(LOCKSTEP, "next_wave_s")) * 1e9
+    found: list[Sample] = []
+    for sample in reversed(ledger.samples):
+        if sample.at_ns and sample.at_ns < since:
+            break
+        found.append(sample)
+    return found[::-1]
+
+
+def _counted(before: Sample, low: Sample, counter: str) -> int | str:
+    """How far a counter moved in the fall."""
+    first, last = getattr(before, counter), getattr(low, counter)
+    return "not exposed" if first is None or last is None else last - first
+
+
 def _before(samples: Sequence[Sample], fall: int) -> Sample:
-    """The line before a fall, or the one before that if the fall took two lines."""
-    candidates = samples[max(0, fall - 2) : fall]
-    return max(candidates, key=lambda sample: sample.usage or 0)
+    """The fullest sample before a fall: one of two lines, or of as long as a fall may take if they are closer."""
+    first = max(0, fall - 2)
+    while first > 0 and (apart_s(samples[first - 1], samples[fall]) or FALL_S) < FALL_S:
+        first -= 1
+    return max(samples[first:fall], key=lambda sample: sample.usage or 0)
 
 
 def _wave_after(samples: Sequence[Sample], fall: int, settings: Settings) -> int | None:
@@ -234,17 +272,22 @@ def _wave_after(samples: Sequence[Sample], fall: int, settings: Settings) -> int
         or previous <= running_before / 4  # it had fallen before this line
     ):
         return None
-    for index in range(fall, min(fall + 1 + round(settings(LOCKSTEP, "next_wave_s")), len(samples))):
+    for index in range(fall, len(samples)):
         sample = samples[index]
-        late = low.at_ns and sample.at_ns and (sample.at_ns - low.at_ns) / 1e9 > settings(LOCKSTEP, "next_wave_s")
-        if late:
+        late = apart_s(low, sample)
+        if (late if late is not None else index - fall) > settings(LOCKSTEP, "next_wave_s"):
             return None
         waiting = sample.waiting or 0
         if waiting >= running_before / 2 and (sample.running or 0) < waiting:
-            return index if _is_new_work(samples, fall, index) else None
+            return index if _is_new_work(samples, before, fall, index) else None
     return None
 
 
-def _is_new_work(samples: Sequence[Sample], fall: int, wave: int) -> bool:
-    """Whether prompt tokens are counted while the wave runs up; a preempted request's are not counted again."""
+def _is_new_work(samples: Sequence[Sample], before: Sample, fall: int, wave: int) -> bool:
+    """Whether the wave is of new requests: the old ones are counted as finished; or, where that is not said, prompt
+    tokens are counted while the wave runs up, which a preempted request's are not again.
+    """
+    finished = _counted(before, samples[fall], "finished")
+    if isinstance(finished, int):
+        return finished >= (before.running or 0) / 2
     return prompt_tokens_until(samples[fall : wave + 6])[-1] > 0

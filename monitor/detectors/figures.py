@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from monitor.events.sample import Sample
 
 DEFAULT_INTERVAL_S: Final = 10.0
 """Between two of vLLM's lines, unless their times say otherwise."""
+CLOSEST_S: Final = 1.0
+"""Samples closer together than this say the same thing again, and would count as many."""
+
+
+def spaced(samples: Sequence[Sample]) -> Iterator[int]:
+    """The indices of samples that are no closer together than CLOSEST_S, the first and all without a time included."""
+    last_ns: int | None = None
+    for index, sample in enumerate(samples):
+        if sample.at_ns is None or last_ns is None or sample.at_ns - last_ns >= CLOSEST_S * 1e9:
+            last_ns = sample.at_ns
+            yield index
+
+
+def apart_s(earlier: Sample, later: Sample) -> float | None:
+    """Seconds between two samples; None if they have no times."""
+    return (later.at_ns - earlier.at_ns) / 1e9 if earlier.at_ns and later.at_ns else None
 
 
 def prompt_tokens_until(samples: Sequence[Sample]) -> list[float]:

@@ -31,11 +31,15 @@ CATALOGUE: Final[dict[str, Entry]] = {
     "held.prefix-cache": Entry("info", "Cached blocks that no request uses"),
     "held.long-request": Entry("info", "One request needs much of the pool, and uses it"),
     "blind.stream-gap": Entry("info", "Events were lost"),
+    "blind.not-exposed": Entry("info", "Figures that this engine's metrics do not have"),
+    "blind.counter-lag": Entry("info", "What the engine's own counters say late, or never"),
 }
 
 
 class Evidence(msgspec.Struct, frozen=True):
-    """A number that made a judgement; `source` (stream, audit, log) and `position` tell where it was read."""
+    """A number that made a judgement; `source` (stream, audit, log, metrics, prometheus) and `position` tell
+    where it was read.
+    """
 
     name: str
     value: float | int | str

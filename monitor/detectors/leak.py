@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from monitor.detectors.figures import DEFAULT_INTERVAL_S, prompt_tokens_until
+from monitor.detectors.figures import DEFAULT_INTERVAL_S, prompt_tokens_until, spaced
 from monitor.detectors.judgement import Evidence, Judgement
 from monitor.detectors.thresholds import Settings
 from monitor.events.kinds import FIRST_FINISHED, Holder
@@ -21,7 +21,6 @@ from monitor.ledger.words import clock_time, counted, duration, listed, percent
 
 FINISHED_HELD = "leak.finished-held"
 UNACCOUNTED = "leak.unaccounted"
-"""vLLM's VLLM_LOG_STATS_INTERVAL, for lines without a stamp."""
 
 
 def judge(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
@@ -193,20 +192,28 @@ class _Series(NamedTuple):
 
 
 def _finished_held_by_figures(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
-    series = _series(ledger)
-    if len(series.samples) < 2:
+    samples = [s for s in ledger.samples if s.usage is not None and s.running is not None]
+    if len(samples) < 2:
         return
     # After a drain to nothing running, usage says what no live request holds.
-    floor = _idle_floor(ledger, series, settings)
+    floor = _idle_floor(samples, settings)
+    grown = _usage(samples[-1]) - _usage(samples[0])
+    if floor is None and grown < settings(FINISHED_HELD, "min_rise"):
+        return  # what a healthy engine's figures say at most moments, and quickly
+    series = _series(samples)
     fit = _ratchet(series, settings)
     if floor is None and fit is None:
         return
     evidence = _ratchet_evidence(series)
     usage, running = series.usage, series.running
     signs = []
+    pending = fit is None
     if floor is not None:
-        start = series.samples[floor]
-        evidence.append(Evidence("usage_with_nothing_running", round(100 * usage[-1], 1), "%", "log", start.position))
+        start = samples[floor]
+        pending = pending and _lasted_s(ledger, samples, floor) < settings(FINISHED_HELD, "grace_s")
+        evidence.append(
+            Evidence("usage_with_nothing_running", round(100 * usage[-1], 1), "%", start.source, start.position)
+        )
         waiting = f" and {start.waiting} waiting" if start.waiting else ""
         signs.append(f"usage stays at {percent(usage[-1])} with nothing running{waiting}")
     if fit is not None:
@@ -214,17 +221,18 @@ def _finished_held_by_figures(ledger: EngineLedger, settings: Settings) -> Itera
             f"usage follows the running sum of prompt tokens (R² {fit.r_squared:.3f}, {100 * fit.slope:.2f} % of the"
             f" pool for each thousand), not the number of running requests (correlation {fit.correlation:.2f})"
         )
-    since_sample = series.samples[floor if floor is not None else 0]
+    since_sample = samples[floor if floor is not None else 0]
     yield Judgement(
         code=FINISHED_HELD,
         engine=ledger.engine,
         verdict="likely",
+        pending=pending,
         since_ns=since_sample.at_ns or 0,
         position=since_sample.position,
         evidence=tuple(evidence),
         explanation=(
             f"Requests leave and their blocks stay: {' and '.join(signs)}. From {percent(usage[0])} with"
-            f" {running[0]:.0f} running at the first line to {percent(usage[-1])} with {running[-1]:.0f} at the last."
+            f" {running[0]:.0f} running at first to {percent(usage[-1])} with {running[-1]:.0f} at last."
             " This excludes high load (usage would fall with Running), one long request and growth by decoding (usage"
             " would not follow arrivals), and a warm prefix cache (vLLM counts cached blocks nobody uses as free)."
         ),
@@ -248,13 +256,19 @@ def _finished_held_by_figures(ledger: EngineLedger, settings: Settings) -> Itera
     )
 
 
-def _series(ledger: EngineLedger) -> _Series:
-    samples = [
-        s for s in ledger.samples if s.usage is not None and s.running is not None and s.prompt_tokens_per_s is not None
-    ]
-    usage = [s.usage or 0.0 for s in samples]
-    running = [float(s.running or 0) for s in samples]
-    return _Series(samples, usage, running, prompt_tokens_until(samples))
+def _usage(sample: Sample) -> float:
+    return sample.usage or 0.0
+
+
+def _series(samples: Sequence[Sample]) -> _Series:
+    taken_in = prompt_tokens_until(samples)
+    kept = sorted({*spaced(samples), len(samples) - 1})
+    return _Series(
+        [samples[n] for n in kept],
+        [_usage(samples[n]) for n in kept],
+        [float(samples[n].running or 0) for n in kept],
+        [taken_in[n] for n in kept],
+    )
 
 
 class _Fit(NamedTuple):
@@ -297,34 +311,37 @@ def _ratchet(series: _Series, settings: Settings) -> _Fit | None:
     return None
 
 
-def _idle_floor(ledger: EngineLedger, series: _Series, settings: Settings) -> int | None:
-    """Where the last stretch with nothing running, yet blocks in use, begins, if it is longer than the grace."""
-    start = len(series.samples)
-    while start > 0 and series.running[start - 1] == 0:
+def _idle_floor(samples: Sequence[Sample], settings: Settings) -> int | None:
+    """Where the last stretch with nothing running, yet blocks in use, begins, if the samples end in one."""
+    start = len(samples)
+    while start > 0 and not samples[start - 1].running and not samples[start - 1].deferred:
         start -= 1
-    lines = len(series.samples) - start
-    if not lines or min(series.usage[start:]) < settings(FINISHED_HELD, "idle_floor"):
-        return None
-    # vLLM falls silent when nothing moves, so the stretch lasts until the log's own end.
-    began = series.samples[start].at_ns
-    lasted = (ledger.now_ns - began) / 1e9 if began else (lines - 1) * DEFAULT_INTERVAL_S
-    return start if lasted >= settings(FINISHED_HELD, "grace_s") else None
+        if samples[start].generation_tokens_per_s:
+            break  # something had run since the sample before
+    floor = min((_usage(sample) for sample in samples[start:]), default=0.0)
+    return start if floor >= settings(FINISHED_HELD, "idle_floor") else None
+
+
+def _lasted_s(ledger: EngineLedger, samples: Sequence[Sample], start: int) -> float:
+    """How long the stretch is. vLLM falls silent when nothing moves, so it lasts until the log's own end."""
+    began = samples[start].at_ns
+    return (ledger.now_ns - began) / 1e9 if began else (len(samples) - 1 - start) * DEFAULT_INTERVAL_S
 
 
 def _ratchet_evidence(series: _Series) -> list[Evidence]:
     first, last = series.samples[0].position, series.samples[-1].position
-    span = f"{first} to {last}"
+    span, source = f"{first} to {last}", series.samples[-1].source
     evidence = []
     fit = _fit(series)
     if fit is not None:
         evidence += [
-            Evidence("pinned_share_per_1000_prompt_tokens", round(100 * fit.slope, 3), "%", "log", span),
-            Evidence("r_squared", round(fit.r_squared, 4), "", "log", span),
-            Evidence("correlation_with_running", round(fit.correlation, 3), "", "log", span),
+            Evidence("pinned_share_per_1000_prompt_tokens", round(100 * fit.slope, 3), "%", source, span),
+            Evidence("r_squared", round(fit.r_squared, 4), "", source, span),
+            Evidence("correlation_with_running", round(fit.correlation, 3), "", source, span),
         ]
     per_running = [100 * u / max(r, 1.0) for u, r in zip(series.usage, series.running, strict=True)]
     return [
         *evidence,
-        Evidence("usage_per_running_first", round(per_running[0], 1), "%", "log", first),
-        Evidence("usage_per_running_last", round(per_running[-1], 1), "%", "log", last),
+        Evidence("usage_per_running_first", round(per_running[0], 1), "%", source, first),
+        Evidence("usage_per_running_last", round(per_running[-1], 1), "%", source, last),
     ]

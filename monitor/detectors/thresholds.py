@@ -28,7 +28,7 @@ THRESHOLDS: Final[dict[str, Threshold]] = {
         6, "lines", "a line through fewer points fits by chance: two large prompts after a quiet spell are enough"
     ),
     "leak.finished-held.min_fit": Threshold(
-        0.9, "R²", "usage that follows the running sum of prompt tokens this closely is not made by live requests"
+        0.95, "R²", "usage that follows the running sum of prompt tokens this closely is not made by live requests"
     ),
     "leak.finished-held.max_correlation": Threshold(0.5, "r", "usage made by live requests moves with their number"),
     "leak.finished-held.min_rise": Threshold(0.2, "of the pool", "a smaller rise is within one request's size"),
@@ -47,12 +47,21 @@ THRESHOLDS: Final[dict[str, Threshold]] = {
     "stuck.never-fits.grace_s": Threshold(
         1, "s", "the arithmetic is certain; this only lets a client that gives up at once pass"
     ),
+    "stuck.never-fits.figures_grace_s": Threshold(
+        10, "s", "gauges are those of the last step, and in one long step the queue may look like this"
+    ),
     "stuck.engine-stalled.grace_s": Threshold(
         5, "s", "no pause between steps, a garbage collection or a swapped page, is this long"
     ),
     "stuck.engine-stalled.first_step_s": Threshold(60, "s", "the first step of a size may compile kernels"),
     "stuck.engine-stalled.slower_than_expected": Threshold(
         5, "times", "a step this much slower than its tokens have cost so far is not just a long prefill"
+    ),
+    "stuck.engine-stalled.unseen_step_s": Threshold(
+        10, "s", "where only figures are known and none of the steps was seen to end, one may be a long prefill"
+    ),
+    "stuck.engine-stalled.longest_times": Threshold(
+        3, "times", "where only figures are known, a step may take as much longer than the longest seen"
     ),
     "collapse.lockstep.within_s": Threshold(
         1, "s", "requests that end by chance do not end within one second of each other"
