@@ -24,9 +24,10 @@ from monitor.detectors.thresholds import Settings
 from monitor.doctor import render
 from monitor.doctor.memory import bill_in_log, bill_of_engines
 from monitor.doctor.observe import WATCH_S, CannotTell, observe
-from monitor.doctor.report import CANNOT_TELL, NOTHING, USAGE, examine
+from monitor.doctor.report import CANNOT_TELL, NOTHING, SINCE_S, USAGE, examine
 from monitor.events.publisher import EVENTS_ENDPOINT
 from monitor.query import Unreachable
+from monitor.sources.prometheus import seconds
 from monitor.sources.target import BadTarget
 from monitor.watch import NotKnown
 
@@ -34,6 +35,7 @@ DEFAULT_URL = "http://127.0.0.1:8765"
 TARGETS = """\
 a target is one of
   tcp://HOST:PORT, ipc://PATH   an engine's event stream
+  http(s)://HOST:PORT/metrics   an engine's metrics page, vLLM's, SGLang's or kvscope's own
   http(s)://HOST:PORT           a kvscope service (the default: KVSCOPE_URL, else http://127.0.0.1:8765)
   DIRECTORY                     a recording
   FILE                          an engine's log, plain or gzip; or one segment of a recording
@@ -105,6 +107,13 @@ def _positive(text: str) -> float:
     return value
 
 
+def _length(text: str) -> int:
+    try:
+        return seconds(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def _default_url() -> str:
     return os.environ.get("KVSCOPE_URL", DEFAULT_URL)
 
@@ -127,17 +136,26 @@ def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument(
         "--fail-on", choices=("error", "warning", "never"), default="warning", help="the bar for exit code 1 (warning)"
     )
+    parser.add_argument(
+        "--prometheus", action="append", default=[], metavar="URL",
+        help="look at what this Prometheus server stored of engines, such as http://127.0.0.1:9090; may be repeated",
+    )  # fmt: skip
+    parser.add_argument(
+        "--since", type=_length, default=SINCE_S, metavar="AGO", help="how far back to look there: 30m, 2h, 1d12h (2h)"
+    )
     _add_shared(parser)
     parser.set_defaults(run=_doctor)
 
 
 def _doctor(parsed: argparse.Namespace) -> int:
     report = examine(
-        parsed.targets or [_default_url()],
+        parsed.targets or ([] if parsed.prometheus else [_default_url()]),
         Settings.parse(parsed.thresholds),
         timeout_s=parsed.timeout,
         watch_s=parsed.watch,
         token=parsed.token,
+        prometheus=parsed.prometheus,
+        since_s=parsed.since,
     )
     if parsed.format == "json":
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(report)).decode() + "\n")

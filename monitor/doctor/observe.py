@@ -3,23 +3,37 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 from monitor.detectors.thresholds import Settings
+from monitor.doctor.told import in_words
+from monitor.events.sample import Fact, Sample
 from monitor.events.wire import ContractError
+from monitor.ledger.words import counted
 from monitor.query import Query, RemoteQuery, Unreachable
 from monitor.sources.live import LiveStream
+from monitor.sources.prometheus import BadHistory, history, shown
 from monitor.sources.recording import Recording
-from monitor.sources.target import BadTarget, Kind, kind_of, read_log
+from monitor.sources.target import BadTarget, Kind, kind_of, read_log, read_prose
 from monitor.watch import Watch
 
 WATCH_S = 3.0
-"""How long a live stream is watched: two heartbeats, so that what moves can be told from what does not."""
+"""How long what is live is watched: two heartbeats, so that what moves can be told from what does not."""
+SCRAPE_EVERY_S = 1.0
 
 
 class CannotTell(Exception):
-    """The target could not be reached, or has not what is needed; the message names what is missing."""
+    """The target could not be reached, or has not what is needed; the message names what is missing.
+
+    `notes`: what can be said of it all the same.
+    """
+
+    def __init__(self, message: str, notes: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.notes = list(notes)
 
 
 @dataclass
@@ -54,10 +68,9 @@ def observe(
             case Kind.LOG:
                 return _read_log(target, settings)
             case Kind.METRICS:
-                raise BadTarget(
-                    f"{target}: a metrics page has no blocks to look at. Give the engine's event stream"
-                    " (tcp://127.0.0.1:5757), its log, or a kvscope service (http://127.0.0.1:8765)"
-                )
+                return _watch_page(target, settings, timeout_s, watch_s)
+            case Kind.PROMETHEUS:
+                raise BadTarget(f"{target}: the past of a Prometheus server is asked for by --prometheus URL")
     except (ContractError, Unreachable) as error:
         raise CannotTell(str(error)) from error
 
@@ -83,6 +96,58 @@ def _watch_stream(target: str, settings: Settings, timeout_s: float, watch_s: fl
     watch.settle()
     notes = [f"{stream.bad_frames} messages were not of the contract and were left out"] if stream.bad_frames else []
     return Observation(target, Kind.STREAM, watch, is_past=False, notes=notes)
+
+
+def _watch_page(target: str, settings: Settings, timeout_s: float, watch_s: float) -> Observation:
+    """Scrape it for `watch_s`, and for as long as something is within its grace, `timeout_s` at most."""
+    try:
+        from monitor.sources.metrics_page import BadPage, MetricsPage
+    except ImportError as error:
+        raise CannotTell(
+            f"{target}: a metrics page needs more than the base install: pip install 'kvscope[monitor]' ({error})"
+        ) from error
+    watch = Watch(settings)
+    page = MetricsPage(target, timeout_s)
+    started = time.monotonic()
+    try:
+        while True:
+            try:
+                watch.feed(page.scrape())
+            except BadPage as error:
+                if not watch.engines():
+                    raise CannotTell(str(error)) from error
+            watch.settle()
+            watched_s = time.monotonic() - started
+            pending = sorted({finding.code for finding in watch.find("pending")})
+            until_s = timeout_s if pending else min(watch_s, timeout_s)
+            if watched_s > until_s:
+                break
+            time.sleep(min(SCRAPE_EVERY_S, watch_s / 3, max(until_s - watched_s, 0.0) + 0.01))
+    finally:
+        page.close()
+    notes = []
+    if page.failed_scrapes:
+        notes.append(f"{page.failed_scrapes} of {page.scrapes} scrapes failed; the last: {page.last_failure}")
+    if pending:
+        codes = ", ".join(pending)
+        notes.append(f"{watched_s:.0f} s were too few to tell whether it is {codes}: give a longer --timeout")
+    return Observation(page.url, Kind.METRICS, watch, is_past=False, notes=notes)
+
+
+def look_back(url: str, since_s: int, settings: Settings, *, timeout_s: float = 10.0) -> Observation:
+    """Look at what the Prometheus server at `url` stored in the last `since_s` seconds. Raises CannotTell."""
+    watch = Watch(settings)
+    try:
+        records = history(url, since_s, timeout_s)
+    except BadHistory as error:
+        raise CannotTell(str(error)) from error
+    watch.feed(records)
+    watch.settle()
+    times = [record.at_ns for record in records if isinstance(record, Sample) and record.at_ns]
+    first, last = (datetime.fromtimestamp(at / 1e9, UTC).strftime("%d %b %H:%M:%S") for at in (times[0], times[-1]))
+    engines = counted(len(watch.engines()), "engine")
+    notes = [f"it has {counted(len(times), 'scrape')} of {engines}, from {first} to {last} UTC"]
+    return Observation(shown(url), Kind.PROMETHEUS, watch, is_past=True, notes=notes)
 
 
 def _ask_service(target: str, token: str, timeout_s: float) -> Observation:
@@ -116,12 +181,22 @@ def _read_recording(target: str, settings: Settings) -> Observation:
 
 def _read_log(target: str, settings: Settings) -> Observation:
     watch = Watch(settings)
-    log, records = read_log(Path(target))
-    if not log.stats_lines:
-        raise CannotTell(
-            f"{target}: no line has an engine's figures (Avg prompt throughput: …, Running: …, KV cache usage: …)."
-            " They are logged every 10 s while requests run, unless --disable-log-stats is given"
-        )
-    watch.feed(records)
+    path = Path(target)
+    log, records = read_log(path)
+    if log.stats_lines:
+        watch.feed(records)
+        watch.settle()
+        return Observation(target, Kind.LOG, watch, is_past=True, notes=log.notes)
+    facts = read_prose(path, log, [record for record in records if isinstance(record, Fact)])
+    notes = log.notes + in_words(facts)
+    watch.feed(facts)
     watch.settle()
-    return Observation(target, Kind.LOG, watch, is_past=True, notes=log.notes)
+    if not watch.find():
+        raise CannotTell(
+            f"{target}: no line has an engine's figures (Avg prompt throughput: …, Running: …, KV cache usage: …). They"
+            " are logged every 10 s while requests run, unless --disable-log-stats is given. Nor is it a report that"
+            " tells of a trouble with the command of the load, its lengths and the size of the pool",
+            notes,
+        )
+    notes.insert(0, "it is no log but a report: what it tells is taken as told, and nothing could be measured")
+    return Observation(target, Kind.PROSE, watch, is_past=True, notes=notes)
