@@ -148,38 +148,52 @@ def write_differs(dtype: torch.dtype, kv_heads: int, head_size: int) -> int:
     return int((~torch.isclose(got, expected, rtol=0, atol=0, equal_nan=True)).sum())
 
 
-def beside_others(dtype: torch.dtype, tokens: int, heads: int, size: int) -> tuple[Tensor, Tensor]:
-    """[tokens, heads, size]: a slice of wider rows as a model hands it over. And those rows, else not a number."""
-    rows = torch.full((tokens, heads + 2, size), torch.nan, dtype=dtype)
-    rows[:, 1:-1] = torch.randn(tokens, heads, size)
-    return rows[:, 1:-1], rows
+class Beside(NamedTuple):
+    """Heads as a model hands them over, a slice of wider rows, and what stands beside and behind them."""
+
+    heads: Tensor
+    rows: Tensor
+    before: Tensor
+
+    @property
+    def others_differ(self) -> bool:
+        """Whether anything but the heads is not as it was."""
+        now = self.rows.clone()
+        now[:-1, 1:-1] = self.before[:-1, 1:-1]
+        return not torch.equal(now, self.before)
+
+
+def beside(dtype: torch.dtype, tokens: int, heads: int, size: int) -> Beside:
+    rows = torch.randn(tokens + 1, heads + 2, size).to(dtype)
+    return Beside(rows[:-1, 1:-1], rows, rows.clone())
 
 
 def norm_error(dtype: torch.dtype, heads: int, size: int) -> float:
     """The kernel's error against the twin in float64: alone, in place, and behind an addition, of which the sum too."""
-    (hidden, _), (again, rows), (total, others) = (beside_others(dtype, 7, heads, size) for _ in range(3))
+    hidden, again, total = (beside(dtype, 7, heads, size) for _ in range(3))
     delta, weight = torch.randn(7, heads, size).to(dtype), torch.randn(size).to(dtype)
-    exact = [rms_norm_torch(values.double(), weight.double(), EPSILON) for values in (hidden, again)]
-    kept = total.double()
+    exact = [rms_norm_torch(values.heads.double(), weight.double(), EPSILON) for values in (hidden, again)]
+    kept = total.heads.double()
     exact += [rms_norm_torch(kept, weight.double(), EPSILON, delta.double()), kept]
-    got = [rms_norm(hidden, weight, EPSILON), rms_norm(again, weight, EPSILON, out=again)]
-    got += [rms_norm(total, weight, EPSILON, delta), total]
-    # What stands beside the heads is as it was.
-    assert int(rows.isnan().sum()) == int(others.isnan().sum()) == 2 * 7 * size
+    got = [rms_norm(hidden.heads, weight, EPSILON), rms_norm(again.heads, weight, EPSILON, out=again.heads)]
+    got += [rms_norm(total.heads, weight, EPSILON, delta), total.heads]
+    assert torch.equal(hidden.rows, hidden.before)
+    assert not again.others_differ
+    assert not total.others_differ
     return error(torch.stack(got), torch.stack(exact))
 
 
 def turn_error(dtype: torch.dtype, heads: int, head_size: int) -> float:
     """The kernel's error against the twin in float64."""
-    turned, rows = beside_others(dtype, 7, heads, head_size)
+    turned = beside(dtype, 7, heads, head_size)
     angles = torch.randn(7, head_size // 2)
     cos, sin = angles.cos(), angles.sin()
     turns = torch.stack([torch.cat([cos, cos], 1), torch.cat([-sin, sin], 1)], 1).to(dtype)
-    exact = turned.double()
+    exact = turned.heads.double()
     rotary_torch(exact, turns.double())
-    rotary(turned, turns)
-    assert int(rows.isnan().sum()) == 2 * 7 * head_size
-    return error(turned, exact)
+    rotary(turned.heads, turns)
+    assert not turned.others_differ
+    return error(turned.heads, exact)
 
 
 def main() -> None:
