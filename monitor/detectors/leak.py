@@ -221,6 +221,12 @@ def _finished_held_by_figures(ledger: EngineLedger, settings: Settings) -> Itera
             f"usage follows the running sum of prompt tokens (R² {fit.r_squared:.3f}, {100 * fit.slope:.2f} % of the"
             f" pool for each thousand), not the number of running requests (correlation {fit.correlation:.2f})"
         )
+    course = ""
+    if len({(sample.usage, sample.running) for sample in samples}) > 1:
+        course = (
+            f" From {percent(usage[0])} with {running[0]:.0f} running at first to {percent(usage[-1])} with"
+            f" {running[-1]:.0f} at last."
+        )
     since_sample = samples[floor if floor is not None else 0]
     yield Judgement(
         code=FINISHED_HELD,
@@ -231,8 +237,7 @@ def _finished_held_by_figures(ledger: EngineLedger, settings: Settings) -> Itera
         position=since_sample.position,
         evidence=tuple(evidence),
         explanation=(
-            f"Requests leave and their blocks stay: {' and '.join(signs)}. From {percent(usage[0])} with"
-            f" {running[0]:.0f} running at first to {percent(usage[-1])} with {running[-1]:.0f} at last."
+            f"Requests leave and their blocks stay: {' and '.join(signs)}.{course}"
             " This excludes high load (usage would fall with Running), one long request and growth by decoding (usage"
             " would not follow arrivals), and a warm prefix cache (vLLM counts cached blocks nobody uses as free)."
         ),

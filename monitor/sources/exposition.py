@@ -30,7 +30,10 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
+import httpx
+
 from monitor.events.sample import Fact, Sample
+from monitor.sources.target import BadTarget
 
 FIELDS: Final[dict[str, str]] = {
     "vllm:num_requests_running": "running",
@@ -87,6 +90,17 @@ class Engine(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.model}@{self.instance}/{self.rank}"
+
+
+def address_of(url: str) -> httpx.URL:
+    """The address, if it is one. Raises BadTarget."""
+    try:
+        address = httpx.URL(url)
+    except (httpx.InvalidURL, UnicodeError) as error:
+        raise BadTarget(f"{url} is no address: {error}") from error
+    if address.scheme not in ("http", "https") or not address.host:
+        raise BadTarget(f"{url} is no address: one looks like http://127.0.0.1:8000")
+    return address
 
 
 def engine_of(labels: Mapping[str, str], instance: str) -> Engine:

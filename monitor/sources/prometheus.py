@@ -22,6 +22,7 @@ from monitor.sources.exposition import (
     Engine,
     Figures,
     Sampler,
+    address_of,
     dialect_of,
     engine_of,
     facts_of,
@@ -58,7 +59,10 @@ def seconds(text: str) -> int:
 
 
 def history(url: str, since_s: int, timeout_s: float = 10.0) -> list[Sample | Fact]:
-    """What the server at `url` stored of engines in the last `since_s` seconds, in order. Raises BadHistory."""
+    """What the server at `url` stored of engines in the last `since_s` seconds, in order. Raises BadHistory, and
+    BadTarget if `url` is no address.
+    """
+    address_of(url)
     wanted = "|".join((*FIELDS, CONFIGURATION))
     series = _ask(url, f'{{__name__=~"{wanted}"}}[{since_s}s]', timeout_s)
     records = sorted(_records(series), key=lambda found: found[0])
@@ -104,7 +108,7 @@ def _ask(url: str, query: str, timeout_s: float) -> list[_Series]:
         raise BadHistory(
             f"{shown(url)} did not answer within {timeout_s:g} s: ask for less (--since) or wait longer (--timeout)"
         ) from error
-    except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
+    except httpx.HTTPError as error:
         raise BadHistory(f"{shown(url)} does not answer ({error}): is a Prometheus server running there?") from error
     try:
         answer = msgspec.json.decode(response.content, type=_Answer)
