@@ -1,0 +1,162 @@
+"""`monitor doctor` of an engine without a probe: its metrics page, and what a Prometheus server kept of it."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from monitor.cli import main
+from tests.dashboards.programs import answers, free_port, program, running, until
+from tests.doctor.test_doctor import doctor_json
+from tests.pages import Row, page, rows, served
+
+# -------------------------------------------------------------------- a page
+
+
+def test_a_page_is_watched_until_it_is_clear(capsys: pytest.CaptureFixture[str]) -> None:
+    """Blocks in use with nothing running may be a request's end: it is looked at until it is longer than that."""
+    with served(page(rows("never-freed")[-1])) as server:
+        quick = ("--watch", "0.1", "--set", "leak.finished-held.grace_s=0.5")
+        code, printed = doctor_json(capsys, server.url, *quick, "--timeout", "2")
+        assert code == 1
+        assert [f["code"] for f in printed["findings"]] == ["leak.finished-held", "blind.counter-lag"]
+        assert printed["targets"][0]["kind"] == "metrics"
+        (balance,) = printed["balances"]
+        assert (balance["attached"], balance["total"], balance["status"]) == ("figures", None, "idle")
+        assert balance["usage"] == pytest.approx(rows("never-freed")[-1]["kv_usage"], abs=1e-4)
+        code, printed = doctor_json(capsys, server.url, *quick, "--timeout", "0.2")
+        assert code == 0
+        (note,) = printed["targets"][0]["notes"]
+        assert "leak.finished-held" in note
+        assert "--timeout" in note
+
+
+def test_a_healthy_page(capsys: pytest.CaptureFixture[str]) -> None:
+    with served(page(rows("never-freed")[0])) as server:
+        code, printed = doctor_json(capsys, server.url, "--watch", "0.1")
+    assert code == 0
+    assert [f["code"] for f in printed["findings"]] == ["blind.counter-lag"]
+
+
+@pytest.mark.parametrize("answer", ["<html>Not found</html>", "", 404])
+def test_no_page(capsys: pytest.CaptureFixture[str], answer: str | int) -> None:
+    with served(answer) as server:
+        code, printed = doctor_json(capsys, server.url)
+    assert code == 3
+    assert server.url in printed["targets"][0]["error"]
+
+
+def test_a_page_that_hangs(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        code, printed = doctor_json(capsys, f"{url}/metrics", "--timeout", "0.2")
+        assert code == 3
+        assert "did not answer within 0.2 s" in printed["targets"][0]["error"]
+        code, printed = doctor_json(capsys, "--prometheus", url, "--timeout", "0.2")
+        assert code == 3
+        assert "--since" in printed["targets"][0]["error"]
+
+
+@pytest.mark.parametrize("url", ["http://[::1/metrics", "http:///metrics", "http://a:b/metrics"])
+def test_what_is_no_address(capsys: pytest.CaptureFixture[str], url: str) -> None:
+    for arguments in ((url,), ("--prometheus", url)):
+        code, printed = doctor_json(capsys, *arguments)
+        assert code == 2
+        assert "is no address" in printed["targets"][0]["error"]
+
+
+# -------------------------------------------------------------------- a Prometheus server's history
+
+RECORDINGS = {
+    "never-freed": "leak.finished-held",
+    "lockstep-collapse": "collapse.lockstep",
+    "frozen-engine": "stuck.engine-stalled",
+    "decode-growth-preempts": "",
+    "healthy-shared-prefix": "",
+}
+
+
+def openmetrics(series: dict[str, list[Row]], ended_s: float) -> str:
+    """The recordings' pages as OpenMetrics, each ending then, with the labels that a scrape adds."""
+    names: dict[str, list[str]] = {}
+    for instance, moments in series.items():
+        for row in moments:
+            at_s = ended_s - moments[-1]["t"] + row["t"]
+            for line in page(row).splitlines():
+                if line.startswith("vllm:") and "_created" not in line:
+                    labelled, _, value = line.rpartition(" ")
+                    name, _, labels = labelled.partition("{")
+                    text = f'{name}{{instance="{instance}",job="vllm",{labels} {value} {at_s:.3f}'
+                    names.setdefault(name, []).append(text)
+    typed = [text for name in names for text in (f"# TYPE {name} unknown", *names[name])]
+    return "\n".join([*typed, "# EOF", ""])
+
+
+@pytest.fixture(scope="module")
+def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server that has scraped them all each second, until a minute ago, and one engine's two lives."""
+    server, tool = program("prometheus", "prometheus"), program("promtool", "prometheus")
+    folder = tmp_path_factory.mktemp("history")
+    series = {f"{name}:8000": rows(name) for name in RECORDINGS}
+    leak, healthy = rows("never-freed"), rows("healthy-shared-prefix")
+    series["restarted:8000"] = leak + [{**row, "t": row["t"] + leak[-1]["t"] + 20} for row in healthy]
+    (folder / "history.om").write_text(openmetrics(series, time.time() - 60))
+    (folder / "prometheus.yml").write_text("{}")
+    own = f"127.0.0.1:{free_port()}"
+    blocks = [tool, "tsdb", "create-blocks-from", "openmetrics", folder / "history.om", folder / "data"]
+    with running(blocks, folder / "promtool.log") as process:
+        assert process.wait(60) == 0, (folder / "promtool.log").read_text()
+    command = [
+        server, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data",
+        f"--web.listen-address={own}",
+    ]  # fmt: skip
+    with running(command, folder / "prometheus.log") as process:
+        until(lambda: answers(f"http://{own}/-/ready"), "Prometheus is ready", process)
+        yield f"http://{own}"
+
+
+def test_the_past_of_engines_that_nobody_watched(prometheus: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, printed = doctor_json(capsys, "--prometheus", prometheus, "--since", "1h")
+    assert code == 1
+    assert {balance["engine"] for balance in printed["balances"]} == {
+        f"tiny@{name}:8000/0" for name in (*RECORDINGS, "restarted")
+    }
+    for name, expected in {**RECORDINGS, "restarted": "leak.finished-held"}.items():
+        found = [f for f in printed["findings"] if f["engine"] == f"tiny@{name}:8000/0"]
+        grave = [f for f in found if f["severity"] != "info"]
+        assert [f["code"] for f in grave] == ([expected] if expected else []), name
+        assert all(f["verdict"] == "likely" and f["missing"] for f in grave)
+        assert [f["code"] for f in found if f["severity"] == "info"] == ["blind.counter-lag"]
+    states = {f["engine"]: f["state"] for f in printed["findings"] if f["severity"] != "info"}
+    assert states["tiny@restarted:8000/0"] == "resolved"  # by the restart
+    assert states["tiny@never-freed:8000/0"] == "firing"
+    (target,) = printed["targets"]
+    assert target["kind"] == "prometheus"
+    assert f"of {len(RECORDINGS) + 1} engines" in target["notes"][0]
+
+
+def test_a_past_that_has_nothing(prometheus: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, printed = doctor_json(capsys, "--prometheus", prometheus, "--since", "1s")
+    assert code == 3
+    assert "scrape targets" in printed["targets"][0]["error"]
+
+
+def test_what_is_no_prometheus_server(capsys: pytest.CaptureFixture[str]) -> None:
+    with served(page(rows("never-freed")[0])) as server:
+        code, printed = doctor_json(capsys, "--prometheus", server.url)
+        assert code == 3
+        assert "does not answer as a Prometheus server does" in printed["targets"][0]["error"]
+        server.answer = '{"status": "error", "errorType": "bad_data", "error": "too many samples"}'
+        code, printed = doctor_json(capsys, "--prometheus", server.url)
+        assert code == 3
+        assert "too many samples" in printed["targets"][0]["error"]
+
+
+@pytest.mark.parametrize("since", ["", "2", "h", "2h3", "-1h", "two hours"])
+def test_how_far_back(capsys: pytest.CaptureFixture[str], since: str) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["doctor", "--prometheus", "http://127.0.0.1:9", f"--since={since}"])
+    assert "1d12h" in capsys.readouterr().err
