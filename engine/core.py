@@ -21,8 +21,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from torch import Tensor
-
 from engine.batch import Batch
 from engine.blocks.audit import Auditor
 from engine.blocks.hashing import PrefixHasher
@@ -32,7 +30,7 @@ from engine.config import EngineConfig
 from engine.connectors.host import HostConnector
 from engine.describe import describe
 from engine.faults import PLACES, Faults
-from engine.memory import Meter, device_of, make_plan
+from engine.memory import Meter, capture_graphs, device_of, make_plan
 from engine.models import LoadedModel
 from engine.output import Output, Sampled
 from engine.request import Request
@@ -40,7 +38,7 @@ from engine.runner import ModelRunner
 from engine.sampling import SamplingParams
 from engine.scheduler import Scheduler, SchedulerOutput
 from engine.watchdog import Watchdog
-from monitor.events.kinds import Load, Status
+from monitor.events.kinds import Status
 from monitor.events.log import Clock, EventLog, SilentLog
 from monitor.events.packer import Vitals
 from monitor.events.publisher import Publisher
@@ -122,13 +120,16 @@ class EngineCore:
         self.faults = Faults.parse(config.faults)
         device = device_of(config)
         stored = HOST_STORE_POOLS if config.kv_connector == "host" and config.device == "cpu" else 0
-        self.plan = make_plan(config, loaded, device, stored)
-        total = self.plan.num_blocks
-        self._meter = Meter(self.plan, device, self.log, clock)
+        plan = make_plan(config, loaded, device, stored, self.faults)
+        total = plan.num_blocks
         self.pool = BlockPool(total, self.log, self.faults)
         hasher = PrefixHasher(config.block_size, config.hash_key) if config.enable_prefix_caching else None
         self.manager = KVCacheManager(self.pool, config.block_size, hasher, self.faults)
-        self.runner = ModelRunner(loaded, total, config.block_size, config.device, config.dtype, config.seed)
+        self.runner = ModelRunner(
+            loaded, total, config.block_size, config.device, config.dtype, config.seed, self.faults
+        )
+        self.plan = capture_graphs(config, self.runner, plan, self.faults)
+        self._meter = Meter(self.plan, device, self.log, clock)
         self.counts = Counts()
         self.failure = ""
         """What stopped the engine for good; empty while it works."""
@@ -141,7 +142,13 @@ class EngineCore:
         self.connector: HostConnector | None = None
         if config.kv_connector == "host":
             self.connector = HostConnector(
-                self.runner.gather, block_size=config.block_size, capacity=HOST_STORE_POOLS * total, log=self.log
+                self.runner.gather,
+                self.runner.scatter,
+                block_size=config.block_size,
+                capacity=HOST_STORE_POOLS * total,
+                log=self.log,
+                wake=self._fetch_ended,
+                faults=self.faults,
             )
         self.scheduler = Scheduler(
             self.manager,
@@ -161,6 +168,8 @@ class EngineCore:
         self._arrivals: deque[Request] = deque()
         self._ends: deque[tuple[int, Status]] = deque()
         self._wake = threading.Condition()
+        self._woken = False
+        self._fetched = False
         self._refusing = False
         self._closing = False
         self._worked = False
@@ -221,7 +230,7 @@ class EngineCore:
         scheduler = self.scheduler
         polls = self.connector.polls if self.connector is not None else 0
         return Vitals(
-            *self.launched, len(scheduler.running), len(scheduler.waiting), self.in_flight, polls, scheduler.passes
+            *self.launched, len(scheduler.running), scheduler.num_waiting, self.in_flight, polls, scheduler.passes
         )
 
     @property
@@ -261,7 +270,14 @@ class EngineCore:
 
     def _notify(self) -> None:
         with self._wake:
+            self._woken = True
             self._wake.notify()
+
+    def _fetch_ended(self) -> None:
+        """The connector has something for `Scheduler.take_loads`. From its own thread."""
+        if not self.faults.strikes("stuck.lost-wakeup", ""):
+            self._fetched = True
+            self._notify()
 
     # ---------------------------------------------------------------- the engine's thread
 
@@ -298,13 +314,17 @@ class EngineCore:
         else:
             pause = None
         with self._wake:
-            if not (self._arrivals or self._ends or self._closing):
+            if not (self._woken or self._closing):
                 self._wake.wait(pause)
+            self._woken = False
 
     def _pass(self) -> list[Output]:
         self.log.tick()
         outputs = self._take_in()
         held = len(self.scheduler.deferred)
+        if self._fetched:
+            self._fetched = False
+            self.scheduler.take_loads()
         self.scheduler.take_completions()
         plan = self.scheduler.schedule()
         if plan.shares:
@@ -346,21 +366,16 @@ class EngineCore:
         self._in_flight.append(Launched(plan, sampled))
         try:
             batch = self.runner.prepare(plan, self.manager.tables)
-            loaded = self._loaded(plan)
         except Exception as failed:  # as one in the model
             sampled.set_exception(failed)
             return
         if self._model_thread is not None:
-            self._model_thread.submit(self._run_model, plan.step, loaded, batch, sampled)
+            self._model_thread.submit(self._run_model, plan.step, batch, sampled)
         else:
-            self._run_model(plan.step, loaded, batch, sampled)
+            self._run_model(plan.step, batch, sampled)
 
-    def _run_model(
-        self, step: int, loaded: list[tuple[list[int], Tensor]], batch: Batch, sampled: Future[list[Sampled]]
-    ) -> None:
+    def _run_model(self, step: int, batch: Batch, sampled: Future[list[Sampled]]) -> None:
         try:
-            for blocks, kv in loaded:
-                self.runner.scatter(blocks, kv)
             while self.faults.strikes_request("stuck.engine-stalled", f"step {step}") and not self._closing:
                 time.sleep(0.01)
             sampled.set_result(self.runner.run(batch))
@@ -394,15 +409,6 @@ class EngineCore:
         self.launched = (self._in_flight[0].plan.step, now) if self._in_flight else NO_STEP
         return outputs
 
-    def _loaded(self, plan: SchedulerOutput) -> list[tuple[list[int], Tensor]]:
-        """The KV that the plan's requests have outside the pool, each with the blocks that it goes into."""
-        loaded = []
-        for load in plan.loads:
-            assert self.connector is not None
-            loaded.append((load.blocks, self.connector.load(load)))
-            self.log.remote_load(load.request, Load.DELIVERED, len(load.blocks) * self.config.block_size)
-        return loaded
-
     def _is_stop(self, request: Request, token: int) -> bool:
         params = request.params
         is_eos = token in self.loaded.config.eos_token_ids and not params.ignore_eos
@@ -429,6 +435,8 @@ class EngineCore:
         outputs = self._take_in()
         while self._in_flight:
             outputs += self._complete(self._in_flight.popleft())
+        if self.connector is not None:
+            self.scheduler.take_loads()
         self.scheduler.take_completions()
         return outputs
 

@@ -138,7 +138,8 @@ class LLM:
     def _wait(self) -> None:
         """A pass without a step: the connector must give blocks back, or they will never be enough."""
         scheduler = self.core.scheduler
-        if not scheduler.deferred and not scheduler.running and len(scheduler.waiting):
+        held = self.core.manager.tables or scheduler.parked or scheduler.in_flight
+        if not held and len(scheduler.waiting):
             head = scheduler.waiting.head()
             raise NeverFits(
                 f"{head.id} has {head.num_tokens} tokens and finds no room in an empty pool of"
@@ -174,7 +175,7 @@ class _Work:
         logprobs = None
         if self._logprobs is not None:
             # Backwards, so that the chosen token's own rank stands where it is among the likeliest too.
-            logprobs = [{one.token_id: one for one in reversed(told)} for _, told in self.sampled]
+            logprobs = [{one.token_id: one for one in reversed(chosen.logprobs)} for chosen in self.sampled]
         return CompletionOutput(index, self.text.text, self.text.token_ids, self.reason, logprobs)
 
 

@@ -33,7 +33,7 @@ class EngineCollector:
         core = self.core
         scheduler, counts, log = core.scheduler, core.counts, core.log
         yield self._gauge("vllm:num_requests_running", "Requests that are running.", len(scheduler.running))
-        yield self._gauge("vllm:num_requests_waiting", "Requests that wait to run.", len(scheduler.waiting))
+        yield self._gauge("vllm:num_requests_waiting", "Requests that wait to run.", scheduler.num_waiting)
         yield self._gauge("vllm:kv_cache_usage_perc", "Share of the pool that is referenced, 0 to 1.", core.usage)
         yield self._counter("vllm:prompt_tokens", "Prompt tokens of computed prompts.", counts.prompt_tokens)
         yield self._counter("vllm:generation_tokens", "Tokens generated.", counts.generation_tokens)
@@ -126,6 +126,6 @@ class StatsLine:
         logger.info(
             "Engine 000: Avg prompt throughput: %.1f tokens/s, Avg generation throughput: %.1f tokens/s, "
             "Running: %d reqs, Waiting: %d reqs, %s KV cache usage: %.1f%%, Prefix cache hit rate: %.1f%%",
-            prompt / seconds, generated / seconds, len(scheduler.running), len(scheduler.waiting),
+            prompt / seconds, generated / seconds, len(scheduler.running), scheduler.num_waiting,
             core.config.device.partition(":")[0].replace("cuda", "gpu").upper(), 100 * core.usage, 100 * hits,
         )  # fmt: skip

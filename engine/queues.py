@@ -1,6 +1,6 @@
 """The waiting queue: first come first served, or by priority.
 
-Both have the same few methods. `put_back` is for the preempted, who go before those that never ran.
+Both have the same few methods. `put_back` is for those that were out of it for a while: preempted, or parked.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class WaitingQueue(Protocol):
         ...
 
     def put_back(self, request: Request) -> None:
-        """One that ran and was preempted."""
+        """One that was taken before, at the place that it had."""
         ...
 
     def head(self) -> Request:
@@ -52,8 +52,9 @@ class FCFSQueue:
         self._requests.append(request)
 
     def put_back(self, request: Request) -> None:
-        """At the front."""
-        self._requests.appendleft(request)
+        """Before those that came after it: at the front, but for who is put back out of order."""
+        place = next((i for i, other in enumerate(self._requests) if other.number > request.number), len(self))
+        self._requests.insert(place, request)
 
     def head(self) -> Request:
         """The one that has waited longest."""

@@ -11,6 +11,9 @@ one. What such a request loses in the meantime, by its end or by a preemption, b
 that it is part of is complete: until then that step may write to its blocks. As long as freed blocks wait for that,
 nobody else is preempted for want of a block.
 
+A request that waits for something outside, such as KV that a connector fetches, is parked beside the queue and blocks
+nobody; when that has come it is ready, and stands in the queue again at its place.
+
 Everything that happens to a request or a queue is said to the log where it happens.
 """
 
@@ -24,7 +27,7 @@ from engine.connectors.base import KVConnector, KVLoad
 from engine.faults import Faults
 from engine.queues import FCFSQueue, PriorityQueue, WaitingQueue
 from engine.request import Request
-from monitor.events.kinds import Cause, Holder, Limit, Preempt, Release, Status
+from monitor.events.kinds import Cause, Holder, Limit, Load, Preempt, Release, Status
 from monitor.events.log import EventLog
 
 
@@ -45,7 +48,6 @@ class SchedulerOutput:
 
     step: int
     shares: list[Share] = field(default_factory=list)
-    loads: list[KVLoad] = field(default_factory=list)
     limit: Limit = Limit.NONE
 
 
@@ -78,6 +80,10 @@ class Scheduler:
         self.requests: dict[int, Request] = {}
         self.running: list[Request] = []
         self.waiting: WaitingQueue = PriorityQueue() if self.by_priority else FCFSQueue()
+        self.parked: dict[int, Request] = {}
+        """Requests that wait for something outside the scheduler, by number."""
+        self._ready: list[Request] = []
+        self._loading: dict[int, KVLoad] = {}
         self.deferred: dict[int, int] = {}
         """Finished requests whose blocks the connector still needs, with their lease deadline (0: none)."""
         self.step = 0
@@ -91,8 +97,13 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether a request is running or waiting."""
-        return bool(self.running or len(self.waiting))
+        """Whether a request is running, or waiting for its turn."""
+        return bool(self.running or len(self.waiting) or self._ready)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that are neither running nor finished, those included that wait for something outside."""
+        return len(self.waiting) + len(self.parked) + len(self._ready)
 
     @property
     def in_flight(self) -> bool:
@@ -123,11 +134,20 @@ class Scheduler:
         """End a request wherever it is, and free its blocks unless the connector needs them for a while."""
         if request.status == Status.RUNNING:
             self.running.remove(request)
+        elif request.number in self.parked:
+            del self.parked[request.number]
+        elif request in self._ready:
+            self._ready.remove(request)
         else:
             self.waiting.remove(request)
         request.status, request.cause = status, Cause.NONE
         self.log.finished(request.number, status)
         blocks = self.manager.tables.get(request.number, [])
+        if request.number in self._loading:
+            # What is fetched is still written to them.
+            self.log.free_deferred(request.number, blocks, Holder.CONNECTOR)
+            self.deferred[request.number] = 0
+            return
         completed_normally = status in (Status.FINISHED_STOPPED, Status.FINISHED_LENGTH_CAPPED)
         if completed_normally and self.connector is not None and self.connector.request_finished(request, blocks):
             deadline = self.log.clock.monotonic_ns() + self.lease_ns if self.lease_ns else 0
@@ -162,6 +182,38 @@ class Scheduler:
         if self.lease_ns:
             self._end_leases()
 
+    def take_loads(self) -> None:
+        """Let the requests go on whose fetch has ended, with what came of it."""
+        assert self.connector is not None
+        for number, delivered in self.connector.loaded():
+            request = self.requests[number]
+            lost = "leak.remote-load-lost" if request.is_finished else "stuck.remote-load"
+            if self.faults.strikes(lost, request.id):
+                continue
+            load = self._loading.pop(number)
+            tokens = len(load.blocks) * self.manager.block_size
+            self.log.remote_load(number, Load.DELIVERED if delivered else Load.FAILED, tokens)
+            if request.is_finished:
+                self._free_deferred(number, Release.ABORTED)
+                continue
+            if delivered:
+                request.num_computed_tokens += tokens
+                self.manager.cache_computed(request)
+            self.ready(request)
+
+    def park(self, request: Request, status: Status) -> None:
+        """Set a request aside that is in no queue, until `ready`; `status` says what it waits for."""
+        request.status, request.cause = status, CAUSE_OF_WAIT[status]
+        self.parked[request.number] = request
+        self.log.waiting_on(request.number, status)
+
+    def ready(self, request: Request) -> None:
+        """What a parked request waited for has come: the next pass looks at it again."""
+        del self.parked[request.number]
+        request.status, request.cause = Status.WAITING, Cause.NEW
+        self._ready.append(request)
+        self.log.ready(request.number)
+
     def _end_leases(self) -> None:
         now = self.log.clock.monotonic_ns()
         assert self.connector is not None
@@ -183,6 +235,7 @@ class Scheduler:
         """Plan the next step. An empty plan means that nothing could be done now."""
         self.passes += 1
         plan = SchedulerOutput(self.step)
+        self._promote()
         budget = self._schedule_running(plan)
         if budget >= 0:
             self._admit(plan, budget)
@@ -252,6 +305,14 @@ class Scheduler:
         self.manager.reclaim(plan.step)
         return failed
 
+    def _promote(self) -> None:
+        """Put those that are ready back in the queue."""
+        ready = [r for r in self._ready if not self.faults.strikes_request("stuck.promotion-starved", r.id)]
+        for request in ready:
+            self._ready.remove(request)
+            self.waiting.put_back(request)
+            self.log.queued(request.number, request.cause, at_front=True)
+
     def _schedule_running(self, plan: SchedulerOutput) -> int:
         """Give the running requests their tokens. The budget that is left, or -1 if somebody lacks a block."""
         budget = self.max_num_batched_tokens
@@ -317,36 +378,59 @@ class Scheduler:
             if len(self.running) >= self.max_num_seqs:
                 plan.limit = Limit.SEQUENCES
                 return self._pass_over(request, Cause.MAX_NUM_SEQS)
-            hits = self.manager.find_prefix(request)
-            computed = len(hits) * self.manager.block_size
-            load = self._find_outside(request, len(hits))
-            loaded = len(load) * self.manager.block_size
-            num_tokens = min(request.num_tokens - computed - loaded, budget)
-            if not self.manager.allocate(request, loaded + num_tokens, hits, room_for=request.num_tokens):
+            known = request.number in self.manager.tables  # what it fetched is in its blocks
+            hits = [] if known else self.manager.find_prefix(request)
+            computed = request.num_computed_tokens + len(hits) * self.manager.block_size
+            outside = 0 if known else self._find_outside(request, len(hits))
+            to_load = outside * self.manager.block_size
+            num_tokens = to_load or min(request.num_tokens - computed, budget)
+            if not self.manager.allocate(request, num_tokens, hits, room_for=request.num_tokens):
+                if self._unblock(request):
+                    continue
                 plan.limit = Limit.KV
                 return self._pass_over(request, Cause.KV_BLOCKS)
             self.waiting.take()
-            self.running.append(request)
-            request.status, request.cause, request.times_passed_over = Status.RUNNING, Cause.NONE, 0
-            request.num_computed_tokens = computed + loaded
-            if self.manager.hasher is not None:
+            request.num_computed_tokens = computed
+            request.times_passed_over = 0
+            if self.manager.hasher is not None and not known:
                 self.prefix_queries += request.num_tokens
                 self.prefix_hits += computed
-                self.log.looked_up(request.number, request.num_tokens, computed + loaded)
+                self.log.looked_up(request.number, request.num_tokens, computed + to_load)
+            if outside:
+                self._load(request, len(hits), outside)
+                continue
+            self.running.append(request)
+            request.status, request.cause = Status.RUNNING, Cause.NONE
             self.log.admitted(request.number, request.num_computed_tokens)
-            if load:
-                table = self.manager.tables[request.number]
-                plan.loads.append(KVLoad(request.number, load, table[len(hits) : len(hits) + len(load)]))
             self._schedule(plan, request, num_tokens)
             budget -= num_tokens
         return None
 
-    def _find_outside(self, request: Request, num_hits: int) -> list[bytes]:
-        """Digests of the blocks after the prefix hit that the connector could bring."""
+    def _find_outside(self, request: Request, num_hits: int) -> int:
+        """How many blocks after the prefix hit the connector could bring, never all: one token must be computed."""
         if self.connector is None or self.manager.hasher is None:
-            return []
-        beyond = request.digests[num_hits : (request.num_tokens - 1) // self.manager.block_size]
-        return beyond[: self.connector.find(beyond)]
+            return 0
+        return self.connector.find(request, num_hits, (request.num_tokens - 1) // self.manager.block_size)
+
+    def _load(self, request: Request, first: int, count: int) -> None:
+        """Have the connector fetch so many blocks, and set the request aside meanwhile."""
+        assert self.connector is not None
+        blocks = self.manager.tables[request.number][first : first + count]
+        load = KVLoad(request, first, blocks)
+        self._loading[request.number] = load
+        self.park(request, Status.WAITING_FOR_REMOTE_KVS)
+        self.connector.start_load(load)
+
+    def _unblock(self, head: Request) -> bool:
+        """If only waiting requests hold blocks, the last of them gives its own back: nobody else ever would."""
+        if self.running or self.in_flight or self._loading or self.manager.num_fenced:
+            return False
+        holders = [r for r in self.waiting if r is not head and r.number in self.manager.tables]
+        if not holders or self.faults.strikes("stuck.parked-loads", head.id):
+            return False
+        self.waiting.remove(holders[-1])
+        self._take_back(holders[-1], head)
+        return True
 
     def _schedule(self, plan: SchedulerOutput, request: Request, num_tokens: int) -> None:
         request.cause, request.times_passed_over = Cause.NONE, 0
@@ -368,8 +452,12 @@ class Scheduler:
         return self.running[-1]
 
     def _preempt(self, victim: Request, beneficiary: Request) -> None:
-        self.num_preemptions += 1
         self.running.remove(victim)
+        self._take_back(victim, beneficiary)
+
+    def _take_back(self, victim: Request, beneficiary: Request) -> None:
+        """Take the blocks of a request that is in no queue, and put it back into the waiting one."""
+        self.num_preemptions += 1
         table = self.manager.tables.get(victim.number, [])
         reason = Preempt.PRIORITY if victim.priority > beneficiary.priority else Preempt.KV_BLOCKS
         self.log.preempted(victim.number, reason, beneficiary.number, len(table), victim.num_computed_tokens)
@@ -388,4 +476,8 @@ class Scheduler:
             self.log.not_scheduled(request.number, cause, request.times_passed_over)
 
 
+CAUSE_OF_WAIT = {
+    Status.WAITING_FOR_REMOTE_KVS: Cause.REMOTE_KV,
+    Status.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR: Cause.GRAMMAR,
+}
 _RELEASE_OF = {Status.FINISHED_ABORTED: Release.ABORTED, Status.FINISHED_ERROR: Release.ERROR}

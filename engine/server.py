@@ -133,7 +133,7 @@ class Server:
             "engine": self.engine,
             "error": core.failure or None,
             "running": len(core.scheduler.running),
-            "waiting": len(core.scheduler.waiting),
+            "waiting": core.scheduler.num_waiting,
             "in_flight_at_front_end": core.in_flight,
             "steps": core.scheduler.step,
             "step_in_flight": None if step < 0 else {"step": step, "for_s": round((now - since_ns) / 1e9, 3)},

@@ -107,7 +107,7 @@ class Watchdog:
         """Why the scheduler leaves it where it is."""
         if request.status == Status.RUNNING:
             return request.cause or Cause.ZERO_TOKENS
-        if request.times_passed_over:
+        if request.times_passed_over or request.number in self.scheduler.parked:
             return request.cause
         head_is_refused = any(other.times_passed_over for other in list(self.scheduler.waiting))
         return Cause.BEHIND_HEAD if head_is_refused else request.cause

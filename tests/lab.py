@@ -13,6 +13,7 @@ from engine.blocks.audit import Auditor
 from engine.blocks.hashing import PrefixHasher
 from engine.blocks.manager import KVCacheManager
 from engine.blocks.pool import RESERVED, BlockPool
+from engine.connectors.base import KVLoad
 from engine.faults import Faults
 from engine.request import Request
 from engine.sampling import SamplingParams
@@ -40,17 +41,38 @@ class VirtualClock:
 
 
 class SlowConnector:
-    """Keeps the blocks of finished requests for some polls, as a transfer would; `share` of requests."""
+    """Keeps the blocks of finished requests for some polls, as a transfer would; `share` of requests.
 
-    def __init__(self, rng: random.Random, share: float = 1.0, polls_needed: int = 3) -> None:
+    And has some of the blocks that `load_share` of the requests look for, which come after some polls, or fail.
+    """
+
+    def __init__(self, rng: random.Random, share: float = 1.0, polls_needed: int = 3, load_share: float = 0.0) -> None:
         self.rng = rng
         self.share = share
         self.polls_needed = polls_needed
+        self.load_share = load_share
+        self.failing = 0.2
+        self.whole = False
+        """Whether it has all that is looked for."""
         self.polls = 0
+        self.loads = 0
         self._pending: dict[int, int] = {}
+        self._loading: dict[int, int] = {}
 
-    def find(self, digests: list[bytes]) -> int:
-        return 0
+    def find(self, request: Request, first: int, end: int) -> int:
+        if self.rng.random() >= self.load_share:
+            return 0
+        return end - first if self.whole else self.rng.randint(min(1, end - first), end - first)
+
+    def start_load(self, load: KVLoad) -> None:
+        self.loads += 1
+        self._loading[load.request.number] = self.polls + self.rng.randint(1, self.polls_needed)
+
+    def loaded(self) -> list[tuple[int, bool]]:
+        ended = [number for number, due in self._loading.items() if due <= self.polls]
+        for number in ended:
+            del self._loading[number]
+        return [(number, self.rng.random() >= self.failing) for number in ended]
 
     def request_finished(self, request: Request, blocks: list[int]) -> bool:
         if not blocks or self.rng.random() >= self.share:
@@ -86,6 +108,7 @@ class Lab:
         policy: str = "fcfs",
         prefix_caching: bool = True,
         connector_share: float = 0.0,
+        load_share: float = 0.0,
         lease_s: float = 0.0,
         async_scheduling: bool = False,
         faults: Iterable[str] = (),
@@ -103,7 +126,9 @@ class Lab:
         self.pool = BlockPool(total, self.log, self.faults)
         hasher = PrefixHasher(block_size, b"lab") if prefix_caching else None
         self.manager = KVCacheManager(self.pool, block_size, hasher, self.faults)
-        self.connector = SlowConnector(self.rng, connector_share) if connector_share else None
+        self.connector: SlowConnector | None = None
+        if connector_share or load_share:
+            self.connector = SlowConnector(self.rng, connector_share, load_share=load_share)
         self.scheduler = Scheduler(
             self.manager,
             self.log,
@@ -134,7 +159,7 @@ class Lab:
     def vitals(self) -> Vitals:
         s = self.scheduler
         polls = self.connector.polls if self.connector else 0
-        return Vitals(*self.launched, len(s.running), len(s.waiting), 0, polls, s.passes)
+        return Vitals(*self.launched, len(s.running), s.num_waiting, 0, polls, s.passes)
 
     def arrive(self, prompt: int | list[int], max_tokens: int = 8, priority: int = 0, name: str = "") -> Request:
         """A request with a prompt of that many random tokens, or of those tokens."""
@@ -157,6 +182,8 @@ class Lab:
         """One pass of the engine's loop; the requests that finished in it."""
         self.log.tick()
         self.scheduler.take_completions()
+        if self.connector is not None:
+            self.scheduler.take_loads()
         plan = self.scheduler.schedule()
         if plan.shares:
             self._launch(plan)
@@ -213,7 +240,7 @@ class Lab:
 
     def run_until_idle(self, limit: int = 10_000) -> None:
         for _ in range(limit):
-            if not self.scheduler.has_work and not self.in_flight:
+            if not self.scheduler.has_work and not self.scheduler.parked and not self.in_flight:
                 return
             self.step()
         raise AssertionError(f"not idle after {limit} steps")

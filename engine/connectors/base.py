@@ -8,21 +8,29 @@ from engine.request import Request
 
 
 class KVLoad(NamedTuple):
-    """A copy to be made before a step: the KV stored under each digest goes into the block beside it."""
+    """A fetch: the KV of the request's tokens from block `first` of its table on goes into these blocks."""
 
-    request: int
-    digests: list[bytes]
+    request: Request
+    first: int
     blocks: list[int]
 
 
 class KVConnector(Protocol):
-    """Stores the KV of finished requests outside the pool, and finds it again."""
+    """Keeps KV outside the pool, and brings it back. Its methods are for the engine's thread; none of them waits."""
 
     polls: int
     """How often `completed` was asked: heartbeats say it, so that an engine that stopped asking is seen."""
 
-    def find(self, digests: list[bytes]) -> int:
-        """How many of these consecutive blocks it could load, from the first on."""
+    def find(self, request: Request, first: int, end: int) -> int:
+        """How many blocks it could load from block `first` of the request's table on, before `end`."""
+        ...
+
+    def start_load(self, load: KVLoad) -> None:
+        """Begin to fetch what `find` found; `loaded` will name the request, whatever comes of it."""
+        ...
+
+    def loaded(self) -> list[tuple[int, bool]]:
+        """Numbers of the requests whose fetch has ended since last asked, each with whether the KV is there."""
         ...
 
     def request_finished(self, request: Request, blocks: list[int]) -> bool:

@@ -2,18 +2,18 @@
 
 When a request ends, its full blocks stay in the pool until a worker thread has copied them out; then `completed`
 names the request and the pool gets them back. A later prompt with the same beginning finds them here when the pool
-has forgotten them, and the engine copies them in before the step.
+has forgotten them, and waits until the worker has copied them in; what it waits for is pinned so long, and not evicted.
 
-The worker only copies. What is stored is changed and read by the engine's thread alone, and grows only in
-`completed`, so what `find` promised is there when `load` asks for it in the same pass.
+The worker only copies. What is stored is changed and read by the engine's thread alone, and grows only in `completed`.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
+from itertools import islice
 from queue import SimpleQueue
 from typing import Final, NamedTuple
 
@@ -21,6 +21,7 @@ import torch
 
 from engine.blocks.hashing import public_hash
 from engine.connectors.base import KVLoad
+from engine.faults import Faults
 from engine.request import Request
 from monitor.events.kinds import Tier, TierOp
 from monitor.events.log import EventLog
@@ -40,28 +41,51 @@ class _Copy(NamedTuple):
     stored: list[torch.Tensor]
 
 
+class _Fetch(NamedTuple):
+    """Stored blocks on their way in."""
+
+    request: int
+    digests: list[bytes]
+    blocks: list[int]
+    stored: list[torch.Tensor]
+
+
 class HostConnector:
     """Keeps at most `capacity` blocks, those used last.
 
     gather: ModelRunner.gather, a copy on the host of some blocks' KV, [layers, 2, blocks, ...]; it is called from the
     worker's thread, for blocks that nothing writes to until `completed` has named their request.
-    block_size: tokens in a block. log: where stores and evictions are said.
+    scatter: ModelRunner.scatter, the way back, into blocks that nobody else has. block_size: tokens in a block.
+    log: where stores, pins and evictions are said. wake: called in the worker's thread when a fetch has ended.
     """
 
     def __init__(
-        self, gather: Callable[[list[int]], torch.Tensor], *, block_size: int, capacity: int, log: EventLog
+        self,
+        gather: Callable[[list[int]], torch.Tensor],
+        scatter: Callable[[list[int], torch.Tensor], None],
+        *,
+        block_size: int,
+        capacity: int,
+        log: EventLog,
+        wake: Callable[[], None] = lambda: None,
+        faults: Faults | None = None,
     ) -> None:
         if capacity < 1:
             raise ValueError(f"a host KV store of {capacity} blocks can keep nothing: it needs at least 1")
         self.polls = 0
         self.capacity = capacity
         self.log = log
+        self.faults = faults or Faults()
         self._gather = gather
+        self._scatter = scatter
+        self._wake = wake
         self._block_size = block_size
         self._too_late: set[int] = set()
         self._stored: OrderedDict[bytes, torch.Tensor] = OrderedDict()
-        self._jobs: SimpleQueue[_Copy | None] = SimpleQueue()
+        self._pins: Counter[bytes] = Counter()
+        self._jobs: SimpleQueue[_Copy | _Fetch | None] = SimpleQueue()
         self._copied: SimpleQueue[_Copy] = SimpleQueue()
+        self._fetched: SimpleQueue[tuple[_Fetch, bool]] = SimpleQueue()
         self._worker = threading.Thread(target=self._work, name="kvscope-host-kv", daemon=True)
         self._worker.start()
 
@@ -70,28 +94,44 @@ class HostConnector:
         """How many blocks it keeps now."""
         return len(self._stored)
 
-    def find(self, digests: list[bytes]) -> int:
-        """How many of these consecutive blocks are stored, from the first on."""
-        for count, digest in enumerate(digests):
+    def find(self, request: Request, first: int, end: int) -> int:
+        """See KVConnector: how many of these consecutive blocks are stored, by their digests."""
+        wanted = request.digests[first:end]
+        for count, digest in enumerate(wanted):
             if digest not in self._stored:
                 return count
-        return len(digests)
+        return len(wanted)
 
-    def load(self, load: KVLoad) -> torch.Tensor:
-        """The KV that `find` found, as ModelRunner.scatter takes it. Raises KeyError for a digest not stored."""
-        for digest in reversed(load.digests):  # the beginning of a prefix is worth most: it goes last
+    def start_load(self, load: KVLoad) -> None:
+        """See KVConnector. Raises KeyError for what `find` did not find."""
+        digests = load.request.digests[load.first : load.first + len(load.blocks)]
+        for digest in reversed(digests):  # the beginning of a prefix is worth most: it goes last
             self._stored.move_to_end(digest)
-        return torch.stack([self._stored[digest] for digest in load.digests], dim=BLOCKS_DIM)
+        self._pins.update(digests)
+        self._say(TierOp.PINNED, digests)
+        kv = [self._stored[digest] for digest in digests]
+        self._jobs.put(_Fetch(load.request.number, digests, load.blocks, kv))
+
+    def loaded(self) -> list[tuple[int, bool]]:
+        """See KVConnector. What was pinned for a fetch that has ended is no longer."""
+        ended = []
+        while not self._fetched.empty():
+            fetch, delivered = self._fetched.get()
+            if not self.faults.strikes("leak.external-pins", f"#{fetch.request}"):
+                self._pins -= Counter(fetch.digests)
+                self._say(TierOp.UNPINNED, fetch.digests)
+            ended.append((fetch.request, delivered))
+        return ended
 
     def request_finished(self, request: Request, blocks: list[int]) -> bool:
-        """Copy out those of its full blocks that are not stored yet, if there are any."""
+        """Copy out those of its full blocks that are not stored yet, if there are any and there is room for one."""
         full = request.num_computed_tokens // self._block_size
         wanted = [
             (digest, block)
             for digest, block in zip(request.digests[:full], blocks[:full], strict=True)
             if digest not in self._stored
         ]
-        if not wanted:
+        if not wanted or len(self._pins) >= self.capacity:
             return False
         self._jobs.put(_Copy(request.number, [d for d, _ in wanted], [b for _, b in wanted], []))
         return True
@@ -124,7 +164,10 @@ class HostConnector:
             self._stored[digest] = kv
         if new:
             self._say(TierOp.STORED, [digest for digest, _ in new])
-        gone = [self._stored.popitem(last=False)[0] for _ in range(len(self._stored) - self.capacity)]
+        surplus = max(0, len(self._stored) - self.capacity)
+        gone = list(islice((digest for digest in self._stored if not self._pins[digest]), surplus))
+        for digest in gone:
+            del self._stored[digest]
         if gone:
             self._say(TierOp.EVICTED, gone)
 
@@ -132,12 +175,28 @@ class HostConnector:
         self.log.tier(op, Tier.HOST, len(self._stored), self.capacity, [public_hash(digest) for digest in digests])
 
     def _work(self) -> None:
-        while (copy := self._jobs.get()) is not None:
-            try:
-                kv = self._gather(copy.blocks)
-                # A copy each: an evicted block must not keep its neighbours' memory.
-                copy.stored.extend(block.clone() for block in kv.unbind(BLOCKS_DIM))
-            except RuntimeError:  # what torch raises, out of memory for one: the request's blocks must come back
-                copy.stored.clear()
-                logger.exception("the KV of a finished request could not be copied to the host and is not kept")
-            self._copied.put(copy)
+        while (job := self._jobs.get()) is not None:
+            if isinstance(job, _Copy):
+                self._copy_out(job)
+                self._copied.put(job)
+            else:
+                self._fetched.put((job, self._copy_in(job)))
+                self.log.fetch_ended(job.request)
+                self._wake()
+
+    def _copy_out(self, copy: _Copy) -> None:
+        try:
+            kv = self._gather(copy.blocks)
+            # A copy each: an evicted block must not keep its neighbours' memory.
+            copy.stored.extend(block.clone() for block in kv.unbind(BLOCKS_DIM))
+        except RuntimeError:  # what torch raises, out of memory for one: the request's blocks must come back
+            copy.stored.clear()
+            logger.exception("the KV of a finished request could not be copied to the host and is not kept")
+
+    def _copy_in(self, fetch: _Fetch) -> bool:
+        try:
+            self._scatter(fetch.blocks, torch.stack(fetch.stored, dim=BLOCKS_DIM))
+        except RuntimeError:
+            logger.exception("stored KV could not be copied back from the host: it is computed again")
+            return False
+        return True

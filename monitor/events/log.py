@@ -263,6 +263,10 @@ class EventLog:
         """At the front end. From any thread."""
         self._aside(Kind.RECEIVED, request, (self.clock.monotonic_ns(), prompt_tokens), text)
 
+    def fetch_ended(self, request: int) -> None:
+        """The connector is done with fetching the request's KV, and has yet to be asked for it. From any thread."""
+        self._aside(Kind.COMPLETION_DELIVERED, request, ())
+
     def client_gone(self, request: int) -> None:
         """The client closed the connection. From any thread."""
         self._aside(Kind.CLIENT_GONE, request, (self.clock.monotonic_ns(),))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
+from dataclasses import replace
 from itertools import groupby
+from typing import Any
 
 import pytest
 
@@ -16,6 +19,7 @@ from engine.sampling import SamplingParams
 from monitor.events.kinds import Cause, Holder, Kind, Release, Status
 from tests.detectors.scenes import Watched
 from tests.engine.process import wait_for
+from tests.engine.test_host_connector import store
 from tests.lab import Lab
 
 ELSEWHERE = {"leak.finished-held", "leak.unaccounted"}  # tests/engine/test_faults.py
@@ -70,6 +74,32 @@ def test_leak_lease_burst(fault: bool) -> None:
     assert usage(lab) == 0
     assert (max(freed) > 0.3 * lab.pool.usable) == fault
     assert (Release.LEASE_EXPIRED in lab.packer.shadow.totals.released) == fault
+
+
+@pytest.mark.parametrize("fault", [True, False])
+def test_leak_remote_load_lost(fault: bool) -> None:
+    """Clients go away while KV is fetched for them, and the usage stays up with nothing running or waiting."""
+    lab = fetching(faults=on("leak.remote-load-lost", fault))
+    for _ in range(3):
+        request = lab.arrive(40)
+        while request.number not in lab.scheduler.parked:
+            lab.step()
+        lab.abort(request)
+    for _ in range(50):
+        lab.step()
+    assert lab.scheduler.num_waiting == len(lab.scheduler.running) == 0
+    assert (usage(lab) > 0.2) == fault
+
+
+@pytest.mark.parametrize("fault", [True, False])
+def test_leak_external_pins(fault: bool) -> None:
+    """Once each stored block was fetched, nothing more is ever stored: prefixes that come later are always missed."""
+    with store(capacity=2, faults=on("leak.external-pins", fault)) as s:
+        first, later = [b"a1", b"a2"], [b"b1", b"b2"]
+        s.finish(first, [1, 2])
+        s.load(first, [11, 12])
+        s.finish(later, [3, 4])
+        assert s.find(later) == (0 if fault else 2)
 
 
 @pytest.mark.parametrize("fault", [True, False])
@@ -139,6 +169,91 @@ def test_corrupt_use_after_free(fault: bool) -> None:
         shared += len(writing.intersection(lab.manager.tables.get(after.number, [])))
         lab = Lab(total=17, async_scheduling=True, prefix_caching=False, faults=on("corrupt.use-after-free", fault))
     assert (shared > 0) == fault
+
+
+@pytest.mark.parametrize("fault", [True, False])
+def test_stuck_remote_load(fault: bool) -> None:
+    """A client waits for its first token for ever; those who came later are served."""
+    lab = fetching(faults=on("stuck.remote-load", fault, ":limit=1"))
+    stuck, later = lab.arrive(40), lab.arrive(40)
+    for _ in range(200):
+        lab.step()
+    assert later.is_finished
+    assert stuck.is_finished != fault
+    if fault:
+        assert stuck.status == Status.WAITING_FOR_REMOTE_KVS
+        assert lab.pool.num_free < lab.pool.usable
+
+
+@pytest.mark.parametrize("fault", [True, False])
+def test_stuck_promotion_starved(fault: bool) -> None:
+    """Its KV has come, and steps go on without it."""
+    lab = fetching(faults=on("stuck.promotion-starved", fault, ":limit=1"))
+    stuck = lab.arrive(40)
+    for _ in range(10):
+        lab.arrive(40)
+        for _ in range(20):
+            lab.step()
+    assert stuck.is_finished != fault
+    if fault:
+        assert (stuck.status, stuck.cause) == (Status.WAITING, Cause.NEW)
+        events = [event.kind for frame in lab.frames for event in frame.events() if event.request == stuck.number]
+        assert events.count(Kind.READY) == 1
+        assert not {Kind.QUEUED, Kind.ADMITTED} & set(events[events.index(Kind.READY) :])
+
+
+@pytest.mark.parametrize("fault", [True, False])
+def test_stuck_parked_loads(fault: bool) -> None:
+    """Nothing runs; what the head lacks is held by the one behind it, whose KV has come."""
+    lab = fetching(total=24, faults=on("stuck.parked-loads", fault))
+    requests = [lab.arrive(48, max_tokens=8), lab.arrive(48, max_tokens=8)]
+    for _ in range(100):
+        lab.step()
+    assert all(request.is_finished != fault for request in requests)
+    if fault:
+        assert lab.scheduler.running == []
+        head = lab.scheduler.waiting.head()
+        assert head.shortage is not None
+        needed, free = head.shortage
+        assert free < needed <= free + len(lab.manager.tables[requests[1].number])
+
+
+@pytest.mark.parametrize("fault", [True, False])
+def test_stuck_lost_wakeup(fault: bool) -> None:
+    """The KV is there and the engine sleeps: no step, no answer, until another fetch wakes it."""
+    config = EngineConfig(block_size=4, num_gpu_blocks_override=100, kv_connector="host")
+    faults = on("stuck.lost-wakeup", fault, ":limit=1")
+    core = EngineCore(replace(config, faults=tuple(faults)), load(config))
+    ended: list[int] = []
+    core.start(lambda outputs: ended.extend(output.number for output in outputs if output.status is not None))
+    params = SamplingParams(temperature=0, max_tokens=2)
+    first, other = [list(range(start, start + 40)) for start in (0, 100)]
+
+    def ask(prompt: list[int]) -> int:
+        return core.submit("", prompt, params)
+
+    try:
+        stored = {ask(first), ask(other)}
+        wait_for(lambda: set(ended) == stored and not core.scheduler.deferred)
+        assert core.pool.reset_prefix_cache()
+        step = core.scheduler.step
+        again = ask(first)
+        if fault:
+            wait_for(lambda: bool(core.faults.on["stuck.lost-wakeup"].strikes))
+            time.sleep(0.2)
+            assert (core.scheduler.step, again in ended, list(core.scheduler.parked)) == (step, False, [again])
+            ask(other)
+        wait_for(lambda: again in ended)
+    finally:
+        core.close()
+
+
+def fetching(total: int = 65, **settings: Any) -> Lab:
+    """A lab in which every request has some of its KV elsewhere."""
+    lab = Lab(total=total, load_share=1.0, **settings)
+    assert lab.connector is not None
+    lab.connector.failing, lab.connector.whole, lab.connector.polls_needed = 0.0, True, 1
+    return lab
 
 
 @pytest.mark.parametrize("fault", [True, False])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +15,7 @@ from engine.config import EngineConfig
 from engine.connectors.base import KVLoad
 from engine.connectors.host import HostConnector
 from engine.core import Stream
+from engine.faults import Faults
 from engine.llm import LLM
 from engine.request import Request
 from engine.sampling import SamplingParams
@@ -102,18 +103,36 @@ def test_under_pressure_on_pool_and_host_the_tokens_stay_the_same() -> None:
 class Store:
     """A connector over a tensor that stands for the pool's KV, and the books of what it says."""
 
-    def __init__(self, capacity: int, fail: bool = False) -> None:
+    def __init__(self, capacity: int, fail: bool = False, faults: Sequence[str] = ()) -> None:
         self.kv = torch.arange(100, dtype=torch.float32).reshape(1, 1, 100)
         self.log = EventLog()
         self.packer = Packer(self.log, "e", lambda: Vitals(-1, 0, 0, 0, 0, 0, 0))
         self.fail = fail
-        self.connector = HostConnector(self.gather, block_size=BLOCK, capacity=capacity, log=self.log)
+        self.connector = HostConnector(
+            self.gather, self.scatter, block_size=BLOCK, capacity=capacity, log=self.log, faults=Faults.parse(faults)
+        )
         self._numbers = 0
 
     def gather(self, blocks: list[int]) -> torch.Tensor:
         if self.fail:
             raise RuntimeError("no memory")
         return self.kv[:, :, blocks]
+
+    def scatter(self, blocks: list[int], kv: torch.Tensor) -> None:
+        if self.fail:
+            raise RuntimeError("no memory")
+        self.kv[:, :, blocks] = kv
+
+    def find(self, digests: list[bytes]) -> int:
+        return self.connector.find(asking(digests), 0, len(digests))
+
+    def load(self, digests: list[bytes], blocks: list[int]) -> list[float]:
+        """What is in these blocks once the fetch has ended."""
+        self.connector.start_load(KVLoad(asking(digests), 0, blocks))
+        ended: list[tuple[int, bool]] = []
+        wait_for(lambda: bool(ended.extend(self.connector.loaded()) or ended))
+        assert ended == [(9, not self.fail)]
+        return self.kv[:, :, blocks].flatten().tolist()
 
     def finish(self, digests: list[bytes], blocks: list[int]) -> int:
         """A request with these full blocks, and a part of one more, ends; its number once it is named completed."""
@@ -128,9 +147,16 @@ class Store:
         return done[0]
 
 
+def asking(digests: list[bytes]) -> Request:
+    """Request 9, which begins with these blocks."""
+    request = Request(9, "r", [0] * (len(digests) * BLOCK + 1), SamplingParams())
+    request.digests = list(digests)
+    return request
+
+
 @contextmanager
-def store(capacity: int, fail: bool = False) -> Iterator[Store]:
-    made = Store(capacity, fail)
+def store(capacity: int, fail: bool = False, faults: Sequence[str] = ()) -> Iterator[Store]:
+    made = Store(capacity, fail, faults)
     try:
         yield made
     finally:
@@ -142,20 +168,31 @@ def test_the_least_recently_used_goes_first_and_a_prefix_loses_its_end_first() -
         a, b, c = [b"a1", b"a2"], [b"b1", b"b2"], [b"c1"]
         assert s.finish(a, [1, 2]) == 1
         assert s.finish(b, [3, 4]) == 2
-        assert s.connector.find(a) == 2
-        assert s.connector.load(KVLoad(9, a, [0, 0])).flatten().tolist() == [1.0, 2.0]
+        assert s.find(a) == 2
+        assert s.load(a, [11, 12]) == [1.0, 2.0]
         assert s.finish(c, [5]) == 3
-        assert (s.connector.find(a), s.connector.find(b), s.connector.find(c)) == (2, 1, 1)
-        assert s.connector.find([b"never", *a]) == 0
+        assert (s.find(a), s.find(b), s.find(c)) == (2, 1, 1)
+        assert s.find([b"never", *a]) == 0
         assert s.finish(a, [7, 8]) == 0  # nothing new to keep: nothing is held
         s.kv.zero_()
-        assert s.connector.load(KVLoad(9, a, [0, 0])).flatten().tolist() == [1.0, 2.0]
+        assert s.load(a, [13, 14]) == [1.0, 2.0]
+
+
+def test_what_a_fetch_waits_for_is_not_evicted() -> None:
+    with store(capacity=2) as s:
+        a = [b"a1", b"a2"]
+        assert s.finish(a, [1, 2]) == 1
+        s.connector.start_load(KVLoad(asking(a), 0, [11, 12]))
+        assert s.finish([b"b1"], [3]) == 0  # nothing could make room for it
+        wait_for(lambda: bool(s.connector.loaded()))
+        assert s.finish([b"b1"], [3]) == 3
+        assert (s.find(a), s.find([b"b1"])) == (1, 1)
 
 
 def test_a_copy_that_fails_keeps_nothing_and_gives_the_blocks_back(caplog: pytest.LogCaptureFixture) -> None:
     with store(capacity=4, fail=True) as s:
         assert s.finish([b"a"], [1]) == 1
-        assert s.connector.find([b"a"]) == 0
+        assert s.find([b"a"]) == 0
     assert "no memory" in caplog.text
 
 
@@ -182,7 +219,9 @@ def test_a_lease_brings_back_what_no_completion_does() -> None:
 def test_a_copy_that_outlives_its_lease_is_not_kept() -> None:
     """The blocks were taken back, and may hold another request's KV by the time they are read."""
     go = threading.Event()
-    store = HostConnector(lambda blocks: gathered(go, blocks), block_size=BLOCK, capacity=10, log=EventLog())
+    store = HostConnector(
+        lambda blocks: gathered(go, blocks), lambda *_: None, block_size=BLOCK, capacity=10, log=EventLog()
+    )
     try:
         late, kept = finished(1), finished(2)
         assert store.request_finished(late, [1])
@@ -192,7 +231,7 @@ def test_a_copy_that_outlives_its_lease_is_not_kept() -> None:
         done: list[int] = []
         wait_for(lambda: bool(done.extend(store.completed()) or done))
         assert done == [kept.number]
-        assert (store.find(late.digests), store.find(kept.digests)) == (0, 1)
+        assert (store.find(late, 0, 1), store.find(kept, 0, 1)) == (0, 1)
     finally:
         go.set()
         store.close()

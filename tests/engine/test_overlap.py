@@ -58,6 +58,7 @@ def random_lab(seed: int, faults: Sequence[str]) -> WrittenTo:
         policy=rng.choice(("fcfs", "priority")),
         prefix_caching=rng.random() < 0.5,
         connector_share=rng.choice((0.0, 0.5)),
+        load_share=rng.choice((0.0, 0.3)),
         faults=faults,
         seed=seed,
     )

@@ -29,6 +29,7 @@ def random_lab(rng: random.Random, faults: tuple[str, ...]) -> Lab:
         policy=rng.choice(("fcfs", "priority")),
         prefix_caching=rng.random() < 0.7,
         connector_share=rng.choice((0.0, 0.5, 1.0)) if "leak.finished-held" not in str(faults) else 1.0,
+        load_share=rng.choice((0.0, 0.3, 1.0)) if not faults else 0.0,
         lease_s=rng.choice((0.0, 0.0, 0.05, 1.0)),
         async_scheduling=rng.random() < 0.5,
         faults=faults,
