@@ -14,11 +14,10 @@ from monitor.detectors.thresholds import Settings
 from monitor.events.kinds import FIRST_FINISHED, Cause, Status, name_of
 from monitor.events.records import RequestState
 from monitor.events.sample import Fact, Sample
-from monitor.events.wire import Batch, Keyframe
 from monitor.findings import Finding, FindingReport, Findings, Transition
 from monitor.ledger.because import because
 from monitor.ledger.bill import measured
-from monitor.ledger.ledger import EngineLedger, Fleet, Point
+from monitor.ledger.ledger import EngineLedger, Fleet, Point, Record
 from monitor.ledger.story import StoryLine, names_in, story_of_block, story_of_request
 from monitor.ledger.words import timestamp
 from monitor.views import (
@@ -68,7 +67,7 @@ class Watch:
 
     # ---------------------------------------------------------------- in
 
-    def feed(self, records: Iterable[Batch | Keyframe | Sample | Fact]) -> None:
+    def feed(self, records: Iterable[Record]) -> None:
         """Apply records in order, judging as the stream's time passes."""
         with self._lock:
             for record in records:

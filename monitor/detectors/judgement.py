@@ -25,6 +25,8 @@ CATALOGUE: Final[dict[str, Entry]] = {
     "stuck.never-fits": Entry("error", "A request needs more blocks than the pool has"),
     "stuck.engine-stalled": Entry("critical", "Steps have stopped with work pending"),
     "collapse.lockstep": Entry("warning", "Requests in lock-step finish together and the next wave queues"),
+    "collapse.prefix-hits": Entry("warning", "Prompts are computed again though their prefixes are in the cache"),
+    "collapse.cache-flushed": Entry("warning", "One prompt pushed prefixes that were needed out of the cache"),
     "corrupt.double-free": Entry("critical", "A block was freed that was not held"),
     "corrupt.use-after-free": Entry("critical", "A block was handed out while it was held"),
     "corrupt.counter-drift": Entry("critical", "The engine's own accounts disagree"),

@@ -77,6 +77,23 @@ THRESHOLDS: Final[dict[str, Threshold]] = {
     "collapse.lockstep.remember_s": Threshold(
         120, "s", "waves come minutes apart; between them it is the same trouble"
     ),
+    "collapse.prefix-hits.window_s": Threshold(60, "s", "what was computed again before is past"),
+    "collapse.prefix-hits.min_blocks": Threshold(
+        64, "blocks", "fewer are a prompt or two that were not looked up, for a request of its own wish"
+    ),
+    "collapse.prefix-hits.min_share": Threshold(
+        0.5, "of the stored", "where prefixes are hit, next to nothing that is kept is stored again"
+    ),
+    "collapse.cache-flushed.min_share": Threshold(
+        0.5, "of the kept", "a prompt that evicts less leaves most prefixes in place"
+    ),
+    "collapse.cache-flushed.min_missed": Threshold(
+        0.1, "of the evicted", "prefixes that nobody asks for again are no loss: this is what an LRU is for"
+    ),
+    "collapse.cache-flushed.min_blocks": Threshold(32, "blocks", "less to compute again costs nobody much"),
+    "collapse.cache-flushed.remember_s": Threshold(
+        600, "s", "large prompts come minutes apart; it is the same trouble"
+    ),
     "held.prefix-cache.min_share": Threshold(0.1, "of the pool", "less is not worth a line"),
     "held.long-request.min_share": Threshold(0.25, "of the pool", "less does not crowd others out"),
     "held.long-request.min_age_s": Threshold(5, "s", "shorter requests are gone before they are read about"),

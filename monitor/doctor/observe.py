@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,13 +10,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from monitor.detectors.thresholds import Settings
-from monitor.doctor.told import in_words
+from monitor.doctor.told import in_words, kv_events_in_words
 from monitor.events.sample import Fact, Sample
 from monitor.events.wire import ContractError
 from monitor.ledger.words import counted
 from monitor.query import Query, RemoteQuery, Unreachable
+from monitor.sources.exposition import shown
+from monitor.sources.kv_events import SOURCES_PATH, KvEventStream, Publisher, publisher_at, publishers
 from monitor.sources.live import LiveStream
-from monitor.sources.prometheus import BadHistory, history, shown
+from monitor.sources.prometheus import BadHistory, history
 from monitor.sources.recording import Recording
 from monitor.sources.target import BadTarget, Kind, kind_of, read_log, read_prose
 from monitor.watch import Watch
@@ -65,7 +68,9 @@ def observe(
                 return _ask_service(target, token, timeout_s)
             case Kind.RECORDING:
                 return _read_recording(target, settings)
-            case Kind.LOG:
+            case Kind.KV_EVENTS:
+                return _watch_kv_events(target, publishers(target, timeout_s), settings, timeout_s, watch_s)
+            case Kind.LOG | Kind.PROSE:
                 return _read_log(target, settings)
             case Kind.METRICS:
                 return _watch_page(target, settings, timeout_s, watch_s)
@@ -81,7 +86,7 @@ def _watch_stream(target: str, settings: Settings, timeout_s: float, watch_s: fl
     started = time.monotonic()
     in_step_at: float | None = None
     try:
-        while in_step_at is None or time.monotonic() - in_step_at < watch_s:
+        while (in_step_at is None or time.monotonic() - in_step_at < watch_s) and not stream.has_kv_events:
             watch.feed(received.frame for received in stream.poll(0.1))
             if in_step_at is None and stream.in_step:
                 in_step_at = time.monotonic()
@@ -89,13 +94,46 @@ def _watch_stream(target: str, settings: Settings, timeout_s: float, watch_s: fl
                 heard = "it publishes, but its replay socket does not answer" if stream.engine else "nothing was heard"
                 raise CannotTell(
                     f"{target}: {heard} for {timeout_s:.0f} s. Is the engine running, with its event stream at that"
-                    f" address (--events {target})? A frozen process looks the same: ps -o stat= -p PID tells"
+                    f" address (--events {target})? A frozen process looks the same: ps -o stat= -p PID tells. vLLM's"
+                    f" KV events come only while requests run; http://HOST:8000{SOURCES_PATH} tells where they are"
                 )
     finally:
         stream.close()
+    if stream.has_kv_events:
+        return _watch_kv_events(target, [publisher_at(target)], settings, timeout_s, watch_s)
     watch.settle()
     notes = [f"{stream.bad_frames} messages were not of the contract and were left out"] if stream.bad_frames else []
     return Observation(target, Kind.STREAM, watch, is_past=False, notes=notes)
+
+
+def _watch_kv_events(
+    target: str, found: Sequence[Publisher], settings: Settings, timeout_s: float, watch_s: float
+) -> Observation:
+    """Take what the publishers still have of their past, and what they say for `watch_s` from their first word on."""
+    watch = Watch(settings)
+    started = time.monotonic()
+    heard_at: float | None = None
+    with contextlib.ExitStack() as opened:
+        streams = [opened.enter_context(contextlib.closing(KvEventStream(publisher))) for publisher in found]
+        while heard_at is None or time.monotonic() - heard_at < watch_s:
+            for stream in streams:
+                watch.feed(stream.poll(0.1 / len(streams)))
+            if heard_at is None and any(stream.batches for stream in streams):
+                heard_at = time.monotonic()
+            if heard_at is None and time.monotonic() - started > timeout_s:
+                raise CannotTell(
+                    f"{target}: no KV event came for {timeout_s:.0f} s, and no replay socket has any. They come only"
+                    " while requests run and prefix caching is on; an endpoint without * in it, or an address of an"
+                    " interface, makes vLLM connect and not bind, and then nobody hears it"
+                )
+    watch.settle()
+    notes = kv_events_in_words(watch.fleet.engines.values())
+    for stream in streams:
+        if stream.bad_messages:
+            notes.append(f"{stream.bad_messages} messages were no KV events and were left out")
+        if stream.lost:
+            notes.append(f"{counted(stream.lost, 'batch', 'batches')} never came: what was kept before is forgotten")
+    return Observation(target, Kind.KV_EVENTS, watch, is_past=False, notes=notes)
 
 
 def _watch_page(target: str, settings: Settings, timeout_s: float, watch_s: float) -> Observation:

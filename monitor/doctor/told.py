@@ -1,13 +1,14 @@
-"""What a file without an engine's figures says all the same, in words: its memory bill, and a load's demand."""
+"""What can be said, in words, where there is no balance: a bill and a load's demand in a file, what KV events tell."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from monitor.events.sample import Fact
 from monitor.ledger.bill import GIB, NoBill, bill_of, fit_requested, over_requested, parts
 from monitor.ledger.demand import capacity_tokens, demands, tokens_per_request
-from monitor.ledger.words import percent
+from monitor.ledger.ledger import EngineLedger
+from monitor.ledger.words import counted, percent
 
 
 def in_words(facts: Sequence[Fact]) -> list[str]:
@@ -35,3 +36,17 @@ def _demand(facts: Sequence[Fact]) -> list[str]:
         return []
     each = ", ".join(f"{d.clients} x {tokens_per_request(named):,} = {d.tokens:,} ({percent(d.share)})" for d in asked)
     return [f"the pool holds {capacity_tokens(named):,} tokens, and the load asks for {each}"]
+
+
+def kv_events_in_words(ledgers: Iterable[EngineLedger]) -> list[str]:
+    """A sentence for each engine, and one on what KV events cannot tell."""
+    told = [
+        f"{ledger.engine} keeps {counted(books.kept_blocks, 'block')} for their prefixes, as far as was heard:"
+        f" {books.stored:,} stored, {books.removed:,} removed, cleared {counted(books.cleared, 'time')}"
+        for ledger, books in ((ledger, ledger.prefixes) for ledger in ledgers)
+    ]
+    return [
+        *told,
+        "KV events do not tell usage, what runs or waits, who holds a block, hits or preemptions: give its /metrics"
+        " page or its log too",
+    ]

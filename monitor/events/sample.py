@@ -1,6 +1,7 @@
 """What can be learned of an engine that does not speak the contract: figures at a moment, and facts.
 
-A source makes them of a line of a log or of a metrics page. What was not said is None, never 0.
+A source makes them of a line of a log or of a metrics page. What was not said is None, never 0. KV events are what an
+engine publishes of its prefix cache: which contents it keeps, and nothing of who uses them.
 """
 
 from __future__ import annotations
@@ -44,3 +45,30 @@ class Fact(msgspec.Struct, frozen=True, omit_defaults=True):
     name: str
     value: int | float | str
     at_ns: int | None = None
+
+
+class KvEvent(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """Blocks that an engine began or ceased to keep for their prefix: `what` is stored, removed or cleared (all).
+
+    `hashes` name the blocks' contents, `parent` the content before the first of them (None: it begins a prompt);
+    `group` is the KV group. What the tokens were is not kept.
+    """
+
+    what: str
+    hashes: list[int | bytes] = []
+    parent: int | bytes | None = None
+    group: int = 0
+
+
+class KvEvents(msgspec.Struct, frozen=True, omit_defaults=True):
+    """KV events of one step, in their order.
+
+    `lost`: so many batches before this one never came. `restarted`: the engine's count began anew.
+    """
+
+    engine: str
+    position: str
+    at_ns: int
+    events: list[KvEvent]
+    lost: int = 0
+    restarted: bool = False

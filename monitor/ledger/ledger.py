@@ -15,10 +15,11 @@ from monitor.events import snapshot
 from monitor.events.description import EngineDescription, parse
 from monitor.events.kinds import Cause, Kind, Stage
 from monitor.events.records import Anomaly, RequestState
-from monitor.events.sample import Fact, Sample
+from monitor.events.sample import Fact, KvEvents, Sample
 from monitor.events.state import State
 from monitor.events.wire import ADDED_BY_SOURCE, NO_REQUEST, Batch, Keyframe, NotAFrame
 from monitor.ledger.balance import Balance, balance
+from monitor.ledger.prefixes import Prefixes
 
 POINT_EVERY_NS: Final = 100_000_000
 MAX_POINTS: Final = 36_000
@@ -27,6 +28,9 @@ MAX_ANOMALIES: Final = 1_000
 MAX_LOSSES: Final = 1_000
 MAX_SAMPLES: Final = 2_000
 MAX_RECENT_BYTES: Final = 64 << 20
+
+Record = Batch | Keyframe | Sample | Fact | KvEvents
+"""All that a source can bring."""
 
 
 class Position(NamedTuple):
@@ -103,6 +107,8 @@ class EngineLedger:
         self.recent: deque[Batch] = deque()
         self.samples: deque[Sample] = deque(maxlen=MAX_SAMPLES)
         self.facts: dict[str, Fact] = {}
+        self.prefixes = Prefixes()
+        """What KV events tell, where there are any."""
         self.heartbeats = 0
         """Heard by this ledger, in this epoch."""
         self.passes_advanced = False
@@ -112,7 +118,7 @@ class EngineLedger:
 
     # ---------------------------------------------------------------- the fold
 
-    def apply(self, record: Batch | Keyframe | Sample | Fact) -> None:
+    def apply(self, record: Record) -> None:
         """Fold one record in. Nothing that an engine can say makes this raise."""
         if isinstance(record, Batch):
             if record.sequence == ADDED_BY_SOURCE:
@@ -127,6 +133,10 @@ class EngineLedger:
                 self.samples.clear()
             self.samples.append(record)
             self.now_ns = self.heard_ns = max(self.now_ns, record.at_ns or 0)
+        elif isinstance(record, KvEvents):
+            self.restarts += record.restarted
+            self.prefixes.apply(record)
+            self.now_ns = self.heard_ns = max(self.now_ns, record.at_ns)
         else:
             self.facts[record.name] = record
             self.now_ns = max(self.now_ns, record.at_ns or 0)
@@ -325,7 +335,7 @@ class Fleet:
     def __init__(self) -> None:
         self.engines: dict[str, EngineLedger] = {}
 
-    def apply(self, record: Batch | Keyframe | Sample | Fact) -> EngineLedger:
+    def apply(self, record: Record) -> EngineLedger:
         """Fold a record into the ledger of the engine it names, which it returns."""
         ledger = self.engines.get(record.engine)
         if ledger is None:

@@ -19,6 +19,7 @@ from monitor.events.kinds import Kind, Stage
 from monitor.events.log import Clock
 from monitor.events.publisher import Replay, replay_endpoint_for
 from monitor.events.wire import Batch, ContractError, Frame, Keyframe, NewerVersion, Run, batch_of, decode, encode
+from monitor.sources.kv_events import is_batch
 
 ASK_AGAIN_NS: Final = 1_000_000_000
 OBSERVE_NS: Final = 1_000_000_000
@@ -43,6 +44,8 @@ class LiveStream:
         """Messages that were no frame of the contract, counted and left out."""
         self.filled_from: dict[str, int] = {}
         """How many batches came late, by where from: ring or journal."""
+        self.has_kv_events = False
+        """Whether it is vLLM's KV events that are published there: monitor/sources/kv_events.py reads them."""
         self._clock = clock
         self._epoch = 0
         self._next = -1
@@ -103,6 +106,8 @@ class LiveStream:
             received = self._decoded(parts[-1])
             if received is not None:
                 self._place(received, out)
+            elif is_batch(parts):
+                self.has_kv_events = True
 
     def _decoded(self, payload: bytes) -> Received | None:
         try:

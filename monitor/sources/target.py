@@ -1,6 +1,7 @@
 """Tells what a target on the command line is, and reads the ones that are files.
 
-tcp://… ipc://…        an engine's event stream
+tcp://… ipc://…        an engine's event stream, kvscope's or (its first message tells) vLLM's KV events
+http(s)://…/kv_event_sources  a vLLM that tells where its KV events are
 http(s)://…/metrics    a metrics page
 any other http(s)://…  a kvscope service
 a directory            a recording
@@ -23,6 +24,7 @@ import msgspec
 
 from monitor.events import journal
 from monitor.events.sample import Fact, Sample
+from monitor.sources.kv_events import SOURCES_PATH
 from monitor.sources.log import Log
 from monitor.sources.prose import told_in
 
@@ -38,6 +40,7 @@ class Kind(Enum):
     """What a target is."""
 
     STREAM = "stream"
+    KV_EVENTS = "kv-events"
     METRICS = "metrics"
     SERVICE = "service"
     RECORDING = "recording"
@@ -57,7 +60,10 @@ def kind_of(target: str) -> Kind:
     if target.startswith(("tcp://", "ipc://")):
         return Kind.STREAM
     if target.startswith(("http://", "https://")):
-        return Kind.METRICS if target.partition("?")[0].rstrip("/").endswith("/metrics") else Kind.SERVICE
+        address = target.partition("?")[0].rstrip("/")
+        if address.endswith(SOURCES_PATH):
+            return Kind.KV_EVENTS
+        return Kind.METRICS if address.endswith("/metrics") else Kind.SERVICE
     path = Path(target)
     if target and path.is_dir():
         return Kind.RECORDING

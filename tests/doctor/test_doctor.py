@@ -130,7 +130,7 @@ def test_what_cannot_be_told_is_named(capsys: pytest.CaptureFixture[str], tmp_pa
         ("other.log", "cannot-tell", "Running: "),
         ("empty.log", "cannot-tell", "Running: "),
         ("noise.bin", "cannot-tell", "Running: "),
-        ("cut.log.gz", "bad-target", "cannot be read"),
+        ("cut.log.gz", "cannot-tell", "Running: "),
         ("folder", "cannot-tell", "EPOCH-SEQUENCE"),
         ("missing", "bad-target", "no such file"),
     ):

@@ -1,0 +1,124 @@
+"""What KV events add up to: held against a count by hand, and after what makes the past unknown."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from monitor.events.sample import KvEvent, KvEvents
+from monitor.ledger import prefixes
+from monitor.ledger.prefixes import SETTLED_NS, Prefixes
+from monitor.sources.kv_events import decode
+from tests.sources.kv_publisher import encoded, recorded
+
+ENGINE = "vllm@here/0"
+RECORDINGS = ["kv-events", "healthy-shared-prefix", "never-freed"]
+
+
+def records(name: str) -> list[KvEvents]:
+    """A recording as the source brings it."""
+    out = []
+    for batch in recorded(name):
+        at_ns, events, _ = decode(encoded(batch, "maps"))
+        out.append(KvEvents(ENGINE, str(batch.sequence), at_ns, events))
+    return out
+
+
+def step(at_s: float, *events: KvEvent, **more: Any) -> KvEvents:
+    return KvEvents(ENGINE, f"{at_s:g}", int(at_s * 1e9), list(events), **more)
+
+
+def stored(*hashes: int | bytes, parent: int | None = None, group: int = 0) -> KvEvent:
+    return KvEvent("stored", list(hashes), parent, group)
+
+
+def removed(*hashes: int | bytes, group: int = 0) -> KvEvent:
+    return KvEvent("removed", list(hashes), None, group)
+
+
+@pytest.mark.parametrize("name", RECORDINGS)
+def test_the_books_of_real_recordings(name: str) -> None:
+    """At every batch what is kept is what was stored and not removed, and it never exceeds the pool."""
+    books = Prefixes()
+    kept: Counter[tuple[int, int | bytes]] = Counter()
+    for record in records(name):
+        for event in record.events:
+            if event.what == "cleared":
+                kept.clear()
+            for value in event.hashes:
+                kept[event.group, value] += 1 if event.what == "stored" else -1
+        books.apply(record)
+        kept = +kept
+        assert {content: blocks for content, (blocks, _) in books.kept.items()} == kept
+        assert books.kept_blocks == kept.total()
+    whole = [event for record in records(name) for event in record.events]
+    assert books.stored == sum(len(event.hashes) for event in whole if event.what == "stored")
+    assert books.removed == sum(len(event.hashes) for event in whole if event.what == "removed")
+    assert books.cleared == sum(event.what == "cleared" for event in whole)
+    assert books.lost == books.forgotten == 0
+
+
+def test_the_same_content_in_two_blocks_is_there_until_both_are_gone() -> None:
+    books = Prefixes()
+    books.apply(step(0, stored(1, 2), stored(1, 2)))
+    books.apply(step(1, removed(1)))
+    assert (books.kept_blocks, len(books.kept)) == (3, 2)
+    books.apply(step(2, removed(1, 1), removed(9)))
+    assert (books.kept_blocks, len(books.kept), books.removed) == (2, 1, 2)
+
+
+def test_the_same_hash_in_another_group_is_another_content() -> None:
+    books = Prefixes()
+    books.apply(step(0, stored(1, 2)))
+    books.apply(step(60, stored(1, 2, group=1)))
+    assert books.again == 0
+    books.apply(step(61, removed(1, group=1)))
+    assert set(books.kept) == {(0, 1), (0, 2), (1, 2)}
+
+
+def test_what_is_stored_though_it_was_there() -> None:
+    settled = SETTLED_NS / 1e9
+    books = Prefixes()
+    books.apply(step(0, stored(1, 2, 3)))
+    books.apply(step(settled - 1, stored(1, 2, 3)))  # beside the first: they came together
+    assert books.again == 0
+    books.apply(step(settled, stored(3, 4)))  # the last block of a prompt is always computed
+    assert books.again == 0
+    books.apply(step(settled, stored(1, 2, 3)))
+    assert books.again == 3
+    books.apply(step(2 * settled, removed(1, 1, 1), stored(1)))
+    books.apply(step(2 * settled + 1, stored(1, 5)))
+    assert books.again == 3
+
+
+@pytest.mark.parametrize("how", [{"lost": 2}, {"restarted": True}])
+def test_after_a_gap_or_in_a_new_life_nothing_is_known_of_what_is_kept(how: dict[str, Any]) -> None:
+    books = Prefixes()
+    books.apply(step(0, stored(1, 2, 3)))
+    books.apply(step(60, stored(1, 2, 3), **how))
+    assert (books.again, books.kept_blocks, books.lost) == (0, 3, how.get("lost", 0))
+
+
+def test_a_chain_and_what_it_evicts() -> None:
+    books = Prefixes()
+    books.apply(step(0, stored(1, 2, 3, 4)))
+    books.apply(step(1, removed(1, 2), stored(11, 12)))
+    books.apply(step(2, removed(3), stored(13, parent=12)))
+    books.apply(step(3, stored(1, 2), stored(21, 22)))
+    first, second, *_ = books.chains
+    assert (first.stored, first.evicted, first.kept_before) == (4, 0, 0)
+    assert (second.stored, second.evicted, second.missed, second.kept_before) == (3, 3, 2, 4)
+    books.apply(step(4, removed(4), stored(31), stored(41)))
+    assert [chain.evicted for chain in books.chains] == [0, 3, 0, 0, 0, 0]  # of two in a step nobody can tell whose
+
+
+def test_the_books_do_not_grow_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefixes, "MAX_HASHES", 100)
+    books = Prefixes()
+    for n in range(1000):
+        books.apply(step(n, removed(n - 1), stored(n, -n)))
+    assert len(books.kept) <= 100
+    assert books.kept_blocks == sum(blocks for blocks, _ in books.kept.values())
+    assert books.forgotten
