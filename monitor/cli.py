@@ -291,11 +291,17 @@ def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser(
         "serve",
         help="the service: page, API, /metrics, alerts",
-        description="Reads engines' event streams and serves what they say: web page, API and /metrics on one port.",
+        description="Reads engines' event streams and metrics pages, and serves what they say: web page, API and"
+        " /metrics on one port.",
     )
     parser.add_argument(
         "--events", action="append", metavar="ENDPOINT",
-        help=f"an engine's event stream; may be repeated (default: KVSCOPE_EVENTS, else {EVENTS_ENDPOINT})",
+        help=f"an engine's event stream; may be repeated (default: KVSCOPE_EVENTS, else {EVENTS_ENDPOINT}, or none if"
+        " --metrics is given)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--metrics", action="append", default=[], metavar="URL",
+        help="the metrics page of an engine without a probe, scraped every 5 s; may be repeated",
     )  # fmt: skip
     parser.add_argument("--host", default="127.0.0.1", help="where to listen (127.0.0.1); elsewhere a token is needed")
     parser.add_argument("--port", type=int, default=8765, help="(8765; 0 picks a free one)")
@@ -329,10 +335,11 @@ def _serve(parsed: argparse.Namespace) -> int:
         ) from error
     from dashboards.web.app import mount
 
-    events = parsed.events or os.environ.get("KVSCOPE_EVENTS", EVENTS_ENDPOINT).split(",")
+    by_default = os.environ.get("KVSCOPE_EVENTS", "" if parsed.metrics else EVENTS_ENDPOINT)
     return serve(
         ServiceConfig(
-            events=tuple(events),
+            events=tuple(parsed.events or filter(None, by_default.split(","))),
+            metrics=tuple(parsed.metrics),
             host=parsed.host,
             port=parsed.port,
             token=parsed.token,

@@ -1,4 +1,4 @@
-"""`monitor serve`: wires the road in one process. Streams in, ledgers and findings, outlets and the web out."""
+"""`monitor serve`: wires the road in one process. Streams and pages in, ledgers, findings, outlets and the web out."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 import uvicorn
 from fastapi import FastAPI
@@ -23,11 +24,14 @@ from monitor.outlets.otel import SpanOutlet
 from monitor.outlets.webhook import WebhookOutbox
 from monitor.query import Query
 from monitor.sources.live import LiveStream
+from monitor.sources.metrics_page import MetricsPage
 from monitor.views import SourceView
 from monitor.watch import Watch
 
 logger = logging.getLogger(__name__)
 
+SCRAPE_TIMEOUT_S: Final = 5.0
+"""vLLM's front end, on a busy machine, was seen to take 4 s."""
 Mount = Callable[[FastAPI, Query], None]
 """Puts the page on the app; the page knows only the query interface, which is handed to it."""
 
@@ -37,6 +41,7 @@ class ServiceConfig:
     """What `monitor serve` was asked for. `data`: where the outbox of alerts is kept, None for nowhere."""
 
     events: tuple[str, ...]
+    metrics: tuple[str, ...] = ()
     host: str = "127.0.0.1"
     port: int = 8765
     token: str = ""
@@ -48,28 +53,31 @@ class ServiceConfig:
 
 
 class Reader(threading.Thread):
-    """Reads one stream into the watch until told to stop."""
+    """Reads one stream, or one metrics page, into the watch until told to stop."""
 
-    def __init__(self, target: str, watch: Watch, after: Callable[[], None]) -> None:
-        super().__init__(name=f"kvscope-read {target}", daemon=True)
-        self.target = target
+    def __init__(self, source: LiveStream | MetricsPage, watch: Watch, after: Callable[[], None]) -> None:
+        self.target = source.events if isinstance(source, LiveStream) else source.url
+        super().__init__(name=f"kvscope-read {self.target}", daemon=True)
         self.watch = watch
         self.error = ""
         self._after = after
         self._stopping = threading.Event()
-        self._stream = LiveStream(target)
+        self._source = source
 
     def run(self) -> None:
         """Until stopped; an error that another try cannot mend ends it, and is said on every page."""
         try:
             while not self._stopping.is_set():
-                self.watch.feed(received.frame for received in self._stream.poll(0.1))
+                if isinstance(self._source, LiveStream):
+                    self.watch.feed(received.frame for received in self._source.poll(0.1))
+                else:
+                    self.watch.feed(self._source.poll(0.1))
                 self._after()
         except ContractError as error:
             self.error = str(error)
             logger.error("%s: %s", self.target, error)
         finally:
-            self._stream.close()
+            self._source.close()
 
     def stop(self) -> None:
         """End it, and wait until it has."""
@@ -79,14 +87,17 @@ class Reader(threading.Thread):
 
     def view(self) -> SourceView:
         """How it is."""
-        stream = self._stream
+        source = self._source
+        if isinstance(source, MetricsPage):
+            error = source.last_failure if source.failing else ""
+            return SourceView(self.target, source.engine, not source.failing, source.failed_scrapes, {}, error)
         return SourceView(
-            self.target, stream.engine, stream.in_step, stream.bad_frames, dict(stream.filled_from), self.error
+            self.target, source.engine, source.in_step, source.bad_frames, dict(source.filled_from), self.error
         )
 
 
 class Service:
-    """The running parts, but for the HTTP server. Raises ContractError and BadWebhook."""
+    """The running parts, but for the HTTP server. Raises ContractError, BadTarget and BadWebhook."""
 
     def __init__(self, config: ServiceConfig) -> None:
         self.config = config
@@ -100,7 +111,9 @@ class Service:
             self.webhooks = WebhookOutbox(config.webhooks, config.webhook_secret, outbox)
         if config.otlp:
             self.spans = SpanOutlet(config.otlp)
-        self.readers = [Reader(target, self.watch, self._deliver) for target in config.events]
+        sources: list[LiveStream | MetricsPage] = [LiveStream(endpoint) for endpoint in config.events]
+        sources += [MetricsPage(url, SCRAPE_TIMEOUT_S) for url in config.metrics]
+        self.readers = [Reader(source, self.watch, self._deliver) for source in sources]
         self._delivering = threading.Lock()
         self._undelivered: list[Transition] = []
 
@@ -172,7 +185,7 @@ def serve(config: ServiceConfig, mount: Mount) -> int:
             # Whoever connects from now on is answered as soon as the server runs.
             port = listener.getsockname()[1]
             print(
-                f"kvscope serves http://{config.host}:{port}, reading {', '.join(config.events)}",
+                f"kvscope serves http://{config.host}:{port}, reading {', '.join((*config.events, *config.metrics))}",
                 flush=True, file=sys.stderr,
             )  # fmt: skip
             service.start()

@@ -19,6 +19,7 @@ import httpx
 from standardwebhooks.webhooks import Webhook
 
 from monitor.cli import main
+from tests.pages import page, rows, served
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 LEAK = "leak.finished-held:limit=3"
@@ -106,6 +107,28 @@ def test_from_a_leak_to_an_alert_a_span_and_a_figure(tmp_path: Path) -> None:
         assert SECRET not in said
 
 
+def test_an_engine_without_a_probe_is_watched_by_its_metrics_page() -> None:
+    row = rows("never-freed")[30]
+    with (
+        served(page(row)) as engine,
+        process("monitor", "serve", "--port", "0", "--metrics", engine.url) as service,
+    ):
+        assert service.stderr is not None
+        address = re.search(r"http://127\.0\.0\.1:\d+", service.stderr.readline())
+        assert address is not None
+        with httpx.Client(base_url=address[0], trust_env=False) as client:
+            until(lambda: client.get("/api/engines").json(), "an engine")
+            (seen,) = client.get("/api/engines").json()
+            assert (seen["attached"], seen["running"], seen["usage"]) == ("figures", row["running"], row["kv_usage"])
+            assert [f["code"] for f in client.get("/api/findings").json()] == ["blind.counter-lag"]
+            (source,) = client.get("/api/sources").json()
+            assert (source["target"], source["engine"], source["error"]) == (engine.url, seen["engine"], "")
+        service.send_signal(signal.SIGTERM)
+        _, said = service.communicate(timeout=30)
+        assert service.returncode == 0
+        assert "Traceback" not in said
+
+
 def test_what_cannot_be_served_is_refused_in_words(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -116,6 +139,7 @@ def test_what_cannot_be_served_is_refused_in_words(tmp_path: Path) -> None:
             (["--webhook", "ftp://x"], "http"),
             (["--webhook", "http://x", "--webhook-secret", "short"], "whsec_"),
             (["--events", "carrier pigeon"], "endpoint"),
+            (["--metrics", "carrier pigeon"], "is no address"),
             (["--port", port], "in use"),
             (["--set", "leak.finished-held.nothing=1"], "no threshold"),
         ):

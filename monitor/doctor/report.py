@@ -14,6 +14,7 @@ from monitor.doctor.observe import WATCH_S, CannotTell, Observation, look_back, 
 from monitor.findings import FindingReport, severity_at_least
 from monitor.ledger.words import timestamp
 from monitor.query import Unreachable
+from monitor.sources.exposition import shown
 from monitor.sources.target import BadTarget
 from monitor.views import EngineView
 
@@ -103,6 +104,7 @@ def examine(
     def look(
         target: str, opened: Callable[[str], Observation]
     ) -> tuple[TargetReport, list[BalanceReport], list[FindingReport]]:
+        name = shown(target)
         try:
             observation = opened(target)
             try:
@@ -110,11 +112,11 @@ def examine(
             finally:
                 observation.close()
         except BadTarget as error:
-            return TargetReport(target, "unknown", "bad-target", str(error), [], []), [], []
+            return TargetReport(name, "unknown", "bad-target", str(error), [], []), [], []
         except CannotTell as error:
-            return TargetReport(target, "unknown", "cannot-tell", str(error), error.notes, []), [], []
+            return TargetReport(name, "unknown", "cannot-tell", str(error), error.notes, []), [], []
         except Unreachable as error:
-            return TargetReport(target, "unknown", "cannot-tell", str(error), [], []), [], []
+            return TargetReport(name, "unknown", "cannot-tell", str(error), [], []), [], []
 
     wanted = [*((target, open_target) for target in targets), *((url, open_past) for url in prometheus)]
     with ThreadPoolExecutor(max_workers=min(8, len(wanted))) as pool:

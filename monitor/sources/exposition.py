@@ -27,6 +27,7 @@ layers block_size is the smallest of them, so that blocks times block_size is no
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
@@ -92,14 +93,19 @@ class Engine(NamedTuple):
         return f"{self.model}@{self.instance}/{self.rank}"
 
 
+def shown(url: str) -> str:
+    """The address without what is secret in it."""
+    return re.sub(r"//[^/]*@", "//", url)
+
+
 def address_of(url: str) -> httpx.URL:
     """The address, if it is one. Raises BadTarget."""
     try:
         address = httpx.URL(url)
     except (httpx.InvalidURL, UnicodeError) as error:
-        raise BadTarget(f"{url} is no address: {error}") from error
+        raise BadTarget(f"{shown(url)} is no address: {error}") from error
     if address.scheme not in ("http", "https") or not address.host:
-        raise BadTarget(f"{url} is no address: one looks like http://127.0.0.1:8000")
+        raise BadTarget(f"{shown(url)} is no address: one looks like http://127.0.0.1:8000")
     return address
 
 

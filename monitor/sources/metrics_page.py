@@ -20,13 +20,17 @@ from monitor.sources.exposition import (
     Engine,
     Figures,
     Sampler,
+    address_of,
     dialect_of,
     engine_of,
     facts_of,
     put,
+    shown,
 )  # fmt: skip
 
 MAX_BYTES: Final = 64 << 20
+EVERY_S: Final = 5.0
+"""Between scrapes, where a page is watched for good: a page costs an engine's front end 10 to 60 ms."""
 
 
 class BadPage(Exception):
@@ -34,21 +38,41 @@ class BadPage(Exception):
 
 
 class MetricsPage:
-    """The page at `url`, of one server and all its ranks. `timeout_s` bounds each scrape. One thread only."""
+    """The page at `url`, of one server and all its ranks. `timeout_s` bounds each scrape. One thread only.
+
+    Raises BadTarget if `url` is no address.
+    """
 
     def __init__(self, url: str, timeout_s: float = 10.0, clock: Clock = time) -> None:
-        address = httpx.URL(url)
-        self.url = str(address.copy_with(username=None, password=None))
-        """Without what is secret in it."""
+        address = address_of(url)
+        self.url = shown(url)
         self.scrapes = 0
         self.failed_scrapes = 0
         self.last_failure = ""
+        self.failing = False
+        """Whether the last scrape failed."""
+        self.engine = ""
+        """The first of its engines, once it was read."""
         self._address = address
         self._instance = address.netloc.decode()
         self._timeout_s = timeout_s
         self._clock = clock
         self._client = httpx.Client(timeout=timeout_s, trust_env=False, follow_redirects=True)
         self._samplers: dict[Engine, Sampler] = {}
+        self._next_ns = 0
+
+    def poll(self, timeout_s: float, every_s: float = EVERY_S) -> list[Sample | Fact]:
+        """What the page says, if it is time for the next scrape within `timeout_s`; a failed one is counted."""
+        due_s = (self._next_ns - self._clock.monotonic_ns()) / 1e9
+        if due_s > timeout_s:
+            time.sleep(timeout_s)
+            return []
+        time.sleep(max(due_s, 0.0))
+        self._next_ns = self._clock.monotonic_ns() + round(every_s * 1e9)
+        try:
+            return self.scrape()
+        except BadPage:
+            return []
 
     def close(self) -> None:
         """Disconnect."""
@@ -59,8 +83,11 @@ class MetricsPage:
         self.scrapes += 1
         at_ns = self._clock.time_ns()
         try:
-            return self._read(self._get(), at_ns)
+            records = self._read(self._get(), at_ns)
+            self.failing = False
+            return records
         except BadPage as error:
+            self.failing = True
             self.failed_scrapes += 1
             self.last_failure = str(error)
             raise
@@ -83,7 +110,7 @@ class MetricsPage:
                 f"{self.url} did not answer within {self._timeout_s:g} s. A busy front end can take seconds for a"
                 " scrape: try a longer --timeout"
             ) from error
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        except httpx.HTTPError as error:
             raise BadPage(f"{self.url} does not answer ({error}): is the engine's server running there?") from error
         return body.decode("utf-8", errors="replace")
 
@@ -109,6 +136,7 @@ class MetricsPage:
         for engine, values in figures.items():
             if engine not in self._samplers:
                 self._samplers[engine] = Sampler(engine, "metrics")
+                self.engine = self.engine or str(engine)
                 records += facts_of(engine, position, dialect_of(names), configurations.get(engine.rank, {}))
             records.append(self._samplers[engine].sample(at_ns, position, values))
         return records

@@ -27,6 +27,7 @@ from monitor.sources.exposition import (
     engine_of,
     facts_of,
     put,
+    shown,
 )  # fmt: skip
 
 UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
@@ -120,8 +121,3 @@ def _ask(url: str, query: str, timeout_s: float) -> list[_Series]:
     if answer.status != "success" or answer.data is None:
         raise BadHistory(f"{shown(url)} refuses the query: {answer.error or answer.status}")
     return answer.data.result
-
-
-def shown(url: str) -> str:
-    """The address without what is secret in it."""
-    return re.sub(r"//[^/@]*@", "//", url)

@@ -68,6 +68,16 @@ def test_what_is_no_address(capsys: pytest.CaptureFixture[str], url: str) -> Non
         assert "is no address" in printed["targets"][0]["error"]
 
 
+def test_a_password_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    with served(page(rows("never-freed")[0])) as server:
+        for answer in (page(rows("never-freed")[0]), 404):
+            server.answer = answer
+            url = server.url.replace("//", "//someone:s3cret@")
+            for arguments in ((url,), ("--prometheus", url)):
+                _, printed = doctor_json(capsys, *arguments, "--watch", "0.1")
+                assert "s3cret" not in str(printed)
+
+
 # -------------------------------------------------------------------- a Prometheus server's history
 
 RECORDINGS = {
