@@ -27,10 +27,15 @@ class Logprob(NamedTuple):
 
 
 class Sampled(NamedTuple):
-    """A token that was chosen. `logprobs`, if asked for: its own, then those of the likeliest by rank."""
+    """A token that was chosen. `logprobs`, if asked for: its own, then those of the likeliest by rank.
+
+    ends: the output's grammar lets nothing follow. error: why none of what it lets follow can.
+    """
 
     token_id: int
     logprobs: Sequence[Logprob] = ()
+    ends: bool = False
+    error: str = ""
 
 
 class Output(NamedTuple):

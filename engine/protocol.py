@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
+from engine.grammar import StructuredOutputs
 from engine.models.tokens import Tokenizer
 from engine.output import UNFINISHED_CHARACTER, Logprob, Sampled
 from engine.sampling import SamplingParams
@@ -43,6 +44,41 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_usage: bool = False
 
 
+class StructuredOutputsParams(msgspec.Struct, forbid_unknown_fields=True):
+    """vLLM's field of the same meaning: a JSON schema, or its text, or a regular expression."""
+
+    json: dict[str, Any] | str | None = None
+    regex: str | None = None
+
+    def wanted(self) -> StructuredOutputs | None:
+        """As the engine takes it. Raises ValueError."""
+        return StructuredOutputs(self.json, self.regex)
+
+
+class JsonSchema(msgspec.Struct, forbid_unknown_fields=True):
+    """A schema by name. It is kept to whether `strict` is set or not."""
+
+    schema: dict[str, Any]
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
+    """OpenAI's field: any text, any JSON object, or JSON that fits a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    def wanted(self) -> StructuredOutputs | None:
+        """As the engine takes it. Raises ValueError."""
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("json_schema goes with the type json_schema")
+        if self.json_schema is not None:
+            return StructuredOutputs(json=self.json_schema.schema)
+        return StructuredOutputs(json={"type": "object"}) if self.type == "json_object" else None
+
+
 class GenerationRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What both ways to ask have in common. null is a field left out."""
 
@@ -60,6 +96,8 @@ class GenerationRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool = False
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputsParams | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     priority: int = 0
@@ -87,6 +125,19 @@ class GenerationRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
         """How many of the likeliest tokens are to be told at each place, as SamplingParams has it."""
         raise NotImplementedError
 
+    def structure(self) -> StructuredOutputs | None:
+        """What the output is to be, by whichever field asks for it. Raises BadRequest."""
+        if self.response_format is not None and self.structured_outputs is not None:
+            raise BadRequest("response_format and structured_outputs are two ways to ask: leave one out")
+        for name in ("response_format", "structured_outputs"):
+            asked: ResponseFormat | StructuredOutputsParams | None = getattr(self, name)
+            if asked is not None:
+                try:
+                    return asked.wanted()
+                except ValueError as error:
+                    raise BadRequest(f"{name}: {error}", name) from error
+        return None
+
     def sampling(self, default_max_tokens: int) -> SamplingParams:
         """As the engine takes it. Raises BadRequest, naming the field."""
         given: dict[str, Any] = {
@@ -103,6 +154,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
             "stop": self.stop,
             "stop_token_ids": self.stop_token_ids,
             "max_tokens": self.max_tokens if self.max_tokens is not None else default_max_tokens,
+            "structured_outputs": self.structure(),
         }
         try:
             return SamplingParams(

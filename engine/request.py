@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engine.grammar import Matcher
 from engine.sampling import SamplingParams
 from monitor.events.kinds import FIRST_FINISHED, Cause, Status
 
@@ -14,10 +15,12 @@ class Request:
 
     Of steps that were launched and are not complete: `num_in_flight_tokens` they compute, `num_output_placeholders`
     tokens they will sample. `last_step` is the last step that it is part of.
+
+    `matcher` is there as soon as its grammar is compiled, and None if it has none.
     """
 
     __slots__ = (
-        "arrived_ns", "cause", "digests", "id", "last_step", "num_computed_tokens", "num_in_flight_tokens",
+        "arrived_ns", "cause", "digests", "id", "last_step", "matcher", "num_computed_tokens", "num_in_flight_tokens",
         "num_output_placeholders", "num_preemptions", "num_prompt_tokens", "number", "output_token_ids", "params",
         "priority", "progressed_step", "shortage", "status", "times_passed_over", "token_ids",
     )  # fmt: skip
@@ -45,6 +48,7 @@ class Request:
         self.num_preemptions = 0
         self.last_step = -1
         self.digests: list[bytes] = []
+        self.matcher: Matcher | None = None
         self.status = Status.WAITING
         self.cause = Cause.NEW
         self.times_passed_over = 0

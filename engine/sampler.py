@@ -1,17 +1,19 @@
 """Chooses each request's next token from its logits, and says how likely it was.
 
-Penalties, min_p, top_k and top_p go in vLLM's order, and mean what they mean there.
+Penalties, min_p, top_k and top_p go in vLLM's order, and mean what they mean there. A grammar lets the tokens be chosen
+that it allows, and moves on with the one that is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from engine.grammar import Matcher
 from engine.output import Logprob, Sampled
 from engine.request import Request
 from engine.sampling import SamplingParams
@@ -28,14 +30,15 @@ class Sampling(NamedTuple):
     place: int
     token_ids: list[int]
     output_token_ids: list[int]
+    matcher: Matcher | None
 
     @classmethod
     def of(cls, request: Request) -> Sampling:
         """The request, with what the steps in flight will add to it: of tokens that are not known, only the count."""
         place = len(request.output_token_ids) + request.num_output_placeholders
-        if not request.params.penalises:
-            return cls(request.number, request.params, place, [], [])
-        return cls(request.number, request.params, place, list(request.token_ids), list(request.output_token_ids))
+        penalises = request.params.penalises
+        tokens, outputs = (request.token_ids, request.output_token_ids) if penalises else ((), ())
+        return cls(request.number, request.params, place, list(tokens), list(outputs), request.matcher)
 
     def learn(self, token_id: int) -> None:
         """The token that was not known is this one."""
@@ -50,7 +53,9 @@ def sample(logits: Tensor, requests: Sequence[Sampling], seed: int) -> list[Samp
     What a request draws depends on its own seed and place only, so whoever shares the step changes nothing. `seed` is
     the engine's, for requests without one.
     """
-    tokens = _choose(_penalised(logits, requests), requests, seed)
+    # A step that was planned before the grammar's end was known brings what nobody takes.
+    matchers = {row: r.matcher for row, r in enumerate(requests) if r.matcher is not None and not r.matcher.ended}
+    tokens = _choose(_allowed(_penalised(logits, requests), matchers), requests, seed)
     sampled = [Sampled(token) for token in tokens]
     telling = [row for row, request in enumerate(requests) if request.params.logprobs is not None]
     if telling:
@@ -58,7 +63,26 @@ def sample(logits: Tensor, requests: Sequence[Sampling], seed: int) -> list[Samp
         told = _logprobs(logits[telling], [tokens[row] for row in telling], counts)
         for row, logprobs in zip(telling, told, strict=True):
             sampled[row] = Sampled(tokens[row], logprobs)
+    for row, matcher in matchers.items():
+        matcher.advance(tokens[row])
+        sampled[row] = sampled[row]._replace(ends=matcher.ended, error=matcher.error)
     return sampled
+
+
+def _allowed(logits: Tensor, matchers: Mapping[int, Matcher]) -> Tensor:
+    """The logits, those of tokens that a row's matcher does not allow at -inf in a copy."""
+    if not matchers:
+        return logits
+    masks = torch.frombuffer(bytearray(b"".join(matcher.mask for matcher in matchers.values())), dtype=torch.uint8)
+    bits = (masks.view(len(matchers), -1, 1) >> torch.arange(8, dtype=torch.uint8)) & 1
+    allowed = bits.bool().flatten(1)[:, : logits.shape[1]]
+    # A model may have more rows than its tokenizer has tokens.
+    forbidden = torch.ones((len(matchers), logits.shape[1]), dtype=torch.bool)
+    forbidden[:, : allowed.shape[1]] = ~allowed
+    rows = list(matchers)
+    changed = logits.clone()
+    changed[rows] = logits[rows].masked_fill(forbidden.to(logits.device), float("-inf"))
+    return changed
 
 
 def _penalised(logits: Tensor, requests: Sequence[Sampling]) -> Tensor:

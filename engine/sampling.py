@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from engine.grammar import StructuredOutputs
+
 MAX_N: Final = 128
 """OpenAI's limit."""
 MAX_LOGPROBS: Final = 20
@@ -23,6 +25,7 @@ class SamplingParams:
     positive logit, and multiplies another, of a token that is in prompt or output. n: how many outputs; each but the
     first has a seed of its own, the next number. logprobs: how many of the likeliest tokens are told at each place,
     besides the one that was chosen; None: nothing is told. `stop` strings end the output and are not part of it.
+    structured_outputs: a schema or a regular expression that the output keeps to, and ends with.
 
     Raises ValueError, naming the parameter and what it may be.
     """
@@ -41,6 +44,7 @@ class SamplingParams:
     stop: Sequence[str] = ()
     stop_token_ids: frozenset[int] = field(default_factory=frozenset)
     ignore_eos: bool = False
+    structured_outputs: StructuredOutputs | None = None
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.temperature) and self.temperature >= 0):

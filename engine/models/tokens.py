@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, Final, NoReturn, Protocol
 
 from jinja2 import Template, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from llguidance import LLTokenizer, TokenizerWrapper
 from tokenizers import Tokenizer as FastTokenizer
 
 from engine.models.checkpoint import read_json
 
 Message = Mapping[str, object]
 """One message of a chat: at least `role` and `content`."""
+NO_EOS: Final = "<|no end|>"
+"""Ends no output: for models that have nothing which does."""
 
 
 class Tokenizer(Protocol):
@@ -30,6 +33,13 @@ class Tokenizer(Protocol):
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """The ids of a chat, up to where the model's answer begins. Raises ValueError if the model cannot chat."""
+        ...
+
+    def for_grammars(self, eos_token_ids: Collection[int]) -> LLTokenizer:
+        """What grammars know of the tokens: their bytes, and which of them end an output.
+
+        Takes long for a large vocabulary. Raises ValueError if the bytes of a token cannot be told.
+        """
         ...
 
 
@@ -53,6 +63,21 @@ class ByteTokenizer:
         for message in messages:
             ids += [self.MESSAGE, *f"{message.get('role')}: {message.get('content')}".encode()]
         return [*ids, self.MESSAGE, *b"assistant: "]
+
+    def for_grammars(self, eos_token_ids: Collection[int]) -> LLTokenizer:
+        """Bytes are their own tokens."""
+        return LLTokenizer(TokenizerWrapper(_Bytes()), eos_token=sorted(eos_token_ids))
+
+
+class _Bytes:
+    """The byte tokenizer as llguidance asks for it."""
+
+    eos_token_id, bos_token_id = ByteTokenizer.END, ByteTokenizer.BEGIN
+    special_token_ids = (ByteTokenizer.BEGIN, ByteTokenizer.END, ByteTokenizer.MESSAGE)
+    tokens = (*(bytes([byte]) for byte in range(ByteTokenizer.BEGIN)), b"<begin>", b"<end>", b"<message>")
+
+    def __call__(self, text: bytes) -> list[int]:
+        return list(text)
 
 
 class DirectoryTokenizer:
@@ -96,6 +121,17 @@ class DirectoryTokenizer:
             raise ValueError(f"the chat template of {self._name} refuses these messages: {error}") from error
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
+
+    def for_grammars(self, eos_token_ids: Collection[int]) -> LLTokenizer:
+        """As llguidance reads its file."""
+        copy = FastTokenizer.from_str(self._tokenizer.to_str())
+        if not eos_token_ids:  # one beyond the model's own: else the first token would be taken for it
+            copy.add_special_tokens([NO_EOS])
+            eos_token_ids = [copy.get_vocab_size() - 1]
+        try:
+            return LLTokenizer(copy.to_str(), eos_token=sorted(eos_token_ids))
+        except ValueError as error:
+            raise ValueError(f"the tokenizer of {self._name} does not tell the bytes of its tokens: {error}") from error
 
 
 def _chat_template(directory: Path, config: Mapping[str, Any]) -> Template | None:

@@ -1,0 +1,144 @@
+"""Structured output: what a text must look like, and which tokens may come next so that it becomes that.
+
+llguidance compiles the grammar, in a thread beside the engine's: a large schema takes as long as many steps, and the
+first one of an engine as long as it takes to make the tokenizer known. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from copy import copy
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from json import dumps
+from typing import Any, Final, NamedTuple
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+MAX_CHARACTERS: Final = 1 << 16
+"""Of a schema or a regular expression: it is checked while its client waits, and others do too."""
+KEPT: Final = 32
+"""So many compiled grammars are kept for requests that want the same."""
+WHITE_SPACE: Final[dict[str, Any]] = {"whitespace_pattern": " "}
+"""In JSON, one space where any white space may stand: no model can go on with spaces for ever."""
+_LIMITS: Final = LLParserLimits(verbose_errors=False)  # or its errors tell what was put out
+
+
+@dataclass(frozen=True)
+class StructuredOutputs:
+    """What an output is to be, in vLLM's words: JSON that fits a schema, or what a regular expression matches whole.
+
+    json: the schema, or its text; properties come in its order. regex: in the syntax of Rust's regex crate, which has
+    neither look-around nor references back. Exactly one of them is given. Raises ValueError, saying what is wrong.
+    """
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.json is None) == (self.regex is None):
+            raise ValueError("exactly one of json, which is a schema, and regex must be given")
+        if isinstance(self.json, dict):
+            object.__setattr__(self, "json", dumps(self.json))  # so that equal ones are found again
+        if len(self.json or self.regex or "") > MAX_CHARACTERS:
+            raise ValueError(f"{self.kind} is longer than the {MAX_CHARACTERS} characters that it may have")
+        try:
+            failed, why = LLMatcher.validate_grammar_with_warnings(self.grammar(), limits=_LIMITS)
+        except ValueError as error:
+            failed, why = True, [str(error)]
+        if failed:
+            raise ValueError(f"{self.kind} cannot be used: {why[0].strip()}")
+
+    @property
+    def kind(self) -> str:
+        """Which of the two is given."""
+        return "regex" if self.json is None else "json"
+
+    def grammar(self) -> str:
+        """As llguidance has it."""
+        if self.json is not None:
+            return LLMatcher.grammar_from_json_schema(self.json, overrides=WHITE_SPACE)  # type: ignore[arg-type]
+        return LLMatcher.grammar_from_regex(self.regex or "")
+
+
+class Matcher:
+    """How far an output has come in its grammar. Only whoever runs the model may touch it.
+
+    `mask`: a bit for each token, the lowest of each byte first, that is set if the token may be next. Raises ValueError
+    if no output at all would do.
+    """
+
+    def __init__(self, compiled: LLMatcher) -> None:
+        self._matcher = compiled
+        self._look()
+        if self.error:
+            raise ValueError(self.error)
+
+    def copy(self) -> Matcher:
+        """One that goes on alone from here."""
+        made = copy(self)
+        made._matcher = self._matcher.deep_copy()
+        return made
+
+    def advance(self, token_id: int) -> None:
+        """The output goes on with this token. Sets `ended` if nothing may follow, and `error` if nothing can."""
+        self._matcher.consume_token(token_id)
+        self._look()
+
+    def _look(self) -> None:
+        self.mask = self._matcher.compute_bitmask()
+        self.ended = self._matcher.is_stopped()
+        self.error = ""
+        if self._matcher.is_error():
+            why = self._matcher.get_error().partition("\n")[0]
+            self.error = f"no token leads to an output that the grammar allows ({why})"
+
+
+class Compiled(NamedTuple):
+    """What became of a request's grammar: its matcher, or why there is none."""
+
+    number: int
+    matcher: Matcher | None
+    error: str = ""
+
+
+class GrammarCompiler:
+    """Compiles in a thread of its own, one after the other; equal grammars once.
+
+    `tokenizer` makes what llguidance knows the tokens by, and is called there. `wake` is called there too, when there
+    is something to take.
+    """
+
+    def __init__(self, tokenizer: Callable[[], LLTokenizer], wake: Callable[[], None]) -> None:
+        self._tokenizer = cache(tokenizer)
+        self._compiled = lru_cache(KEPT)(self._compile)
+        self._wake = wake
+        self._done: deque[Compiled] = deque()
+        self._thread = ThreadPoolExecutor(1, "kvscope-grammar")
+
+    def start(self, number: int, wanted: StructuredOutputs) -> None:
+        """Compile it for the request `number`."""
+        self._thread.submit(self._run, number, wanted)
+
+    def take(self) -> list[Compiled]:
+        """What has been compiled since the last time."""
+        return [self._done.popleft() for _ in range(len(self._done))]
+
+    def close(self) -> None:
+        """Stop, with what is being compiled still done."""
+        self._thread.shutdown(cancel_futures=True)
+
+    def _run(self, number: int, wanted: StructuredOutputs) -> None:
+        try:
+            self._done.append(Compiled(number, self._compiled(wanted).copy()))
+        except Exception as error:  # whatever it is concerns this request, which waits for an answer
+            self._done.append(Compiled(number, None, f"structured_outputs: {wanted.kind} cannot be used: {error}"))
+        self._wake()
+
+    def _compile(self, wanted: StructuredOutputs) -> Matcher:
+        made = LLMatcher(self._tokenizer(), wanted.grammar(), log_level=0, limits=_LIMITS)
+        if made.is_error():
+            raise ValueError(made.get_error().strip())
+        return Matcher(made)
