@@ -247,6 +247,10 @@ def _model_flags(command: argparse._ActionsContainer) -> None:
         "--async-scheduling", action=argparse.BooleanOptionalAction, default=DEFAULTS.async_scheduling,
         help="plan a step while the one before it runs (no)",
     )  # fmt: skip
+    add(
+        "--enforce-eager", action=argparse.BooleanOptionalAction, default=DEFAULTS.enforce_eager,
+        help="capture no CUDA graphs of decodes (on a GPU no; --no-enforce-eager on the CPU pads decodes as if it did)",
+    )  # fmt: skip
     add("--scheduling-policy", default=DEFAULTS.scheduling_policy, choices=SCHEDULING_POLICIES, help="(fcfs)")
     add("--no-enable-prefix-caching", dest="enable_prefix_caching", action="store_false", help="never reuse a prefix")
     add("--kv-connector", default="", choices=[name for name in KV_CONNECTORS if name], help="keep KV outside the pool")

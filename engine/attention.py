@@ -20,12 +20,12 @@ class PagedKV:
     """Keys and values of `num_blocks` blocks in one tensor `kv`: [layers, 2, blocks, block_size, kv_heads, head_size].
 
     Zeros at first: slots beyond a sequence's end are masked wherever they are read, but a mask does not stop what is
-    not a number.
+    not a number. A host gives memory only as it is written to, so they are written at the start, and not under load.
     """
 
     def __init__(self, model: ModelConfig, num_blocks: int, block_size: int, device: str, dtype: torch.dtype) -> None:
         shape = (model.num_layers, 2, num_blocks, block_size, model.num_kv_heads, model.head_size)
-        self.kv = torch.zeros(shape, device=device, dtype=dtype)
+        self.kv = torch.empty(shape, device=device, dtype=dtype).zero_()
         self.sliding_layers = model.sliding_layers
         self.sliding_window = model.sliding_window
         self.scale = 1 / math.sqrt(model.head_size)

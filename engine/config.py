@@ -27,7 +27,8 @@ class EngineConfig:
     room for; on the CPU of memory_budget, the bytes that the process is to stay within, and without a budget
     DEFAULT_KV_BYTES. max_model_len: None is the model's own. hash_key: of the prefix hashes; empty is random.
     kv_lease_seconds: how long the connector may keep a finished request's blocks; 0 is until it says that it is done.
-    async_scheduling: plan a step while the one before it runs.
+    async_scheduling: plan a step while the one before it runs. enforce_eager: capture no decodes as graphs; None: only
+    on the CPU, which has no graphs: with False, decodes are copied and padded there as for a replay, and computed.
     """
 
     model: str = TINY
@@ -46,6 +47,7 @@ class EngineConfig:
     device: str = "cpu"
     seed: int = 0
     async_scheduling: bool = False
+    enforce_eager: bool | None = None
     kv_connector: str = ""
     kv_lease_seconds: float = 0.0
     faults: tuple[str, ...] = ()
@@ -100,3 +102,8 @@ class EngineConfig:
             raise ValueError(f"hash_key has {len(self.hash_key)} bytes and may have {MAX_HASH_KEY_BYTES} at most")
         object.__setattr__(self, "faults", tuple(self.faults))
         Faults.parse(self.faults)
+
+    @property
+    def captures_graphs(self) -> bool:
+        """Whether decodes are captured at the start, and replayed."""
+        return self.device != "cpu" if self.enforce_eager is None else not self.enforce_eager

@@ -8,6 +8,8 @@ libraries too, as non-torch. Without a budget the CPU has no plan, and the pool 
     fit_requested = requested           - weights - activations - non-torch - graphs - headroom
     use_all       = free at the start   - weights - activations - non-torch - graphs - headroom
 
+Graphs are captured over the pool, so it is sized with an estimate of them; what is advised knows what they took.
+
 `monitor.ledger.bill` does these sums again from what is printed and said, so that advice that is wrong is seen there.
 """
 
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -24,6 +27,8 @@ from typing import Final, NamedTuple, Protocol
 import torch
 
 from engine.config import EngineConfig
+from engine.faults import Faults
+from engine.graphs import sizes_up_to
 from engine.models import LoadedModel
 from engine.request import Request
 from engine.runner import ModelRunner, kv_bytes_per_block, num_blocks_for
@@ -41,6 +46,8 @@ MEASURE_EVERY_NS: Final = 5_000_000_000
 """Between two looks at the device while steps are made. One takes less than a millisecond."""
 PROFILED_BLOCKS: Final = 2
 """The reserved block, and one that stands for all others."""
+TOO_SMALL: Final = 6
+"""By how much the fault sizing.kv-too-small divides the pool."""
 
 
 class Reading(NamedTuple):
@@ -143,7 +150,9 @@ class Cuda:
 class Plan:
     """The bill in bytes. `activations` and `non_torch` are -1 where nothing was planned, and so nothing measured.
 
-    `graphs` are the runner's, 0 as long as it captures none.
+    `graphs` are those that were captured, before that the estimate, and 0 where none are. `graphs_estimated` is -1
+    where nothing was estimated. `counted_twice` is what is subtracted of them once more, by the fault
+    sizing.bad-suggestion.
     """
 
     total: int
@@ -155,6 +164,8 @@ class Plan:
     num_blocks: int
     kv_pool: int
     graphs: int = 0
+    graphs_estimated: int = UNKNOWN
+    counted_twice: int = 0
 
     @property
     def is_measured(self) -> bool:
@@ -173,14 +184,15 @@ class Plan:
 
     @property
     def _besides_kv(self) -> int:
-        return self.weights + self.activations + self.non_torch + self.graphs + HEADROOM
+        return self.weights + self.activations + self.non_torch + self.graphs + self.counted_twice + HEADROOM
 
     def event(self, now: Reading) -> list[int]:
         """The figures of a MEMORY event, in the order of its schema."""
         advice = [max(self.fit_requested, 0), max(self.use_all, 0)] if self.is_measured else [UNKNOWN, UNKNOWN]
         return [
-            now.total, now.free, now.used_here, now.used_by_others, self.weights, self.activations, UNKNOWN,
-            self.graphs, self.non_torch, self.kv_pool, now.allocator_reserved, now.allocator_allocated, *advice,
+            now.total, now.free, now.used_here, now.used_by_others, self.weights, self.activations,
+            self.graphs_estimated, self.graphs, self.non_torch, self.kv_pool, now.allocator_reserved,
+            now.allocator_allocated, *advice,
         ]  # fmt: skip
 
     def line(self, share: float) -> str:
@@ -228,16 +240,19 @@ def device_of(config: EngineConfig) -> Device:
     return Host(config.memory_budget) if config.device == "cpu" else Cuda(config.device)
 
 
-def make_plan(config: EngineConfig, loaded: LoadedModel, device: Device, copies: int = 0) -> Plan:
+def make_plan(
+    config: EngineConfig, loaded: LoadedModel, device: Device, copies: int = 0, faults: Faults | None = None
+) -> Plan:
     """Measure, and size the pool. Raises ValueError, saying by how much, if the share cannot be met.
 
     The pool is num_gpu_blocks_override, else kv_cache_memory_bytes, else what fits into the share; what is measured
     does not change the first two. copies: how many blocks a connector may keep in the same memory for each of the
     pool's.
     """
+    faults = faults or Faults()
     block = kv_bytes_per_block(loaded.config, config.block_size, config.dtype)
     if config.device == "cpu" and config.memory_budget is None:
-        now, blocks = device.read(), num_blocks_for(config, loaded.config)
+        now, blocks = device.read(), _blocks_left(config, num_blocks_for(config, loaded.config), faults)
         return Plan(now.total, now.free, now.total, loaded.weight_bytes, UNKNOWN, UNKNOWN, blocks, blocks * block)
     non_torch = device.non_torch(loaded.weight_bytes)
     now = device.read()
@@ -258,12 +273,15 @@ def make_plan(config: EngineConfig, loaded: LoadedModel, device: Device, copies:
     if replace(plan, activations=activations).fit_requested >= 0:
         logger.info("Measuring the largest step that the settings allow")
         activations = device.peak_of(lambda: _largest_step(config, loaded))
+        if config.captures_graphs:
+            graphs = _estimate_graphs(config, loaded, faults)
+            plan = replace(plan, graphs_estimated=graphs, graphs=graphs)
         if config.device != "cpu":
             # What the run has loaded stays. On the CPU it is part of the peak, which is of the whole process.
             plan = replace(plan, non_torch=device.non_torch(loaded.weight_bytes))
     plan = replace(plan, activations=activations)
     if not _is_by_share(config):
-        blocks = num_blocks_for(config, loaded.config)
+        blocks = _blocks_left(config, num_blocks_for(config, loaded.config), faults)
     else:
         blocks = plan.fit_requested // (block * (1 + copies))
         if blocks < 2:
@@ -273,7 +291,53 @@ def make_plan(config: EngineConfig, loaded: LoadedModel, device: Device, copies:
                 f" {'memory_budget' if config.device == 'cpu' else 'gpu_memory_utilization'}, or a lower"
                 f" max_num_seqs, max_num_batched_tokens or max_model_len. {plan.line(config.gpu_memory_utilization)}"
             )
+        blocks = _blocks_left(config, blocks, faults)
     return replace(plan, num_blocks=blocks, kv_pool=blocks * block)
+
+
+def capture_graphs(config: EngineConfig, runner: ModelRunner, plan: Plan, faults: Faults) -> Plan:
+    """Let `runner` capture what it decodes, if it is to; the plan with what that took.
+
+    Raises ValueError if the device has not the memory for it.
+    """
+    if not config.captures_graphs:
+        return plan
+    began = time.perf_counter()
+    try:
+        took = runner.capture(_sizes(config)).memory
+    except torch.OutOfMemoryError as error:
+        raise ValueError(
+            f"there is no room for CUDA graphs beside a pool of {_gib(plan.kv_pool)} GiB: give a lower"
+            " gpu_memory_utilization or kv_cache_memory_bytes, or enforce_eager"
+        ) from error
+    logger.info("Graph capturing finished in %.0f secs, took %s GiB", time.perf_counter() - began, _gib(took))
+    twice = plan.graphs_estimated if plan.is_measured and faults.strikes("sizing.bad-suggestion", "") else 0
+    return replace(plan, graphs=took, counted_twice=twice)
+
+
+def _blocks_left(config: EngineConfig, blocks: int, faults: Faults) -> int:
+    """The pool's blocks out of so many that there is room for, or that were asked for."""
+    if config.num_gpu_blocks_override is None and faults.strikes("sizing.kv-too-small", ""):
+        return max(blocks // TOO_SMALL, 2)
+    return blocks
+
+
+def _sizes(config: EngineConfig) -> list[int]:
+    return sizes_up_to(min(config.max_num_seqs, config.max_num_batched_tokens))
+
+
+def _estimate_graphs(config: EngineConfig, loaded: LoadedModel, faults: Faults) -> int:
+    """Bytes that all graphs will take, from the two largest: each of the others takes as much as the second."""
+    if faults.strikes("sizing.kv-too-large", ""):
+        return 0
+    sizes = _sizes(config)
+    graphs = _profiled(config, loaded).capture(sizes[-2:])
+    first, *rest = graphs.captured_bytes
+    first += graphs.inputs_bytes
+    each = first if faults.strikes("sizing.overreserved", "") else max(rest, default=0)
+    estimate = first + each * (len(sizes) - 1)
+    logger.info("Estimated CUDA graph memory: %s GiB total", _gib(estimate))
+    return estimate
 
 
 def _is_by_share(config: EngineConfig) -> bool:
@@ -295,9 +359,14 @@ def _largest_step(config: EngineConfig, loaded: LoadedModel) -> None:
     for request in requests:
         request.num_computed_tokens = length - tokens
     table = [PROFILED_BLOCKS - 1] * -(-length // config.block_size)
-    runner = ModelRunner(loaded, PROFILED_BLOCKS, config.block_size, config.device, config.dtype)
+    runner = _profiled(config, loaded)
     plan = SchedulerOutput(0, [Share(request, request.num_computed_tokens, tokens, True) for request in requests])
     runner.run(runner.prepare(plan, dict.fromkeys(range(count), table)))
+
+
+def _profiled(config: EngineConfig, loaded: LoadedModel) -> ModelRunner:
+    """A runner to measure with, that has hardly a pool."""
+    return ModelRunner(loaded, PROFILED_BLOCKS, config.block_size, config.device, config.dtype)
 
 
 def _gib(size: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -10,7 +11,10 @@ from torch import Tensor
 from engine.attention import BatchAttention, PagedKV
 from engine.batch import UNKNOWN_TOKEN, Batch, lay_out
 from engine.config import DEFAULT_KV_BYTES, EngineConfig
+from engine.faults import Faults
+from engine.graphs import DecodeGraphs
 from engine.models import LoadedModel, ModelConfig
+from engine.models.layers import Model
 from engine.output import Sampled
 from engine.sampler import sample
 from engine.scheduler import SchedulerOutput
@@ -37,6 +41,11 @@ def num_blocks_for(config: EngineConfig, model: ModelConfig) -> int:
     return blocks
 
 
+def _forward(model: Model, cache: PagedKV, batch: Batch) -> Tensor:
+    """The hidden states [rows, hidden]."""
+    return model.forward(batch.token_ids, batch.positions, BatchAttention(cache, batch))
+
+
 class ModelRunner:
     """The model `loaded` and the KV of `num_blocks` blocks.
 
@@ -47,7 +56,14 @@ class ModelRunner:
     """
 
     def __init__(
-        self, loaded: LoadedModel, num_blocks: int, block_size: int, device: str, dtype: str, seed: int = 0
+        self,
+        loaded: LoadedModel,
+        num_blocks: int,
+        block_size: int,
+        device: str,
+        dtype: str,
+        seed: int = 0,
+        faults: Faults | None = None,
     ) -> None:
         self._model = loaded.module
         self._config = loaded.config
@@ -55,8 +71,19 @@ class ModelRunner:
         self._device = device
         self._seed = seed
         self._cache = PagedKV(loaded.config, num_blocks, block_size, device, getattr(torch, dtype))
+        self._forward = partial(_forward, loaded.module, self._cache)
+        self._graphs: DecodeGraphs | None = None
+        self._faults = faults or Faults()
+        self._kept: list[Tensor] = []
+        """Logits that are done with and were not given back, by the fault sizing.elsewhere."""
         self._sampled: dict[int, int] = {}
         """What the last batch sampled, by request number."""
+
+    @torch.inference_mode()
+    def capture(self, sizes: Sequence[int]) -> DecodeGraphs:
+        """Capture decodes of so many requests each; from now on those are replayed. Raises torch.OutOfMemoryError."""
+        self._graphs = DecodeGraphs(self._forward, sizes, self._config, self._block_size, self._device)
+        return self._graphs
 
     @torch.inference_mode()
     def prepare(self, plan: SchedulerOutput, tables: Mapping[int, list[int]]) -> Batch:
@@ -87,10 +114,14 @@ class ModelRunner:
                 sampling.learn(tokens[sampling.number])
 
     def _compute(self, batch: Batch) -> list[Sampled]:
-        hidden = self._model.forward(batch.token_ids, batch.positions, BatchAttention(self._cache, batch))
+        graphs = self._graphs
+        hidden = graphs.replay(batch) if graphs is not None and graphs.take(batch) else self._forward(batch)
         if not batch.sampled:
             return []
-        return sample(self._model.logits(hidden[batch.sampled_rows]), batch.sampled, self._seed)
+        logits = self._model.logits(hidden[batch.sampled_rows])
+        if self._faults.strikes("sizing.elsewhere", ""):
+            self._kept.append(logits)
+        return sample(logits, batch.sampled, self._seed)
 
     @torch.inference_mode()
     def gather(self, blocks: Sequence[int]) -> Tensor:
