@@ -34,18 +34,21 @@ def paged_decode_torch(
     It works through the sequences in groups: best those of about one length stand together.
     """
     _, block_size, kv_heads, head_size = key_cache.shape
-    sequence_bytes = 2 * block_tables.shape[1] * key_cache[0].nbytes
-    group = max(1, GATHERED_BYTES // sequence_bytes)
+    group = max(1, GATHERED_BYTES // (2 * block_tables.shape[1] * key_cache[0].nbytes))
+    tokens = torch.arange(block_tables.shape[1] * block_size, device=query.device)
+    unseen = tokens >= seq_lens[:, None]
+    if window is not None:
+        unseen |= tokens < seq_lens[:, None] - window
+    # As what is added to the scores, for all sequences at once: of a mask SDPA would make that itself, group by group.
+    bias = torch.zeros(unseen.shape, device=query.device, dtype=query.dtype).masked_fill_(unseen, float("-inf"))
+    lens = seq_lens.tolist()
+    # Query heads that share a key are to SDPA as many queries of one head.
+    queries = query.view(len(lens), kv_heads, -1, head_size)
     parts = []
-    for start in range(0, len(query), group):
-        lens = seq_lens[start : start + group]
-        blocks = block_tables[start : start + group, : -(-int(lens.max()) // block_size)]
-        tokens = torch.arange(blocks.shape[1] * block_size, device=query.device)
-        visible = tokens < lens[:, None]
-        if window is not None:
-            visible &= tokens >= lens[:, None] - window
-        # Query heads that share a key are to SDPA as many queries of one head.
-        queries = query[start : start + group].view(len(lens), kv_heads, -1, head_size)
+    for start in range(0, len(lens), group):
+        end = start + group
+        blocks = block_tables[start:end, : -(-max(lens[start:end]) // block_size)]
         keys, values = gather_pages(key_cache, blocks), gather_pages(value_cache, blocks)
-        parts.append(scaled_dot_product_attention(queries, keys, values, visible[:, None, None], scale=scale))
+        added = bias[start:end, None, None, : keys.shape[2]]
+        parts.append(scaled_dot_product_attention(queries[start:end], keys, values, added, scale=scale))
     return torch.cat(parts).view_as(query)
