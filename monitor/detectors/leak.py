@@ -29,7 +29,7 @@ def judge(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         yield from _finished_held(ledger, settings)
         yield from _unaccounted(ledger, settings)
     elif ledger.samples:
-        yield from _finished_held_by_figures(ledger, settings)
+        yield from list(_finished_held_by_figures(ledger, settings)) or _not_freed_at_reset(ledger)
 
 
 # -------------------------------------------------------------------- leak.finished-held, from the stream
@@ -191,6 +191,21 @@ class _Series(NamedTuple):
     prompt_tokens: list[float]
 
 
+_DO_NOW_BY_FIGURES = (
+    "Only a restart gives the blocks back: drain this engine before the pool is full, then restart it.",
+    "Look for a KV connector or disaggregated serving in its command: a transfer whose completion never arrives keeps a"
+    " finished request's blocks.",
+)
+_CHANGE_BY_FIGURES = (
+    "Give the connector a lease (vLLM with NIXL: VLLM_NIXL_ABORT_REQUEST_TIMEOUT), or run without it if requests need"
+    " not be handed on (drop --kv-transfer-config).",
+)
+_MISSING_BY_FIGURES = (
+    "which request owns each block, and whether its free was deferred: attach the event stream (monitor doctor"
+    " tcp://HOST:5757). That also tells this from leak.unaccounted."
+)
+
+
 def _finished_held_by_figures(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
     samples = [s for s in ledger.samples if s.usage is not None and s.running is not None]
     if len(samples) < 2:
@@ -241,28 +256,55 @@ def _finished_held_by_figures(ledger: EngineLedger, settings: Settings) -> Itera
             " This excludes high load (usage would fall with Running), one long request and growth by decoding (usage"
             " would not follow arrivals), and a warm prefix cache (vLLM counts cached blocks nobody uses as free)."
         ),
-        do_now=(
-            "Only a restart gives the blocks back: drain this engine before the pool is full, then restart it.",
-            "Look for a KV connector or disaggregated serving in its command: a transfer whose completion never"
-            " arrives keeps a finished request's blocks.",
-        ),
-        change=(
-            "Give the connector a lease (vLLM with NIXL: VLLM_NIXL_ABORT_REQUEST_TIMEOUT), or run without it if"
-            " requests need not be handed on (drop --kv-transfer-config).",
-        ),
+        do_now=_DO_NOW_BY_FIGURES,
+        change=_CHANGE_BY_FIGURES,
         wont_help=(
             "Lowering max_num_seqs, or adding capacity: the running requests are not what fills the pool.",
             "A larger gpu_memory_utilization: it only takes longer to fill.",
         ),
-        missing=(
-            "which request owns each block, and whether its free was deferred: attach the event stream (monitor doctor"
-            " tcp://HOST:5757). That also tells this from leak.unaccounted."
-        ),
+        missing=_MISSING_BY_FIGURES,
     )
 
 
 def _usage(sample: Sample) -> float:
     return sample.usage or 0.0
+
+
+def _not_freed_at_reset(ledger: EngineLedger) -> Iterator[Judgement]:
+    """An engine that may not reset its prefix cache because blocks are in use says how many; idle, it has none.
+
+    One that is idle stops logging: the line before the warning tells, and the one that comes soon after it.
+    """
+    warning = ledger.facts.get("blocks_not_freed")
+    if warning is None or warning.at_ns is None or not isinstance(warning.value, int) or not warning.value:
+        return
+    at_ns = warning.at_ns
+    before = [s for s in ledger.samples if s.at_ns is not None and s.at_ns <= at_ns]
+    after = [s for s in ledger.samples if s.at_ns is not None and at_ns < s.at_ns <= at_ns + DEFAULT_INTERVAL_S * 1e9]
+    if not before or any(sample.running or sample.waiting for sample in (before[-1], *after[:1])):
+        return
+    if before[-1].running is None or before[-1].waiting is None:
+        return
+    yield Judgement(
+        code=FINISHED_HELD,
+        engine=ledger.engine,
+        verdict="likely",
+        since_ns=at_ns,
+        position=warning.position,
+        evidence=(
+            Evidence("blocks_not_freed", warning.value, "blocks", "log", warning.position),
+            Evidence("running", 0, "requests", "log", before[-1].position),
+            Evidence("waiting", 0, "requests", "log", before[-1].position),
+        ),
+        explanation=(
+            f"A reset of the prefix cache failed at {clock_time(at_ns)} because {counted(warning.value, 'block')} were"
+            " not freed yet, and nothing was running or waiting: no live request holds them."
+        ),
+        do_now=_DO_NOW_BY_FIGURES,
+        change=_CHANGE_BY_FIGURES,
+        wont_help=("Resetting again: it is refused for as long as the blocks are held.",),
+        missing=_MISSING_BY_FIGURES,
+    )
 
 
 def _series(samples: Sequence[Sample]) -> _Series:

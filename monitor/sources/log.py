@@ -45,6 +45,7 @@ STATS: Final = re.compile(
     re.ASCII,
 )
 USAGE: Final = re.compile(rf"KV cache usage: ({NUMBER})%", re.ASCII)
+DEFERRED: Final = re.compile(rf", Deferred: ({COUNT}) reqs", re.ASCII)
 HIT_RATE: Final = re.compile(rf", Prefix cache hit rate: ({NUMBER})%", re.ASCII)
 PREEMPTED: Final = re.compile(rf"total_num_cumulative_preemption=({COUNT})\b", re.ASCII)
 ARGS: Final = re.compile(r"non-default args: \{(.*)")
@@ -151,7 +152,7 @@ class Log:
         yield from memory_facts(text)
 
     def _sample(self, match: re.Match[str], position: str, at_ns: int | None) -> Sample:
-        usage, hit_rate = USAGE.search(match["rest"]), HIT_RATE.search(match["rest"])
+        usage, hit_rate, deferred = (p.search(match["rest"]) for p in (USAGE, HIT_RATE, DEFERRED))
         if match["several"]:
             engine = f"{self.engine().rpartition('/')[0]}/all {match['several']}"
         else:
@@ -168,6 +169,7 @@ class Log:
             generation_tokens_per_s=float(match["generation"]),
             prefix_hit_rate=float(hit_rate[1]) / 100 if hit_rate else None,
             preemptions=self._preemptions,
+            deferred=int(deferred[1]) if deferred else None,
         )
 
     def _take_notes(self) -> None:

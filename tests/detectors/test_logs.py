@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -11,6 +12,7 @@ import pytest
 
 from monitor.detectors.thresholds import Settings
 from monitor.events.sample import Fact, Sample
+from monitor.sources.log import Log
 from monitor.sources.target import read_log
 from tests.detectors.scenes import Observer, value
 
@@ -150,6 +152,36 @@ def test_a_leak_under_a_load_that_does_not_go_away() -> None:
     steady = int(Settings()(FINISHED_HELD, "steady_samples"))
     assert not judged(climbing[: steady - 1]).alarms()
     assert judged(climbing[:steady]).only(FINISHED_HELD).verdict == "likely"
+
+
+# -------------------------------------------------------------------- what a reset says
+
+
+def reset(*running: int, blocks: int = 12, seconds: int = 5) -> list[Sample | Fact]:
+    """A line each ten seconds with so many running, and the warning so long after the second."""
+    lines = [f"INFO 11-20 12:00:{10 * n:02} Engine 000: {figures(count)}" for n, count in enumerate(running)]
+    warning = f"Failed to reset prefix cache because some blocks ({blocks}) are not freed yet"
+    lines.insert(2, f"WARNING 11-20 12:00:{10 + seconds} {warning}")
+    return list(Log("a.log", datetime(2026, 11, 21, tzinfo=UTC)).records(lines))
+
+
+def figures(running: int) -> str:
+    rates = "Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: 1.0 tokens/s"
+    return f"{rates}, Running: {running} reqs, Waiting: 0 reqs, GPU KV cache usage: 0.5%"
+
+
+def test_blocks_that_an_idle_engine_has_not_freed() -> None:
+    finding = judged(reset(3, 0)).only(FINISHED_HELD)
+    assert finding.verdict == "likely"
+    assert value(finding, "blocks_not_freed") == 12
+    assert finding.position == "a.log:3"
+    assert "event stream" in finding.missing
+    assert judged(reset(3, 0, 0)).only(FINISHED_HELD)
+
+
+@pytest.mark.parametrize("running", [(0, 3), (3, 0, 1)], ids=["just before", "just after"])
+def test_blocks_that_a_running_request_has_not_freed(running: tuple[int, ...]) -> None:
+    assert judged(reset(*running)).alarms() == []
 
 
 # -------------------------------------------------------------------- figures that look like a leak

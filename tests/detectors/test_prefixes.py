@@ -33,9 +33,13 @@ def test_nothing_is_wrong_in_real_recordings(name: str) -> None:
     assert judged(records(name)).alarms() == []
 
 
+def computed_again() -> list[KvEvents]:
+    """Every prompt comes three times, ten seconds apart, and each time is stored beside its own copy."""
+    return [store(10 * round_ + n, prompt) for round_ in range(3) for n, prompt in enumerate(PROMPTS)]
+
+
 def test_prompts_that_are_computed_again_though_they_are_there() -> None:
-    """Every prompt comes again each ten seconds, and each time is stored beside its own copy."""
-    steps = [store(10 * round_ + n, prompt) for round_ in range(3) for n, prompt in enumerate(PROMPTS)]
+    steps = computed_again()
     finding = judged(steps).only(PREFIX_HITS)
     assert finding.verdict == "likely"
     blocks = sum(map(len, PROMPTS))
@@ -57,7 +61,7 @@ def test_alike_prompts_that_come_together() -> None:
 
 
 def test_it_is_over_when_prefixes_are_hit_again() -> None:
-    steps = [store(10 * round_ + n, prompt) for round_ in range(3) for n, prompt in enumerate(PROMPTS)]
+    steps = computed_again()
     after = Settings()(PREFIX_HITS, "window_s") + 60
     observer = judged([*steps, *(store(after + n, [1000 + n]) for n in range(10))])
     assert observer.firing(PREFIX_HITS) == []

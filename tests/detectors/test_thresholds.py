@@ -12,6 +12,7 @@ from monitor.events.kinds import Holder, Status
 from tests.detectors import scenes
 from tests.detectors.scenes import Observer, Watched
 from tests.detectors.test_logs import line, log
+from tests.detectors.test_prefixes import computed_again, flush
 
 
 class Asked(Settings):
@@ -59,7 +60,7 @@ def test_every_threshold_is_used_by_some_detector() -> None:
     long.live(2, every=0.5)
     figures = [log("seed-000.log"), log("never-freed.log.gz"), log("lockstep-collapse.log.gz")]
     figures.append([line(8 - n % 2, 0.02 * n) for n in range(40)])
-    for records in figures:
+    for records in (*figures, flush(needed_again=4), computed_again()):
         observer = Observer(asked)
         observer.watch.feed(records)
         observer.watch.settle()

@@ -76,6 +76,7 @@ def test_the_statistics_line_of_every_version(version: str) -> None:
         prompt_tokens_per_s=600.0,
         generation_tokens_per_s=77.2,
         prefix_hit_rate=pytest.approx(0.992) if HITS in WORDINGS[version] else None,  # type: ignore[arg-type]
+        deferred=1 if "Deferred: 1" in WORDINGS[version] else None,
     )
     if "cut off" in version:
         assert sample.at_ns is None
