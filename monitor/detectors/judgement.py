@@ -39,8 +39,8 @@ CATALOGUE: Final[dict[str, Entry]] = {
 
 
 class Evidence(msgspec.Struct, frozen=True):
-    """A number that made a judgement; `source` (stream, audit, log, metrics, prometheus) and `position` tell
-    where it was read.
+    """A number that made a judgement. `source` tells where it was read (stream, audit, log, metrics, prometheus,
+    kv-events, or report: told by a person), `position` where in it.
     """
 
     name: str

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from monitor.detectors.thresholds import Settings
+from monitor.doctor.joined import joined
 from monitor.doctor.observe import WATCH_S, CannotTell, Observation, look_back, observe
 from monitor.findings import FindingReport, severity_at_least
 from monitor.ledger.words import timestamp
@@ -126,7 +127,7 @@ def examine(
         generated_at=timestamp(time.time_ns()),
         targets=[target for target, _, _ in looked_at],
         balances=[balance for _, balances, _ in looked_at for balance in balances],
-        findings=[finding for _, _, findings in looked_at for finding in findings],
+        findings=joined([(target.target, findings) for target, _, findings in looked_at]),
     )
 
 
