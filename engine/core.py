@@ -1,8 +1,8 @@
 """The engine's loop: takes requests in, lets the scheduler plan a step, runs the model, hands the tokens out.
 
-One thread runs passes; every other thread only submits, ends, or looks. A pass is: what came in, what the connector
-has finished, the plan, the model, what the plan's requests got of it, a slice of the audit. All of it is said to the
-event log at its place, and handed over once a pass.
+One thread runs passes; every other thread only submits, ends, or looks. A pass is: what came in, which grammars are
+compiled, what the connector has finished, the plan, the model, what the plan's requests got of it, a slice of the
+audit. All of it is said to the event log at its place, and handed over once a pass.
 
 With `async_scheduling` the model runs in a thread of its own, and a pass plans the next step before it waits for the
 one that runs.
@@ -30,6 +30,7 @@ from engine.config import EngineConfig
 from engine.connectors.host import HostConnector
 from engine.describe import describe
 from engine.faults import PLACES, Faults
+from engine.grammar import GrammarCompiler
 from engine.memory import Meter, capture_graphs, device_of, make_plan
 from engine.models import LoadedModel
 from engine.output import Output, Sampled
@@ -150,6 +151,9 @@ class EngineCore:
                 wake=self._fetch_ended,
                 faults=self.faults,
             )
+        self._grammars = GrammarCompiler(
+            lambda: loaded.tokenizer.for_grammars(loaded.config.eos_token_ids), self._notify
+        )
         self.scheduler = Scheduler(
             self.manager,
             self.log,
@@ -262,6 +266,7 @@ class EngineCore:
             self.connector.close()
         if not self.failure:
             self._deliver(self._wind_up())
+        self._grammars.close()
         self.log.tick()
         self.log.stopped()
         self._flush()
@@ -347,15 +352,36 @@ class EngineCore:
     def _take_in(self) -> list[Output]:
         """What other threads asked for since the last pass."""
         while self._arrivals:
-            self.scheduler.add(self._arrivals.popleft())
-        outputs = []
+            request = self._arrivals.popleft()
+            self.scheduler.add(request)
+            if request.params.structured_outputs is not None:
+                self._grammars.start(request.number, request.params.structured_outputs)
+        outputs = self._take_grammars()
         while self._ends:
             number, status = self._ends.popleft()
-            request = self.scheduler.requests.get(number)
-            if request is not None and not request.is_finished:
-                self.scheduler.finish(request, status)
-                outputs.append(self._last(Output(number, (), status)))
+            ending = self.scheduler.requests.get(number)
+            if ending is not None and not ending.is_finished:
+                outputs.append(self._finish(ending, status))
         return outputs
+
+    def _take_grammars(self) -> list[Output]:
+        """Let the requests go on whose grammar is compiled, and end those whose grammar cannot be."""
+        outputs = []
+        for number, matcher, error in self._grammars.take():
+            request = self.scheduler.requests.get(number)
+            if request is None or request.is_finished or self.faults.strikes("stuck.grammar", request.id):
+                continue
+            if matcher is None:
+                outputs.append(self._finish(request, Status.FINISHED_ERROR, error))
+            else:
+                request.matcher = matcher
+                self.scheduler.ready(request)
+        return outputs
+
+    def _finish(self, request: Request, status: Status, error: str = "") -> Output:
+        """End it, and its last output."""
+        self.scheduler.finish(request, status)
+        return self._last(Output(request.number, (), status, error))
 
     def _launch(self, plan: SchedulerOutput) -> None:
         """Hand the step to the model: here, or to the thread that it runs in."""
@@ -399,11 +425,16 @@ class EngineCore:
                 (share.request, one)
                 for share, one in zip((s for s in plan.shares if s.samples), future.result(), strict=True)
             ]
+            outputs = [
+                self._finish(request, Status.FINISHED_ERROR, one.error)
+                for request, one in news
+                if one.error and not request.is_finished
+            ]
             told = [(request, one) for request, one in news if not request.is_finished]
             tokens = [one.token_id for _, one in news]
-            stops = [self._is_stop(request, one.token_id) for request, one in news]
+            stops = [one.ends or self._is_stop(request, one.token_id) for request, one in news]
             scheduler.complete(plan, tokens, stops)
-            outputs = [self._news(request, one) for request, one in told]
+            outputs += [self._news(request, one) for request, one in told]
         now = self.clock.monotonic_ns()
         self.log.step_completed(plan.step, now - began, plan.limit, *self.pool.counts()[:3])
         self.launched = (self._in_flight[0].plan.step, now) if self._in_flight else NO_STEP

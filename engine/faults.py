@@ -29,6 +29,7 @@ PLACES: Final = {
     "leak.unaccounted": "KVCacheManager.free: the free of an aborted request is skipped",
     "stuck.engine-stalled": "EngineCore: a step does not come back from the model",
     "stuck.front-end": "EngineCore.submit: a request is not handed to the scheduler",
+    "stuck.grammar": "EngineCore._take_grammars: what came of a grammar, be it that it failed, is not taken in",
     "stuck.lost-wakeup": "EngineCore: the connector's call that a fetch has ended does not wake the engine",
     "stuck.parked-loads": "Scheduler._unblock: requests that wait with fetched blocks keep them",
     "stuck.promotion-starved": "Scheduler._promote: a request that is ready is not put back in the queue",

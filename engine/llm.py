@@ -127,12 +127,13 @@ class LLM:
     def _run(self, work: dict[int, _Work]) -> None:
         scheduler = self.core.scheduler
         while self.core.in_flight:
-            launched = scheduler.step
+            launched, in_flight = scheduler.step, scheduler.in_flight
             outputs = self.core.step()
             for output in outputs:
                 if work[output.number].take(output):
                     self.core.end(output.number, Status.FINISHED_STOPPED)
-            if scheduler.step == launched and not outputs:
+            # What a step in flight gives back is free from the next pass on.
+            if scheduler.step == launched and not outputs and not in_flight:
                 self._wait()
 
     def _wait(self) -> None:

@@ -11,8 +11,8 @@ one. What such a request loses in the meantime, by its end or by a preemption, b
 that it is part of is complete: until then that step may write to its blocks. As long as freed blocks wait for that,
 nobody else is preempted for want of a block.
 
-A request that waits for something outside, such as KV that a connector fetches, is parked beside the queue and blocks
-nobody; when that has come it is ready, and stands in the queue again at its place.
+A request that waits for something outside, such as its grammar or KV that a connector fetches, is parked beside the
+queue and blocks nobody; when that has come it is ready, and stands in the queue again at its place.
 
 Everything that happens to a request or a queue is said to the log where it happens.
 """
@@ -113,7 +113,7 @@ class Scheduler:
     # ---------------------------------------------------------------- arrivals and ends
 
     def add(self, request: Request) -> None:
-        """Take a request in."""
+        """Take a request in; one whose output has a grammar waits for that first."""
         manager = self.manager
         longest = min(request.num_prompt_tokens + request.params.max_tokens, self.max_model_len)
         self.requests[request.number] = request
@@ -126,9 +126,11 @@ class Scheduler:
             manager.blocks_for(request.num_prompt_tokens),
             manager.blocks_for(longest),
         )
+        if request.params.structured_outputs is not None:
+            return self.park(request, Status.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR)
         request.status, request.cause = Status.WAITING, Cause.NEW
         self.waiting.put(request)
-        self.log.queued(request.number, Cause.NEW)
+        return self.log.queued(request.number, Cause.NEW)
 
     def finish(self, request: Request, status: Status) -> None:
         """End a request wherever it is, and free its blocks unless the connector needs them for a while."""

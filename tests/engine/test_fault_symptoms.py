@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from contextlib import closing
 from dataclasses import replace
 from itertools import groupby
 from typing import Any
@@ -11,14 +12,17 @@ from typing import Any
 import pytest
 
 from engine.config import EngineConfig
-from engine.core import EngineCore
+from engine.core import EngineCore, Stream
 from engine.faults import PLACES
+from engine.grammar import StructuredOutputs
 from engine.models import load
 from engine.output import Output
 from engine.sampling import SamplingParams
 from monitor.events.kinds import Cause, Holder, Kind, Release, Status
+from monitor.ledger.ledger import EngineLedger
+from monitor.sources.live import LiveStream
 from tests.detectors.scenes import Watched
-from tests.engine.process import wait_for
+from tests.engine.process import follow, wait_for
 from tests.engine.test_host_connector import store
 from tests.lab import Lab
 
@@ -356,14 +360,14 @@ def test_corrupt_counter_drift(fault: bool) -> None:
 class Running:
     """A core in its own thread, and what it put out."""
 
-    def __init__(self, faults: list[str]) -> None:
+    def __init__(self, faults: list[str], stream: Stream | None = None) -> None:
         config = EngineConfig(num_gpu_blocks_override=64, faults=tuple(faults))
-        self.core = EngineCore(config, load(config), stall_s=0.2)
+        self.core = EngineCore(config, load(config), stream, stall_s=0.2)
         self.outputs: list[Output] = []
         self.core.start(self.outputs.extend)
 
-    def ask(self, name: str) -> int:
-        return self.core.submit(name, [1, 2, 3], SamplingParams(max_tokens=3))
+    def ask(self, name: str, grammar: StructuredOutputs | None = None) -> int:
+        return self.core.submit(name, [1, 2, 3], SamplingParams(max_tokens=3, structured_outputs=grammar))
 
     def has_ended(self, number: int) -> bool:
         return any(output.number == number and output.status is not None for output in self.outputs)
@@ -394,3 +398,29 @@ def test_stuck_front_end() -> None:
         assert not engine.has_ended(lost)
         assert engine.core.in_flight == 1
         assert not engine.core.scheduler.requests
+
+
+@pytest.mark.parametrize("fault", [True, False])
+def test_stuck_grammar(fault: bool) -> None:
+    """One client waits for its grammar, for good, and those behind it are served."""
+    anywhere = "tcp://127.0.0.1:*"
+    ledger = EngineLedger("tiny@test/0")
+    with Running(on("stuck.grammar", fault, ":limit=1"), Stream(ledger.engine, anywhere, anywhere)) as engine:
+        publisher = engine.core.publisher
+        assert publisher is not None
+        with closing(LiveStream(publisher.events_endpoint, publisher.replay_endpoint)) as live:
+            follow(live, [ledger], lambda: ledger.ready)
+            waits, other = (engine.ask(name, StructuredOutputs(regex="[ab]{9}")) for name in ("waits", "other"))
+            plain = engine.ask("plain")
+            wait_for(lambda: engine.has_ended(other) and engine.has_ended(plain))
+
+            def told() -> bool:
+                record = ledger.request("waits")
+                return record is not None and (record.stalled_ns if fault else record.finished_ns) > 0
+
+            follow(live, [ledger], told)
+        assert engine.has_ended(waits) != fault
+        record = ledger.request("waits")
+        assert record is not None
+        assert (record.status == Status.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR) == fault
+        assert (record.cause == Cause.GRAMMAR) == fault
