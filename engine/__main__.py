@@ -255,8 +255,13 @@ def _model_flags(command: argparse._ActionsContainer) -> None:
     add("--no-enable-prefix-caching", dest="enable_prefix_caching", action="store_false", help="never reuse a prefix")
     add("--kv-connector", default="", choices=[name for name in KV_CONNECTORS if name], help="keep KV outside the pool")
     add(
-        "--kv-lease-seconds", type=float, default=DEFAULTS.kv_lease_seconds, metavar="S",
-        help="take a finished request's blocks back from the connector after this long (0: when it is done)",
+        "--kv-lease-seconds", type=float, default=None, metavar="S",
+        help="take a finished request's blocks back from the connector after this long (0: when it is done;"
+        " peer 30, host 0)",
+    )  # fmt: skip
+    add(
+        "--kv-transfer-endpoint", default=DEFAULTS.kv_transfer_endpoint, metavar="ENDPOINT",
+        help=f"where another engine may fetch KV, with --kv-connector peer ({DEFAULTS.kv_transfer_endpoint})",
     )  # fmt: skip
     add(
         "--fault", action="append", default=[], metavar="CODE[:key=value]…",

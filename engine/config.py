@@ -6,13 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from engine.connectors.transfer import check_endpoint
 from engine.faults import Faults
 
 TINY: Final = "tiny"
 """The name of the model that the engine brings itself: random weights from the seed, one token a byte."""
 SCHEDULING_POLICIES: Final = ("fcfs", "priority")
 DTYPES: Final = ("float32", "float16", "bfloat16")
-KV_CONNECTORS: Final = ("", "host")
+KV_CONNECTORS: Final = ("", "host", "peer")
+KV_LEASE_SECONDS: Final = {"": 0.0, "host": 0.0, "peer": 30.0}
+"""By connector: a copy within the process always ends, another engine may be gone."""
 MAX_HASH_KEY_BYTES: Final = 64
 DEFAULT_KV_BYTES: Final = 64 << 20
 
@@ -26,7 +29,9 @@ class EngineConfig:
     kv_cache_memory_bytes hold. That one None: as many as gpu_memory_utilization, a share of the device's memory, leaves
     room for; on the CPU of memory_budget, the bytes that the process is to stay within, and without a budget
     DEFAULT_KV_BYTES. max_model_len: None is the model's own. hash_key: of the prefix hashes; empty is random.
-    kv_lease_seconds: how long the connector may keep a finished request's blocks; 0 is until it says that it is done.
+    kv_connector: `host` keeps the KV of finished requests in host memory, `peer` hands it to another engine, which may
+    fetch it at kv_transfer_endpoint (a port of * picks a free one). kv_lease_seconds: how long the connector may keep a
+    finished request's blocks; 0 is until it says that it is done, None the connector's own (KV_LEASE_SECONDS).
     async_scheduling: plan a step while the one before it runs. enforce_eager: capture no decodes as graphs; None: only
     on the CPU, which has no graphs: with False, decodes are copied and padded there as for a replay, and computed.
     """
@@ -49,7 +54,8 @@ class EngineConfig:
     async_scheduling: bool = False
     enforce_eager: bool | None = None
     kv_connector: str = ""
-    kv_lease_seconds: float = 0.0
+    kv_lease_seconds: float | None = None
+    kv_transfer_endpoint: str = "tcp://127.0.0.1:*"
     faults: tuple[str, ...] = ()
     hash_key: bytes = b""
 
@@ -90,14 +96,15 @@ class EngineConfig:
             if getattr(self, name) not in choices:
                 known = ", ".join(repr(choice) for choice in choices)
                 raise ValueError(f"{name} is {getattr(self, name)!r} and must be one of {known}")
-        if not 0 <= self.kv_lease_seconds < 1e9:
+        if self.kv_lease_seconds is None:
+            object.__setattr__(self, "kv_lease_seconds", KV_LEASE_SECONDS[self.kv_connector])
+        if not 0 <= (self.kv_lease_seconds or 0) < 1e9:
             raise ValueError(f"kv_lease_seconds is {self.kv_lease_seconds} and must be 0 (no lease) or above")
         if self.device != "cpu" and self.device.partition(":")[0] != "cuda":
             raise ValueError(f"device is {self.device!r} and must be 'cpu', 'cuda' or 'cuda:N'")
-        if self.kv_connector and not self.enable_prefix_caching:
-            raise ValueError(
-                f"kv_connector {self.kv_connector!r} finds KV by prefix hashes: it needs enable_prefix_caching"
-            )
+        if self.kv_connector == "host" and not self.enable_prefix_caching:
+            raise ValueError("kv_connector 'host' finds KV by prefix hashes: it needs enable_prefix_caching")
+        check_endpoint(self.kv_transfer_endpoint)
         if len(self.hash_key) > MAX_HASH_KEY_BYTES:
             raise ValueError(f"hash_key has {len(self.hash_key)} bytes and may have {MAX_HASH_KEY_BYTES} at most")
         object.__setattr__(self, "faults", tuple(self.faults))

@@ -27,7 +27,10 @@ from engine.blocks.hashing import PrefixHasher
 from engine.blocks.manager import KVCacheManager
 from engine.blocks.pool import RESERVED, BlockPool
 from engine.config import EngineConfig
+from engine.connectors.base import KVConnector
 from engine.connectors.host import HostConnector
+from engine.connectors.peer import PeerConnector
+from engine.connectors.transfer import KVTransferParams
 from engine.describe import describe
 from engine.faults import PLACES, Faults
 from engine.grammar import GrammarCompiler
@@ -140,17 +143,7 @@ class EngineCore:
         self._most_in_flight = 1 + STEPS_AHEAD * config.async_scheduling
         self._model_thread = ThreadPoolExecutor(1, "kvscope-model") if config.async_scheduling else None
         self.publisher = self._publisher(stream)
-        self.connector: HostConnector | None = None
-        if config.kv_connector == "host":
-            self.connector = HostConnector(
-                self.runner.gather,
-                self.runner.scatter,
-                block_size=config.block_size,
-                capacity=HOST_STORE_POOLS * total,
-                log=self.log,
-                wake=self._fetch_ended,
-                faults=self.faults,
-            )
+        self.connector = self._connector(total)
         self._grammars = GrammarCompiler(
             lambda: loaded.tokenizer.for_grammars(loaded.config.eos_token_ids), self._notify
         )
@@ -162,7 +155,7 @@ class EngineCore:
             max_model_len=self.max_model_len,
             policy=config.scheduling_policy,
             connector=self.connector,
-            lease_s=config.kv_lease_seconds,
+            lease_s=config.kv_lease_seconds or 0.0,
             faults=self.faults,
         )
         self.auditor = Auditor(self.manager, self.scheduler.requests, self.scheduler.deferred)
@@ -186,8 +179,8 @@ class EngineCore:
 
     # ---------------------------------------------------------------- from any thread
 
-    def check(self, prompt_token_ids: list[int]) -> None:
-        """Raises Refused for a prompt that the model cannot take."""
+    def check(self, prompt_token_ids: list[int], request_id: str) -> None:
+        """Raises Refused for a prompt that the model cannot take, or the pool cannot hold."""
         length, vocab = len(prompt_token_ids), self.loaded.config.vocab_size
         if length == 0:
             raise Refused("the prompt is empty: it must have at least one token")
@@ -198,14 +191,31 @@ class EngineCore:
             )
         if not 0 <= min(prompt_token_ids) <= max(prompt_token_ids) < vocab:
             raise Refused(f"the prompt has a token id outside of the vocabulary, which is 0 to {vocab - 1}")
+        if not self.manager.fits(length) and not self.faults.strikes_request("stuck.never-fits", request_id):
+            usable, block_size = self.pool.usable, self.config.block_size
+            raise Refused(
+                f"the prompt has {length} tokens and needs {self.manager.blocks_for(length)} KV blocks; the whole pool"
+                f" has {usable}: send at most {usable * block_size} tokens, or give the engine a larger pool"
+                " (kv_cache_memory_bytes, num_gpu_blocks_override)"
+            )
 
-    def submit(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams, priority: int = 0) -> int:
+    def submit(
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        priority: int = 0,
+        kv_transfer: KVTransferParams | None = None,
+    ) -> int:
         """Queue a request; its number. Raises Refused as `check` does, and EngineDead."""
-        self.check(prompt_token_ids)
+        self.check(prompt_token_ids, request_id)
+        if kv_transfer is not None and self.config.kv_connector != "peer":
+            raise Refused("kv_transfer_params need an engine with --kv-connector peer")
         if self._refusing or self.failure:
             raise EngineDead(self.failure or "the engine is stopping")
         number = next(self._numbers)
-        request = Request(number, request_id, prompt_token_ids, params, priority, self.clock.monotonic_ns())
+        arrived_ns = self.clock.monotonic_ns()
+        request = Request(number, request_id, prompt_token_ids, params, priority, arrived_ns, kv_transfer)
         self._open.add(number)
         self.log.received(number, request_id, len(prompt_token_ids))
         if not self.faults.strikes("stuck.front-end", request_id):
@@ -450,7 +460,7 @@ class EngineCore:
         if len(request.output_token_ids) == 1:
             self.counts.prompt_tokens += request.num_prompt_tokens
         if request.is_finished:
-            return self._last(Output(request.number, (sampled,), request.status))
+            return self._last(Output(request.number, (sampled,), request.status, kv_offer=request.kv_offer))
         return Output(request.number, (sampled,))
 
     def _last(self, output: Output) -> Output:
@@ -476,6 +486,29 @@ class EngineCore:
         self.log.flush(last, last, self.pool.counts())
 
     # ---------------------------------------------------------------- the beginning
+
+    def _connector(self, total: int) -> KVConnector | None:
+        config, runner = self.config, self.runner
+        if config.kv_connector == "host":
+            return HostConnector(
+                runner.gather,
+                runner.scatter,
+                block_size=config.block_size,
+                capacity=HOST_STORE_POOLS * total,
+                log=self.log,
+                wake=self._fetch_ended,
+                faults=self.faults,
+            )
+        if config.kv_connector == "peer":
+            return PeerConnector(
+                runner.gather,
+                runner.scatter,
+                block_size=config.block_size,
+                log=self.log,
+                wake=self._fetch_ended,
+                endpoint=config.kv_transfer_endpoint,
+            )
+        return None
 
     def _publisher(self, stream: Stream | None) -> Publisher | None:
         if stream is None:

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from engine.connectors.transfer import KVTransferParams
 from engine.core import EngineCore
 from engine.output import FINISH_REASONS, Output, Sampled, TextStream
 from engine.sampling import SamplingParams
@@ -55,17 +56,24 @@ class FrontEnd:
 
         self.core.start(deliver)
 
-    def submit(self, names: Sequence[str], prompts: list[list[int]], params: SamplingParams, priority: int) -> Texts:
+    def submit(
+        self,
+        names: Sequence[str],
+        prompts: list[list[int]],
+        params: SamplingParams,
+        priority: int,
+        kv_transfer: KVTransferParams | None = None,
+    ) -> Texts:
         """Have params.n texts made for each prompt. Raises Refused, and then has none made, and EngineDead.
 
         `names`: of the requests, one a text.
         """
-        for prompt in prompts:
-            self.core.check(prompt)
-        texts = Texts(self, sum(len(prompt) for prompt in prompts))
         each = [(prompt, one) for prompt in prompts for one in params.each()]
+        for name, (prompt, _) in zip(names, each, strict=True):
+            self.core.check(prompt, name)
+        texts = Texts(self, sum(len(prompt) for prompt in prompts))
         for name, (prompt, one) in zip(names, each, strict=True):
-            number = self.core.submit(name, prompt, one, priority)
+            number = self.core.submit(name, prompt, one, priority, kv_transfer)
             texts.made[number] = TextStream(self.core.loaded.tokenizer, one.stop)
             texts.sampled[number] = []
             self._queues[number] = texts.outputs
@@ -85,6 +93,7 @@ class Texts:
         self.made: dict[int, TextStream] = {}
         self.sampled: dict[int, list[Sampled]] = {}
         self.reasons: dict[int, str] = {}
+        self.kv_offer: KVTransferParams | None = None
         self._front_end = front_end
 
     @property
@@ -102,6 +111,7 @@ class Texts:
             return Delta(list(self.made).index(number))  # made after its stop string, before the engine knew
         if output.status is not None:
             self.reasons[number] = FINISH_REASONS[output.status]
+            self.kv_offer = output.kv_offer
         if output.error or output.status == Status.FINISHED_ABORTED:
             raise EngineError(output.error or "the engine is stopping")
         self.sampled[number] += output.sampled

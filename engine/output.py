@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from engine.connectors.transfer import KVTransferParams
 from engine.models.tokens import Tokenizer
 from monitor.events.kinds import Status
 
@@ -39,12 +40,15 @@ class Sampled(NamedTuple):
 
 
 class Output(NamedTuple):
-    """News of one request: the tokens that came, and, in its last news only, how it ended and what went wrong."""
+    """News of one request: the tokens that came, and, in its last news only, how it ended, what went wrong, and which
+    KV it leaves for another engine.
+    """
 
     number: int
     sampled: Sequence[Sampled] = ()
     status: Status | None = None
     error: str = ""
+    kv_offer: KVTransferParams | None = None
 
     @property
     def token_ids(self) -> list[int]:

@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
+from engine.connectors.transfer import KVTransferParams
 from engine.grammar import StructuredOutputs
 from engine.models.tokens import Tokenizer
 from engine.output import UNFINISHED_CHARACTER, Logprob, Sampled
@@ -101,6 +102,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     stream: bool = False
     stream_options: StreamOptions | None = None
     priority: int = 0
+    kv_transfer_params: KVTransferParams | None = None
     user: str | None = None
 
     def check(self, served_model_name: str) -> None:
@@ -113,6 +115,13 @@ class GenerationRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
         for name, neutral in NEUTRAL.items():
             if getattr(self, name, None) not in neutral:
                 raise BadRequest(f"{name} is {getattr(self, name)!r}, which is not supported: leave it out", name)
+        if self.kv_transfer_params is not None:
+            if (self.n or 1) > 1:
+                raise BadRequest(f"n is {self.n}, and KV is transferred for one output at a time", "n")
+            try:
+                self.kv_transfer_params.check()
+            except ValueError as error:
+                raise BadRequest(str(error), "kv_transfer_params") from error
         if self.stream_options is not None and not self.stream:
             raise BadRequest("stream_options needs stream to be true", "stream_options")
         for name in ("priority", "seed", "max_tokens"):

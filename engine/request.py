@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engine.connectors.transfer import KVTransferParams
 from engine.grammar import Matcher
 from engine.sampling import SamplingParams
 from monitor.events.kinds import FIRST_FINISHED, Cause, Status
@@ -16,13 +17,15 @@ class Request:
     Of steps that were launched and are not complete: `num_in_flight_tokens` they compute, `num_output_placeholders`
     tokens they will sample. `last_step` is the last step that it is part of.
 
+    `kv_transfer` is what it asks of a transfer between engines, `kv_offer` what its end offers to another.
     `matcher` is there as soon as its grammar is compiled, and None if it has none.
     """
 
     __slots__ = (
-        "arrived_ns", "cause", "digests", "id", "last_step", "matcher", "num_computed_tokens", "num_in_flight_tokens",
-        "num_output_placeholders", "num_preemptions", "num_prompt_tokens", "number", "output_token_ids", "params",
-        "priority", "progressed_step", "shortage", "status", "times_passed_over", "token_ids",
+        "arrived_ns", "cause", "digests", "id", "kv_offer", "kv_transfer", "last_step", "matcher",
+        "num_computed_tokens", "num_in_flight_tokens", "num_output_placeholders", "num_preemptions",
+        "num_prompt_tokens", "number", "output_token_ids", "params", "priority", "progressed_step", "shortage",
+        "status", "times_passed_over", "token_ids",
     )  # fmt: skip
 
     def __init__(
@@ -33,12 +36,15 @@ class Request:
         params: SamplingParams,
         priority: int = 0,
         arrived_ns: int = 0,
+        kv_transfer: KVTransferParams | None = None,
     ) -> None:
         self.number = number
         self.id = request_id
         self.params = params
         self.priority = priority
         self.arrived_ns = arrived_ns
+        self.kv_transfer = kv_transfer
+        self.kv_offer: KVTransferParams | None = None
         self.token_ids = list(prompt_token_ids)
         self.num_prompt_tokens = len(prompt_token_ids)
         self.output_token_ids: list[int] = []

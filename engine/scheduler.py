@@ -4,7 +4,8 @@ A step serves the running requests first, in order, then admits waiting ones, al
 `max_num_seqs`; a prompt may be computed in chunks over several steps. When a running request cannot get a block, the
 last admitted one (or, under the priority policy, the least urgent) is preempted: it loses its blocks and will be
 computed again. A waiting request is admitted only when its whole prompt would fit now, and the first that does not
-fit holds back those behind it.
+fit holds back those behind it. After a preemption no more may run at once than are left, and one more with each step.
+A request that has come to fill the whole pool ends there, as it does at `max_model_len`: nothing could make room for it.
 
 A step may be planned while the one before it runs: a request that will have sampled a token by then is given its next
 one. What such a request loses in the meantime, by its end or by a preemption, becomes free only when the last step
@@ -19,6 +20,7 @@ Everything that happens to a request or a queue is said to the log where it happ
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -29,6 +31,8 @@ from engine.queues import FCFSQueue, PriorityQueue, WaitingQueue
 from engine.request import Request
 from monitor.events.kinds import Cause, Holder, Limit, Load, Preempt, Release, Status
 from monitor.events.log import EventLog
+
+logger = logging.getLogger(__name__)
 
 
 class Share(NamedTuple):
@@ -83,6 +87,8 @@ class Scheduler:
         self.parked: dict[int, Request] = {}
         """Requests that wait for something outside the scheduler, by number."""
         self._ready: list[Request] = []
+        self._seqs_allowed = max_num_seqs
+        """How many may run at once now: fewer than max_num_seqs for a while after a preemption."""
         self._loading: dict[int, KVLoad] = {}
         self.deferred: dict[int, int] = {}
         """Finished requests whose blocks the connector still needs, with their lease deadline (0: none)."""
@@ -238,13 +244,18 @@ class Scheduler:
         self.passes += 1
         plan = SchedulerOutput(self.step)
         self._promote()
-        budget = self._schedule_running(plan)
+        prompts_first = self.faults.strikes("collapse.lockstep", "")
+        budget = self._schedule_running(plan, prompts_first)
         if budget >= 0:
             self._admit(plan, budget)
         elif len(self.waiting):
             self._pass_over(self.waiting.head(), Cause.PREEMPTION_IN_STEP)
+        if prompts_first and not plan.shares:
+            self._schedule_running(plan)
         if plan.shares:
             self.step += 1
+            if self._seqs_allowed < self.max_num_seqs and not self.faults.strikes("thrash.after-retract", ""):
+                self._seqs_allowed += 1
             for request, _, num_tokens, samples, _ in plan.shares:
                 request.num_in_flight_tokens += num_tokens
                 request.num_output_placeholders += samples
@@ -283,10 +294,7 @@ class Scheduler:
                     self.log.first_token(request.number)
                 if stops:
                     ends.append((request, Status.FINISHED_STOPPED))
-                elif (
-                    len(request.output_token_ids) >= request.params.max_tokens
-                    or request.num_tokens >= self.max_model_len
-                ):
+                elif self._is_at_length(request, 0):
                     ends.append((request, Status.FINISHED_LENGTH_CAPPED))
             progressed.append(request.number)
             computed.append(request.num_computed_tokens)
@@ -315,7 +323,7 @@ class Scheduler:
             self.waiting.put_back(request)
             self.log.queued(request.number, request.cause, at_front=True)
 
-    def _schedule_running(self, plan: SchedulerOutput) -> int:
+    def _schedule_running(self, plan: SchedulerOutput, only_prompts: bool = False) -> int:
         """Give the running requests their tokens. The budget that is left, or -1 if somebody lacks a block."""
         budget = self.max_num_batched_tokens
         short = False
@@ -332,6 +340,10 @@ class Scheduler:
                 continue
             remaining = request.num_tokens + request.num_output_placeholders - request.num_scheduled_tokens
             num_tokens = min(remaining, budget)
+            if only_prompts and remaining == 1:
+                self._pass_over(request, Cause.TOKEN_BUDGET)
+                index += 1
+                continue
             if request.output_token_ids and self.faults.strikes_request("stuck.zero-token", request.id):
                 self._pass_over(request, Cause.ZERO_TOKENS)
                 index += 1
@@ -365,10 +377,25 @@ class Scheduler:
     def _will_have_ended(self, request: Request) -> bool:
         """Whether the step in flight samples its last token, whatever that is."""
         pending = request.num_output_placeholders
-        return pending > 0 and (
-            len(request.output_token_ids) + pending >= request.params.max_tokens
-            or request.num_tokens + pending >= self.max_model_len
-        )
+        return pending > 0 and self._is_at_length(request, pending)
+
+    def _is_at_length(self, request: Request, pending: int) -> bool:
+        """Whether it ends, with so many tokens more than are known: it is as long as it, or the model, or the pool may."""
+        num_tokens = request.num_tokens + pending
+        if len(request.output_token_ids) + pending >= request.params.max_tokens or num_tokens >= self.max_model_len:
+            return True
+        if self.manager.fits(num_tokens) or self._outgrows(request):
+            return False
+        if not pending:
+            logger.warning(
+                "Request %s ends at %d tokens, short of its max_tokens: the pool's %d blocks hold no more of it",
+                request.id, num_tokens, self.manager.pool.usable,
+            )  # fmt: skip
+        return True
+
+    def _outgrows(self, request: Request) -> bool:
+        """Whether a request that the pool cannot hold goes on all the same, by the fault stuck.self-preempt."""
+        return self.faults.strikes_request("stuck.self-preempt", request.id)
 
     def _admit(self, plan: SchedulerOutput, budget: int) -> None:
         """Let waiting requests run, in order, as long as there is room."""
@@ -377,16 +404,18 @@ class Scheduler:
             if budget == 0:
                 plan.limit = Limit.TOKENS
                 return self._pass_over(request, Cause.TOKEN_BUDGET)
-            if len(self.running) >= self.max_num_seqs:
+            if len(self.running) >= self._seqs_allowed:
                 plan.limit = Limit.SEQUENCES
                 return self._pass_over(request, Cause.MAX_NUM_SEQS)
-            known = request.number in self.manager.tables  # what it fetched is in its blocks
+            room_for = self._room_for(request)
+            # What one has fetched is in its blocks; and there are no hits for one that only a chunk has room of.
+            known = request.number in self.manager.tables or not room_for
             hits = [] if known else self.manager.find_prefix(request)
             computed = request.num_computed_tokens + len(hits) * self.manager.block_size
             outside = 0 if known else self._find_outside(request, len(hits))
             to_load = outside * self.manager.block_size
             num_tokens = to_load or min(request.num_tokens - computed, budget)
-            if not self.manager.allocate(request, num_tokens, hits, room_for=request.num_tokens):
+            if not self.manager.allocate(request, num_tokens, hits, room_for):
                 if self._unblock(request):
                     continue
                 plan.limit = Limit.KV
@@ -408,9 +437,18 @@ class Scheduler:
             budget -= num_tokens
         return None
 
+    def _room_for(self, request: Request) -> int:
+        """How many tokens there must be room for when it is admitted: all that it has, unless a fault says otherwise."""
+        if not self.manager.fits(request.num_tokens) and self._outgrows(request):
+            return 0
+        if self.faults.strikes_request("stuck.head-of-line", request.id):
+            longest = min(request.num_prompt_tokens + request.params.max_tokens, self.max_model_len)
+            return min(longest, self.manager.pool.usable * self.manager.block_size)
+        return request.num_tokens
+
     def _find_outside(self, request: Request, num_hits: int) -> int:
         """How many blocks after the prefix hit the connector could bring, never all: one token must be computed."""
-        if self.connector is None or self.manager.hasher is None:
+        if self.connector is None:
             return 0
         return self.connector.find(request, num_hits, (request.num_tokens - 1) // self.manager.block_size)
 
@@ -455,6 +493,7 @@ class Scheduler:
 
     def _preempt(self, victim: Request, beneficiary: Request) -> None:
         self.running.remove(victim)
+        self._seqs_allowed = max(1, len(self.running))
         self._take_back(victim, beneficiary)
 
     def _take_back(self, victim: Request, beneficiary: Request) -> None:

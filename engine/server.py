@@ -169,7 +169,9 @@ class Server:
         params = asked.sampling(default_max_tokens)
         count = len(prompts) * params.n
         names = [name] if count == 1 else [f"{name}-{index}" for index in range(count)]
-        texts = self.front_end.submit(names, prompts, params, asked.priority)
+        if asked.kv_transfer_params is not None and len(prompts) > 1:
+            raise BadRequest(f"there are {len(prompts)} prompts, and KV is transferred for one at a time", "prompt")
+        texts = self.front_end.submit(names, prompts, params, asked.priority, asked.kv_transfer_params)
         head = {"id": name, "created": int(time.time()), "model": self._model}
         tokenizer = self.core.loaded.tokenizer if params.logprobs is not None else None
         if not asked.stream:
@@ -280,7 +282,9 @@ async def _send_whole(send: Send, texts: Texts, form: _Form, head: Mapping[str, 
         for index, (number, text) in enumerate(texts.made.items())
     ]
     counts = usage(texts.prompt_tokens, texts.completion_tokens)
-    return await _send_body(send, 200, {**head, "object": form.whole_name, "choices": choices, "usage": counts}, head)
+    offer = {} if texts.kv_offer is None else {"kv_transfer_params": texts.kv_offer}
+    body = {**head, "object": form.whole_name, "choices": choices, "usage": counts, **offer}
+    return await _send_body(send, 200, body, head)
 
 
 async def _send_body(send: Send, status: int, body: object, head: Mapping[str, Any]) -> None:
