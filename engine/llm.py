@@ -20,7 +20,7 @@ from engine.output import FINISH_REASONS, Logprob, Output, Sampled, TextStream
 from engine.sampling import SamplingParams
 from monitor.events.kinds import Status
 
-__all__ = ["LLM", "CompletionOutput", "NeverFits", "RequestOutput", "SamplingParams"]
+__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams"]
 
 Prompt = str | Sequence[int]
 
@@ -45,10 +45,6 @@ class RequestOutput:
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
-
-
-class NeverFits(RuntimeError):
-    """Nothing runs, nothing is awaited, and the request at the head of the queue finds no room: it never will."""
 
 
 class LLM:
@@ -85,8 +81,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """The outputs, in the order of the prompts. A prompt is a text or a list of token ids.
 
-        sampling_params: for all prompts, or one for each. Raises ValueError for a prompt that the model cannot take,
-        before any has run; NeverFits for one that the pool cannot hold; RuntimeError if the engine fails.
+        sampling_params: for all prompts, or one for each. Raises ValueError for a prompt that the model cannot take or
+        the pool cannot hold, before any has run; RuntimeError if the engine fails.
         """
         wanted = _as_list(prompts)
         given = sampling_params or SamplingParams()
@@ -95,13 +91,13 @@ class LLM:
             raise ValueError(f"there are {len(wanted)} prompts and {len(each)} sampling params: give one, or one each")
         tokenizer = self.core.loaded.tokenizer
         ids = [tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in wanted]
-        for prompt_ids in ids:
-            self.core.check(prompt_ids)
+        names_of = [self._names(params.n) for params in each]
+        for prompt_ids, names in zip(ids, names_of, strict=True):
+            for name in names:
+                self.core.check(prompt_ids, name)
         work: dict[int, _Work] = {}
         outputs: list[list[_Work]] = []
-        for prompt_ids, params in zip(ids, each, strict=True):
-            self._requests += 1
-            names = [f"llm-{self._requests}" + (f"-{i}" if params.n > 1 else "") for i in range(params.n)]
+        for prompt_ids, params, names in zip(ids, each, names_of, strict=True):
             numbers = [self.core.submit(name, prompt_ids, p) for name, p in zip(names, params.each(), strict=True)]
             outputs.append([_Work(TextStream(tokenizer, params.stop), params.logprobs) for _ in numbers])
             work |= zip(numbers, outputs[-1], strict=True)
@@ -124,6 +120,11 @@ class LLM:
             for place, (prompt, prompt_ids, of_prompt) in enumerate(zip(wanted, ids, outputs, strict=True))
         ]
 
+    def _names(self, count: int) -> list[str]:
+        """Ids of the next prompt's outputs."""
+        self._requests += 1
+        return [f"llm-{self._requests}" + (f"-{index}" if count > 1 else "") for index in range(count)]
+
     def _run(self, work: dict[int, _Work]) -> None:
         scheduler = self.core.scheduler
         while self.core.in_flight:
@@ -134,19 +135,7 @@ class LLM:
                     self.core.end(output.number, Status.FINISHED_STOPPED)
             # What a step in flight gives back is free from the next pass on.
             if scheduler.step == launched and not outputs and not in_flight:
-                self._wait()
-
-    def _wait(self) -> None:
-        """A pass without a step: the connector must give blocks back, or they will never be enough."""
-        scheduler = self.core.scheduler
-        held = self.core.manager.tables or scheduler.parked or scheduler.in_flight
-        if not held and len(scheduler.waiting):
-            head = scheduler.waiting.head()
-            raise NeverFits(
-                f"{head.id} has {head.num_tokens} tokens and finds no room in an empty pool of"
-                f" {self.core.pool.usable * self.core.config.block_size}: give it a larger one (kv_cache_memory_bytes)"
-            )
-        time.sleep(0.001)
+                time.sleep(0.001)  # the connector must give blocks back first
 
 
 class _Work:

@@ -232,6 +232,7 @@ def main() -> int:
             "--block-size", str(BLOCK_SIZE), "--num-gpu-blocks-override", str(NUM_BLOCKS),
             "--max-model-len", str(MAX_MODEL_LEN), "--kv-connector", "host",
             "--fault", f"leak.finished-held:after={HEALTHY_REQUESTS}:every=3:limit={LEAKS}",
+            "--fault", "stuck.never-fits",
         )  # fmt: skip
         engine = stack.enter_context(running("The engine", log, *arguments))
         wait_for("The engine", f"{engine_url}/health", engine, log)

@@ -54,6 +54,10 @@ class KVCacheManager:
         """How many blocks so many tokens fill, the last one perhaps in part."""
         return -(-num_tokens // self.block_size)
 
+    def fits(self, num_tokens: int) -> bool:
+        """Whether so many tokens of a request have room when it has the whole pool for itself."""
+        return self.blocks_for(num_tokens) <= self.pool.usable
+
     def find_prefix(self, request: Request) -> list[int]:
         """Cached blocks that hold the beginning of the request's tokens, never all of them: one must be computed."""
         if self.hasher is None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from monitor.events.kinds import Limit
-from tests.detectors.scenes import Watched, never_fits, stalled, value
+from monitor.events.kinds import Cause, Limit, Preempt, Release
+from tests.detectors.scenes import Spoken, Watched, never_fits, stalled, value
 
 NEVER_FITS = "stuck.never-fits"
 ENGINE_STALLED = "stuck.engine-stalled"
@@ -53,16 +53,24 @@ def test_the_boundary_is_the_pool_itself(over: int) -> None:
     assert scene.lab.scheduler.has_work == bool(over)
 
 
-@pytest.mark.parametrize("prefix_caching", [True, False])
-def test_a_request_that_outgrew_the_pool_never_fits_again(prefix_caching: bool) -> None:
-    """Admitted, it fills the pool, preempts itself, and is then too large to come back: whatever of it is cached."""
-    scene = Watched(total=9, prefix_caching=prefix_caching)
-    request = scene.lab.arrive(20, max_tokens=40)
-    scene.steps(60)
-    scene.live(3)
+def test_a_request_that_outgrew_the_pool_never_fits_again() -> None:
+    """An engine that ends no such request: it has filled the pool, is preempted, and too large to come back, however
+    little of it is asked for beyond what is cached.
+    """
+    scene = Spoken(total=9)
+    blocks = list(range(1, 9))
+    scene.arrive(1, blocks)
+    scene.log.progressed([1], [32], [1])
+    scene.log.preempted(1, Preempt.KV_BLOCKS, 1, len(blocks), 32)
+    scene.log.released(1, blocks, Release.PREEMPTED)
+    scene.log.queued(1, Cause.PREEMPTED, at_front=True)
+    scene.log.allocation_failed(1, 1, 0)
+    scene.log.not_scheduled(1, Cause.KV_BLOCKS, 1)
+    scene.say()
+    scene.wait(3)
     finding = scene.only(NEVER_FITS)
-    assert finding.culprits.requests == [request.id]
-    assert value(finding, "blocks_needed") == scene.lab.manager.blocks_for(request.num_tokens)
+    assert finding.culprits.requests == ["r-1"]
+    assert value(finding, "blocks_needed") == len(blocks) + 1
 
 
 def test_a_queue_that_moves_is_not_stuck() -> None:

@@ -24,6 +24,7 @@ from tests.engine.process import follow, wait_for
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 ANYWHERE = "tcp://127.0.0.1:*"
+TAKEN_IN = ("stuck.never-fits",)
 
 
 class Running:
@@ -156,7 +157,7 @@ def test_an_idle_engine_makes_no_passes_once_its_rest_is_audited() -> None:
 
 
 def test_a_request_that_never_fits_waits_and_holds_back_those_behind_it_until_it_is_ended() -> None:
-    with running(tiny(num_gpu_blocks_override=5, block_size=4, max_model_len=100)) as engine:
+    with running(tiny(num_gpu_blocks_override=5, block_size=4, max_model_len=100, faults=TAKEN_IN)) as engine:
         too_large = engine.core.submit("r-large", [7] * 40, GREEDY)
         small = engine.core.submit("r-small", [7, 7], GREEDY)
         began, passes = time.monotonic(), engine.core.scheduler.passes
@@ -177,6 +178,23 @@ def test_a_prompt_that_the_model_cannot_take_is_refused() -> None:
             with pytest.raises(Refused, match=why):
                 core.submit("r", prompt, GREEDY)
         assert core.in_flight == 0
+    finally:
+        core.close()
+
+
+@pytest.mark.parametrize("over", [0, 1])
+def test_a_prompt_is_refused_that_the_whole_pool_cannot_hold(over: int) -> None:
+    """One that fills it to the last token is served, with the token that needs no more room."""
+    core = tiny(num_gpu_blocks_override=5, block_size=4, max_model_len=100)
+    holds = core.pool.usable * core.config.block_size
+    try:
+        if over:
+            with pytest.raises(Refused, match=f"needs {core.pool.usable + 1} KV blocks.*at most {holds} tokens"):
+                core.submit("r", [7] * (holds + over), GREEDY)
+            assert core.in_flight == 0
+        else:
+            tokens, status = _run(core, [7] * holds, GREEDY)
+            assert (len(tokens), status) == (1, Status.FINISHED_LENGTH_CAPPED)
     finally:
         core.close()
 
@@ -216,7 +234,7 @@ def test_the_models_own_end_ends_an_output_unless_it_is_ignored() -> None:
 
 
 def test_closing_ends_what_is_left() -> None:
-    core = tiny(num_gpu_blocks_override=5, block_size=4, max_model_len=100)
+    core = tiny(num_gpu_blocks_override=5, block_size=4, max_model_len=100, faults=TAKEN_IN)
     with running(core) as engine:
         number = core.submit("r-large", [7] * 40, GREEDY)
     assert engine.ends() == {number: Status.FINISHED_ABORTED}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from engine.config import EngineConfig
-from engine.core import EngineCore, Stream
+from engine.core import EngineCore, Refused, Stream
 from engine.faults import PLACES
 from engine.grammar import StructuredOutputs
 from engine.models import load
@@ -40,6 +40,8 @@ def usage(lab: Lab) -> float:
 def test_every_fault_has_its_test() -> None:
     tested = {name for name in globals() if name.startswith("test_")}
     for code in PLACES.keys() - ELSEWHERE:
+        if code.startswith("sizing."):  # tests/engine/test_memory.py
+            continue
         assert f"test_{code.replace('.', '_').replace('-', '_')}" in tested
 
 
@@ -276,6 +278,85 @@ def test_stuck_zero_token(fault: bool) -> None:
 
 
 @pytest.mark.parametrize("fault", [True, False])
+def test_stuck_never_fits(fault: bool) -> None:
+    """Nothing runs and the pool is empty, and clients wait for ever behind the one; sound, it is told and they are not."""
+    config = EngineConfig(block_size=4, num_gpu_blocks_override=9, faults=tuple(on("stuck.never-fits", fault)))
+    core = EngineCore(config, load(config))
+    too_large = [1] * (core.pool.usable * config.block_size + 1)
+    params = SamplingParams(max_tokens=2, ignore_eos=True)
+    ended: list[int] = []
+    try:
+        if fault:
+            core.submit("too large", too_large, params)
+        else:
+            with pytest.raises(Refused, match="the whole pool has 8"):
+                core.submit("too large", too_large, params)
+        behind = core.submit("behind", [1, 2, 3], params)
+        for _ in range(50):
+            ended += [output.number for output in core.step() if output.status is not None]
+        assert (ended == [behind]) != fault
+        assert (core.scheduler.running, core.usage) == ([], 0)
+    finally:
+        core.close()
+
+
+@pytest.mark.parametrize("prefix_caching", [True, False])
+@pytest.mark.parametrize("fault", [True, False])
+def test_stuck_self_preempt(fault: bool, prefix_caching: bool) -> None:
+    """A client has had its last token long ago, and the engine computes on, the same over and over."""
+    lab = Lab(total=9, prefix_caching=prefix_caching, faults=on("stuck.self-preempt", fault))
+    request = lab.arrive(12, max_tokens=100)
+    behind = lab.arrive(8, max_tokens=2)
+    for _ in range(300):
+        lab.step()
+    holds = lab.pool.usable * lab.manager.block_size
+    assert request.num_tokens == holds + 1
+    assert request.status == Status.FINISHED_LENGTH_CAPPED or (fault and not request.is_finished)
+    assert (request.num_preemptions > 10) == fault
+    assert behind.is_finished
+    events = [event for frame in lab.frames for event in frame.events() if event.request == request.number]
+    peaks = {event.args[2] for event in events if event.kind == Kind.PREEMPTED}
+    assert peaks == ({lab.pool.usable} if fault else set())
+
+
+@pytest.mark.parametrize("fault", [True, False])
+def test_stuck_head_of_line(fault: bool) -> None:
+    """Requests wait behind one that may become long, with room enough for them, and for all that it has so far."""
+    lab = Lab(faults=on("stuck.head-of-line", fault))
+    lab.arrive(100, max_tokens=20)
+    lab.step()
+    long, *others = lab.arrive(20, max_tokens=200), lab.arrive(20, max_tokens=4), lab.arrive(20, max_tokens=4)
+    for _ in range(10):
+        lab.step()
+    assert all(other.is_finished != fault for other in others)
+    assert (long in lab.scheduler.waiting) == fault
+    if fault:
+        assert long.shortage is not None
+        assert long.shortage[0] > lab.pool.num_free > sum(lab.manager.blocks_for(r.num_tokens) for r in (long, *others))
+
+
+@pytest.mark.parametrize("fault", [True, False])
+def test_thrash_after_retract(fault: bool) -> None:
+    """One preemption, hours ago, and fewer run at once than before, though many wait and the pool is nearly empty."""
+    lab = Lab(total=41, prefix_caching=False, faults=on("thrash.after-retract", fault))
+
+    def tokens_a_step() -> float:
+        """Of requests of which many fit."""
+        requests = [lab.arrive(4, max_tokens=12) for _ in range(40)]
+        began = lab.scheduler.step
+        lab.run_until_idle()
+        return sum(len(request.output_token_ids) for request in requests) / (lab.scheduler.step - began)
+
+    before = tokens_a_step()
+    for _ in range(6):
+        lab.arrive(16, max_tokens=60)
+    lab.run_until_idle()
+    assert lab.scheduler.num_preemptions > 0
+    after = [tokens_a_step() for _ in range(3)]
+    assert all((rate < before / 2) == fault for rate in after)
+
+
+@pytest.mark.parametrize("fault", [True, False])
 def test_thrash_preemption(fault: bool) -> None:
     """Long prompts are let in together and throw each other out: much is computed twice."""
     lab = Lab(total=41, max_num_batched_tokens=16, prefix_caching=False, faults=on("thrash.preemption", fault))
@@ -283,6 +364,26 @@ def test_thrash_preemption(fault: bool) -> None:
     lab.run_until_idle()
     lost = lab.packer.shadow.totals.tokens_lost
     assert lost >= sum(r.num_prompt_tokens for r in requests) / 4 if fault else lost == 0
+
+
+@pytest.mark.parametrize("fault", [True, False])
+def test_collapse_lockstep(fault: bool) -> None:
+    """Usage falls from full to nothing at once, with no preemption, and all clients wait for their first token."""
+    lab = Lab(total=161, prefix_caching=False, max_num_batched_tokens=64, faults=on("collapse.lockstep", fault))
+    usable, clients, sent = lab.pool.usable, 8, 0
+    falls = [0.0]
+    waited: list[bool] = []
+    while sent < 4 * clients:
+        for _ in range(clients - len(lab.scheduler.requests)):
+            lab.arrive(60, max_tokens=20)
+            sent += 1
+        running, free = len(lab.scheduler.running), lab.pool.num_free
+        if lab.step():
+            falls.append((lab.pool.num_free - free) / usable)
+            waited.append(running == clients and not lab.scheduler.running)
+    assert lab.scheduler.num_preemptions == 0
+    assert (max(falls) > 0.8) == fault
+    assert any(waited) == fault
 
 
 @pytest.mark.parametrize("fault", [True, False])

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.llm import LLM, NeverFits
+from engine.core import Refused
+from engine.llm import LLM
 from engine.models.tokens import ByteTokenizer
 from engine.output import TextStream
 from engine.sampling import SamplingParams
@@ -90,7 +91,7 @@ def test_a_stop_string_ends_the_text_before_it_and_frees_the_request(llm: LLM) -
 
 
 def test_a_prompt_that_can_never_fit_is_told_and_leaves_nothing(llm: LLM) -> None:
-    with pytest.raises(NeverFits, match="200 tokens"):
+    with pytest.raises(Refused, match="200 tokens and needs 50 KV blocks"):
         llm.generate([[7] * 200, [7] * 3], GREEDY)
     assert llm.core.in_flight == 0
     assert llm.core.pool.counts()[2] == 0
