@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import jsonschema
 import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -22,6 +24,7 @@ from monitor.events.sample import Fact
 from monitor.ledger.ledger import EngineLedger
 from monitor.sources.log import Log
 from tests.engine.process import PATIENCE_S, EngineProcess, follow, wait_for
+from tests.engine.test_grammar import NOTHING, REGEX, SCHEMA
 
 GREEDY: dict[str, Any] = {"model": "tiny", "temperature": 0, "extra_body": {"ignore_eos": True}}
 
@@ -155,6 +158,41 @@ def test_logprobs_of_a_chat_whole_and_as_a_stream(client: openai.OpenAI) -> None
     assert [one.top_logprobs for one in without.content or []] == [[]] * 20
 
 
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_structured_output_of_a_chat_whole_and_as_a_stream(client: openai.OpenAI, temperature: int) -> None:
+    wanted = {"type": "json_schema", "json_schema": {"name": "pool", "schema": SCHEMA, "strict": True}}
+    messages = [{"role": "user", "content": "Which block?"}]
+    asked: dict[str, Any] = {
+        "model": "tiny", "messages": messages, "response_format": wanted, "temperature": temperature, "seed": 3,
+    }  # fmt: skip
+    whole = client.chat.completions.create(**asked).choices[0]
+    assert whole.finish_reason == "stop"
+    jsonschema.validate(json.loads(whole.message.content or ""), SCHEMA)
+    chunks = [chunk.choices[0] for chunk in client.chat.completions.create(stream=True, **asked)]
+    assert "".join(chunk.delta.content or "" for chunk in chunks) == whole.message.content
+    assert chunks[-1].finish_reason == "stop"
+    for kind in ("json_object", "text"):
+        asked |= {"response_format": {"type": kind}, "max_tokens": 5}
+        content = client.chat.completions.create(**asked).choices[0].message.content or ""
+        assert content.startswith("{") == (kind == "json_object")
+
+
+def test_structured_output_of_a_completion(client: openai.OpenAI) -> None:
+    """vLLM's field, which its users send in `extra_body`; each of several outputs goes its own way."""
+    asked: dict[str, Any] = {"model": "tiny", "prompt": "a", "n": 3, "seed": 1, "temperature": 1, "max_tokens": 200}
+    made = client.completions.create(**asked, extra_body={"structured_outputs": {"regex": REGEX}})
+    assert all(re.fullmatch(REGEX, choice.text) and choice.finish_reason == "stop" for choice in made.choices)
+    assert len({choice.text for choice in made.choices}) > 1
+    made = client.completions.create(**asked, extra_body={"structured_outputs": {"json": json.dumps(SCHEMA)}})
+    for choice in made.choices:
+        jsonschema.validate(json.loads(choice.text), SCHEMA)
+
+
+def test_a_grammar_that_nothing_fits_is_said_to_its_client(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.APIError, match="regex cannot be used"):
+        client.completions.create(model="tiny", prompt="a", extra_body={"structured_outputs": {"regex": NOTHING}})
+
+
 def test_what_a_benchmark_of_vllm_sends_is_served(engine: EngineProcess) -> None:
     """The fields that `vllm bench serve` sends, for completions and for chats; a chunk for each token."""
     common = {"model": "tiny", "stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True}
@@ -196,6 +234,11 @@ def test_a_stop_string_ends_a_text_and_frees_its_request(client: openai.OpenAI, 
         ("completions", {"prompt": "a", "top_p": 0}, 400, "top_p", "above 0"),
         ("completions", {"prompt": "a", "n": 0}, 400, "n", "must be 1 to"),
         ("completions", {"prompt": "a", "best_of": 2}, 400, "best_of", "not supported"),
+        ("completions", {"prompt": "a", "structured_outputs": {"regex": "("}}, 400, "structured_outputs", "unclosed"),
+        ("completions", {"prompt": "a", "structured_outputs": {}}, 400, "structured_outputs", "exactly one"),
+        ("completions", {"prompt": "a", "structured_outputs": {"lark": "a"}}, 400, "structured_outputs.lark", "field"),
+        ("completions", {"prompt": "a", "response_format": {"type": "xml"}}, 400, "response_format.type", "Invalid"),
+        ("completions", {"prompt": "a", "response_format": {"type": "json_schema"}}, 400, "response_format", "goes"),
         ("completions", {"prompt": "a", "min_p": 2}, 400, "min_p", "0 (all) to 1"),
         ("completions", {"prompt": "a", "presence_penalty": 2.1}, 400, "presence_penalty", "-2 to 2"),
         ("completions", {"prompt": "a", "repetition_penalty": 0}, 400, "repetition_penalty", "above 0"),
@@ -209,6 +252,8 @@ def test_a_stop_string_ends_a_text_and_frees_its_request(client: openai.OpenAI, 
         ("completions", {"prompt": [1, "a"]}, 400, "prompt", "must be a text"),
         ("completions", {"prompt": []}, 400, "prompt", "must be a text"),
         ("completions", {}, 400, "prompt", "missing required"),
+        ("chat/completions", {"messages": [{"role": "u"}], "response_format": {"type": "json_schema", "json_schema": {
+            "name": "a", "schema": {"type": "array", "items": {"type": "int"}}}}}, 400, "response_format", "type: int"),
         ("chat/completions", {"messages": []}, 400, "messages", "at least one"),
         ("chat/completions", {"messages": [{"content": "a"}]}, 400, "messages[0].role", "missing required"),
         ("embeddings", {}, 404, None, "Not Found"),
