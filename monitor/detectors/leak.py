@@ -212,25 +212,22 @@ def _finished_held_by_figures(ledger: EngineLedger, settings: Settings) -> Itera
         return
     # After a drain to nothing running, usage says what no live request holds.
     floor = _idle_floor(samples, settings)
-    grown = _usage(samples[-1]) - _usage(samples[0])
-    if floor is None and grown < settings(FINISHED_HELD, "min_rise"):
-        return  # what a healthy engine's figures say at most moments, and quickly
-    series = _series(samples)
-    fit = _ratchet(series, settings)
+    series = _series(samples) if _may_ratchet(samples, settings) else None
+    fit = _ratchet(series, settings) if series is not None else None
     if floor is None and fit is None:
         return
-    evidence = _ratchet_evidence(series)
-    usage, running = series.usage, series.running
+    evidence = _ratchet_evidence(series) if series is not None else []
+    first, last = samples[0], samples[-1]
     signs = []
     pending = fit is None
     if floor is not None:
         start = samples[floor]
         pending = pending and _lasted_s(ledger, samples, floor) < settings(FINISHED_HELD, "grace_s")
         evidence.append(
-            Evidence("usage_with_nothing_running", round(100 * usage[-1], 1), "%", start.source, start.position)
+            Evidence("usage_with_nothing_running", round(100 * _usage(last), 1), "%", start.source, start.position)
         )
         waiting = f" and {start.waiting} waiting" if start.waiting else ""
-        signs.append(f"usage stays at {percent(usage[-1])} with nothing running{waiting}")
+        signs.append(f"usage stays at {percent(_usage(last))} with nothing running{waiting}")
     if fit is not None:
         signs.append(
             f"usage follows the running sum of prompt tokens (R² {fit.r_squared:.3f}, {100 * fit.slope:.2f} % of the"
@@ -239,8 +236,8 @@ def _finished_held_by_figures(ledger: EngineLedger, settings: Settings) -> Itera
     course = ""
     if len({(sample.usage, sample.running) for sample in samples}) > 1:
         course = (
-            f" From {percent(usage[0])} with {running[0]:.0f} running at first to {percent(usage[-1])} with"
-            f" {running[-1]:.0f} at last."
+            f" From {percent(_usage(first))} with {first.running} running at first to {percent(_usage(last))} with"
+            f" {last.running} at last."
         )
     since_sample = samples[floor if floor is not None else 0]
     yield Judgement(
@@ -335,23 +332,30 @@ def _fit(series: _Series) -> _Fit | None:
     return _Fit(slope, r_squared, correlation)
 
 
+def _may_ratchet(samples: Sequence[Sample], settings: Settings) -> bool:
+    """Whether usage has climbed and never come back: what is quickly seen not to be so of most engines."""
+    if _usage(samples[-1]) - _usage(samples[0]) < settings(FINISHED_HELD, "min_rise"):
+        return False
+    highest, most = 0.0, settings(FINISHED_HELD, "max_fall")
+    for sample in samples:
+        usage = sample.usage or 0.0
+        if highest - usage > most:
+            return False
+        highest = max(highest, usage)
+    return True
+
+
 def _ratchet(series: _Series, settings: Settings) -> _Fit | None:
-    """Usage that climbs with what was ever taken in, not with what is running, and does not come back."""
+    """Usage that climbs with what was ever taken in, and not with what is running."""
     fit = _fit(series)
     usage, running = series.usage, series.running
     if fit is None or len(usage) < settings(FINISHED_HELD, "min_samples"):
         return None
-    highest, fall = usage[0], 0.0
-    for value in usage:
-        highest = max(highest, value)
-        fall = max(fall, highest - value)
     load_went = running[-1] <= max(running) / 2
     if (
         fit.slope > 0
         and fit.r_squared >= settings(FINISHED_HELD, "min_fit")
         and fit.correlation <= settings(FINISHED_HELD, "max_correlation")
-        and usage[-1] - usage[0] >= settings(FINISHED_HELD, "min_rise")
-        and fall <= settings(FINISHED_HELD, "max_fall")
         and (load_went or len(usage) >= settings(FINISHED_HELD, "steady_samples"))
     ):
         return fit

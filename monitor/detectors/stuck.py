@@ -213,8 +213,10 @@ def _last_progress(running: list[RequestState]) -> int:
 
 
 def _never_fits_by_figures(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
-    samples = [s for s in ledger.samples if s.usage is not None and s.running is not None and s.waiting is not None]
-    start = _last_stretch(samples, lambda s: not s.running and bool(s.waiting) and (s.usage or 0) < EMPTY)
+    samples = list(ledger.samples)
+    start = _last_stretch(
+        samples, lambda s: s.running == 0 and bool(s.waiting) and s.usage is not None and s.usage < EMPTY
+    )
     if start is None:
         return
     first, last = samples[start], samples[-1]

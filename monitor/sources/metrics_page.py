@@ -108,7 +108,7 @@ class MetricsPage:
         except httpx.TimeoutException as error:
             raise BadPage(
                 f"{self.url} did not answer within {self._timeout_s:g} s. A busy front end can take seconds for a"
-                " scrape: try a longer --timeout"
+                " scrape: try a longer --timeout. A frozen one never answers: ps -o stat= -p PID tells"
             ) from error
         except httpx.HTTPError as error:
             raise BadPage(f"{self.url} does not answer ({error}): is the engine's server running there?") from error
