@@ -16,11 +16,11 @@ from monitor.events.wire import ContractError
 from monitor.ledger.words import counted
 from monitor.query import Query, RemoteQuery, Unreachable
 from monitor.sources.exposition import shown
-from monitor.sources.kv_events import SOURCES_PATH, KvEventStream, Publisher, publisher_at, publishers
+from monitor.sources.kv_events import KvEventStream, Publisher, publisher_at, publishers
 from monitor.sources.live import LiveStream
 from monitor.sources.prometheus import BadHistory, history
 from monitor.sources.recording import Recording
-from monitor.sources.target import BadTarget, Kind, kind_of, read_log, read_prose
+from monitor.sources.target import SOURCES_PATH, BadTarget, Kind, kind_of, read_log, read_prose
 from monitor.watch import Watch
 
 WATCH_S = 3.0
@@ -111,6 +111,7 @@ def _watch_kv_events(
 ) -> Observation:
     """Take what the publishers still have of their past, and what they say for `watch_s` from their first word on."""
     watch = Watch(settings)
+    name = shown(target)
     started = time.monotonic()
     heard_at: float | None = None
     with contextlib.ExitStack() as opened:
@@ -122,7 +123,7 @@ def _watch_kv_events(
                 heard_at = time.monotonic()
             if heard_at is None and time.monotonic() - started > timeout_s:
                 raise CannotTell(
-                    f"{target}: no KV event came for {timeout_s:.0f} s, and no replay socket has any. They come only"
+                    f"{name}: no KV event came for {timeout_s:.0f} s, and no replay socket has any. They come only"
                     " while requests run and prefix caching is on; an endpoint without * in it, or an address of an"
                     " interface, makes vLLM connect and not bind, and then nobody hears it"
                 )
@@ -133,7 +134,7 @@ def _watch_kv_events(
             notes.append(f"{stream.bad_messages} messages were no KV events and were left out")
         if stream.lost:
             notes.append(f"{counted(stream.lost, 'batch', 'batches')} never came: what was kept before is forgotten")
-    return Observation(target, Kind.KV_EVENTS, watch, is_past=False, notes=notes)
+    return Observation(name, Kind.KV_EVENTS, watch, is_past=False, notes=notes)
 
 
 def _watch_page(target: str, settings: Settings, timeout_s: float, watch_s: float) -> Observation:

@@ -23,8 +23,8 @@ from monitor.events.log import Clock
 from monitor.events.publisher import replay_endpoint_for
 from monitor.events.sample import KvEvent, KvEvents
 from monitor.events.wire import ContractError
+from monitor.sources.exposition import address_of, shown
 
-SOURCES_PATH: Final = "/kv_event_sources"
 DEVICE: Final = "GPU"
 """vLLM's word for where blocks are that a request can run on, on any device; what other tiers keep is left out."""
 END: Final = -1
@@ -141,17 +141,19 @@ def _is_map(payload: bytes) -> bool:
 
 
 def publishers(url: str, timeout_s: float) -> list[Publisher]:
-    """Who publishes behind a vLLM's `/kv_event_sources`. Raises ContractError, saying what to do."""
-    address = httpx.URL(url)
+    """Who publishes behind a vLLM's `/kv_event_sources`. Raises ContractError, saying what to do, and BadTarget for
+    what is no address.
+    """
+    address = address_of(url)
     try:
         answer = httpx.get(address, timeout=timeout_s, trust_env=False, follow_redirects=True)
         answer.raise_for_status()
         sources = msgspec.json.decode(answer.content, type=list[_Source])
     except (httpx.HTTPError, msgspec.DecodeError) as error:
-        raise ContractError(f"{url}: it does not tell where KV events are: {error}") from error
+        raise ContractError(f"{shown(url)}: it does not tell where KV events are: {shown(str(error))}") from error
     if not sources:
         raise ContractError(
-            f"{url}: this engine publishes no KV events. It does with --kv-events-config"
+            f"{shown(url)}: this engine publishes no KV events. It does with --kv-events-config"
             ' \'{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:5557", "replay_endpoint":'
             ' "tcp://*:5558"}\' and prefix caching on'
         )

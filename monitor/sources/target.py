@@ -24,10 +24,11 @@ import msgspec
 
 from monitor.events import journal
 from monitor.events.sample import Fact, Sample
-from monitor.sources.kv_events import SOURCES_PATH
 from monitor.sources.log import Log
 from monitor.sources.prose import told_in
 
+SOURCES_PATH: Final = "/kv_event_sources"
+"""Where a vLLM tells where it publishes KV events."""
 GZIP: Final = b"\x1f\x8b"
 UTF_16: Final = (b"\xff\xfe", b"\xfe\xff")
 """What a redirection in PowerShell writes begins with one of these."""

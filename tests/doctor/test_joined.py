@@ -14,6 +14,7 @@ from monitor.findings import FindingReport
 from monitor.watch import Watch
 from tests.detectors.test_logs import log
 from tests.doctor.test_doctor import doctor_json
+from tests.pages import page, rows, served
 
 DATA = Path(__file__).parent.parent / "data"
 
@@ -74,6 +75,20 @@ def test_what_one_target_says_twice_is_two() -> None:
 def test_whether_two_names_are_of_one_engine(one: str, other: str, same: bool) -> None:
     assert same_engine(one, other) is same
     assert same_engine(other, one) is same
+
+
+def test_a_log_and_a_page_of_one_engine(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    its_log = tmp_path / "its.log"
+    with served(page(rows("never-freed")[-1])) as server:
+        text = gzip.decompress((DATA / "never-freed.log.gz").read_bytes()).decode()
+        its_log.write_text(text.replace("'port': 8100", f"'port': {server.url.rpartition(':')[2].partition('/')[0]}"))
+        quick = ("--watch", "0.1", "--timeout", "2", "--set", "leak.finished-held.grace_s=0.5")
+        code, printed = doctor_json(capsys, server.url, its_log, *quick)
+    assert code == 1
+    (one,) = [f for f in printed["findings"] if f["code"] == "leak.finished-held"]
+    assert {item["source"] for item in one["evidence"]} == {"metrics", "log"}
+    assert one["explanation"].endswith(f"Seen in {its_log} (likely) too.")
+    assert [balance["engine"] for balance in printed["balances"]] == [one["engine"]] * 2
 
 
 def test_two_logs_of_one_engine(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

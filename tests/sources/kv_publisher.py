@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import msgspec
 import zmq
 
-from monitor.sources.kv_events import SOURCES_PATH
+from monitor.sources.target import SOURCES_PATH
 
 DATA = Path(__file__).parent.parent / "data"
 TOKEN = 987_654_321

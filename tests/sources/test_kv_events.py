@@ -13,7 +13,6 @@ import pytest
 from monitor.events.sample import KvEvents
 from monitor.events.wire import ContractError
 from monitor.sources.kv_events import (
-    SOURCES_PATH,
     KvEventStream,
     NotKvEvents,
     Publisher,
@@ -21,6 +20,7 @@ from monitor.sources.kv_events import (
     publisher_at,
     publishers,
 )
+from monitor.sources.target import SOURCES_PATH, BadTarget
 from tests.sources.kv_publisher import TOKEN, KvPublisher, Recorded, encoded, publishing, recorded, telling
 
 RECORDED = recorded("kv-events")
@@ -233,6 +233,9 @@ def test_a_server_that_says_nothing_of_them(body: bytes, status: int, says: str)
         publishers(url, 5.0)
 
 
-def test_a_server_that_is_not_there() -> None:
-    with pytest.raises(ContractError, match="does not tell where KV events are"):
-        publishers(f"http://127.0.0.1:9{SOURCES_PATH}", 1.0)
+def test_a_server_that_is_not_there_and_an_address_that_is_none() -> None:
+    with pytest.raises(ContractError, match=r"//127.*does not tell where KV events are") as failed:
+        publishers(f"http://someone:s3cret@127.0.0.1:9{SOURCES_PATH}", 1.0)
+    assert "s3cret" not in str(failed.value)
+    with pytest.raises(BadTarget, match="is no address"):
+        publishers(f"http://[::1{SOURCES_PATH}", 1.0)

@@ -20,6 +20,7 @@ from tests.lab import Lab
         ("http://127.0.0.1:8000/metrics", Kind.METRICS),
         ("https://engine.example/a/metrics/", Kind.METRICS),
         ("http://127.0.0.1:8000/metrics?name[]=vllm:num_requests_running", Kind.METRICS),
+        ("http://127.0.0.1:8000/kv_event_sources", Kind.KV_EVENTS),
         ("http://127.0.0.1:8765", Kind.SERVICE),
         ("http://127.0.0.1:8765/", Kind.SERVICE),
         ("https://kvscope.example/metrics/explained", Kind.SERVICE),
