@@ -1,0 +1,1 @@
+"""Probes: each makes an engine that is not ours speak the contract, from inside its process."""

@@ -1,0 +1,89 @@
+"""What vLLM calls in each of its processes: the probe waits there for a Scheduler, which only one of them makes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from typing import Any, Final
+
+from monitor.events.log import EventLog
+from monitor.events.publisher import Publisher, replay_endpoint_for
+from monitor.probes.vllm.describe import served_model_name
+from monitor.probes.vllm.probe import Probe
+
+logger = logging.getLogger("vllm.kvscope")
+"""Under vLLM's own, so that its format and its level are ours."""
+
+PORTS_A_RANK: Final = 2
+_attached: list[tuple[Probe, Publisher]] = []
+"""The probes of this process, which live as long as their schedulers."""
+
+
+def register() -> None:
+    """The entry point in `vllm.general_plugins`. Does nothing unless KVSCOPE_EVENTS is set. Never raises."""
+    if not os.environ.get("KVSCOPE_EVENTS"):
+        return
+    try:
+        from vllm.v1.core.sched.scheduler import Scheduler
+
+        _watch(Scheduler)
+    except Exception:
+        logger.exception("kvscope: vLLM's scheduler could not be hooked; no events will be published")
+
+
+def _watch(kind: Any) -> None:
+    """Attach a probe to each Scheduler that is made from now on."""
+    made = kind.__init__
+    if hasattr(made, "kvscope"):
+        return  # vLLM may call a plugin more than once
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        made(self, *args, **kwargs)
+        try:
+            attach(self)
+        except Exception as error:
+            logger.exception("kvscope: no events will be published: %s", error)
+
+    init.kvscope = True  # type: ignore[attr-defined]
+    kind.__init__ = init
+
+
+def attach(scheduler: Any) -> tuple[Probe, Publisher]:
+    """Watch this scheduler, and publish what it does where KVSCOPE_EVENTS says.
+
+    Each data-parallel rank is on ports of its own. Raises NotPrivate and zmq.ZMQError for an address that cannot be.
+    """
+    parallel = scheduler.vllm_config.parallel_config
+    rank: int = getattr(parallel, "data_parallel_index", parallel.data_parallel_rank)
+    events = of_rank(os.environ["KVSCOPE_EVENTS"], rank)
+    replay = os.environ.get("KVSCOPE_REPLAY", "")
+    address = events.partition("://")[2]
+    log = EventLog(time)
+    probe = Probe(scheduler, log, os.environ.get("KVSCOPE_HASH_KEY", "").encode())
+    publisher = Publisher(
+        log,
+        os.environ.get("KVSCOPE_ENGINE_ID") or f"{served_model_name(scheduler)}@{address}/{rank}",
+        probe.vitals,
+        events=events,
+        replay=of_rank(replay, rank) if replay else replay_endpoint_for(events),
+    )
+
+    def stop(*_args: Any, **_kwargs: Any) -> None:
+        probe.stop()
+        publisher.close()
+
+    probe.start()
+    probe.hooks.wrap(scheduler, "shutdown", stop)
+    publisher.start()
+    _attached.append((probe, publisher))
+    logger.info("kvscope: events on %s, replay on %s", publisher.events_endpoint, publisher.replay_endpoint)
+    return probe, publisher
+
+
+def of_rank(endpoint: str, rank: int) -> str:
+    """Where that data-parallel rank publishes: two ports higher for each rank before it."""
+    head, _, port = endpoint.rpartition(":")
+    if rank == 0 or port == "*":
+        return endpoint
+    return f"{head}:{int(port) + PORTS_A_RANK * rank}" if port.isdecimal() else f"{endpoint}-{rank}"

@@ -1,0 +1,559 @@
+"""The probe: hooks into one vLLM scheduler, its cache manager and its block pool, and says what they do.
+
+Everything runs in the engine's own thread, where vLLM does the thing that is said, so events are in the order of what
+happened. What happens at every step is kept short; all else hangs on calls that vLLM makes for few requests a step.
+
+    hook                              what it says
+    ------------------------------    -------------------------------------------------------------------------------
+    Scheduler.add_request             arrived, queued, waiting on a grammar; a streaming session goes on
+    Scheduler.schedule                step launched, looked up, admitted, waiting on remote KV, ready; passed over
+    Scheduler.update_from_output      first token, progressed, step completed; then a slice of the audit
+    Scheduler._preempt_request        allocation failed, preempted, queued
+    Scheduler._free_request           finished; free deferred, if the blocks are still there afterwards
+    Scheduler._free_blocks            completion delivered, for those
+    Scheduler._handle_stopped_request   a streaming session waits
+    Scheduler._update_from_kv_xfer_finished   remote load
+    KVCacheManager.pop_blocks_for_free   detached, behind the step in flight
+    BlockPool.get_new_blocks, touch, free_blocks   allocated, reused, released, reclaimed
+    BlockPool.cache_full_blocks, …    cached, evicted
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+from typing import Any, Final, NamedTuple
+
+from monitor.events.kinds import Cause, Evict, Holder, Limit, Load, Preempt, Release, Status
+from monitor.events.log import Clock, EventLog
+from monitor.events.packer import Vitals
+from monitor.events.wire import NO_REQUEST
+from monitor.probes.vllm.audit import Auditor
+from monitor.probes.vllm.describe import describe, lease_ns
+from monitor.probes.vllm.hooks import Hooks, reader
+from monitor.probes.vllm.owner import beneficiary, caller
+
+RESERVED: Final = 1
+"""vLLM's null block, which is block 0 and never handed out."""
+AUDIT_EVERY_NS: Final = 10_000_000
+NO_STEP: Final = (-1, 0)
+SUFFIX: Final = re.compile(r"-[0-9a-f]{8}$")
+"""What vLLM adds to a client's request id (from 0.14 on) to make its own."""
+STATUSES: Final = {status.name: status for status in Status} | {
+    "WAITING_FOR_FSM": Status.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
+}
+"""By vLLM's names: its numbers shift between releases."""
+BLOCKED: Final = (
+    Status.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR, Status.WAITING_FOR_REMOTE_KVS, Status.WAITING_FOR_STREAMING_REQ,
+)  # fmt: skip
+RELEASES: Final = {Status.FINISHED_ABORTED: Release.ABORTED, Status.FINISHED_ERROR: Release.ERROR}
+
+
+class Launched(NamedTuple):
+    """A step whose output has not come yet."""
+
+    output: object
+    step: int
+    at_ns: int
+    limit: Limit
+
+
+class Probe:
+    """Watches `scheduler`, which has just been made, and from `start` on says what it does to `log`.
+
+    hash_key: of the prefix hashes; random if empty. Raises AttributeError or KeyError, and has hooked nothing, if the
+    scheduler is not of the shape that it knows.
+    """
+
+    def __init__(self, scheduler: Any, log: EventLog, hash_key: bytes = b"", clock: Clock = time) -> None:
+        self.scheduler = scheduler
+        self.manager = scheduler.kv_cache_manager
+        self.pool = self.manager.block_pool
+        self.log = log
+        self.clock = clock
+        self.hooks = Hooks(self._missed)
+        self.numbers: dict[str, int] = {}
+        """By vLLM's request id, which is not the one that clients know."""
+        self.deferred: dict[str, int] = {}
+        """Finished requests whose blocks the connector still needs, with their lease deadline (0: none)."""
+        self.detached: dict[int, deque[tuple[int, Release]]] = {}
+        """Blocks that wait for a step in flight to end: whose they were, and why they were freed."""
+        self.hashes: dict[int, int] = {}
+        """What the blocks in the prefix cache were said to hold."""
+        self.launched: deque[Launched] = deque()
+        self.step = 0
+        self.passes = 0
+        self.polls = 0
+        self._names: dict[str, int] = {}
+        self._next = itertools.count(1)
+        self._key = hash_key or os.urandom(32)
+        self._lease_ns = lease_ns(scheduler)
+        self._block_sizes = [manager.block_size for manager in self.manager.coordinator.single_type_managers]
+        self._max_running = scheduler.max_num_running_reqs
+        self._max_tokens = scheduler.max_num_scheduled_tokens
+        self._null = self.pool.null_block
+        self._why: Release | None = None
+        """Why blocks are freed by the call that is under way."""
+        self._blocked: dict[str, Any] = {}
+        self._preempted: set[str] = set()
+        self._without_token: dict[str, Any] = {}
+        self._gave_blocks: list[str] = []
+        """Whom the pool gave blocks in this pass of the scheduler."""
+        self._short = False
+        """Whether somebody was preempted in it."""
+        self._passed_over: dict[str, tuple[Cause, int]] = {}
+        self._shortage: tuple[str, int, int] | None = None
+        self._auditor = Auditor(self)
+        self._next_slice_ns = 0
+        self._cached = reader(self.pool.cache_full_blocks, "request", "blocks", "num_cached_blocks", "num_full_blocks")
+
+    # ---------------------------------------------------------------- what others ask
+
+    def vitals(self) -> Vitals:
+        """What heartbeats say, from the drain thread. What the front end holds beyond these is not known here."""
+        launched = next(iter(tuple(self.launched)), None)
+        running, waiting = len(self.scheduler.running), sum(len(queue) for queue in self._queues())
+        in_flight = NO_STEP if launched is None else (launched.step, launched.at_ns)
+        return Vitals(*in_flight, running, waiting, running + waiting, self.polls, self.passes)
+
+    def counts(self) -> tuple[int, int, int, int]:
+        """The pool's own: free, used, total; vLLM does not count cached-idle blocks (-1)."""
+        free: int = self.pool.get_num_free_blocks()
+        return free, -1, self.pool.num_gpu_blocks - RESERVED - free, self.pool.num_gpu_blocks
+
+    def blocks_of(self, request_id: str) -> list[int]:
+        """The request's block table, of all KV cache groups."""
+        tables = [m.req_to_blocks.get(request_id, ()) for m in self.manager.coordinator.single_type_managers]
+        return [block.block_id for table in tables for block in table if not block.is_null]
+
+    def name(self, request_id: str) -> str:
+        """The id that the client knows, unless another living request goes by it too."""
+        name = SUFFIX.sub("", request_id)
+        return name if self._names.get(name) == self.numbers[request_id] else request_id
+
+    # ---------------------------------------------------------------- the beginning
+
+    def start(self) -> None:
+        """Say that the engine's life begins, and hook in."""
+        description = describe(self.scheduler)
+        self.log.started(self.pool.num_gpu_blocks, RESERVED, self.scheduler.block_size, description.to_json())
+        self._flush()
+        scheduler, manager, pool, wrap = self.scheduler, self.manager, self.pool, self.hooks.wrap
+        wrap(scheduler, "add_request", after=self._added)
+        wrap(scheduler, "schedule", self._schedule, self._scheduled)
+        wrap(scheduler, "update_from_output", self._update, self._updated)
+        wrap(scheduler, "finish_requests", self._tick)
+        wrap(scheduler, "_preempt_request", self._preempt, self._preempted_one)
+        wrap(scheduler, "_free_request", self._finish, self._finished)
+        wrap(scheduler, "_free_blocks", self._free, self._freed)
+        wrap(scheduler, "_handle_stopped_request", after=self._stopped)
+        wrap(scheduler, "_update_from_kv_xfer_finished", self._transfers)
+        wrap(manager, "pop_blocks_for_free", after=self._popped)
+        wrap(pool, "get_new_blocks", after=self._allocated)
+        wrap(pool, "touch", self._touched)
+        wrap(pool, "free_blocks", self._released)
+        wrap(pool, "cache_full_blocks", after=self._cached_full)
+        wrap(pool, "cache_partial_block", after=self._cached_partial)
+        wrap(pool, "move_block_hashes", after=self._moved)
+        wrap(pool, "evict_blocks", after=self._evicted)
+        wrap(pool, "reset_prefix_cache", after=self._reset)
+        wrap(pool, "unpin_blocks", self._unpinned)
+
+    def stop(self) -> None:
+        """Say that it ends in good order."""
+        self.log.tick()
+        self.log.stopped()
+        self._flush()
+
+    def _flush(self) -> None:
+        self.log.flush(self.step - 1, self.step - 1, self.counts())
+
+    def _missed(self) -> None:
+        """Something happened that could not be said: readers take the audits for truth from here."""
+        self.log.dropped_batches += 1
+        self.log.dropped_events += 1
+
+    def _tick(self, *_args: Any, **_kwargs: Any) -> None:
+        self.log.tick()
+
+    # ---------------------------------------------------------------- arrivals and ends
+
+    def _added(self, _: None, request: Any) -> None:
+        request_id = request.request_id
+        if request_id in self.numbers:
+            self._session_goes_on(request_id)
+            return
+        number = self.numbers[request_id] = next(self._next)
+        self._names.setdefault(SUFFIX.sub("", request_id), number)
+        prompt = request.num_prompt_tokens
+        longest = min(prompt + request.max_tokens, self.scheduler.max_model_len)
+        self.log.arrived(
+            number, self.name(request_id), prompt, request.max_tokens, request.priority,
+            self._blocks_for(prompt), self._blocks_for(longest),
+        )  # fmt: skip
+        self.log.queued(number, Cause.NEW)
+        self._without_token[request_id] = request
+        self._block(request)
+
+    def _session_goes_on(self, request_id: str) -> None:
+        request = self._blocked.get(request_id)
+        if request is not None and _status(request) == Status.WAITING:
+            self.log.tick()
+            self._unblock(request_id)
+
+    def _stopped(self, finished: bool, request: Any) -> None:
+        if finished:
+            return
+        number = self.numbers[request.request_id]
+        if _status(request) == Status.WAITING_FOR_STREAMING_REQ:
+            self._block(request)
+        else:
+            self.log.queued(number, Cause.NEW)
+
+    def _finish(self, request: Any, *_args: Any, **_kwargs: Any) -> None:
+        status, number = _status(request), self.numbers[request.request_id]
+        self._progressed([request])
+        self.log.finished(number, status)
+        self._why = RELEASES.get(status, Release.FINISHED)
+
+    def _finished(self, _: Any, request: Any, *_args: Any, **_kwargs: Any) -> None:
+        self._why = None
+        request_id = request.request_id
+        for kept in (self._blocked, self._without_token, self._passed_over):
+            kept.pop(request_id, None)
+        self._preempted.discard(request_id)
+        if request_id not in self.scheduler.requests:
+            return
+        deadline = self.clock.monotonic_ns() + self._lease_ns if self._lease_ns else 0
+        self.deferred[request_id] = deadline
+        blocks = self.blocks_of(request_id)
+        if blocks:
+            self.log.free_deferred(self.numbers[request_id], blocks, Holder.CONNECTOR, lease_deadline_ns=deadline)
+
+    def _free(self, request: Any) -> None:
+        if request.request_id in self.deferred:
+            self.log.completion_delivered(self.numbers[request.request_id])
+            self._why = Release.TRANSFER_DONE
+
+    def _freed(self, _: None, request: Any) -> None:
+        """The last that is heard of a request."""
+        request_id = request.request_id
+        if self.deferred.pop(request_id, None) is not None:
+            self._why = None
+        number, name = self.numbers.pop(request_id), SUFFIX.sub("", request_id)
+        if self._names.get(name) == number:
+            del self._names[name]
+
+    def _preempt(self, request: Any, *_args: Any, **_kwargs: Any) -> None:
+        number, blocks = self.numbers[request.request_id], len(self.blocks_of(request.request_id))
+        reason, for_number = Preempt.RESET, NO_REQUEST
+        found = beneficiary()
+        if found is not None:
+            winner, tokens = found
+            reason = Preempt.PRIORITY if request.priority > winner.priority else Preempt.KV_BLOCKS
+            for_number = self.numbers[winner.request_id]
+            held = len(self.blocks_of(winner.request_id))
+            needed = max(1, self._blocks_for(winner.num_computed_tokens + tokens) - held)
+            self.log.allocation_failed(for_number, needed, self.pool.get_num_free_blocks())
+            self._short = True
+        else:
+            self.log.tick()
+        self.log.preempted(number, reason, for_number, blocks, request.num_computed_tokens)
+        self._why = Release.PREEMPTED
+
+    def _preempted_one(self, _: None, request: Any, *_args: Any, **_kwargs: Any) -> None:
+        self._why = None
+        self._preempted.add(request.request_id)
+        self.log.queued(self.numbers[request.request_id], Cause.PREEMPTED, at_front=True)
+
+    def _transfers(self, output: Any) -> None:
+        """The connector's news, before the scheduler acts on them."""
+        for request_id in output.finished_recving or ():
+            request = self.scheduler.requests[request_id]
+            if _status(request) == Status.WAITING_FOR_REMOTE_KVS:
+                failed = request_id in getattr(self.scheduler, "failed_recving_kv_req_ids", ())
+                outcome = Load.FAILED if failed else Load.DELIVERED
+                self.log.remote_load(self.numbers[request_id], outcome, request.num_computed_tokens)
+
+    # ---------------------------------------------------------------- a step
+
+    def _schedule(self, *_args: Any, **_kwargs: Any) -> None:
+        self.passes += 1
+        self._short = False
+        self.log.tick()
+
+    def _scheduled(self, output: Any, *_args: Any, **_kwargs: Any) -> None:
+        scheduled: dict[str, int] = output.num_scheduled_tokens
+        if self._blocked:
+            for request_id in [i for i, request in self._blocked.items() if _status(request) not in BLOCKED]:
+                self._unblock(request_id)
+        if self._gave_blocks:
+            for request_id in self._gave_blocks:
+                if request_id not in scheduled and request_id in self.scheduler.requests:
+                    self._block(self.scheduler.requests[request_id])
+            self._gave_blocks = []
+        for new in output.scheduled_new_reqs:
+            self._admit(new.req_id, scheduled)
+        if self._preempted:
+            for request_id in self._preempted & scheduled.keys():
+                self._admit(request_id, scheduled)
+        limit = Limit.NONE
+        if len(scheduled) < len(self.scheduler.running) or any(self._queues()):
+            limit = self._look_at_who_waits(scheduled, output.total_num_scheduled_tokens)
+        if scheduled:
+            numbers = self.numbers
+            self.log.step_launched(self.step, [numbers[i] for i in scheduled], [*scheduled.values()])
+            self.launched.append(Launched(output, self.step, self.clock.monotonic_ns(), limit))
+            self.step += 1
+        self._flush()
+
+    def _update(self, output: Any, result: Any, *_args: Any, **_kwargs: Any) -> None:
+        self.log.tick()
+        if getattr(result, "kv_connector_output", None) is not None:
+            self.polls += 1
+
+    def _updated(self, _: Any, output: Any, *_args: Any, **_kwargs: Any) -> None:
+        requests = self.scheduler.requests
+        if self._without_token:
+            for request_id in [i for i, request in self._without_token.items() if request.num_output_tokens]:
+                del self._without_token[request_id]
+                self.log.first_token(self.numbers[request_id])
+        self._progressed([requests[i] for i in output.num_scheduled_tokens if i in requests])
+        now = self.clock.monotonic_ns()
+        while self.launched and output.num_scheduled_tokens:
+            launched = self.launched.popleft()
+            free = self.pool.get_num_free_blocks()
+            used = self.pool.num_gpu_blocks - RESERVED - free
+            self.log.step_completed(launched.step, now - launched.at_ns, launched.limit, free, -1, used)
+            if launched.output is output:
+                break
+        if now >= self._next_slice_ns:
+            self._next_slice_ns = now + AUDIT_EVERY_NS
+            self._auditor.slice()
+        self._flush()
+
+    def _progressed(self, requests: Sequence[Any]) -> None:
+        """Computed tokens are those of steps that are complete: vLLM counts what is in flight too."""
+        if requests:
+            numbers = self.numbers
+            self.log.progressed(
+                [numbers[r.request_id] for r in requests],
+                [r.num_computed_tokens - r.num_in_flight_tokens for r in requests],
+                [r.num_output_tokens for r in requests],
+            )
+
+    def _admit(self, request_id: str, scheduled: dict[str, int]) -> None:
+        request, number = self.scheduler.requests[request_id], self.numbers[request_id]
+        self._preempted.discard(request_id)
+        self._passed_over.pop(request_id, None)
+        computed = request.num_computed_tokens - scheduled[request_id]
+        if self.manager.enable_caching:
+            self.log.looked_up(number, request.num_tokens, computed)
+        self.log.admitted(number, computed)
+
+    def _block(self, request: Any) -> None:
+        """If it waits for something outside of the scheduler, say so, once."""
+        status = _status(request)
+        if status in BLOCKED and request.request_id not in self._blocked:
+            self._blocked[request.request_id] = request
+            self.log.waiting_on(self.numbers[request.request_id], status)
+
+    def _unblock(self, request_id: str) -> None:
+        del self._blocked[request_id]
+        self.log.ready(self.numbers[request_id])
+
+    def _queues(self) -> list[Any]:
+        """The waiting queues that this release has, first served first."""
+        scheduler = self.scheduler
+        names = ("kv_holding_waiting", "skipped_waiting", "waiting")
+        return [queue for name in names if (queue := getattr(scheduler, name, None)) is not None]
+
+    def _look_at_who_waits(self, scheduled: dict[str, int], tokens: int) -> Limit:
+        """What kept the step from being larger: said of who runs without tokens, and of the first who could run."""
+        scheduler = self.scheduler
+        for request in scheduler.running:
+            if request.request_id not in scheduled and not request.num_in_flight_tokens:
+                cause = Cause.TOKEN_BUDGET if tokens >= self._max_tokens else Cause.ZERO_TOKENS
+                self._pass_over(request, cause)
+        head = self._head()
+        if head is None:
+            return Limit.DEFERRED if any(self._queues()) else Limit.NONE
+        if self._short:
+            self._pass_over(head, Cause.PREEMPTION_IN_STEP)
+            return Limit.KV
+        if getattr(scheduler, "_pause_state", None) and scheduler._pause_state.name != "UNPAUSED":
+            self._pass_over(head, Cause.PAUSED)
+            return Limit.NONE
+        if tokens >= self._max_tokens:
+            self._pass_over(head, Cause.TOKEN_BUDGET)
+            return Limit.TOKENS
+        if len(scheduler.running) >= self._max_running:
+            self._pass_over(head, Cause.MAX_NUM_SEQS)
+            return Limit.SEQUENCES
+        needed = self._blocks_for(head.num_tokens) - len(self.blocks_of(head.request_id))
+        free = self.pool.get_num_free_blocks()
+        if needed <= free and getattr(head, "has_encoder_inputs", False):
+            self._pass_over(head, Cause.ENCODER)
+            return Limit.ENCODER
+        if self._shortage != (head.request_id, needed, free):
+            self._shortage = head.request_id, needed, free
+            self.log.allocation_failed(self.numbers[head.request_id], needed, free)
+        self._pass_over(head, Cause.KV_BLOCKS)
+        return Limit.KV
+
+    def _head(self) -> Any:
+        """The first in the queues that does not wait for something else; only the very first under a priority."""
+        for queue in self._queues():
+            waiting: Iterable[Any] = itertools.islice(queue, 64) if isinstance(queue, deque) else _peek(queue)
+            for request in waiting:
+                if request.request_id not in self._blocked and request.request_id in self.numbers:
+                    return request
+        return None
+
+    def _pass_over(self, request: Any, cause: Cause) -> None:
+        """A state, not an event a step: said when the cause changes, and as the count doubles."""
+        before, times = self._passed_over.get(request.request_id, (cause, 0))
+        times = times + 1 if before == cause else 1
+        self._passed_over[request.request_id] = cause, times
+        if times & (times - 1) == 0:
+            self.log.not_scheduled(self.numbers[request.request_id], cause, times)
+
+    def _blocks_for(self, tokens: int) -> int:
+        """What so many tokens fill in all KV cache groups, windows not counted."""
+        return sum(-(-tokens // size) for size in self._block_sizes)
+
+    # ---------------------------------------------------------------- blocks
+
+    def _allocated(self, blocks: Sequence[Any], _count: int) -> None:
+        if not blocks:
+            return
+        ids = [block.block_id for block in blocks]
+        evicted = [self.hashes.pop(block) for block in ids if block in self.hashes]
+        who = caller(self.scheduler)
+        number = self.numbers.get(who.request_id) if who is not None else None
+        if who is None or number is None:
+            self._missed()
+            return
+        self._gave_blocks.append(who.request_id)
+        self.log.allocated(number, ids, evicted, who.group)
+
+    def _touched(self, blocks: Iterable[Any]) -> None:
+        ids = [block.block_id for block in _flat(blocks) if not block.is_null]
+        if not ids:
+            return
+        who = caller(self.scheduler)
+        number = self.numbers.get(who.request_id) if who is not None else None
+        if who is None or number is None:
+            self._missed()
+            return
+        self._gave_blocks.append(who.request_id)
+        self.log.reused(number, ids, who.group)
+
+    def _released(self, ordered_blocks: Iterable[Any], *rest: Any, **_kwargs: Any) -> tuple[Any, ...]:
+        blocks = list(ordered_blocks)  # it may be read only once
+        pool = self.pool
+        ids = [b.block_id for b in blocks if not b.is_null and getattr(b, "pool", pool) in (pool, None)]
+        if ids:
+            who = caller(self.scheduler)
+            number = self.numbers.get(who.request_id) if who is not None else None
+            if who is not None and number is not None:
+                by_window = Release.OUT_OF_WINDOW if who.function != "free" else Release.ROLLED_BACK
+                self.log.released(number, ids, self._why or by_window, who.group)
+            else:
+                self._reclaimed(ids)
+        return (blocks, *rest)
+
+    def _reclaimed(self, ids: list[int]) -> None:
+        for reason, block in [(self._take_detached(block), block) for block in ids]:
+            if reason is None:
+                self._missed()
+            else:
+                self.log.reclaimed([block], reason)
+
+    def _take_detached(self, block: int) -> Release | None:
+        former = self.detached.get(block)
+        if not former:
+            return None
+        _, reason = former.popleft()
+        if not former:
+            del self.detached[block]
+        return reason
+
+    def _popped(self, blocks: Sequence[Any], request: Any) -> None:
+        number = self.numbers[request.request_id]
+        ids = [block.block_id for block in blocks if not block.is_null]
+        if not ids:
+            return
+        reason = self._why or Release.ROLLED_BACK
+        for block in ids:
+            self.detached.setdefault(block, deque()).append((number, reason))
+        self.log.free_deferred(number, ids, Holder.FENCE, fence=self.step - 1)
+        self.log.detached(number, ids)
+
+    def _cached_full(self, _: None, *args: Any, **kwargs: Any) -> None:
+        request, blocks, first, last = self._cached(args, kwargs)
+        self._say_cached(self.numbers.get(request.request_id, NO_REQUEST), blocks[first:last])
+
+    def _cached_partial(self, _: Any, *args: Any, **kwargs: Any) -> None:
+        blocks = [value for value in (*args, *kwargs.values()) if hasattr(value, "block_id")]
+        self._say_cached(NO_REQUEST, blocks)
+
+    def _moved(self, _: None, src_block: Any, dst_block: Any) -> None:
+        self._say_evicted([src_block.block_id], Evict.INVALIDATED)
+        self._say_cached(NO_REQUEST, [dst_block])
+
+    def _say_cached(self, number: int, blocks: Sequence[Any]) -> None:
+        ids, hashes = [], []
+        for block in blocks:
+            if not block.is_null and block.block_hash is not None:
+                ids.append(block.block_id)
+                hashes.append(self._public_hash(block.block_hash))
+        self.hashes.update(zip(ids, hashes, strict=True))
+        if ids:
+            self.log.cached(number, ids, hashes)
+
+    def _evicted(self, _: None, block_ids: Iterable[int]) -> None:
+        self._say_evicted(
+            [block for block in block_ids if self.pool.blocks[block].block_hash is None], Evict.INVALIDATED
+        )
+
+    def _reset(self, done: bool) -> None:
+        if done:
+            self.log.tick()
+            self._say_evicted(list(self.hashes), Evict.RESET)
+
+    def _say_evicted(self, blocks: Sequence[int], cause: Evict) -> None:
+        known = [block for block in blocks if self.hashes.pop(block, None) is not None]
+        if known:
+            self.log.evicted(known, cause)
+
+    def _unpinned(self, *_args: Any, **_kwargs: Any) -> None:
+        """A connector's own references: whose they are is not known, so only the audits tell of them."""
+        self._missed()
+
+    def _public_hash(self, block_hash: Any) -> int:
+        """64 bits that tell equal prefixes from others and nothing more, never 0."""
+        raw = block_hash if isinstance(block_hash, bytes) else repr(block_hash).encode()
+        return int.from_bytes(blake2b(raw, digest_size=8, key=self._key).digest(), "little", signed=True) or 1
+
+
+def _status(request: Any) -> Status:
+    return STATUSES[request.status.name]
+
+
+def _flat(blocks: Iterable[Any]) -> Iterable[Any]:
+    """Blocks, or lists of them by KV cache group, as releases up to 0.12 have it."""
+    for one in blocks:
+        if hasattr(one, "block_id"):
+            yield one
+        else:
+            yield from one
+
+
+def _peek(queue: Any) -> list[Any]:
+    return [queue.peek_request()] if queue else []

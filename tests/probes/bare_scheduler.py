@@ -1,0 +1,189 @@
+"""vLLM's own Scheduler with the probe on it, without a server and without a model: run by a Python that has vLLM.
+
+    PYTHONPATH=. PYTHON -m tests.probes.bare_scheduler MODEL_DIRECTORY OUT '{"LIFE": {"steps": 2000, …}, …}'
+
+It leads random lives: shared prefixes, a pool too small for all, aborts, resets; with a connector also fetches and
+blocks that outlive their request. After each call of schedule or update_from_output it writes to OUT/LIFE what the
+probe said and what vLLM's tables hold, each as a msgpack map after its length, of four bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from monitor.events.log import EventLog
+from monitor.events.packer import Packer
+from monitor.events.wire import encode
+from monitor.probes.vllm.probe import Probe
+
+ENGINE = "vllm@127.0.0.1:0/0"
+
+
+class Bare:
+    """A scheduler over `blocks` blocks, and what stands in for the model and for the connector's worker."""
+
+    def __init__(
+        self, model: str, *, seed: int = 0, blocks: int = 120, max_num_seqs: int = 16, a_step_ahead: bool = False,
+        **settings: Any,
+    ) -> None:  # fmt: skip
+        import torch
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.utils.hashing import get_hash_fn_by_name
+        from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+        from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+        from vllm.v1.structured_output import StructuredOutputManager
+
+        self.rng = random.Random(seed)
+        self.block_size = 32
+        config = EngineArgs(
+            model=model, skip_tokenizer_init=True, dtype="float32", block_size=self.block_size, enforce_eager=True,
+            max_num_seqs=max_num_seqs, max_model_len=4096, max_num_batched_tokens=512, **settings,
+        ).create_engine_config()  # fmt: skip
+        config.cache_config.num_gpu_blocks = blocks
+        config.scheduler_config.async_scheduling = a_step_ahead  # vLLM itself never has it on the CPU
+        spec = FullAttentionSpec(block_size=self.block_size, num_kv_heads=1, head_size=16, dtype=torch.float32)
+        self.scheduler = config.scheduler_config.get_scheduler_cls()(
+            vllm_config=config,
+            kv_cache_config=KVCacheConfig(blocks, [], [KVCacheGroupSpec(["layer"], spec)]),
+            structured_output_manager=StructuredOutputManager(config),
+            block_size=self.block_size,
+            log_stats=True,
+        )
+        hash_of = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
+        init_none_hash(hash_of)
+        self.hasher = get_request_block_hasher(self.block_size, hash_of)
+        self.ahead = 2 if a_step_ahead else 1
+        self.in_flight: deque[Any] = deque()
+        self.sending: list[tuple[int, str]] = []
+        self.receiving: dict[str, int] = {}
+        self.steps = 0
+        self.arrived = 0
+        self.prefixes = [self.tokens(200) for _ in range(4)]
+
+    def tokens(self, count: int) -> list[int]:
+        return [self.rng.randrange(1, 300) for _ in range(count)]
+
+    def arrive(self, name: str, prompt: list[int], max_tokens: int, priority: int = 0) -> None:
+        from vllm import SamplingParams
+        from vllm.v1.request import Request
+
+        self.arrived += 1
+        params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+        params.update_from_generation_config({}, 2)
+        request = Request(
+            request_id=f"{name}-{self.rng.randrange(1 << 32):08x}", prompt_token_ids=prompt, sampling_params=params,
+            pooling_params=None, priority=priority, block_hasher=self.hasher,
+        )  # fmt: skip
+        self.scheduler.add_request(request)
+
+    def someone(self) -> None:
+        """A request as the load has them."""
+        rng = self.rng
+        prompt = rng.choice(self.prefixes)[: rng.randrange(1, 201)] + self.tokens(rng.randrange(1, 250))
+        what = rng.choice(("keep", "load", "r", "r")) if self.arrived % 8 == 0 else rng.choice(("load", "r", "r"))
+        self.arrive(f"{what}-{self.arrived}", prompt, rng.randrange(1, 120), rng.randrange(3))
+
+    def schedule(self) -> Any:
+        output = self.scheduler.schedule()
+        # A token comes of a step that brings a request to its end.
+        partial = {i for i in output.num_scheduled_tokens if self.scheduler.requests[i].is_prefill_chunk}
+        self.in_flight.append((output, partial))
+        for request_id in output.finished_req_ids:
+            if "keep" not in request_id:
+                self.sending.append((self.steps + self.rng.randrange(1, 4), request_id))
+        return output
+
+    def update(self) -> None:
+        from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+
+        self.steps += 1
+        output, partial = self.in_flight.popleft()
+        request_ids = list(output.num_scheduled_tokens)
+        requests = self.scheduler.requests
+        sampled = [[] if request_id in partial else [self.rng.randrange(1, 300)] for request_id in request_ids]
+        transfers = None
+        if self.scheduler.connector is not None:
+            sent = {i for due, i in self.sending if due <= self.steps}
+            self.sending = [(due, i) for due, i in self.sending if i not in sent]
+            for request in requests.values():
+                fetched = request.request_id in self.scheduler.finished_recving_kv_req_ids
+                if request.status.name == "WAITING_FOR_REMOTE_KVS" and not fetched:
+                    self.receiving.setdefault(request.request_id, self.steps + self.rng.randrange(1, 6))
+            received = {i for i, due in self.receiving.items() if due <= self.steps}
+            for request_id in received:
+                del self.receiving[request_id]
+            # One that was aborted while it was fetched is told of once, by its fetch.
+            sent -= received | self.receiving.keys()
+            transfers = KVConnectorOutput(
+                finished_sending={i for i in sent if i in requests} or None, finished_recving=received or None
+            )
+        self.scheduler.update_from_output(
+            output,
+            ModelRunnerOutput(
+                req_ids=request_ids, req_id_to_index={r: i for i, r in enumerate(request_ids)},
+                sampled_token_ids=sampled, kv_connector_output=transfers,
+            ),
+        )  # fmt: skip
+
+    def live(self) -> None:
+        """One step of a random life."""
+        from vllm.v1.request import RequestStatus
+
+        rng = self.rng
+        if len(self.scheduler.requests) < 60 and rng.random() < 0.4:
+            self.someone()
+        if rng.random() < 0.03 and self.scheduler.requests:
+            self.scheduler.finish_requests(rng.choice(list(self.scheduler.requests)), RequestStatus.FINISHED_ABORTED)
+        if rng.random() < 0.003 and self.scheduler.connector is None:
+            self.scheduler.reset_prefix_cache(reset_running_requests=rng.random() < 0.5)
+
+
+def main() -> None:
+    model, out, lives = sys.argv[1:]
+    for life, settings in json.loads(lives).items():
+        steps = settings.pop("steps")
+        with (Path(out) / life).open("wb") as file:
+            record(Bare(model, **settings), steps, file)
+
+
+def record(bare: Bare, steps: int, file: BinaryIO) -> None:
+    log = EventLog(time)
+    probe = Probe(bare.scheduler, log, b"test")
+    probe.start()
+    packer = Packer(log, ENGINE, probe.vitals)
+    scheduler = bare.scheduler
+    pool = scheduler.kv_cache_manager.block_pool
+    (manager,) = scheduler.kv_cache_manager.coordinator.single_type_managers
+
+    def write() -> None:
+        now = {
+            "frames": [encode(batch) for batch in packer.pack()],
+            "refs": [block.ref_cnt for block in pool.blocks],
+            "hashed": [block.block_hash is not None for block in pool.blocks],
+            "tables": {i: [b.block_id for b in blocks] for i, blocks in manager.req_to_blocks.items()},
+            "statuses": {i: request.status.name for i, request in scheduler.requests.items()},
+            "free": pool.get_num_free_blocks(),
+            "errors": probe.hooks.errors,
+        }
+        encoded = msgspec.msgpack.encode(now)
+        file.write(len(encoded).to_bytes(4, "little") + encoded)
+
+    for _ in range(steps):
+        bare.live()
+        while len(bare.in_flight) < bare.ahead:
+            bare.schedule()
+            write()
+        bare.update()
+        write()
+
+
+if __name__ == "__main__":
+    main()

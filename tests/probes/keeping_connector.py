@@ -1,0 +1,67 @@
+"""A KV connector for tests, which vLLM imports by name: it keeps the blocks of each request that was answered in full
+for a while, and for ever if its id has `keep` in it. Prompts of ids with `load` in it are fetched from elsewhere, but
+for the last block.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata
+
+
+class Sent(KVConnectorMetadata):
+    """Requests whose blocks the worker needs no longer."""
+
+    def __init__(self, request_ids: set[str]) -> None:
+        self.request_ids = request_ids
+
+
+class KeepingConnector(KVConnectorBase_V1):
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        self._block_size = vllm_config.cache_config.block_size
+        self._asked: set[str] = set()
+        self._sent: set[str] = set()
+
+    # In the scheduler's process.
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
+        whole = (request.num_prompt_tokens - 1) // self._block_size * self._block_size
+        if "load" not in request.request_id or request.request_id in self._asked or whole <= num_computed_tokens:
+            return 0, False
+        return whole - num_computed_tokens, True
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        if num_external_tokens:
+            self._asked.add(request.request_id)
+
+    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
+        sent, self._sent = self._sent, set()
+        return Sent(sent)
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, None]:
+        if request.status.name == "FINISHED_ABORTED":
+            return False, None
+        if "keep" not in request.request_id:
+            self._sent.add(request.request_id)
+        return True, None
+
+    # In the worker.
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, None]:
+        metadata = self._get_connector_metadata()
+        assert isinstance(metadata, Sent)
+        return metadata.request_ids or None, None
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        pass
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        pass
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
+        pass
+
+    def wait_for_save(self) -> None:
+        pass

@@ -1,0 +1,96 @@
+"""The probe on vLLM's own scheduler: after every step its events add up to vLLM's own tables."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from monitor.events.kinds import Status
+from monitor.events.wire import Batch, decode
+from monitor.ledger.balance import balance
+from monitor.ledger.ledger import EngineLedger
+from tests.probes.bare_scheduler import ENGINE
+from tests.probes.vllm_python import needs_vllm, run, save_model
+
+CONNECTOR = {
+    "kv_connector": "KeepingConnector",
+    "kv_connector_module_path": "tests.probes.keeping_connector",
+    "kv_role": "kv_both",
+}
+LIVES: dict[str, dict[str, Any]] = {
+    "one step at a time": {"steps": 2000},
+    "a step ahead": {"steps": 600, "a_step_ahead": True, "seed": 1},
+    "by priority": {"steps": 600, "scheduling_policy": "priority", "seed": 2},
+    "no prefix cache": {"steps": 300, "a_step_ahead": True, "enable_prefix_caching": False, "seed": 3},
+    "a connector": {"steps": 900, "kv_transfer_config": CONNECTOR, "seed": 4, "blocks": 240},
+    "a connector, a step ahead": {"steps": 900, "a_step_ahead": True, "kv_transfer_config": CONNECTOR, "seed": 5,
+                                  "blocks": 240},
+}  # fmt: skip
+
+
+def records(path: Path) -> Iterator[dict[str, Any]]:
+    with path.open("rb") as file:
+        while size := file.read(4):
+            yield msgspec.msgpack.decode(file.read(int.from_bytes(size, "little")))
+
+
+@pytest.fixture(scope="module")
+def lives(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What happened in all of them: one process, since vLLM takes ten seconds to import."""
+    directory = tmp_path_factory.mktemp("lives")
+    run("tests.probes.bare_scheduler", str(save_model(directory / "model")), str(directory), json.dumps(LIVES))
+    return directory
+
+
+@needs_vllm
+@pytest.mark.slow
+@pytest.mark.parametrize("life", LIVES)
+def test_events_add_up_to_the_tables_of_vllm_after_every_step(life: str, lives: Path) -> None:
+    ledger = EngineLedger(ENGINE)
+    seen: Counter[str] = Counter()
+    for record in records(lives / life):
+        for payload in record["frames"]:
+            frame = decode(payload)
+            assert isinstance(frame, Batch)
+            assert (frame.free, frame.used) == (record["free"], frame.total - 1 - record["free"])
+            ledger.apply(frame)
+        state = ledger.state
+        assert not ledger.anomalies
+        assert record["errors"] == frame.dropped_batches == 0
+        # The null block is vLLM's own, and reserved.
+        assert list(state.refs[1:]) == record["refs"][1:]
+        assert [bool(value) for value in state.hashes[1:]] == record["hashed"][1:]
+        assert state.used == frame.used
+        assert balance(state).holds
+        assert not state.unexplained_references()
+        seen["behind a fence"] += len(state.detached)
+        by_name = {r.id: r for r in state.requests.values()}
+        tables = {name.rpartition("-")[0]: blocks for name, blocks in record["tables"].items() if blocks}
+        assert {name: sorted(r.blocks) for name, r in by_name.items() if r.blocks} == {
+            name: sorted(blocks) for name, blocks in tables.items()
+        }
+        for name, status in record["statuses"].items():
+            if (told := by_name.get(name.rpartition("-")[0])) is not None:
+                assert Status(told.status).name == status, name
+                seen[status] += 1
+            else:
+                assert status.startswith("FINISHED")  # it holds nothing any more; its connector has yet to say so
+    totals = state.totals
+    assert state.audit_cycles > 0
+    assert totals.evicted > 0 or life == "no prefix cache"
+    assert totals.hit_tokens > 0 or life == "no prefix cache"
+    assert totals.preemptions or "connector" in life
+    assert seen["RUNNING"]
+    assert seen["WAITING"]
+    assert bool(seen["behind a fence"]) == (life == "a connector, a step ahead")
+    if "connector" in life:
+        assert seen["WAITING_FOR_REMOTE_KVS"]
+        held = [d for d in state.deferrals.values() if "keep" in d.id]
+        assert held
+        assert {d.id for d in held} == {r.id for r in state.requests.values() if r.is_finished and "keep" in r.id}

@@ -1,0 +1,46 @@
+"""The Python that has vLLM, if this machine has one, and a model for it that needs no weights."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+PYTHON = os.environ.get("KVSCOPE_TEST_VLLM", "")
+
+needs_vllm = pytest.mark.skipif(
+    not PYTHON, reason="KVSCOPE_TEST_VLLM does not name a Python that has vLLM (0.32.0 for the CPU is what is tested)"
+)
+MODEL = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 96,
+    "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64, "vocab_size": 320,
+    "max_position_embeddings": 4096, "torch_dtype": "float32", "bos_token_id": 0, "eos_token_id": 0,
+}  # fmt: skip
+"""For `--load-format dummy`: only its shape is there."""
+
+
+def save_model(directory: Path) -> Path:
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(MODEL))
+    return directory
+
+
+def environment(**more: str) -> dict[str, str]:
+    ours = {
+        "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    }  # fmt: skip
+    return os.environ | ours | more
+
+
+def run(module: str, *arguments: str) -> str:
+    """Run a module of the tests with vLLM's Python; what it printed."""
+    done = subprocess.run(
+        [PYTHON, "-m", module, *arguments], capture_output=True, text=True, cwd=ROOT, env=environment()
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
