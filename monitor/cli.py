@@ -34,11 +34,12 @@ from monitor.watch import NotKnown
 DEFAULT_URL = "http://127.0.0.1:8765"
 TARGETS = """\
 a target is one of
-  tcp://HOST:PORT, ipc://PATH   an engine's event stream
+  tcp://HOST:PORT, ipc://PATH   an engine's event stream, kvscope's; or vLLM's KV events
+  http(s)://…/kv_event_sources  a vLLM that tells where it publishes KV events
   http(s)://HOST:PORT/metrics   an engine's metrics page, vLLM's, SGLang's or kvscope's own
   http(s)://HOST:PORT           a kvscope service (the default: KVSCOPE_URL, else http://127.0.0.1:8765)
   DIRECTORY                     a recording
-  FILE                          an engine's log, plain or gzip; or one segment of a recording
+  FILE                          an engine's log, plain or gzip; a report in prose; or one segment of a recording
 """
 EXIT_CODES = """\
 exit codes
