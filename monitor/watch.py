@@ -144,7 +144,7 @@ class Watch:
     def request(self, engine: str, name: str) -> RequestDetail:
         """One request by its id or `#number`. Raises NotKnown."""
         with self._lock:
-            ledger = self._ledger(engine)
+            ledger = self._streamed(engine)
             record = ledger.request(name)
             if record is None:
                 raise NotKnown(f"{engine} has no request {name!r}, nor has one of that name ended there of late")
@@ -161,7 +161,7 @@ class Watch:
     def block(self, engine: str, block: int) -> BlockDetail:
         """One block. Raises NotKnown."""
         with self._lock:
-            ledger = self._ledger(engine)
+            ledger = self._streamed(engine)
             try:
                 chains = because(ledger, block)
             except ValueError as error:
@@ -192,6 +192,13 @@ class Watch:
         if ledger is None:
             known = ", ".join(sorted(self.fleet.engines)) or "none yet"
             raise NotKnown(f"there is no engine {engine!r} here; there are: {known}")
+        return ledger
+
+    def _streamed(self, engine: str) -> EngineLedger:
+        """The ledger of an engine whose requests and blocks are known one by one."""
+        ledger = self._ledger(engine)
+        if ledger.samples and not ledger.has_stream:
+            raise NotKnown(f"{engine} is known by its figures alone: requests and blocks are in its event stream")
         return ledger
 
     def _engine(self, ledger: EngineLedger) -> EngineView:

@@ -159,7 +159,7 @@ def _watch_page(target: str, settings: Settings, timeout_s: float, watch_s: floa
             watched_s = time.monotonic() - started
             pending = sorted({finding.code for finding in watch.find("pending")})
             until_s = timeout_s if pending else min(watch_s, timeout_s)
-            if watched_s > until_s:
+            if watched_s > until_s and page.scrapes > 1:  # one page has no rates
                 break
             time.sleep(min(SCRAPE_EVERY_S, watch_s / 3, max(until_s - watched_s, 0.0) + 0.01))
     finally:

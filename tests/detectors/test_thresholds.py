@@ -11,6 +11,7 @@ from monitor.detectors.thresholds import THRESHOLDS, Settings
 from monitor.events.kinds import Holder, Status
 from tests.detectors import scenes
 from tests.detectors.scenes import Observer, Watched
+from tests.detectors.test_figures import figures, spoken
 from tests.detectors.test_logs import line, log
 from tests.detectors.test_prefixes import computed_again, flush
 
@@ -58,9 +59,10 @@ def test_every_threshold_is_used_by_some_detector() -> None:
     long = Watched(asked, prefix_caching=False)
     long.lab.arrive(100, max_tokens=100)
     long.live(2, every=0.5)
-    figures = [log("seed-000.log"), log("never-freed.log.gz"), log("lockstep-collapse.log.gz")]
-    figures.append([line(8 - n % 2, 0.02 * n) for n in range(40)])
-    for records in (*figures, flush(needed_again=4), computed_again()):
+    logs = [log("seed-000.log"), log("never-freed.log.gz"), log("lockstep-collapse.log.gz")]
+    logs.append([line(8 - n % 2, 0.02 * n) for n in range(40)])
+    pages = [figures("frozen-engine", 1.0), spoken({"running": 1}, again=3), spoken({"waiting": 1}, again=3)]
+    for records in (*logs, *pages, flush(needed_again=4), computed_again()):
         observer = Observer(asked)
         observer.watch.feed(records)
         observer.watch.settle()

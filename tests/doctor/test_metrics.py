@@ -19,15 +19,15 @@ from tests.pages import Row, page, rows, served
 def test_a_page_is_watched_until_it_is_clear(capsys: pytest.CaptureFixture[str]) -> None:
     """Blocks in use with nothing running may be a request's end: it is looked at until it is longer than that."""
     with served(page(rows("never-freed")[-1])) as server:
-        quick = ("--watch", "0.1", "--set", "leak.finished-held.grace_s=0.5")
-        code, printed = doctor_json(capsys, server.url, *quick, "--timeout", "2")
+        grace = "leak.finished-held.grace_s"
+        code, printed = doctor_json(capsys, server.url, "--watch", "0.1", "--set", f"{grace}=0.5")
         assert code == 1
         assert [f["code"] for f in printed["findings"]] == ["leak.finished-held", "blind.counter-lag"]
         assert printed["targets"][0]["kind"] == "metrics"
         (balance,) = printed["balances"]
         assert (balance["attached"], balance["total"], balance["status"]) == ("figures", None, "idle")
         assert balance["usage"] == pytest.approx(rows("never-freed")[-1]["kv_usage"], abs=1e-4)
-        code, printed = doctor_json(capsys, server.url, *quick, "--timeout", "0.2")
+        code, printed = doctor_json(capsys, server.url, "--watch", "0.1", "--set", f"{grace}=60", "--timeout", "1")
         assert code == 0
         (note,) = printed["targets"][0]["notes"]
         assert "leak.finished-held" in note
@@ -66,6 +66,13 @@ def test_what_is_no_address(capsys: pytest.CaptureFixture[str], url: str) -> Non
         code, printed = doctor_json(capsys, *arguments)
         assert code == 2
         assert "is no address" in printed["targets"][0]["error"]
+
+
+def test_requests_and_blocks_are_not_on_a_page(capsys: pytest.CaptureFixture[str]) -> None:
+    with served(page(rows("never-freed")[0])) as server:
+        for thing, name in (("request", "r-1"), ("block", "1")):
+            assert main(["explain", thing, name, server.url, "--watch", "0.1"]) == 3
+            assert "figures alone" in capsys.readouterr().err
 
 
 def test_a_password_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
