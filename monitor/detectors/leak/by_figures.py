@@ -1,8 +1,4 @@
-"""Memory that is never freed.
-
-leak.finished-held needs deferrals and completions of the stream (confirmed) or usage, Running and prompt throughput
-over time (likely). leak.unaccounted needs the stream; with an audit since, it is confirmed.
-"""
+"""leak.finished-held from figures alone: usage, Running and prompt throughput over time. Never more than likely."""
 
 from __future__ import annotations
 
@@ -12,174 +8,16 @@ from typing import NamedTuple
 
 from monitor.detectors.figures import DEFAULT_INTERVAL_S, prompt_tokens_until, spaced
 from monitor.detectors.judgement import Evidence, Judgement
+from monitor.detectors.leak.connector import FINISHED_HELD
 from monitor.detectors.thresholds import Settings
-from monitor.events.kinds import FIRST_FINISHED, Holder
-from monitor.events.records import Deferral, RequestState
 from monitor.events.sample import Sample
 from monitor.ledger.ledger import EngineLedger
-from monitor.ledger.words import clock_time, counted, duration, listed, percent
-
-FINISHED_HELD = "leak.finished-held"
-UNACCOUNTED = "leak.unaccounted"
+from monitor.ledger.words import clock_time, counted, percent
 
 
 def judge(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
-    """The leaks of one engine."""
-    if ledger.has_stream:
-        yield from _finished_held(ledger, settings)
-        yield from _unaccounted(ledger, settings)
-    elif ledger.samples:
-        yield from list(_finished_held_by_figures(ledger, settings)) or _not_freed_at_reset(ledger)
-
-
-# -------------------------------------------------------------------- leak.finished-held, from the stream
-
-
-def _finished_held(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
-    state = ledger.state
-    held = [
-        deferral
-        for deferral in state.deferrals.values()
-        if deferral.holder == Holder.CONNECTOR and _has_ended(state.requests.get(deferral.request))
-    ]
-    overdue = [deferral for deferral in held if _overdue_s(ledger, settings, deferral) > 0]
-    if not overdue:
-        near = [d for d in held if ledger.age_s(d.since_ns) > settings(FINISHED_HELD, "grace_s") / 2]
-        if not near:
-            return
-        overdue = near
-        pending = True
-    else:
-        pending = state.damaged  # its release may be among what was lost; the next audit tells
-    overdue.sort(key=lambda deferral: (deferral.since_ns, deferral.request))
-    blocks = sorted(set().union(*(deferral.blocks for deferral in overdue)))
-    oldest = overdue[0]
-    age = ledger.age_s(oldest.since_ns)
-    usable = state.total - state.reserved
-    connector = ledger.description.kv_connector
-    by = f"the KV connector ({connector})" if connector else "the KV connector"
-    prompt_tokens = sum(state.requests[d.request].prompt_tokens for d in overdue if d.request in state.requests)
-    yield Judgement(
-        code=FINISHED_HELD,
-        engine=ledger.engine,
-        verdict="likely" if state.damaged else "confirmed",
-        pending=pending,
-        since_ns=ledger.wall(oldest.since_ns),
-        position=str(ledger.position()),
-        requests=tuple(deferral.id for deferral in overdue),
-        blocks=tuple(blocks),
-        evidence=(
-            Evidence("requests_held", len(overdue), "requests"),
-            Evidence("blocks_held", len(blocks), "blocks"),
-            Evidence("share_of_pool", round(len(blocks) / usable, 4), "of the pool"),
-            Evidence("oldest_age_s", round(age, 1), "s"),
-            Evidence("prompt_tokens_of_them", prompt_tokens, "tokens"),
-            Evidence("running", sum(r.is_running for r in state.requests.values()), "requests"),
-            Evidence("connector_polls", state.heartbeat.connector_polls if state.heartbeat else "not heard", "polls"),
-        ),
-        explanation=(
-            f"{counted(len(overdue), 'finished request')} still {'holds' if len(overdue) == 1 else 'hold'}"
-            f" {counted(len(blocks), 'block')} ({percent(len(blocks) / usable)} of the pool). At the end of each, {by}"
-            f" asked to keep its blocks until it had sent them, and has never said that it is done. The oldest,"
-            f" {oldest.id}, ended at {clock_time(ledger.wall(oldest.since_ns))}, {duration(age)} ago."
-        ),
-        do_now=(
-            "Look at the other end of the transfers: a consumer that died, or lost them, cannot confirm them.",
-            "Only a restart of this engine gives the blocks back; drain it first, before the pool is full.",
-        ),
-        change=(
-            "Give the connector a lease, so that an unconfirmed transfer ends by itself"
-            " (vLLM with NIXL: VLLM_NIXL_ABORT_REQUEST_TIMEOUT; kvscope's engine: --kv-lease-seconds).",
-            "If requests need not be handed on, run without the connector (vLLM: drop --kv-transfer-config;"
-            " kvscope's engine: drop --kv-connector).",
-        ),
-        wont_help=(
-            "Lowering max_num_seqs or the load: live requests do not hold these blocks.",
-            "A larger pool (gpu_memory_utilization): it only takes longer to fill.",
-            "Resetting the prefix cache: it fails while these blocks are referenced.",
-        ),
-        missing="the events that were lost" if state.damaged else "",
-    )  # fmt: skip
-
-
-def _has_ended(record: RequestState | None) -> bool:
-    """Also true of one that the books have forgotten because all its blocks were detached."""
-    return record is None or record.status >= FIRST_FINISHED
-
-
-def _overdue_s(ledger: EngineLedger, settings: Settings, deferral: Deferral) -> float:
-    """Seconds beyond its lease, or beyond the grace if it has none."""
-    if deferral.lease_deadline_ns:
-        past = (ledger.now_ns - ledger.wall(deferral.lease_deadline_ns)) / 1e9
-        return past - settings(FINISHED_HELD, "lease_slack_s")
-    return ledger.age_s(deferral.since_ns) - settings(FINISHED_HELD, "grace_s")
-
-
-# -------------------------------------------------------------------- leak.unaccounted
-
-
-def _unaccounted(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
-    state = ledger.state
-    unexplained = state.unexplained_references()
-    if not unexplained:
-        return
-    unaccounted = set(state.unaccounted())
-    culprits = [
-        record
-        for record in state.requests.values()
-        if record.is_finished and not unexplained.keys().isdisjoint(record.blocks)
-    ]
-    ended = [ledger.wall(record.finished_ns) for record in culprits if record.finished_ns]
-    since = min(ended, default=ledger.wall(min((state.since[b] for b in unexplained), default=0)))
-    age = (ledger.now_ns - since) / 1e9
-    audited = bool(state.audited_ns) and ledger.wall(state.audited_ns) >= since and not state.damaged
-    shared = len(unexplained) - len(unaccounted)
-    usable = state.total - state.reserved
-    explanation = (
-        f"{counted(sum(unexplained.values()), 'reference')} to {counted(len(unexplained), 'block')} belong to no living"
-        f" request and to no announced deferral; {counted(len(unaccounted), 'block')}"
-        f" ({percent(len(unaccounted) / usable)} of the pool) can never be used again"
-    )
-    if shared:
-        explanation += f", {counted(shared, 'more is', 'more are')} still shared with living requests and will follow"
-    explanation += "."
-    if culprits:
-        explanation += f" They were left by {listed([r.id for r in culprits])}: ended, and their free was skipped."
-    yield Judgement(
-        code=UNACCOUNTED,
-        engine=ledger.engine,
-        verdict="confirmed" if audited else "likely",
-        # Until an audit has put the books right after a loss, what is missing may be missing from them alone.
-        pending=state.damaged or age < settings(UNACCOUNTED, "grace_s"),
-        since_ns=since,
-        position=str(ledger.position()),
-        requests=tuple(record.id for record in culprits),
-        blocks=tuple(unexplained),
-        evidence=(
-            Evidence("unaccounted_blocks", len(unaccounted), "blocks"),
-            Evidence("unexplained_references", sum(unexplained.values()), "references"),
-            Evidence("share_of_pool", round(len(unaccounted) / usable, 4), "of the pool"),
-            Evidence("requests_that_left_them", len(culprits), "requests"),
-            Evidence("audits_since", int(audited), "audits", "audit"),
-        ),
-        explanation=explanation,
-        do_now=(
-            "Only a restart of this engine gives the blocks back; drain it first, before the pool is full.",
-            "Keep the story of one of these blocks (monitor explain block ID): it names the path that left it.",
-        ),
-        change=(
-            "It is a defect of the engine on the path that ended these requests: report it with that story, and"
-            " upgrade to a release that has it fixed.",
-        ),
-        wont_help=(
-            "Lowering the load or max_num_seqs: no live request holds these blocks.",
-            "Resetting the prefix cache: a reference count above 0 keeps a block out of the free queue for ever.",
-        ),
-        missing="" if audited else "an audit of the engine's own reference counts since then (one comes by itself)",
-    )  # fmt: skip
-
-
-# -------------------------------------------------------------------- leak.finished-held, from figures alone
+    """What an engine's usage tells of its leaks."""
+    yield from list(_finished_held(ledger, settings)) or _not_freed_at_reset(ledger)
 
 
 class _Series(NamedTuple):
@@ -206,7 +44,7 @@ _MISSING_BY_FIGURES = (
 )
 
 
-def _finished_held_by_figures(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+def _finished_held(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
     samples = [s for s in ledger.samples if s.usage is not None and s.running is not None]
     if len(samples) < 2:
         return
