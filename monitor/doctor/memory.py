@@ -20,6 +20,7 @@ from monitor.ledger.bill import (
     rounding,
     use_all,
 )
+from monitor.sources.memory_log import MEMORY_FACTS
 from monitor.sources.target import BadTarget, Kind, kind_of, read_log
 
 SCHEMA_VERSION = 1
@@ -28,6 +29,8 @@ SIZING = (
     "kv_cache_memory_bytes", "num_gpu_blocks_override", "block_size", "gpu_memory_utilization",
 )  # fmt: skip
 """Facts of a log that tell how large the pool is, and by what."""
+OF_A_BILL = {name for name, _ in MEMORY_FACTS}
+"""What there is of a bill that is not whole is shown as it stands in the log."""
 HOW_TO_GET_IT = (
     "vLLM logs its bill from 0.10.2 on, in 0.11 to 0.24 with VLLM_LOGGING_LEVEL=DEBUG only and never on the CPU;"
     " kvscope's engine with --memory-budget on the CPU, and always on a GPU"
@@ -77,6 +80,7 @@ def bill_in_log(path: str) -> MemoryReport:
         bill, notes = bill_of(facts)
     except NoBill as error:
         report.missing = [f'"{words}"' for words in error.missing]
+        report.sizing |= {name: value for name, value in values.items() if name in OF_A_BILL}
         report.notes = [f"{HOW_TO_GET_IT}"]
         return report
     fits, all_of_it = fit_requested(bill), use_all(bill)

@@ -10,6 +10,7 @@ import pytest
 
 from monitor.cli import main
 from monitor.ledger.bill import GIB
+from tests.sources.test_memory_log import WORDINGS
 
 DATA = Path(__file__).parent.parent / "data"
 SEED = DATA / "seed-002.log"
@@ -72,3 +73,19 @@ def test_a_wrong_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path
     assert main(["explain", "memory", "--log", str(tmp_path)]) == 2
     assert main(["explain", "memory", "--log", str(SEED), str(SEED)]) == 2
     assert "not both" in capsys.readouterr().err
+
+
+def test_what_there_is_of_a_bill_of_before_vllm_had_one(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The engine of before V1 says neither what was free at its start nor what graphs take."""
+    told = [
+        WORDINGS[f"0.8, the engine of before V1, {what}"] for what in ("what it may use", "what it uses", "weights")
+    ]
+    log = tmp_path / "old.log"
+    log.write_text("\n".join(line for line, _ in told))
+    code, report, error = explain(capsys, log)
+    assert code == 3
+    assert report["bill"] is None
+    assert report["sizing"] == {name: value for _, facts in told for name, value in facts.items()}
+    assert "Free memory on device" in error
+    main(["explain", "memory", str(log)])
+    assert "21.21" in capsys.readouterr().out
