@@ -7,6 +7,7 @@ stored again after them. Both are likely at best: KV events name neither hits no
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import takewhile
 
 from monitor.detectors.judgement import Evidence, Judgement
 from monitor.detectors.thresholds import Settings
@@ -28,11 +29,11 @@ def judge(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
 
 def _prefix_hits(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
     since_ns = ledger.now_ns - settings(PREFIX_HITS, "window_s") * 1e9
-    recent = [step for step in ledger.prefixes.steps if step.at_ns >= since_ns]
+    recent = list(takewhile(lambda step: step.at_ns >= since_ns, reversed(ledger.prefixes.steps)))
     stored, again = sum(step.stored for step in recent), sum(step.again for step in recent)
     if again < settings(PREFIX_HITS, "min_blocks") or again < settings(PREFIX_HITS, "min_share") * stored:
         return
-    first = next(step for step in recent if step.again)
+    first = next(step for step in reversed(recent) if step.again)
     yield Judgement(
         code=PREFIX_HITS,
         engine=ledger.engine,
@@ -65,16 +66,16 @@ def _prefix_hits(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement
 
 
 def _cache_flushed(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
-    flushes = [chain for chain in ledger.prefixes.chains if _is_flush(chain, ledger, settings)]
+    flushes = [chain for chain in ledger.prefixes.culprits if _is_flush(chain, ledger, settings)]
     if not flushes:
         return
-    worst = max(flushes, key=lambda chain: chain.missed)
+    first, worst = min(flushes, key=lambda chain: chain.began_ns), max(flushes, key=lambda chain: chain.missed)
     yield Judgement(
         code=CACHE_FLUSHED,
         engine=ledger.engine,
         verdict="likely",
-        since_ns=flushes[0].began_ns,
-        position=flushes[0].position,
+        since_ns=first.began_ns,
+        position=first.position,
         evidence=(
             Evidence("blocks_kept_before", worst.kept_before, "blocks", SOURCE, worst.position),
             Evidence("blocks_of_the_prompt", worst.stored, "blocks", SOURCE, worst.position),

@@ -64,7 +64,9 @@ class Prefixes:
         self.forgotten = 0
         """Contents that were dropped here because there were too many to keep books on."""
         self.steps: deque[Step] = deque(maxlen=MAX_STEPS)
-        self.chains: deque[Chain] = deque(maxlen=MAX_CHAINS)
+        """The last that stored anything."""
+        self.culprits: deque[Chain] = deque(maxlen=MAX_CHAINS)
+        """Chains that evicted what was needed again, in the order in which that was found."""
         self._ends: dict[Content, Chain] = {}
         self._evicted: dict[Content, Chain] = {}
 
@@ -106,6 +108,8 @@ class Prefixes:
             self.kept_blocks += 1
             culprit = self._evicted.pop(content, None)
             if culprit is not None:
+                if not culprit.missed:
+                    self.culprits.append(culprit)
                 culprit.missed += 1
         while len(self.kept) > MAX_HASHES:
             self.kept_blocks -= self.kept.pop(next(iter(self.kept)))[0]
@@ -133,7 +137,6 @@ class Prefixes:
         chain = None if event.parent is None else self._ends.pop((event.group, event.parent), None)
         if chain is None:
             chain = Chain(record.at_ns, record.position, kept_before)
-            self.chains.append(chain)
         chain.stored += len(event.hashes)
         if event.hashes:
             self._ends[event.group, event.hashes[-1]] = chain
