@@ -266,6 +266,8 @@ def make_plan(
             f" {_gib(plan.total)} GiB, are {_gib(requested - plan.free_at_start)} GiB more than is free on the device;"
             " give a lower gpu_memory_utilization, or end what else uses it"
         )
+    # Before what comes after the pool is thought of.
+    too_early = faults.strikes("sizing.kv-too-large", "")
     activations = 0
     if config.device == "cpu":
         # The plain kernels copy out the KV that a layer reads: seen to be too much before it is tried.
@@ -274,7 +276,7 @@ def make_plan(
         logger.info("Measuring the largest step that the settings allow")
         activations = device.peak_of(lambda: _largest_step(config, loaded))
         if config.captures_graphs:
-            graphs = _estimate_graphs(config, loaded, faults)
+            graphs = 0 if too_early else _estimate_graphs(config, loaded, faults)
             plan = replace(plan, graphs_estimated=graphs, graphs=graphs)
         if config.device != "cpu":
             # What the run has loaded stays. On the CPU it is part of the peak, which is of the whole process.
@@ -283,9 +285,10 @@ def make_plan(
     if not _is_by_share(config):
         blocks = _blocks_left(config, num_blocks_for(config, loaded.config), faults)
     else:
-        blocks = plan.fit_requested // (block * (1 + copies))
+        left = plan.fit_requested + (HEADROOM if too_early else 0)
+        blocks = left // (block * (1 + copies))
         if blocks < 2:
-            short = 2 * block * (1 + copies) - plan.fit_requested
+            short = 2 * block * (1 + copies) - left
             raise ValueError(
                 f"there is no room for KV, {short} bytes are missing for the least, two blocks: give a higher"
                 f" {'memory_budget' if config.device == 'cpu' else 'gpu_memory_utilization'}, or a lower"
@@ -328,8 +331,6 @@ def _sizes(config: EngineConfig) -> list[int]:
 
 def _estimate_graphs(config: EngineConfig, loaded: LoadedModel, faults: Faults) -> int:
     """Bytes that all graphs will take, from the two largest: each of the others takes as much as the second."""
-    if faults.strikes("sizing.kv-too-large", ""):
-        return 0
     sizes = _sizes(config)
     graphs = _profiled(config, loaded).capture(sizes[-2:])
     first, *rest = graphs.captured_bytes

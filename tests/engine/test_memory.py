@@ -18,9 +18,12 @@ pytest.importorskip("torch", reason="needs torch: pip install -e .[engine]")
 
 from engine.config import EngineConfig
 from engine.core import HOST_STORE_POOLS, EngineCore
+from engine.faults import PLACES, Faults
+from engine.graphs import sizes_up_to
 from engine.memory import HEADROOM, UNKNOWN, Host, Meter, Plan, make_plan
 from engine.models import load
 from engine.runner import kv_bytes_per_block, num_blocks_for
+from engine.sampling import SamplingParams
 from monitor.cli import main
 from monitor.events.kinds import SCHEMA, Kind
 from monitor.events.log import EventLog, Flushed
@@ -44,7 +47,7 @@ def roomy(share: float = 0.9) -> EngineConfig:
 
 
 def plan_of(config: EngineConfig) -> Plan:
-    return make_plan(config, LOADED, Host(config.memory_budget))
+    return make_plan(config, LOADED, Host(config.memory_budget), faults=Faults.parse(config.faults))
 
 
 IN_A_FRESH_PROCESS = """
@@ -225,3 +228,138 @@ def test_a_budget_is_kept_under_load() -> None:
     kv_pool, resident, peak = map(int, done.stdout.split())
     print(f"budget {budget:,}, pool {kv_pool:,}, resident {resident:,}, at most {peak:,}")
     assert 0 < kv_pool < resident <= peak <= budget
+
+
+WITH_GRAPHS: dict[str, Any] = {**SMALL, "max_num_seqs": 64, "block_size": 1, "enforce_eager": False}
+"""Inputs of decodes are a few tens of KiB: blocks of one token are less."""
+TOKEN = kv_bytes_per_block(LOADED.config, 1, "float32")
+
+
+def bill_with_graphs(share: float = 0.9, faults: tuple[str, ...] = ()) -> tuple[Plan, int]:
+    """Of an engine that has started, and what it has left free."""
+    config = EngineConfig(**{**roomy(share).__dict__, **WITH_GRAPHS, "faults": faults})
+    core = EngineCore(config, LOADED)
+    try:
+        return core.plan, Host(config.memory_budget).read().free
+    finally:
+        core.close()
+
+
+def suggested(plan: Plan) -> int:
+    """What a user reads in the log: the pool to fit the share."""
+    return int(re.findall(r"--kv-cache-memory=(\d+)` \S+ \S+ to fit", plan.line(0.9))[0])
+
+
+def test_graphs_are_on_the_bill_as_estimated_and_as_captured(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        plan, _ = bill_with_graphs()
+    rows, tables = WITH_GRAPHS["max_num_seqs"], WITH_GRAPHS["max_model_len"]
+    # Token, position, slot, length and table of each row, int64; and on the CPU nothing besides.
+    assert plan.graphs == plan.graphs_estimated == 8 * rows * (4 + tables)
+    parts = plan.weights + plan.activations + plan.non_torch + plan.graphs + plan.kv_pool
+    assert 0 <= plan.requested - HEADROOM - parts < TOKEN
+    facts = {
+        record.name: record.value
+        for record in Log("a.log", datetime(2026, 11, 21, tzinfo=UTC)).records(caplog.messages)
+        if isinstance(record, Fact)
+    }
+    for name in ("memory_graphs_estimated_gib", "graph_capture_gib", "memory_graphs_gib"):
+        assert abs(float(facts[name]) * GIB - plan.graphs) < 1e-4 * GIB
+
+
+def test_every_sizing_fault_has_its_test() -> None:
+    for code in PLACES:
+        family, _, name = code.partition(".")
+        assert family != "sizing" or f"test_sizing_{name.replace('-', '_')}" in globals()
+
+
+@pytest.mark.parametrize("fault", [True, False])
+def test_sizing_kv_too_small(fault: bool) -> None:
+    """A pool that was to hold what may run holds a sixth of it, and requests are preempted."""
+    length, count = 64, 8
+    pool = (1 + count * length // EngineConfig().block_size) * BLOCK
+    faults = ("sizing.kv-too-small",) if fault else ()
+    settings = {**SMALL, "max_num_seqs": count, "kv_cache_memory_bytes": pool, "faults": faults}
+    core = EngineCore(EngineConfig(**settings), LOADED)
+    try:
+        for _ in range(count):
+            core.submit("", [1] * 8, SamplingParams(max_tokens=length - 8, ignore_eos=True))
+        while core.in_flight:
+            core.step()
+        assert (core.scheduler.num_preemptions > 0) == fault
+        assert (core.plan.kv_pool <= pool / 6) == fault
+    finally:
+        core.close()
+
+
+@pytest.mark.parametrize("fault", [True, False])
+def test_sizing_kv_too_large(fault: bool) -> None:
+    """The graphs took more than was kept for them, hardly anything is free, and the advice is a smaller pool."""
+    plan, free = bill_with_graphs(share=1.0, faults=("sizing.kv-too-large",) if fault else ())
+    assert (plan.graphs > plan.graphs_estimated) == fault
+    assert (free < HEADROOM / 2) == fault
+    assert (suggested(plan) < plan.kv_pool) == fault
+
+
+@pytest.mark.parametrize("fault", [True, False])
+def test_sizing_overreserved(fault: bool) -> None:
+    """Memory was kept for graphs that do not take it: the advice is a pool that is larger by so much."""
+    plan, _ = bill_with_graphs(faults=("sizing.overreserved",) if fault else ())
+    sizes = len(sizes_up_to(WITH_GRAPHS["max_num_seqs"]))
+    assert plan.graphs_estimated == plan.graphs * (sizes if fault else 1)
+    unused = plan.graphs_estimated - plan.graphs
+    assert unused <= suggested(plan) - plan.kv_pool < unused + TOKEN
+
+
+@pytest.mark.parametrize("fault", [True, False])
+def test_sizing_bad_suggestion(fault: bool) -> None:
+    """All is as it was planned, and yet the advice is a pool that is smaller than the one that fits."""
+    plan, _ = bill_with_graphs(faults=("sizing.bad-suggestion",) if fault else ())
+    assert plan.graphs == plan.graphs_estimated
+    assert (suggested(plan) < plan.kv_pool) == fault
+    without_kv = plan.weights + plan.activations + plan.non_torch + plan.graphs
+    assert plan.requested - without_kv - HEADROOM - suggested(plan) == (plan.graphs if fault else 0)
+
+
+MEMORY_HELD = """
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.memory import device_of
+from engine.models import load
+from engine.request import Request
+from engine.sampling import SamplingParams
+from monitor.ledger.bill import measured
+from tests.engine.steps import plan
+steps, rows = 10, 512
+fault = f"sizing.elsewhere:after={steps}"
+config = EngineConfig(
+    memory_budget=1 << 30, num_gpu_blocks_override=2, max_num_seqs=rows, max_num_batched_tokens=rows, max_model_len=32,
+    faults=(fault,),
+)
+loaded = load(config)
+core = EngineCore(config, loaded)
+step = plan(*((Request(number, "", [1], SamplingParams(temperature=0)), 1) for number in range(rows)))
+batch = core.runner.prepare(step, dict.fromkeys(range(rows), [1]))
+for runs in (steps, 5 * steps):
+    for _ in range(runs):
+        core.runner.run(batch)
+    now = device_of(config).read()
+    print(now.used_here, measured(core.plan.event(now))["elsewhere"], runs * rows * loaded.config.vocab_size * 4)
+core.close()
+"""
+
+
+def test_sizing_elsewhere() -> None:
+    """Memory that no line of the bill names is in use, and more of it with each step; without the fault there is none.
+
+    In a process of its own, since one that has run for a while takes what it needs of what it had before.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", MEMORY_HELD], cwd=Path(__file__).parents[2],
+        capture_output=True, text=True, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    before, after = ([int(figure) for figure in line.split()] for line in done.stdout.splitlines())
+    used, elsewhere, kept = after
+    assert before[1] == 0
+    assert elsewhere > kept / 4
+    assert used - before[0] > 0.9 * kept
