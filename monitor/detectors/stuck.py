@@ -255,7 +255,8 @@ def _never_fits_by_figures(ledger: EngineLedger, settings: Settings) -> Iterator
         ),
         wont_help=_NEVER_FITS_WONT_HELP,
         missing=(
-            "how many blocks the first request needs: attach the event stream (monitor doctor tcp://HOST:5757)"
+            "how many blocks the first request needs: attach the event stream (monitor doctor tcp://HOST:5757). An engine"
+            " that froze with its pool empty looks the same: ps -o stat= -p PID tells"
             if told_apart
             else "what they wait for (vllm:num_requests_waiting_by_reason, exposed since vLLM 0.20): a grammar that is"
             " compiled, or KV that is fetched, looks the same; the event stream tells it too"

@@ -41,7 +41,9 @@ class CannotTell(Exception):
 
 @dataclass
 class Observation:
-    """A target that was looked at. `is_past`: its end is in the past, so what was resolved by then counts too."""
+    """A target that was looked at. `is_past`: what it shows is over, or has an end, so what was resolved by then counts
+    too.
+    """
 
     target: str
     kind: Kind
@@ -138,7 +140,9 @@ def _watch_kv_events(
 
 
 def _watch_page(target: str, settings: Settings, timeout_s: float, watch_s: float) -> Observation:
-    """Scrape it for `watch_s`, and for as long as something is within its grace, `timeout_s` at most."""
+    """Scrape it for `watch_s`, and for as long as something is within its grace, `timeout_s` at most. What began and
+    ended meanwhile is told too.
+    """
     try:
         from monitor.sources.metrics_page import BadPage, MetricsPage
     except ImportError as error:
@@ -158,7 +162,7 @@ def _watch_page(target: str, settings: Settings, timeout_s: float, watch_s: floa
             watch.settle()
             watched_s = time.monotonic() - started
             pending = sorted({finding.code for finding in watch.find("pending")})
-            until_s = timeout_s if pending else min(watch_s, timeout_s)
+            until_s = max(watch_s, timeout_s) if pending else watch_s
             if watched_s > until_s and page.scrapes > 1:  # one page has no rates
                 break
             time.sleep(min(SCRAPE_EVERY_S, watch_s / 3, max(until_s - watched_s, 0.0) + 0.01))
@@ -170,7 +174,7 @@ def _watch_page(target: str, settings: Settings, timeout_s: float, watch_s: floa
     if pending:
         codes = ", ".join(pending)
         notes.append(f"{watched_s:.0f} s were too few to tell whether it is {codes}: give a longer --timeout")
-    return Observation(page.url, Kind.METRICS, watch, is_past=False, notes=notes)
+    return Observation(page.url, Kind.METRICS, watch, is_past=True, notes=notes)
 
 
 def look_back(url: str, since_s: int, settings: Settings, *, timeout_s: float = 10.0) -> Observation:

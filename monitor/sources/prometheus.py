@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
-from typing import Final
+from typing import Annotated, Final
 
 import httpx
 import msgspec
@@ -37,9 +37,12 @@ class BadHistory(Exception):
     """The server cannot be asked, or has nothing of an engine; the message says why and what to do."""
 
 
+AtSeconds = Annotated[float, msgspec.Meta(ge=0, le=1e10)]
+
+
 class _Series(msgspec.Struct):
     metric: dict[str, str]
-    values: list[tuple[float, str]]
+    values: list[tuple[AtSeconds, str]]
 
 
 class _Data(msgspec.Struct):
@@ -66,7 +69,10 @@ def history(url: str, since_s: int, timeout_s: float = 10.0) -> list[Sample | Fa
     address_of(url)
     wanted = "|".join((*FIELDS, CONFIGURATION))
     series = _ask(url, f'{{__name__=~"{wanted}"}}[{since_s}s]', timeout_s)
-    records = sorted(_records(series), key=lambda found: found[0])
+    try:
+        records = sorted(_records(series), key=lambda found: found[0])
+    except ValueError as error:
+        raise BadHistory(f"{shown(url)} has a sample that is no number: {error}") from error
     if not records:
         raise BadHistory(
             f"{shown(url)}: of the last {since_s} s {NONE_KNOWN}. Is the engine's page among its scrape targets?"
@@ -89,6 +95,8 @@ def _records(all_series: list[_Series]) -> Iterator[tuple[int, Sample | Fact]]:
         for at_s, value in series.values:
             put(moments.setdefault(engine, {}).setdefault(round(at_s * 1000), {}), name, series.metric, float(value))
     for engine, figures_at in moments.items():
+        if not any(figures_at.values()):
+            continue
         sampler = Sampler(engine, "prometheus")
         began_ns = min(figures_at) * 1_000_000
         configuration = configurations.get((engine.instance, engine.rank), {})

@@ -170,6 +170,11 @@ def test_what_is_no_prometheus_server(capsys: pytest.CaptureFixture[str]) -> Non
         code, printed = doctor_json(capsys, "--prometheus", server.url)
         assert code == 3
         assert "too many samples" in printed["targets"][0]["error"]
+        series = '{"metric": {"__name__": "vllm:num_requests_running"}, "values": [[%s, "%s"]]}'
+        for at, value in (("1.5", "many"), ("-1", "0"), ("1e300", "0"), ("1.5", "NaN")):
+            server.answer = '{"status": "success", "data": {"result": [' + series % (at, value) + "]}}"
+            code, printed = doctor_json(capsys, "--prometheus", server.url)
+            assert code == 3
 
 
 @pytest.mark.parametrize("since", ["", "2", "h", "2h3", "-1h", "two hours"])
