@@ -128,14 +128,13 @@ class LLM:
     def _run(self, work: dict[int, _Work]) -> None:
         scheduler = self.core.scheduler
         while self.core.in_flight:
-            launched, in_flight = scheduler.step, scheduler.in_flight
+            launched = scheduler.step
             outputs = self.core.step()
             for output in outputs:
                 if work[output.number].take(output):
                     self.core.end(output.number, Status.FINISHED_STOPPED)
-            # What a step in flight gives back is free from the next pass on.
-            if scheduler.step == launched and not outputs and not in_flight:
-                time.sleep(0.001)  # the connector must give blocks back first
+            if scheduler.step == launched and not outputs:
+                time.sleep(0.001)  # a grammar is compiled first, or the connector must give blocks back
 
 
 class _Work:
