@@ -148,9 +148,15 @@ class AuditFold:
                 else:
                     books.more.setdefault(block, []).append(record.number)
         books.detached = {b: n for b, n in books.detached.items() if books.refs[b] > len(books.owners(b))}
-        for number in list(books.deferrals):
-            if number not in books.requests and not any(number in former for former in books.detached.values()):
+        for number, deferral in list(books.deferrals.items()):
+            record = books.requests.get(number)
+            in_table = record.blocks if record is not None and record.is_finished else []
+            deferral.blocks.intersection_update(
+                {*in_table, *(block for block in deferral.blocks if number in books.detached.get(block, ()))}
+            )
+            if not deferral.blocks:
                 del books.deferrals[number]
+        books.fences_anew()
         books.orphans = {b for b in range(books.total) if books.refs[b] > books.known_references(b)}
         books.recount()
 

@@ -13,9 +13,12 @@ from array import array
 from collections.abc import Iterable
 from typing import Final
 
-from monitor.events.records import Anomaly, Deferral, Heartbeat, RequestState, StepInFlight, TierState, Totals
+from monitor.events.kinds import Holder
+from monitor.events.records import Anomaly, Deferral, Heartbeat, Lapse, RequestState, StepInFlight, TierState, Totals
 
 MAX_ANOMALIES: Final = 1000
+LEASE_SLACK_NS: Final = 100_000_000
+"""The engine's clock is said once a pass: a lease that ends in a pass ends this little after what was said."""
 
 
 class Books:
@@ -39,6 +42,8 @@ class Books:
         self.more: dict[int, list[int]] = {}
         self.detached: dict[int, list[int]] = {}
         self.deferrals: dict[int, Deferral] = {}
+        # By a step that is not complete, whose deferrals are fenced behind it.
+        self.fences: dict[int, list[int]] = {}
         # Blocks that became free before the step they were fenced behind was complete, with that step.
         self.early: dict[int, int] = {}
         self.requests: dict[int, RequestState] = {}
@@ -57,6 +62,7 @@ class Books:
         # What the last applies turned up, for whoever folds to take away: see take_ended and take_anomalies.
         self._ended: list[RequestState] = []
         self._finished: list[RequestState] = []
+        self._lapsed: list[Lapse] = []
         self._anomalies: list[Anomaly] = []
         self._index = 0
 
@@ -122,6 +128,11 @@ class Books:
         finished, self._finished = self._finished, []
         return finished
 
+    def take_lapsed(self) -> list[Lapse]:
+        """Deferrals that their lease has ended since last asked."""
+        lapsed, self._lapsed = self._lapsed, []
+        return lapsed
+
     def take_anomalies(self) -> list[Anomaly]:
         """What was found since last asked, at most MAX_ANOMALIES of it."""
         found, self._anomalies = self._anomalies, []
@@ -154,18 +165,36 @@ class Books:
         if deferral is None:
             deferral = Deferral(number, name, holder, self.now_ns, fence, lease_deadline_ns, set())
             self.deferrals[number] = deferral
+            self._fence(deferral)
         elif deferral.holder != holder:
             deferral.holder, deferral.since_ns, deferral.fence = holder, self.now_ns, fence
             deferral.lease_deadline_ns = lease_deadline_ns
+            self._fence(deferral)
         deferral.blocks.update(blocks)
 
     def undefer(self, number: int, blocks: Iterable[int]) -> None:
         """These blocks are kept for nobody any more."""
         deferral = self.deferrals.get(number)
         if deferral is not None:
+            if 0 < deferral.lease_deadline_ns <= self.now_ns + LEASE_SLACK_NS:
+                lapsed = tuple(deferral.blocks.intersection(blocks))
+                self._lapsed.append(Lapse(deferral.id, deferral.since_ns, self.now_ns, lapsed))
             deferral.blocks.difference_update(blocks)
             if not deferral.blocks:
                 del self.deferrals[number]
+
+    def fences_anew(self) -> None:
+        """Find again what waits for which step, after the deferrals were written from outside."""
+        self.fences.clear()
+        for deferral in self.deferrals.values():
+            self._fence(deferral)
+
+    def _fence(self, deferral: Deferral) -> None:
+        if deferral.holder == Holder.FENCE and not deferral.fence_passed_ns:
+            if deferral.fence <= self.last_step:
+                deferral.fence_passed_ns = self.now_ns
+            else:
+                self.fences.setdefault(deferral.fence, []).append(deferral.request)
 
     def recount(self) -> None:
         """Count anew what `apply` keeps count of, after the columns were written from outside."""

@@ -132,5 +132,6 @@ class Packer:
         self.shadow.apply(runs, args, ids, texts)
         self.shadow.take_ended()
         self.shadow.take_finished()
+        self.shadow.take_lapsed()
         self.shadow.take_anomalies()
         return batch

@@ -49,6 +49,8 @@ class RequestState(msgspec.Struct, array_like=True):
     """The most it had when it gave some back."""
     blocks: list[int] = []
     waited_ns: dict[int, int] = {}
+    fetching_ns: int = 0
+    """Since when KV is fetched for it, be it that it has ended meanwhile; 0 if none is."""
 
     @property
     def is_finished(self) -> bool:
@@ -76,6 +78,17 @@ class Deferral(msgspec.Struct, array_like=True):
     fence: int
     lease_deadline_ns: int
     blocks: set[int]
+    fence_passed_ns: int = 0
+    """When the step that it is fenced behind was complete; 0 before, and if there is none."""
+
+
+class Lapse(NamedTuple):
+    """Blocks of an ended request that came back because the lease on them had run out, and not before."""
+
+    id: str
+    since_ns: int
+    at_ns: int
+    blocks: tuple[int, ...]
 
 
 class Anomaly(NamedTuple):
@@ -141,3 +154,5 @@ class TierState(msgspec.Struct, array_like=True):
     used: int = 0
     capacity: int = 0
     operations: dict[int, int] = {}
+    pins: dict[int, tuple[int, int]] = {}
+    """By key, the longest pinned first: how many pins are on it, and since when it has not been without one."""

@@ -89,5 +89,6 @@ def load(packed: memoryview) -> State:
     state.damaged, state.audit_cycles = dump.damaged, dump.audit_cycles
     state.audited_ns, state.orphans = dump.audited_ns, set(dump.orphans)
     state.early = dump.early
+    state.fences_anew()
     state.recount()
     return state

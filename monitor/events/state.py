@@ -12,7 +12,7 @@ from typing import Final
 
 from monitor.events.audits import AuditFold
 from monitor.events.books import Books
-from monitor.events.kinds import FIRST_FINISHED, Cause, Holder, Kind, Status
+from monitor.events.kinds import FIRST_FINISHED, Cause, Holder, Kind, Status, TierOp
 from monitor.events.records import Heartbeat, RequestState, StepInFlight, TierState
 from monitor.events.wire import fives
 
@@ -129,6 +129,8 @@ class State(Books):
         """Events were lost for good: take the engine's audits for truth until one is complete."""
         self.damaged = True
         self._audits.forget()
+        for tier in self.tiers.values():
+            tier.pins.clear()  # no audit tells of them, and their unpinning may be among what was lost
 
     # ---------------------------------------------------------------- blocks, the rarer cases
 
@@ -273,11 +275,19 @@ class State(Books):
         self.in_flight.pop(step, None)
         if self.early:
             self.early = {block: fence for block, fence in self.early.items() if fence != step}
+        if self.fences:
+            self._fence_passed(step)
         self.totals.steps += 1
         self.totals.step_ns += duration_ns
         self.totals.limits[limit] = self.totals.limits.get(limit, 0) + 1
         if not self.counts_match(free, cached, used):
             self.check(free, cached, used)
+
+    def _fence_passed(self, step: int) -> None:
+        for number in self.fences.pop(step, ()):
+            deferral = self.deferrals.get(number)
+            if deferral is not None and deferral.fence == step:
+                deferral.fence_passed_ns = self.now_ns
 
     def _request(self, number: int) -> RequestState:
         """The request's record; one that was never announced gets a name made of its number, and is an anomaly."""
@@ -326,6 +336,7 @@ class State(Books):
                 tier = self.tiers.setdefault(args[1], TierState(operations={}))
                 tier.used, tier.capacity = args[2], args[3]
                 tier.operations[args[0]] = tier.operations.get(args[0], 0) + len(args) - 4
+                self._pins(tier.pins, args[0], args[4:])
             case Kind.RECEIVED | Kind.ARRIVED:
                 self._arrived(kind, number, args, texts)
             case Kind.CLIENT_GONE:
@@ -339,6 +350,17 @@ class State(Books):
                 self._audits.apply(kind, number, args, ids, texts)
             case _ if number >= 0 and kind in _REQUEST_KINDS:
                 self._request_event(kind, self._request(number), args)
+
+    def _pins(self, pins: dict[int, tuple[int, int]], op: int, keys: list[int]) -> None:
+        if op == TierOp.PINNED:
+            for key in keys:
+                count, since_ns = pins.get(key, (0, self.now_ns))
+                pins[key] = count + 1, since_ns
+        elif op == TierOp.UNPINNED:
+            for key in keys:
+                count, since_ns = pins.pop(key, (0, 0))
+                if count > 1:
+                    pins[key] = count - 1, since_ns
 
     def _started(self, at_ns: int, total: int, reserved: int, block_size: int, *, description: str) -> None:
         if self.total:
@@ -402,8 +424,13 @@ class State(Books):
                 totals.tokens_lost += args[3]
             case Kind.WAITING_ON:
                 self._move(record, args[0], _CAUSE_OF_WAIT.get(args[0], Cause.NONE))
+                if args[0] == Status.WAITING_FOR_REMOTE_KVS:
+                    record.fetching_ns = self.now_ns
             case Kind.READY:
                 self._move(record, Status.WAITING, Cause.NEW)
+                record.fetching_ns = 0
+            case Kind.REMOTE_LOAD:
+                record.fetching_ns = 0
             case Kind.FINISHED:
                 self._move(record, args[0], Cause.NONE)
                 record.finished_ns = self.now_ns

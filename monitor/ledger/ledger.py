@@ -14,11 +14,12 @@ import msgspec
 from monitor.events import snapshot
 from monitor.events.description import EngineDescription, parse
 from monitor.events.kinds import Cause, Kind, Stage
-from monitor.events.records import Anomaly, RequestState
+from monitor.events.records import Anomaly, Heartbeat, Lapse, RequestState
 from monitor.events.sample import Fact, KvEvents, Sample
 from monitor.events.state import State
 from monitor.events.wire import ADDED_BY_SOURCE, NO_REQUEST, Batch, Keyframe, NotAFrame
 from monitor.ledger.balance import Balance, balance
+from monitor.ledger.floors import Floors
 from monitor.ledger.prefixes import Prefixes
 
 POINT_EVERY_NS: Final = 100_000_000
@@ -26,6 +27,7 @@ MAX_POINTS: Final = 36_000
 MAX_ENDED: Final = 4_096
 MAX_ANOMALIES: Final = 1_000
 MAX_LOSSES: Final = 1_000
+MAX_LAPSES: Final = 1_000
 MAX_SAMPLES: Final = 2_000
 MAX_RECENT_BYTES: Final = 64 << 20
 
@@ -103,6 +105,10 @@ class EngineLedger:
         self.ended: deque[RequestState] = deque(maxlen=MAX_ENDED)
         self._just_finished: deque[RequestState] = deque(maxlen=MAX_ENDED)
         self.anomalies: deque[FoundAnomaly] = deque(maxlen=MAX_ANOMALIES)
+        self.lapses: deque[Lapse] = deque(maxlen=MAX_LAPSES)
+        """Blocks that only the end of a lease has brought back."""
+        self.floors = Floors()
+        """In blocks that no living request holds."""
         self.points: deque[Point] = deque(maxlen=MAX_POINTS)
         self.recent: deque[Batch] = deque()
         self.samples: deque[Sample] = deque(maxlen=MAX_SAMPLES)
@@ -113,6 +119,7 @@ class EngineLedger:
         """Heard by this ledger, in this epoch."""
         self.passes_advanced = False
         """Whether the scheduler went over its queue between the last two heartbeats."""
+        self._polled_ns = 0
         self._recent_bytes = 0
         self._wall_minus_mono = 0
 
@@ -177,17 +184,27 @@ class EngineLedger:
         if before is not None and state.heartbeat is not None and state.heartbeat is not before:
             self.heartbeats += 1
             self.passes_advanced = state.heartbeat.scheduler_passes > before.scheduler_passes
+        self._note_polls(before, state.heartbeat)
         if batch.total > 0:
             state.check(batch.free, batch.cached_idle, batch.used)
         self.ended.extend(state.take_ended())
         self._just_finished.extend(state.take_finished())
+        self.lapses.extend(state.take_lapsed())
         for anomaly in state.take_anomalies():
             position = Position(batch.epoch, batch.sequence, anomaly.position)
             self.anomalies.append(FoundAnomaly(position, batch.wall_ns, anomaly))
         if self.uncertain_since_ns and not state.damaged:
             self.uncertain_since_ns = 0
         if not self.points or self.now_ns - self.points[-1].at_ns >= POINT_EVERY_NS:
-            self.points.append(self._point())
+            point = self._point()
+            self.points.append(point)
+            if not state.damaged:
+                in_use = point.balance.finished + point.balance.unaccounted
+                self.floors.look(point.at_ns, idle=not (point.running or point.waiting), in_use=in_use)
+
+    def _note_polls(self, before: Heartbeat | None, last: Heartbeat | None) -> None:
+        if last is not None and (before is None or last.connector_polls != before.connector_polls):
+            self._polled_ns = last.at_ns
 
     def _apply_source_batch(self, batch: Batch) -> None:
         for event in batch.events():
@@ -211,6 +228,7 @@ class EngineLedger:
         except NotAFrame as error:
             return self._unreadable(keyframe, str(error))
         self.state = state
+        self._note_polls(None, state.heartbeat)
         self.ready = True
         self.sequence = keyframe.sequence
         self.uncertain_since_ns = self.now_ns if self.state.damaged else 0
@@ -226,6 +244,9 @@ class EngineLedger:
         self.uncertain_since_ns = 0
         self.heartbeats = 0
         self.passes_advanced = False
+        self._polled_ns = 0
+        self.lapses.clear()
+        self.floors.clear()
         self.dropped_batches = self.dropped_events = 0
         self.ended.clear()
         self.anomalies.clear()
@@ -296,6 +317,11 @@ class EngineLedger:
     def age_s(self, mono_ns: int) -> float:
         """Seconds from a time of the engine's monotonic clock until now."""
         return max(0.0, (self.now_ns - self.wall(mono_ns)) / 1e9)
+
+    def unpolled_s(self) -> float:
+        """For how long the heartbeats have shown that the KV connector is not asked; 0 of one that counts no polls."""
+        beat = self.state.heartbeat
+        return (beat.at_ns - self._polled_ns) / 1e9 if beat is not None and beat.connector_polls else 0.0
 
     def position(self) -> Position:
         """Where the ledger is in the stream."""

@@ -1,0 +1,46 @@
+"""What stays in use each time an engine drains to idle: its floors. A cache makes none; a leak makes each one higher."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final, NamedTuple
+
+MAX_FLOORS: Final = 64
+
+
+class Floor(NamedTuple):
+    """One drain: when it began, and the least that was in use until work came again."""
+
+    at_ns: int
+    in_use: float
+
+
+class Floors:
+    """The last MAX_FLOORS floors, folded from looks at an engine. `in_use` is in whatever the looks count in."""
+
+    def __init__(self) -> None:
+        self._floors: deque[Floor] = deque(maxlen=MAX_FLOORS)
+        self._idle = False
+
+    def look(self, at_ns: int, *, idle: bool, in_use: float) -> None:
+        """What was seen at one moment."""
+        if idle and not self._idle:
+            self._floors.append(Floor(at_ns, in_use))
+        elif idle and in_use < self._floors[-1].in_use:
+            self._floors[-1] = self._floors[-1]._replace(in_use=in_use)
+        self._idle = idle
+
+    def rising(self) -> list[Floor]:
+        """The floors since one was last lower than the one before it, those left out that are not higher either."""
+        risen: list[Floor] = []
+        for floor in self._floors:
+            if risen and floor.in_use < risen[-1].in_use:
+                risen = []
+            if not risen or floor.in_use > risen[-1].in_use:
+                risen.append(floor)
+        return risen
+
+    def clear(self) -> None:
+        """Another life of the engine begins."""
+        self._floors.clear()
+        self._idle = False
