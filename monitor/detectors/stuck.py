@@ -43,7 +43,7 @@ def judge(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
     if ledger.has_stream:
         yield from _never_fits(ledger, settings)
         yield from _engine_stalled(ledger, settings)
-    elif ledger.samples:
+    elif ledger.samples and ledger.samples[-1].awake is not False:
         yield from _never_fits_by_figures(ledger, settings)
         yield from _engine_stalled_by_figures(ledger, settings)
 
@@ -255,8 +255,8 @@ def _never_fits_by_figures(ledger: EngineLedger, settings: Settings) -> Iterator
         ),
         wont_help=_NEVER_FITS_WONT_HELP,
         missing=(
-            "how many blocks the first request needs: attach the event stream (monitor doctor tcp://HOST:5757). An engine"
-            " that froze with its pool empty looks the same: ps -o stat= -p PID tells"
+            "how many blocks the first request needs: attach the event stream (monitor doctor tcp://HOST:5757). An"
+            " engine that froze with its pool empty looks the same: ps -o stat= -p PID tells"
             if told_apart
             else "what they wait for (vllm:num_requests_waiting_by_reason, exposed since vLLM 0.20): a grammar that is"
             " compiled, or KV that is fetched, looks the same; the event stream tells it too"

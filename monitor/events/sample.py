@@ -28,6 +28,8 @@ class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
     preemptions: int | None = None
     deferred: int | None = None
     """Those of `waiting` that wait for something other than room: a grammar, or KV from elsewhere."""
+    awake: bool | None = None
+    """False while the engine is told to sleep: nothing runs then, and it is meant so."""
     steps: int | None = None
     """Completed since the engine started; so are these two: requests answered to their end, tokens generated."""
     finished: int | None = None

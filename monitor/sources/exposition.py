@@ -1,12 +1,13 @@
 """What engines expose on a metrics page, under which names, and how figures of one moment become a sample.
 
-A field may have had several names: whichever a page has is taken. "since" is the first release of vLLM seen with it.
+A field may have had several names: whichever a page has is taken. In brackets, the first release of vLLM seen with it.
 
     field               vLLM, and kvscope's own engine                  SGLang
     ------------------  ----------------------------------------------  ------------------------------
     running             vllm:num_requests_running                       sglang:num_running_reqs
     waiting             vllm:num_requests_waiting                       sglang:num_queue_reqs
     deferred            vllm:num_requests_waiting_by_reason (0.20)      not exposed
+    awake               vllm:engine_sleep_state                         not exposed
     usage               vllm:kv_cache_usage_perc (0.9), before 0.12     sglang:token_usage
                         also vllm:gpu_cache_usage_perc
     steps               vllm:iteration_tokens_total_count,              not exposed
@@ -42,6 +43,7 @@ FIELDS: Final[dict[str, str]] = {
     "vllm:num_requests_waiting_by_reason": "deferred",
     "vllm:kv_cache_usage_perc": "usage",
     "vllm:gpu_cache_usage_perc": "usage",
+    "vllm:engine_sleep_state": "awake",
     "vllm:iteration_tokens_total_count": "steps",
     "vllm:num_preemptions_total": "preemptions",
     "vllm:request_success_total": "finished",
@@ -64,6 +66,8 @@ FIELDS: Final[dict[str, str]] = {
 COUNTERS: Final = (
     "steps", "preemptions", "finished", "prompt_tokens", "generation_tokens", "prefix_queries", "prefix_hits"
 )  # fmt: skip
+LABELLED: Final = ("deferred", "awake")
+"""Fields that are one of their metric's series: the one with a label of that value."""
 CONFIGURATION: Final = "vllm:cache_config_info"
 FACTS: Final[dict[str, str]] = {
     "num_gpu_blocks": "num_gpu_blocks",
@@ -119,7 +123,7 @@ def put(figures: Figures, name: str, labels: Mapping[str, str], value: float) ->
     field = FIELDS.get(name)
     if field is None or not math.isfinite(value):
         return
-    if field == "deferred" and labels.get("reason") != "deferred":
+    if field in LABELLED and field not in labels.values():
         return
     # One series for each reason adds up; tensor-parallel ranks, and one figure's two names, say the same again.
     figures[field] = figures.get(field, 0.0) + value if field == "finished" else max(figures.get(field, value), value)
@@ -180,6 +184,7 @@ class Sampler:
             prefix_hit_rate=hit_rate,
             preemptions=whole("preemptions"),
             deferred=whole("deferred"),
+            awake=bool(figures["awake"]) if "awake" in figures else None,
             steps=whole("steps"),
             finished=whole("finished"),
             generation_tokens=whole("generation_tokens"),

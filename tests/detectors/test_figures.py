@@ -195,6 +195,7 @@ def test_a_queue_in_front_of_an_empty_pool() -> None:
     assert (finding.verdict, value(finding, "waiting_for_room")) == ("likely", 4)
     assert not judged(spoken(before, {**wedged, "deferred": 4}, again=99)).alarms()  # for KV from elsewhere, say
     assert not judged(spoken(before, {**wedged, "usage": 0.5}, again=grace + 1)).firing(NEVER_FITS)
+    assert not judged(spoken(before, {**wedged, "awake": 0}, again=99)).alarms()
 
 
 def test_a_queue_is_not_told_from_another_wait_where_that_is_not_exposed() -> None:

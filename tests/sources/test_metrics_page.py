@@ -61,6 +61,7 @@ def test_a_real_page(server: Served) -> None:
     assert len(ends) > 1
     assert sample.finished == sum(map(float, ends)) > 0
     assert sample.deferred == 0
+    assert sample.awake is True
     assert sample.prompt_tokens_per_s is None  # one page has no rates
 
 
