@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 import uvicorn
 import zmq
 
-from engine.bench import Load, offline, over_http, report, show
+from engine.bench import Load, offline, over_http, report, show, simulate
 from engine.config import DEFAULT_KV_BYTES, DTYPES, KV_CONNECTORS, SCHEDULING_POLICIES, TINY, EngineConfig
 from engine.faults import PLACES
 from monitor.events.publisher import EVENTS_ENDPOINT, NotPrivate, replay_endpoint_for
@@ -110,11 +110,17 @@ def bench(parsed: argparse.Namespace) -> int:
     """Put the load on, and tell what came of it. Raises ValueError for what cannot be asked."""
     load = Load(**{name: getattr(parsed, name) for name in Load.__dataclass_fields__})
     config = config_of(parsed)
-    if parsed.offline:
+    if parsed.journal is not None and parsed.simulate is None:
+        raise ValueError("--journal is for --simulate: a server keeps its events with its own --journal")
+    if parsed.simulate is not None:
+        logging.getLogger().setLevel(logging.WARNING)
+        logging.getLogger("engine.watchdog").setLevel(logging.ERROR)  # its lines would bear today's time
+        made = report(simulate(load, config, parsed.simulate, parsed.journal))
+    elif parsed.offline:
         logging.getLogger().setLevel(logging.WARNING)
         made = report(asyncio.run(offline(load, config)))
     elif config != EngineConfig(seed=parsed.seed, hash_key=config.hash_key):
-        raise ValueError("the settings of an engine are for --offline: the one at --base-url has its own")
+        raise ValueError("an engine's settings are for --offline and --simulate: the one at --base-url has its own")
     else:
         made = report(asyncio.run(over_http(load, parsed.base_url)))
     show(made, parsed.format)
@@ -203,7 +209,7 @@ def parser() -> argparse.ArgumentParser:
         "\ngreedy and of full length. Exit codes: 0, 1 if a request failed, 2 usage.",
     )  # fmt: skip
     _load_flags(benching)
-    _model_flags(benching.add_argument_group("the engine of --offline"))
+    _model_flags(benching.add_argument_group("the engine of --offline and --simulate"))
     return whole
 
 
@@ -307,6 +313,10 @@ def _load_flags(command: argparse.ArgumentParser) -> None:
     asked = command.add_mutually_exclusive_group(required=True)
     asked.add_argument("--base-url", metavar="URL", help="a server with OpenAI's API, such as http://127.0.0.1:8000")
     asked.add_argument("--offline", action="store_true", help="an engine in this process, without HTTP")
+    asked.add_argument(
+        "--simulate", type=_positive, default=None, metavar="S",
+        help="the same for so many seconds of virtual time, which pass at once; steps last as a formula says",
+    )  # fmt: skip
     add = command.add_argument
     add("--num-prompts", type=size, default=defaults.num_prompts, metavar="N", help=f"({defaults.num_prompts})")
     add(
@@ -331,6 +341,7 @@ def _load_flags(command: argparse.ArgumentParser) -> None:
         "--disconnect", type=float, default=defaults.disconnect, metavar="SHARE",
         help="of the clients, that close their connections in the midst of an answer (0)",
     )  # fmt: skip
+    add("--journal", type=Path, default=None, metavar="DIR", help="with --simulate: keep the events there")
     add("--format", choices=("table", "json"), default="table", help="(table)")
 
 

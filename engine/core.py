@@ -19,9 +19,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from engine.batch import Batch
 from engine.blocks.audit import Auditor
 from engine.blocks.hashing import PrefixHasher
 from engine.blocks.manager import KVCacheManager
@@ -38,7 +37,7 @@ from engine.memory import Meter, capture_graphs, device_of, make_plan
 from engine.models import LoadedModel
 from engine.output import Output, Sampled
 from engine.request import Request
-from engine.runner import ModelRunner
+from engine.runner import ModelRunner, Runner
 from engine.sampling import SamplingParams
 from engine.scheduler import Scheduler, SchedulerOutput
 from engine.watchdog import Watchdog
@@ -103,8 +102,9 @@ class Counts:
 class EngineCore:
     """An engine of `config` over the model `loaded`, publishing on `stream` (None: the stream is off).
 
-    Either `start` a thread that runs it, or call `step` until the work is done. Raises ValueError if the settings
-    do not fit the model, and what Publisher raises.
+    Either `start` a thread that runs it, or call `step` until the work is done. clock, log, runner: what it takes the
+    time from, says its events to and computes with, if not of its own making: see SimulatedEngine. Raises ValueError
+    if the settings do not fit the model, and what Publisher raises.
     """
 
     def __init__(
@@ -115,12 +115,14 @@ class EngineCore:
         *,
         stall_s: float = 30.0,
         clock: Clock = time,
+        log: EventLog | None = None,
+        runner: Runner | None = None,
     ) -> None:
         self.config = config
         self.loaded = loaded
         self.clock = clock
         self.max_model_len = loaded.config.max_model_len
-        self.log = EventLog(clock) if stream else SilentLog(clock)
+        self.log = log or (EventLog(clock) if stream else SilentLog(clock))
         self.faults = Faults.parse(config.faults)
         device = device_of(config)
         stored = HOST_STORE_POOLS if config.kv_connector == "host" and config.device == "cpu" else 0
@@ -129,10 +131,13 @@ class EngineCore:
         self.pool = BlockPool(total, self.log, self.faults)
         hasher = PrefixHasher(config.block_size, config.hash_key) if config.enable_prefix_caching else None
         self.manager = KVCacheManager(self.pool, config.block_size, hasher, self.faults)
-        self.runner = ModelRunner(
-            loaded, total, config.block_size, config.device, config.dtype, config.seed, self.faults
-        )
-        self.plan = capture_graphs(config, self.runner, plan, self.faults)
+        if runner is None:
+            runner = model_runner = ModelRunner(
+                loaded, total, config.block_size, config.device, config.dtype, config.seed, self.faults
+            )
+            plan = capture_graphs(config, model_runner, plan, self.faults)
+        self.runner = runner
+        self.plan = plan
         self._meter = Meter(self.plan, device, self.log, clock)
         self.counts = Counts()
         self.failure = ""
@@ -330,8 +335,12 @@ class EngineCore:
             pause = None
         with self._wake:
             if not (self._woken or self._closing):
-                self._wake.wait(pause)
+                self._wait(pause)
             self._woken = False
+
+    def _wait(self, pause: float | None) -> None:
+        """With `_wake` in hand: so many seconds, or until something wakes the engine."""
+        self._wake.wait(pause)
 
     def _pass(self) -> list[Output]:
         self.log.tick()
@@ -410,7 +419,7 @@ class EngineCore:
         else:
             self._run_model(plan.step, batch, sampled)
 
-    def _run_model(self, step: int, batch: Batch, sampled: Future[list[Sampled]]) -> None:
+    def _run_model(self, step: int, batch: Any, sampled: Future[list[Sampled]]) -> None:
         try:
             while self.faults.strikes_request("stuck.engine-stalled", f"step {step}") and not self._closing:
                 time.sleep(0.01)

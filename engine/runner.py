@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -44,6 +45,26 @@ def num_blocks_for(config: EngineConfig, model: ModelConfig) -> int:
 def _forward(model: Model, cache: PagedKV, batch: Batch) -> Tensor:
     """The hidden states [rows, hidden]."""
     return model.forward(batch.token_ids, batch.positions, BatchAttention(cache, batch))
+
+
+class Runner(Protocol):
+    """What the engine's steps run on: ModelRunner, or what stands for it."""
+
+    def prepare(self, plan: SchedulerOutput, tables: Mapping[int, list[int]], /) -> Any:
+        """The plan as `run` takes it."""
+        ...
+
+    def run(self, batch: Any) -> list[Sampled]:
+        """A token for each request of the plan that samples."""
+        ...
+
+    def gather(self, blocks: Sequence[int]) -> Tensor:
+        """A copy of these blocks' keys and values."""
+        ...
+
+    def scatter(self, blocks: Sequence[int], kv: Tensor) -> None:
+        """Put back what `gather` gave."""
+        ...
 
 
 class ModelRunner:

@@ -5,7 +5,7 @@ A step serves the running requests first, in order, then admits waiting ones, al
 last admitted one (or, under the priority policy, the least urgent) is preempted: it loses its blocks and will be
 computed again. A waiting request is admitted only when its whole prompt would fit now, and the first that does not
 fit holds back those behind it. After a preemption no more may run at once than are left, and one more with each step.
-A request that has come to fill the whole pool ends there, as it does at `max_model_len`: nothing could make room for it.
+A request that has come to fill the whole pool ends there, as it would at `max_model_len`: nothing could make room.
 
 A step may be planned while the one before it runs: a request that will have sampled a token by then is given its next
 one. What such a request loses in the meantime, by its end or by a preemption, becomes free only when the last step
@@ -380,7 +380,7 @@ class Scheduler:
         return pending > 0 and self._is_at_length(request, pending)
 
     def _is_at_length(self, request: Request, pending: int) -> bool:
-        """Whether it ends, with so many tokens more than are known: it is as long as it, or the model, or the pool may."""
+        """Whether it ends with so many tokens more than are known: it asks for no more, or model or pool take none."""
         num_tokens = request.num_tokens + pending
         if len(request.output_token_ids) + pending >= request.params.max_tokens or num_tokens >= self.max_model_len:
             return True
@@ -438,7 +438,7 @@ class Scheduler:
         return None
 
     def _room_for(self, request: Request) -> int:
-        """How many tokens there must be room for when it is admitted: all that it has, unless a fault says otherwise."""
+        """Tokens that there must be room for when it is admitted: all that it has, unless a fault says otherwise."""
         if not self.manager.fits(request.num_tokens) and self._outgrows(request):
             return 0
         if self.faults.strikes_request("stuck.head-of-line", request.id):

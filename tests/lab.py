@@ -13,6 +13,7 @@ from engine.blocks.audit import Auditor
 from engine.blocks.hashing import PrefixHasher
 from engine.blocks.manager import KVCacheManager
 from engine.blocks.pool import RESERVED, BlockPool
+from engine.clock import VirtualClock
 from engine.connectors.base import KVLoad
 from engine.faults import Faults
 from engine.request import Request
@@ -22,22 +23,6 @@ from monitor.events.description import EngineDescription
 from monitor.events.log import Clock, EventLog
 from monitor.events.packer import Packer, Vitals
 from monitor.events.wire import Batch, Keyframe, decode, encode
-
-
-class VirtualClock:
-    """Time that passes only when told to."""
-
-    def __init__(self) -> None:
-        self.ns = 1_000_000_000
-
-    def monotonic_ns(self) -> int:
-        return self.ns
-
-    def time_ns(self) -> int:
-        return 1_700_000_000_000_000_000 + self.ns
-
-    def sleep(self, seconds: float) -> None:
-        self.ns += round(seconds * 1e9)
 
 
 class SlowConnector:

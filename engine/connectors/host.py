@@ -14,7 +14,7 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from itertools import islice
-from queue import SimpleQueue
+from queue import Queue, SimpleQueue
 from typing import Final, NamedTuple
 
 import torch
@@ -83,7 +83,7 @@ class HostConnector:
         self._too_late: set[int] = set()
         self._stored: OrderedDict[bytes, torch.Tensor] = OrderedDict()
         self._pins: Counter[bytes] = Counter()
-        self._jobs: SimpleQueue[_Copy | _Fetch | None] = SimpleQueue()
+        self._jobs: Queue[_Copy | _Fetch | None] = Queue()
         self._copied: SimpleQueue[_Copy] = SimpleQueue()
         self._fetched: SimpleQueue[tuple[_Fetch, bool]] = SimpleQueue()
         self._worker = threading.Thread(target=self._work, name="kvscope-host-kv", daemon=True)
@@ -153,6 +153,10 @@ class HostConnector:
         """Forget the copy when it comes."""
         self._too_late.add(number)
 
+    def settle(self) -> None:
+        """Wait until all that was asked for is copied."""
+        self._jobs.join()
+
     def close(self) -> None:
         """Finish the copies that were asked for, and stop."""
         self._jobs.put(None)
@@ -183,6 +187,7 @@ class HostConnector:
                 self._fetched.put((job, self._copy_in(job)))
                 self.log.fetch_ended(job.request)
                 self._wake()
+            self._jobs.task_done()
 
     def _copy_out(self, copy: _Copy) -> None:
         try:

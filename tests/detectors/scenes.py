@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from engine.clock import VirtualClock
 from engine.request import Request
 from monitor.detectors.thresholds import Settings
 from monitor.events.description import EngineDescription
@@ -18,7 +19,7 @@ from monitor.events.wire import Batch, Run, batch_of, decode, encode
 from monitor.findings import FindingReport, severity_at_least
 from monitor.ledger.ledger import EngineLedger
 from monitor.watch import Watch
-from tests.lab import Lab, VirtualClock
+from tests.lab import Lab
 
 ENGINE = "lab@127.0.0.1:0/0"
 

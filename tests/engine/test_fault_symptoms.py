@@ -279,7 +279,7 @@ def test_stuck_zero_token(fault: bool) -> None:
 
 @pytest.mark.parametrize("fault", [True, False])
 def test_stuck_never_fits(fault: bool) -> None:
-    """Nothing runs and the pool is empty, and clients wait for ever behind the one; sound, it is told and they are not."""
+    """Nothing runs, the pool is empty, and clients wait for ever behind the one; sound, that one is refused."""
     config = EngineConfig(block_size=4, num_gpu_blocks_override=9, faults=tuple(on("stuck.never-fits", fault)))
     core = EngineCore(config, load(config))
     too_large = [1] * (core.pool.usable * config.block_size + 1)

@@ -16,6 +16,7 @@ import pytest
 
 pytest.importorskip("torch", reason="needs torch: pip install -e .[engine]")
 
+from engine.clock import VirtualClock
 from engine.config import EngineConfig
 from engine.core import HOST_STORE_POOLS, EngineCore
 from engine.faults import PLACES, Faults
@@ -31,7 +32,6 @@ from monitor.events.sample import Fact
 from monitor.ledger.bill import GIB, bill_of, fit_requested, measured, rounding, use_all
 from monitor.sources.log import Log
 from tests.engine.process import EngineProcess
-from tests.lab import VirtualClock
 
 SMALL: dict[str, Any] = {"max_model_len": 128, "max_num_seqs": 4, "max_num_batched_tokens": 64}
 LOADED = load(EngineConfig(**SMALL))
@@ -52,6 +52,7 @@ def plan_of(config: EngineConfig) -> Plan:
 
 IN_A_FRESH_PROCESS = """
 import dataclasses, json, sys
+from engine.clock import VirtualClock
 from engine.config import EngineConfig
 from engine.memory import Host, make_plan
 from engine.models import load
@@ -322,6 +323,7 @@ def test_sizing_bad_suggestion(fault: bool) -> None:
 
 
 MEMORY_HELD = """
+from engine.clock import VirtualClock
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.memory import device_of

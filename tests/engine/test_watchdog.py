@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from engine.clock import VirtualClock
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.models import load
@@ -16,7 +17,7 @@ from engine.watchdog import Watchdog
 from monitor.events.kinds import Cause, Kind, Status
 from tests.engine.before import with_before
 from tests.engine.process import wait_for
-from tests.lab import Lab, VirtualClock
+from tests.lab import Lab
 
 STALL_S = 30.0
 

@@ -1,0 +1,181 @@
+"""An engine in virtual time: all of it is real but the model, whose steps last as long as a formula says.
+
+    a step's seconds = base_s + per_token_s * tokens computed + per_kv_token_s * tokens of KV read
+
+Nothing waits for real time, so ten minutes of a fault pass in a second or a few. What the connector copies is there at
+once; the watchdog, the heartbeats and the loop's own pauses take their time on the virtual clock. The same load gives
+the same life each time.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import torch
+
+from engine.clock import VirtualClock
+from engine.config import EngineConfig
+from engine.connectors.host import HostConnector
+from engine.core import EngineCore
+from engine.models import LoadedModel
+from engine.output import Output, Sampled
+from engine.scheduler import SchedulerOutput
+from monitor.events.journal import JournalWriter
+from monitor.events.log import EventLog, SilentLog
+from monitor.events.packer import Packer
+from monitor.events.wire import Batch, encode
+
+DRAIN_S: Final = 0.1
+"""How often what was said is kept."""
+HEARTBEAT_S: Final = 1.0
+PRINTABLE: Final = range(0x20, 0x7F)
+"""Tokens that are sampled: there in any vocabulary, and none of them ends an output."""
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """How long a step takes. Raises ValueError, naming the figure and what it may be.
+
+    The defaults are about those of a dense model of 8 billion parameters in 16 bits, of which a device reads 3.3 TB/s
+    and computes 500 TFLOP/s: 16 GB of weights in each step, 16 GFLOP a token, and 128 KiB of KV for each token read.
+    """
+
+    base_s: float = 5e-3
+    per_token_s: float = 32e-6
+    per_kv_token_s: float = 40e-9
+
+    def __post_init__(self) -> None:
+        if self.base_s <= 0:
+            raise ValueError(f"base_s is {self.base_s} and must be above 0: time passes in steps")
+        for name in ("per_token_s", "per_kv_token_s"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)} and must be 0 or above")
+
+    def seconds(self, tokens: int, kv_tokens: int) -> float:
+        """Of a step that computes so many tokens and reads the KV of so many."""
+        return self.base_s + self.per_token_s * tokens + self.per_kv_token_s * kv_tokens
+
+
+class Planned(NamedTuple):
+    """A step: how long it takes, and of which requests, by number, it samples the token at which place."""
+
+    seconds: float
+    sampled: list[tuple[int, int]]
+
+
+class SimulatedRunner:
+    """Stands for ModelRunner. What it samples depends on the seed, the request's number and the place alone."""
+
+    def __init__(self, clock: VirtualClock, step_time: StepTime, seed: int) -> None:
+        self._clock = clock
+        self._step_time = step_time
+        self._seed = seed
+
+    def prepare(self, plan: SchedulerOutput, _tables: Mapping[int, list[int]]) -> Planned:
+        """See ModelRunner."""
+        tokens = sum(share.num_tokens for share in plan.shares)
+        kv_tokens = sum(share.start + share.num_tokens for share in plan.shares)
+        sampled = [(s.request.number, s.start + s.num_tokens) for s in plan.shares if s.samples]
+        return Planned(self._step_time.seconds(tokens, kv_tokens), sampled)
+
+    def run(self, batch: Planned) -> list[Sampled]:
+        """See ModelRunner."""
+        self._clock.sleep(batch.seconds)
+        drawn = [zlib.crc32(f"{self._seed} {number} {place}".encode()) for number, place in batch.sampled]
+        return [Sampled(PRINTABLE[each % len(PRINTABLE)]) for each in drawn]
+
+    def gather(self, blocks: Sequence[int]) -> torch.Tensor:
+        """See ModelRunner: nothing, of as many blocks."""
+        return torch.empty(0, 2, len(blocks))
+
+    def scatter(self, blocks: Sequence[int], kv: torch.Tensor) -> None:
+        """See ModelRunner."""
+
+
+class SimulatedEngine(EngineCore):
+    """An engine of `config` in virtual time, which passes while `run` is called; `time` tells it.
+
+    step_time: of the model that it pretends to run; `loaded` gives only its settings. journal: a directory to keep the
+    events in, as engine `name`. Raises ValueError for settings that do not go with that.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        loaded: LoadedModel,
+        *,
+        step_time: StepTime | None = None,
+        journal: Path | None = None,
+        name: str = "simulated@127.0.0.1:0/0",
+        stall_s: float = 30.0,
+    ) -> None:
+        _refuse_what_takes_real_time(config)
+        self.time = VirtualClock()
+        self._until = 0
+        super().__init__(
+            config,
+            loaded,
+            stall_s=stall_s,
+            clock=self.time,
+            log=SilentLog(self.time) if journal is None else EventLog(self.time),
+            runner=SimulatedRunner(self.time, step_time or StepTime(), config.seed),
+        )
+        self.time.every(min(1.0, stall_s / 4), self.watchdog.look)
+        self._journal: JournalWriter | None = None
+        if journal is not None:
+            self._packer = Packer(self.log, name, self.vitals)
+            keyframe = lambda: encode(self._packer.keyframe())  # noqa: E731
+            self._journal = JournalWriter(journal, self._packer.epoch, keyframe, clock=self.time)
+            self.time.every(DRAIN_S, self._drain)
+            self.time.every(HEARTBEAT_S, lambda: self._keep(self._packer.heartbeat()))
+
+    @property
+    def now_s(self) -> float:
+        """Seconds on the virtual clock."""
+        return self.time.ns / 1e9
+
+    def at(self, seconds: float, call: Callable[[], None]) -> None:
+        """Have `call` made so long after now: a client that comes, or goes."""
+        self.time.at(self.time.ns + round(seconds * 1e9), call)
+
+    def run(self, seconds: float, deliver: Callable[[list[Output]], None] = lambda _: None) -> None:
+        """Let so much time pass; `deliver` gets what each pass gave."""
+        self._until = self.time.ns + round(seconds * 1e9)
+        while self.time.ns < self._until and not self.failure:
+            deliver(self.step())
+            if isinstance(self.connector, HostConnector):
+                self.connector.settle()
+            self._rest()
+
+    def close(self) -> None:
+        """As EngineCore does, and what was said last is kept."""
+        super().close()
+        if self._journal is not None:
+            self._drain()
+            self._journal.close()
+
+    def _wait(self, pause: float | None) -> None:
+        end = self._until if pause is None else min(self._until, self.time.ns + round(pause * 1e9))
+        while not self._woken and self.time.pass_to(end):
+            pass
+
+    def _drain(self) -> None:
+        for batch in self._packer.pack():
+            self._keep(batch)
+
+    def _keep(self, batch: Batch) -> None:
+        assert self._journal is not None
+        self._journal.append(encode(batch), batch.sequence)
+
+
+def _refuse_what_takes_real_time(config: EngineConfig) -> None:
+    if config.async_scheduling:
+        raise ValueError("async_scheduling runs the model in another thread, and virtual time has one: leave it out")
+    if config.kv_connector == "peer":
+        raise ValueError("kv_connector 'peer' needs another engine, which real time passes for: take 'host'")
+    if any(fault.partition(":")[0] == "stuck.engine-stalled" for fault in config.faults):
+        raise ValueError("--fault stuck.engine-stalled stops the thread that time passes in: see it in real time")

@@ -1,0 +1,148 @@
+"""Minutes of an engine in virtual time: what a fault does to it, and the same life from the same load."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from engine.bench import Load, simulate
+from engine.clock import VirtualClock
+from engine.config import EngineConfig
+from engine.models import load
+from engine.output import Output
+from engine.sampling import SamplingParams
+from engine.simulated import SimulatedEngine, StepTime
+from monitor.events import journal
+from monitor.events.wire import decode
+from monitor.watch import Watch
+
+LEASE_S = 180.0
+
+
+def engine(*faults: str, journal: Path | None = None, **settings: object) -> SimulatedEngine:
+    given = {"num_gpu_blocks_override": 200, "hash_key": b"always the same", **settings, "faults": faults}
+    config = EngineConfig(**given)  # type: ignore[arg-type]
+    return SimulatedEngine(config, load(config), journal=journal)
+
+
+def clients(engine: SimulatedEngine, count: int, every_s: float) -> None:
+    """So many requests, with other prompts each, one after the other."""
+    params = SamplingParams(max_tokens=20, ignore_eos=True)
+
+    def come(number: int) -> Callable[[], None]:
+        return lambda: void(engine.submit(f"r-{number}", [number] * 100, params))
+
+    for number in range(count):
+        engine.at(number * every_s, come(number))
+
+
+def void(_: object) -> None:
+    """What is done with it is of no interest."""
+
+
+@pytest.mark.parametrize("fault", [True, False])
+def test_ten_minutes_of_completions_that_are_not_delivered(fault: bool) -> None:
+    """Usage climbs with each request that ends, stays while nothing runs, and falls when the leases end."""
+    faults = ["leak.finished-held"] if fault else []
+    with closing(engine(*faults, kv_connector="host", kv_lease_seconds=LEASE_S)) as e:
+        clients(e, 20, every_s=3)
+        usage = []
+        for _ in range(10):
+            e.run(60)
+            usage.append(e.usage)
+        assert e.counts.generation_tokens == 20 * 20
+        assert e.now_s >= 600
+    lease_minutes = round(LEASE_S / 60)
+    assert all((used > 0.5) == fault for used in usage[: lease_minutes - 1])
+    assert usage[lease_minutes + 1 :] == [0] * (10 - lease_minutes - 1)
+
+
+@pytest.mark.parametrize("fault", [True, False])
+def test_ten_minutes_of_an_engine_that_asks_its_connector_nothing_when_idle(fault: bool, tmp_path: Path) -> None:
+    """The last request's blocks are held all the time, and the monitor says so from what the engine kept of itself."""
+    faults = ["leak.idle-not-polled"] if fault else []
+    with closing(engine(*faults, kv_connector="host", journal=tmp_path)) as e:
+        clients(e, 3, every_s=1)
+        e.run(10)
+        connector = e.connector
+        assert connector is not None
+        polls = connector.polls
+        e.run(590)
+        assert (e.usage > 0) == fault
+        assert connector.polls == polls or not fault
+    watch = Watch()
+    watch.feed(decode(payload) for payload in journal.read(tmp_path))
+    alarms = [finding for finding in watch.find("firing") if finding.severity != "info"]
+    assert bool(alarms) == fault
+    assert all("r-2" in str(finding.culprits.requests) for finding in alarms)
+
+
+def test_the_same_load_lives_the_same_life() -> None:
+    def life() -> list[tuple[float, Output]]:
+        seen: list[tuple[float, Output]] = []
+        with closing(engine(num_gpu_blocks_override=16)) as e:
+            clients(e, 10, every_s=0.01)
+            e.run(5, lambda outputs: seen.extend((e.now_s, output) for output in outputs))
+            assert e.scheduler.num_preemptions > 0
+        return seen
+
+    first = life()
+    assert sum(output.status is not None for _, output in first) == 10
+    assert life() == first
+
+
+def test_a_step_lasts_as_long_as_its_tokens_and_what_they_read() -> None:
+    config = EngineConfig(num_gpu_blocks_override=200)
+    step = StepTime(base_s=1.0, per_token_s=0.01, per_kv_token_s=0.0001)
+    ends: list[float] = []
+    with closing(SimulatedEngine(config, load(config), step_time=step)) as e:
+        began = e.now_s
+        e.submit("r", [1] * 100, SamplingParams(max_tokens=2, ignore_eos=True))
+        e.run(10, lambda outputs: ends.extend(e.now_s - began for _ in outputs))
+    prompt, decode = step.seconds(100, 100), step.seconds(1, 101)
+    assert ends == pytest.approx([prompt, prompt + decode])
+
+
+def test_a_load_in_virtual_time_is_reported_in_virtual_time(tmp_path: Path) -> None:
+    """Clients that time out, wait for a place, or are refused, as they are by a server."""
+    load = Load(num_prompts=10, max_concurrency=2, input_len=100, output_len=50, timeout_s=1.0)
+    config = EngineConfig(num_gpu_blocks_override=200)
+    seen = simulate(load, config, 600, tmp_path)
+    assert [client.outcome for client in seen] == ["completed"] * 10
+    assert all(client.output_tokens == len(client.came) == 50 for client in seen)
+    assert max(sum(a.began <= b.began < a.ended for a in seen) for b in seen) == 2
+    stuck = simulate(load, EngineConfig(num_gpu_blocks_override=200, faults=("stuck.front-end",)), 600, None)
+    assert {(client.outcome, round(client.ended - client.began, 6)) for client in stuck} == {("timed out", 1.0)}
+    refused = simulate(load, EngineConfig(num_gpu_blocks_override=4), 600, None)
+    assert {client.outcome for client in refused} == {"failed"}
+    assert all("the whole pool has 3" in client.error for client in refused)
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"async_scheduling": True}, "async_scheduling"),
+        ({"kv_connector": "peer"}, "another engine"),
+        ({"faults": ("stuck.engine-stalled",)}, "real time"),
+    ],
+)
+def test_what_takes_real_time_is_refused(settings: dict[str, object], why: str) -> None:
+    config = EngineConfig(num_gpu_blocks_override=20, **settings)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=why):
+        SimulatedEngine(config, load(config))
+    with pytest.raises(ValueError, match="base_s"):
+        StepTime(base_s=0)
+
+
+def test_what_is_due_is_done_when_its_time_has_come() -> None:
+    clock = VirtualClock()
+    began = clock.ns
+    done: list[tuple[str, int]] = []
+    clock.every(2.0, lambda: done.append(("every", clock.ns - began)))
+    clock.at(began + 3_000_000_000, lambda: done.append(("at", clock.ns - began)))
+    clock.sleep(5.0)
+    assert done == [("every", 2_000_000_000), ("at", 3_000_000_000), ("every", 4_000_000_000)]
+    assert clock.ns - began == 5_000_000_000
