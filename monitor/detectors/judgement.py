@@ -21,6 +21,8 @@ class Entry(NamedTuple):
 
 CATALOGUE: Final[dict[str, Entry]] = {
     "leak.finished-held": Entry("error", "Finished requests keep their blocks"),
+    "leak.remote-load-lost": Entry("error", "Blocks of aborted requests wait for a fetch that never reports"),
+    "leak.idle-not-polled": Entry("warning", "An idle engine does not ask its KV connector for what is done"),
     "leak.unaccounted": Entry("error", "Blocks in use that nobody owns"),
     "stuck.never-fits": Entry("error", "A request needs more blocks than the pool has"),
     "stuck.engine-stalled": Entry("critical", "Steps have stopped with work pending"),

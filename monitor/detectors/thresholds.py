@@ -41,6 +41,12 @@ THRESHOLDS: Final[dict[str, Threshold]] = {
     "leak.finished-held.idle_floor": Threshold(
         0.02, "of the pool", "with nothing running, usage above this is not rounding"
     ),
+    "leak.remote-load-lost.grace_s": Threshold(
+        10, "s", "the fetch of one request's KV takes milliseconds to seconds, and nobody waits for this one any more"
+    ),
+    "leak.idle-not-polled.grace_s": Threshold(
+        10, "s", "an idle engine asks its connector many times a second, and heartbeats tell once a second"
+    ),
     "leak.unaccounted.grace_s": Threshold(
         2, "s", "a free may be said in the batch after the one that ended its request"
     ),

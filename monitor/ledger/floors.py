@@ -1,4 +1,7 @@
-"""What stays in use each time an engine drains to idle: its floors. A cache makes none; a leak makes each one higher."""
+"""What stays in use each time that an engine drains to idle: its floors.
+
+A cache makes none, since blocks that nobody refers to are not in use; a leak makes each one higher than the last.
+"""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import pytest
 from monitor.detectors.judgement import CATALOGUE
 from monitor.detectors.thresholds import THRESHOLDS, Settings
 from monitor.events.kinds import Holder, Status
-from tests.detectors import scenes
+from tests.detectors import leaks, scenes
 from tests.detectors.scenes import Observer, Watched
 from tests.detectors.test_figures import figures, spoken
 from tests.detectors.test_logs import line, log
@@ -40,6 +40,8 @@ def test_every_threshold_is_used_by_some_detector() -> None:
     for scene in (
         scenes.finished_held(settings=asked),
         scenes.unaccounted(settings=asked),
+        leaks.remote_load_lost(asked),
+        leaks.idle_not_polled(asked),
         scenes.never_fits(settings=asked)[0],
         scenes.lockstep(settings=asked),
     ):
@@ -71,6 +73,8 @@ def test_every_threshold_is_used_by_some_detector() -> None:
 
 GRACES: dict[str, tuple[Callable[[list[str]], Watched], Callable[[Watched, float], None]]] = {
     "leak.finished-held": (lambda s: scenes.finished_held(settings=s), lambda w, t: w.live(t, every=0.25)),
+    "leak.remote-load-lost": (leaks.remote_load_lost, lambda w, t: w.live(t, every=0.25)),
+    "leak.idle-not-polled": (leaks.idle_not_polled, lambda w, t: w.live(t, every=0.25)),
     "leak.unaccounted": (lambda s: scenes.unaccounted(settings=s), lambda w, t: w.live(t, every=0.25)),
     "stuck.never-fits": (lambda s: scenes.never_fits(settings=s)[0], lambda w, t: w.live(t, every=0.25)),
     "stuck.engine-stalled": (lambda s: scenes.stalled(settings=s), lambda w, t: w.beat(t, every=0.25)),

@@ -1,6 +1,6 @@
 """Memory that is never freed: a module for each way in which blocks stay.
 
-connector.py     what a KV connector asked to be kept: leak.finished-held
+connector.py     what a KV connector asked to be kept: leak.finished-held, leak.remote-load-lost, leak.idle-not-polled
 unaccounted.py   what nobody owns: leak.unaccounted
 by_figures.py    what usage alone tells, where there is no stream: leak.finished-held, likely
 
