@@ -61,10 +61,14 @@ class DecodeGraphs:
         console = Console(stderr=True)
         told = "Capturing CUDA graphs (decode)"
         for size in track(sizes[::-1], told, console=console, disable=not console.is_terminal):
-            before = _free(device)
             self._inputs[size] = _first_rows(inputs, size)
-            self._replays[size] = _capture(partial(forward, self._inputs[size]), pool)
-            self.captured_bytes.append(before - _free(device))
+            run = partial(forward, self._inputs[size])
+            if pool is not None:
+                # First for real: a kernel that is compiled or a library that is loaded would break the capture.
+                run()
+            before = _free(device)
+            self._replays[size] = _capture(run, pool)
+            self.captured_bytes.append(max(before - _free(device), 0))
 
     @property
     def memory(self) -> int:
@@ -87,8 +91,6 @@ def _capture(run: Callable[[], Tensor], pool: Any) -> Callable[[], Tensor]:
     """What repeats `run`, in the memory of the graphs' `pool`; where that is None, `run` itself."""
     if pool is None:
         return run
-    # First for real: a kernel that is compiled or a library that is loaded meanwhile would break the capture.
-    run()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool):
         hidden = run()

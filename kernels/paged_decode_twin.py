@@ -34,6 +34,9 @@ def paged_decode_torch(
     It works through the sequences in groups: best those of about one length stand together.
     """
     _, block_size, kv_heads, head_size = key_cache.shape
+    lens = seq_lens.tolist()
+    # As in a step that is padded for a graph, tables may be wider than the longest sequence needs.
+    block_tables = block_tables[:, : -(-max(lens) // block_size)]
     group = max(1, GATHERED_BYTES // (2 * block_tables.shape[1] * key_cache[0].nbytes))
     tokens = torch.arange(block_tables.shape[1] * block_size, device=query.device)
     unseen = tokens >= seq_lens[:, None]
@@ -41,7 +44,6 @@ def paged_decode_torch(
         unseen |= tokens < seq_lens[:, None] - window
     # As what is added to the scores, for all sequences at once: of a mask SDPA would make that itself, group by group.
     bias = torch.zeros(unseen.shape, device=query.device, dtype=query.dtype).masked_fill_(unseen, float("-inf"))
-    lens = seq_lens.tolist()
     # Query heads that share a key are to SDPA as many queries of one head.
     queries = query.view(len(lens), kv_heads, -1, head_size)
     parts = []

@@ -26,7 +26,8 @@ def main() -> None:
     # A layer that sees everything, others with a window shorter than the prompts, and norms of heads.
     model = checkpoints.save("qwen3-window", directory)
     prompts = checkpoints.prompts(3, LONGEST, seed=7)
-    config = EngineConfig(model=str(directory), block_size=16, max_num_batched_tokens=STEP_TOKENS)
+    # Not eager: steps of decodes only are padded as for a graph.
+    config = EngineConfig(model=str(directory), block_size=16, max_num_batched_tokens=STEP_TOKENS, enforce_eager=False)
     core = EngineCore(config, load(config))
     params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
     tokens: dict[int, list[int]] = {core.submit("", prompt, params): [] for prompt in prompts}
