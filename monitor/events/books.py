@@ -33,6 +33,7 @@ class Books:
         self.started_ns = 0
         self.stopped_ns = 0
         self.last_step = -1
+        self.launched_ns = 0  # when the last step was launched
         # A column a block: reference count, first owner (-1: none), keyed hash (0: none), since when free or in use.
         self.refs = array("i")
         self.owner = array("i")

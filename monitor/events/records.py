@@ -51,6 +51,16 @@ class RequestState(msgspec.Struct, array_like=True):
     waited_ns: dict[int, int] = {}
     fetching_ns: int = 0
     """Since when KV is fetched for it, be it that it has ended meanwhile; 0 if none is."""
+    fetch_ended_ns: int = 0
+    """When the connector said that this fetch has ended, until the engine has taken that in; 0 otherwise."""
+    ready_ns: int = 0
+    """When what it waited for had come, until the scheduler has looked at it again; 0 otherwise."""
+    self_preemptions: int = 0
+    """In a row: for a block of its own, with nobody else in the pool, and without a token of output in between."""
+    self_preempted_ns: int = 0
+    """When the first of these was."""
+    self_preempted_outputs: int = -1
+    """How many tokens of output it had then."""
 
     @property
     def is_finished(self) -> bool:

@@ -38,6 +38,7 @@ class _Dump(msgspec.Struct, array_like=True):
     audited_ns: int
     orphans: list[int]
     early: dict[int, int] = {}
+    launched_ns: int = 0
 
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -55,6 +56,7 @@ def dump(state: State) -> memoryview:
                 list(state.deferrals.values()), list(state.requests.values()), state.totals,
                 list(state.in_flight.values()), state.heartbeat, state.memory, state.tiers, state.damaged,
                 state.audit_cycles, state.audited_ns, sorted(state.orphans), state.early,
+                state.launched_ns,
             )
         )
     )  # fmt: skip
@@ -88,7 +90,7 @@ def load(packed: memoryview) -> State:
     state.in_flight = {step.step: step for step in dump.in_flight}
     state.damaged, state.audit_cycles = dump.damaged, dump.audit_cycles
     state.audited_ns, state.orphans = dump.audited_ns, set(dump.orphans)
-    state.early = dump.early
+    state.early, state.launched_ns = dump.early, dump.launched_ns
     state.fences_anew()
     state.recount()
     return state

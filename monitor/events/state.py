@@ -43,7 +43,7 @@ class State(Books):
             if kind == _PROGRESSED:
                 self._progressed(ids[i:i_end], args[a:a_end])
             elif kind == _STEP_LAUNCHED:
-                self.now_ns = args[a]
+                self.now_ns = self.launched_ns = args[a]
                 step = args[a + 1]
                 self.in_flight[step] = StepInFlight(step, args[a], n_ids, sum(args[a + 2 : a_end]))
             elif kind == _STEP_COMPLETED:
@@ -129,6 +129,8 @@ class State(Books):
         """Events were lost for good: take the engine's audits for truth until one is complete."""
         self.damaged = True
         self._audits.forget()
+        for record in self.requests.values():
+            record.ready_ns = record.fetch_ended_ns = 0  # what followed may be among what was lost
         for tier in self.tiers.values():
             tier.pins.clear()  # no audit tells of them, and their unpinning may be among what was lost
 
@@ -199,8 +201,10 @@ class State(Books):
                 self.detached.setdefault(block, []).append(number)
             self._drop_blocks(number, blocks, still_held=True)
         elif kind == Kind.FREE_DEFERRED:
-            record = self.requests.get(number)
-            self.defer(number, record.id if record else f"#{number}", args[0], args[1], args[2], blocks)
+            # One that ended, and all of whose blocks were detached just now, is among the ended.
+            known = (self.requests.get(number), *reversed(self._ended))
+            name = next((record.id for record in known if record is not None and record.number == number), f"#{number}")
+            self.defer(number, name, args[0], args[1], args[2], blocks)
         elif kind == Kind.RECLAIMED:
             for block in blocks:
                 former = self.detached.get(block)
@@ -315,6 +319,12 @@ class State(Books):
         if record.status == status and not record.is_finished:
             record.stalled_ns, record.stalled_since_step, record.stalled_cause = at_ns, since_step, cause
 
+    def _self_preempted(self, record: RequestState) -> None:
+        if record.output_tokens != record.self_preempted_outputs:
+            record.self_preemptions, record.self_preempted_ns = 0, self.now_ns
+            record.self_preempted_outputs = record.output_tokens
+        record.self_preemptions += 1
+
     def _end_if_over(self, record: RequestState) -> None:
         if record.status >= FIRST_FINISHED and not record.blocks and self.requests.pop(record.number, None) is not None:
             self._ended.append(record)
@@ -343,6 +353,12 @@ class State(Books):
                 self.totals.client_gone += 1
                 if (record := self.requests.get(number)) is not None:
                     record.client_gone_ns = args[0]
+            case Kind.COMPLETION_DELIVERED:
+                record = self.requests.get(number)
+                if record is not None and record.status == Status.WAITING_FOR_REMOTE_KVS and record.fetching_ns:
+                    # Another thread says it: the engine's own may have slept, and said no time, for long.
+                    beat = self.heartbeat
+                    record.fetch_ended_ns = max(self.now_ns, beat.at_ns if beat is not None else 0)
             case Kind.STALLED:
                 if (record := self.requests.get(number)) is not None:
                     self._stalled(record, *args[:4])
@@ -393,6 +409,8 @@ class State(Books):
 
     def _request_event(self, kind: int, record: RequestState, args: list[int]) -> None:
         totals = self.totals
+        if record.ready_ns and kind not in (Kind.READY, Kind.REMOTE_LOAD):
+            record.ready_ns = 0
         match kind:
             case Kind.QUEUED:
                 status = Status.PREEMPTED if record.status == Status.PREEMPTED else Status.WAITING
@@ -418,6 +436,8 @@ class State(Books):
             case Kind.PREEMPTED:
                 self._move(record, Status.PREEMPTED, Cause.PREEMPTED)
                 record.preemptions += 1
+                if args[1] == record.number and self.used <= len(record.blocks):
+                    self._self_preempted(record)
                 record.tokens_lost += args[3]
                 record.computed_tokens = 0
                 totals.preemptions[args[0]] = totals.preemptions.get(args[0], 0) + 1
@@ -426,11 +446,15 @@ class State(Books):
                 self._move(record, args[0], _CAUSE_OF_WAIT.get(args[0], Cause.NONE))
                 if args[0] == Status.WAITING_FOR_REMOTE_KVS:
                     record.fetching_ns = self.now_ns
+                    record.fetch_ended_ns = 0
             case Kind.READY:
                 self._move(record, Status.WAITING, Cause.NEW)
-                record.fetching_ns = 0
+                record.fetching_ns = record.fetch_ended_ns = 0
+                record.ready_ns = record.ready_ns or self.now_ns
             case Kind.REMOTE_LOAD:
-                record.fetching_ns = 0
+                record.fetching_ns = record.fetch_ended_ns = 0
+                if not record.is_finished:
+                    record.ready_ns = self.now_ns
             case Kind.FINISHED:
                 self._move(record, args[0], Cause.NONE)
                 record.finished_ns = self.now_ns

@@ -119,6 +119,7 @@ class EngineLedger:
         """Heard by this ledger, in this epoch."""
         self.passes_advanced = False
         """Whether the scheduler went over its queue between the last two heartbeats."""
+        self._passed_ns = 0
         self._polled_ns = 0
         self._recent_bytes = 0
         self._wall_minus_mono = 0
@@ -184,6 +185,8 @@ class EngineLedger:
         if before is not None and state.heartbeat is not None and state.heartbeat is not before:
             self.heartbeats += 1
             self.passes_advanced = state.heartbeat.scheduler_passes > before.scheduler_passes
+            if self.passes_advanced:
+                self._passed_ns = before.at_ns
         self._note_polls(before, state.heartbeat)
         if batch.total > 0:
             state.check(batch.free, batch.cached_idle, batch.used)
@@ -244,7 +247,7 @@ class EngineLedger:
         self.uncertain_since_ns = 0
         self.heartbeats = 0
         self.passes_advanced = False
-        self._polled_ns = 0
+        self._passed_ns = self._polled_ns = 0
         self.lapses.clear()
         self.floors.clear()
         self.dropped_batches = self.dropped_events = 0
@@ -317,6 +320,13 @@ class EngineLedger:
     def age_s(self, mono_ns: int) -> float:
         """Seconds from a time of the engine's monotonic clock until now."""
         return max(0.0, (self.now_ns - self.wall(mono_ns)) / 1e9)
+
+    @property
+    def looked_ns(self) -> int:
+        """When the scheduler is last known to have gone over its queue, on the engine's monotonic clock: it launched a
+        step then, or has made a pass since. What it has left where it was until then, it does leave there.
+        """
+        return max(self.state.launched_ns, self._passed_ns)
 
     def unpolled_s(self) -> float:
         """For how long the heartbeats have shown that the KV connector is not asked; 0 of one that counts no polls."""
