@@ -33,6 +33,7 @@ GREEDY: dict[str, Any] = {"model": "tiny", "temperature": 0, "extra_body": {"ign
 def engine() -> Iterator[EngineProcess]:
     """One for the tests that leave it as it was: idle."""
     settings = ("--num-gpu-blocks-override", "65", "--max-model-len", "4096", "--stall-seconds", "0.5")
+    settings += ("--fault", "stuck.never-fits")  # so that something can stall
     with EngineProcess(*settings) as engine:
         yield engine
 
@@ -344,7 +345,9 @@ def test_metrics_count_what_was_served(client: openai.OpenAI, engine: EngineProc
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_it_stops_cleanly_whatever_it_has_in_hand(how: int, tmp_path: Path) -> None:
-    with EngineProcess("--num-gpu-blocks-override", "9", "--journal", str(tmp_path)) as engine:
+    with EngineProcess(
+        "--num-gpu-blocks-override", "9", "--journal", str(tmp_path), "--fault", "stuck.never-fits"
+    ) as engine:
         with socket.create_connection(_address(engine)) as connection:
             connection.sendall(_post("/v1/completions", {"prompt": "x" * 200, "max_tokens": 1}, {}))
             wait_for(lambda: metrics(engine)["num_requests_waiting"] == 1)
