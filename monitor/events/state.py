@@ -277,6 +277,8 @@ class State(Books):
         self.now_ns = at_ns
         self.last_step = step
         self.in_flight.pop(step, None)
+        if self.in_flight:  # steps end in order: the end of an earlier one is among what was lost
+            self.in_flight = {later: launched for later, launched in self.in_flight.items() if later > step}
         if self.early:
             self.early = {block: fence for block, fence in self.early.items() if fence != step}
         if self.fences:
