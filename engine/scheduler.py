@@ -225,7 +225,7 @@ class Scheduler:
     def _end_leases(self) -> None:
         now = self.log.clock.monotonic_ns()
         assert self.connector is not None
-        for number in [n for n, deadline in self.deferred.items() if now >= deadline]:
+        for number in [n for n, deadline in self.deferred.items() if 0 < deadline <= now]:
             self.connector.lease_ended(number)
             self._free_deferred(number, Release.LEASE_EXPIRED)
 

@@ -61,6 +61,21 @@ def test_a_slow_fetch_of_an_aborted_request_gives_its_blocks_back_in_the_end() -
     assert [f.id for f in scene.watch.find("resolved")] == [firing.id]
 
 
+def test_no_lease_ends_a_fetch() -> None:
+    """What it writes to must stay; a lease is for what is kept to be sent."""
+    scene = fetching(lease_s=1.0)
+    assert scene.lab.connector is not None
+    scene.lab.connector.polls_needed = 100
+    request = scene.lab.arrive(20)
+    scene.steps(1)
+    scene.lab.abort(request)
+    scene.live(5)
+    assert kept_blocks(scene)
+    while scene.lab.scheduler.deferred:
+        scene.live(1)
+    assert kept_blocks(scene) == []
+
+
 def test_who_came_later_knows_what_was_fetched() -> None:
     scene = remote_load_lost()
     scene.live(12)
