@@ -10,13 +10,28 @@ What cannot be (a release of a free block, counts that disagree, …) is kept as
 from __future__ import annotations
 
 from array import array
+from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
+from monitor.events.evictions import Evictions
 from monitor.events.kinds import Holder
-from monitor.events.records import Anomaly, Deferral, Heartbeat, Lapse, RequestState, StepInFlight, TierState, Totals
+from monitor.events.records import (
+    Anomaly,
+    Deferral,
+    Heartbeat,
+    Lapse,
+    Preemption,
+    Prompt,
+    RequestState,
+    StepInFlight,
+    TierState,
+    Totals,
+)
 
 MAX_ANOMALIES: Final = 1000
+MAX_TURNS: Final = 4096
+"""Preemptions and computed prompts that are kept for whoever folds; who does not take them has the last of them."""
 LEASE_SLACK_NS: Final = 100_000_000
 """The engine's clock is said once a pass: a lease that ends in a pass ends this little after what was said."""
 
@@ -51,6 +66,8 @@ class Books:
         self.used = 0
         self.cached_idle = 0
         self.totals = Totals()
+        self.prompt_blocks_cached = 0  # that entered the prefix cache for requests without a token of output yet
+        self.evictions = Evictions()
         self.in_flight: dict[int, StepInFlight] = {}
         self.heartbeat: Heartbeat | None = None
         self.memory: list[int] = []
@@ -64,6 +81,8 @@ class Books:
         self._ended: list[RequestState] = []
         self._finished: list[RequestState] = []
         self._lapsed: list[Lapse] = []
+        self._preempted: deque[Preemption] = deque(maxlen=MAX_TURNS)
+        self._prompts: deque[Prompt] = deque(maxlen=MAX_TURNS)
         self._anomalies: list[Anomaly] = []
         self._index = 0
 
@@ -133,6 +152,18 @@ class Books:
         """Deferrals that their lease has ended since last asked."""
         lapsed, self._lapsed = self._lapsed, []
         return lapsed
+
+    def take_preempted(self) -> list[Preemption]:
+        """Preemptions since last asked."""
+        preempted = list(self._preempted)
+        self._preempted.clear()
+        return preempted
+
+    def take_prompts(self) -> list[Prompt]:
+        """Prompts that were looked up in the prefix cache and have been computed since last asked."""
+        prompts = list(self._prompts)
+        self._prompts.clear()
+        return prompts
 
     def take_anomalies(self) -> list[Anomaly]:
         """What was found since last asked, at most MAX_ANOMALIES of it."""

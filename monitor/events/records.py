@@ -61,6 +61,12 @@ class RequestState(msgspec.Struct, array_like=True):
     """When the first of these was."""
     self_preempted_outputs: int = -1
     """How many tokens of output it had then."""
+    admitted_outputs: int = 0
+    """How many tokens of output it had when it was last let in."""
+    cached_blocks: int = 0
+    """How many of its blocks entered the prefix cache since then, and before its first token."""
+    cached_until_then: int = 0
+    """How many blocks of anybody's had done so when it was let in: see Books.prompt_blocks_cached."""
 
     @property
     def is_finished(self) -> bool:
@@ -99,6 +105,33 @@ class Lapse(NamedTuple):
     since_ns: int
     at_ns: int
     blocks: tuple[int, ...]
+
+
+class Preemption(NamedTuple):
+    """A request that lost its blocks to another, and what it had from them."""
+
+    id: str
+    at_ns: int
+    reason: int
+    blocks: int
+    tokens_lost: int
+    outputs: int
+    """Tokens of output that it got since it was last let in."""
+    running: int
+    """Requests that ran before the first preemption of that pass; preemptions of one pass have one time."""
+    free: int
+    """Blocks that were free just before."""
+
+
+class Prompt(NamedTuple):
+    """A prompt that is computed: its full blocks, and what the prefix cache did for it."""
+
+    id: str
+    at_ns: int
+    blocks: int
+    hit: int
+    again: int
+    """Blocks, at least, that were computed though their very content was cached when the request was let in."""
 
 
 class Anomaly(NamedTuple):

@@ -39,6 +39,7 @@ class _Dump(msgspec.Struct, array_like=True):
     orphans: list[int]
     early: dict[int, int] = {}
     launched_ns: int = 0
+    prompt_blocks_cached: int = 0
 
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -56,7 +57,7 @@ def dump(state: State) -> memoryview:
                 list(state.deferrals.values()), list(state.requests.values()), state.totals,
                 list(state.in_flight.values()), state.heartbeat, state.memory, state.tiers, state.damaged,
                 state.audit_cycles, state.audited_ns, sorted(state.orphans), state.early,
-                state.launched_ns,
+                state.launched_ns, state.prompt_blocks_cached,
             )
         )
     )  # fmt: skip
@@ -91,6 +92,7 @@ def load(packed: memoryview) -> State:
     state.damaged, state.audit_cycles = dump.damaged, dump.audit_cycles
     state.audited_ns, state.orphans = dump.audited_ns, set(dump.orphans)
     state.early, state.launched_ns = dump.early, dump.launched_ns
+    state.prompt_blocks_cached = dump.prompt_blocks_cached
     state.fences_anew()
     state.recount()
     return state

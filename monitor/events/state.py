@@ -13,7 +13,7 @@ from typing import Final
 from monitor.events.audits import AuditFold
 from monitor.events.books import Books
 from monitor.events.kinds import FIRST_FINISHED, Cause, Holder, Kind, Status, TierOp
-from monitor.events.records import Heartbeat, RequestState, StepInFlight, TierState
+from monitor.events.records import Heartbeat, Preemption, Prompt, RequestState, StepInFlight, TierState
 from monitor.events.wire import fives
 
 MAX_BLOCKS: Final = 1 << 28
@@ -25,6 +25,7 @@ class State(Books):
     def __init__(self) -> None:
         super().__init__()
         self._audits = AuditFold(self)
+        self._last_preemption: Preemption | None = None
 
     # ---------------------------------------------------------------- the fold
 
@@ -75,6 +76,8 @@ class State(Books):
                         self._check_early(blocks, number)
                     self.used += n_ids
                     self.totals.allocated += n_ids
+                    if n_args:
+                        self._evicted(number, args[a:a_end])
                     (requests.get(number) or self._request(number)).blocks += blocks
                 elif kind == _RELEASED:
                     reason = args[a]
@@ -99,6 +102,11 @@ class State(Books):
                             self.cached_idle += 1
                         hashes[block] = value
                     self.totals.cached += n_ids
+                    self.evictions.store(args[a:a_end])
+                    record = requests.get(number)
+                    if record is not None and not record.first_token_ns:
+                        record.cached_blocks += n_ids
+                        self.prompt_blocks_cached += n_ids
                 elif kind == _REUSED:
                     for block in blocks:
                         if refs[block]:
@@ -129,6 +137,7 @@ class State(Books):
         """Events were lost for good: take the engine's audits for truth until one is complete."""
         self.damaged = True
         self._audits.forget()
+        self.prompt_blocks_cached += MAX_BLOCKS  # so many may have been, unheard: see _prompt_computed
         for record in self.requests.values():
             record.ready_ns = record.fetch_ended_ns = 0  # what followed may be among what was lost
         for tier in self.tiers.values():
@@ -185,6 +194,13 @@ class State(Books):
             self.used -= 1
             if self.hashes[block]:
                 self.cached_idle += 1
+
+    def _evicted(self, number: int, hashes: list[int]) -> None:
+        """The request was given blocks, counted already, that had these hashes."""
+        record = self.requests.get(number)
+        unused = self.free - self.cached_idle
+        before = self.cached_idle + len(hashes)
+        self.evictions.evict(number, record.id if record else f"#{number}", self.now_ns, hashes, before, unused)
 
     def _rare_block_event(self, kind: int, number: int, args: list[int], blocks: list[int]) -> None:
         if kind == Kind.EVICTED:
@@ -409,6 +425,24 @@ class State(Books):
         record.blocks_to_admit, record.blocks_to_finish = args[4:6]
         record.status, record.cause, record.since_ns = Status.WAITING, Cause.NEW, args[0]
 
+    def _prompt_computed(self, record: RequestState) -> None:
+        """What did not enter the cache was there, but for what alike prompts put there while this one was computed."""
+        full, hit = record.prompt_tokens // self.block_size, record.hit_tokens // self.block_size
+        others = self.prompt_blocks_cached - record.cached_until_then - record.cached_blocks
+        again = max(full - hit - record.cached_blocks - others, 0)
+        self._prompts.append(Prompt(record.id, self.now_ns, full, hit, again))
+
+    def _note_preemption(self, record: RequestState, args: list[int]) -> None:
+        last = self._last_preemption
+        if last is not None and last.at_ns == self.now_ns:
+            running = last.running
+        else:
+            running = sum(other.is_running for other in self.requests.values())
+        outputs = record.output_tokens - record.admitted_outputs
+        last = Preemption(record.id, self.now_ns, args[0], args[2], args[3], outputs, running, self.free)
+        self._last_preemption = last
+        self._preempted.append(last)
+
     def _request_event(self, kind: int, record: RequestState, args: list[int]) -> None:
         totals = self.totals
         if record.ready_ns and kind not in (Kind.READY, Kind.REMOTE_LOAD):
@@ -428,14 +462,19 @@ class State(Books):
                 record.admitted_ns = record.admitted_ns or self.now_ns
                 record.progressed_ns = self.now_ns
                 record.computed_tokens = args[0]
+                record.admitted_outputs, record.cached_blocks = record.output_tokens, 0
+                record.cached_until_then = self.prompt_blocks_cached
                 record.times_passed_over = record.blocks_needed = record.blocks_free_then = 0
             case Kind.FIRST_TOKEN:
                 record.first_token_ns = self.now_ns
+                if record.looked_up_tokens:
+                    self._prompt_computed(record)
             case Kind.LOOKED_UP:
                 record.looked_up_tokens, record.hit_tokens = args[:2]
                 totals.looked_up_tokens += args[0]
                 totals.hit_tokens += args[1]
             case Kind.PREEMPTED:
+                self._note_preemption(record, args)
                 self._move(record, Status.PREEMPTED, Cause.PREEMPTED)
                 record.preemptions += 1
                 if args[1] == record.number and self.used <= len(record.blocks):

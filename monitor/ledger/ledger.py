@@ -14,7 +14,7 @@ import msgspec
 from monitor.events import snapshot
 from monitor.events.description import EngineDescription, parse
 from monitor.events.kinds import Cause, Kind, Stage
-from monitor.events.records import Anomaly, Heartbeat, Lapse, RequestState
+from monitor.events.records import Anomaly, Heartbeat, Lapse, Preemption, Prompt, RequestState
 from monitor.events.sample import Fact, KvEvents, Sample
 from monitor.events.state import State
 from monitor.events.wire import ADDED_BY_SOURCE, NO_REQUEST, Batch, Keyframe, NotAFrame
@@ -28,6 +28,8 @@ MAX_ENDED: Final = 4_096
 MAX_ANOMALIES: Final = 1_000
 MAX_LOSSES: Final = 1_000
 MAX_LAPSES: Final = 1_000
+MAX_PREEMPTED: Final = 4_096
+MAX_PROMPTS: Final = 4_096
 MAX_SAMPLES: Final = 2_000
 MAX_RECENT_BYTES: Final = 64 << 20
 
@@ -107,6 +109,9 @@ class EngineLedger:
         self.anomalies: deque[FoundAnomaly] = deque(maxlen=MAX_ANOMALIES)
         self.lapses: deque[Lapse] = deque(maxlen=MAX_LAPSES)
         """Blocks that only the end of a lease has brought back."""
+        self.preempted: deque[Preemption] = deque(maxlen=MAX_PREEMPTED)
+        self.prompts: deque[Prompt] = deque(maxlen=MAX_PROMPTS)
+        """That were looked up in the prefix cache, and are computed."""
         self.floors = Floors()
         """In blocks that no living request holds."""
         self.points: deque[Point] = deque(maxlen=MAX_POINTS)
@@ -193,6 +198,8 @@ class EngineLedger:
         self.ended.extend(state.take_ended())
         self._just_finished.extend(state.take_finished())
         self.lapses.extend(state.take_lapsed())
+        self.preempted.extend(state.take_preempted())
+        self.prompts.extend(state.take_prompts())
         for anomaly in state.take_anomalies():
             position = Position(batch.epoch, batch.sequence, anomaly.position)
             self.anomalies.append(FoundAnomaly(position, batch.wall_ns, anomaly))
@@ -249,6 +256,8 @@ class EngineLedger:
         self.passes_advanced = False
         self._passed_ns = self._polled_ns = 0
         self.lapses.clear()
+        self.preempted.clear()
+        self.prompts.clear()
         self.floors.clear()
         self.dropped_batches = self.dropped_events = 0
         self.ended.clear()

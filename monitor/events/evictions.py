@@ -1,0 +1,63 @@
+"""Who pushed what out of the prefix cache, and how much of that was needed again.
+
+A hash names the content of a block. One that is cached again after it was evicted had to be computed again. What is
+remembered is bounded: of the last MAX_EVICTED to twice as many contents, for the last MAX_EVICTORS requests.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+MAX_EVICTED: Final = 1 << 16
+MAX_EVICTORS: Final = 1 << 12
+
+
+class Evictor:
+    """A request whose blocks held others' prefixes before. Counts are of blocks."""
+
+    def __init__(self, name: str, at_ns: int, cached_before: int, unused: int) -> None:
+        self.id = name
+        self.at_ns = at_ns
+        """When it first evicted something, on the engine's monotonic clock."""
+        self.cached_before = cached_before
+        """Kept for their prefixes just before, and in nobody's use."""
+        self.unused = unused
+        """The least that lay free with no content in them, and would have served as well, whenever it evicted."""
+        self.evicted = 0
+        self.missed = 0
+        """Of the evicted: cached again since."""
+
+
+class Evictions:
+    """The evictions of one engine, since we have listened."""
+
+    def __init__(self) -> None:
+        self.culprits: deque[Evictor] = deque(maxlen=MAX_EVICTORS)
+        """Those who evicted what was needed again, in the order in which that was found."""
+        self._by_request: dict[int, Evictor] = {}
+        # Two generations, so that forgetting the older one costs nothing.
+        self._gone: dict[int, Evictor] = {}
+        self._gone_before: dict[int, Evictor] = {}
+
+    def evict(self, number: int, name: str, at_ns: int, hashes: list[int], cached_before: int, unused: int) -> None:
+        """The request was given blocks that held these contents."""
+        evictor = self._by_request.get(number)
+        if evictor is None:
+            evictor = self._by_request[number] = Evictor(name, at_ns, cached_before, unused)
+            if len(self._by_request) > MAX_EVICTORS:
+                del self._by_request[next(iter(self._by_request))]
+        evictor.evicted += len(hashes)
+        evictor.unused = min(evictor.unused, unused)
+        self._gone.update(dict.fromkeys(hashes, evictor))
+        if len(self._gone) > MAX_EVICTED:
+            self._gone_before, self._gone = self._gone, {}
+
+    def store(self, hashes: list[int]) -> None:
+        """These contents are cached, again or for the first time."""
+        for value in hashes:
+            evictor = self._gone.pop(value, None) or self._gone_before.pop(value, None)
+            if evictor is not None:
+                if not evictor.missed:
+                    self.culprits.append(evictor)
+                evictor.missed += 1
