@@ -93,10 +93,11 @@ def test_a_server_that_dies_fails_its_requests() -> None:
     assert all(0 < len(seen.came) < 3000 and seen.error for seen in made)
 
 
-def test_offline_and_as_json() -> None:
+@pytest.mark.parametrize("asked", [("--offline",), ("--simulate", "60")])
+def test_in_this_process_and_as_json(asked: tuple[str, ...]) -> None:
     arguments = ("--num-prompts", "5", "--input-len", "9", "--output-len", "4", "--block-size", "8", "--format", "json")
-    made = bench("--offline", *arguments)
-    assert (made.returncode, "5/5" in made.stderr) == (0, True)
+    made = bench(*asked, *arguments)
+    assert (made.returncode, "5/5" in made.stderr) == (0, asked == ("--offline",))
     told = json.loads(made.stdout)
     assert told["requests"]["completed"] == 5
     assert (told["prompt_tokens"], told["output_tokens"]) == (45, 20)
@@ -108,9 +109,11 @@ def test_offline_and_as_json() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ((), "--base-url --offline is required"),
+        ((), "--base-url --offline --simulate is required"),
         (("--base-url", "http://127.0.0.1:1"), "no engine answers at http://127.0.0.1:1"),
         (("--base-url", "http://127.0.0.1:1", "--block-size", "8"), "are for --offline"),
+        (("--offline", "--journal", "somewhere"), "--journal is for --simulate"),
+        (("--simulate", "60", "--async-scheduling"), "virtual time has one"),
         (("--offline", "--num-prompts", "0"), "num_prompts is 0"),
         (("--offline", "--request-rate", "0"), "request_rate is 0"),
         (("--offline", "--timeout", "-1"), "timeout_s is -1"),
