@@ -71,7 +71,7 @@ def test_who_moves_however_slowly_does_not_stall() -> None:
 
 
 def test_a_stall_that_ended_can_begin_again() -> None:
-    lab = WatchedLab(total=9, block_size=4, max_num_seqs=1)
+    lab = WatchedLab(total=65, block_size=4, max_num_seqs=1)
     first, second = lab.arrive(4, max_tokens=200), lab.arrive(4, max_tokens=200)
     lab.rest(40)
     first_stall = [(second.number, Status.WAITING, -1, Cause.MAX_NUM_SEQS)]
