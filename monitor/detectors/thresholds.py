@@ -47,6 +47,24 @@ THRESHOLDS: Final[dict[str, Threshold]] = {
     "leak.idle-not-polled.grace_s": Threshold(
         10, "s", "an idle engine asks its connector many times a second, and heartbeats tell once a second"
     ),
+    "leak.lease-burst.min_requests": Threshold(
+        3, "requests", "one or two are clients that went away between the two engines"
+    ),
+    "leak.lease-burst.burst_s": Threshold(1, "s", "what comes back within a second is missed by no queue for longer"),
+    "leak.lease-burst.remember_s": Threshold(
+        600, "s", "leases last up to minutes; between two that run out it is the same trouble"
+    ),
+    "leak.deferred-free-stalled.grace_s": Threshold(
+        2, "s", "what a step was waited for comes back in the pass in which it is over, or the next"
+    ),
+    "leak.session-pinned.idle_s": Threshold(300, "s", "people stop to think or to read, for minutes"),
+    "leak.session-pinned.min_share": Threshold(0.05, "of the pool", "less is not what others wait for"),
+    "leak.external-pins.oldest_s": Threshold(
+        10, "s", "a pin lasts as long as a fetch, milliseconds to seconds; for one that still goes on it may be older"
+    ),
+    "leak.external-pins.min_share": Threshold(
+        0.1, "of the tier", "a tier that lacks less than this serves nearly as well as a whole one"
+    ),
     "leak.unaccounted.grace_s": Threshold(
         2, "s", "a free may be said in the batch after the one that ended its request"
     ),

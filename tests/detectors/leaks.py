@@ -42,3 +42,26 @@ def idle_not_polled(settings: Set = (), *, fault: bool = True) -> Watched:
         scene.lab.arrive(10 + n, max_tokens=4)
     scene.run_until_idle()
     return scene
+
+
+def deferred_free_stalled(settings: Set = (), *, fault: bool = True, keys: str = "") -> Watched:
+    """Four requests are aborted, each while a step runs that may write to its blocks; all these steps end."""
+    faults = on("leak.deferred-free-stalled", fault, keys)
+    scene = Watched(settings, async_scheduling=True, prefix_caching=False, faults=faults)
+    for tokens in (16, 20, 24, 28):
+        request = scene.lab.arrive(tokens, max_tokens=40)
+        scene.steps(4)
+        scene.lab.abort(request)
+        scene.steps(3)
+    return scene
+
+
+def lease_burst(settings: Set = (), *, fault: bool = True, keys: str = "", lease_s: float = 5.0) -> Watched:
+    """Eight requests have ended; the word that some of their blocks were sent is dropped, and a lease has to end it."""
+    faults = on("leak.lease-burst", fault, keys)
+    scene = Watched(settings, total=201, connector_share=1.0, lease_s=lease_s, prefix_caching=False, faults=faults)
+    for tokens in range(32, 40):
+        scene.lab.arrive(tokens, max_tokens=2)
+    scene.run_until_idle()
+    scene.steps(5)
+    return scene

@@ -26,6 +26,9 @@ def test_random_traffic(seed: int) -> None:
         policy=rng.choice(("fcfs", "priority")),
         prefix_caching=rng.random() < 0.7,
         connector_share=rng.choice((0.0, 0.5, 1.0)),
+        load_share=rng.choice((0.0, 0.3)),
+        lease_s=rng.choice((0.0, 30.0)),
+        async_scheduling=rng.random() < 0.5,
         seed=seed,
     )
     prefixes = [[rng.randrange(9) for _ in range(fits // 4)] for _ in range(3)]
@@ -62,7 +65,10 @@ def test_random_traffic_of_which_batches_are_lost(seed: int) -> None:
     """One batch in a hundred is lost for good, again and again: that is said, and nothing is made of it."""
     rng = random.Random(seed)
     total = rng.choice((65, 200, 2000))
-    lab = Lab(engine=ENGINE, total=total, seed=seed, connector_share=rng.choice((0.0, 0.5)), max_num_batched_tokens=64)
+    lab = Lab(
+        engine=ENGINE, total=total, seed=seed, connector_share=rng.choice((0.0, 0.5)), max_num_batched_tokens=64,
+        load_share=rng.choice((0.0, 0.3)), async_scheduling=rng.random() < 0.5,
+    )  # fmt: skip
     observer = Observer()
     observer.watch.feed(lab.frames)
     requests = []

@@ -8,7 +8,7 @@ import pytest
 
 from monitor.detectors.judgement import CATALOGUE
 from monitor.detectors.thresholds import THRESHOLDS, Settings
-from monitor.events.kinds import Holder, Status
+from monitor.events.kinds import Holder, Status, Tier, TierOp
 from tests.detectors import leaks, scenes
 from tests.detectors.scenes import Observer, Watched
 from tests.detectors.test_figures import figures, spoken
@@ -42,6 +42,8 @@ def test_every_threshold_is_used_by_some_detector() -> None:
         scenes.unaccounted(settings=asked),
         leaks.remote_load_lost(asked),
         leaks.idle_not_polled(asked),
+        leaks.lease_burst(asked),
+        leaks.deferred_free_stalled(asked),
         scenes.never_fits(settings=asked)[0],
         scenes.lockstep(settings=asked),
     ):
@@ -57,7 +59,10 @@ def test_every_threshold_is_used_by_some_detector() -> None:
     leased.arrive(7, [3])
     leased.log.finished(7, Status.FINISHED_STOPPED)
     leased.log.free_deferred(7, [3], Holder.CONNECTOR, lease_deadline_ns=1)
+    leased.log.free_deferred(8, [4], Holder.SESSION)
+    leased.log.tier(TierOp.PINNED, Tier.HOST, 1, 1, [5])
     leased.say()
+    leased.wait(301)
     long = Watched(asked, prefix_caching=False)
     long.lab.arrive(100, max_tokens=100)
     long.live(2, every=0.5)
@@ -75,6 +80,7 @@ GRACES: dict[str, tuple[Callable[[list[str]], Watched], Callable[[Watched, float
     "leak.finished-held": (lambda s: scenes.finished_held(settings=s), lambda w, t: w.live(t, every=0.25)),
     "leak.remote-load-lost": (leaks.remote_load_lost, lambda w, t: w.live(t, every=0.25)),
     "leak.idle-not-polled": (leaks.idle_not_polled, lambda w, t: w.live(t, every=0.25)),
+    "leak.deferred-free-stalled": (leaks.deferred_free_stalled, lambda w, t: w.live(t, every=0.25)),
     "leak.unaccounted": (lambda s: scenes.unaccounted(settings=s), lambda w, t: w.live(t, every=0.25)),
     "stuck.never-fits": (lambda s: scenes.never_fits(settings=s)[0], lambda w, t: w.live(t, every=0.25)),
     "stuck.engine-stalled": (lambda s: scenes.stalled(settings=s), lambda w, t: w.beat(t, every=0.25)),

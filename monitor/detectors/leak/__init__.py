@@ -1,6 +1,10 @@
 """Memory that is never freed: a module for each way in which blocks stay.
 
 connector.py     what a KV connector asked to be kept: leak.finished-held, leak.remote-load-lost, leak.idle-not-polled
+leases.py        what came back only by the end of a lease: leak.lease-burst
+fences.py        what waits for a step that is over: leak.deferred-free-stalled
+sessions.py      what sessions keep between their turns: leak.session-pinned
+pins.py          what cannot be evicted from an outer tier: leak.external-pins
 unaccounted.py   what nobody owns: leak.unaccounted
 by_figures.py    what usage alone tells, where there is no stream: leak.finished-held, likely
 
@@ -12,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from monitor.detectors.judgement import Judgement
-from monitor.detectors.leak import by_figures, connector, unaccounted
+from monitor.detectors.leak import by_figures, connector, fences, leases, pins, sessions, unaccounted
 from monitor.detectors.thresholds import Settings
 from monitor.ledger.ledger import EngineLedger
 
@@ -20,7 +24,7 @@ from monitor.ledger.ledger import EngineLedger
 def judge(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
     """The leaks of one engine."""
     if ledger.has_stream:
-        yield from connector.judge(ledger, settings)
-        yield from unaccounted.judge(ledger, settings)
+        for way in (connector, leases, fences, sessions, pins, unaccounted):
+            yield from way.judge(ledger, settings)
     elif ledger.samples:
         yield from by_figures.judge(ledger, settings)

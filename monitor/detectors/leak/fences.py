@@ -1,0 +1,86 @@
+"""leak.deferred-free-stalled: blocks fenced behind a step that is over, and not given back.
+
+While the step itself does not end, its blocks are rightly kept: that is stuck.engine-stalled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from monitor.detectors.judgement import Evidence, Judgement
+from monitor.detectors.leak.kept import heard_s, kept, overdue
+from monitor.detectors.thresholds import Settings
+from monitor.events.kinds import Holder
+from monitor.events.records import Deferral
+from monitor.ledger.ledger import EngineLedger
+from monitor.ledger.words import clock_time, counted, duration, percent
+
+DEFERRED_FREE_STALLED = "leak.deferred-free-stalled"
+
+
+def judge(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+    """Fences that were passed and not taken down."""
+    state = ledger.state
+    passed = {
+        deferral.request: since_ns
+        for deferral in state.deferrals.values()
+        if deferral.holder == Holder.FENCE and (since_ns := _passed_ns(ledger, deferral))
+    }
+    grace = settings(DEFERRED_FREE_STALLED, "grace_s")
+    late, pending = overdue(
+        [state.deferrals[number] for number in passed], lambda d: (heard_s(ledger, passed[d.request]), grace)
+    )
+    if not late:
+        return
+    held = kept(ledger, late)
+    first = min(late, key=lambda deferral: passed[deferral.request])
+    since = ledger.wall(passed[first.request])
+    yield Judgement(
+        code=DEFERRED_FREE_STALLED,
+        engine=ledger.engine,
+        verdict="likely" if state.damaged else "confirmed",
+        # After a loss the reclaim may be among what was lost; the next audit tells.
+        pending=pending or state.damaged,
+        since_ns=since,
+        position=str(ledger.position()),
+        requests=held.ids,
+        blocks=tuple(held.blocks),
+        evidence=(
+            Evidence("requests_held", len(held.deferrals), "requests"),
+            Evidence("blocks_held", len(held.blocks), "blocks"),
+            Evidence("share_of_pool", round(held.share, 4), "of the pool"),
+            Evidence("fenced_behind_step", first.fence, "step"),
+            Evidence("last_step", state.last_step, "step"),
+            Evidence("since_the_step_s", round(ledger.age_s(passed[first.request]), 1), "s"),
+        ),
+        explanation=(
+            f"{counted(len(held.blocks), 'block')} ({percent(held.share)} of the pool) that"
+            f" {counted(len(held.deferrals), 'request')} gave up {'is' if len(held.blocks) == 1 else 'are'} still kept"
+            " for a step that might have written to them. The first of these steps,"
+            f" {first.fence}, was over at {clock_time(since)}, {duration(ledger.age_s(passed[first.request]))} ago, and"
+            " the blocks have not come back."
+        ),
+        do_now=("Only a restart of this engine gives the blocks back; drain it first, before the pool is full.",),
+        change=(
+            "Plan steps one at a time, then nothing is fenced (vLLM: --no-async-scheduling; kvscope's engine:"
+            " --no-async-scheduling). It costs some throughput.",
+            "It is a defect of the engine, which misses the end of a step: report it with the step's number, and"
+            " upgrade (vLLM has fenced frees since 0.24, with a connector that consumes KV).",
+        ),
+        wont_help=(
+            "Lowering the load or max_num_seqs: no live request holds these blocks.",
+            "Waiting: the step that they wait for is over.",
+            "Resetting the prefix cache: it fails while these blocks are referenced.",
+        ),
+        missing="the events that were lost" if state.damaged else "",
+    )
+
+
+def _passed_ns(ledger: EngineLedger, deferral: Deferral) -> int:
+    """When what it waits for was over, in monotonic ns; 0 if it is not."""
+    state, beat = ledger.state, ledger.state.heartbeat
+    if deferral.fence_passed_ns:
+        return deferral.fence_passed_ns
+    if deferral.fence > state.last_step and (state.in_flight or (beat is not None and beat.step_in_flight >= 0)):
+        return 0
+    return deferral.since_ns  # its step was never launched, or its end was lost

@@ -1,0 +1,80 @@
+"""leak.lease-burst: blocks of finished requests that come back only as their leases run out, many at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from monitor.detectors.judgement import Evidence, Judgement
+from monitor.detectors.thresholds import Settings
+from monitor.events.kinds import Holder
+from monitor.events.records import Lapse
+from monitor.ledger.ledger import EngineLedger
+from monitor.ledger.words import counted, duration, percent
+
+LEASE_BURST = "leak.lease-burst"
+
+
+def judge(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+    """What leases, and they alone, have ended of late."""
+    remember = settings(LEASE_BURST, "remember_s")
+    lapses = [lapse for lapse in ledger.lapses if ledger.age_s(lapse.at_ns) < remember]
+    requests = tuple(dict.fromkeys(lapse.id for lapse in lapses))
+    if len(requests) < settings(LEASE_BURST, "min_requests"):
+        return
+    state = ledger.state
+    usable = state.total - state.reserved
+    blocks = sorted({block for lapse in lapses for block in lapse.blocks})
+    lease = max((lapse.at_ns - lapse.since_ns) / 1e9 for lapse in lapses)
+    burst = _largest_burst(lapses, settings(LEASE_BURST, "burst_s"))
+    leased = sum(d.holder == Holder.CONNECTOR and d.lease_deadline_ns > 0 for d in state.deferrals.values())
+    yield Judgement(
+        code=LEASE_BURST,
+        engine=ledger.engine,
+        verdict="confirmed",
+        since_ns=ledger.wall(lapses[0].since_ns),
+        position=str(ledger.position()),
+        requests=requests,
+        blocks=tuple(blocks),
+        evidence=(
+            Evidence("leases_that_ran_out", len(requests), "leases"),
+            Evidence("blocks_they_kept", len(blocks), "blocks"),
+            Evidence("lease_s", round(lease, 1), "s"),
+            Evidence("largest_burst", burst, "blocks"),
+            Evidence("largest_burst_share", round(burst / usable, 4), "of the pool"),
+            Evidence("under_lease_now", leased, "requests"),
+        ),
+        explanation=(
+            f"{counted(len(requests), 'finished request')} kept {counted(len(blocks), 'block')} until"
+            f" their leases of {duration(lease)} ran out: nobody had confirmed the transfers. At most"
+            f" {counted(burst, 'block')} ({percent(burst / usable)} of the pool) came back at once."
+            f" {counted(leased, 'more finished request')} {'is' if leased == 1 else 'are'} under one now."
+        ),
+        do_now=(
+            "Look at the consumers: each lease that runs out is a request that none of them fetched, or confirmed."
+            " Their clients wait for it, or it was computed twice.",
+            "Nothing need be restarted: the blocks come back as the leases run out.",
+        ),
+        change=(
+            "Make the lease as short as the slowest fetch allows. vLLM with NIXL: kv_lease_duration in"
+            " kv_connector_extra_config (30 s), or VLLM_NIXL_ABORT_REQUEST_TIMEOUT in releases before leases are"
+            " renewed (480 s); with Mooncake: VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT; kvscope's engine:"
+            " --kv-lease-seconds.",
+            "Have the router tell the producer when a client goes away, so that it need not wait for the lease.",
+        ),
+        wont_help=(
+            "Lowering max_num_seqs or the load: live requests do not hold these blocks.",
+            "A longer lease: more blocks are kept for longer, for nobody.",
+        ),
+    )
+
+
+def _largest_burst(lapses: Sequence[Lapse], within_s: float) -> int:
+    """The most blocks that came back within so long; `lapses` in the order of their ends."""
+    most = first = blocks = 0
+    for lapse in lapses:
+        blocks += len(lapse.blocks)
+        while lapse.at_ns - lapses[first].at_ns > within_s * 1e9:
+            blocks -= len(lapses[first].blocks)
+            first += 1
+        most = max(most, blocks)
+    return most

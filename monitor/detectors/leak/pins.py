@@ -1,0 +1,82 @@
+"""leak.external-pins: blocks of an outer tier stay pinned though nobody fetches them, and cannot be evicted.
+
+The blocks are the tier's, not the pool's: the stream has keys of them, and which fetch a pin was for is not said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from monitor.detectors.judgement import Evidence, Judgement
+from monitor.detectors.leak.kept import heard_s
+from monitor.detectors.thresholds import Settings
+from monitor.events.kinds import Tier, TierOp, name_of
+from monitor.events.records import TierState
+from monitor.ledger.ledger import EngineLedger
+from monitor.ledger.words import counted, duration, percent
+
+EXTERNAL_PINS = "leak.external-pins"
+
+
+def judge(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+    """Pins that are older than every fetch that still goes on."""
+    for number, tier in ledger.state.tiers.items():
+        if tier.pins:
+            yield from _old_pins(ledger, settings, name_of(Tier, number), tier)
+
+
+def _old_pins(ledger: EngineLedger, settings: Settings, name: str, tier: TierState) -> Iterator[Judgement]:
+    _, since_ns = next(iter(tier.pins.values()))
+    age, allowed = heard_s(ledger, since_ns), settings(EXTERNAL_PINS, "oldest_s")
+    fetches = [r.fetching_ns for r in ledger.state.requests.values() if r.fetching_ns]
+    if age < allowed / 2 or min(fetches, default=since_ns + 1) <= since_ns:
+        return  # a fetch that goes on needs its pins: stuck.remote-load, if it is for too long
+    capacity = tier.capacity or tier.used
+    share = len(tier.pins) / capacity if capacity else 1.0
+    operations = {op: tier.operations.get(op, 0) for op in TierOp}
+    full = tier.used >= tier.capacity > 0
+    yield Judgement(
+        code=EXTERNAL_PINS,
+        engine=ledger.engine,
+        key=name,
+        verdict="confirmed",
+        pending=age < allowed or share < settings(EXTERNAL_PINS, "min_share"),
+        since_ns=ledger.wall(since_ns),
+        position=str(ledger.position()),
+        evidence=(
+            Evidence("pinned_blocks", len(tier.pins), "blocks of the tier"),
+            Evidence("pinned_share", round(share, 4), "of the tier"),
+            Evidence("oldest_pin_s", round(age, 1), "s"),
+            Evidence("tier_used", tier.used, "blocks of the tier"),
+            Evidence("tier_capacity", tier.capacity, "blocks of the tier"),
+            Evidence("pins", operations[TierOp.PINNED], "blocks of the tier"),
+            Evidence("unpins", operations[TierOp.UNPINNED], "blocks of the tier"),
+            Evidence("stored", operations[TierOp.STORED], "blocks of the tier"),
+            Evidence("evicted", operations[TierOp.EVICTED], "blocks of the tier"),
+            Evidence("fetches_that_go_on", len(fetches), "requests"),
+        ),
+        explanation=(
+            f"{counted(len(tier.pins), 'block')} ({percent(share)}) of the outer tier {name} are pinned, the"
+            f" longest for {duration(age)}, though no fetch has gone on for so long: they were not unpinned at its end."
+            f" A pinned block is never evicted. {_effect(tier, full=full)}"
+        ),
+        do_now=(
+            "Nothing in the pool is lost: prompts that the tier no longer helps are computed instead.",
+            "A restart of whoever keeps the tier drops the pins, and what it has stored.",
+        ),
+        change=(
+            "It is a defect of the connector on a path that ends a fetch, often an abort before it begins: report it,"
+            " and upgrade (vLLM with LMCache: #35931, #44100).",
+            "Where the tier has a time to live for pins or locks, set it (LMCache's server drops read locks then).",
+        ),
+        wont_help=(
+            "A larger tier: it only takes longer to fill with what cannot be evicted.",
+            "Resetting the engine's prefix cache: it does not reach the outer tier.",
+        ),
+    )
+
+
+def _effect(tier: TierState, *, full: bool) -> str:
+    if full:
+        return f"The tier is full ({tier.used:,} blocks): for each one that is pinned there is one less to store in."
+    return f"The tier has {tier.used:,} of {tier.capacity:,} blocks; when it is full, it can store that much less."

@@ -1,0 +1,331 @@
+"""Blocks that a fence, a lease, a session or a pin keeps, and what only looks like it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+
+import pytest
+import torch
+
+from engine.connectors.base import KVLoad
+from engine.connectors.host import HostConnector
+from engine.faults import Faults
+from engine.request import Request
+from engine.sampling import SamplingParams
+from monitor.events.kinds import Holder, Release, Status
+from tests.detectors.leaks import deferred_free_stalled, lease_burst
+from tests.detectors.scenes import Spoken, Watched, value
+from tests.engine.process import wait_for
+
+DEFERRED_FREE_STALLED = "leak.deferred-free-stalled"
+LEASE_BURST = "leak.lease-burst"
+SESSION_PINNED = "leak.session-pinned"
+EXTERNAL_PINS = "leak.external-pins"
+
+
+def leaks(scene: Watched | Spoken) -> set[str]:
+    """Codes of leaks that ever fired."""
+    return {finding.code for finding in scene.watch.find() if finding.code.startswith("leak.")}
+
+
+# -------------------------------------------------------------------- leak.deferred-free-stalled
+
+
+def test_what_was_fenced_behind_a_step_that_is_over() -> None:
+    scene = deferred_free_stalled(keys=":every=2")
+    struck = scene.lab.faults.on[DEFERRED_FREE_STALLED].struck
+    assert len(struck) == 2
+    scene.live(4)
+    finding = scene.only(DEFERRED_FREE_STALLED)
+    assert (finding.severity, finding.verdict, finding.missing) == ("error", "confirmed", "")
+    assert sorted(finding.culprits.requests) == sorted(struck)
+    held = [block for block, references in enumerate(scene.lab.pool.refs) if references and block]
+    assert finding.culprits.blocks == held
+    assert value(finding, "fenced_behind_step") <= scene.lab.scheduler.completed_step  # type: ignore[operator]
+    assert all((finding.do_now, finding.change, finding.wont_help, finding.since))
+
+
+def test_fences_that_are_taken_down_are_no_leak() -> None:
+    scene = deferred_free_stalled(fault=False)
+    scene.live(4)
+    assert not scene.alarms()
+
+
+def test_what_is_fenced_behind_a_step_that_does_not_end_is_rightly_kept() -> None:
+    """However long it takes, as long as it is under way; the step is the trouble, if it is one."""
+    scene = Watched()
+    request = scene.lab.arrive(20, max_tokens=40)
+    scene.lab.arrive(20, max_tokens=40)
+    scene.steps(5)
+    scene.launch()
+    scene.lab.abort(request)
+    scene.lab.flush()
+    scene.look()
+    assert [d.holder for d in scene.ledger.state.deferrals.values()] == [Holder.FENCE]
+    scene.beat(60)
+    assert not leaks(scene)
+    scene.only("stuck.engine-stalled")
+
+
+def test_a_fence_whose_step_was_never_launched_is_never_passed() -> None:
+    scene = Spoken()
+    scene.arrive(7, [3, 4])
+    scene.log.finished(7, Status.FINISHED_ABORTED)
+    scene.log.detached(7, [3, 4])
+    scene.log.free_deferred(7, [3, 4], Holder.FENCE, fence=100)
+    scene.say()
+    scene.wait(1)
+    assert not scene.firing()
+    scene.wait(2)
+    assert scene.only(DEFERRED_FREE_STALLED).culprits.blocks == [3, 4]
+    scene.log.reclaimed([4, 3], Release.ABORTED)
+    scene.wait(1)
+    scene.wait(5)
+    assert not scene.firing()
+
+
+def test_who_came_later_knows_which_fences_were_passed() -> None:
+    scene = deferred_free_stalled()
+    scene.live(4)
+    joined = Watched()
+    joined.watch.fleet.engines.clear()
+    joined.watch.feed([scene.lab.keyframe()])
+    joined.watch.settle()
+    late, early = joined.only(DEFERRED_FREE_STALLED), scene.only(DEFERRED_FREE_STALLED)
+    assert (late.culprits, late.since) == (early.culprits, early.since)
+
+
+def test_reclaims_that_were_lost_are_no_leak() -> None:
+    """The books miss that the blocks came back; the audit puts them right before anything is made of it."""
+    scene = Watched(async_scheduling=True, prefix_caching=False)
+    requests = [scene.lab.arrive(20, max_tokens=100) for _ in range(2)]
+    scene.steps(5)
+    scene.lab.abort(requests[0])
+    scene.lab.flush()
+    scene.look()
+    assert scene.ledger.state.deferrals
+    scene.lab.step()
+    scene.lab.step()
+    scene.skip()
+    scene.beat(5)
+    assert scene.ledger.state.damaged
+    assert not scene.firing(DEFERRED_FREE_STALLED)
+    scene.live(3, every=0.1)
+    assert not scene.ledger.state.damaged
+    assert not scene.ledger.state.deferrals
+    assert not leaks(scene)
+
+
+# -------------------------------------------------------------------- leak.lease-burst
+
+
+def test_blocks_that_only_a_lease_brings_back() -> None:
+    scene = lease_burst(keys=":every=2")
+    struck = scene.lab.faults.on[LEASE_BURST].struck
+    tables = scene.lab.manager.tables
+    kept = sorted(block for table in tables.values() for block in table)
+    assert len(tables) == len(struck) == 4
+    scene.live(4)
+    assert not scene.alarms()
+    scene.live(3, every=0.1)
+    assert not tables
+    finding = scene.only(LEASE_BURST)
+    assert (finding.severity, finding.verdict) == ("warning", "confirmed")
+    assert sorted(finding.culprits.requests) == sorted(struck)
+    assert finding.culprits.blocks == kept
+    assert value(finding, "largest_burst") == len(kept)
+    assert value(finding, "lease_s") == pytest.approx(5, abs=0.2)
+    assert value(finding, "under_lease_now") == 0
+
+
+def test_it_is_past_when_no_lease_has_run_out_for_long() -> None:
+    scene = lease_burst(settings=[f"{LEASE_BURST}.remember_s=20"])
+    scene.live(10)
+    firing = scene.only(LEASE_BURST)
+    scene.live(25)
+    assert not scene.firing(LEASE_BURST)
+    assert [f.id for f in scene.watch.find("resolved")] == [firing.id]
+
+
+def test_leases_of_transfers_that_are_confirmed_are_no_leak() -> None:
+    scene = lease_burst(fault=False)
+    scene.live(20)
+    assert not scene.alarms()
+
+
+def test_a_client_or_two_that_went_away_are_what_a_lease_is_for() -> None:
+    scene = lease_burst(keys=":limit=2")
+    scene.live(20)
+    assert len(scene.ledger.lapses) == 2
+    assert not scene.alarms()
+
+
+@pytest.mark.parametrize("lease_s", [0.0, 5.0])
+def test_a_leak_and_a_lease_are_told_apart(lease_s: float) -> None:
+    """The same completions are dropped; with a lease the blocks come back, without one they do not."""
+    scene = Watched(
+        total=201, connector_share=1.0, lease_s=lease_s, prefix_caching=False, faults=["leak.finished-held"]
+    )
+    for tokens in range(32, 40):
+        scene.lab.arrive(tokens, max_tokens=2)
+    scene.run_until_idle()
+    scene.live(20)
+    assert leaks(scene) == {LEASE_BURST if lease_s else "leak.finished-held"}
+
+
+# -------------------------------------------------------------------- leak.session-pinned
+
+
+def session(blocks: list[int]) -> Spoken:
+    """Request r-7 has ended a turn, and its session keeps these blocks."""
+    scene = Spoken()
+    scene.arrive(7, blocks)
+    scene.say()
+    scene.log.finished(7, Status.FINISHED_STOPPED)
+    scene.log.free_deferred(7, blocks, Holder.SESSION)
+    scene.say()
+    return scene
+
+
+def test_a_session_in_which_nobody_speaks() -> None:
+    scene = session([3, 4, 5, 6])
+    idle_s = scene.watch.settings(SESSION_PINNED, "idle_s")
+    scene.wait(idle_s - 1)
+    assert not scene.alarms()
+    scene.wait(2)
+    finding = scene.only(SESSION_PINNED)
+    assert (finding.severity, finding.verdict) == ("warning", "confirmed")
+    assert (finding.culprits.requests, finding.culprits.blocks) == (["r-7"], [3, 4, 5, 6])
+    scene.log.released(7, [6, 5, 4, 3], Release.FINISHED)
+    scene.wait(1)
+    scene.wait(5)
+    assert [f.id for f in scene.watch.find("resolved")] == [finding.id]
+
+
+def test_a_request_that_waits_for_more_of_its_input_is_a_session_too() -> None:
+    scene = Spoken()
+    scene.arrive(7, [3, 4])
+    scene.log.waiting_on(7, Status.WAITING_FOR_STREAMING_REQ)
+    scene.say()
+    scene.wait(scene.watch.settings(SESSION_PINNED, "idle_s") + 1)
+    assert scene.only(SESSION_PINNED).culprits.blocks == [3, 4]
+
+
+def test_a_session_that_is_spoken_in_again_and_again_is_no_leak() -> None:
+    scene = Spoken()
+    scene.arrive(7, [3, 4])
+    for _ in range(5):
+        scene.log.waiting_on(7, Status.WAITING_FOR_STREAMING_REQ)
+        scene.wait(200)
+        scene.log.ready(7)
+        scene.log.admitted(7, 8)
+        scene.wait(1)
+    assert not scene.alarms()
+
+
+def test_a_small_session_is_not_what_others_wait_for() -> None:
+    scene = session([3])
+    scene.wait(1000)
+    assert not scene.firing()
+
+
+# -------------------------------------------------------------------- leak.external-pins
+
+
+class Host:
+    """The host connector, whose words a scene takes, over KV that is all zeros."""
+
+    def __init__(self, scene: Spoken, faults: list[str], capacity: int) -> None:
+        self.connector = HostConnector(
+            lambda blocks: torch.zeros(1, 1, len(blocks)), lambda *_: None,
+            block_size=4, capacity=capacity, log=scene.log, faults=Faults.parse(faults),
+        )  # fmt: skip
+        self.scene = scene
+        self._numbers = count(1)
+
+    def asking(self, digests: list[bytes]) -> Request:
+        request = Request(next(self._numbers), "r", [0] * (len(digests) * 4 + 1), SamplingParams())
+        request.digests, request.num_computed_tokens = digests, request.num_tokens
+        return request
+
+    def keep(self, digests: list[bytes]) -> None:
+        """A request with these blocks ends, and they are stored."""
+        assert self.connector.request_finished(self.asking(digests), list(range(1, len(digests) + 2)))
+        wait_for(lambda: bool(self.connector.completed()))
+
+    def fetch(self, digests: list[bytes], *, ends: bool = True) -> int:
+        """A request waits for these blocks; its number. Taken in at once if it `ends`."""
+        request = self.asking(digests)
+        self.scene.log.arrived(request.number, f"r-{request.number}", request.num_tokens, 1, 0, 1, 1)
+        self.scene.log.waiting_on(request.number, Status.WAITING_FOR_REMOTE_KVS)
+        self.connector.start_load(KVLoad(request, 0, list(range(1, len(digests) + 1))))
+        if ends:
+            wait_for(lambda: bool(self.connector.loaded()))
+            self.scene.log.ready(request.number)
+            self.scene.log.finished(request.number, Status.FINISHED_STOPPED)
+        self.scene.say()
+        return request.number
+
+
+@contextmanager
+def host(faults: list[str], capacity: int = 4) -> Iterator[tuple[Spoken, Host]]:
+    scene = Spoken()
+    made = Host(scene, faults, capacity)
+    try:
+        yield scene, made
+    finally:
+        made.connector.close()
+
+
+def test_pins_that_outlive_their_fetch() -> None:
+    with host([EXTERNAL_PINS]) as (scene, tier):
+        tier.keep([b"a1", b"a2"])
+        tier.fetch([b"a1", b"a2"])
+        scene.wait(9)
+        assert not scene.firing()
+        assert [f.code for f in scene.watch.find("pending")] == [EXTERNAL_PINS]
+        scene.wait(2)
+        finding = scene.only(EXTERNAL_PINS)
+        assert (finding.severity, finding.verdict) == ("warning", "confirmed")
+        assert value(finding, "pinned_blocks") == 2 == sum(tier.connector._pins.values())
+        assert (value(finding, "tier_used"), value(finding, "tier_capacity")) == (2, 4)
+        assert "HOST" in finding.explanation
+
+
+@pytest.mark.parametrize("still", [True, False])
+def test_pins_of_fetches_that_end_or_go_on_are_no_leak(still: bool) -> None:
+    """A full tier that evicts nothing, and even a fetch that never ends, is not this."""
+    with host([], capacity=2) as (scene, tier):
+        tier.keep([b"a1", b"a2"])
+        for _ in range(3):
+            tier.fetch([b"a1", b"a2"])
+        if still:
+            tier.fetch([b"a1"], ends=False)
+        scene.wait(60)
+        assert bool(scene.ledger.state.tiers[1].pins) == still
+        assert not leaks(scene)
+
+
+def test_one_leaked_pin_beside_a_fetch_that_goes_on() -> None:
+    with host([EXTERNAL_PINS + ":limit=1"]) as (scene, tier):
+        tier.keep([b"a1", b"a2"])
+        tier.fetch([b"a1"])
+        scene.wait(1)
+        tier.fetch([b"a1", b"a2"], ends=False)
+        scene.wait(20)
+        assert value(scene.firing(EXTERNAL_PINS)[0], "fetches_that_go_on") == 1
+
+
+def test_of_pins_from_before_a_loss_nothing_is_said() -> None:
+    """Their unpinning may be among what was lost, and no audit tells."""
+    with host([EXTERNAL_PINS]) as (scene, tier):
+        tier.keep([b"a1", b"a2"])
+        tier.fetch([b"a1", b"a2"])
+        scene.log.tick()
+        scene.log.flush(-1, -1, (-1, -1, -1, -1))
+        assert list(scene.packer.pack())  # lost
+        scene.wait(60)
+        assert scene.ledger.losses
+        assert not leaks(scene)
