@@ -126,6 +126,10 @@ class GrammarCompiler:
         """What has been compiled since the last time."""
         return [self._done.popleft() for _ in range(len(self._done))]
 
+    def settle(self) -> None:
+        """Wait until all that was asked for is compiled."""
+        self._thread.submit(lambda: None).result()
+
     def close(self) -> None:
         """Stop, with what is being compiled still done."""
         self._thread.shutdown(cancel_futures=True)

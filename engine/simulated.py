@@ -3,14 +3,16 @@
     a step's seconds = base_s + per_token_s * tokens computed + per_kv_token_s * tokens of KV read
 
 Nothing waits for real time, so ten minutes of a fault pass in a second or a few. What the connector copies is there at
-once; the watchdog, the heartbeats and the loop's own pauses take their time on the virtual clock. The same load gives
-the same life each time.
+once, and so is a compiled grammar; the watchdog, the heartbeats and the loop's own pauses take their time on the
+virtual clock. Time passes where the engine would wait for a step: with async_scheduling the next one is planned by
+then. The same load gives the same life each time.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -20,7 +22,7 @@ import torch
 from engine.clock import VirtualClock
 from engine.config import EngineConfig
 from engine.connectors.host import HostConnector
-from engine.core import EngineCore
+from engine.core import EngineCore, Launched
 from engine.models import LoadedModel
 from engine.output import Output, Sampled
 from engine.scheduler import SchedulerOutput
@@ -59,33 +61,32 @@ class StepTime:
         """Of a step that computes so many tokens and reads the KV of so many."""
         return self.base_s + self.per_token_s * tokens + self.per_kv_token_s * kv_tokens
 
+    def of(self, plan: SchedulerOutput) -> float:
+        """Seconds of a step with that plan."""
+        tokens = sum(share.num_tokens for share in plan.shares)
+        return self.seconds(tokens, sum(share.start + share.num_tokens for share in plan.shares))
 
-class Planned(NamedTuple):
-    """A step: how long it takes, and of which requests, by number, it samples the token at which place."""
 
-    seconds: float
-    sampled: list[tuple[int, int]]
+class Place(NamedTuple):
+    """Of which request, by number, the token at which place is sampled."""
+
+    number: int
+    place: int
 
 
 class SimulatedRunner:
     """Stands for ModelRunner. What it samples depends on the seed, the request's number and the place alone."""
 
-    def __init__(self, clock: VirtualClock, step_time: StepTime, seed: int) -> None:
-        self._clock = clock
-        self._step_time = step_time
+    def __init__(self, seed: int) -> None:
         self._seed = seed
 
-    def prepare(self, plan: SchedulerOutput, _tables: Mapping[int, list[int]]) -> Planned:
+    def prepare(self, plan: SchedulerOutput, _tables: Mapping[int, list[int]]) -> list[Place]:
         """See ModelRunner."""
-        tokens = sum(share.num_tokens for share in plan.shares)
-        kv_tokens = sum(share.start + share.num_tokens for share in plan.shares)
-        sampled = [(s.request.number, s.start + s.num_tokens) for s in plan.shares if s.samples]
-        return Planned(self._step_time.seconds(tokens, kv_tokens), sampled)
+        return [Place(s.request.number, s.start + s.num_tokens) for s in plan.shares if s.samples]
 
-    def run(self, batch: Planned) -> list[Sampled]:
+    def run(self, batch: list[Place]) -> list[Sampled]:
         """See ModelRunner."""
-        self._clock.sleep(batch.seconds)
-        drawn = [zlib.crc32(f"{self._seed} {number} {place}".encode()) for number, place in batch.sampled]
+        drawn = [zlib.crc32(f"{self._seed} {number} {place}".encode()) for number, place in batch]
         return [Sampled(PRINTABLE[each % len(PRINTABLE)]) for each in drawn]
 
     def gather(self, blocks: Sequence[int]) -> torch.Tensor:
@@ -115,14 +116,16 @@ class SimulatedEngine(EngineCore):
     ) -> None:
         _refuse_what_takes_real_time(config)
         self.time = VirtualClock()
+        self._step_time = step_time or StepTime()
         self._until = 0
+        self._hangs = False
         super().__init__(
             config,
             loaded,
             stall_s=stall_s,
             clock=self.time,
             log=SilentLog(self.time) if journal is None else EventLog(self.time),
-            runner=SimulatedRunner(self.time, step_time or StepTime(), config.seed),
+            runner=SimulatedRunner(config.seed),
         )
         self.time.every(min(1.0, stall_s / 4), self.watchdog.look)
         self._journal: JournalWriter | None = None
@@ -146,7 +149,12 @@ class SimulatedEngine(EngineCore):
         """Let so much time pass; `deliver` gets what each pass gave."""
         self._until = self.time.ns + round(seconds * 1e9)
         while self.time.ns < self._until and not self.failure:
+            if self._hangs:  # all that the engine's thread does is wait
+                self.time.pass_to(self._until)
+                continue
             deliver(self.step())
+            if self.scheduler.parked:
+                self._grammars.settle()
             if isinstance(self.connector, HostConnector):
                 self.connector.settle()
             self._rest()
@@ -157,6 +165,19 @@ class SimulatedEngine(EngineCore):
         if self._journal is not None:
             self._drain()
             self._journal.close()
+
+    def _run_model(self, _step: int, batch: list[Place], sampled: Future[list[Sampled]]) -> None:
+        sampled.set_result(self.runner.run(batch))
+
+    def _complete(self, launched: Launched) -> list[Output]:
+        """Time passes until the step is over. One that hangs stays in flight, until the engine is closed."""
+        step = launched.plan.step
+        if not self._closing and self.faults.strikes_request("stuck.engine-stalled", f"step {step}"):
+            self._in_flight.appendleft(launched)
+            self._hangs = True
+            return []
+        self.time.sleep(self._step_time.of(launched.plan))
+        return super()._complete(launched)
 
     def _wait(self, pause: float | None) -> None:
         end = self._until if pause is None else min(self._until, self.time.ns + round(pause * 1e9))
@@ -173,9 +194,5 @@ class SimulatedEngine(EngineCore):
 
 
 def _refuse_what_takes_real_time(config: EngineConfig) -> None:
-    if config.async_scheduling:
-        raise ValueError("async_scheduling runs the model in another thread, and virtual time has one: leave it out")
     if config.kv_connector == "peer":
         raise ValueError("kv_connector 'peer' needs another engine, which real time passes for: take 'host'")
-    if any(fault.partition(":")[0] == "stuck.engine-stalled" for fault in config.faults):
-        raise ValueError("--fault stuck.engine-stalled stops the thread that time passes in: see it in real time")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,14 @@ import pytest
 from engine.bench import Load, simulate
 from engine.clock import VirtualClock
 from engine.config import EngineConfig
+from engine.grammar import StructuredOutputs
 from engine.models import load
 from engine.output import Output
 from engine.sampling import SamplingParams
 from engine.simulated import SimulatedEngine, StepTime
 from monitor.events import journal
-from monitor.events.wire import decode
+from monitor.events.kinds import Kind
+from monitor.events.wire import Batch, decode
 from monitor.watch import Watch
 
 LEASE_S = 180.0
@@ -121,12 +124,50 @@ def test_a_load_in_virtual_time_is_reported_in_virtual_time(tmp_path: Path) -> N
     assert all("the whole pool has 3" in client.error for client in refused)
 
 
+def test_with_a_step_planned_ahead_what_is_lost_meanwhile_is_fenced(tmp_path: Path) -> None:
+    """Steps take as long as without, one after the other, and what is aborted between two waits for the later one."""
+
+    def life(ahead: bool) -> list[float]:
+        seen: list[float] = []
+        with closing(engine(async_scheduling=ahead, journal=tmp_path / str(ahead))) as e:
+            stays = e.submit("stays", [1] * 100, SamplingParams(max_tokens=20, ignore_eos=True))
+            goes = e.submit("goes", [2] * 100, SamplingParams(max_tokens=200, ignore_eos=True))
+            e.at(0.05, partial(e.client_gone, goes))
+            while e.in_flight:
+                e.run(0.01, lambda outputs: seen.extend(e.now_s for each in outputs if each.number == stays))
+        frames = [decode(payload) for payload in journal.read(tmp_path / str(ahead))]
+        kinds = [event.kind for frame in frames if isinstance(frame, Batch) for event in frame.events()]
+        assert (Kind.RECLAIMED in kinds) == ahead
+        return seen
+
+    assert life(True) == pytest.approx(life(False), abs=0.01)
+
+
+def test_a_step_that_hangs_does_so_while_time_passes(tmp_path: Path) -> None:
+    with closing(engine("stuck.engine-stalled:after=5:limit=1", journal=tmp_path)) as e:
+        number = e.submit("r", [1] * 100, SamplingParams(max_tokens=20, ignore_eos=True))
+        e.run(120)
+        step, since_ns = e.launched
+        assert (step, e.in_flight) == (5, 1)
+        assert e.now_s - since_ns / 1e9 > 100
+        assert number in e.watchdog.stalled
+    watch = Watch()
+    watch.feed(decode(payload) for payload in journal.read(tmp_path))
+    assert "stuck.engine-stalled" in [finding.code for finding in watch.find()]
+
+
+def test_a_grammar_is_compiled_within_no_time() -> None:
+    grammar = StructuredOutputs(regex="[ab]{9}")
+    with closing(engine()) as e:
+        e.submit("r", [1] * 10, SamplingParams(max_tokens=3, ignore_eos=True, structured_outputs=grammar))
+        e.run(1)
+        assert e.in_flight == 0
+
+
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"async_scheduling": True}, "async_scheduling"),
         ({"kv_connector": "peer"}, "another engine"),
-        ({"faults": ("stuck.engine-stalled",)}, "real time"),
     ],
 )
 def test_what_takes_real_time_is_refused(settings: dict[str, object], why: str) -> None:
