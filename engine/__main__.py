@@ -170,11 +170,11 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def _say_pool(core: EngineCore) -> None:
     """The size of the pool, in vLLM's words."""
-    tokens = core.pool.usable * core.config.block_size
+    # On models with a sliding window a block of tokens is a block in each KV group, or soon in one only.
+    concurrency = core.pool.usable / core.manager.blocks_for(core.max_model_len)
+    tokens = round(concurrency * core.max_model_len)
     logger.info("%s KV cache size: %s tokens", core.config.device.upper(), f"{tokens:,}")
-    logger.info(
-        "Maximum concurrency for %s tokens per request: %.2fx", f"{core.max_model_len:,}", tokens / core.max_model_len
-    )
+    logger.info("Maximum concurrency for %s tokens per request: %.2fx", f"{core.max_model_len:,}", concurrency)
 
 
 def config_of(parsed: argparse.Namespace) -> EngineConfig:

@@ -19,15 +19,22 @@ from kernels.paged_prefill_twin import paged_prefill_torch
 class PagedKV:
     """Keys and values of `num_blocks` blocks in one tensor `kv`: [layers, 2, blocks, block_size, kv_heads, head_size].
 
+    `layers` is the model's layers_per_block: a block belongs to one KV group at a time, and has that group's layers.
+
     Zeros at first: slots beyond a sequence's end are masked wherever they are read, but a mask does not stop what is
     not a number. A host gives memory only as it is written to, so they are written at the start, and not under load.
     """
 
     def __init__(self, model: ModelConfig, num_blocks: int, block_size: int, device: str, dtype: torch.dtype) -> None:
-        shape = (model.num_layers, 2, num_blocks, block_size, model.num_kv_heads, model.head_size)
+        shape = (model.layers_per_block, 2, num_blocks, block_size, model.num_kv_heads, model.head_size)
         self.kv = torch.empty(shape, device=device, dtype=dtype).zero_()
-        self.sliding_layers = model.sliding_layers
-        self.sliding_window = model.sliding_window
+        self.windows = [group.window for group in model.kv_groups]
+        self.places = {
+            layer: (number, place)
+            for number, group in enumerate(model.kv_groups)
+            for place, layer in enumerate(group.layers)
+        }
+        """Of each layer: its group, and where it is in that group's blocks."""
         self.scale = 1 / math.sqrt(model.head_size)
         self.write, self.decode, self.prefill = kv_write_torch, paged_decode_torch, paged_prefill_torch
         if run_on(device):
@@ -49,11 +56,11 @@ class BatchAttention:
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """See Attend. Keys and values are written first, so a chunk's tokens see one another through the cache."""
         cache, batch = self._cache, self._batch
-        key_cache, value_cache = cache.kv[layer]
-        cache.write(key, value, key_cache, value_cache, batch.slots)
-        sliding = layer in cache.sliding_layers
-        reach, window = (batch.sliding, cache.sliding_window) if sliding else (batch.full, None)
-        assert reach is not None
+        group, place = cache.places[layer]
+        window = cache.windows[group]
+        slots, reach = batch.groups[group]
+        key_cache, value_cache = cache.kv[place]
+        cache.write(key, value, key_cache, value_cache, slots)
         parts: list[Tensor] = []
         if reach.decodes is not None:
             tables, lens = reach.decodes

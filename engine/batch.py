@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, groupby
 from typing import Final, NamedTuple
 
@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from engine.blocks.pool import NULL_BLOCK
-from engine.models import ModelConfig
 from engine.sampler import Sampling
 from engine.scheduler import SchedulerOutput
 from kernels import run_on
@@ -66,6 +65,14 @@ class Reach(NamedTuple):
     prefills: Prefills | None
 
 
+class InGroup(NamedTuple):
+    """What is written to and read from the blocks of one KV group."""
+
+    slots: Tensor
+    """block * block_size + offset of each row's keys and values."""
+    reach: Reach
+
+
 class Batch(NamedTuple):
     """One row a token: decodes first, then chunks by length."""
 
@@ -73,12 +80,8 @@ class Batch(NamedTuple):
     carried: list[tuple[int, int]]
     """Rows, and the number of the request, of tokens that the step before is still to sample."""
     positions: Tensor
-    slots: Tensor
-    """block * block_size + offset of each row's keys and values."""
-    full: Reach | None
-    """In layers that see everything; None if there are none."""
-    sliding: Reach | None
-    """In layers with a sliding window; None if there are none."""
+    groups: list[InGroup]
+    """By the model's KV groups."""
     sampled: list[Sampling]
     """Requests whose next token is to be sampled, in the order of the plan."""
     sampled_rows: Tensor
@@ -90,44 +93,59 @@ class _Stretch(NamedTuple):
 
     start: int
     num_tokens: int
-    table: list[int]
+    table: Sequence[int]
 
 
 def lay_out(
-    plan: SchedulerOutput, tables: Mapping[int, list[int]], block_size: int, device: str, model: ModelConfig
+    plan: SchedulerOutput,
+    tables: Mapping[int, Sequence[Sequence[int]]],
+    block_size: int,
+    device: str,
+    windows: Sequence[int | None],
 ) -> Batch:
-    """The plan's tokens as a batch on the device, with what the layers of `model` read."""
+    """The plan's tokens as a batch on the device.
+
+    tables: of each request, by its number, a block table for each KV group. windows: of each group, how many tokens
+    its layers see; None: all.
+    """
     # Chunks of one bit length are padded to the longest: to twice their own at most. Neighbours see equally far back.
     by_length = sorted(plan.shares, key=lambda share: ((share.num_tokens - 1).bit_length(), share.start))
     token_ids: list[int] = []
     carried: list[tuple[int, int]] = []
     positions: list[int] = []
-    slots: list[int] = []
-    stretches: list[_Stretch] = []
     last_rows: dict[int, int] = {}
     for request, start, count, *_ in by_length:
-        table = tables[request.number]
         known = request.token_ids[start : start + count]
         if len(known) < count:
             carried.append((len(token_ids) + count - 1, request.number))
             known.append(UNKNOWN_TOKEN)
         token_ids += known
         positions += range(start, start + count)
-        slots += [table[at // block_size] * block_size + at % block_size for at in range(start, start + count)]
-        stretches.append(_Stretch(start, count, table))
         last_rows[request.number] = len(token_ids) - 1
     sampled = [share.request for share in plan.shares if share.samples]
-    some_see_all = len(model.sliding_layers) < model.num_layers
     return Batch(
         _int64(token_ids, device),
         carried,
         _int64(positions, device),
-        _int64(slots, device),
-        _reach(stretches, block_size, device, None) if some_see_all else None,
-        _reach(stretches, block_size, device, model.sliding_window) if model.sliding_layers else None,
+        [
+            _in_group(
+                [_Stretch(share.start, share.num_tokens, tables[share.request.number][group]) for share in by_length],
+                block_size,
+                device,
+                window,
+            )
+            for group, window in enumerate(windows)
+        ],
         [Sampling.of(request) for request in sampled],
         _int64([last_rows[request.number] for request in sampled], device),
     )
+
+
+def _in_group(by_length: list[_Stretch], block_size: int, device: str, window: int | None) -> InGroup:
+    slots: list[int] = []
+    for start, count, table in by_length:
+        slots += [table[at // block_size] * block_size + at % block_size for at in range(start, start + count)]
+    return InGroup(_int64(slots, device), _reach(by_length, block_size, device, window))
 
 
 def _reach(by_length: list[_Stretch], block_size: int, device: str, window: int | None) -> Reach:

@@ -14,6 +14,7 @@ import itertools
 import logging
 import threading
 import time
+from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -122,6 +123,11 @@ class EngineCore:
         self.loaded = loaded
         self.clock = clock
         self.max_model_len = loaded.config.max_model_len
+        if config.kv_connector and loaded.config.sliding_layers:
+            raise ValueError(
+                f"kv_connector {config.kv_connector!r} keeps whole prefixes, and {config.model} has layers with a"
+                " sliding window, whose blocks are given back before the request ends: leave kv_connector out"
+            )
         self.log = log or (EventLog(clock) if stream else SilentLog(clock))
         self.faults = Faults.parse(config.faults)
         device = device_of(config)
@@ -130,7 +136,11 @@ class EngineCore:
         total = plan.num_blocks
         self.pool = BlockPool(total, self.log, self.faults)
         hasher = PrefixHasher(config.block_size, config.hash_key) if config.enable_prefix_caching else None
-        self.manager = KVCacheManager(self.pool, config.block_size, hasher, self.faults)
+        self._most_in_flight = 1 + STEPS_AHEAD * config.async_scheduling
+        self.manager = KVCacheManager(
+            self.pool, config.block_size, hasher, self.faults,
+            [group.window for group in loaded.config.kv_groups], self._most_in_flight * config.max_num_batched_tokens,
+        )  # fmt: skip
         if runner is None:
             runner = model_runner = ModelRunner(
                 loaded, total, config.block_size, config.device, config.dtype, config.seed, self.faults
@@ -145,7 +155,6 @@ class EngineCore:
         self.launched = NO_STEP
         """The step that runs and since when, in monotonic ns."""
         self._in_flight: deque[Launched] = deque()
-        self._most_in_flight = 1 + STEPS_AHEAD * config.async_scheduling
         self._model_thread = ThreadPoolExecutor(1, "kvscope-model") if config.async_scheduling else None
         self.publisher = self._publisher(stream)
         self.connector = self._connector(total)
@@ -197,10 +206,11 @@ class EngineCore:
         if not 0 <= min(prompt_token_ids) <= max(prompt_token_ids) < vocab:
             raise Refused(f"the prompt has a token id outside of the vocabulary, which is 0 to {vocab - 1}")
         if not self.manager.fits(length) and not self.faults.strikes_request("stuck.never-fits", request_id):
-            usable, block_size = self.pool.usable, self.config.block_size
+            usable = self.pool.usable
+            fitting = bisect_left(range(length), True, key=lambda tokens: not self.manager.fits(tokens)) - 1
             raise Refused(
                 f"the prompt has {length} tokens and needs {self.manager.blocks_for(length)} KV blocks; the whole pool"
-                f" has {usable}: send at most {usable * block_size} tokens, or give the engine a larger pool"
+                f" has {usable}: send at most {fitting} tokens, or give the engine a larger pool"
                 " (kv_cache_memory_bytes, num_gpu_blocks_override)"
             )
 

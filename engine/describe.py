@@ -32,6 +32,9 @@ def describe(config: EngineConfig, loaded: LoadedModel, total_blocks: int, fault
         scheduling_policy=config.scheduling_policy,
         kv_connector=config.kv_connector,
         kv_bytes_per_block=kv_bytes_per_block(loaded.config, config.block_size, config.dtype),
-        groups=[KVGroup(layers=loaded.config.num_layers)],
+        groups=[
+            KVGroup("full_attention" if window is None else "sliding_window", len(layers), window or 0)
+            for window, layers in loaded.config.kv_groups
+        ],
         faults=[str(fault) for fault in faults.on.values()],
     )

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
-from engine.batch import Batch, Decodes, Reach
+from engine.batch import Batch, Decodes, InGroup, Reach
 from engine.blocks.pool import NULL_BLOCK
 from engine.models import ModelConfig
 
@@ -77,7 +77,7 @@ class DecodeGraphs:
 
     def take(self, batch: Batch) -> bool:
         """Whether `replay` can: all are decodes, and no more than were captured."""
-        only_decodes = all(not reach.chunks and reach.prefills is None for reach in _reaches(batch))
+        only_decodes = all(not reach.chunks and reach.prefills is None for _, reach in batch.groups)
         return only_decodes and len(batch.token_ids) <= self._sizes[-1]
 
     def replay(self, batch: Batch) -> Tensor:
@@ -118,19 +118,18 @@ def static_inputs(size: int, model: ModelConfig, block_size: int, device: str) -
     def rows(*shape: int, value: int) -> Tensor:
         return torch.full((size, *shape), value, dtype=torch.int64, device=device)
 
-    def reach(tokens: int) -> Reach:
-        width = -(-min(tokens, model.max_model_len) // block_size)
-        return Reach(Decodes(rows(width, value=NULL_BLOCK), rows(value=1)), [], None)
+    def group(window: int | None) -> InGroup:
+        longest = model.max_model_len
+        # The window may begin with the last token of a block.
+        tokens = longest if window is None else min(window + block_size - 1, longest)
+        decodes = Decodes(rows(-(-tokens // block_size), value=NULL_BLOCK), rows(value=1))
+        return InGroup(rows(value=NULL_SLOT), Reach(decodes, [], None))
 
-    some_see_all = len(model.sliding_layers) < model.num_layers
     return Batch(
         token_ids=rows(value=0),
         carried=[],
         positions=rows(value=0),
-        slots=rows(value=NULL_SLOT),
-        full=reach(model.max_model_len) if some_see_all else None,
-        # The window may begin with the last token of a block.
-        sliding=reach((model.sliding_window or 0) + block_size - 1) if model.sliding_layers else None,
+        groups=[group(window) for window, _ in model.kv_groups],
         sampled=[],
         sampled_rows=torch.empty(0, dtype=torch.int64, device=device),
     )
@@ -139,30 +138,24 @@ def static_inputs(size: int, model: ModelConfig, block_size: int, device: str) -
 def _first_rows(batch: Batch, size: int) -> Batch:
     """The same memory, as a batch of `size` rows."""
 
-    def cut(reach: Reach | None) -> Reach | None:
-        if reach is None or reach.decodes is None:
-            return reach
-        return reach._replace(decodes=Decodes(*(tensor[:size] for tensor in reach.decodes)))
+    def cut(group: InGroup) -> InGroup:
+        assert group.reach.decodes is not None
+        decodes = Decodes(*(tensor[:size] for tensor in group.reach.decodes))
+        return InGroup(group.slots[:size], group.reach._replace(decodes=decodes))
 
     return batch._replace(
         token_ids=batch.token_ids[:size],
         positions=batch.positions[:size],
-        slots=batch.slots[:size],
-        full=cut(batch.full),
-        sliding=cut(batch.sliding),
+        groups=[cut(group) for group in batch.groups],
     )
-
-
-def _reaches(batch: Batch) -> list[Reach]:
-    return [reach for reach in (batch.full, batch.sliding) if reach is not None]
 
 
 def _tensors(batch: Batch) -> list[tuple[Tensor, int]]:
     """Those that decodes are computed from, and what each holds in a row of padding."""
-    tensors = [(batch.token_ids, 0), (batch.positions, 0), (batch.slots, NULL_SLOT)]
-    for reach in _reaches(batch):
+    tensors = [(batch.token_ids, 0), (batch.positions, 0)]
+    for slots, reach in batch.groups:
         assert reach.decodes is not None
-        tensors += [(reach.decodes.block_tables, NULL_BLOCK), (reach.decodes.seq_lens, 1)]
+        tensors += [(slots, NULL_SLOT), (reach.decodes.block_tables, NULL_BLOCK), (reach.decodes.seq_lens, 1)]
     return tensors
 
 

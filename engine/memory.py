@@ -348,7 +348,7 @@ def _is_by_share(config: EngineConfig) -> bool:
 def _largest_gather(config: EngineConfig, loaded: LoadedModel) -> int:
     """Bytes of one layer's keys and values for as many requests as may run, each as long as it may be."""
     blocks = config.max_num_seqs * -(-loaded.config.max_model_len // config.block_size)
-    return blocks * kv_bytes_per_block(loaded.config, config.block_size, config.dtype) // loaded.config.num_layers
+    return blocks * kv_bytes_per_block(loaded.config, config.block_size, config.dtype) // loaded.config.layers_per_block
 
 
 def _largest_step(config: EngineConfig, loaded: LoadedModel) -> None:
@@ -362,7 +362,8 @@ def _largest_step(config: EngineConfig, loaded: LoadedModel) -> None:
     table = [PROFILED_BLOCKS - 1] * -(-length // config.block_size)
     runner = _profiled(config, loaded)
     plan = SchedulerOutput(0, [Share(request, request.num_computed_tokens, tokens, True) for request in requests])
-    runner.run(runner.prepare(plan, dict.fromkeys(range(count), table)))
+    tables = [table] * len(loaded.config.kv_groups)
+    runner.run(runner.prepare(plan, dict.fromkeys(range(count), tables)))
 
 
 def _profiled(config: EngineConfig, loaded: LoadedModel) -> ModelRunner:

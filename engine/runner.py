@@ -22,9 +22,12 @@ from engine.scheduler import SchedulerOutput
 
 
 def kv_bytes_per_block(model: ModelConfig, block_size: int, dtype: str) -> int:
-    """Bytes that a block's keys and values take in all layers."""
+    """Bytes that a block's keys and values take: in all layers, or in as many as the largest KV group has.
+
+    So every block may go to any group, and in those of a smaller one some of it is padding.
+    """
     itemsize: int = getattr(torch, dtype).itemsize
-    return 2 * model.num_layers * block_size * model.num_kv_heads * model.head_size * itemsize
+    return 2 * model.layers_per_block * block_size * model.num_kv_heads * model.head_size * itemsize
 
 
 def num_blocks_for(config: EngineConfig, model: ModelConfig) -> int:
@@ -50,7 +53,7 @@ def _forward(model: Model, cache: PagedKV, batch: Batch) -> Tensor:
 class Runner(Protocol):
     """What the engine's steps run on: ModelRunner, or what stands for it."""
 
-    def prepare(self, plan: SchedulerOutput, tables: Mapping[int, list[int]], /) -> Any:
+    def prepare(self, plan: SchedulerOutput, tables: Mapping[int, Sequence[Sequence[int]]], /) -> Any:
         """The plan as `run` takes it."""
         ...
 
@@ -88,6 +91,7 @@ class ModelRunner:
     ) -> None:
         self._model = loaded.module
         self._config = loaded.config
+        self._windows = [group.window for group in loaded.config.kv_groups]
         self._block_size = block_size
         self._device = device
         self._seed = seed
@@ -107,9 +111,9 @@ class ModelRunner:
         return self._graphs
 
     @torch.inference_mode()
-    def prepare(self, plan: SchedulerOutput, tables: Mapping[int, list[int]]) -> Batch:
-        """The plan as `run` takes it. `tables` are the block tables by request number."""
-        return lay_out(plan, tables, self._block_size, self._device, self._config)
+    def prepare(self, plan: SchedulerOutput, tables: Mapping[int, Sequence[Sequence[int]]]) -> Batch:
+        """The plan as `run` takes it. `tables` are the block tables of each KV group, by request number."""
+        return lay_out(plan, tables, self._block_size, self._device, self._windows)
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> list[Sampled]:

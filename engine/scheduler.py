@@ -24,7 +24,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from engine.blocks.manager import KVCacheManager
+from engine.blocks.manager import KVCacheManager, Prefix
 from engine.connectors.base import KVConnector, KVLoad
 from engine.faults import Faults
 from engine.queues import FCFSQueue, PriorityQueue, WaitingQueue
@@ -150,7 +150,7 @@ class Scheduler:
             self.waiting.remove(request)
         request.status, request.cause = status, Cause.NONE
         self.log.finished(request.number, status)
-        blocks = self.manager.tables.get(request.number, [])
+        (blocks, *_) = self.manager.held(request.number)  # with a connector there is one KV group
         if request.number in self._loading:
             # What is fetched is still written to them.
             self.log.free_deferred(request.number, blocks, Holder.CONNECTOR)
@@ -206,7 +206,7 @@ class Scheduler:
                 continue
             if delivered:
                 request.num_computed_tokens += tokens
-                self.manager.cache_computed(request)
+                self.manager.advance(request)
             self.ready(request)
 
     def park(self, request: Request, status: Status) -> None:
@@ -286,7 +286,7 @@ class Scheduler:
                 request.num_computed_tokens += num_tokens
                 request.num_in_flight_tokens -= num_tokens
                 request.progressed_step = plan.step
-                self.manager.cache_computed(request)
+                self.manager.advance(request)
             if samples:
                 request.num_output_placeholders -= 1
                 request.append(token)
@@ -410,12 +410,13 @@ class Scheduler:
             room_for = self._room_for(request)
             # What one has fetched is in its blocks; and there are no hits for one that only a chunk has room of.
             known = request.number in self.manager.tables or not room_for
-            hits = [] if known else self.manager.find_prefix(request)
-            computed = request.num_computed_tokens + len(hits) * self.manager.block_size
-            outside = 0 if known else self._find_outside(request, len(hits))
+            prefix = None if known else self.manager.find_prefix(request)
+            hits = prefix.num_blocks if prefix is not None else 0
+            computed = request.num_computed_tokens + hits * self.manager.block_size
+            outside = 0 if known else self._find_outside(request, hits)
             to_load = outside * self.manager.block_size
             num_tokens = to_load or min(request.num_tokens - computed, budget)
-            if not self.manager.allocate(request, num_tokens, hits, room_for):
+            if not self.manager.allocate(request, num_tokens, prefix, room_for):
                 if self._unblock(request):
                     continue
                 plan.limit = Limit.KV
@@ -423,12 +424,12 @@ class Scheduler:
             self.waiting.take()
             request.num_computed_tokens = computed
             request.times_passed_over = 0
-            if self.manager.hasher is not None and not known:
+            if self.manager.hasher is not None and prefix is not None:
                 self.prefix_queries += request.num_tokens
                 self.prefix_hits += computed
-                self.log.looked_up(request.number, request.num_tokens, computed + to_load)
+                self._say_looked_up(request, prefix, to_load)
             if outside:
-                self._load(request, len(hits), outside)
+                self._load(request, hits, outside)
                 continue
             self.running.append(request)
             request.status, request.cause = Status.RUNNING, Cause.NONE
@@ -443,8 +444,16 @@ class Scheduler:
             return 0
         if self.faults.strikes_request("stuck.head-of-line", request.id):
             longest = min(request.num_prompt_tokens + request.params.max_tokens, self.max_model_len)
-            return min(longest, self.manager.pool.usable * self.manager.block_size)
+            return min(longest, self.manager.pool.usable // len(self.manager.windows) * self.manager.block_size)
         return request.num_tokens
+
+    def _say_looked_up(self, request: Request, prefix: Prefix, to_load: int) -> None:
+        """What each KV group has of what those before it have; `to_load` tokens come from outside."""
+        asked = request.num_tokens
+        for group, blocks in enumerate(prefix.found):
+            found = blocks * self.manager.block_size + to_load
+            self.log.looked_up(request.number, asked, found, group)
+            asked = found
 
     def _find_outside(self, request: Request, num_hits: int) -> int:
         """How many blocks after the prefix hit the connector could bring, never all: one token must be computed."""
@@ -455,8 +464,8 @@ class Scheduler:
     def _load(self, request: Request, first: int, count: int) -> None:
         """Have the connector fetch so many blocks, and set the request aside meanwhile."""
         assert self.connector is not None
-        blocks = self.manager.tables[request.number][first : first + count]
-        load = KVLoad(request, first, blocks)
+        (table,) = self.manager.tables[request.number]
+        load = KVLoad(request, first, table[first : first + count])
         self._loading[request.number] = load
         self.park(request, Status.WAITING_FOR_REMOTE_KVS)
         self.connector.start_load(load)
@@ -499,9 +508,9 @@ class Scheduler:
     def _take_back(self, victim: Request, beneficiary: Request) -> None:
         """Take the blocks of a request that is in no queue, and put it back into the waiting one."""
         self.num_preemptions += 1
-        table = self.manager.tables.get(victim.number, [])
+        blocks = sum(map(len, self.manager.held(victim.number)))
         reason = Preempt.PRIORITY if victim.priority > beneficiary.priority else Preempt.KV_BLOCKS
-        self.log.preempted(victim.number, reason, beneficiary.number, len(table), victim.num_computed_tokens)
+        self.log.preempted(victim.number, reason, beneficiary.number, blocks, victim.num_computed_tokens)
         self._free(victim, Release.PREEMPTED)
         victim.num_computed_tokens = victim.num_in_flight_tokens = 0
         victim.num_preemptions += 1

@@ -80,7 +80,7 @@ class SimulatedRunner:
     def __init__(self, seed: int) -> None:
         self._seed = seed
 
-    def prepare(self, plan: SchedulerOutput, _tables: Mapping[int, list[int]]) -> list[Place]:
+    def prepare(self, plan: SchedulerOutput, _tables: Mapping[int, Sequence[Sequence[int]]]) -> list[Place]:
         """See ModelRunner."""
         return [Place(s.request.number, s.start + s.num_tokens) for s in plan.shares if s.samples]
 

@@ -19,7 +19,7 @@ from engine.faults import Faults
 from engine.request import Request
 from engine.sampling import SamplingParams
 from engine.scheduler import Scheduler, SchedulerOutput
-from monitor.events.description import EngineDescription
+from monitor.events.description import EngineDescription, KVGroup
 from monitor.events.log import Clock, EventLog
 from monitor.events.packer import Packer, Vitals
 from monitor.events.wire import Batch, Keyframe, decode, encode
@@ -92,6 +92,7 @@ class Lab:
         max_model_len: int = 10_000,
         policy: str = "fcfs",
         prefix_caching: bool = True,
+        window: int | None = None,
         connector_share: float = 0.0,
         load_share: float = 0.0,
         lease_s: float = 0.0,
@@ -110,7 +111,11 @@ class Lab:
         self.faults = Faults.parse(faults)
         self.pool = BlockPool(total, self.log, self.faults)
         hasher = PrefixHasher(block_size, b"lab") if prefix_caching else None
-        self.manager = KVCacheManager(self.pool, block_size, hasher, self.faults)
+        self._most_in_flight = 1 + async_scheduling
+        # With a window there are two KV groups: layers that see everything, and layers that see so many tokens.
+        windows = [None] if window is None else [None, window]
+        ahead = self._most_in_flight * max_num_batched_tokens
+        self.manager = KVCacheManager(self.pool, block_size, hasher, self.faults, windows, ahead)
         self.connector: SlowConnector | None = None
         if connector_share or load_share:
             self.connector = SlowConnector(self.rng, connector_share, load_share=load_share)
@@ -130,13 +135,13 @@ class Lab:
         self.frames: list[Batch | Keyframe] = []
         self.in_flight: deque[SchedulerOutput] = deque()
         """Steps launched and not complete, oldest first; each runs when the one before it is."""
-        self._most_in_flight = 1 + async_scheduling
         self.launched = (-1, 0)
         self._numbers = 0
         description = EngineDescription(
             engine="kvscope", block_size=block_size, num_gpu_blocks=total, max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens, enable_prefix_caching=prefix_caching,
             scheduling_policy=policy, faults=list(faults),
+            groups=[KVGroup("sliding_window" if w else "full_attention", 1, w or 0) for w in windows],
         )  # fmt: skip
         self.log.started(total, RESERVED, block_size, description.to_json())
         self.flush()
@@ -158,6 +163,10 @@ class Lab:
         )  # fmt: skip
         self.scheduler.add(request)
         return request
+
+    def blocks_of(self, number: int) -> list[int]:
+        """The blocks that a request has, of all groups."""
+        return [block for held in self.manager.held(number) for block in held]
 
     def abort(self, request: Request) -> None:
         self.log.tick()

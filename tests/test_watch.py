@@ -149,7 +149,7 @@ def test_the_block_map_is_the_pool() -> None:
         scene.lab.arrive(20 + n, max_tokens=3)
     scene.steps(30)
     pool, manager = scene.lab.pool, scene.lab.manager
-    living = {b for n, table in manager.tables.items() for b in table}
+    living = {b for n in manager.tables for b in scene.lab.blocks_of(n)}
     shown = scene.watch.block_map(ENGINE)
     assert len(shown.states) == shown.total == pool.total
     for block in range(1, pool.total):

@@ -76,27 +76,32 @@ class Auditor:
         for number in numbers:
             request = self.requests[number]
             lease = self.deferred.get(number)
-            self.manager.pool.log.audit_request(
-                number,
-                request.id,
-                request.status,
-                request.num_computed_tokens,
-                len(request.output_token_ids),
-                self.manager.tables.get(number, ()),
-                holder=0 if lease is None else Holder.CONNECTOR,
-                lease_deadline_ns=lease or 0,
-            )
+            # The first group last: with it, a reader has the whole request.
+            for group, blocks in reversed(list(enumerate(self.manager.held(number)))):
+                self.manager.pool.log.audit_request(
+                    number,
+                    request.id,
+                    request.status,
+                    request.num_computed_tokens,
+                    len(request.output_token_ids),
+                    blocks,
+                    holder=0 if lease is None else Holder.CONNECTOR,
+                    lease_deadline_ns=lease or 0,
+                    group=group,
+                )
 
     def _fenced(self) -> None:
-        for fence, request, blocks, _ in self.manager.fenced:
-            self.manager.pool.log.audit_request(
-                request.number,
-                request.id,
-                request.status,
-                request.num_computed_tokens,
-                len(request.output_token_ids),
-                blocks,
-                holder=Holder.FENCE,
-                fence=fence,
-                detached=True,
-            )
+        for fence, request, held, _ in self.manager.fenced:
+            for group, blocks in enumerate(held):
+                self.manager.pool.log.audit_request(
+                    request.number,
+                    request.id,
+                    request.status,
+                    request.num_computed_tokens,
+                    len(request.output_token_ids),
+                    blocks,
+                    holder=Holder.FENCE,
+                    fence=fence,
+                    detached=True,
+                    group=group,
+                )

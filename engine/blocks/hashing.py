@@ -31,6 +31,17 @@ class PrefixHasher:
             digests.append(parent)
 
 
+def in_group(digest: bytes, group: int) -> bytes:
+    """The key of the same prefix in a KV group's blocks: the digest as it is, or for another than the first group
+    with a byte more."""
+    return digest + bytes((group,)) if group else digest
+
+
+def group_of(digest: bytes) -> int:
+    """The KV group of what `in_group` gave."""
+    return digest[DIGEST_BYTES] if len(digest) > DIGEST_BYTES else 0
+
+
 def public_hash(digest: bytes) -> int:
-    """The 64 bits of a digest that events carry, never 0."""
-    return int.from_bytes(digest[:8], "little", signed=True) or 1
+    """The 64 bits of a digest that events carry, never 0; of groups, not the same."""
+    return int.from_bytes(digest[-8:], "little", signed=True) or 1

@@ -7,10 +7,11 @@ Blocks without a hash are handed out first, then the least recently used.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 from engine.blocks.free_queue import FreeQueue
-from engine.blocks.hashing import public_hash
+from engine.blocks.hashing import group_of, public_hash
 from engine.faults import Faults
 from monitor.events.kinds import Evict, Release
 from monitor.events.log import EventLog
@@ -54,7 +55,7 @@ class BlockPool:
         """The block that holds this prefix's last block, if it is cached."""
         return self._by_digest.get(digest)
 
-    def allocate(self, request: int, count: int) -> list[int]:
+    def allocate(self, request: int, count: int, group: int = 0) -> list[int]:
         """Hand `count` blocks to the request. Raises IndexError, and changes nothing, if there are fewer."""
         blocks = self.free_queue.take(count)
         evicted = []
@@ -65,19 +66,19 @@ class BlockPool:
                 evicted.append(public_hash(digest))
                 self._forget(block, digest)
                 self.num_cached_idle -= 1
-        self.log.allocated(request, blocks, evicted)
+        self.log.allocated(request, blocks, evicted, group)
         return blocks
 
-    def reuse(self, request: int, blocks: Sequence[int]) -> None:
+    def reuse(self, request: int, blocks: Sequence[int], group: int = 0) -> None:
         """A prefix hit: one more reference to each."""
         for block in blocks:
             if self.refs[block] == 0:
                 self.free_queue.remove(block)
                 self.num_cached_idle -= 1
             self.refs[block] += 1
-        self.log.reused(request, blocks)
+        self.log.reused(request, blocks, group)
 
-    def cache(self, request: int, blocks: Sequence[int], digests: Sequence[bytes]) -> None:
+    def cache(self, request: int, blocks: Sequence[int], digests: Sequence[bytes], group: int = 0) -> None:
         """Enter full blocks in the prefix cache. One whose prefix is there already, in another block, is left out."""
         entered, hashes = [], []
         for block, digest in zip(blocks, digests, strict=True):
@@ -86,17 +87,17 @@ class BlockPool:
                 entered.append(block)
                 hashes.append(public_hash(digest))
         if entered:
-            self.log.cached(request, entered, hashes)
+            self.log.cached(request, entered, hashes, group)
 
-    def release(self, request: int, blocks: Sequence[int], reason: Release) -> None:
+    def release(self, request: int, blocks: Sequence[int], reason: Release, group: int = 0) -> None:
         """Take back one reference to each; those that have none left go to the free queue, first ones first."""
         self._unreference(request, blocks)
-        self.log.released(request, blocks, reason)
+        self.log.released(request, blocks, reason, group)
 
-    def reclaim(self, request: int, blocks: Sequence[int], reason: Release) -> None:
+    def reclaim(self, request: int, blocks: Sequence[int], reason: Release, group: int = 0) -> None:
         """As `release`, of blocks that have left the request's table before."""
         self._unreference(request, blocks)
-        self.log.reclaimed(blocks, reason)
+        self.log.reclaimed(blocks, reason, group)
 
     def _unreference(self, request: int, blocks: Sequence[int]) -> None:
         hashed, unhashed = [], []
@@ -117,14 +118,16 @@ class BlockPool:
 
     def reset_prefix_cache(self) -> bool:
         """Forget every cached prefix; False, and nothing changed, while a cached block is in use."""
-        cached = list(self._by_digest.values())
-        if any(self.refs[block] for block in cached):
+        if any(self.refs[block] for block in self._by_digest.values()):
             return False
-        for block in cached:
+        by_group: defaultdict[int, list[int]] = defaultdict(list)
+        for digest, block in self._by_digest.items():
             self.digests[block] = None
+            by_group[group_of(digest)].append(block)
         self._by_digest.clear()
         self.num_cached_idle = 0
-        self.log.evicted(cached, Evict.RESET)
+        for group, blocks in by_group.items():
+            self.log.evicted(blocks, Evict.RESET, group)
         return True
 
     def _forget(self, block: int, digest: bytes) -> None:

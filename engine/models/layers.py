@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -16,6 +16,13 @@ from torch import Tensor
 from kernels import run_on
 from kernels.rms_norm_twin import rms_norm_torch
 from kernels.rotary_twin import rotary_torch
+
+
+class LayerGroup(NamedTuple):
+    """Layers that keep the same tokens, and so share block tables: all of them, or the last `window` only."""
+
+    window: int | None
+    layers: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,18 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"{self.num_heads} query heads cannot share {self.num_kv_heads} key-value heads evenly")
+
+    @property
+    def kv_groups(self) -> list[LayerGroup]:
+        """The layers that see everything first, then those with the window; where all are alike, one group."""
+        full = tuple(layer for layer in range(self.num_layers) if layer not in self.sliding_layers)
+        groups = LayerGroup(None, full), LayerGroup(self.sliding_window, tuple(sorted(self.sliding_layers)))
+        return [group for group in groups if group.layers]
+
+    @property
+    def layers_per_block(self) -> int:
+        """Layers that a block has room for: as many as the largest group has."""
+        return max(len(group.layers) for group in self.kv_groups)
 
 
 class Attend(Protocol):

@@ -29,7 +29,9 @@ class AuditFold:
         """Events were lost: a cycle half read is worth nothing."""
         self._cycle = None
 
-    def apply(self, kind: int, number: int, args: list[int], ids: list[int], texts: Mapping[int, str]) -> None:
+    def apply(
+        self, kind: int, group: int, number: int, args: list[int], ids: list[int], texts: Mapping[int, str]
+    ) -> None:
         """Fold one of the AUDIT kinds in."""
         if kind == Kind.AUDIT_BEGIN:
             # What only the front end knows is not in the scheduler's tables yet.
@@ -40,7 +42,7 @@ class AuditFold:
         elif kind == Kind.AUDIT_BLOCKS:
             self._blocks(args[0], ids)
         elif kind == Kind.AUDIT_REQUEST:
-            self._request(number, args, ids, texts)
+            self._request(group, number, args, ids, texts)
         else:
             self._end(*args[1:5])
 
@@ -74,11 +76,15 @@ class AuditFold:
         if refs > books.known_references(block):
             books.orphans.add(block)
 
-    def _request(self, number: int, args: list[int], ids: list[int], texts: Mapping[int, str]) -> None:
+    def _request(self, group: int, number: int, args: list[int], ids: list[int], texts: Mapping[int, str]) -> None:
         books = self.books
         assert self._cycle is not None
         status, computed, outputs, holder, fence, lease_deadline_ns, detached = args[:7]
         if not detached:
+            if group:
+                self._cycle.others.setdefault(number, []).extend(ids)
+                return
+            ids = ids + self._cycle.others.pop(number, [])
             self._cycle.unseen.discard(number)
             self._cycle.seen += 1
         if ids and not 0 <= min(ids) <= max(ids) < books.total:
@@ -168,3 +174,5 @@ class _Cycle:
         self.began_ns = began_ns
         self.unseen = requests
         self.seen = 0
+        self.others: dict[int, list[int]] = {}
+        """Blocks of the request that is being read in other groups than the first, which comes last."""

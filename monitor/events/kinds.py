@@ -244,7 +244,10 @@ SCHEMA: Final[dict[Kind, Fields]] = {
     ),
     Kind.RECLAIMED: Fields(False, ("reason",), "blocks", "detached blocks gave their reference back"),
     Kind.LOOKED_UP: Fields(
-        True, ("tokens", "hit_tokens"), "", "the prefix cache was asked for so many tokens and had so many"
+        True,
+        ("tokens", "hit_tokens"),
+        "",
+        "the prefix cache was asked for so many tokens and had so many; each KV group for what the one before had",
     ),
     Kind.RECEIVED: Fields(
         True,
@@ -347,7 +350,8 @@ SCHEMA: Final[dict[Kind, Fields]] = {
             "detached",
         ),
         "blocks",
-        "a request's blocks as the engine has them (holder 0: not deferred; detached 1: no longer in its table)",
+        "a request's blocks as the engine has them (holder 0: not deferred; detached 1: no longer in its table); the"
+        " first KV group comes last",
     ),
     Kind.AUDIT_END: Fields(
         False,

@@ -38,7 +38,7 @@ class State(Books):
         requests = self.requests
         a = i = 0
         index = -1
-        for kind, _group, number, n_args, n_ids in fives(runs):
+        for kind, group, number, n_args, n_ids in fives(runs):
             index += 1
             a_end, i_end = a + n_args, i + n_ids
             if kind == _PROGRESSED:
@@ -104,7 +104,7 @@ class State(Books):
                     self.totals.cached += n_ids
                     self.evictions.store(args[a:a_end])
                     record = requests.get(number)
-                    if record is not None and not record.first_token_ns:
+                    if record is not None and not record.first_token_ns and not group:  # of each token once
                         record.cached_blocks += n_ids
                         self.prompt_blocks_cached += n_ids
                 elif kind == _REUSED:
@@ -130,7 +130,7 @@ class State(Books):
                     self._rare_block_event(kind, number, args[a:a_end], blocks)
             else:
                 self._index = index
-                self._other(kind, number, args[a:a_end], ids[i:i_end], texts)
+                self._other(kind, group, number, args[a:a_end], ids[i:i_end], texts)
             a, i = a_end, i_end
 
     def mark_damaged(self) -> None:
@@ -347,7 +347,9 @@ class State(Books):
         if record.status >= FIRST_FINISHED and not record.blocks and self.requests.pop(record.number, None) is not None:
             self._ended.append(record)
 
-    def _other(self, kind: int, number: int, args: list[int], ids: list[int], texts: Mapping[int, str]) -> None:
+    def _other(
+        self, kind: int, group: int, number: int, args: list[int], ids: list[int], texts: Mapping[int, str]
+    ) -> None:
         """Everything that is not about blocks and not once a step."""
         match kind:
             case Kind.CLOCK:
@@ -381,7 +383,9 @@ class State(Books):
                 if (record := self.requests.get(number)) is not None:
                     self._stalled(record, *args[:4])
             case Kind.AUDIT_BEGIN | Kind.AUDIT_BLOCKS | Kind.AUDIT_REQUEST | Kind.AUDIT_END:
-                self._audits.apply(kind, number, args, ids, texts)
+                self._audits.apply(kind, group, number, args, ids, texts)
+            case Kind.LOOKED_UP if number >= 0:
+                self._looked_up(group, self._request(number), *args[:2])
             case _ if number >= 0 and kind in _REQUEST_KINDS:
                 self._request_event(kind, self._request(number), args)
 
@@ -443,6 +447,14 @@ class State(Books):
         self._last_preemption = last
         self._preempted.append(last)
 
+    def _looked_up(self, group: int, record: RequestState, tokens: int, hit_tokens: int) -> None:
+        """Each group after the first is asked for what those before it had: the last one's hit is the request's."""
+        if group == 0:
+            self.totals.looked_up_tokens += tokens
+            record.looked_up_tokens, record.hit_tokens = tokens, 0
+        self.totals.hit_tokens += hit_tokens - record.hit_tokens
+        record.hit_tokens = hit_tokens
+
     def _request_event(self, kind: int, record: RequestState, args: list[int]) -> None:
         totals = self.totals
         if record.ready_ns and kind not in (Kind.READY, Kind.REMOTE_LOAD):
@@ -469,10 +481,6 @@ class State(Books):
                 record.first_token_ns = self.now_ns
                 if record.looked_up_tokens:
                     self._prompt_computed(record)
-            case Kind.LOOKED_UP:
-                record.looked_up_tokens, record.hit_tokens = args[:2]
-                totals.looked_up_tokens += args[0]
-                totals.hit_tokens += args[1]
             case Kind.PREEMPTED:
                 self._note_preemption(record, args)
                 self._move(record, Status.PREEMPTED, Cause.PREEMPTED)
@@ -529,7 +537,7 @@ _BLOCK_KINDS = frozenset(
 _REQUEST_KINDS = frozenset(
     int(k)
     for k in (
-        Kind.LOOKED_UP, Kind.QUEUED, Kind.ALLOCATION_FAILED, Kind.NOT_SCHEDULED, Kind.ADMITTED, Kind.FIRST_TOKEN,
+        Kind.QUEUED, Kind.ALLOCATION_FAILED, Kind.NOT_SCHEDULED, Kind.ADMITTED, Kind.FIRST_TOKEN,
         Kind.PREEMPTED, Kind.WAITING_ON, Kind.READY, Kind.FINISHED, Kind.REMOTE_LOAD,
     )
 )  # fmt: skip

@@ -50,7 +50,7 @@ def test_the_alert_begins_and_ends_with_the_finding(tmp_path: Path) -> None:
     for second in range(40):
         lab.clock.sleep(1.0)
         if second == 20:
-            lab.connector.request_finished(request, lab.manager.tables[request.number])  # and it completes after all
+            lab.connector.request_finished(request, lab.blocks_of(request.number))  # and it completes after all
             while request.number in lab.scheduler.deferred:
                 lab.step()
         lab.heartbeat()

@@ -43,7 +43,7 @@ def test_a_long_request_that_needs_what_it_holds() -> None:
     (finding,) = scene.firing()
     assert (finding.code, finding.severity, finding.verdict) == (LONG_REQUEST, "info", "confirmed")
     assert finding.culprits.requests == [request.id]
-    assert value(finding, "blocks_held") == len(scene.lab.manager.tables[request.number])
+    assert value(finding, "blocks_held") == len(scene.lab.blocks_of(request.number))
     scene.run_until_idle(seconds=0.2)
     scene.live(5)
     assert not scene.firing()

@@ -23,7 +23,7 @@ def test_finished_requests_whose_transfer_is_never_confirmed() -> None:
     finding = scene.only(FINISHED_HELD)
     assert (finding.severity, finding.verdict, finding.missing) == ("error", "confirmed", "")
     assert sorted(finding.culprits.requests) == sorted(struck)
-    kept = sorted(block for table in scene.lab.manager.tables.values() for block in table)
+    kept = sorted(block for number in scene.lab.manager.tables for block in scene.lab.blocks_of(number))
     assert finding.culprits.blocks == kept
     assert value(finding, "blocks_held") == len(kept) == scene.ledger.balance().finished
     assert value(finding, "requests_held") == 3

@@ -17,7 +17,7 @@ IDLE_NOT_POLLED = "leak.idle-not-polled"
 
 
 def kept_blocks(scene: Watched) -> list[int]:
-    return sorted(block for table in scene.lab.manager.tables.values() for block in table)
+    return sorted(block for number in scene.lab.manager.tables for block in scene.lab.blocks_of(number))
 
 
 # -------------------------------------------------------------------- leak.remote-load-lost
@@ -122,7 +122,7 @@ def test_a_fetch_that_was_lost_and_a_free_that_was_are_told_apart() -> None:
     assert by_code.keys() == {REMOTE_LOAD_LOST, FINISHED_HELD}
     for code, request in ((REMOTE_LOAD_LOST, fetched), (FINISHED_HELD, sent)):
         assert by_code[code].requests == scene.lab.faults.on[code].struck == [request.id]
-        assert by_code[code].blocks == sorted(scene.lab.manager.tables[request.number])
+        assert by_code[code].blocks == sorted(scene.lab.blocks_of(request.number))
 
 
 # -------------------------------------------------------------------- leak.idle-not-polled

@@ -155,7 +155,7 @@ def test_a_live_stream(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> No
         assert code == 0
         (balance,) = printed["balances"]
         assert (balance["attached"], balance["running_requests"]) == ("stream", 1)
-        assert balance["running"] == len(lab.manager.tables[1])
+        assert balance["running"] == len(lab.blocks_of(1))
         assert main(["explain", "request", "alive", publisher.events_endpoint, "--watch", "0.2"]) == 0
         assert "RUNNING" in capsys.readouterr().out
     finally:
@@ -225,7 +225,7 @@ def test_explain(capsys: pytest.CaptureFixture[str], leaking: Path) -> None:
     assert "FINISHED_LENGTH_CAPPED" in text
     assert "STORY" in text
     lab = leaking_lab()
-    block = next(b for n, table in lab.manager.tables.items() for b in table if lab.scheduler.requests[n].id == "req-3")
+    block = next(b for n in lab.manager.tables for b in lab.blocks_of(n) if lab.scheduler.requests[n].id == "req-3")
     assert main(["explain", "block", str(block), str(leaking)]) == 0
     text = capsys.readouterr().out
     assert "req-3" in text

@@ -140,13 +140,14 @@ def logits(directory: Path, prompt: list[int], dtype: torch.dtype) -> torch.Tens
 def engine_logits(loaded: LoadedModel, prompt: list[int], dtype: torch.dtype) -> torch.Tensor:
     """What the engine computes for it, in two chunks and a single token through a paged cache."""
     block_size = 16
-    table = list(range(1, 2 + len(prompt) // block_size))
-    cache = PagedKV(loaded.config, 1 + len(table), block_size, "cpu", dtype)
+    count = 1 + len(prompt) // block_size
+    tables = [list(range(1 + group * count, 1 + (group + 1) * count)) for group in range(len(loaded.config.kv_groups))]
+    cache = PagedKV(loaded.config, 1 + len(tables) * count, block_size, "cpu", dtype)
     request = Request(1, "r", prompt, SamplingParams())
     parts = []
     for end in (len(prompt) // 2, len(prompt) - 1, len(prompt)):
         count = end - request.num_computed_tokens
-        batch = lay_out(plan((request, count)), {1: table}, block_size, "cpu", loaded.config)
+        batch = lay_out(plan((request, count)), {1: tables}, block_size, "cpu", cache.windows)
         hidden = loaded.module.forward(batch.token_ids, batch.positions, BatchAttention(cache, batch))
         parts.append(loaded.module.logits(hidden).float())
         request.num_computed_tokens = end

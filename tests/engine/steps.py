@@ -18,5 +18,5 @@ def plan(*shares: tuple[Request, int]) -> SchedulerOutput:
 
 
 def execute(run: ModelRunner, step: SchedulerOutput, tables: Mapping[int, list[int]]) -> list[Sampled]:
-    """Run it at once."""
-    return run.run(run.prepare(step, tables))
+    """Run it at once, with one block table for each request."""
+    return run.run(run.prepare(step, {number: [table] for number, table in tables.items()}))

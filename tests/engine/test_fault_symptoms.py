@@ -168,11 +168,11 @@ def test_corrupt_use_after_free(fault: bool) -> None:
         gone = lab.arrive(20, max_tokens=40)
         for _ in range(3):
             lab.step()
-        writing = set(lab.manager.tables[gone.number]) if lab.in_flight else set()
+        writing = set(lab.blocks_of(gone.number)) if lab.in_flight else set()
         lab.abort(gone)
         after = lab.arrive(20, max_tokens=2)
         lab.scheduler.schedule()
-        shared += len(writing.intersection(lab.manager.tables.get(after.number, [])))
+        shared += len(writing.intersection(lab.blocks_of(after.number)))
         lab = Lab(total=17, async_scheduling=True, prefix_caching=False, faults=on("corrupt.use-after-free", fault))
     assert (shared > 0) == fault
 
@@ -221,7 +221,7 @@ def test_stuck_parked_loads(fault: bool) -> None:
         head = lab.scheduler.waiting.head()
         assert head.shortage is not None
         needed, free = head.shortage
-        assert free < needed <= free + len(lab.manager.tables[requests[1].number])
+        assert free < needed <= free + len(lab.blocks_of(requests[1].number))
 
 
 @pytest.mark.parametrize("fault", [True, False])
@@ -438,7 +438,7 @@ def test_corrupt_double_free(fault: bool) -> None:
         lab.arrive(24, max_tokens=6)
         for _ in range(4):
             scene.steps(1)
-            held = Counter(block for table in lab.manager.tables.values() for block in table)
+            held = Counter(block for number in lab.manager.tables for block in lab.blocks_of(number))
             shared_out |= any(count > lab.pool.refs[block] for block, count in held.items())
     assert shared_out == fault
     assert ("corrupt.double-free" in scene.alarms()) == fault

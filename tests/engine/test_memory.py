@@ -341,7 +341,7 @@ config = EngineConfig(
 loaded = load(config)
 core = EngineCore(config, loaded)
 step = plan(*((Request(number, "", [1], SamplingParams(temperature=0)), 1) for number in range(rows)))
-batch = core.runner.prepare(step, dict.fromkeys(range(rows), [1]))
+batch = core.runner.prepare(step, dict.fromkeys(range(rows), [[1]]))
 for runs in (steps, 5 * steps):
     for _ in range(runs):
         core.runner.run(batch)

@@ -1,4 +1,4 @@
-"""A step planned while another runs: no block is handed out that the one that runs may still write to."""
+"""A step planned while another runs: no block is handed out that the one that runs still reads or writes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from engine.blocks.pool import NULL_BLOCK
 from engine.scheduler import SchedulerOutput
 from monitor.detectors.corrupt import CODE_OF
 from monitor.events.kinds import Limit, Release
@@ -18,56 +19,60 @@ STEPS = 500
 USE_AFTER_FREE = "corrupt.use-after-free"
 
 
-class WrittenTo(Lab):
-    """A lab that knows which blocks the steps in flight write to, and which of those were handed out meanwhile."""
+class InUse(Lab):
+    """A lab that knows which blocks the steps in flight read and write, and which were handed out meanwhile."""
 
     def __init__(self, **settings: object) -> None:
         super().__init__(async_scheduling=True, **settings)  # type: ignore[arg-type]
-        self.written: dict[int, set[int]] = {}
+        self.in_use: dict[int, set[int]] = {}
         self.clobbered: list[int] = []
         allocate = self.pool.allocate
 
-        def watched(request: int, count: int) -> list[int]:
-            blocks = allocate(request, count)
+        def watched(request: int, count: int, group: int = 0) -> list[int]:
+            blocks = allocate(request, count, group)
             for step in self.in_flight:
-                self.clobbered += self.written[step.step].intersection(blocks)
+                self.clobbered += self.in_use[step.step].intersection(blocks)
             return blocks
 
         self.pool.allocate = watched  # type: ignore[method-assign]
 
     def _launch(self, plan: SchedulerOutput) -> None:
         super()._launch(plan)
-        size = self.manager.block_size
-        self.written[plan.step] = {
-            block
+        self.in_use[plan.step] = {
+            table[position // self.manager.block_size]
             for share in plan.shares
-            for block in self.manager.tables[share.request.number][
-                share.start // size : -(-(share.start + share.num_tokens) // size)
-            ]
+            for table, window in zip(self.manager.tables[share.request.number], self.manager.windows, strict=True)
+            for position in range(
+                0 if window is None else max(0, share.start + 1 - window), share.start + share.num_tokens
+            )
         }
+        assert NULL_BLOCK not in self.in_use[plan.step]
 
 
-def random_lab(seed: int, faults: Sequence[str]) -> WrittenTo:
+def random_lab(seed: int, faults: Sequence[str]) -> InUse:
     rng = random.Random(seed)
-    return WrittenTo(
-        total=rng.choice((9, 17, 40, 120)),
+    window = rng.choice((None, 1, 6, 30))
+    return InUse(
+        total=rng.choice((9, 17, 40, 120)) * (1 if window is None else 2),  # a table for each group
         block_size=rng.choice((1, 4, 16)),
         max_num_seqs=rng.choice((3, 8, 32)),
         max_num_batched_tokens=rng.choice((16, 64, 512)),
         max_model_len=rng.choice((200, 4000)),
         policy=rng.choice(("fcfs", "priority")),
         prefix_caching=rng.random() < 0.5,
-        connector_share=rng.choice((0.0, 0.5)),
-        load_share=rng.choice((0.0, 0.3)),
+        window=window,
+        connector_share=rng.choice((0.0, 0.5)) if window is None else 0.0,
+        load_share=rng.choice((0.0, 0.3)) if window is None else 0.0,
         faults=faults,
         seed=seed,
     )
 
 
-def drive(lab: WrittenTo) -> None:
+def drive(lab: InUse) -> None:
     rng = lab.rng
     requests = []
-    longest = min(40, lab.pool.usable * lab.manager.block_size // 2)  # so that each fits when it is alone
+    # So that each fits when it is alone.
+    longest = min(40, lab.pool.usable // len(lab.manager.windows) * lab.manager.block_size // 2)
     while lab.scheduler.completed_step < STEPS:
         if rng.random() < 0.4:
             prompt, max_tokens = rng.randint(1, longest), rng.randint(1, longest)
@@ -78,8 +83,8 @@ def drive(lab: WrittenTo) -> None:
 
 
 @pytest.mark.parametrize("seed", range(LABS))
-def test_nobody_is_given_a_block_that_a_step_in_flight_may_write_to(seed: int) -> None:
-    """20 labs of 500 steps. The steps do overlap, and frees do wait for them."""
+def test_nobody_is_given_a_block_that_a_step_in_flight_is_using(seed: int) -> None:
+    """20 labs of 500 steps, with and without a window. The steps do overlap, and frees do wait for them."""
     lab = random_lab(seed, ())
     drive(lab)
     assert lab.clobbered == []

@@ -51,7 +51,7 @@ def test_the_null_block_a_free_one_and_a_cached_one() -> None:
 def test_a_shared_block_has_a_chain_for_each_that_shares_it() -> None:
     scene = unaccounted(fault="")
     request, other = scene.lab.scheduler.running
-    shared = scene.lab.manager.tables[request.number][0]
+    shared = scene.lab.blocks_of(request.number)[0]
     since = {record.number: record.since_ns for record in scene.ledger.state.requests.values()}
     assert chains(scene, shared) == [
         f"block {shared} ← request {r.id}, RUNNING for {age:.1f} s ← {r.num_computed_tokens} tokens computed,"
@@ -66,14 +66,15 @@ def test_a_running_request_that_does_not_move() -> None:
     scene.steps(3)
     scene.launch()
     scene.beat(31)
-    (text,) = chains(scene, scene.lab.manager.tables[request.number][0])
+    (text,) = chains(scene, scene.lab.blocks_of(request.number)[0])
     assert text.endswith("last progress 31 s ago")
 
 
 def test_a_deferred_free_and_how_long_it_waits() -> None:
     scene = finished_held()
     scene.live(60)
-    number, table = next(iter(scene.lab.manager.tables.items()))
+    number = next(iter(scene.lab.manager.tables))
+    table = scene.lab.blocks_of(number)
     record = scene.ledger.state.requests[number]
     (text,) = chains(scene, table[0])
     ended = clock_time(scene.ledger.wall(record.finished_ns))

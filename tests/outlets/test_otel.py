@@ -151,7 +151,7 @@ def test_a_request_that_leaks_its_blocks_has_its_span_when_it_ends(collector: Co
     outlet.close()
     (span,) = collector.spans
     assert attributes(span)["gen_ai.response.id"] == "r-1"
-    assert attributes(span)["kvscope.kv.peak_blocks"] == len(scene.lab.manager.tables[1])
+    assert attributes(span)["kvscope.kv.peak_blocks"] == len(scene.lab.blocks_of(1))
 
 
 def test_the_whole_path_may_be_given(collector: Collector) -> None:

@@ -84,7 +84,7 @@ def test_the_balance_is_the_pools_and_sums_to_its_total(lab: Lab, watch: Watch) 
     blocks = by_labels(families(watch)["kvscope_blocks"], "holder")
     assert set(blocks) == {(holder,) for holder in HOLDERS}
     assert sum(blocks.values()) == lab.pool.total
-    assert blocks["finished",] == sum(len(lab.manager.tables[number]) for number in lab.scheduler.deferred) > 0
+    assert blocks["finished",] == sum(len(lab.blocks_of(number)) for number in lab.scheduler.deferred) > 0
     assert blocks["unaccounted",] > 0
 
 
