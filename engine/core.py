@@ -146,7 +146,7 @@ class EngineCore:
                 loaded, total, config.block_size, config.device, config.dtype, config.seed, self.faults
             )
             plan = capture_graphs(config, model_runner, plan, self.faults)
-        self.runner = runner
+        self.runner: Runner = runner
         self.plan = plan
         self._meter = Meter(self.plan, device, self.log, clock)
         self.counts = Counts()
