@@ -5,6 +5,7 @@ monitor explain request ID      the life of a request
 monitor explain block ID        why a block is held, and its life
 monitor explain memory          what a device's memory went to, and what that leaves for KV
 monitor record TARGET DIR       keep a stream as a recording
+monitor probe check             whether a vLLM has what the probe hooks into
 monitor serve                   the service: page, API, /metrics, alerts
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import subprocess
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -80,6 +82,7 @@ def parser() -> argparse.ArgumentParser:
     _add_doctor(commands)
     _add_explain(commands)
     _add_record(commands)
+    _add_probe(commands)
     _add_serve(commands)
     return parser
 
@@ -283,6 +286,41 @@ def _record(parsed: argparse.Namespace) -> int:
     )
     print(f"{recorded.batches:,} batches of {recorded.engine} in {parsed.directory} ({recorded.bytes:,} bytes)")
     return NOTHING
+
+
+# -------------------------------------------------------------------- probe
+
+
+def _add_probe(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser("probe", help="the probe that makes vLLM publish events")
+    things = parser.add_subparsers(required=True, metavar="THING")
+    check = things.add_parser(
+        "check", help="whether a vLLM has what the probe hooks into",
+        description="Looks, without starting anything, whether a vLLM has the methods that the probe wraps, and whether"
+        " it would find the probe.",
+        epilog="exit codes: 0 it works, 1 something that it needs is not there, 3 no vLLM there",
+    )  # fmt: skip
+    check.add_argument(
+        "--python", default=sys.executable, metavar="PYTHON", help="the Python that has vLLM, and kvscope (this one)"
+    )
+    check.set_defaults(run=_probe_check)
+
+
+def _probe_check(parsed: argparse.Namespace) -> int:
+    command = [parsed.python, "-m", "monitor.probes.vllm.check"]
+    quiet = os.environ | {"VLLM_LOGGING_LEVEL": "ERROR"}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, env=quiet)
+    except OSError as error:
+        raise ValueError(f"--python {parsed.python} cannot be run: {error.strerror}") from error
+    if not done.stdout:
+        last = done.stderr.strip().splitlines()[-1:]
+        raise CannotTell(
+            f"{parsed.python} could not look: {' '.join(last)}. kvscope must be installed beside vLLM:"
+            f" {parsed.python} -m pip install kvscope"
+        )
+    sys.stdout.write(done.stdout)
+    return done.returncode
 
 
 # -------------------------------------------------------------------- serve

@@ -6,8 +6,10 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 ROOT = Path(__file__).parent.parent.parent
 PYTHON = os.environ.get("KVSCOPE_TEST_VLLM", "")
@@ -15,7 +17,7 @@ PYTHON = os.environ.get("KVSCOPE_TEST_VLLM", "")
 needs_vllm = pytest.mark.skipif(
     not PYTHON, reason="KVSCOPE_TEST_VLLM does not name a Python that has vLLM (0.32.0 for the CPU is what is tested)"
 )
-MODEL = {
+MODEL: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 96,
     "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64, "vocab_size": 320,
     "max_position_embeddings": 4096, "torch_dtype": "float32", "bos_token_id": 0, "eos_token_id": 0,
@@ -27,6 +29,15 @@ def save_model(directory: Path) -> Path:
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps(MODEL))
     return directory
+
+
+def save_tokenizer(directory: Path) -> None:
+    """One token a word: `w1 w2`."""
+    words = Tokenizer(models.WordLevel({f"w{index}": index for index in range(MODEL["vocab_size"])}, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words.save(str(directory / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "w0"}
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
 def environment(**more: str) -> dict[str, str]:

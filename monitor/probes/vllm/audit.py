@@ -11,7 +11,8 @@ from monitor.events.kinds import Holder, Status
 if TYPE_CHECKING:
     from monitor.probes.vllm.probe import Probe
 
-REQUESTS_A_SLICE = 16
+BLOCKS_A_SLICE = 16
+"""A block takes half a microsecond to read."""
 
 
 class Auditor:
@@ -20,7 +21,7 @@ class Auditor:
     def __init__(self, probe: Probe) -> None:
         self._probe = probe
         # A whole cycle in about a thousand slices at most: some seconds of steps for the largest pools.
-        self._blocks_a_slice = max(64, probe.pool.num_gpu_blocks // 1000)
+        self._blocks_a_slice = max(BLOCKS_A_SLICE, probe.pool.num_gpu_blocks // 1000)
         self._slices = self._forever()
 
     def slice(self) -> None:
@@ -45,24 +46,26 @@ class Auditor:
                 ],
             )
             yield
-        request_ids = list(probe.scheduler.requests)
-        told = 0
-        for start in range(0, len(request_ids), REQUESTS_A_SLICE):
-            told += sum(self._request(request_id) for request_id in request_ids[start : start + REQUESTS_A_SLICE])
-            yield
+        told = read = 0
+        for request_id in list(probe.scheduler.requests):
+            blocks = probe.blocks_of(request_id)
+            told += self._request(request_id, blocks)
+            read += 1 + len(blocks)
+            if read >= self._blocks_a_slice:
+                read = 0
+                yield
         self._detached()
         free, cached_idle, used, _ = probe.counts()
         probe.log.audit_end(cycle, free, cached_idle, used, told)
         yield
 
-    def _request(self, request_id: str) -> bool:
+    def _request(self, request_id: str, blocks: list[int]) -> bool:
         """Whether there was something to tell: a finished request without blocks is over for everyone but vLLM."""
         probe = self._probe
         request = probe.scheduler.requests.get(request_id)
         number = probe.numbers.get(request_id)
         if request is None or number is None:
             return False
-        blocks = probe.blocks_of(request_id)
         lease = probe.deferred.get(request_id)
         if lease is not None and not blocks:
             return False

@@ -23,7 +23,7 @@ class Caller(NamedTuple):
 
 def caller(scheduler: object) -> Caller | None:
     """Who called the hooked method: None if the scheduler did itself, or nobody that knows a request."""
-    frame = sys._getframe(2)
+    frame = sys._getframe(3)  # beyond the hook and the wrapper that called it
     for _ in range(MAX_FRAMES):
         code = frame.f_code
         names = code.co_varnames[: code.co_argcount]

@@ -41,6 +41,8 @@ from monitor.probes.vllm.owner import beneficiary, caller
 RESERVED: Final = 1
 """vLLM's null block, which is block 0 and never handed out."""
 AUDIT_EVERY_NS: Final = 10_000_000
+PROGRESS_EVERY_NS: Final = 50_000_000
+"""How often the tokens of running requests are said. Batches go out no more often, and the last of one counts."""
 NO_STEP: Final = (-1, 0)
 SUFFIX: Final = re.compile(r"-[0-9a-f]{8}$")
 """What vLLM adds to a client's request id (from 0.14 on) to make its own."""
@@ -96,7 +98,8 @@ class Probe:
         self._block_sizes = [manager.block_size for manager in self.manager.coordinator.single_type_managers]
         self._max_running = scheduler.max_num_running_reqs
         self._max_tokens = scheduler.max_num_scheduled_tokens
-        self._null = self.pool.null_block
+        self._free_queue = self.pool.free_block_queue
+        self._total: int = self.pool.num_gpu_blocks
         self._why: Release | None = None
         """Why blocks are freed by the call that is under way."""
         self._blocked: dict[str, Any] = {}
@@ -108,8 +111,12 @@ class Probe:
         """Whether somebody was preempted in it."""
         self._passed_over: dict[str, tuple[Cause, int]] = {}
         self._shortage: tuple[str, int, int] | None = None
+        self._batch: list[str] = []
+        self._batch_numbers: list[int] = []
         self._auditor = Auditor(self)
-        self._next_slice_ns = 0
+        self._next_slice_ns = self._next_progress_ns = 0
+        names = ("kv_holding_waiting", "skipped_waiting", "waiting")
+        self._queue_names = [name for name in names if hasattr(scheduler, name)]
         self._cached = reader(self.pool.cache_full_blocks, "request", "blocks", "num_cached_blocks", "num_full_blocks")
 
     # ---------------------------------------------------------------- what others ask
@@ -123,8 +130,8 @@ class Probe:
 
     def counts(self) -> tuple[int, int, int, int]:
         """The pool's own: free, used, total; vLLM does not count cached-idle blocks (-1)."""
-        free: int = self.pool.get_num_free_blocks()
-        return free, -1, self.pool.num_gpu_blocks - RESERVED - free, self.pool.num_gpu_blocks
+        free: int = self._free_queue.num_free_blocks
+        return free, -1, self._total - RESERVED - free, self._total
 
     def blocks_of(self, request_id: str) -> list[int]:
         """The request's block table, of all KV cache groups."""
@@ -141,7 +148,7 @@ class Probe:
     def start(self) -> None:
         """Say that the engine's life begins, and hook in."""
         description = describe(self.scheduler)
-        self.log.started(self.pool.num_gpu_blocks, RESERVED, self.scheduler.block_size, description.to_json())
+        self.log.started(self._total, RESERVED, self.scheduler.block_size, description.to_json())
         self._flush()
         scheduler, manager, pool, wrap = self.scheduler, self.manager, self.pool, self.hooks.wrap
         wrap(scheduler, "add_request", after=self._added)
@@ -197,7 +204,6 @@ class Probe:
             self._blocks_for(prompt), self._blocks_for(longest),
         )  # fmt: skip
         self.log.queued(number, Cause.NEW)
-        self._without_token[request_id] = request
         self._block(request)
 
     def _session_goes_on(self, request_id: str) -> None:
@@ -243,6 +249,7 @@ class Probe:
     def _freed(self, _: None, request: Any) -> None:
         """The last that is heard of a request."""
         request_id = request.request_id
+        self._batch = []  # its id may come again, for another
         if self.deferred.pop(request_id, None) is not None:
             self._why = None
         number, name = self.numbers.pop(request_id), SUFFIX.sub("", request_id)
@@ -259,10 +266,11 @@ class Probe:
             for_number = self.numbers[winner.request_id]
             held = len(self.blocks_of(winner.request_id))
             needed = max(1, self._blocks_for(winner.num_computed_tokens + tokens) - held)
-            self.log.allocation_failed(for_number, needed, self.pool.get_num_free_blocks())
+            self.log.allocation_failed(for_number, needed, self._free_queue.num_free_blocks)
             self._short = True
         else:
             self.log.tick()
+        self._progressed([request])
         self.log.preempted(number, reason, for_number, blocks, request.num_computed_tokens)
         self._why = Release.PREEMPTED
 
@@ -271,9 +279,9 @@ class Probe:
         self._preempted.add(request.request_id)
         self.log.queued(self.numbers[request.request_id], Cause.PREEMPTED, at_front=True)
 
-    def _transfers(self, output: Any) -> None:
+    def _transfers(self, kv_connector_output: Any) -> None:
         """The connector's news, before the scheduler acts on them."""
-        for request_id in output.finished_recving or ():
+        for request_id in kv_connector_output.finished_recving or ():
             request = self.scheduler.requests[request_id]
             if _status(request) == Status.WAITING_FOR_REMOTE_KVS:
                 failed = request_id in getattr(self.scheduler, "failed_recving_kv_req_ids", ())
@@ -303,34 +311,36 @@ class Probe:
             for request_id in self._preempted & scheduled.keys():
                 self._admit(request_id, scheduled)
         limit = Limit.NONE
-        if len(scheduled) < len(self.scheduler.running) or any(self._queues()):
+        # The cheap question first: mostly all that there are were given tokens.
+        if len(scheduled) < len(self.scheduler.requests):
             limit = self._look_at_who_waits(scheduled, output.total_num_scheduled_tokens)
         if scheduled:
-            numbers = self.numbers
-            self.log.step_launched(self.step, [numbers[i] for i in scheduled], [*scheduled.values()])
+            request_ids = [*scheduled]
+            if request_ids != self._batch:  # from one decode step to the next it is the same
+                self._batch, self._batch_numbers = request_ids, [self.numbers[i] for i in request_ids]
+            self.log.step_launched(self.step, self._batch_numbers, [*scheduled.values()])
             self.launched.append(Launched(output, self.step, self.clock.monotonic_ns(), limit))
             self.step += 1
         self._flush()
 
-    def _update(self, output: Any, result: Any, *_args: Any, **_kwargs: Any) -> None:
+    def _update(self, scheduler_output: Any, model_runner_output: Any) -> None:
         self.log.tick()
-        if getattr(result, "kv_connector_output", None) is not None:
+        if getattr(model_runner_output, "kv_connector_output", None) is not None:
             self.polls += 1
 
-    def _updated(self, _: Any, output: Any, *_args: Any, **_kwargs: Any) -> None:
-        requests = self.scheduler.requests
+    def _updated(self, _: Any, scheduler_output: Any, model_runner_output: Any) -> None:
         if self._without_token:
             for request_id in [i for i, request in self._without_token.items() if request.num_output_tokens]:
                 del self._without_token[request_id]
                 self.log.first_token(self.numbers[request_id])
-        self._progressed([requests[i] for i in output.num_scheduled_tokens if i in requests])
         now = self.clock.monotonic_ns()
-        while self.launched and output.num_scheduled_tokens:
+        if now >= self._next_progress_ns:
+            self._next_progress_ns = now + PROGRESS_EVERY_NS
+            self._progressed(self.scheduler.running)
+        while self.launched and scheduler_output.num_scheduled_tokens:
             launched = self.launched.popleft()
-            free = self.pool.get_num_free_blocks()
-            used = self.pool.num_gpu_blocks - RESERVED - free
-            self.log.step_completed(launched.step, now - launched.at_ns, launched.limit, free, -1, used)
-            if launched.output is output:
+            self.log.step_completed(launched.step, now - launched.at_ns, launched.limit, *self.counts()[:3])
+            if launched.output is scheduler_output:
                 break
         if now >= self._next_slice_ns:
             self._next_slice_ns = now + AUDIT_EVERY_NS
@@ -351,6 +361,8 @@ class Probe:
         request, number = self.scheduler.requests[request_id], self.numbers[request_id]
         self._preempted.discard(request_id)
         self._passed_over.pop(request_id, None)
+        if not request.num_output_tokens:
+            self._without_token[request_id] = request
         computed = request.num_computed_tokens - scheduled[request_id]
         if self.manager.enable_caching:
             self.log.looked_up(number, request.num_tokens, computed)
@@ -370,16 +382,16 @@ class Probe:
     def _queues(self) -> list[Any]:
         """The waiting queues that this release has, first served first."""
         scheduler = self.scheduler
-        names = ("kv_holding_waiting", "skipped_waiting", "waiting")
-        return [queue for name in names if (queue := getattr(scheduler, name, None)) is not None]
+        return [getattr(scheduler, name) for name in self._queue_names]
 
     def _look_at_who_waits(self, scheduled: dict[str, int], tokens: int) -> Limit:
         """What kept the step from being larger: said of who runs without tokens, and of the first who could run."""
         scheduler = self.scheduler
-        for request in scheduler.running:
-            if request.request_id not in scheduled and not request.num_in_flight_tokens:
-                cause = Cause.TOKEN_BUDGET if tokens >= self._max_tokens else Cause.ZERO_TOKENS
-                self._pass_over(request, cause)
+        if len(scheduled) < len(scheduler.running):
+            cause = Cause.TOKEN_BUDGET if tokens >= self._max_tokens else Cause.ZERO_TOKENS
+            for request in scheduler.running:
+                if request.request_id not in scheduled and not request.num_in_flight_tokens:
+                    self._pass_over(request, cause)
         head = self._head()
         if head is None:
             return Limit.DEFERRED if any(self._queues()) else Limit.NONE
@@ -396,7 +408,7 @@ class Probe:
             self._pass_over(head, Cause.MAX_NUM_SEQS)
             return Limit.SEQUENCES
         needed = self._blocks_for(head.num_tokens) - len(self.blocks_of(head.request_id))
-        free = self.pool.get_num_free_blocks()
+        free = self._free_queue.num_free_blocks
         if needed <= free and getattr(head, "has_encoder_inputs", False):
             self._pass_over(head, Cause.ENCODER)
             return Limit.ENCODER
@@ -429,7 +441,7 @@ class Probe:
 
     # ---------------------------------------------------------------- blocks
 
-    def _allocated(self, blocks: Sequence[Any], _count: int) -> None:
+    def _allocated(self, blocks: Sequence[Any], *_args: Any, **_kwargs: Any) -> None:
         if not blocks:
             return
         ids = [block.block_id for block in blocks]
@@ -442,7 +454,7 @@ class Probe:
         self._gave_blocks.append(who.request_id)
         self.log.allocated(number, ids, evicted, who.group)
 
-    def _touched(self, blocks: Iterable[Any]) -> None:
+    def _touched(self, blocks: Iterable[Any], *_args: Any, **_kwargs: Any) -> None:
         ids = [block.block_id for block in _flat(blocks) if not block.is_null]
         if not ids:
             return
@@ -454,7 +466,9 @@ class Probe:
         self._gave_blocks.append(who.request_id)
         self.log.reused(number, ids, who.group)
 
-    def _released(self, ordered_blocks: Iterable[Any], *rest: Any, **_kwargs: Any) -> tuple[Any, ...]:
+    def _released(
+        self, ordered_blocks: Iterable[Any], *rest: Any, **more: Any
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         blocks = list(ordered_blocks)  # it may be read only once
         pool = self.pool
         ids = [b.block_id for b in blocks if not b.is_null and getattr(b, "pool", pool) in (pool, None)]
@@ -466,7 +480,7 @@ class Probe:
                 self.log.released(number, ids, self._why or by_window, who.group)
             else:
                 self._reclaimed(ids)
-        return (blocks, *rest)
+        return (blocks, *rest), more
 
     def _reclaimed(self, ids: list[int]) -> None:
         for reason, block in [(self._take_detached(block), block) for block in ids]:

@@ -1,0 +1,204 @@
+"""A hook chains with whatever else wraps a method, and its errors stay its own."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monitor.cli import main
+from monitor.probes.vllm import plugin
+from monitor.probes.vllm.hooks import Hooks, reader
+from monitor.probes.vllm.owner import Caller, caller
+from tests.probes.vllm_python import PYTHON, environment, needs_vllm
+
+
+@pytest.fixture
+def pool() -> Any:
+    """What is hooked, of a class of its own; `calls` has what reached it."""
+
+    class Pool:
+        def __init__(self) -> None:
+            self.calls: list[tuple[object, ...]] = []
+
+        def free(self, blocks: Iterable[int], *, prepend: bool = False) -> int:
+            self.calls.append((*blocks, prepend))
+            return len(self.calls)
+
+    return Pool()
+
+
+def test_a_hook_sees_arguments_and_result_and_changes_neither(pool: Any) -> None:
+    seen: list[Any] = []
+    hooks = Hooks(lambda: seen.append("missed"))
+    assert hooks.wrap(
+        pool,
+        "free",
+        lambda blocks, **more: seen.append(("before", tuple(blocks), more)),
+        lambda result, blocks, **more: seen.append(("after", result, tuple(blocks), more)),
+    )
+    assert pool.free([3, 4], prepend=True) == 1
+    assert pool.calls == [(3, 4, True)]
+    assert seen == [("before", (3, 4), {"prepend": True}), ("after", 1, (3, 4), {"prepend": True})]
+
+
+def test_what_can_be_read_only_once_is_handed_on(pool: Any) -> None:
+    seen: list[Any] = []
+
+    def before(blocks: Iterable[int], **more: bool) -> tuple[tuple[list[int]], dict[str, bool]]:
+        seen.extend(blocks)
+        return (list(seen),), more
+
+    Hooks(lambda: None).wrap(pool, "free", before)
+    blocks: Iterator[int] = reversed([1, 2])
+    pool.free(blocks=blocks, prepend=True)
+    assert pool.calls == [(2, 1, True)]
+    assert seen == [2, 1]
+
+
+def test_an_error_turns_its_hook_off_and_is_counted(pool: Any, caplog: pytest.LogCaptureFixture) -> None:
+    missed: list[int] = []
+    calls: list[int] = []
+
+    def broken(*_: object) -> None:
+        calls.append(1)
+        raise ZeroDivisionError
+
+    hooks = Hooks(lambda: missed.append(1))
+    hooks.wrap(pool, "free", after=broken)
+    with caplog.at_level(logging.ERROR):
+        assert [pool.free([n]) for n in range(3)] == [1, 2, 3]
+    assert [n for n, _ in pool.calls] == [0, 1, 2]
+    assert len(calls) == hooks.errors == len(caplog.records) == 1
+    assert "Pool.free is off" in caplog.text
+    assert len(missed) == 3
+
+
+def test_others_wrap_the_same_method_before_and_after_us(pool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    kind = type(pool)
+
+    def wrap(name: str) -> None:
+        method = kind.free
+        monkeypatch.setattr(kind, "free", lambda self, *a, **k: (seen.append(name), method(self, *a, **k))[1])
+
+    wrap("earlier")
+    Hooks(lambda: None).wrap(pool, "free", lambda *_: seen.append("ours"))
+    wrap("later")
+    assert pool.free([1]) == 1
+    assert seen == ["later", "ours", "earlier"]
+
+
+def test_other_objects_of_the_class_are_not_watched(pool: Any) -> None:
+    seen: list[str] = []
+    Hooks(lambda: None).wrap(pool, "free", lambda *_: seen.append("ours"))
+    other = type(pool)()
+    assert (other.free([1]), seen) == (1, [])
+    assert (pool.free([1]), seen) == (1, ["ours"])
+
+
+def test_an_exception_of_the_method_is_the_callers() -> None:
+    class Failing:
+        def free(self) -> None:
+            raise KeyError("theirs")
+
+    failing, hooks = Failing(), Hooks(lambda: None)
+    hooks.wrap(failing, "free", lambda: None, lambda _: None)
+    with pytest.raises(KeyError, match="theirs"):
+        failing.free()
+    assert hooks.errors == 0
+
+
+def test_a_method_that_a_release_does_not_have_is_not_hooked(pool: Any) -> None:
+    assert not Hooks(lambda: None).wrap(pool, "unpin_blocks", lambda: None)
+
+
+def test_arguments_are_found_by_place_and_by_name(pool: Any) -> None:
+    read = reader(pool.free, "blocks", "prepend")
+    assert read(([1],), {"prepend": True}) == read((), {"blocks": [1], "prepend": True}) == [[1], True]
+    with pytest.raises(KeyError):
+        reader(pool.free, "group")
+
+
+def test_the_owner_is_who_called_the_pool_unless_the_scheduler_did(pool: Any) -> None:
+    found: list[Caller | None] = []
+
+    class Manager:
+        kv_cache_group_id = 2
+
+        def allocate(self, request_id: str) -> None:
+            pool.free([])
+
+    class Scheduler:
+        def schedule(self) -> None:
+            request_id = "a request of the loop, long done"
+            pool.free([request_id])  # type: ignore[list-item]
+
+        def run(self, request_id: str) -> None:
+            Manager().allocate(request_id)
+
+    scheduler = Scheduler()
+
+    def before(*_: Any) -> None:
+        found.append(caller(scheduler))
+
+    Hooks(lambda: None).wrap(pool, "free", before)
+    scheduler.run("r-1")
+    scheduler.schedule()
+    assert found == [Caller("r-1", 2, "allocate"), None]
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "rank", "expected"),
+    [
+        ("tcp://127.0.0.1:5757", 0, "tcp://127.0.0.1:5757"),
+        ("tcp://127.0.0.1:5757", 3, "tcp://127.0.0.1:5763"),
+        ("tcp://127.0.0.1:*", 3, "tcp://127.0.0.1:*"),
+        ("ipc:///run/kvscope", 1, "ipc:///run/kvscope-1"),
+    ],
+)
+def test_each_rank_has_ports_of_its_own(endpoint: str, rank: int, expected: str) -> None:
+    assert plugin.of_rank(endpoint, rank) == expected
+
+
+def test_the_plugin_brings_nothing_into_a_process_that_was_not_asked() -> None:
+    code = "import sys; from monitor.probes.vllm.plugin import register; register(); print('vllm' in sys.modules)"
+    off = {name: value for name, value in os.environ.items() if name != "KVSCOPE_EVENTS"}
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, env=off, check=True).stdout == b"False\n"
+
+
+def test_the_plugin_does_not_raise_where_there_is_no_vllm(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("KVSCOPE_EVENTS", "tcp://127.0.0.1:*")
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    plugin.register()
+    assert "no events will be published" in caplog.text
+
+
+def test_a_check_without_vllm_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["probe", "check"]) == 3
+    assert "there is no vLLM in" in capsys.readouterr().out
+    assert main(["probe", "check", "--python", str(tmp_path / "python")]) == 2
+    assert "cannot be run" in capsys.readouterr().err
+
+
+@needs_vllm
+@pytest.mark.slow
+def test_a_check_finds_all_that_the_probe_needs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment().items():
+        monkeypatch.setenv(name, value)
+    code = main(["probe", "check", "--python", PYTHON])
+    out = capsys.readouterr().out
+    problems = [line for line in out.splitlines() if "MISSING" in line or "absent" in line]
+    # It may be there from a checkout on the path alone, which vLLM would not find.
+    assert [line for line in problems if "the plugin" not in line] == []
+    assert code == bool(problems)

@@ -1,0 +1,146 @@
+"""The probe in a vLLM that serves, found by vLLM itself as a plugin."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from monitor.cli import main
+from monitor.ledger.balance import balance
+from monitor.ledger.ledger import EngineLedger
+from monitor.sources.live import LiveStream
+from tests.engine.process import follow
+from tests.probes.test_vllm_bare import CONNECTOR
+from tests.probes.vllm_python import PYTHON, ROOT, environment, needs_vllm, save_model, save_tokenizer
+
+PATIENCE_S = 240
+CLIENTS = 16
+
+
+class Server:
+    """`vllm serve` with the probe on. `log` is where it writes."""
+
+    def __init__(self, directory: Path, *arguments: str) -> None:
+        model = save_model(directory / "model")
+        save_tokenizer(model)
+        events, port = free_ports(), free_ports()
+        self.url, self.events = f"http://127.0.0.1:{port}", f"tcp://127.0.0.1:{events}"
+        self.engine = f"tiny@127.0.0.1:{events}/0"
+        self.log = directory / "server.log"
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [
+                    PYTHON, "-m", "vllm.entrypoints.cli.main", "serve", str(model), "--load-format", "dummy",
+                    "--served-model-name", "tiny", "--port", str(port), "--enforce-eager", "--dtype", "float32",
+                    "--block-size", "32", "--num-gpu-blocks-override", "200", "--kv-cache-memory-bytes", "64M",
+                    "--max-model-len", "1024", "--max-num-seqs", "8", *arguments,
+                ],
+                stdout=log, stderr=subprocess.STDOUT, cwd=directory, start_new_session=True,
+                env=environment(
+                    PYTHONPATH=f"{ROOT}{os.pathsep}{announce(directory)}", KVSCOPE_EVENTS=self.events
+                ),
+            )  # fmt: skip
+
+    def wait(self) -> None:
+        until = time.monotonic() + PATIENCE_S
+        while time.monotonic() < until and self.process.poll() is None:
+            try:
+                if httpx.get(f"{self.url}/health", timeout=5).status_code == httpx.codes.OK:
+                    return
+            except httpx.HTTPError:
+                time.sleep(0.2)
+        raise AssertionError(self.log.read_text())
+
+    def complete(self, name: str, prompt: list[int], max_tokens: int) -> None:
+        answer = httpx.post(
+            f"{self.url}/v1/completions", headers={"X-Request-Id": name}, timeout=PATIENCE_S,
+            json={"model": "tiny", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True},
+        )  # fmt: skip
+        assert answer.status_code == httpx.codes.OK, answer.text
+        assert answer.json()["usage"]["completion_tokens"] == max_tokens
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(60)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+def announce(directory: Path) -> Path:
+    """What an installation would leave for vLLM to find: the entry points, without installing anything there."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    info = directory / "found" / f"{project['name']}-{project['version']}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
+    lines = [f"{name} = {value}" for name, value in project["entry-points"]["vllm.general_plugins"].items()]
+    (info / "entry_points.txt").write_text("\n".join(["[vllm.general_plugins]", *lines]))
+    return info.parent
+
+
+def free_ports() -> int:
+    """The first of two neighbours: the replay socket is where readers look for it, beside the stream."""
+    for _ in range(100):
+        with socket.create_server(("127.0.0.1", 0)) as one, contextlib.suppress(OSError):
+            port: int = one.getsockname()[1]
+            with socket.create_server(("127.0.0.1", port + 1)):
+                return port
+    raise AssertionError("no two ports are free side by side")
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    server = Server(tmp_path, "--kv-transfer-config", json.dumps(CONNECTOR))
+    try:
+        server.wait()
+        yield server
+    finally:
+        server.stop()
+
+
+@needs_vllm
+@pytest.mark.slow
+def test_doctor_names_the_requests_whose_blocks_a_connector_never_gave_back(
+    server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ledger = EngineLedger(server.engine)
+    with contextlib.closing(LiveStream(server.events)) as stream:
+        follow(stream, [ledger], lambda: ledger.ready)
+        assert ledger.description.engine == "vllm"
+        assert ledger.description.kv_connector == CONNECTOR["kv_connector"]
+        assert ledger.description.num_gpu_blocks == 200
+        names = [f"{'keep' if index % 4 == 0 else 'give'}-{index}" for index in range(CLIENTS)]
+        for index, name in enumerate(names):
+            server.complete(name, [1 + (index * token) % 300 for token in range(40 + 10 * index)], 4 + index)
+        kept = {f"cmpl-{name}-0" for name in names if "keep" in name}
+        follow(stream, [ledger], lambda: {d.id for d in ledger.state.deferrals.values()} == kept)
+        audited = ledger.state.audit_cycles
+        follow(stream, [ledger], lambda: ledger.state.audit_cycles > audited + 1)
+    state = ledger.state
+    assert not ledger.anomalies
+    assert balance(state).holds
+    assert balance(state).finished == state.used == sum(len(d.blocks) for d in state.deferrals.values())
+    assert state.totals.finished
+    assert state.totals.output_tokens == sum(4 + index for index in range(CLIENTS))
+    target = [server.events, "--format", "json", "--set", "leak.finished-held.grace_s=0.1", "--watch", "1"]
+    assert main(["doctor", *target]) == 1
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    (finding,) = [one for one in findings if one["severity"] != "info"]
+    assert (finding["code"], finding["verdict"]) == ("leak.finished-held", "confirmed")
+    assert set(finding["culprits"]["requests"]) == kept
+    logged = server.log.read_text()
+    assert f"kvscope: events on {server.events}" in logged
+    assert "Traceback" not in logged
