@@ -34,7 +34,7 @@ def story_of_request(batches: Iterable[Batch], number: int, names: Mapping[int, 
         text = _about_request(event, names)
         if text:
             lines += steps.told()
-            lines.append(StoryLine(position, at_ns, name_of(Kind, event.kind).lower(), text))
+            lines.append(StoryLine(position, at_ns, name_of(Kind, event.kind).lower(), text + _group_of(event)))
     lines += steps.told()
     return lines
 
@@ -49,8 +49,13 @@ def story_of_block(batches: Iterable[Batch], block: int, names: Mapping[int, str
         elif event.kind == Kind.AUDIT_BLOCKS and 0 <= block - event.args[0] < len(event.ids):
             continue  # an audit that agrees is no event in a block's life; one that does not is an anomaly
         if text:
-            lines.append(StoryLine(position, at_ns, name_of(Kind, event.kind).lower(), text))
+            lines.append(StoryLine(position, at_ns, name_of(Kind, event.kind).lower(), text + _group_of(event)))
     return lines
+
+
+def _group_of(event: Run) -> str:
+    """Most models have one KV group, 0."""
+    return f" (KV group {event.group})" if event.group else ""
 
 
 def names_in(ledger: EngineLedger) -> dict[int, str]:
