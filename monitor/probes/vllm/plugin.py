@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import time
@@ -38,6 +39,7 @@ def _watch(kind: Any) -> None:
     if hasattr(made, "kvscope"):
         return  # vLLM may call a plugin more than once
 
+    @functools.wraps(made)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         made(self, *args, **kwargs)
         try:
