@@ -74,6 +74,33 @@ THRESHOLDS: Final[dict[str, Threshold]] = {
     "stuck.never-fits.figures_grace_s": Threshold(
         10, "s", "gauges are those of the last step, and in one long step the queue may look like this"
     ),
+    "stuck.self-preempt.min_times": Threshold(
+        3, "times", "with nobody else in the pool nothing changes from one time to the next; the third is no accident"
+    ),
+    "stuck.parked-loads.grace_s": Threshold(
+        5, "s", "nothing runs and nothing is fetched, so nothing can change; this lets a client that gives up pass"
+    ),
+    "stuck.head-of-line.grace_s": Threshold(
+        120, "s", "first come first served is the rule, and who needs much may wait for others to end; not for minutes"
+    ),
+    "stuck.head-of-line.min_free": Threshold(0.1, "of the pool", "less room is no loss to those that wait"),
+    "stuck.remote-load.grace_s": Threshold(
+        30, "s", "the fetch of one request's KV takes milliseconds to seconds, behind others some more"
+    ),
+    "stuck.lost-wakeup.grace_s": Threshold(5, "s", "an engine that is woken makes a pass within milliseconds"),
+    "stuck.promotion-starved.grace_s": Threshold(
+        10, "s", "who is ready is looked at in the next pass, or the one after a full step; not seconds later"
+    ),
+    "stuck.grammar.grace_s": Threshold(30, "s", "a grammar compiles in milliseconds, a very large one in seconds"),
+    "stuck.zero-token.grace_s": Threshold(
+        10, "s", "a request that runs may go without tokens in a full step, not in all of them"
+    ),
+    "stuck.encoder-budget.grace_s": Threshold(
+        30, "s", "items of others leave the encoder's cache as soon as their prompts are computed"
+    ),
+    "stuck.front-end.grace_s": Threshold(
+        5, "s", "from the front end to the scheduler a request takes a pass, with a prompt of many tokens some more"
+    ),
     "stuck.engine-stalled.grace_s": Threshold(
         5, "s", "no pause between steps, a garbage collection or a swapped page, is this long"
     ),

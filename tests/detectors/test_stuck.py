@@ -135,7 +135,7 @@ def test_it_is_over_when_steps_go_on() -> None:
 def test_a_step_whose_end_was_lost_is_not_a_stall() -> None:
     """Launched, completed, and the batch that said so is lost: the next heartbeat names no step in flight."""
     scene = Watched()
-    scene.lab.arrive(20, max_tokens=6)
+    scene.lab.arrive(20, max_tokens=3)
     scene.steps(2)
     scene.launch()
     scene.skip()
@@ -145,7 +145,6 @@ def test_a_step_whose_end_was_lost_is_not_a_stall() -> None:
     scene.skip()
     scene.live(20)
     assert scene.ledger.losses
-    assert scene.ledger.state.in_flight
     assert not scene.firing(ENGINE_STALLED)
 
 

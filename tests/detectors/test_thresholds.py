@@ -9,7 +9,7 @@ import pytest
 from monitor.detectors.judgement import CATALOGUE
 from monitor.detectors.thresholds import THRESHOLDS, Settings
 from monitor.events.kinds import Holder, Status, Tier, TierOp
-from tests.detectors import leaks, scenes
+from tests.detectors import leaks, scenes, stuck
 from tests.detectors.scenes import Observer, Watched
 from tests.detectors.test_figures import figures, spoken
 from tests.detectors.test_logs import line, log
@@ -44,10 +44,17 @@ def test_every_threshold_is_used_by_some_detector() -> None:
         leaks.idle_not_polled(asked),
         leaks.lease_burst(asked),
         leaks.deferred_free_stalled(asked),
+        stuck.remote_load(asked),
+        stuck.promotion_starved(asked),
+        stuck.parked_loads(asked),
+        stuck.front_end(asked),
+        stuck.grammar(asked)[0],
+        stuck.self_preempt(asked)[0],
         scenes.never_fits(settings=asked)[0],
         scenes.lockstep(settings=asked),
     ):
         scene.live(12)
+    stuck.head_of_line(asked)[0].live(70, every=2)
     stalled = scenes.stalled(settings=asked)
     stalled.beat(10)
     first = Watched(asked)
@@ -83,6 +90,15 @@ GRACES: dict[str, tuple[Callable[[list[str]], Watched], Callable[[Watched, float
     "leak.deferred-free-stalled": (leaks.deferred_free_stalled, lambda w, t: w.live(t, every=0.25)),
     "leak.unaccounted": (lambda s: scenes.unaccounted(settings=s), lambda w, t: w.live(t, every=0.25)),
     "stuck.never-fits": (lambda s: scenes.never_fits(settings=s)[0], lambda w, t: w.live(t, every=0.25)),
+    "stuck.parked-loads": (stuck.parked_loads, lambda w, t: w.live(t, every=0.25)),
+    "stuck.head-of-line": (lambda s: stuck.head_of_line(s)[0], lambda w, t: w.live(t, every=0.25)),
+    "stuck.remote-load": (stuck.remote_load, lambda w, t: w.live(t, every=0.25)),
+    "stuck.lost-wakeup": (lambda s: stuck.lost_wakeup(s)[0], lambda w, t: w.beat(t, every=0.25)),
+    "stuck.promotion-starved": (stuck.promotion_starved, lambda w, t: w.live(t, every=0.25)),
+    "stuck.grammar": (lambda s: stuck.grammar(s)[0], lambda w, t: w.live(t, every=0.25)),
+    "stuck.zero-token": (stuck.zero_token, lambda w, t: w.live(t, every=0.25)),
+    "stuck.encoder-budget": (lambda s: stuck.encoder_budget(s)[0], lambda w, t: w.live(t, every=0.25)),
+    "stuck.front-end": (stuck.front_end, lambda w, t: w.live(t, every=0.25)),
     "stuck.engine-stalled": (lambda s: scenes.stalled(settings=s), lambda w, t: w.beat(t, every=0.25)),
 }
 
