@@ -67,6 +67,8 @@ class RequestState(msgspec.Struct, array_like=True):
     """How many of its blocks entered the prefix cache since then, and before its first token."""
     cached_until_then: int = 0
     """How many blocks of anybody's had done so when it was let in: see Books.prompt_blocks_cached."""
+    ended_blocks: int = 0
+    """How many blocks it had when it ended."""
 
     @property
     def is_finished(self) -> bool:

@@ -507,7 +507,8 @@ class State(Books):
             case Kind.FINISHED:
                 self._move(record, args[0], Cause.NONE)
                 record.finished_ns = self.now_ns
-                record.peak_blocks = max(record.peak_blocks, len(record.blocks))
+                record.ended_blocks = len(record.blocks)
+                record.peak_blocks = max(record.peak_blocks, record.ended_blocks)
                 self._finished.append(record)
                 totals.finished[args[0]] = totals.finished.get(args[0], 0) + 1
                 self._end_if_over(record)

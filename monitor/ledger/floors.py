@@ -12,23 +12,25 @@ MAX_FLOORS: Final = 64
 
 
 class Floor(NamedTuple):
-    """One drain: when it began, and the least that was in use until work came again."""
+    """One drain: at which look it began, and the least that was in use until work came again."""
 
-    at_ns: int
+    at: int
     in_use: float
 
 
 class Floors:
-    """The last MAX_FLOORS floors, folded from looks at an engine. `in_use` is in whatever the looks count in."""
+    """The last MAX_FLOORS floors, folded from looks at an engine. `at` and `in_use` are in whatever the looks
+    count in.
+    """
 
     def __init__(self) -> None:
         self._floors: deque[Floor] = deque(maxlen=MAX_FLOORS)
         self._idle = False
 
-    def look(self, at_ns: int, *, idle: bool, in_use: float) -> None:
-        """What was seen at one moment."""
-        if idle and not self._idle:
-            self._floors.append(Floor(at_ns, in_use))
+    def look(self, at: int, *, idle: bool, worked: bool, in_use: float) -> None:
+        """What was seen at one moment, and whether the engine has worked since the moment before."""
+        if idle and (worked or not self._idle):
+            self._floors.append(Floor(at, in_use))
         elif idle and in_use < self._floors[-1].in_use:
             self._floors[-1] = self._floors[-1]._replace(in_use=in_use)
         self._idle = idle

@@ -207,10 +207,14 @@ class EngineLedger:
             self.uncertain_since_ns = 0
         if not self.points or self.now_ns - self.points[-1].at_ns >= POINT_EVERY_NS:
             point = self._point()
-            self.points.append(point)
             if not state.damaged:
-                in_use = point.balance.finished + point.balance.unaccounted
-                self.floors.look(point.at_ns, idle=not (point.running or point.waiting), in_use=in_use)
+                self._look_at_floor(point)
+            self.points.append(point)
+
+    def _look_at_floor(self, point: Point) -> None:
+        worked = bool(self.points) and point.finished_requests != self.points[-1].finished_requests
+        in_use = point.balance.finished + point.balance.unaccounted
+        self.floors.look(point.at_ns, idle=not (point.running or point.waiting), worked=worked, in_use=in_use)
 
     def _note_polls(self, before: Heartbeat | None, last: Heartbeat | None) -> None:
         if last is not None and (before is None or last.connector_polls != before.connector_polls):

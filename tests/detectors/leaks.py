@@ -65,3 +65,14 @@ def lease_burst(settings: Set = (), *, fault: bool = True, keys: str = "", lease
     scene.run_until_idle()
     scene.steps(5)
     return scene
+
+
+def rising_floor(settings: Set = (), *, fault: bool = True, drains: int = 5) -> Watched:
+    """The engine drains to idle some times; of each request that has ended well, the last block is not given back."""
+    scene = Watched(settings, total=129, faults=on("leak.rising-floor", fault))
+    for _ in range(drains):
+        scene.lab.arrive(20, max_tokens=4)
+        scene.lab.arrive(24, max_tokens=4)
+        scene.run_until_idle()
+        scene.live(1)
+    return scene

@@ -125,7 +125,7 @@ def test_blocks_that_only_a_lease_brings_back() -> None:
     scene = lease_burst(keys=":every=2")
     struck = scene.lab.faults.on[LEASE_BURST].struck
     tables = scene.lab.manager.tables
-    kept = sorted(block for table in tables.values() for block in table)
+    kept = sorted(block for number in tables for block in scene.lab.blocks_of(number))
     assert len(tables) == len(struck) == 4
     scene.live(4)
     assert not scene.alarms()

@@ -44,6 +44,7 @@ def test_every_threshold_is_used_by_some_detector() -> None:
         leaks.idle_not_polled(asked),
         leaks.lease_burst(asked),
         leaks.deferred_free_stalled(asked),
+        leaks.rising_floor(asked),
         stuck.remote_load(asked),
         stuck.promotion_starved(asked),
         stuck.parked_loads(asked),

@@ -5,8 +5,8 @@ leases.py        what came back only by the end of a lease: leak.lease-burst
 fences.py        what waits for a step that is over: leak.deferred-free-stalled
 sessions.py      what sessions keep between their turns: leak.session-pinned
 pins.py          what cannot be evicted from an outer tier: leak.external-pins
-unaccounted.py   what nobody owns: leak.unaccounted
-by_figures.py    what usage alone tells, where there is no stream: leak.finished-held, likely
+unaccounted.py   what nobody owns: leak.unaccounted, leak.rising-floor
+by_figures.py    what usage alone tells, where there is no stream: leak.finished-held, leak.rising-floor, likely
 
 A block is in one of these findings at most: its holder decides in which.
 """

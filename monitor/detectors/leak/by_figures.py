@@ -1,4 +1,8 @@
-"""leak.finished-held from figures alone: usage, Running and prompt throughput over time. Never more than likely."""
+"""Leaks from figures alone: usage, Running and prompt throughput over time. Never more than likely.
+
+leak.finished-held   usage follows the prompts taken in, or stays up with nothing running
+leak.rising-floor    it stays up with nothing running, and a little higher after each drain
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,10 @@ from typing import NamedTuple
 from monitor.detectors.figures import DEFAULT_INTERVAL_S, prompt_tokens_until, spaced
 from monitor.detectors.judgement import Evidence, Judgement
 from monitor.detectors.leak.connector import FINISHED_HELD
+from monitor.detectors.leak.unaccounted import RISING_FLOOR
 from monitor.detectors.thresholds import Settings
 from monitor.events.sample import Sample
+from monitor.ledger.floors import Floors
 from monitor.ledger.ledger import EngineLedger
 from monitor.ledger.words import clock_time, counted, percent
 
@@ -54,6 +60,9 @@ def _finished_held(ledger: EngineLedger, settings: Settings) -> Iterator[Judgeme
     fit = _ratchet(series, settings) if series is not None else None
     if floor is None and fit is None:
         return
+    if fit is None and (rising := _rising_floor(ledger, settings, samples)):
+        yield rising
+        return
     evidence = _ratchet_evidence(series) if series is not None else []
     first, last = samples[0], samples[-1]
     signs = []
@@ -95,6 +104,51 @@ def _finished_held(ledger: EngineLedger, settings: Settings) -> Iterator[Judgeme
         change=_CHANGE_BY_FIGURES,
         wont_help=(
             "Lowering max_num_seqs, or adding capacity: the running requests are not what fills the pool.",
+            "A larger gpu_memory_utilization: it only takes longer to fill.",
+        ),
+        missing=_MISSING_BY_FIGURES,
+    )
+
+
+def _rising_floor(ledger: EngineLedger, settings: Settings, samples: Sequence[Sample]) -> Judgement | None:
+    """What the floors say: the same sign, but little by little, where finished-held loses whole requests."""
+    floors = Floors()
+    for index, sample in enumerate(samples):
+        idle = not (sample.running or sample.waiting or sample.deferred)
+        floors.look(index, idle=idle, worked=bool(sample.generation_tokens_per_s), in_use=_usage(sample))
+    rising = floors.rising()
+    rises = len(rising) - 1
+    if rises < settings(RISING_FLOOR, "min_rises"):
+        return None
+    first, last = samples[rising[0].at], samples[rising[-1].at]
+    low, high = rising[0].in_use, rising[-1].in_use
+    each = (high - low) / rises
+    span = f"{first.position} to {last.position}"
+    return Judgement(
+        code=RISING_FLOOR,
+        engine=ledger.engine,
+        verdict="likely",
+        since_ns=first.at_ns or 0,
+        position=first.position,
+        evidence=(
+            Evidence("times_the_floor_rose", rises, "drains to idle", last.source, span),
+            Evidence("first_floor", round(100 * low, 1), "%", first.source, first.position),
+            Evidence("last_floor", round(100 * high, 1), "%", last.source, last.position),
+            Evidence("each_time", round(100 * each, 2), "% of the pool", last.source),
+        ),
+        explanation=(
+            f"Each time nothing is running, more of the pool stays in use than the time before: {percent(low)}"
+            f" at first, {percent(high)} after {rises} more such drains. A warm prefix cache makes no such"
+            " floor (vLLM counts cached blocks that nobody uses as free), and no live request is there to hold it."
+            f" At this rate the pool is full after {(1 - high) / each:,.0f} drains more."
+        ),
+        do_now=("There is time: plan a restart of this engine for a quiet hour. Only that gives the blocks back.",),
+        change=(
+            "Find which requests leave them: the event stream names them. It is a defect of the engine: report it, and"
+            " upgrade to a release that has it fixed.",
+        ),
+        wont_help=(
+            "Lowering max_num_seqs, or adding capacity: the running requests are not what stays.",
             "A larger gpu_memory_utilization: it only takes longer to fill.",
         ),
         missing=_MISSING_BY_FIGURES,
