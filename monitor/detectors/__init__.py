@@ -1,4 +1,4 @@
-"""State in, judgements out: one module a family of the incident catalogue, collapse in two, and told.py for what is
+"""State in, judgements out: one module or package a family of the incident catalogue, and told.py for what is
 only told. No I/O, no clock, no memory of their own.
 
 Each family's `judge` looks at one engine's ledger and yields a Judgement for each trouble that it sees now; what a
@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from monitor.detectors import blind, collapse, corrupt, held, leak, prefixes, stuck, told
+from monitor.detectors import blind, collapse, corrupt, held, leak, sizing, stuck, thrash, told
 from monitor.detectors.judgement import Judgement
 from monitor.detectors.thresholds import Settings
 from monitor.ledger.ledger import EngineLedger
 
-FAMILIES = (leak, stuck, collapse, prefixes, corrupt, held, blind, told)
+FAMILIES = (leak, stuck, thrash, collapse, corrupt, sizing, held, blind, told)
 
 
 def judge(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:

@@ -117,6 +117,22 @@ THRESHOLDS: Final[dict[str, Threshold]] = {
     "stuck.engine-stalled.longest_times": Threshold(
         3, "times", "where only figures are known, a step may take as much longer than the longest seen"
     ),
+    "thrash.preemption.window_s": Threshold(60, "s", "what was thrown away before is past"),
+    "thrash.preemption.min_requests": Threshold(
+        4, "requests", "a few lose their blocks so early when decodes grow while their prompts are computed"
+    ),
+    "thrash.preemption.min_share": Threshold(
+        0.1, "of the computed", "where a pool is merely full, a twentieth of the work or less is thrown away so early"
+    ),
+    "thrash.cascade.min_requests": Threshold(
+        3, "requests", "of two, only the first can be seen to have given nothing back, which may be a chance"
+    ),
+    "thrash.cascade.remember_s": Threshold(120, "s", "a pool that is full is so again and again: the same trouble"),
+    "thrash.after-retract.grace_s": Threshold(
+        30, "s", "a sound engine lets one more run with each step, and is back at hundreds in as many steps"
+    ),
+    "thrash.after-retract.over_s": Threshold(10, "s", "steps before and now are compared over so long"),
+    "thrash.after-retract.slower": Threshold(2, "times", "steps differ by less as prompts come and go"),
     "collapse.lockstep.within_s": Threshold(
         1, "s", "requests that end by chance do not end within one second of each other"
     ),
@@ -131,6 +147,13 @@ THRESHOLDS: Final[dict[str, Threshold]] = {
     "collapse.lockstep.remember_s": Threshold(
         120, "s", "waves come minutes apart; between them it is the same trouble"
     ),
+    "collapse.preempt-all.min_requests": Threshold(
+        4, "requests", "of two or three, a prompt that needs many blocks may well preempt all"
+    ),
+    "collapse.preempt-all.min_share": Threshold(
+        0.9, "of the running", "who lacks a block need preempt one request, or as many as have the blocks it lacks"
+    ),
+    "collapse.preempt-all.remember_s": Threshold(120, "s", "waves come minutes apart; it is the same trouble"),
     "collapse.prefix-hits.window_s": Threshold(60, "s", "what was computed again before is past"),
     "collapse.prefix-hits.min_blocks": Threshold(
         64, "blocks", "fewer are a prompt or two that were not looked up, for a request of its own wish"
@@ -144,9 +167,36 @@ THRESHOLDS: Final[dict[str, Threshold]] = {
     "collapse.cache-flushed.min_missed": Threshold(
         0.1, "of the evicted", "prefixes that nobody asks for again are no loss: this is what an LRU is for"
     ),
-    "collapse.cache-flushed.min_blocks": Threshold(32, "blocks", "less to compute again costs nobody much"),
+    "collapse.cache-flushed.min_blocks": Threshold(64, "blocks", "less to compute again costs nobody much"),
+    "collapse.cache-flushed.min_cache": Threshold(
+        0.5, "of the pool", "where less was cached and idle, live requests need the pool, and prefixes give way"
+    ),
+    "collapse.cache-flushed.min_unused": Threshold(
+        0.1, "of the pool", "a few blocks without content lie somewhere in every free queue"
+    ),
     "collapse.cache-flushed.remember_s": Threshold(
         600, "s", "large prompts come minutes apart; it is the same trouble"
+    ),
+    "sizing.kv-too-small.window_s": Threshold(60, "s", "what it costs now counts"),
+    "sizing.kv-too-small.min_preemptions": Threshold(3, "preemptions", "one or two are long requests met by chance"),
+    "sizing.kv-too-small.min_share": Threshold(
+        0.1, "of the computed", "the tax of 10 to 23 % that is reported of full pools begins here"
+    ),
+    "sizing.kv-too-large.min_free_mib": Threshold(
+        150, "MiB", "engines keep so much free in what they advise, for what grows with requests"
+    ),
+    "sizing.overreserved.min_times": Threshold(2, "times", "an estimate is an estimate"),
+    "sizing.overreserved.min_share": Threshold(0.01, "of the device", "less is hardly a block for each request"),
+    "sizing.block-inflated.min_block": Threshold(
+        256, "tokens", "blocks that are chosen, not made to fit other layers, are smaller"
+    ),
+    "sizing.block-inflated.min_requests": Threshold(4, "requests", "fewer say nothing of the load"),
+    "sizing.block-inflated.min_usage": Threshold(0.5, "of the pool", "below this, room is not what anybody lacks"),
+    "sizing.block-inflated.max_filled": Threshold(
+        0.5, "of the reserved", "the last block of each request is half empty on average, the others are full"
+    ),
+    "sizing.elsewhere.min_share": Threshold(
+        0.05, "of the device", "a driver, a display or a second small process is less"
     ),
     "held.prefix-cache.min_share": Threshold(0.1, "of the pool", "less is not worth a line"),
     "held.long-request.min_share": Threshold(0.25, "of the pool", "less does not crowd others out"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from monitor.detectors.collapse import LOCKSTEP
+from monitor.detectors.collapse.lockstep import LOCKSTEP
 from monitor.detectors.judgement import Evidence, Judgement
 from monitor.detectors.thresholds import Settings
 from monitor.events.sample import Fact

@@ -1,4 +1,4 @@
-"""Who pushed what out of the prefix cache, and how much of that was needed again.
+"""Whose prompt pushed what out of the prefix cache, and how much of that was needed again.
 
 A hash names the content of a block. One that is cached again after it was evicted had to be computed again. What is
 remembered is bounded: of the last MAX_EVICTED to twice as many contents, for the last MAX_EVICTORS requests.
@@ -14,7 +14,7 @@ MAX_EVICTORS: Final = 1 << 12
 
 
 class Evictor:
-    """A request whose blocks held others' prefixes before. Counts are of blocks."""
+    """A request whose prompt was given blocks that held others' prefixes. Counts are of blocks."""
 
     def __init__(self, name: str, at_ns: int, cached_before: int, unused: int) -> None:
         self.id = name

@@ -123,6 +123,8 @@ class Preemption(NamedTuple):
     """Requests that ran before the first preemption of that pass; preemptions of one pass have one time."""
     free: int
     """Blocks that were free just before."""
+    released: int
+    """References to blocks that had been given back until then, over the engine's life."""
 
 
 class Prompt(NamedTuple):

@@ -17,6 +17,8 @@ from monitor.events.records import Heartbeat, Preemption, Prompt, RequestState, 
 from monitor.events.wire import fives
 
 MAX_BLOCKS: Final = 1 << 28
+FETCH_SLACK_NS: Final = 2_000_000_000
+"""What another thread says of a fetch may stand before what the engine's own said earlier, by an interval or two."""
 
 
 class State(Books):
@@ -196,11 +198,11 @@ class State(Books):
                 self.cached_idle += 1
 
     def _evicted(self, number: int, hashes: list[int]) -> None:
-        """The request was given blocks, counted already, that had these hashes."""
+        """The request was given blocks, counted already, that had these hashes: for its prompt, if it is at that."""
         record = self.requests.get(number)
-        unused = self.free - self.cached_idle
-        before = self.cached_idle + len(hashes)
-        self.evictions.evict(number, record.id if record else f"#{number}", self.now_ns, hashes, before, unused)
+        if record is not None and not record.first_token_ns:
+            unused = self.free - self.cached_idle
+            self.evictions.evict(number, record.id, self.now_ns, hashes, self.cached_idle + len(hashes), unused)
 
     def _rare_block_event(self, kind: int, number: int, args: list[int], blocks: list[int]) -> None:
         if kind == Kind.EVICTED:
@@ -375,7 +377,7 @@ class State(Books):
                     record.client_gone_ns = args[0]
             case Kind.COMPLETION_DELIVERED:
                 record = self.requests.get(number)
-                if record is not None and record.status == Status.WAITING_FOR_REMOTE_KVS and record.fetching_ns:
+                if record is not None and not record.is_finished:
                     # Another thread says it: the engine's own may have slept, and said no time, for long.
                     beat = self.heartbeat
                     record.fetch_ended_ns = max(self.now_ns, beat.at_ns if beat is not None else 0)
@@ -443,7 +445,8 @@ class State(Books):
         else:
             running = sum(other.is_running for other in self.requests.values())
         outputs = record.output_tokens - record.admitted_outputs
-        last = Preemption(record.id, self.now_ns, args[0], args[2], args[3], outputs, running, self.free)
+        released = sum(self.totals.released.values())
+        last = Preemption(record.id, self.now_ns, args[0], args[2], args[3], outputs, running, self.free, released)
         self._last_preemption = last
         self._preempted.append(last)
 
@@ -472,6 +475,7 @@ class State(Books):
             case Kind.ADMITTED:
                 self._move(record, Status.RUNNING, Cause.NONE)
                 record.admitted_ns = record.admitted_ns or self.now_ns
+                record.fetch_ended_ns = 0
                 record.progressed_ns = self.now_ns
                 record.computed_tokens = args[0]
                 record.admitted_outputs, record.cached_blocks = record.output_tokens, 0
@@ -495,7 +499,8 @@ class State(Books):
                 self._move(record, args[0], _CAUSE_OF_WAIT.get(args[0], Cause.NONE))
                 if args[0] == Status.WAITING_FOR_REMOTE_KVS:
                     record.fetching_ns = self.now_ns
-                    record.fetch_ended_ns = 0
+                    if record.fetch_ended_ns < self.now_ns - FETCH_SLACK_NS:
+                        record.fetch_ended_ns = 0  # of a fetch before this one
             case Kind.READY:
                 self._move(record, Status.WAITING, Cause.NEW)
                 record.fetching_ns = record.fetch_ended_ns = 0

@@ -174,3 +174,13 @@ def measured(figures: Sequence[int]) -> dict[str, int]:
     by_torch = known.get("allocator_reserved", sum(known.get(name, 0) for name in BY_TORCH))
     in_use = known["device_total"] - known["device_free"]
     return known | {"elsewhere": max(in_use - by_torch - known.get("non_torch", 0), 0)}
+
+
+def unnamed(known: Mapping[str, int]) -> int | None:
+    """Bytes that no line of a MEMORY event's bill accounts for: `elsewhere`, and what torch has handed out beyond the
+    bill's parts. None where the bill, or the device's figure, is not whole.
+    """
+    if "elsewhere" not in known or any(known.get(name, -1) < 0 for name in ("weights", "activations_peak", "kv_pool")):
+        return None
+    within = known.get("allocator_allocated", 0) - sum(known.get(name, 0) for name in BY_TORCH)
+    return known["elsewhere"] + max(within, 0)

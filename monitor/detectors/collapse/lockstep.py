@@ -1,6 +1,6 @@
-"""Usage that falls from full to nothing.
+"""collapse.lockstep: usage falls from full to nothing as alike requests end together.
 
-collapse.lockstep needs the ends of requests and the queue after them (confirmed), or usage, Running and Waiting over
+It needs the ends of requests and the queue after them (confirmed), or usage, Running and Waiting over
 time (likely).
 """
 
@@ -83,7 +83,7 @@ def _bursts(ledger: EngineLedger, settings: Settings) -> list[list[RequestState]
 def _in_step(burst: Sequence[RequestState], settings: Settings) -> bool:
     """Whether they ended close together for the length of their lives: short ones end within a moment by chance."""
     spread = burst[-1].finished_ns - burst[0].finished_ns
-    life = statistics.median(record.finished_ns - record.arrived_ns for record in burst)
+    life = statistics.median(record.finished_ns - (record.admitted_ns or record.arrived_ns) for record in burst)
     return spread <= settings(LOCKSTEP, "max_spread") * life
 
 

@@ -1,0 +1,67 @@
+"""collapse.preempt-all: usage falls from full to nothing as all that run are preempted in one pass.
+
+The same picture as collapse.lockstep in any figure; here the blocks were released as preempted. Where nothing became
+free by it, since the blocks wait for a step in flight, it is thrash.cascade. It needs the event stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from monitor.detectors.judgement import Evidence, Judgement
+from monitor.detectors.thrash import LOST, freed_nothing, names, of_late, passes
+from monitor.detectors.thresholds import Settings
+from monitor.ledger.ledger import EngineLedger
+from monitor.ledger.words import clock_time, counted, percent
+
+CODE = "collapse.preempt-all"
+
+
+def judge(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+    """Passes of late in which hardly anybody was left running."""
+    if not (ledger.has_stream and ledger.preempted):
+        return
+    fewest, share = settings(CODE, "min_requests"), settings(CODE, "min_share")
+    found = [
+        one
+        for one in passes(of_late(ledger, settings(CODE, "remember_s")))
+        if len(one) >= max(fewest, share * one[0].running) and not freed_nothing(one)
+    ]
+    if not found:
+        return
+    last = found[-1]
+    usable = max(1, ledger.state.total - ledger.state.reserved)
+    blocks, lost = sum(one.blocks for one in last), sum(one.tokens_lost for one in last)
+    yield Judgement(
+        code=CODE,
+        engine=ledger.engine,
+        verdict="likely" if ledger.state.damaged else "confirmed",
+        since_ns=ledger.wall(found[0][0].at_ns),
+        position=str(ledger.position()),
+        requests=names([one for together in found for one in together]),
+        evidence=(
+            Evidence("preempted_in_one_pass", len(last), "requests"),
+            Evidence("running_before", last[0].running, "requests"),
+            Evidence("blocks_taken_from_them", blocks, "blocks"),
+            Evidence("usage_before", round(100 * (1 - last[0].free / usable), 1), "%"),
+            Evidence("tokens_lost", lost, "tokens"),
+            Evidence("collapses_seen", len(found), "times"),
+        ),
+        explanation=(
+            f"At {clock_time(ledger.wall(last[0].at_ns))} one pass of the scheduler preempted {len(last)} of the"
+            f" {last[0].running} requests that ran, where one would have made room: usage fell from"
+            f" {percent(1 - last[0].free / usable)} by {counted(blocks, 'block')} that were released as preempted, not"
+            f" as finished, and {counted(lost, 'token')} will be computed again. Seen {counted(len(found), 'time')}."
+        ),
+        do_now=("Nobody's answer is lost: those preempted go on by themselves, after they have been computed again.",),
+        change=(
+            "Look for a newer release: a scheduler that lacks a block need preempt one request, or a few.",
+            "Make preemptions rare: lower --max-num-seqs, or give the pool more (--gpu-memory-utilization,"
+            " --kv-cache-memory-bytes).",
+        ),
+        wont_help=(
+            "Lowering --max-num-batched-tokens, or other lengths in the load: these requests did not end together, as"
+            " in collapse.lockstep.",
+        ),
+        missing=LOST if ledger.state.damaged else "",
+    )

@@ -1,0 +1,109 @@
+"""collapse.prefix-hits: prompts are computed again though their prefixes are in the cache.
+
+Confirmed by the event stream, where prompts were looked up and too few of their blocks entered the cache: the others
+were there. Likely by KV events, where contents are stored while they are kept, since these name no hits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import takewhile
+
+from monitor.detectors.judgement import Evidence, Judgement
+from monitor.detectors.thresholds import Settings
+from monitor.ledger.ledger import EngineLedger
+from monitor.ledger.words import clock_time, counted, percent
+
+CODE = "collapse.prefix-hits"
+SOURCE = "kv-events"
+
+_CHANGE = (
+    "On a model with several KV groups (sliding window, Mamba) every group must hit, and one that always misses"
+    " vetoes all: look for vLLM's fixes of it in a newer version, or try --disable-hybrid-kv-cache-manager.",
+    "Check that clients send no cache_salt of their own, and no prompt_logprobs: such requests do not hit.",
+)
+_WONT_HELP = ("More KV memory: what is asked for is in the cache.",)
+
+
+def judge(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+    """What the prefix cache holds and does not give."""
+    found = list(_by_stream(ledger, settings)) if ledger.has_stream else []
+    # vLLM stores what is there already once more, which its KV events tell, and the stream does not.
+    yield from found or (_by_kv_events(ledger, settings) if ledger.prefixes.stored else ())
+
+
+def _enough(again: int, of: int, settings: Settings) -> bool:
+    return again >= settings(CODE, "min_blocks") and again >= settings(CODE, "min_share") * of
+
+
+def _by_stream(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+    since_ns = ledger.now_ns - settings(CODE, "window_s") * 1e9
+    recent = list(takewhile(lambda prompt: ledger.wall(prompt.at_ns) >= since_ns, reversed(ledger.prompts)))[::-1]
+    # The last full block of a prompt is always computed: alone it says nothing.
+    missed = [prompt for prompt in recent if prompt.again > 1]
+    again = sum(prompt.again for prompt in missed)
+    computed = sum(prompt.blocks - prompt.hit for prompt in recent)
+    if not _enough(again, computed, settings):
+        return
+    began = ledger.wall(missed[0].at_ns)
+    hit, asked = sum(prompt.hit for prompt in recent), sum(prompt.blocks for prompt in recent)
+    yield Judgement(
+        code=CODE,
+        engine=ledger.engine,
+        verdict="likely" if ledger.state.damaged else "confirmed",
+        since_ns=began,
+        position=str(ledger.position()),
+        requests=tuple(dict.fromkeys(prompt.id for prompt in missed)),
+        evidence=(
+            Evidence("prompts_computed", len(recent), "prompts"),
+            Evidence("blocks_of_them", asked, "blocks"),
+            Evidence("blocks_hit", hit, "blocks"),
+            Evidence("blocks_computed", computed, "blocks"),
+            Evidence("computed_though_cached", again, "blocks"),
+            Evidence("share_computed_though_cached", round(100 * again / computed, 1), "%"),
+            Evidence("blocks_cached_idle", ledger.state.cached_idle, "blocks"),
+        ),
+        explanation=(
+            f"Since {clock_time(began)} {counted(len(missed), 'prompt')} were looked up in the prefix cache and"
+            f" computed though their blocks were in it: {counted(again, 'block')} at least, {percent(again / computed)}"
+            f" of all that was computed for prompts. {percent(hit / max(asked, 1))} of what was asked for was hit."
+        ),
+        do_now=("Send one prompt twice with nothing else running: no faster the second time, it is never hit.",),
+        change=_CHANGE,
+        wont_help=_WONT_HELP,
+        missing="the events that were lost" if ledger.state.damaged else "",
+    )
+
+
+def _by_kv_events(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+    since_ns = ledger.now_ns - settings(CODE, "window_s") * 1e9
+    recent = list(takewhile(lambda step: step.at_ns >= since_ns, reversed(ledger.prefixes.steps)))
+    stored, again = sum(step.stored for step in recent), sum(step.again for step in recent)
+    if not _enough(again, stored, settings):
+        return
+    first = next(step for step in reversed(recent) if step.again)
+    yield Judgement(
+        code=CODE,
+        engine=ledger.engine,
+        verdict="likely",
+        since_ns=first.at_ns,
+        position=first.position,
+        evidence=(
+            Evidence("blocks_stored", stored, "blocks", SOURCE),
+            Evidence("stored_though_kept", again, "blocks", SOURCE, first.position),
+            Evidence("share_stored_though_kept", round(100 * again / stored, 1), "%", SOURCE),
+            Evidence("blocks_kept", ledger.prefixes.kept_blocks, "blocks", SOURCE),
+        ),
+        explanation=(
+            f"Since {clock_time(first.at_ns)} {counted(again, 'block')} were computed and stored whose very content the"
+            f" cache held, {percent(again / stored)} of all that was stored: prompts are computed again though their"
+            " prefixes are there. A prefix that is hit is not stored again, but for the last block of a prompt."
+        ),
+        do_now=("Compare vllm:prefix_cache_hits_total with vllm:prefix_cache_queries_total: the first stands still.",),
+        change=_CHANGE,
+        wont_help=_WONT_HELP,
+        missing=(
+            "tokens looked up and hit, by group: the event stream says them; vllm:prefix_cache_queries_total and"
+            " _hits_total of the /metrics page say the sum"
+        ),
+    )

@@ -1,0 +1,22 @@
+"""Memory that is divided up wrongly, and advice that would do so.
+
+pool.py    what requests ask of the pool: sizing.kv-too-small, sizing.block-inflated
+bill.py    what the device's memory went to: sizing.kv-too-large, sizing.overreserved, sizing.bad-suggestion,
+           sizing.elsewhere
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from monitor.detectors.judgement import Judgement
+from monitor.detectors.sizing import bill, pool
+from monitor.detectors.thresholds import Settings
+from monitor.ledger.ledger import EngineLedger
+
+
+def judge(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+    """What is wrong with one engine's sizes."""
+    if ledger.has_stream:
+        yield from pool.judge(ledger, settings)
+    yield from bill.judge(ledger, settings)

@@ -1,0 +1,247 @@
+"""Work that is done, thrown away and done again.
+
+thrash.preemption      requests lose their blocks before these have given them a single token, again and again
+thrash.cascade         one pass preempts many, though nothing becomes free by it
+thrash.after-retract   long after a preemption far fewer run than before, though others wait and there is room
+
+All need the event stream: an engine's own counter of preemptions tells neither what they cost nor whom they hit.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from itertools import groupby, takewhile
+from typing import Final
+
+from monitor.detectors.judgement import Evidence, Judgement
+from monitor.detectors.thresholds import Settings
+from monitor.events.kinds import Cause, Preempt
+from monitor.events.records import Preemption
+from monitor.ledger.ledger import EngineLedger, Point
+from monitor.ledger.words import clock_time, counted, duration, percent
+
+PREEMPTION = "thrash.preemption"
+CASCADE = "thrash.cascade"
+AFTER_RETRACT = "thrash.after-retract"
+
+LOST = "the events that were lost"
+
+
+def judge(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+    """What one engine does over and over."""
+    if ledger.has_stream and ledger.preempted:
+        yield from _preemption(ledger, settings)
+        yield from _cascade(ledger, settings)
+        yield from _after_retract(ledger, settings)
+
+
+def of_late(ledger: EngineLedger, seconds: float) -> list[Preemption]:
+    """The preemptions of so many last seconds that were made for want of room, the first one first."""
+    since = ledger.now_ns - seconds * 1e9
+    recent = takewhile(lambda one: ledger.wall(one.at_ns) >= since, reversed(ledger.preempted))
+    return [one for one in recent if one.reason != Preempt.RESET][::-1]
+
+
+def passes(preempted: list[Preemption]) -> list[list[Preemption]]:
+    """The preemptions by the scheduler's passes."""
+    return [list(together) for _, together in groupby(preempted, key=lambda one: one.at_ns)]
+
+
+def names(preempted: list[Preemption]) -> tuple[str, ...]:
+    """Whom they hit, each once, in order."""
+    return tuple(dict.fromkeys(one.id for one in preempted))
+
+
+def at(ledger: EngineLedger, wall_ns: float) -> Point:
+    """The first moment kept of this life that is no earlier than that, or the last there is."""
+    points = ledger.points
+    return points[min(bisect_left(points, max(wall_ns, ledger.epoch), key=lambda point: point.at_ns), len(points) - 1)]
+
+
+# -------------------------------------------------------------------- thrash.preemption
+
+
+def _preemption(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+    window_s = settings(PREEMPTION, "window_s")
+    recent = of_late(ledger, window_s)
+    in_vain = [one for one in recent if not one.outputs]
+    hit = names(in_vain)
+    if len(hit) < settings(PREEMPTION, "min_requests"):
+        return
+    wasted = sum(one.tokens_lost for one in in_vain)
+    first = at(ledger, ledger.now_ns - window_s * 1e9)
+    computed = ledger.state.totals.computed_tokens - first.computed_tokens
+    if wasted < settings(PREEMPTION, "min_share") * max(computed, 1):
+        return
+    began = in_vain[0].at_ns
+    yield Judgement(
+        code=PREEMPTION,
+        engine=ledger.engine,
+        verdict="likely" if ledger.state.damaged else "confirmed",
+        since_ns=ledger.wall(began),
+        position=str(ledger.position()),
+        requests=hit,
+        evidence=(
+            Evidence("preemptions", len(recent), "preemptions"),
+            Evidence("preemptions_without_output", len(in_vain), "preemptions"),
+            Evidence("requests_preempted_without_output", len(hit), "requests"),
+            Evidence("tokens_computed_in_vain", wasted, "tokens"),
+            Evidence("tokens_computed", computed, "tokens"),
+            Evidence("share_computed_in_vain", round(wasted / max(computed, 1), 4), "of the computed"),
+            Evidence("most_for_one_request", max(map([o.id for o in in_vain].count, hit)), "preemptions"),
+        ),
+        explanation=(
+            f"Since {clock_time(ledger.wall(began))} {counted(len(hit), 'request')} lost their blocks"
+            f" {counted(len(in_vain), 'time')} before these had given them one token of output:"
+            f" {counted(wasted, 'token')} were computed in vain, {percent(min(wasted / max(computed, 1), 1))} of all"
+            " that was computed. They are let in while there is room for a part of their prompts, and then take the"
+            " room from each other."
+        ),
+        do_now=("Let fewer in at once: have clients or the router send less to this engine until it has caught up.",),
+        change=(
+            "Let a prompt in only if all of it has room (vLLM: scheduler_reserve_full_isl, on by default since 0.19;"
+            " upgrade an older release; kvscope's engine always does).",
+            "Lower --max-num-seqs to what the pool holds at full length, or keep some room free for those that run"
+            " (vLLM since 0.24: watermark).",
+        ),
+        wont_help=(
+            "A larger --max-num-batched-tokens: the prompts are computed faster, and thrown away as often.",
+            "Looking at the engine's own counter of preemptions: it moves with the next token, which these do not get.",
+        ),
+        missing=LOST if ledger.state.damaged else "",
+    )
+
+
+# -------------------------------------------------------------------- thrash.cascade
+
+
+def _cascade(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+    recent = of_late(ledger, settings(CASCADE, "remember_s"))
+    fewest = settings(CASCADE, "min_requests")
+    found = [one for one in passes(recent) if len(one) >= fewest and freed_nothing(one)]
+    if not found:
+        return
+    last = found[-1]
+    blocks, lost = sum(one.blocks for one in last), sum(one.tokens_lost for one in last)
+    yield Judgement(
+        code=CASCADE,
+        engine=ledger.engine,
+        verdict="likely" if ledger.state.damaged else "confirmed",
+        since_ns=ledger.wall(found[0][0].at_ns),
+        position=str(ledger.position()),
+        requests=names([one for together in found for one in together]),
+        evidence=(
+            Evidence("preempted_in_one_pass", len(last), "requests"),
+            Evidence("running_before", last[0].running, "requests"),
+            Evidence("blocks_taken_from_them", blocks, "blocks"),
+            Evidence("blocks_given_back_meanwhile", last[-1].released - last[0].released, "blocks"),
+            Evidence("tokens_lost", lost, "tokens"),
+            Evidence("cascades_seen", len(found), "times"),
+        ),
+        explanation=(
+            f"At {clock_time(ledger.wall(last[0].at_ns))} one pass of the scheduler preempted"
+            f" {counted(len(last), 'request')} of the {last[0].running} that ran, and not one block became free by it:"
+            f" the {counted(blocks, 'block')} that they gave back wait for a step in flight that may still write to"
+            f" them, so each preemption led to the next. {counted(lost, 'token')} will be computed again. Seen"
+            f" {counted(len(found), 'time')}."
+        ),
+        do_now=("Nothing is lost but time: those preempted go on by themselves, and are computed again.",),
+        change=(
+            "Run without overlapped steps until the release waits for blocks on their way back (vLLM:"
+            " --no-async-scheduling, look for pull request 49675; kvscope's engine: drop --async-scheduling).",
+            "Make preemptions rare: lower --max-num-seqs, or give the pool more (--gpu-memory-utilization).",
+        ),
+        wont_help=("Preempting others first, as the priority policy does: whoever is chosen, nothing becomes free.",),
+        missing=LOST if ledger.state.damaged else "",
+    )
+
+
+def freed_nothing(together: list[Preemption]) -> bool:
+    """Whether not one block came back between the first and the last preemption of a pass."""
+    return together[-1].released == together[0].released and sum(one.blocks for one in together[:-1]) > 0
+
+
+# -------------------------------------------------------------------- thrash.after-retract
+
+
+def _after_retract(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+    grace_s, over_s = settings(AFTER_RETRACT, "grace_s"), settings(AFTER_RETRACT, "over_s")
+    last = ledger.wall(ledger.preempted[-1].at_ns)
+    quiet_s = (ledger.now_ns - last) / 1e9
+    state, head = ledger.state, ledger.head()
+    if head is None or quiet_s < over_s or head.cause != Cause.MAX_NUM_SEQS or head.blocks_to_admit > state.free:
+        return
+    first = _first_of_the_last(ledger)
+    began = ledger.wall(first.at_ns)
+    before = _step_size(ledger, began - over_s * 1e9, began)
+    now = _step_size(ledger, ledger.now_ns - over_s * 1e9, ledger.now_ns)
+    if not now or before < settings(AFTER_RETRACT, "slower") * now:
+        return
+    over = list(takewhile(lambda point: point.at_ns >= ledger.now_ns - over_s * 1e9, reversed(ledger.points)))
+    half = len(over) // 2
+    running = max(point.running for point in over[: half + 1])
+    if running > max(point.running for point in over[half:]):
+        return  # it recovers
+    waiting = [record for record in state.requests.values() if record.is_waiting]
+    yield Judgement(
+        code=AFTER_RETRACT,
+        engine=ledger.engine,
+        verdict="likely" if state.damaged else "confirmed",
+        pending=quiet_s < grace_s,
+        since_ns=began,
+        position=str(ledger.position()),
+        requests=tuple(record.id for record in waiting),
+        evidence=(
+            Evidence("output_tokens_a_step_before", round(before, 2), "tokens"),
+            Evidence("output_tokens_a_step_now", round(now, 2), "tokens"),
+            Evidence("running_at_most", running, "requests"),
+            Evidence("waiting", len(waiting), "requests"),
+            Evidence("max_num_seqs", ledger.description.max_num_seqs or "not said", "requests"),
+            Evidence("blocks_free", state.free, "blocks"),
+            Evidence("blocks_needed_by_the_head", head.blocks_to_admit, "blocks"),
+            Evidence("since_the_last_preemption_s", round(quiet_s, 1), "s"),
+        ),
+        explanation=(
+            f"At {clock_time(began)} requests were preempted, and since then a step gives {now:.1f} tokens of output"
+            f" where it gave {before:.1f}: no more than {counted(running, 'request')} run,"
+            f" {counted(len(waiting), 'request')} wait, and {counted(state.free, 'block')} are free, of which the next"
+            f" needs {head.blocks_to_admit}. The last preemption was {duration(quiet_s)} ago; the caution that it made"
+            " the engine take was never given up."
+        ),
+        do_now=(
+            "Drain the engine and restart it: what it lowered at the preemption is as configured after a start.",
+            "Until then, send what waits to another engine.",
+        ),
+        change=(
+            "Look for a newer release (SGLang: its issue 26248).",
+            "Make preemptions rare, since each begins it anew: lower --max-num-seqs, or give the pool more"
+            " (--gpu-memory-utilization, --kv-cache-memory-bytes).",
+        ),
+        wont_help=(
+            "More KV memory alone: there is room now, and it is not used.",
+            "A higher --max-num-seqs: that is not the limit that holds, though it is named.",
+        ),
+        missing=LOST if state.damaged else "",
+    )
+
+
+APART_NS: Final = 10_000_000_000
+"""Preemptions further apart than this are not of one trouble."""
+
+
+def _first_of_the_last(ledger: EngineLedger) -> Preemption:
+    """The first of those that the last preemption belongs to."""
+    first = ledger.preempted[-1]
+    for one in reversed(ledger.preempted):
+        if first.at_ns - one.at_ns > APART_NS:
+            break
+        first = one
+    return first
+
+
+def _step_size(ledger: EngineLedger, since: float, until: float) -> float:
+    """Tokens of output a step, between two moments of wall time; 0 where no step was made."""
+    first, last = at(ledger, since), at(ledger, until)
+    steps = last.steps - first.steps
+    return (last.output_tokens - first.output_tokens) / steps if steps > 0 else 0.0

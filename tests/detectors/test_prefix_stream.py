@@ -1,0 +1,123 @@
+"""A prefix cache that does not serve, from the event stream; and caches that only do not have what is asked for."""
+
+from __future__ import annotations
+
+import pytest
+
+from monitor.detectors.thresholds import Settings
+from monitor.ledger.ledger import EngineLedger
+from tests.detectors import waste
+from tests.detectors.scenes import Watched, value
+
+PREFIX_HITS = "collapse.prefix-hits"
+CACHE_FLUSHED = "collapse.cache-flushed"
+
+
+def test_lookups_that_miss_what_is_stored() -> None:
+    scene = waste.prefix_hits()
+    scene.watch.settle()
+    finding = scene.only(PREFIX_HITS)
+    assert finding.verdict == "confirmed"
+    # The first prompt was struck too, and found nothing there that it could have missed.
+    _first, *others = scene.lab.faults.on[PREFIX_HITS].struck
+    assert finding.culprits.requests == others
+    assert value(finding, "computed_though_cached") == 10 * len(others)
+    assert value(finding, "blocks_hit") == 0
+    scene.live(scene.watch.settings(PREFIX_HITS, "window_s") + 5)
+    assert [f.code for f in scene.watch.find("resolved")] == [PREFIX_HITS]
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_sound_lookups_and_prompts_that_share_nothing(shared: bool) -> None:
+    """Without the fault prefixes are hit. With it and nothing shared, hits are 0 all the same, and nothing is wrong."""
+    scene = waste.prefix_hits(fault=not shared, shared=shared)
+    assert (scene.ledger.state.totals.hit_tokens > 0) == shared
+    scene.watch.settle()
+    assert scene.alarms() == []
+
+
+def test_alike_prompts_that_come_at_once_are_computed_side_by_side() -> None:
+    scene = Watched(total=601, max_num_batched_tokens=400, max_num_seqs=8)
+    for _ in range(8):
+        prompt = [scene.lab.rng.randrange(1000) for _ in range(40)]
+        for _ in range(8):
+            scene.lab.arrive(prompt, max_tokens=2)
+        scene.run_until_idle()
+    assert scene.ledger.state.totals.hit_tokens < 8 * 8 * 40 / 2
+    scene.watch.settle()
+    assert scene.alarms() == []
+
+
+def test_a_loss_makes_nothing_of_prompts_that_are_being_computed() -> None:
+    scene = Watched(total=201, max_num_batched_tokens=16)
+    for _ in range(10):
+        scene.lab.arrive(100, max_tokens=2)
+        scene.steps(2)
+        scene.lab.step()
+        scene.skip()
+        scene.run_until_idle()
+    scene.watch.settle()
+    assert scene.ledger.losses
+    assert scene.alarms() == []
+
+
+def test_a_keyframe_has_what_was_cached_of_prompts_so_far() -> None:
+    """Who joins while a prompt is computed comes to the same end as who listened from the start."""
+    scene = Watched(total=201, max_num_batched_tokens=16)
+    scene.lab.arrive(100, max_tokens=2)
+    scene.steps(3)
+    late = EngineLedger(scene.ledger.engine)
+    late.apply(scene.lab.keyframe())
+    seen = len(scene.lab.frames)
+    scene.run_until_idle()
+    for frame in scene.lab.frames[seen:]:
+        late.apply(frame)
+    assert list(late.prompts) == list(scene.ledger.prompts) != []
+
+
+def test_one_prompt_that_pushes_out_what_is_needed() -> None:
+    scene = waste.flushed_by_one()
+    scene.watch.settle()
+    finding = scene.only(CACHE_FLUSHED)
+    assert finding.verdict == "confirmed"
+    assert finding.culprits.requests == ["the-huge-one"]
+    assert value(finding, "blocks_it_evicted") == value(finding, "of_these_computed_again")
+    scene.live(scene.watch.settings(CACHE_FLUSHED, "remember_s") + 5, every=2.0)
+    assert [f.code for f in scene.watch.find("resolved")] == [CACHE_FLUSHED]
+
+
+def test_what_is_pushed_out_and_never_asked_for_again_is_no_loss() -> None:
+    scene = waste.flushed_by_one(needed_again=False)
+    assert scene.ledger.state.totals.evicted > 0
+    scene.watch.settle()
+    assert scene.alarms() == []
+
+
+def test_a_cache_too_small_for_what_is_shared_is_no_flush() -> None:
+    """Prompts in turn, more than fit: each evicts the next one's, as an LRU must, and nobody evicts most of it."""
+    scene = Watched(total=81)
+    prompts = [[1000 * n + token for token in range(41)] for n in range(10)]
+    for prompt in prompts * 4:
+        scene.lab.arrive(prompt, max_tokens=1)
+        scene.run_until_idle()
+    evictions = scene.ledger.state.evictions
+    assert sum(one.missed for one in evictions.culprits) > Settings()(CACHE_FLUSHED, "min_blocks")
+    scene.watch.settle()
+    assert scene.alarms() == []
+
+
+def test_prefixes_that_go_while_there_is_room() -> None:
+    scene = waste.flushed_needlessly()
+    scene.watch.settle()
+    finding = scene.only(CACHE_FLUSHED)
+    assert finding.verdict == "confirmed"
+    # Between two of those who share it, somebody else; the last one's eviction was not needed again.
+    assert finding.culprits.requests == [f"r-{number}" for number in range(2, 20, 2)]
+    assert value(finding, "of_these_computed_again") == 9 * 10
+
+
+def test_without_the_fault_the_same_prompts_are_hit() -> None:
+    scene = waste.flushed_needlessly(fault=False)
+    scene.watch.settle()
+    assert scene.alarms() == []
+    assert scene.ledger.state.totals.hit_tokens == 9 * 40

@@ -1,0 +1,131 @@
+"""Work that is done over and over: exactly whom it hits, and what looks alike and is sound."""
+
+from __future__ import annotations
+
+import pytest
+
+from monitor.events.kinds import Kind, Preempt, Release, Status
+from tests.detectors import waste
+from tests.detectors.scenes import Spoken, Watched, value
+
+PREEMPTION, CASCADE, AFTER_RETRACT = "thrash.preemption", "thrash.cascade", "thrash.after-retract"
+
+
+def preempted(scene: Watched) -> list[tuple[int, int]]:
+    """Request and tokens lost of every preemption, by the engine's own words."""
+    events = [event for frame in scene.lab.frames for event in frame.events()]
+    return [(event.request, event.args[3]) for event in events if event.kind == Kind.PREEMPTED]
+
+
+@pytest.mark.parametrize("build", [waste.preemption, waste.cascade])
+def test_without_the_fault_the_same_load_gives_no_alarm(build: type[Watched]) -> None:
+    scene = build(fault=False)
+    scene.live(5)
+    assert scene.alarms() == []
+
+
+def test_prompts_that_throw_each_other_out() -> None:
+    scene = waste.preemption()
+    scene.watch.settle()
+    finding = scene.only(PREEMPTION)
+    told = preempted(scene)
+    assert finding.verdict == "confirmed"
+    assert finding.culprits.requests == list(dict.fromkeys(f"r-{number}" for number, _ in told))
+    assert value(finding, "tokens_computed_in_vain") == sum(tokens for _, tokens in told)
+    assert value(finding, "tokens_computed") == scene.ledger.state.totals.computed_tokens
+    struck = set(scene.lab.faults.on[PREEMPTION].struck)
+    assert set(finding.culprits.requests) <= struck
+
+
+def test_it_is_over_when_nobody_is_thrown_out_any_more() -> None:
+    scene = waste.preemption()
+    scene.live(scene.watch.settings(PREEMPTION, "window_s") + 5)
+    assert not scene.firing(PREEMPTION)
+    assert [f.code for f in scene.watch.find("resolved")] == [PREEMPTION]
+
+
+def test_a_full_pool_in_which_outputs_grow_is_no_thrash() -> None:
+    """Requests are preempted, some more than once, and each time they had got on."""
+    scene = waste.growth()
+    assert len(preempted(scene)) > scene.watch.settings(PREEMPTION, "min_requests")
+    scene.watch.settle()
+    assert scene.alarms() == []
+
+
+def test_after_a_loss_it_is_likely() -> None:
+    scene = waste.preemption()
+    scene.lab.arrive(4)
+    scene.lab.step()
+    scene.skip()
+    scene.beat(1)
+    finding = scene.only(PREEMPTION)
+    assert (finding.verdict, finding.missing) == ("likely", "the events that were lost")
+
+
+def test_preemptions_that_free_nothing() -> None:
+    scene = waste.cascade()
+    scene.watch.settle()
+    finding = scene.only(CASCADE)
+    assert finding.verdict == "confirmed"
+    assert value(finding, "blocks_given_back_meanwhile") == 0
+    told = dict.fromkeys(f"r-{number}" for number, _ in preempted(scene))
+    assert set(finding.culprits.requests) <= set(told)
+    fewest = scene.watch.settings(CASCADE, "min_requests")
+    assert int(value(finding, "preempted_in_one_pass")) >= fewest
+    scene.live(scene.watch.settings(CASCADE, "remember_s") + 5)
+    assert not scene.firing(CASCADE)
+
+
+def test_a_cascade_is_no_collapse_and_a_collapse_no_cascade() -> None:
+    """In both a pass preempts all that run; in one their blocks are free at once."""
+    for scene, code in ((waste.cascade(), CASCADE), (waste.preempt_all(), "collapse.preempt-all")):
+        scene.watch.settle()
+        assert set(scene.alarms()) == {code}
+
+
+def test_a_reset_of_all_that_run_is_asked_for() -> None:
+    """Who resets the prefix cache of a busy engine has all preempted."""
+    scene = Spoken()
+    for number in range(8):
+        scene.arrive(number, [1 + 2 * number, 2 + 2 * number])
+    scene.say()
+    for number in range(8):
+        scene.log.preempted(number, Preempt.RESET, -1, 2, 8)
+        scene.log.released(number, [1 + 2 * number, 2 + 2 * number], Release.RESET)
+    scene.say()
+    assert scene.alarms() == []
+
+
+def test_far_fewer_run_long_after_a_preemption() -> None:
+    scene = waste.after_retract()
+    grace_s = scene.watch.settings(AFTER_RETRACT, "grace_s")
+
+    def quiet_s() -> float:
+        return scene.ledger.age_s(scene.ledger.preempted[-1].at_ns)
+
+    while quiet_s() < grace_s - 1:
+        scene.live(0.5, every=0.1)
+        assert not scene.firing(AFTER_RETRACT)
+    assert AFTER_RETRACT in [f.code for f in scene.watch.find("pending")]
+    scene.live(3, every=0.1)
+    finding = scene.only(AFTER_RETRACT)
+    assert finding.verdict == "confirmed"
+    waiting = [r.id for r in scene.ledger.state.requests.values() if r.status == Status.WAITING]
+    assert finding.culprits.requests == waiting
+    before, now = value(finding, "output_tokens_a_step_before"), value(finding, "output_tokens_a_step_now")
+    assert float(before) > 2 * float(now) > 0
+
+
+def test_an_engine_that_recovers_from_a_preemption() -> None:
+    scene = waste.after_retract(fault=False)
+    scene.live(60, every=0.1)
+    assert scene.alarms() == []
+
+
+def test_a_load_that_goes_away_after_a_preemption() -> None:
+    """Fewer run because fewer come: nobody waits."""
+    scene = waste.growth()
+    for _ in range(50):
+        scene.lab.arrive(4, max_tokens=10)
+        scene.live(2, every=0.1)
+    assert scene.alarms() == []
