@@ -329,6 +329,28 @@ def test_what_a_long_step_keeps_waiting_is_not_lost() -> None:
 # -------------------------------------------------------------------- told apart
 
 
+def test_a_fetch_that_does_not_end_beside_one_that_did_and_is_not_looked_at() -> None:
+    scene = fetching(faults=["stuck.remote-load:limit=1", "stuck.promotion-starved:limit=1"])
+    for _ in range(3):
+        scene.lab.arrive(40)
+    scene.live(40)
+    (fetch,), (starved,) = scene.firing("stuck.remote-load"), scene.firing("stuck.promotion-starved")
+    assert fetch.culprits.requests == struck(scene, fetch.code)
+    assert starved.culprits.requests == struck(scene, starved.code)
+    assert not set(fetch.culprits.requests) & set(starved.culprits.requests)
+
+
+def test_a_request_that_never_fits_behind_fetched_ones_that_block_each_other() -> None:
+    """Both wait with nothing running, each for a reason of its own."""
+    scene = stuck.parked_loads()
+    big = scene.lab.arrive(200, name="the-big-one")
+    scene.live(30)
+    (large,), (parked,) = scene.firing("stuck.never-fits"), scene.firing("stuck.parked-loads")
+    assert large.culprits.requests == [big.id]
+    assert value(parked, "head") in struck(scene, parked.code)
+    assert not {big.id, value(parked, "head")} & set(parked.culprits.requests)
+
+
 def parked() -> Watched:
     return stuck.parked_loads()
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from monitor.detectors.judgement import Evidence, Judgement
+from monitor.detectors.leak.encoder import hold_one_another
 from monitor.detectors.stuck.living import (
     Living,
     overdue,
@@ -35,7 +36,8 @@ def judge(ledger: EngineLedger, settings: Settings, living: Living) -> Iterator[
     """Who gets nowhere, though it has its turn."""
     yield from _zero_token(ledger, settings, [r for r in living.running if r.cause == Cause.ZERO_TOKENS])
     encoder = [r for records in (living.running, living.waiting) for r in records if r.cause == Cause.ENCODER]
-    yield from _encoder_budget(ledger, settings, encoder)
+    if not hold_one_another(ledger):  # else leak.encoder-cache has them
+        yield from _encoder_budget(ledger, settings, encoder)
     for records in (living.running, living.waiting):
         for record in records:
             if record.self_preemptions > 1 and record.output_tokens == record.self_preempted_outputs:
