@@ -27,6 +27,7 @@ CATALOGUE: Final[dict[str, Entry]] = {
     "leak.deferred-free-stalled": Entry("error", "Freed blocks wait for a step that is over"),
     "leak.session-pinned": Entry("warning", "Idle sessions keep their blocks"),
     "leak.external-pins": Entry("warning", "Blocks of an outer tier stay pinned and cannot be evicted"),
+    "leak.encoder-cache": Entry("error", "Waiting requests hold the encoder's cache against one another"),
     "leak.rising-floor": Entry("warning", "Each drain to idle leaves more blocks in use than the one before"),
     "leak.unaccounted": Entry("error", "Blocks in use that nobody owns"),
     "stuck.never-fits": Entry("error", "A request needs more blocks than the pool has"),

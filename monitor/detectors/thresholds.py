@@ -65,6 +65,9 @@ THRESHOLDS: Final[dict[str, Threshold]] = {
     "leak.external-pins.min_share": Threshold(
         0.1, "of the tier", "a tier that lacks less than this serves nearly as well as a whole one"
     ),
+    "leak.encoder-cache.grace_s": Threshold(
+        30, "s", "the encoder's work on a long video takes seconds, in which nobody else may advance"
+    ),
     "leak.rising-floor.min_rises": Threshold(
         3, "drains", "a floor that is higher than the last three times over, and never lower, is not left by chance"
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from monitor.detectors.thresholds import Settings
+from monitor.events.kinds import Cause
 from tests.detectors.scenes import Watched
 
 Set = Iterable[str] | Settings
@@ -75,4 +76,20 @@ def rising_floor(settings: Set = (), *, fault: bool = True, drains: int = 5) -> 
         scene.lab.arrive(24, max_tokens=4)
         scene.run_until_idle()
         scene.live(1)
+    return scene
+
+
+def encoder_cache(settings: Set = (), *, others: bool = False) -> Watched:
+    """Two requests are passed over for the encoder: such an engine's words, for this one serves text alone.
+
+    With `others` a third one goes on meanwhile.
+    """
+    scene = Watched(settings, total=201)
+    waiting = [scene.lab.arrive(8) for _ in range(2)]
+    for request in waiting:
+        scene.lab.scheduler.waiting.remove(request)
+        scene.lab.log.not_scheduled(request.number, Cause.ENCODER, 1)
+    if others:
+        scene.lab.arrive(8, max_tokens=700)
+    scene.steps(1)
     return scene

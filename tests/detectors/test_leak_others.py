@@ -1,4 +1,4 @@
-"""Blocks that a fence, a lease, a session or a pin keeps, and what only looks like it."""
+"""Blocks that a fence, a lease, a session, a pin or an encoder's cache keeps, and what only looks like it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine.faults import Faults
 from engine.request import Request
 from engine.sampling import SamplingParams
 from monitor.events.kinds import Holder, Release, Status
-from tests.detectors.leaks import deferred_free_stalled, lease_burst
+from tests.detectors.leaks import deferred_free_stalled, encoder_cache, lease_burst
 from tests.detectors.scenes import Spoken, Watched, value
 from tests.engine.process import wait_for
 
@@ -23,6 +23,7 @@ DEFERRED_FREE_STALLED = "leak.deferred-free-stalled"
 LEASE_BURST = "leak.lease-burst"
 SESSION_PINNED = "leak.session-pinned"
 EXTERNAL_PINS = "leak.external-pins"
+ENCODER_CACHE = "leak.encoder-cache"
 
 
 def leaks(scene: Watched | Spoken) -> set[str]:
@@ -329,3 +330,27 @@ def test_of_pins_from_before_a_loss_nothing_is_said() -> None:
         scene.wait(60)
         assert scene.ledger.losses
         assert not leaks(scene)
+
+
+# -------------------------------------------------------------------- leak.encoder-cache
+
+
+def test_requests_that_hold_the_encoders_cache_against_one_another() -> None:
+    scene = encoder_cache()
+    scene.live(scene.watch.settings(ENCODER_CACHE, "grace_s") + 2)
+    finding = scene.only(ENCODER_CACHE)
+    assert (finding.severity, finding.verdict) == ("error", "likely")
+    assert finding.culprits.requests == ["r-1", "r-2"]
+    assert value(finding, "blocks_free") == scene.lab.pool.usable
+    assert "encoder" in finding.missing
+    scene.lab.log.admitted(1, 8)
+    scene.lab.log.progressed([1], [8], [1])
+    scene.live(5)
+    assert [f.id for f in scene.watch.find("resolved")] == [finding.id]
+
+
+def test_where_others_go_on_an_item_is_too_large() -> None:
+    scene = encoder_cache(others=True)
+    scene.live(scene.watch.settings(ENCODER_CACHE, "grace_s") + 5)
+    assert scene.lab.scheduler.running
+    assert scene.only("stuck.encoder-budget").culprits.requests == ["r-1", "r-2"]

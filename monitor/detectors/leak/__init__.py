@@ -5,6 +5,7 @@ leases.py        what came back only by the end of a lease: leak.lease-burst
 fences.py        what waits for a step that is over: leak.deferred-free-stalled
 sessions.py      what sessions keep between their turns: leak.session-pinned
 pins.py          what cannot be evicted from an outer tier: leak.external-pins
+encoder.py       what waiting requests have in the encoder's cache: leak.encoder-cache
 unaccounted.py   what nobody owns: leak.unaccounted, leak.rising-floor
 by_figures.py    what usage alone tells, where there is no stream: leak.finished-held, leak.rising-floor, likely
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from monitor.detectors.judgement import Judgement
-from monitor.detectors.leak import by_figures, connector, fences, leases, pins, sessions, unaccounted
+from monitor.detectors.leak import by_figures, connector, encoder, fences, leases, pins, sessions, unaccounted
 from monitor.detectors.thresholds import Settings
 from monitor.ledger.ledger import EngineLedger
 
@@ -24,7 +25,7 @@ from monitor.ledger.ledger import EngineLedger
 def judge(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
     """The leaks of one engine."""
     if ledger.has_stream:
-        for way in (connector, leases, fences, sessions, pins, unaccounted):
+        for way in (connector, leases, fences, sessions, pins, encoder, unaccounted):
             yield from way.judge(ledger, settings)
     elif ledger.samples:
         yield from by_figures.judge(ledger, settings)

@@ -187,7 +187,9 @@ def _remote_load_lost(ledger: EngineLedger, settings: Settings, fetching: list[D
         return
     held = kept(ledger, late)
     count = len(held.deferrals)
-    began = min(record.fetching_ns for record in _records(ledger, late))
+    records = _records(ledger, late)
+    began = min(record.fetching_ns for record in records)
+    ended = sum(record.fetch_ended_ns > 0 for record in records)
     yield Judgement(
         code=REMOTE_LOAD_LOST,
         engine=ledger.engine,
@@ -203,13 +205,15 @@ def _remote_load_lost(ledger: EngineLedger, settings: Settings, fetching: list[D
             Evidence("share_of_pool", round(held.share, 4), "of the pool"),
             Evidence("oldest_age_s", round(ledger.age_s(held.deferrals[0].since_ns), 1), "s"),
             Evidence("oldest_fetch_s", round(ledger.age_s(began), 1), "s"),
+            Evidence("of_which_the_connector_said_it_ended", ended, "fetches"),
             Evidence("running", sum(r.is_running for r in state.requests.values()), "requests"),
         ),
         explanation=(
             f"{counted(count, 'request')} ended while {_by(ledger)} was fetching KV into"
             f" {'its' if count == 1 else 'their'} {counted(len(held.blocks), 'block')} ({percent(held.share)} of the"
             " pool). The blocks must stay until the fetch has reported that it is delivered or has failed, since it"
-            " may still write to them, and it never has."
+            " may still write to them, and"
+            f" {'the engine has not taken that in, though the connector said so' if ended else 'it never has'}."
             f" The first was begun at {clock_time(ledger.wall(began))}."
             f" {oldest(ledger, held)}"
         ),

@@ -1,0 +1,78 @@
+"""leak.encoder-cache: the encoder's cache is full of what requests that wait have in it, so that none of them goes on.
+
+The stream has no event for that cache. The sign is that more than one is passed over for it and nobody advances at all,
+with KV free; a single one is stuck.encoder-budget, for an item of its own may be too large.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from monitor.detectors.judgement import Evidence, Judgement
+from monitor.detectors.thresholds import Settings
+from monitor.events.kinds import Cause
+from monitor.events.records import RequestState
+from monitor.ledger.ledger import EngineLedger
+from monitor.ledger.words import clock_time, counted, duration
+
+ENCODER_CACHE = "leak.encoder-cache"
+
+
+def judge(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+    """Requests that hold the encoder's cache against one another."""
+    passed_over = hold_one_another(ledger)
+    if not passed_over:
+        return
+    state = ledger.state
+    since_ns = max(record.since_ns for record in passed_over)
+    # Until when they could have gone on: a scheduler that makes no pass leaves nobody out.
+    age, grace = (ledger.looked_ns - since_ns) / 1e9, settings(ENCODER_CACHE, "grace_s")
+    if age < grace / 2:
+        return
+    yield Judgement(
+        code=ENCODER_CACHE,
+        engine=ledger.engine,
+        verdict="likely",
+        pending=age < grace or state.damaged,
+        since_ns=ledger.wall(since_ns),
+        position=str(ledger.position()),
+        requests=tuple(record.id for record in passed_over),
+        blocks=tuple(sorted(set().union(*(record.blocks for record in passed_over)))),
+        evidence=(
+            Evidence("requests_passed_over", len(passed_over), "requests"),
+            Evidence("of_them_running", sum(record.is_running for record in passed_over), "requests"),
+            Evidence("nobody_advanced_for_s", round(age, 1), "s"),
+            Evidence("times_passed_over", max(r.times_passed_over for r in passed_over), "times, at the least"),
+            Evidence("blocks_free", state.free, "blocks"),
+        ),
+        explanation=(
+            f"{counted(len(passed_over), 'request')} are passed over for the encoder at every pass, and since"
+            f" {clock_time(ledger.wall(since_ns))} ({duration(age)}) no request has advanced, with"
+            f" {counted(state.free, 'block')} of KV free. The encoder's cache is full of what these requests have in it"
+            " already: each waits for room that another of them holds."
+        ),
+        do_now=(
+            f"Abort {passed_over[-1].id}, the last of them (close its connection): what it has in the encoder's cache"
+            " comes back, and another goes on. Repeat until they move.",
+        ),
+        change=(
+            "Give the encoder's cache room for the items of all that run (in vLLM it follows"
+            " --max-num-batched-tokens), or run fewer at once (--max-num-seqs).",
+            "Upgrade: vLLM kept what preempted and waiting requests had in the encoder's cache (PR #31857).",
+        ),
+        wont_help=(
+            "A larger KV pool (gpu_memory_utilization): blocks are free; the encoder's cache is another.",
+            "Waiting: each of them waits for another.",
+        ),
+        missing="what the encoder's cache holds, which the event stream does not tell, but the engine's log may",
+    )
+
+
+def hold_one_another(ledger: EngineLedger) -> list[RequestState]:
+    """Those passed over for the encoder, if there are several and nobody has advanced since; else nobody."""
+    alive = [record for record in ledger.state.requests.values() if record.is_running or record.is_waiting]
+    passed_over = [record for record in alive if record.cause == Cause.ENCODER]
+    if len(passed_over) < 2 or not ledger.state.free:
+        return []
+    since_ns = max(record.since_ns for record in passed_over)
+    return passed_over if all(record.progressed_ns <= since_ns for record in alive) else []
