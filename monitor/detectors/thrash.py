@@ -166,7 +166,7 @@ def freed_nothing(together: list[Preemption]) -> bool:
 
 
 def _after_retract(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
-    grace_s, over_s = settings(AFTER_RETRACT, "grace_s"), settings(AFTER_RETRACT, "over_s")
+    enough_s, over_s = settings(AFTER_RETRACT, "quiet_s"), settings(AFTER_RETRACT, "over_s")
     last = ledger.wall(ledger.preempted[-1].at_ns)
     quiet_s = (ledger.now_ns - last) / 1e9
     state, head = ledger.state, ledger.head()
@@ -188,7 +188,7 @@ def _after_retract(ledger: EngineLedger, settings: Settings) -> Iterator[Judgeme
         code=AFTER_RETRACT,
         engine=ledger.engine,
         verdict="likely" if state.damaged else "confirmed",
-        pending=quiet_s < grace_s,
+        pending=quiet_s < enough_s,
         since_ns=began,
         position=str(ledger.position()),
         requests=tuple(record.id for record in waiting),

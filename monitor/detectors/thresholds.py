@@ -131,7 +131,7 @@ THRESHOLDS: Final[dict[str, Threshold]] = {
         3, "requests", "of two, only the first can be seen to have given nothing back, which may be a chance"
     ),
     "thrash.cascade.remember_s": Threshold(120, "s", "a pool that is full is so again and again: the same trouble"),
-    "thrash.after-retract.grace_s": Threshold(
+    "thrash.after-retract.quiet_s": Threshold(
         30, "s", "a sound engine lets one more run with each step, and is back at hundreds in as many steps"
     ),
     "thrash.after-retract.over_s": Threshold(10, "s", "steps before and now are compared over so long"),

@@ -7,6 +7,7 @@ there, for what the real pool never does.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from engine.clock import VirtualClock
 from engine.request import Request
@@ -133,15 +134,19 @@ def observed(wall_ns: int, epoch: int) -> Batch:
 
 
 class Spoken(Observer):
-    """An engine's words, one by one: `log` takes them, `say` sends them. Blocks of 4 tokens, one reserved."""
+    """An engine's words, one by one: `log` takes them, `say` sends them. Blocks of 4 tokens, one reserved.
 
-    def __init__(self, total: int = 33, settings: Iterable[str] = ()) -> None:
+    `described`: what its description says besides.
+    """
+
+    def __init__(self, total: int = 33, settings: Iterable[str] = (), **described: Any) -> None:
         super().__init__(Settings.parse(settings))
         self.total = total
         self.clock = VirtualClock()
         self.log = EventLog(self.clock)
         self.packer = Packer(self.log, ENGINE, lambda: Vitals(-1, 0, 0, 0, 0, 0, 0))
-        self.log.started(total, 1, 4, EngineDescription(engine="other", kv_connector="NixlConnector").to_json())
+        description = EngineDescription(engine="other", kv_connector="NixlConnector", **described)
+        self.log.started(total, 1, 4, description.to_json())
         self.say()
 
     def arrive(self, number: int, blocks: list[int]) -> None:

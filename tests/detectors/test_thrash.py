@@ -98,12 +98,12 @@ def test_a_reset_of_all_that_run_is_asked_for() -> None:
 
 def test_far_fewer_run_long_after_a_preemption() -> None:
     scene = waste.after_retract()
-    grace_s = scene.watch.settings(AFTER_RETRACT, "grace_s")
+    enough_s = scene.watch.settings(AFTER_RETRACT, "quiet_s")
 
     def quiet_s() -> float:
         return scene.ledger.age_s(scene.ledger.preempted[-1].at_ns)
 
-    while quiet_s() < grace_s - 1:
+    while quiet_s() < enough_s - 1:
         scene.live(0.5, every=0.1)
         assert not scene.firing(AFTER_RETRACT)
     assert AFTER_RETRACT in [f.code for f in scene.watch.find("pending")]

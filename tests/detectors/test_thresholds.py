@@ -9,7 +9,7 @@ import pytest
 from monitor.detectors.judgement import CATALOGUE
 from monitor.detectors.thresholds import THRESHOLDS, Settings
 from monitor.events.kinds import Holder, Status, Tier, TierOp
-from tests.detectors import leaks, scenes, stuck
+from tests.detectors import leaks, scenes, stuck, waste
 from tests.detectors.scenes import Observer, Watched
 from tests.detectors.test_figures import figures, spoken
 from tests.detectors.test_logs import line, log
@@ -54,8 +54,14 @@ def test_every_threshold_is_used_by_some_detector() -> None:
         stuck.self_preempt(asked)[0],
         scenes.never_fits(settings=asked)[0],
         scenes.lockstep(settings=asked),
+        waste.preemption(asked),
+        waste.prefix_hits(asked),
+        waste.flushed_by_one(asked),
+        waste.flushed_needlessly(asked),
     ):
         scene.live(12)
+    waste.wrong_sizes(asked)
+    waste.after_retract(asked).live(40)
     stuck.head_of_line(asked)[0].live(70, every=2)
     stalled = scenes.stalled(settings=asked)
     stalled.beat(10)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from monitor.detectors.thresholds import Settings
-from tests.detectors.scenes import Watched
+from monitor.events.kinds import Preempt
+from tests.detectors.scenes import Spoken, Watched
 
 Set = Iterable[str] | Settings
 
@@ -100,3 +101,21 @@ def flushed_by_one(settings: Set = (), *, needed_again: bool = True, tokens: int
         scene.lab.arrive(prompt, max_tokens=1)
         scene.run_until_idle()
     return scene
+
+
+def wrong_sizes(settings: Settings) -> None:
+    """Everything that is about sizes, looked at once: a small pool, large blocks, and two bills."""
+    scene = Spoken(max_model_len=64, max_num_seqs=8, kv_bytes_per_block=1)
+    scene.watch.settings = settings
+    for number in range(4):
+        scene.arrive(number, [1 + number])
+        scene.log.preempted(number, Preempt.KV_BLOCKS, 9, 1, 4)
+    total, kept, pool = 1 << 40, 1 << 36, 1 << 38
+    for graphs, estimated in ((kept, 0), (1, kept)):
+        bill = (0, 0, estimated, graphs, 0, pool, -1, -1, pool, pool)
+        scene.log.memory([total, 0, total, 0, *bill])
+        scene.wait(1)
+    coarse = Watched(settings, block_size=256, total=9)
+    for _ in range(4):
+        coarse.lab.arrive(8)
+    coarse.live(1)

@@ -1,0 +1,239 @@
+"""Sizes that are wrong, by name; and those that only look so."""
+
+from __future__ import annotations
+
+import re
+from contextlib import closing
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.memory import HEADROOM, Plan, Reading
+from engine.models import load
+from engine.sampling import SamplingParams
+from engine.simulated import SimulatedEngine
+from monitor.events.description import KVGroup
+from monitor.events.sample import Fact
+from monitor.ledger.bill import bill_of, fit_requested, rounding
+from monitor.sources.log import Log
+from monitor.sources.recording import Recording
+from tests.detectors.scenes import Observer, Spoken, value
+from tests.engine.test_memory import TOKEN, bill_with_graphs
+
+KV_TOO_SMALL = "sizing.kv-too-small"
+BLOCK_INFLATED = "sizing.block-inflated"
+ANY_SHARE = ["sizing.overreserved.min_share=0"]
+"""Graphs of the CPU are a few KiB, of GiB."""
+
+
+# -------------------------------------------------------------------- sizing.kv-too-small
+
+
+def served(folder: Path, *faults: str) -> Observer:
+    """Eight at once of 64 tokens each, in a pool that was to hold just these."""
+    config = EngineConfig(
+        block_size=4, max_model_len=64, max_num_seqs=8, max_num_batched_tokens=64,
+        kv_cache_memory_bytes=(1 + 8 * 16) * 4 * TOKEN, faults=faults,
+    )  # fmt: skip
+    with closing(SimulatedEngine(config, load(config), journal=folder)) as engine:
+        for n in range(16):
+            engine.submit(f"r-{n}", [n] * 8, SamplingParams(max_tokens=56, ignore_eos=True))
+        engine.run(20)
+    observer = Observer()
+    observer.watch.feed(Recording(folder))
+    observer.watch.settle()
+    return observer
+
+
+def test_a_pool_of_a_sixth(tmp_path: Path) -> None:
+    observer = served(tmp_path, KV_TOO_SMALL)
+    finding = next(f for f in observer.firing() if f.code == KV_TOO_SMALL)
+    assert finding.verdict == "confirmed"
+    (ledger,) = observer.watch.fleet.engines.values()
+    assert set(finding.culprits.requests) == {r.id for r in ledger.ended if r.preemptions}
+    assert value(finding, "tokens_lost") == sum(one.tokens_lost for one in ledger.preempted)
+    fits, usable = float(value(finding, "full_length_requests_that_fit")), ledger.state.total - 1
+    assert fits == round(usable / 16, 2) < 8
+    assert any(f"--max-num-seqs to {int(fits)}" in text for text in finding.change)
+
+
+def test_a_pool_that_holds_all_that_may_run(tmp_path: Path) -> None:
+    observer = served(tmp_path)
+    assert observer.alarms() == []
+
+
+# -------------------------------------------------------------------- the bill
+
+
+@cache
+def plan_with_graphs(fault: str = "", share: float = 0.9) -> tuple[Plan, int]:
+    return bill_with_graphs(share, (fault,) if fault else ())
+
+
+def told(plan: Plan, free: int, *settings: str, total: int = 0) -> Spoken:
+    """An engine of that plan, of whose device so much is free."""
+    scene = Spoken(settings=[*ANY_SHARE, *settings], kv_bytes_per_block=TOKEN)
+    total = total or plan.total
+    scene.log.memory(plan.event(Reading(total, free, total - free, 0)))
+    scene.say()
+    return scene
+
+
+def in_use(plan: Plan) -> int:
+    """All that the bill names."""
+    return plan.weights + plan.activations + plan.non_torch + plan.graphs + plan.kv_pool
+
+
+@pytest.mark.parametrize("share", [0.9, 1.0])
+def test_a_sound_bill(share: float) -> None:
+    plan, _ = plan_with_graphs(share=share)
+    assert told(plan, plan.total - in_use(plan)).alarms() == []
+
+
+def test_graphs_for_which_nothing_was_kept() -> None:
+    code = "sizing.kv-too-large"
+    plan, free = plan_with_graphs(code, share=1.0)
+    finding = told(plan, free).only(code)
+    assert finding.verdict == "confirmed"
+    assert value(finding, "graphs_actual") == plan.graphs
+    assert value(finding, "kept_for_graphs") == 0
+    smaller = plan.kv_pool - plan.graphs - HEADROOM
+    assert f"--kv-cache-memory-bytes {max(smaller, 0)}," in finding.change[0]
+    assert told(plan, HEADROOM).alarms() == []
+
+
+def test_an_estimate_that_adds_up_what_is_shared() -> None:
+    code = "sizing.overreserved"
+    plan, _ = plan_with_graphs(code)
+    finding = told(plan, plan.total - in_use(plan)).only(code)
+    assert finding.verdict == "confirmed"
+    assert value(finding, "kept_and_not_used") == plan.graphs_estimated - plan.graphs
+    assert told(plan, plan.total - in_use(plan), f"{code}.min_share=0.01").alarms() == []
+
+
+def test_advice_that_subtracts_graphs_twice() -> None:
+    code = "sizing.bad-suggestion"
+    plan, _ = plan_with_graphs(code)
+    finding = told(plan, plan.total - in_use(plan)).only(code)
+    assert (finding.verdict, "share" in finding.missing) == ("likely", True)
+    assert value(finding, "by_its_own_figures") == plan.kv_pool
+    assert value(finding, "advised") == plan.fit_requested
+    assert f"--kv-cache-memory-bytes {plan.kv_pool}." in finding.change[0]
+
+
+@pytest.mark.parametrize("others", [True, False])
+def test_memory_that_no_line_names(others: bool) -> None:
+    code = "sizing.elsewhere"
+    plan, _ = plan_with_graphs()
+    unnamed = plan.total // 10
+    here = in_use(plan) + (0 if others else unnamed)
+    scene = Spoken(kv_bytes_per_block=TOKEN)
+    scene.log.memory(plan.event(Reading(plan.total, plan.total - in_use(plan) - unnamed, here, others * unnamed)))
+    scene.say()
+    finding = scene.only(code)
+    assert finding.verdict == "confirmed"
+    assert value(finding, "not_named_by_the_bill") == unnamed
+    assert ("other processes" in finding.explanation) == others
+    scene.log.memory(plan.event(Reading(plan.total, plan.total - in_use(plan), in_use(plan), 0)))
+    scene.wait(5)
+    scene.wait(5)
+    assert not scene.firing(code)
+
+
+def test_what_a_container_does_not_tell_is_likely() -> None:
+    plan, _ = plan_with_graphs()
+    scene = Spoken()
+    reserved = plan.weights + plan.graphs + plan.kv_pool + plan.activations
+    scene.log.memory(plan.event(Reading(plan.total, 0, -1, -1, reserved, reserved)))
+    scene.say()
+    finding = scene.only("sizing.elsewhere")
+    assert finding.verdict == "likely"
+    assert "processes" in finding.missing
+
+
+def test_tensors_that_are_kept_in_the_allocator() -> None:
+    """All of it is torch's, so none is elsewhere by the device's figures."""
+    plan, _ = plan_with_graphs()
+    parts = plan.weights + plan.graphs + plan.kv_pool + plan.activations
+    kept = plan.total // 10
+    free = plan.total - parts - kept - plan.non_torch
+    scene = Spoken()
+    scene.log.memory(plan.event(Reading(plan.total, free, plan.total - free, 0, parts + kept, parts + kept)))
+    scene.say()
+    assert value(scene.only("sizing.elsewhere"), "not_named_by_the_bill") == kept
+
+
+# -------------------------------------------------------------------- the bill in a log
+
+SEED = (Path(__file__).parent.parent / "data" / "seed-002.log").read_text()
+
+
+def read(text: str) -> tuple[Observer, list[Fact]]:
+    records = list(Log("a.log", datetime(2026, 11, 21, tzinfo=UTC)).records(text.splitlines()))
+    observer = Observer()
+    observer.watch.feed(records)
+    observer.watch.settle()
+    return observer, [record for record in records if isinstance(record, Fact)]
+
+
+def test_the_bill_of_a_real_log_is_sound() -> None:
+    """It is over its share by the graphs, with much free beside: no harm."""
+    assert read(SEED)[0].alarms() == []
+
+
+def test_advice_in_a_log_is_held_against_the_sums_of_its_own_bill() -> None:
+    _, facts = read(SEED)
+    bill = bill_of(facts)[0]
+    (advised,) = re.findall(r"--kv-cache-memory=(\d+)` to fit", SEED)
+    wrong = int(advised) - bill.graphs
+    observer, _ = read(SEED.replace(advised, str(wrong)))
+    finding = observer.only("sizing.bad-suggestion")
+    assert finding.verdict == "confirmed"
+    assert value(finding, "advised") == wrong
+    assert value(finding, "by_its_own_figures") == fit_requested(bill).kv_cache_memory
+    slightly = int(advised) - rounding(bill) // 4
+    assert read(SEED.replace(advised, str(slightly)))[0].alarms() == []
+
+
+def test_an_estimate_in_a_log() -> None:
+    estimate = "\nCUDA graph pool memory: 0.65 GiB (actual), 9.20 GiB (estimated), difference: 8.55 GiB (1315%)."
+    finding = read(SEED + estimate)[0].only("sizing.overreserved")
+    assert finding.verdict == "confirmed"
+    assert {evidence.source for evidence in finding.evidence} == {"log"}
+
+
+def test_a_bill_that_is_not_whole_says_nothing() -> None:
+    assert read(SEED.partition("Actual usage")[0])[0].alarms() == []
+
+
+# -------------------------------------------------------------------- sizing.block-inflated
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_blocks_that_are_mostly_empty(tokens: int) -> None:
+    """Eight requests of `tokens` have a block of four in each of two KV groups, in a pool of 17."""
+    groups = [KVGroup("full_attention", 4), KVGroup("mamba", 12)]
+    scene = Spoken(18, settings=[f"{BLOCK_INFLATED}.min_block=4"], groups=groups)
+    for number in range(8):
+        scene.arrive(number, [1 + 2 * number, 2 + 2 * number])
+    scene.log.progressed(list(range(8)), [tokens] * 8, [1] * 8)
+    scene.say()
+    if tokens > 2:
+        assert scene.alarms() == []
+        return
+    finding = scene.only(BLOCK_INFLATED)
+    assert finding.culprits.requests == [f"r-{number}" for number in range(8)]
+    assert value(finding, "tokens_held") == 8 * tokens
+    assert value(finding, "tokens_reserved") == 8 * 4
+
+
+def test_blocks_of_a_usual_size_are_not_inflated() -> None:
+    scene = Spoken(18)
+    for number in range(8):
+        scene.arrive(number, [1 + 2 * number, 2 + 2 * number])
+    scene.log.progressed(list(range(8)), [1] * 8, [1] * 8)
+    scene.say()
+    assert scene.alarms() == []
