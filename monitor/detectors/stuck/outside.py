@@ -47,10 +47,13 @@ def judge(ledger: EngineLedger, settings: Settings, living: Living) -> Iterator[
     fetching = [r for r in outside if r.status == Status.WAITING_FOR_REMOTE_KVS and not r.ready_ns]
     grammars = [r for r in outside if r.status == Status.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR]
     if fetching:
-        unheard = [r for r in fetching if r.fetch_ended_ns and r.fetch_ended_ns + _SLACK_NS > ledger.state.launched_ns]
-        if not _sleeps(ledger, living):
-            unheard = []
-        yield from _remote_load(ledger, settings, [record for record in fetching if record not in unheard])
+        asleep = _sleeps(ledger, living)
+        unheard: list[RequestState] = []
+        others: list[RequestState] = []
+        for record in fetching:
+            lies = record.fetch_ended_ns and record.fetch_ended_ns + _SLACK_NS > ledger.state.launched_ns
+            (unheard if asleep and lies else others).append(record)
+        yield from _remote_load(ledger, settings, others)
         yield from _lost_wakeup(ledger, settings, unheard)
     if ready:
         yield from _promotion_starved(ledger, settings, living, ready)
