@@ -82,5 +82,8 @@ def _sessions(ledger: EngineLedger) -> Iterator[_Session]:
         if deferral.holder == Holder.SESSION:
             yield _Session(deferral.id, deferral.since_ns, deferral.blocks)
     for record in state.requests.values():
-        if record.status == Status.WAITING_FOR_STREAMING_REQ and record.blocks:
+        if record.status == _STREAMING and record.blocks:
             yield _Session(record.id, record.since_ns, set(record.blocks))
+
+
+_STREAMING = int(Status.WAITING_FOR_STREAMING_REQ)  # as a plain number: this is compared with every request's
