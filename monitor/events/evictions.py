@@ -1,15 +1,18 @@
 """Whose prompt pushed what out of the prefix cache, and how much of that was needed again.
 
 A hash names the content of a block. One that is cached again after it was evicted had to be computed again. What is
-remembered is bounded: of the last MAX_EVICTED to twice as many contents, for the last MAX_EVICTORS requests.
+remembered is bounded: the contents evicted last, of the requests that evicted last.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from itertools import islice
 from typing import Final
 
-MAX_EVICTED: Final = 1 << 16
+from monitor.events.records import RequestState
+
+MAX_EVICTED: Final = 1 << 17
 MAX_EVICTORS: Final = 1 << 12
 
 
@@ -35,28 +38,28 @@ class Evictions:
     def __init__(self) -> None:
         self.culprits: deque[Evictor] = deque(maxlen=MAX_EVICTORS)
         """Those who evicted what was needed again, in the order in which that was found."""
+        self.gone: dict[int, Evictor] = {}
+        """By hash, what was evicted and is not cached again, with who evicted it. Always the same dictionary."""
         self._by_request: dict[int, Evictor] = {}
-        # Two generations, so that forgetting the older one costs nothing.
-        self._gone: dict[int, Evictor] = {}
-        self._gone_before: dict[int, Evictor] = {}
 
-    def evict(self, number: int, name: str, at_ns: int, hashes: list[int], cached_before: int, unused: int) -> None:
+    def evict(self, record: RequestState, at_ns: int, hashes: list[int], cached_before: int, unused: int) -> None:
         """The request was given blocks that held these contents."""
-        evictor = self._by_request.get(number)
+        evictor = self._by_request.get(record.number)
         if evictor is None:
-            evictor = self._by_request[number] = Evictor(name, at_ns, cached_before, unused)
+            evictor = self._by_request[record.number] = Evictor(record.id, at_ns, cached_before, unused)
             if len(self._by_request) > MAX_EVICTORS:
                 del self._by_request[next(iter(self._by_request))]
         evictor.evicted += len(hashes)
         evictor.unused = min(evictor.unused, unused)
-        self._gone.update(dict.fromkeys(hashes, evictor))
-        if len(self._gone) > MAX_EVICTED:
-            self._gone_before, self._gone = self._gone, {}
+        self.gone.update(dict.fromkeys(hashes, evictor))
+        if len(self.gone) > MAX_EVICTED:
+            for value in list(islice(self.gone, MAX_EVICTED // 2)):
+                del self.gone[value]
 
     def store(self, hashes: list[int]) -> None:
         """These contents are cached, again or for the first time."""
         for value in hashes:
-            evictor = self._gone.pop(value, None) or self._gone_before.pop(value, None)
+            evictor = self.gone.pop(value, None)
             if evictor is not None:
                 if not evictor.missed:
                     self.culprits.append(evictor)

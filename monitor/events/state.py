@@ -37,7 +37,7 @@ class State(Books):
         Events laid out as SCHEMA says never make it raise; others may (IndexError, ValueError, OverflowError).
         """
         refs, owner, hashes, since, more = self.refs, self.owner, self.hashes, self.since, self.more
-        requests = self.requests
+        requests, gone = self.requests, self.evictions.gone.keys()
         a = i = 0
         index = -1
         for kind, group, number, n_args, n_ids in fives(runs):
@@ -78,9 +78,10 @@ class State(Books):
                         self._check_early(blocks, number)
                     self.used += n_ids
                     self.totals.allocated += n_ids
-                    if n_args:
-                        self._evicted(number, args[a:a_end])
-                    (requests.get(number) or self._request(number)).blocks += blocks
+                    record = requests.get(number) or self._request(number)
+                    record.blocks += blocks
+                    if n_args and not record.first_token_ns:
+                        self._evicted(record, args[a:a_end])
                 elif kind == _RELEASED:
                     reason = args[a]
                     freed = 0
@@ -99,15 +100,17 @@ class State(Books):
                     released[reason] = released.get(reason, 0) + n_ids
                     self._drop_blocks(number, blocks)
                 elif kind == _CACHED:
-                    for block, value in zip(blocks, args[a:a_end], strict=True):
+                    values = args[a:a_end]
+                    for block, value in zip(blocks, values, strict=True):
                         if not hashes[block] and not refs[block]:
                             self.cached_idle += 1
                         hashes[block] = value
                     self.totals.cached += n_ids
-                    self.evictions.store(args[a:a_end])
-                    record = requests.get(number)
-                    if record is not None and not record.first_token_ns and not group:  # of each token once
-                        record.cached_blocks += n_ids
+                    if gone and not gone.isdisjoint(values):
+                        self.evictions.store(values)
+                    cacher = requests.get(number)
+                    if cacher is not None and not cacher.first_token_ns and not group:  # of each token once
+                        cacher.cached_blocks += n_ids
                         self.prompt_blocks_cached += n_ids
                 elif kind == _REUSED:
                     for block in blocks:
@@ -197,12 +200,10 @@ class State(Books):
             if self.hashes[block]:
                 self.cached_idle += 1
 
-    def _evicted(self, number: int, hashes: list[int]) -> None:
-        """The request was given blocks, counted already, that had these hashes: for its prompt, if it is at that."""
-        record = self.requests.get(number)
-        if record is not None and not record.first_token_ns:
-            unused = self.free - self.cached_idle
-            self.evictions.evict(number, record.id, self.now_ns, hashes, self.cached_idle + len(hashes), unused)
+    def _evicted(self, record: RequestState, hashes: list[int]) -> None:
+        """A request was given blocks for its prompt, counted already, that had these hashes."""
+        unused = self.free - self.cached_idle
+        self.evictions.evict(record, self.now_ns, hashes, self.cached_idle + len(hashes), unused)
 
     def _rare_block_event(self, kind: int, number: int, args: list[int], blocks: list[int]) -> None:
         if kind == Kind.EVICTED:
