@@ -55,9 +55,9 @@ def create_app(watch: Watch, sources: Callable[[], list[SourceView]], *, token: 
 
     @app.get("/api/findings")
     async def findings(state: str = "") -> Response:
-        """Findings: ?state=pending, firing or resolved; both of the latter without."""
-        if state not in ("", "pending", "firing", "resolved"):
-            return JSONResponse({"detail": f"state={state} is not pending, firing or resolved"}, 400)
+        """Findings: ?state=pending, firing, suppressed or resolved; firing and resolved without."""
+        if state not in ("", "pending", "firing", "suppressed", "resolved"):
+            return JSONResponse({"detail": f"state={state} is not pending, firing, suppressed or resolved"}, 400)
         wanted: FindingState | None = state or None  # type: ignore[assignment]
         return await _json(watch.find, wanted)
 

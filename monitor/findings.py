@@ -2,22 +2,34 @@
 
 The same trouble (engine, code, key) is one finding that grows, not many. One that is not judged any more is resolved
 after a moment, so that a judgement that flickers does not fire twice.
+
+What another finding explains (monitor.detectors.effects) is suppressed: its root cause lists it, and it does not fire.
+One that fired before its cause did is over for those who were told of it. When the cause has ended and the effect goes
+on nevertheless, it fires.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final, Literal, NamedTuple
 
 import msgspec
 
+from monitor.detectors.effects import explains
 from monitor.detectors.judgement import CATALOGUE, SEVERITIES, Evidence, Judgement, Severity, Verdict
 from monitor.ledger.words import timestamp
 
-State = Literal["pending", "firing", "resolved"]
+State = Literal["pending", "firing", "suppressed", "resolved"]
+
+Place = tuple[str, str, str]
+"""Engine, code and key: what tells one trouble from another."""
 
 RESOLVE_AFTER_NS: Final = 3_000_000_000
+EFFECT_LASTS_NS: Final = 30_000_000_000
+"""So long after its cause an effect may go on: a queue that has grown takes its time."""
+LOOK_AGAIN_S: Final = 300.0
+"""So long after a restart, what is judged where an alert was open is the same trouble still."""
 MAX_RESOLVED: Final = 1_000
 
 
@@ -26,6 +38,16 @@ class Culprits(msgspec.Struct, frozen=True):
 
     requests: list[str]
     blocks: list[int]
+
+
+class Effect(msgspec.Struct, frozen=True):
+    """What a finding brings about that would be a finding without it: its code, since when, who it is about now or was
+    last.
+    """
+
+    code: str
+    since: str | None
+    requests: list[str]
 
 
 class FindingReport(msgspec.Struct, frozen=True):
@@ -49,23 +71,36 @@ class FindingReport(msgspec.Struct, frozen=True):
     wont_help: list[str]
     missing: str
     runbook: str
+    effects: list[Effect] = []
+    caused_by: list[str] = []
+    """The codes of its root causes, if it is suppressed."""
 
 
 class Finding:
     """One trouble of one engine, from when it was first judged to when it ended. Times are wall ns."""
 
-    def __init__(self, judgement: Judgement, now_ns: int) -> None:
+    def __init__(self, judgement: Judgement, now_ns: int, first_seen_ns: int = 0) -> None:
         self.judgement = judgement
         self.state: State = "pending"
-        self.first_seen_ns = now_ns
+        self.first_seen_ns = first_seen_ns or now_ns
         self.last_seen_ns = now_ns
         self.fired_ns = 0
         self.resolved_ns = 0
+        self.effects: dict[str, Effect] = {}
+        """All that it ever had, by code."""
+        self.causes: list[Finding] = []
+        """The roots that explain it, or did last."""
+        self.explained_ns = 0
 
     @property
     def severity(self) -> Severity:
         """By the catalogue."""
         return CATALOGUE[self.judgement.code].severity
+
+    @property
+    def place(self) -> Place:
+        """Where it is, and what."""
+        return self.judgement.engine, self.judgement.code, self.judgement.key
 
     @property
     def id(self) -> str:
@@ -96,6 +131,8 @@ class Finding:
             wont_help=list(judged.wont_help),
             missing=judged.missing,
             runbook=runbook(judged.code),
+            effects=list(self.effects.values()),
+            caused_by=sorted({cause.judgement.code for cause in self.causes}) if self.state == "suppressed" else [],
         )
 
 
@@ -111,8 +148,17 @@ class Findings:
     """All findings of all engines. `update` with every engine's judgements, as often as they are made."""
 
     def __init__(self) -> None:
-        self._open: dict[tuple[str, str, str], Finding] = {}
+        self._open: dict[Place, Finding] = {}
         self._resolved: list[Finding] = []
+        self._known: dict[Place, int] = {}
+        self._known_until_ns = 0
+
+    def remember(self, known: Mapping[Place, int], until_ns: int) -> None:
+        """Take what was open in an earlier life of the service, and when it was first seen there (wall ns). What is
+        judged in the same place before `until_ns` is the same finding, with the same id.
+        """
+        self._known = dict(known)
+        self._known_until_ns = until_ns
 
     def update(self, engine: str, now_ns: int, judgements: Iterable[Judgement]) -> list[Transition]:
         """Fold in all that is judged of one engine at `now_ns` (wall); what changed by it."""
@@ -121,13 +167,10 @@ class Findings:
             key = (judged.engine, judged.code, judged.key)
             finding = self._open.get(key)
             if finding is None:
-                finding = self._open[key] = Finding(judged, now_ns)
+                known_ns = self._known.pop(key, 0)
+                finding = self._open[key] = Finding(judged, now_ns, known_ns if now_ns < self._known_until_ns else 0)
             finding.judgement = judged
             finding.last_seen_ns = now_ns
-            if finding.state == "pending" and not judged.pending:
-                finding.state = "firing"
-                finding.fired_ns = now_ns
-                transitions.append(Transition(finding, "firing", now_ns))
         for key, finding in list(self._open.items()):
             if key[0] == engine and now_ns - finding.last_seen_ns >= RESOLVE_AFTER_NS:
                 del self._open[key]
@@ -137,6 +180,35 @@ class Findings:
                     self._resolved.append(finding)
                     transitions.append(Transition(finding, "resolved", now_ns))
         del self._resolved[:-MAX_RESOLVED]
+        return transitions + self._told_apart(engine, now_ns)
+
+    def _told_apart(self, engine: str, now_ns: int) -> list[Transition]:
+        """Causes of what is beyond its grace fire, and their effects do not."""
+        ripe = [
+            finding
+            for finding in self._open.values()
+            if finding.judgement.engine == engine and (finding.state != "pending" or not finding.judgement.pending)
+        ]
+        explained = {
+            finding.place: [cause for cause in ripe if explains(cause.judgement, finding.judgement)] for finding in ripe
+        }
+        transitions = []
+        for finding in ripe:
+            if explained[finding.place]:
+                finding.causes = _roots(finding, explained)
+                finding.explained_ns = now_ns
+                if finding.state == "firing":
+                    transitions.append(Transition(finding, "resolved", now_ns))
+                finding.state = "suppressed"
+            elif finding.state == "pending" or (
+                finding.state == "suppressed"
+                and finding.last_seen_ns == now_ns
+                and now_ns - finding.explained_ns >= EFFECT_LASTS_NS
+            ):
+                finding.state = "firing"
+                finding.fired_ns = now_ns
+                transitions.append(Transition(finding, "firing", now_ns))
+        _list_effects(finding for finding in ripe if explained[finding.place])
         return transitions
 
     def firing(self) -> list[Finding]:
@@ -147,9 +219,41 @@ class Findings:
         """What may be about to fire."""
         return [finding for finding in self._open.values() if finding.state == "pending"]
 
+    def suppressed(self) -> list[Finding]:
+        """What others explain, and list."""
+        return [finding for finding in self._open.values() if finding.state == "suppressed"]
+
     def resolved(self) -> list[Finding]:
         """What was wrong, the latest first."""
         return self._resolved[::-1]
+
+
+def _roots(finding: Finding, explained: Mapping[Place, list[Finding]]) -> list[Finding]:
+    """What explains it and is not explained itself; of what was explained a moment ago, what explained it then."""
+    roots: dict[Place, Finding] = {}
+    for cause in explained[finding.place]:
+        if explained[cause.place]:
+            above = _roots(cause, explained)
+        else:
+            above = cause.causes if cause.state == "suppressed" else [cause]
+        roots.update((root.place, root) for root in above)
+    return list(roots.values())
+
+
+def _list_effects(findings: Iterable[Finding]) -> None:
+    """Enter each with its causes, those of one code together."""
+    by_code: dict[tuple[Place, str], list[Finding]] = {}
+    causes: dict[Place, Finding] = {}
+    for finding in findings:
+        for cause in finding.causes:
+            causes[cause.place] = cause
+            by_code.setdefault((cause.place, finding.judgement.code), []).append(finding)
+    for (place, code), alike in by_code.items():
+        before = causes[place].effects.get(code)
+        since = min((f.judgement.since_ns for f in alike if f.judgement.since_ns), default=0)
+        requests = list(dict.fromkeys(name for f in alike for name in f.judgement.requests))
+        began = before.since if before is not None else timestamp(since)
+        causes[place].effects[code] = Effect(code, began, requests)
 
 
 def runbook(code: str) -> str:

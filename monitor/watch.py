@@ -112,7 +112,7 @@ class Watch:
             return [self._engine(ledger) for _, ledger in sorted(self.fleet.engines.items())]
 
     def find(self, state: FindingState | None = None) -> list[FindingReport]:
-        """Findings in that state, or those firing and resolved: the worst first."""
+        """Findings in that state, or those firing and resolved: the worst first. Their effects are in them."""
         with self._lock:
             found: list[Finding] = []
             if state in (None, "firing"):
@@ -121,6 +121,8 @@ class Watch:
                 found += self.findings.resolved()
             if state == "pending":
                 found += self.findings.pending()
+            if state == "suppressed":
+                found += self.findings.suppressed()
             return [finding.report() for finding in found]
 
     def points(self, engine: str, seconds: float = 600.0, most: int = 600) -> list[PointView]:

@@ -88,6 +88,13 @@ def _culprits(finding: FindingReport) -> list[Any]:
     if blocks:
         links = block_links(finding.engine, blocks, MOST_CULPRITS)
         rows += [html.Dt(counted(len(blocks), "block")), html.Dd(links)]
+    for effect in finding.effects:
+        named = [
+            html.A(name, href=to_request(finding.engine, name), className="id")
+            for name in effect.requests[:MOST_CULPRITS]
+        ]
+        rest = and_more(len(effect.requests) - MOST_CULPRITS)
+        rows += [html.Dt("effect"), html.Dd([html.Code(effect.code), " ", *named, *rest])]
     return [html.Dl(rows, className="culprits")] if rows else []
 
 

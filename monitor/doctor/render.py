@@ -86,6 +86,7 @@ def markdown(report: Report, console: Console) -> None:
         if culprits := _culprits(finding):
             out += [f"- Culprits: {culprits}"]
         out += [f"- Since: {_since(finding)}", f"- Evidence: {_evidence(finding.evidence)}"]
+        out += [f"- Effect: {effect}" for effect in _effects(finding)]
         for name, items in (("Do now", finding.do_now), ("Change", finding.change), ("Won't help", finding.wont_help)):
             out += [f"- {name}: {item}" for item in items]
         if finding.missing:
@@ -231,6 +232,7 @@ def _finding(finding: FindingReport, console: Console) -> None:
         ("Since", [_since(finding)] if finding.since or finding.severity != "info" else []),
         ("Culprits", [_culprits(finding)]),
         ("Evidence", [_evidence(finding.evidence)]),
+        ("Effects", _effects(finding)),
         ("Do now", finding.do_now),
         ("Change", finding.change),
         ("Won't help", finding.wont_help),
@@ -259,6 +261,15 @@ def _culprits(finding: FindingReport) -> str:
     if finding.culprits.blocks:
         parts.append(("block " if len(finding.culprits.blocks) == 1 else "blocks ") + _ranges(finding.culprits.blocks))
     return "; ".join(parts)
+
+
+def _effects(finding: FindingReport) -> list[str]:
+    """What it brings about, and is not reported for itself."""
+    return [
+        f"{effect.code}, since {_time(effect.since)} UTC"
+        + (f": {counted(len(effect.requests), 'request')}, {listed(effect.requests, 8)}" if effect.requests else "")
+        for effect in finding.effects
+    ]
 
 
 def _ranges(numbers: Sequence[int], most: int = 6) -> str:
