@@ -31,7 +31,7 @@ def create_app(watch: Watch, sources: Callable[[], list[SourceView]], *, token: 
     """The app, its own routes first; whatever is mounted later comes after them."""
     app = FastAPI(title="kvscope", docs_url=None, redoc_url=None, openapi_url="/api/openapi.json")
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(WatchCollector(watch))
+    registry.register(WatchCollector(watch, sources))
 
     @app.exception_handler(NotKnown)
     async def not_known(_request: Request, error: Exception) -> Response:

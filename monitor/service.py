@@ -8,6 +8,7 @@ import socket
 import sqlite3
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,6 +61,7 @@ class Reader(threading.Thread):
         super().__init__(name=f"kvscope-read {self.target}", daemon=True)
         self.watch = watch
         self.error = ""
+        self.cpu_s = 0.0
         self._after = after
         self._stopping = threading.Event()
         self._source = source
@@ -73,6 +75,7 @@ class Reader(threading.Thread):
                 else:
                     self.watch.feed(self._source.poll(0.1))
                 self._after()
+                self.cpu_s = time.thread_time()
         except ContractError as error:
             self.error = str(error)
             logger.error("%s: %s", self.target, error)
@@ -90,9 +93,19 @@ class Reader(threading.Thread):
         source = self._source
         if isinstance(source, MetricsPage):
             error = source.last_failure if source.failing else ""
-            return SourceView(self.target, source.engine, not source.failing, source.failed_scrapes, {}, error)
+            return SourceView(
+                self.target, source.engine, not source.failing, source.failed_scrapes, {}, error, cpu_s=self.cpu_s
+            )
         return SourceView(
-            self.target, source.engine, source.in_step, source.bad_frames, dict(source.filled_from), self.error
+            self.target,
+            source.engine,
+            source.in_step,
+            source.bad_frames,
+            dict(source.filled_from),
+            self.error,
+            ended=bool(self.error),
+            lag_s=source.lag_s,
+            cpu_s=self.cpu_s,
         )
 
 

@@ -143,6 +143,12 @@ class SourceView(msgspec.Struct, frozen=True):
     bad_frames: int
     filled_from: dict[str, int]
     error: str
+    ended: bool = False
+    """Whether that error ended the reading."""
+    lag_s: float | None = None
+    """From when the last batch was packed, by the engine's clock, until we had it; None of a page."""
+    cpu_s: float = 0.0
+    """Processor time that its reader took, bookkeeping and judging included."""
 
 
 FindingState = State

@@ -134,7 +134,10 @@ def _reference() -> Iterator[str]:
     yield "## Metrics of `monitor serve`"
     yield ""
     yield "Requests and blocks are never labels. Where there is a GPU, `kvscope_gpu_memory_bytes` is there too (gauge;"
-    yield "labels gpu, uuid, and state: used, free), as the driver counts it."
+    yield "labels gpu, uuid, and state: used, free), as the driver counts it. A gaugehistogram tells how old is what"
+    yield "goes on now: as text it is a histogram whose buckets fall too, so neither `rate` nor `increase` is for it;"
+    yield "`_gcount` and `_gsum` stand beside its buckets. What is counted since we have listened begins anew with each"
+    yield "life of an engine."
     yield ""
     yield from _table(
         ("metric", "type", "labels", "what it is"),

@@ -6,4 +6,5 @@ No I/O, no clock, no threads: time enters as records, so that a recording gives 
     balance.py   the conservation law: every block once, by its liveliest holder
     because.py   the chain from a block to the live reason that holds it
     story.py     the life of a block or a request, told from the events
+    tally.py     what is counted beyond the books, to be drawn over time: residency.py, recompute.py, latency.py
 """

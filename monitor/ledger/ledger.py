@@ -21,6 +21,7 @@ from monitor.events.wire import ADDED_BY_SOURCE, NO_REQUEST, Batch, Keyframe, No
 from monitor.ledger.balance import Balance, balance
 from monitor.ledger.floors import Floors
 from monitor.ledger.prefixes import Prefixes
+from monitor.ledger.tally import Tally
 
 POINT_EVERY_NS: Final = 100_000_000
 MAX_POINTS: Final = 36_000
@@ -120,6 +121,7 @@ class EngineLedger:
         self.facts: dict[str, Fact] = {}
         self.prefixes = Prefixes()
         """What KV events tell, where there are any."""
+        self.tally = Tally()
         self.heartbeats = 0
         """Heard by this ledger, in this epoch."""
         self.passes_advanced = False
@@ -128,11 +130,14 @@ class EngineLedger:
         self._polled_ns = 0
         self._recent_bytes = 0
         self._wall_minus_mono = 0
+        self._head: RequestState | None = None
+        self._head_is_known = False
 
     # ---------------------------------------------------------------- the fold
 
     def apply(self, record: Record) -> None:
         """Fold one record in. Nothing that an engine can say makes this raise."""
+        self._head_is_known = False
         if isinstance(record, Batch):
             if record.sequence == ADDED_BY_SOURCE:
                 self._apply_source_batch(record)
@@ -179,9 +184,9 @@ class EngineLedger:
         state = self.state
         before = state.heartbeat
         try:
-            state.apply(
-                batch.runs.cast("i").tolist(), batch.args.cast("q").tolist(), batch.ids.cast("i").tolist(), batch.texts
-            )
+            runs, args, ids = batch.runs.cast("i").tolist(), batch.args.cast("q").tolist(), batch.ids.cast("i").tolist()
+            state.apply(runs, args, ids, batch.texts)
+            self.tally.fold(state, runs, args, ids, batch.mono_ns)
             if NO_REQUEST in batch.texts:
                 self.description = parse(batch.texts[NO_REQUEST])
         except (NotAFrame, IndexError, TypeError, ValueError, OverflowError, MemoryError) as error:
@@ -195,11 +200,14 @@ class EngineLedger:
         self._note_polls(before, state.heartbeat)
         if batch.total > 0:
             state.check(batch.free, batch.cached_idle, batch.used)
+        finished, preempted, prompts = state.take_finished(), state.take_preempted(), state.take_prompts()
         self.ended.extend(state.take_ended())
-        self._just_finished.extend(state.take_finished())
+        self._just_finished.extend(finished)
         self.lapses.extend(state.take_lapsed())
-        self.preempted.extend(state.take_preempted())
-        self.prompts.extend(state.take_prompts())
+        self.preempted.extend(preempted)
+        self.prompts.extend(prompts)
+        self.tally.finished(finished)
+        self.tally.recompute.add(preempted, prompts, state.block_size)
         for anomaly in state.take_anomalies():
             position = Position(batch.epoch, batch.sequence, anomaly.position)
             self.anomalies.append(FoundAnomaly(position, batch.wall_ns, anomaly))
@@ -242,6 +250,7 @@ class EngineLedger:
         except NotAFrame as error:
             return self._unreadable(keyframe, str(error))
         self.state = state
+        self.tally.residency.in_step = False
         self._note_polls(None, state.heartbeat)
         self.ready = True
         self.sequence = keyframe.sequence
@@ -253,6 +262,7 @@ class EngineLedger:
         self.epoch = epoch
         self.sequence = -1
         self.state = State()
+        self.tally = Tally()
         self.description = EngineDescription()
         self.ready = False
         self.uncertain_since_ns = 0
@@ -370,8 +380,10 @@ class EngineLedger:
 
     def head(self) -> RequestState | None:
         """The waiting request that the scheduler passed over last: the one the others stand behind."""
-        refused = [r for r in self.state.requests.values() if r.is_waiting and r.times_passed_over]
-        return max(refused, key=lambda r: r.since_ns, default=None)
+        if not self._head_is_known:  # whoever asks why each request waits asks this as often
+            refused = [r for r in self.state.requests.values() if r.is_waiting and r.times_passed_over]
+            self._head, self._head_is_known = max(refused, key=lambda r: r.since_ns, default=None), True
+        return self._head
 
 
 def _size(batch: Batch) -> int:

@@ -44,6 +44,8 @@ class LiveStream:
         """Messages that were no frame of the contract, counted and left out."""
         self.filled_from: dict[str, int] = {}
         """How many batches came late, by where from: ring or journal."""
+        self.lag_s: float | None = None
+        """From when the newest frame was packed, by the engine's clock, until we had it."""
         self.has_kv_events = False
         """Whether it is vLLM's KV events that are published there: monitor/sources/kv_events.py reads them."""
         self._clock = clock
@@ -105,6 +107,7 @@ class LiveStream:
                 return
             received = self._decoded(parts[-1])
             if received is not None:
+                self.lag_s = (self._clock.time_ns() - received.frame.wall_ns) / 1e9
                 self._place(received, out)
             elif is_batch(parts):
                 self.has_kv_events = True

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import pynvml
 import pytest
@@ -17,12 +19,21 @@ from monitor.events.kinds import Status as RequestStatus
 from monitor.events.sample import Sample
 from monitor.outlets.gpu import gpu_memory
 from monitor.outlets.prometheus import HOLDERS, WatchCollector
+from monitor.views import SourceView
 from monitor.watch import Watch
 from tests.lab import Lab
 
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference.md"
 FAULTS = ("leak.finished-held:limit=2", "leak.unaccounted")
-LABELS = {"engine", "holder", "state", "reason", "code", "severity", "verdict", "stage", "limit", "status"}
+LABELS = {
+    "engine", "holder", "state", "reason", "code", "severity", "verdict", "stage", "limit", "status", "outcome", "part",
+    "suggestion", "tier", "source", "supplier", "le",
+}  # fmt: skip
 """All that a metric may be told apart by: each has few values, whatever the load."""
+SOURCE = SourceView(
+    "tcp://127.0.0.1:5757", "lab@127.0.0.1:0/0", in_step=True, bad_frames=1, filled_from={"ring": 3, "journal": 2},
+    error="", lag_s=0.25, cpu_s=1.5,
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -48,6 +59,7 @@ def watch(lab: Lab) -> Watch:
     """What a service knows of it once every grace is over."""
     for _ in range(60):
         lab.clock.sleep(0.25)
+        lab.scheduler.take_completions()  # the connector is asked, and says nothing
         lab.heartbeat()
     watch = Watch()
     watch.feed(lab.frames)
@@ -55,7 +67,9 @@ def watch(lab: Lab) -> Watch:
 
 
 def families(watch: Watch) -> dict[str, Metric]:
-    return {family.name: family for family in WatchCollector(watch).collect()}
+    """What is said of engines; this process is always there."""
+    found = {family.name: family for family in WatchCollector(watch).collect()}
+    return {name: family for name, family in found.items() if name.startswith("kvscope_")}
 
 
 def by_labels(family: Metric, *labels: str) -> Counter[tuple[str, ...]]:
@@ -66,9 +80,9 @@ def by_labels(family: Metric, *labels: str) -> Counter[tuple[str, ...]]:
     return totals
 
 
-def page(watch: Watch) -> bytes:
+def page(watch: Watch, sources: Iterable[SourceView] = ()) -> bytes:
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(WatchCollector(watch))
+    registry.register(WatchCollector(watch, lambda: sources))
     return generate_latest(registry)
 
 
@@ -76,7 +90,9 @@ def test_promtool_finds_nothing_to_say_of_the_page(watch: Watch) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is not here: apt-get install prometheus")
-    told = subprocess.run([promtool, "check", "metrics"], input=page(watch), capture_output=True, check=False)
+    watch.fleet.engines["lab@127.0.0.1:0/0"].state.memory = list(range(1, 15))
+    said = page(watch, [SOURCE])
+    told = subprocess.run([promtool, "check", "metrics"], input=said, capture_output=True, check=False)
     assert (told.returncode, told.stdout, told.stderr) == (0, b"", b"")
 
 
@@ -176,3 +192,50 @@ def test_without_a_gpu_its_metrics_are_absent(watch: Watch) -> None:
 def test_faults_that_are_on_are_said(watch: Watch) -> None:
     on = {sample.labels["code"] for sample in families(watch)["kvscope_engine_fault_on"].samples}
     assert on == {fault.partition(":")[0] for fault in FAULTS}
+
+
+def test_the_reference_names_every_metric_with_its_type_and_labels(watch: Watch) -> None:
+    """The table that is generated, and what is really on a page with everything on it."""
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| ([\w, ]*) \|", REFERENCE.read_text(), re.MULTILINE)
+    documented = {name: (kind, labels) for name, kind, labels in rows}
+    told = [*families(watch).values(), *WatchCollector(watch, lambda: [SOURCE]).collect()]
+    for family in told:
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        kind, labels = documented[name]
+        assert kind == family.type
+        assert {label for sample in family.samples for label in sample.labels} <= {*labels.split(", "), "le"}
+    assert {name.removesuffix("_total") for name in documented if name.startswith("kvscope_")} == {
+        family.name for family in told if family.name.startswith("kvscope_")
+    }
+
+
+def test_sources_are_told_with_their_lag_and_their_cost(watch: Watch) -> None:
+    found = {family.name: family for family in WatchCollector(watch, lambda: [SOURCE]).collect()}
+    assert by_labels(found["kvscope_source_lag_seconds"], "source") == {(SOURCE.target,): SOURCE.lag_s}
+    assert by_labels(found["kvscope_source_cpu_seconds"], "source") == {(SOURCE.target,): SOURCE.cpu_s}
+    assert by_labels(found["kvscope_source_batches_filled"], "supplier") == {
+        (supplier,): count for supplier, count in SOURCE.filled_from.items()
+    }
+    assert any(sample.value > 0 for sample in found["process_cpu_seconds"].samples)
+
+
+def test_what_leaks_grows_old_in_the_ages_and_never_gets_into_the_lifetimes(lab: Lab, watch: Watch) -> None:
+    def told(family: str, state: str | None = None) -> dict[str, float]:
+        samples = [s for s in families(watch)[family].samples if s.labels.get("state") == state]
+        return {sample.labels["le"]: sample.value for sample in samples if "le" in sample.labels}
+
+    balance = by_labels(families(watch)["kvscope_blocks"], "holder")
+    held = sum(balance[holder,] for holder in ("running", "waiting", "finished", "unaccounted"))
+    leaked = balance["finished",] + balance["unaccounted",]
+    before = told("kvscope_block_age_seconds", "held")
+    assert before["+Inf"] == held
+    assert told("kvscope_block_age_seconds", "cached_idle")["+Inf"] == balance["cached_idle",]
+    lived = told("kvscope_block_lifetime_seconds")["+Inf"]
+    lab.clock.sleep(4_000)
+    watch.feed([lab.heartbeat()])
+    lab.step()
+    watch.feed(lab.frames)
+    after = told("kvscope_block_age_seconds", "held")
+    assert after["+Inf"] - after["3600.0"] >= leaked > 0
+    assert before["3600.0"] == before["+Inf"]
+    assert told("kvscope_block_lifetime_seconds")["+Inf"] <= lived + balance["cached_idle",]

@@ -1,0 +1,38 @@
+"""How long requests waited, for their turn and for their tokens: folded when each ends."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from monitor.events.kinds import Status
+from monitor.events.records import RequestState
+from monitor.ledger.histogram import Histogram
+
+BOUNDS_S: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0)
+TOKEN_BOUNDS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
+SERVED: Final = frozenset((Status.FINISHED_STOPPED, Status.FINISHED_LENGTH_CAPPED, Status.FINISHED_REPETITION))
+"""How a request ends that got what it asked for."""
+
+
+class Latencies:
+    """Those of the requests that ended in one way, since we have listened.
+
+    queue         from arrival until first let in, or until the end of one that never was
+    first_token   from arrival until the first token of output
+    per_token     between two tokens of output, on average over the request
+    """
+
+    def __init__(self) -> None:
+        self.queue = Histogram(BOUNDS_S)
+        self.first_token = Histogram(BOUNDS_S)
+        self.per_token = Histogram(TOKEN_BOUNDS_S)
+
+    def add(self, request: RequestState) -> None:
+        """One has ended. What was not seen of it, since we came later, is left out."""
+        arrived, first = request.arrived_ns, request.first_token_ns
+        if arrived:
+            self.queue.observe([(request.admitted_ns or request.finished_ns) - arrived])
+            if first:
+                self.first_token.observe([first - arrived])
+        if first and request.output_tokens > 1:
+            self.per_token.observe([(request.finished_ns - first) // (request.output_tokens - 1)])

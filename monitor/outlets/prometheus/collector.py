@@ -1,0 +1,50 @@
+"""Puts the page together, of one moment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client import ProcessCollector
+from prometheus_client.core import Metric
+
+from monitor.outlets.gpu import gpu_memory
+from monitor.outlets.prometheus.observer import FindingFamilies, SourceFamilies, StreamFamilies
+from monitor.outlets.prometheus.pool import PoolFamilies
+from monitor.outlets.prometheus.requests import RequestFamilies
+from monitor.outlets.prometheus.work import WorkFamilies
+from monitor.views import SourceView
+from monitor.watch import Watch
+
+
+def _none() -> Iterable[SourceView]:
+    return ()
+
+
+class WatchCollector:
+    """A prometheus_client collector over everything that `watch` knows, the sources it is fed by, and this process."""
+
+    def __init__(self, watch: Watch, sources: Callable[[], Iterable[SourceView]] = _none) -> None:
+        self.watch = watch
+        self._sources = sources
+        self._process = ProcessCollector(registry=None)
+
+    def describe(self) -> list[Metric]:
+        """Nothing beforehand: registering must not collect."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics; those of engines of one moment."""
+        of_engines = (PoolFamilies(), RequestFamilies(), WorkFamilies(), StreamFamilies())
+        findings, sources = FindingFamilies(), SourceFamilies()
+        with self.watch.locked():
+            for name, ledger in self.watch.fleet.engines.items():
+                if ledger.has_stream:
+                    for families in of_engines:
+                        families.add(name, ledger)
+            findings.add(self.watch.findings)
+        for source in self._sources():
+            sources.add(source)
+        for filled in (findings, *of_engines, sources):
+            yield from vars(filled).values()
+        yield from self._process.collect()
+        yield from gpu_memory()

@@ -1,0 +1,94 @@
+"""Findings, and how far to trust all that: the stream, its sources."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+from monitor.events.kinds import Stage
+from monitor.findings import Findings
+from monitor.ledger.ledger import EngineLedger
+from monitor.outlets.prometheus.families import counter, gauge
+from monitor.views import SourceView
+
+
+class FindingFamilies:
+    """What is judged, being filled."""
+
+    def __init__(self) -> None:
+        self.findings = gauge("findings", "Findings that are firing.", "code", "severity", "verdict")
+
+    def add(self, findings: Findings) -> None:
+        """All engines'."""
+        counts = Counter(
+            (found.judgement.engine, found.judgement.code, str(found.severity), str(found.judgement.verdict))
+            for found in findings.firing()
+        )
+        for labels, count in counts.items():
+            self.findings.add_metric(labels, count)
+
+
+class StreamFamilies:
+    """What was lost of an engine's stream, and whether the engine is there, being filled."""
+
+    def __init__(self) -> None:
+        self.lost = counter(
+            "stream_batches_lost", "Batches of events that nobody could supply, by the stage that lost them.", "stage"
+        )
+        self.dropped = counter("stream_events_dropped", "Events that the engine's own buffer dropped.")
+        self.exact = gauge(
+            "ledger_exact",
+            "1 while the ledger is exact, 0 from a loss of events until the engine's next whole audit.",
+        )
+        self.heard = gauge("engine_last_heard_timestamp_seconds", "When the engine last said anything.")
+        self.stopped = gauge("engine_stopped", "1 once the engine has said that it ends, in good order.")
+
+    def add(self, name: str, ledger: EngineLedger) -> None:
+        """One engine's."""
+        for stage in Stage:
+            self.lost.add_metric((name, stage.name.lower()), ledger.lost_batches[stage])
+        self.dropped.add_metric((name,), ledger.dropped_events)
+        self.exact.add_metric((name,), 0 if ledger.uncertain_since_ns else 1)
+        self.heard.add_metric((name,), ledger.heard_ns / 1e9)
+        self.stopped.add_metric((name,), 1 if ledger.state.stopped_ns else 0)
+
+
+class SourceFamilies:
+    """What the service reads, and what that costs it, being filled. These belong to no engine."""
+
+    def __init__(self) -> None:
+        self.in_step = GaugeMetricFamily(
+            "kvscope_source_in_step", "1 while nothing is missing of what the source has said.", labels=("source",)
+        )
+        self.ended = GaugeMetricFamily(
+            "kvscope_source_ended", "1 once reading has ended for an error that trying again cannot mend.",
+            labels=("source",),
+        )  # fmt: skip
+        self.lag = GaugeMetricFamily(
+            "kvscope_source_lag_seconds",
+            "From when a stream's engine packed the last batch that we have, by its clock, until we had it, by ours.",
+            labels=("source",),
+        )
+        self.bad = CounterMetricFamily(
+            "kvscope_source_bad_frames", "Messages that could not be read, or scrapes that failed.", labels=("source",)
+        )
+        self.filled = CounterMetricFamily(
+            "kvscope_source_batches_filled",
+            "Batches that had to be asked for, by where the engine had them from.",
+            labels=("source", "supplier"),
+        )
+        self.cpu = CounterMetricFamily(
+            "kvscope_source_cpu_seconds", "Processor time of reading, keeping books and judging.", labels=("source",)
+        )
+
+    def add(self, source: SourceView) -> None:
+        """One source."""
+        self.in_step.add_metric((source.target,), int(source.in_step))
+        self.ended.add_metric((source.target,), int(source.ended))
+        if source.lag_s is not None:
+            self.lag.add_metric((source.target,), source.lag_s)
+        self.bad.add_metric((source.target,), source.bad_frames)
+        for supplier, batches in source.filled_from.items():
+            self.filled.add_metric((source.target, supplier), batches)
+        self.cpu.add_metric((source.target,), source.cpu_s)
