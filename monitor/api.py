@@ -17,6 +17,8 @@ from starlette.requests import cookie_parser
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from monitor.outlets.alerts.alerts import Alerts, NoSuchThing
+from monitor.outlets.alerts.silences import BadSilence
 from monitor.outlets.prometheus import WatchCollector
 from monitor.views import FindingState, SourceView
 from monitor.watch import NotKnown, Watch
@@ -27,7 +29,14 @@ _INSTALLED = Path(__file__).parent / "runbooks"  # a wheel carries docs/runbooks
 RUNBOOKS = _INSTALLED if _INSTALLED.is_dir() else Path(__file__).parent.parent / "docs" / "runbooks"
 
 
-def create_app(watch: Watch, sources: Callable[[], list[SourceView]], *, token: str = "", host: str = "") -> FastAPI:
+def create_app(
+    watch: Watch,
+    sources: Callable[[], list[SourceView]],
+    alerts: Alerts | None = None,
+    *,
+    token: str = "",
+    host: str = "",
+) -> FastAPI:
     """The app, its own routes first; whatever is mounted later comes after them."""
     app = FastAPI(title="kvscope", docs_url=None, redoc_url=None, openapi_url="/api/openapi.json")
     registry = CollectorRegistry(auto_describe=False)
@@ -91,6 +100,8 @@ def create_app(watch: Watch, sources: Callable[[], list[SourceView]], *, token: 
         """How each source of the service is."""
         return await _json(sources)
 
+    _serve_alerts(app, alerts)
+
     @app.get("/api/{path:path}")
     async def no_such_api(path: str) -> Response:
         """The page takes every path that is left; an API call that is wrong must hear so."""
@@ -107,6 +118,60 @@ def create_app(watch: Watch, sources: Callable[[], list[SourceView]], *, token: 
 
     app.add_middleware(Guard, token=token, host=host)
     return app
+
+
+class AskedSilence(msgspec.Struct, forbid_unknown_fields=True):
+    """A silence as it is asked for."""
+
+    matchers: list[str]
+    seconds: float
+    comment: str = ""
+
+
+def _serve_alerts(app: FastAPI, alerts: Alerts | None) -> None:
+    """What can be asked and done about alerts."""
+
+    def sent() -> Alerts:
+        if alerts is None:
+            raise NoSuchThing("this service sends no alerts: start `monitor serve` with --alert URL")
+        return alerts
+
+    @app.exception_handler(NoSuchThing)
+    async def no_such_thing(_request: Request, error: Exception) -> Response:
+        return JSONResponse({"detail": str(error)}, 404)
+
+    @app.exception_handler(BadSilence)
+    async def bad_silence(_request: Request, error: Exception) -> Response:
+        return JSONResponse({"detail": str(error)}, 400)
+
+    @app.get("/api/alerts")
+    async def all_alerts() -> Response:
+        """Receivers, open alerts, silences, and the latest deliveries."""
+        return await _json(sent().view)
+
+    @app.post("/api/alerts/test")
+    async def test(receiver: str = "") -> Response:
+        """Send a test to one receiver, or to all; what each answered."""
+        return await _json(sent().test, receiver)
+
+    @app.post("/api/alerts/deliveries/{number}/replay")
+    async def replay(number: int) -> Response:
+        """Send a message of the delivery log again, with its id."""
+        return await _json(sent().replay, number)
+
+    @app.post("/api/alerts/silences")
+    async def silence(request: Request) -> Response:
+        """Tell nobody of what matches (`matchers`, such as code=leak.*), for `seconds`; the silence's number."""
+        try:
+            asked = msgspec.json.decode(await request.body(), type=AskedSilence)
+        except msgspec.DecodeError as error:
+            raise BadSilence(f"a silence is {{matchers: [NAME=PATTERN], seconds, comment}}: {error}") from error
+        return await _json(sent().silence, asked.matchers, asked.seconds, asked.comment)
+
+    @app.delete("/api/alerts/silences/{number}")
+    async def unsilence(number: int) -> Response:
+        """End a silence."""
+        return await _json(sent().unsilence, number)
 
 
 async def _json(ask: Callable[..., Any], *args: Any) -> Response:

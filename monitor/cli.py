@@ -7,6 +7,7 @@ monitor explain memory          what a device's memory went to, and what that le
 monitor record TARGET DIR       keep a stream as a recording
 monitor probe check             whether a vLLM has what the probe hooks into
 monitor serve                   the service: page, API, /metrics, alerts
+monitor alerts test             whether alerts arrive; also list, silence, unsilence, replay
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ from monitor.detectors.thresholds import Settings
 from monitor.doctor import render
 from monitor.doctor.memory import bill_in_log, bill_of_engines
 from monitor.doctor.observe import WATCH_S, CannotTell, observe
-from monitor.doctor.report import CANNOT_TELL, NOTHING, SINCE_S, USAGE, examine
+from monitor.doctor.report import CANNOT_TELL, FINDINGS, NOTHING, SINCE_S, USAGE, examine
 from monitor.events.publisher import EVENTS_ENDPOINT
+from monitor.outlets.alerts.client import AlertsClient
+from monitor.outlets.alerts.table import alerts_table
 from monitor.query import Unreachable
 from monitor.sources.prometheus import seconds
 from monitor.sources.target import BadTarget
@@ -84,6 +87,7 @@ def parser() -> argparse.ArgumentParser:
     _add_record(commands)
     _add_probe(commands)
     _add_serve(commands)
+    _add_alerts(commands)
     return parser
 
 
@@ -116,6 +120,10 @@ def _length(text: str) -> int:
         return seconds(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _repeat(text: str) -> int:
+    return 0 if text == "0" else _length(text)
 
 
 def _default_url() -> str:
@@ -347,14 +355,23 @@ def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--token", default=os.environ.get("KVSCOPE_TOKEN", ""), help="ask for this (KVSCOPE_TOKEN)")
     parser.add_argument(
         "--data", type=Path, default=os.environ.get("KVSCOPE_DATA"), metavar="DIR",
-        help="keep undelivered alerts here, so that a restart loses none (KVSCOPE_DATA)",
+        help="keep alerts here, so that a restart loses none and sends none anew (KVSCOPE_DATA)",
     )  # fmt: skip
     parser.add_argument(
-        "--webhook", action="append", default=[], metavar="URL", help="send alerts here; may be repeated"
+        "--alert", action="append", metavar="URL",
+        help="send alerts here: https://… (a webhook), alertmanager+http://HOST:9093, slack+https://… or"
+        " pagerduty+https://ROUTING_KEY@events.pagerduty.com; may be repeated (KVSCOPE_ALERTS, separated by spaces)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--alert-private", action="store_true", help="alerts may go to private addresses, this machine's among them"
     )
     parser.add_argument(
+        "--alert-repeat", type=_repeat, default=4 * 3600, metavar="TIME",
+        help="say again that an alert still fires: 30m, 4h (4h; 0 never)",
+    )  # fmt: skip
+    parser.add_argument(
         "--webhook-secret", default=os.environ.get("KVSCOPE_WEBHOOK_SECRET", ""), metavar="whsec_…",
-        help="sign them with this (KVSCOPE_WEBHOOK_SECRET)",
+        help="sign what goes to webhooks with this (KVSCOPE_WEBHOOK_SECRET)",
     )  # fmt: skip
     parser.add_argument(
         "--otlp", default="", metavar="URL", help="send a span for each request to this OTLP/HTTP endpoint"
@@ -367,6 +384,7 @@ def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def _serve(parsed: argparse.Namespace) -> int:
     try:
+        from monitor.outlets.alerts.alerts import AlertsConfig
         from monitor.service import ServiceConfig, serve
     except ImportError as error:
         raise ValueError(
@@ -382,11 +400,84 @@ def _serve(parsed: argparse.Namespace) -> int:
             host=parsed.host,
             port=parsed.port,
             token=parsed.token,
-            data=parsed.data,
-            webhooks=tuple(parsed.webhook),
-            webhook_secret=parsed.webhook_secret,
+            alerts=AlertsConfig(
+                receivers=tuple(parsed.alert or os.environ.get("KVSCOPE_ALERTS", "").split()),
+                secret=parsed.webhook_secret,
+                allow_private=parsed.alert_private,
+                repeat_s=float(parsed.alert_repeat),
+                path=parsed.data / "alerts.sqlite" if parsed.data is not None else None,
+            ),
             otlp=parsed.otlp,
             settings=Settings.parse(parsed.thresholds),
         ),
         mount,
     )
+
+
+# -------------------------------------------------------------------- alerts
+
+
+def _add_alerts(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser("alerts", help="the alerts of a running service: whether they arrive, what to hush")
+    actions = parser.add_subparsers(required=True, metavar="ACTION")
+    exit_codes = "exit codes: 0, 2 for a wrong command line, 3 for a service that does not answer"
+    shown = actions.add_parser("list", help="receivers, open alerts, silences and the latest deliveries")
+    shown.set_defaults(run=_list_alerts)
+    test = actions.add_parser("test", help="send a test to one receiver, or to all, and say what it answered")
+    test.add_argument("receiver", nargs="?", default="", metavar="RECEIVER", help="its name, as `list` has it")
+    test.set_defaults(run=_test_alerts)
+    silence = actions.add_parser(
+        "silence", help="tell nobody of what matches, for a while",
+        description="Alerts that match all of the patterns are not told until then. What still fires is told then.",
+    )  # fmt: skip
+    silence.add_argument(
+        "matchers", nargs="+", metavar="NAME=PATTERN", help="code, engine, severity or key; such as 'code=leak.*'"
+    )
+    silence.add_argument(
+        "--for", type=_length, required=True, metavar="TIME", dest="seconds", help="how long: 30m, 2h, 1d12h"
+    )
+    silence.add_argument("--comment", default="", metavar="TEXT", help="why, for whoever looks at the list")
+    silence.set_defaults(run=_silence)
+    unsilence = actions.add_parser("unsilence", help="end a silence")
+    unsilence.add_argument("number", type=int, metavar="NUMBER", help="as `list` has it")
+    unsilence.set_defaults(run=_unsilence)
+    replay = actions.add_parser("replay", help="send a message of the delivery log again, with its id")
+    replay.add_argument("number", type=int, metavar="NUMBER", help="as `list` has it")
+    replay.set_defaults(run=_replay)
+    for action in (shown, test, silence, unsilence, replay):
+        action.epilog = f"{exit_codes}; 1 if a test did not arrive" if action is test else exit_codes
+        action.add_argument("--url", default="", metavar="URL", help=f"the service (KVSCOPE_URL, else {DEFAULT_URL})")
+        action.add_argument(
+            "--token", default=os.environ.get("KVSCOPE_TOKEN", ""), help="the service's token (KVSCOPE_TOKEN)"
+        )
+
+
+def _alerts(parsed: argparse.Namespace) -> AlertsClient:
+    return AlertsClient(parsed.url or _default_url(), parsed.token)
+
+
+def _list_alerts(parsed: argparse.Namespace) -> int:
+    alerts_table(_alerts(parsed).view(), Console(highlight=False))
+    return NOTHING
+
+
+def _test_alerts(parsed: argparse.Namespace) -> int:
+    tried = _alerts(parsed).test(parsed.receiver)
+    for one in tried:
+        print(f"{'delivered' if one.delivered else 'NOT delivered'}  {one.receiver}  {one.answer}")
+    return NOTHING if all(one.delivered for one in tried) else FINDINGS
+
+
+def _silence(parsed: argparse.Namespace) -> int:
+    print(f"silence {_alerts(parsed).silence(parsed.matchers, parsed.seconds, parsed.comment)}")
+    return NOTHING
+
+
+def _unsilence(parsed: argparse.Namespace) -> int:
+    _alerts(parsed).unsilence(parsed.number)
+    return NOTHING
+
+
+def _replay(parsed: argparse.Namespace) -> int:
+    _alerts(parsed).replay(parsed.number)
+    return NOTHING

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
 import uvicorn
@@ -21,8 +20,8 @@ from monitor.api import create_app
 from monitor.detectors.thresholds import Settings
 from monitor.events.wire import ContractError
 from monitor.findings import Transition
+from monitor.outlets.alerts.alerts import Alerts, AlertsConfig
 from monitor.outlets.otel import SpanOutlet
-from monitor.outlets.webhook import WebhookOutbox
 from monitor.query import Query
 from monitor.sources.live import LiveStream
 from monitor.sources.metrics_page import MetricsPage
@@ -39,16 +38,14 @@ Mount = Callable[[FastAPI, Query], None]
 
 @dataclass(frozen=True)
 class ServiceConfig:
-    """What `monitor serve` was asked for. `data`: where the outbox of alerts is kept, None for nowhere."""
+    """What `monitor serve` was asked for."""
 
     events: tuple[str, ...]
     metrics: tuple[str, ...] = ()
     host: str = "127.0.0.1"
     port: int = 8765
     token: str = ""
-    data: Path | None = None
-    webhooks: tuple[str, ...] = ()
-    webhook_secret: str = ""
+    alerts: AlertsConfig = field(default_factory=AlertsConfig)
     otlp: str = ""
     settings: Settings = field(default_factory=Settings)
 
@@ -110,18 +107,17 @@ class Reader(threading.Thread):
 
 
 class Service:
-    """The running parts, but for the HTTP server. Raises ContractError, BadTarget and BadWebhook."""
+    """The running parts, but for the HTTP server. Raises ContractError, BadTarget and BadReceiver."""
 
     def __init__(self, config: ServiceConfig) -> None:
         self.config = config
         self.watch = Watch(config.settings)
-        self.webhooks: WebhookOutbox | None = None
+        self.alerts: Alerts | None = None
         self.spans: SpanOutlet | None = None
-        if config.webhooks:
-            if config.data is not None:
-                config.data.mkdir(parents=True, exist_ok=True)
-            outbox = config.data / "outbox.sqlite" if config.data is not None else None
-            self.webhooks = WebhookOutbox(config.webhooks, config.webhook_secret, outbox)
+        if config.alerts.receivers:
+            self.alerts = Alerts(config.alerts)
+            until_ns = time.time_ns() + round(config.alerts.look_again_s * 1e9)
+            self.watch.findings.remember(self.alerts.known(), until_ns)
         if config.otlp:
             self.spans = SpanOutlet(config.otlp)
         sources: list[LiveStream | MetricsPage] = [LiveStream(endpoint) for endpoint in config.events]
@@ -132,8 +128,8 @@ class Service:
 
     def start(self) -> None:
         """Begin to read and to deliver."""
-        if self.webhooks is not None:
-            self.webhooks.start()
+        if self.alerts is not None:
+            self.alerts.start()
         for reader in self.readers:
             reader.start()
 
@@ -141,8 +137,8 @@ class Service:
         """Stop everything."""
         for reader in self.readers:
             reader.stop()
-        if self.webhooks is not None:
-            self.webhooks.close()
+        if self.alerts is not None:
+            self.alerts.close()
         if self.spans is not None:
             self.spans.close()
 
@@ -153,8 +149,8 @@ class Service:
     def _deliver(self) -> None:
         with self._delivering:
             transitions = self.watch.take_transitions()
-            if self.webhooks is not None:
-                self._post([*self._undelivered, *transitions])
+            if self.alerts is not None:
+                self._alert(self.alerts, [*self._undelivered, *transitions])
             for transition in transitions:
                 judged = transition.finding.judgement
                 level = logging.INFO if transition.finding.severity == "info" else logging.WARNING
@@ -163,12 +159,10 @@ class Service:
             if self.spans is not None:
                 self.spans.send(ended)
 
-
-    def _post(self, transitions: list[Transition]) -> None:
+    def _alert(self, alerts: Alerts, transitions: list[Transition]) -> None:
         """Into the outbox, or kept for the next time if that cannot be written (a full disk, say)."""
-        assert self.webhooks is not None
         try:
-            self.webhooks.put(transitions)
+            alerts.put(transitions)
             self._undelivered = []
         except sqlite3.Error as error:
             if transitions != self._undelivered:
@@ -187,7 +181,7 @@ def serve(config: ServiceConfig, mount: Mount) -> int:
         service = Service(config)
     except ContractError as error:
         raise ValueError(str(error)) from error
-    app = create_app(service.watch, service.sources, token=config.token, host=config.host)
+    app = create_app(service.watch, service.sources, service.alerts, token=config.token, host=config.host)
     mount(app, service.watch)
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2))
     for wanted in (signal.SIGINT, signal.SIGTERM):

@@ -76,7 +76,7 @@ def test_from_a_leak_to_an_alert_a_span_and_a_figure(tmp_path: Path) -> None:
         process("tests.lab_process", events, f"{events}-replay", "", "4", LEAK) as engine,
         process(
             "monitor", "serve", "--port", "0", "--events", events, "--data", str(tmp_path / "data"),
-            "--webhook", f"{url}/alerts", "--webhook-secret", SECRET, "--otlp", url,
+            "--alert", f"{url}/alerts", "--alert-private", "--webhook-secret", SECRET, "--otlp", url,
             "--set", "leak.finished-held.grace_s=1",
         ) as service,
     ):  # fmt: skip
@@ -136,8 +136,10 @@ def test_what_cannot_be_served_is_refused_in_words(tmp_path: Path) -> None:
         port = str(taken.getsockname()[1])
         for arguments, says in (
             (["--host", "0.0.0.0"], "set a token"),
-            (["--webhook", "ftp://x"], "http"),
-            (["--webhook", "http://x", "--webhook-secret", "short"], "whsec_"),
+            (["--alert", "ftp://x"], "http"),
+            (["--alert", "http://10.0.0.1/hook"], "--alert-private"),
+            (["--alert", "http://x", "--webhook-secret", "short"], "whsec_"),
+            (["--alert-repeat", "often"], "30m"),
             (["--events", "carrier pigeon"], "endpoint"),
             (["--metrics", "carrier pigeon"], "is no address"),
             (["--port", port], "in use"),

@@ -2,6 +2,6 @@
 
 prometheus.py   /metrics, collected from the ledgers at each scrape
 gpu.py          the device's own memory figures, by NVML, where there is a GPU
-webhook.py      one signed message for each transition of a finding, from an outbox on disk
+alerts/         one message for each transition of a finding, from an outbox on disk: webhooks, Slack and others
 otel.py         one OpenTelemetry span for each request
 """

@@ -1,0 +1,44 @@
+"""Which addresses alerts may be sent to: public ones, and private ones only where that was allowed."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+
+
+class NotAllowed(Exception):
+    """A host is, or resolves to, an address that alerts may not be sent to; the message says how to allow it."""
+
+
+def is_public(address: str) -> bool:
+    """Whether an IP address is one of the internet's; an IPv4 address within an IPv6 one counts as itself."""
+    parsed = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(parsed, ipaddress.IPv6Address) and parsed.ipv4_mapped is not None:
+        parsed = parsed.ipv4_mapped
+    return parsed.is_global and not parsed.is_multicast
+
+
+def address_of(host: str, port: int, allow_private: bool) -> str:
+    """The address to connect to. It is looked up once and used as it is, so that a name cannot answer with a public
+    address when it is asked about and a private one when it is called. Raises NotAllowed, and OSError for a name that
+    is not known.
+    """
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    addresses = [str(entry[4][0]) for entry in found]
+    if not allow_private:
+        for address in addresses:
+            if not is_public(address):
+                raise NotAllowed(f"{host} is at the private address {address}: --alert-private allows that")
+    return addresses[0]
+
+
+def require_public(host: str) -> None:
+    """Refuse a host that is private without a look-up: an address written out, or localhost. Raises NotAllowed."""
+    if host == "localhost" or host.endswith(".localhost"):
+        raise NotAllowed(f"{host} is this machine: --alert-private allows that")
+    try:
+        public = is_public(host)
+    except ValueError:
+        return  # a name, which is looked up at each try
+    if not public:
+        raise NotAllowed(f"{host} is a private address: --alert-private allows that")

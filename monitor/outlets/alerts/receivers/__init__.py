@@ -1,0 +1,9 @@
+"""How each kind of receiver wants to be told.
+
+receiver.py       what all of them are
+parse.py          from an --alert URL to one of them
+webhook.py        JSON, signed by the Standard Webhooks specification
+alertmanager.py   Alertmanager's v2 API
+slack.py          a Slack incoming webhook
+pagerduty.py      PagerDuty's Events API v2
+"""

@@ -1,0 +1,78 @@
+"""What the API says of alerts, as plain structures. Times are RFC 3339, None for what has not come yet."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+DeliveryState = Literal["pending", "delivered", "given-up", "silenced", "damped", "disabled"]
+"""pending: tried until it is told. given-up: refused for good, or at the last try. silenced: told when the silence
+ends, if it still fires then. damped: not told, since it flaps. disabled: the receiver had said that it is gone.
+"""
+
+
+class ReceiverView(msgspec.Struct, frozen=True):
+    """One receiver. `name` is made of its kind and a hash of its URL, which may be a secret."""
+
+    name: str
+    host: str
+    pending: int
+    paused_until: str | None
+    disabled_at: str | None
+
+
+class DeliveryView(msgspec.Struct, frozen=True):
+    """One message to one receiver."""
+
+    number: int
+    id: str
+    receiver: str
+    kind: str
+    alert: str
+    engine: str
+    code: str
+    state: DeliveryState
+    tries: int
+    created_at: str
+    due_at: str | None
+    ended_at: str | None
+    answer: str
+
+
+class AlertView(msgspec.Struct, frozen=True):
+    """One alert that is open: told to fire, and not yet told to be resolved."""
+
+    id: str
+    engine: str
+    code: str
+    severity: str
+    since: str | None
+    flapping: bool
+    explanation: str
+
+
+class SilenceView(msgspec.Struct, frozen=True):
+    """One silence."""
+
+    number: int
+    matchers: list[str]
+    until: str
+    comment: str
+
+
+class AlertsView(msgspec.Struct, frozen=True):
+    """All of it; of deliveries the latest."""
+
+    receivers: list[ReceiverView]
+    open: list[AlertView]
+    silences: list[SilenceView]
+    deliveries: list[DeliveryView]
+
+
+class TriedView(msgspec.Struct, frozen=True):
+    """What a receiver answered to a test."""
+
+    receiver: str
+    delivered: bool
+    answer: str
