@@ -14,8 +14,9 @@ Kind = Literal["firing", "resolved", "test"]
 
 MOST_REQUESTS: Final = 20
 MOST_LINES: Final = 5
-LONGEST_ID: Final = 200
+LONGEST_ID: Final = 100
 LONGEST_TEXT: Final = 1_500
+LONGEST_LINE: Final = 300
 """All of these keep a message below the 20 kB that the Standard Webhooks specification asks for."""
 
 
@@ -83,7 +84,7 @@ def trouble_of(report: FindingReport, alert: str, key: str, to: Literal["firing"
         culprits=Culprits(requests, len(report.culprits.requests), len(report.culprits.blocks)),
         explanation=_cut(report.explanation, LONGEST_TEXT),
         effects=[effect.code for effect in report.effects],
-        do_now=[_cut(line, LONGEST_TEXT) for line in report.do_now[:MOST_LINES]],
+        do_now=[_cut(line, LONGEST_LINE) for line in report.do_now[:MOST_LINES]],
         runbook=report.runbook,
     )
 
