@@ -11,6 +11,7 @@ import msgspec
 
 from monitor.findings import State
 from monitor.ledger.balance import Balance
+from monitor.ledger.waits import Wait
 
 BLOCK_STATES = ("free", "cached-idle", "running", "waiting", "finished", "reserved", "UNACCOUNTED")
 """What a block can be, in the order of the numbers that a block map uses."""
@@ -101,8 +102,35 @@ class StoryView(msgspec.Struct, frozen=True):
     position: str
 
 
+class PhaseView(msgspec.Struct, frozen=True):
+    """One state of a request for one reason: how long, blocks and tokens at its end, and what it cost. `recomputed` of
+    the tokens computed in it had been computed before.
+    """
+
+    state: str
+    reason: str
+    since: str | None
+    for_s: float
+    blocks: int
+    computed_tokens: int
+    output_tokens: int
+    computed: int
+    recomputed: int
+
+
+class ConditionView(msgspec.Struct, frozen=True):
+    """Whether something is so of a request, since when, and why."""
+
+    name: str
+    holds: bool
+    since: str | None
+    why: str
+
+
 class RequestDetail(msgspec.Struct, frozen=True):
-    """One request and its life."""
+    """One request and its life. `waits`: what it waits for now, down to the roots; None of one that does not wait.
+    `unused_tokens`: how many more its blocks have room for; None where KV groups differ in what they keep.
+    """
 
     engine: str
     request: RequestView
@@ -110,6 +138,10 @@ class RequestDetail(msgspec.Struct, frozen=True):
     waited_s: dict[str, float]
     story: list[StoryView]
     story_is_whole: bool
+    life: list[PhaseView] = []
+    conditions: list[ConditionView] = []
+    waits: Wait | None = None
+    unused_tokens: int | None = None
 
 
 class BlockDetail(msgspec.Struct, frozen=True):

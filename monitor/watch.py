@@ -9,6 +9,8 @@ import threading
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
+import msgspec
+
 from monitor import detectors
 from monitor.detectors.thresholds import Settings
 from monitor.events.kinds import FIRST_FINISHED, Cause, Status, name_of
@@ -18,14 +20,18 @@ from monitor.findings import Finding, FindingReport, Findings, Transition
 from monitor.ledger.because import because
 from monitor.ledger.bill import measured
 from monitor.ledger.ledger import EngineLedger, Fleet, Point, Record
+from monitor.ledger.life import in_words, phases
 from monitor.ledger.story import StoryLine, names_in, story_of_block, story_of_request
-from monitor.ledger.words import timestamp
+from monitor.ledger.waits import Wait, wait_of
+from monitor.ledger.words import counted, duration, timestamp
 from monitor.views import (
     BLOCK_STATES,
     BlockDetail,
     BlockMap,
+    ConditionView,
     EngineView,
     FindingState,
+    PhaseView,
     PointView,
     RequestDetail,
     RequestView,
@@ -158,6 +164,10 @@ class Watch:
                 waited_s={name_of(Cause, cause): round(ns / 1e9, 3) for cause, ns in record.waited_ns.items()},
                 story=[_story_view(line) for line in story],
                 story_is_whole=any(line.what in ("received", "arrived") for line in story),
+                life=_life(ledger, record),
+                conditions=_conditions(ledger, record),
+                waits=_waits(ledger, record),
+                unused_tokens=_unused_tokens(ledger, record),
             )
 
     def block(self, engine: str, block: int) -> BlockDetail:
@@ -260,8 +270,8 @@ def _stream_view(ledger: EngineLedger, findings: dict[str, int]) -> EngineView:
         faults=list(described.faults),
         configuration={
             field: value
-            for field in described.__struct_fields__
-            if field not in ("faults", "other") and (value := getattr(described, field))
+            for field, value in msgspec.to_builtins(described).items()
+            if field not in ("faults", "other") and value
         },
         findings=findings,
         memory=measured(state.memory),
@@ -323,6 +333,63 @@ def _request_view(ledger: EngineLedger, record: RequestState, ended: bool = Fals
         stalled=bool(record.stalled_ns),
         ended=ended,
     )
+
+
+def _life(ledger: EngineLedger, record: RequestState) -> list[PhaseView]:
+    views = []
+    for phase in phases(ledger.recent, record.number, ledger.now_ns):
+        state, reason = in_words(phase)
+        views.append(
+            PhaseView(
+                state=state,
+                reason=reason,
+                since=timestamp(phase.since_ns),
+                for_s=round(phase.seconds, 3),
+                blocks=phase.blocks,
+                computed_tokens=phase.computed_tokens,
+                output_tokens=phase.output_tokens,
+                computed=phase.computed,
+                recomputed=phase.recomputed,
+            )
+        )
+    if views:  # no event says that it stands behind another, or that its blocks are kept
+        views[-1] = msgspec.structs.replace(views[-1], reason=_reason(ledger, record))
+    return views
+
+
+def _waits(ledger: EngineLedger, record: RequestState) -> Wait | None:
+    wait = wait_of(ledger, record)
+    return wait if wait.waits_for or record.is_waiting else None
+
+
+def _conditions(ledger: EngineLedger, record: RequestState) -> list[ConditionView]:
+    """What is so of a request, and what is not."""
+    usable = ledger.state.total - ledger.state.reserved
+    fits = not record.blocks_to_finish or record.blocks_to_finish <= usable
+    quiet = duration(ledger.age_s(record.progressed_ns)) if record.progressed_ns else ""
+    conditions = [
+        ("Admitted", bool(record.admitted_ns), record.admitted_ns, ""),
+        ("FirstToken", bool(record.first_token_ns), record.first_token_ns, ""),
+        ("Running", record.is_running, record.since_ns, f"last progress {quiet} ago" if quiet else ""),
+        ("FitsThePool", fits, 0, f"{counted(record.blocks_to_finish, 'block')} to finish, of {usable:,}"),
+        ("ClientThere", not record.client_gone_ns, record.client_gone_ns, ""),
+        (
+            "Stalled",
+            bool(record.stalled_ns),
+            record.stalled_ns,
+            "by the engine's own watchdog" if record.stalled_ns else "",
+        ),
+        ("Finished", record.is_finished, record.finished_ns, ""),
+    ]
+    if record.is_finished:
+        conditions.append(("BlocksFreed", not record.blocks, 0, _reason(ledger, record)))
+    return [ConditionView(name, holds, timestamp(ledger.wall(at)), why) for name, holds, at, why in conditions]
+
+
+def _unused_tokens(ledger: EngineLedger, record: RequestState) -> int | None:
+    if len(ledger.description.groups) > 1 or not ledger.state.block_size:
+        return None
+    return max(0, len(record.blocks) * ledger.state.block_size - record.computed_tokens) if record.blocks else 0
 
 
 def _reason(ledger: EngineLedger, record: RequestState) -> str:

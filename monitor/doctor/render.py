@@ -13,8 +13,9 @@ from monitor.detectors.judgement import SEVERITIES, Evidence
 from monitor.doctor.memory import MemoryReport
 from monitor.doctor.report import BalanceReport, Report, TargetReport
 from monitor.findings import FindingReport
+from monitor.ledger.waits import Wait
 from monitor.ledger.words import counted, listed, percent
-from monitor.views import BlockDetail, RequestDetail, StoryView
+from monitor.views import BlockDetail, PhaseView, RequestDetail, StoryView
 
 WIDTH = 80
 SIGNS = {"info": "·", "warning": "‼", "error": "×", "critical": "×"}
@@ -22,6 +23,7 @@ STYLES = {"info": "dim", "warning": "yellow", "error": "red", "critical": "bold 
 HOLDERS = ("running", "waiting", "finished", "cached_idle", "free", "reserved", "unaccounted")
 LABELS = {"cached_idle": "cached-idle", "unaccounted": "UNACCOUNTED", "finished": "finished, held"}
 BAR = 34
+_QUEUED = ("RECEIVED", "WAITING", "PREEMPTED")
 NOT_EXPOSED = "not exposed"
 
 
@@ -103,7 +105,7 @@ def request(detail: RequestDetail, console: Console) -> None:
     rows = [
         ("state", f"{r.state}{f' ({r.reason})' if r.reason else ''} since {_time(r.since)}, {r.for_s:.1f} s"),
         *([("stalled", "the engine's own watchdog says that it does not move")] if r.stalled else []),
-        ("blocks", f"{counted(r.blocks, 'block')}{' (free deferred)' if r.deferred else ''}"),
+        ("blocks", f"{counted(r.blocks, 'block')}{' (free deferred)' if r.deferred else ''}{_unused(detail)}"),
         ("tokens", f"{r.prompt_tokens:,} of prompt, {r.computed_tokens:,} computed, {r.output_tokens:,} generated"),
         ("prefix", f"{counted(r.hit_tokens, 'token')} came from the prefix cache"),
         ("waited", ", ".join(f"{s:.2f} s {cause}" for cause, s in detail.waited_s.items()) or "not at all"),
@@ -111,6 +113,19 @@ def request(detail: RequestDetail, console: Console) -> None:
     ]
     for name, text in rows:
         _wrapped(console, text, f"  {name:<8}")
+    console.print()
+    if detail.waits is not None:
+        _print(console, "WAITS FOR (the blocks that would come back, the most first)", "bold")
+        _wait(detail.waits, console, "  ", "  ")
+        console.print()
+    _print(console, "LIFE", "bold")
+    _life(detail.life, console)
+    console.print()
+    _print(console, "CONDITIONS", "bold")
+    for condition in detail.conditions:
+        holds = "yes" if condition.holds else "no"
+        lead = f"  {condition.name:<12} {holds:<3} {_time(condition.since) if condition.since else '-':<9} "
+        _wrapped(console, condition.why, lead if condition.why else lead.rstrip())
     console.print()
     _story(detail.story, console, whole=detail.story_is_whole)
 
@@ -243,6 +258,45 @@ def _finding(finding: FindingReport, console: Console) -> None:
         for index, text in enumerate(filter(None, texts)):
             _wrapped(console, text, f"  {name if index == 0 else '':<11}")
     console.print()
+
+
+def _unused(detail: RequestDetail) -> str:
+    return f", with room for {counted(detail.unused_tokens, 'more token')}" if detail.unused_tokens else ""
+
+
+def _wait(wait: Wait, console: Console, lead: str, below: str) -> None:
+    """A tree: `lead` stands before its first line, `below` before all under that."""
+    come_back = f"{counted(wait.blocks, 'block')}: " if wait.blocks and lead != below else ""
+    rest = "│ " if wait.waits_for else "  "
+    lines = textwrap.wrap(come_back + wait.text, WIDTH - len(lead) - 2, break_long_words=False, break_on_hyphens=False)
+    for index, line in enumerate(lines):
+        _print(console, f"{lead}{line}" if index == 0 else f"{below}{rest}{line}")
+    for index, cause in enumerate(wait.waits_for):
+        last = index == len(wait.waits_for) - 1
+        _wait(cause, console, f"{below}{'└ ' if last else '├ '}", f"{below}{'  ' if last else '│ '}")
+
+
+def _life(life: Sequence[PhaseView], console: Console) -> None:
+    """A line for each phase; a reason that is long stands on a line of its own."""
+    if not life:
+        _print(console, "  No event about it is kept.")
+        return
+    _print(console, f"  {'since':<12} {'state, reason':<30}{'for':>9}{'blocks':>7}{'tokens':>8}  cost", "dim")
+    for phase in life:
+        name = f"{phase.state} {phase.reason}".strip().replace("PREEMPTED PREEMPTED", "PREEMPTED")
+        lead = f"  {_time(phase.since, precise=True):<12} "
+        if len(name) > 30:
+            _print(console, f"{lead}{name}")
+            lead, name = " " * len(lead), ""
+        tokens = phase.computed_tokens
+        line = f"{lead}{name:<30}{phase.for_s:>8.2f}s{phase.blocks:>7,}{tokens:>8,}  {_cost(phase)}"
+        _print(console, line.rstrip())
+
+
+def _cost(phase: PhaseView) -> str:
+    if phase.recomputed:
+        return f"again {phase.recomputed:,}"
+    return f"+{phase.computed:,}" if phase.computed else "queued" if phase.state in _QUEUED else ""
 
 
 def _story(story: Sequence[StoryView], console: Console, whole: bool) -> None:

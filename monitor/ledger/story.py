@@ -24,7 +24,7 @@ def story_of_request(batches: Iterable[Batch], number: int, names: Mapping[int, 
     """What happened to the request, in order. Steps that only moved it forward are told together."""
     lines: list[StoryLine] = []
     steps = _Steps()
-    for position, at_ns, event in _events(batches, number):
+    for position, at_ns, event in events(batches, number):
         if event.kind == Kind.PROGRESSED:
             place = event.ids.index(number)
             if len(event.args) < 2 * len(event.ids):
@@ -42,7 +42,7 @@ def story_of_request(batches: Iterable[Batch], number: int, names: Mapping[int, 
 def story_of_block(batches: Iterable[Batch], block: int, names: Mapping[int, str]) -> list[StoryLine]:
     """What happened to the block, in order."""
     lines = []
-    for position, at_ns, event in _events(batches, None):
+    for position, at_ns, event in events(batches, None):
         text = ""
         if event.kind in _BLOCK_KINDS and block in event.ids:
             text = _about_block(event, names)
@@ -80,7 +80,7 @@ _LEAST_ARGS: dict[int, int] = {
 _OWN_TIME = frozenset((Kind.RECEIVED, Kind.CLIENT_GONE, Kind.STALLED))
 
 
-def _events(batches: Iterable[Batch], number: int | None) -> Iterator[tuple[Position, int, Run]]:
+def events(batches: Iterable[Batch], number: int | None) -> Iterator[tuple[Position, int, Run]]:
     """Events with place and wall time; those about the request `number`, or all. Time carries over."""
     mono = 0
     for batch in batches:

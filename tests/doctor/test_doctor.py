@@ -223,7 +223,10 @@ def test_explain(capsys: pytest.CaptureFixture[str], leaking: Path) -> None:
     assert main(["explain", "request", "req-3", str(leaking)]) == 0
     text = capsys.readouterr().out
     assert "FINISHED_LENGTH_CAPPED" in text
-    assert "STORY" in text
+    assert [line.split()[0] for line in text.splitlines() if line[:1].isalpha()] == [
+        "REQUEST", "WAITS", "LIFE", "CONDITIONS", "STORY",
+    ]  # fmt: skip
+    assert max(map(len, text.splitlines())) <= 80
     lab = leaking_lab()
     block = next(b for n in lab.manager.tables for b in lab.blocks_of(n) if lab.scheduler.requests[n].id == "req-3")
     assert main(["explain", "block", str(block), str(leaking)]) == 0
