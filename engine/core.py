@@ -34,7 +34,7 @@ from engine.connectors.transfer import KVTransferParams
 from engine.describe import describe
 from engine.faults import PLACES, Faults
 from engine.grammar import GrammarCompiler
-from engine.memory import Meter, capture_graphs, device_of, make_plan
+from engine.memory import Device, Meter, capture_graphs, device_of, make_plan
 from engine.models import LoadedModel
 from engine.output import Output, Sampled
 from engine.request import Request
@@ -104,8 +104,8 @@ class EngineCore:
     """An engine of `config` over the model `loaded`, publishing on `stream` (None: the stream is off).
 
     Either `start` a thread that runs it, or call `step` until the work is done. clock, log, runner: what it takes the
-    time from, says its events to and computes with, if not of its own making: see SimulatedEngine. Raises ValueError
-    if the settings do not fit the model, and what Publisher raises.
+    time from, says its events to and computes with, and device: whose memory it plans, if not of its own making: see
+    SimulatedEngine. Raises ValueError if the settings do not fit the model, and what Publisher raises.
     """
 
     def __init__(
@@ -118,6 +118,7 @@ class EngineCore:
         clock: Clock = time,
         log: EventLog | None = None,
         runner: Runner | None = None,
+        device: Device | None = None,
     ) -> None:
         self.config = config
         self.loaded = loaded
@@ -130,7 +131,7 @@ class EngineCore:
             )
         self.log = log or (EventLog(clock) if stream else SilentLog(clock))
         self.faults = Faults.parse(config.faults)
-        device = device_of(config)
+        device = device or device_of(config)
         stored = HOST_STORE_POOLS if config.kv_connector == "host" and config.device == "cpu" else 0
         plan = make_plan(config, loaded, device, stored, self.faults)
         total = plan.num_blocks
@@ -141,13 +142,10 @@ class EngineCore:
             self.pool, config.block_size, hasher, self.faults,
             [group.window for group in loaded.config.kv_groups], self._most_in_flight * config.max_num_batched_tokens,
         )  # fmt: skip
-        if runner is None:
-            runner = model_runner = ModelRunner(
-                loaded, total, config.block_size, config.device, config.dtype, config.seed, self.faults
-            )
-            plan = capture_graphs(config, model_runner, plan, self.faults)
-        self.runner: Runner = runner
-        self.plan = plan
+        self.runner: Runner = runner or ModelRunner(
+            loaded, total, config.block_size, config.device, config.dtype, config.seed, self.faults
+        )
+        self.plan = capture_graphs(config, self.runner, plan, self.faults)
         self._meter = Meter(self.plan, device, self.log, clock)
         self.counts = Counts()
         self.failure = ""

@@ -31,7 +31,7 @@ from engine.faults import Faults
 from engine.graphs import sizes_up_to
 from engine.models import LoadedModel
 from engine.request import Request
-from engine.runner import ModelRunner, kv_bytes_per_block, num_blocks_for
+from engine.runner import ModelRunner, Runner, kv_bytes_per_block, num_blocks_for
 from engine.sampling import SamplingParams
 from engine.scheduler import SchedulerOutput, Share
 from monitor.events.log import Clock, EventLog
@@ -298,7 +298,7 @@ def make_plan(
     return replace(plan, num_blocks=blocks, kv_pool=blocks * block)
 
 
-def capture_graphs(config: EngineConfig, runner: ModelRunner, plan: Plan, faults: Faults) -> Plan:
+def capture_graphs(config: EngineConfig, runner: Runner, plan: Plan, faults: Faults) -> Plan:
     """Let `runner` capture what it decodes, if it is to; the plan with what that took.
 
     Raises ValueError if the device has not the memory for it.

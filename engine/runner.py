@@ -53,6 +53,10 @@ def _forward(model: Model, cache: PagedKV, batch: Batch) -> Tensor:
 class Runner(Protocol):
     """What the engine's steps run on: ModelRunner, or what stands for it."""
 
+    def capture(self, sizes: Sequence[int], /) -> DecodeGraphs:
+        """Capture decodes of so many requests each."""
+        ...
+
     def prepare(self, plan: SchedulerOutput, tables: Mapping[int, Sequence[Sequence[int]]], /) -> Any:
         """The plan as `run` takes it."""
         ...

@@ -19,11 +19,14 @@ from typing import Final, NamedTuple
 
 import torch
 
+from engine.batch import Batch as ModelBatch
 from engine.clock import VirtualClock
 from engine.config import EngineConfig
 from engine.connectors.host import HostConnector
 from engine.core import EngineCore, Launched
-from engine.models import LoadedModel
+from engine.graphs import DecodeGraphs
+from engine.memory import Reading
+from engine.models import LoadedModel, ModelConfig
 from engine.output import Output, Sampled
 from engine.scheduler import SchedulerOutput
 from monitor.events.journal import JournalWriter
@@ -34,6 +37,10 @@ from monitor.events.wire import Batch, encode
 DRAIN_S: Final = 0.1
 """How often what was said is kept."""
 HEARTBEAT_S: Final = 1.0
+NON_TORCH: Final = 128 << 20
+ACTIVATIONS: Final = 64 << 20
+LOGITS: Final = 4 * 131_072
+"""Bytes of a token's, in a vocabulary of that size."""
 PRINTABLE: Final = range(0x20, 0x7F)
 """Tokens that are sampled: there in any vocabulary, and none of them ends an output."""
 
@@ -74,11 +81,38 @@ class Place(NamedTuple):
     place: int
 
 
+class SimulatedDevice:
+    """A device of `total` bytes by its figures alone. `held`: what the engine has of it now."""
+
+    def __init__(self, total: int) -> None:
+        self.held = 0
+        self._total = total
+
+    def read(self) -> Reading:
+        """See Device."""
+        return Reading(self._total, max(self._total - self.held, 0), self.held, 0)
+
+    def peak_of(self, _run: Callable[[], None]) -> int:
+        """See Device."""
+        return ACTIVATIONS
+
+    def non_torch(self, weights: int) -> int:
+        """See Device. It is asked first, when nothing but the weights is there."""
+        self.held = weights + NON_TORCH
+        return NON_TORCH
+
+
 class SimulatedRunner:
     """Stands for ModelRunner. What it samples depends on the seed, the request's number and the place alone."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, model: ModelConfig, block_size: int) -> None:
         self._seed = seed
+        self._model = model
+        self._block_size = block_size
+
+    def capture(self, sizes: Sequence[int]) -> DecodeGraphs:
+        """See ModelRunner: their inputs."""
+        return DecodeGraphs(_nothing, sizes, self._model, self._block_size, "cpu")
 
     def prepare(self, plan: SchedulerOutput, _tables: Mapping[int, Sequence[Sequence[int]]]) -> list[Place]:
         """See ModelRunner."""
@@ -100,8 +134,9 @@ class SimulatedRunner:
 class SimulatedEngine(EngineCore):
     """An engine of `config` in virtual time, which passes while `run` is called; `time` tells it.
 
-    step_time: of the model that it pretends to run; `loaded` gives only its settings. journal: a directory to keep the
-    events in, as engine `name`. Raises ValueError for settings that do not go with that.
+    step_time: of the model that it pretends to run; `loaded` gives only its settings. A memory_budget is that of a
+    device which holds nothing besides. journal: a directory to keep the events in, as engine `name`. Raises ValueError
+    for settings that do not go with that.
     """
 
     def __init__(
@@ -119,13 +154,15 @@ class SimulatedEngine(EngineCore):
         self._step_time = step_time or StepTime()
         self._until = 0
         self._hangs = False
+        self._device = SimulatedDevice(config.memory_budget) if config.memory_budget is not None else None
         super().__init__(
             config,
             loaded,
             stall_s=stall_s,
             clock=self.time,
             log=SilentLog(self.time) if journal is None else EventLog(self.time),
-            runner=SimulatedRunner(config.seed),
+            runner=SimulatedRunner(config.seed, loaded.config, config.block_size),
+            device=self._device,
         )
         self.time.every(min(1.0, stall_s / 4), self.watchdog.look)
         self._journal: JournalWriter | None = None
@@ -166,7 +203,24 @@ class SimulatedEngine(EngineCore):
             self._drain()
             self._journal.close()
 
+    @property
+    def leaked(self) -> int:
+        """Bytes of the simulated device that the fault sizing.elsewhere took."""
+        return 0 if self._device is None else self._device.held - self._billed
+
+    @property
+    def _billed(self) -> int:
+        plan = self.plan
+        return plan.weights + plan.non_torch + plan.kv_pool + plan.graphs
+
+    def _say_started(self) -> None:
+        if self._device is not None:
+            self._device.held = self._billed
+        super()._say_started()
+
     def _run_model(self, _step: int, batch: list[Place], sampled: Future[list[Sampled]]) -> None:
+        if self._device is not None and self.faults.strikes("sizing.elsewhere", ""):
+            self._device.held += len(batch) * LOGITS
         sampled.set_result(self.runner.run(batch))
 
     def _complete(self, launched: Launched) -> list[Output]:
@@ -183,6 +237,8 @@ class SimulatedEngine(EngineCore):
         end = self._until if pause is None else min(self._until, self.time.ns + round(pause * 1e9))
         while not self._woken and self.time.pass_to(end):
             pass
+        while self.time.pass_to(self.time.ns):  # who comes at the same time is there for the same pass
+            pass
 
     def _drain(self) -> None:
         for batch in self._packer.pack():
@@ -191,6 +247,10 @@ class SimulatedEngine(EngineCore):
     def _keep(self, batch: Batch) -> None:
         assert self._journal is not None
         self._journal.append(encode(batch), batch.sequence)
+
+
+def _nothing(_batch: ModelBatch) -> torch.Tensor:
+    raise AssertionError("a simulated decode is not computed")
 
 
 def _refuse_what_takes_real_time(config: EngineConfig) -> None:
