@@ -6,6 +6,7 @@ monitor explain block ID        why a block is held, and its life
 monitor explain memory          what a device's memory went to, and what that leaves for KV
 monitor record TARGET DIR       keep a stream as a recording
 monitor probe check             whether a vLLM has what the probe hooks into
+monitor incidents               every fault brought about in virtual time, and what is found of it
 monitor serve                   the service: page, API, /metrics, alerts
 monitor alerts test             whether alerts arrive; also list, silence, unsilence, replay
 """
@@ -86,6 +87,7 @@ def parser() -> argparse.ArgumentParser:
     _add_explain(commands)
     _add_record(commands)
     _add_probe(commands)
+    _add_incidents(commands)
     _add_serve(commands)
     _add_alerts(commands)
     return parser
@@ -329,6 +331,47 @@ def _probe_check(parsed: argparse.Namespace) -> int:
         )
     sys.stdout.write(done.stdout)
     return done.returncode
+
+
+# -------------------------------------------------------------------- incidents
+
+
+def _add_incidents(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "incidents",
+        help="every fault brought about in virtual time, and what is found of it",
+        description="Brings about every incident of the catalogue that kvscope's own engine can have, in virtual time,"
+        " beside healthy engines under all kinds of load, and lets the monitor judge what they say. Prints recall and"
+        " precision by code, and how long findings take. Exit code 1 if anything is missed, or found that is not there."
+        " It needs the engine: run it from a checkout.",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="a sample: every scenario once, its clients drawn from N (0)"
+    )
+    parser.add_argument("--full", action="store_true", help="every scenario under five seeds, from --seed on")
+    parser.add_argument(
+        "--code", action="append", default=[], metavar="CODE", help="only this code's scenarios; may be repeated"
+    )
+    parser.add_argument(
+        "--keep", type=Path, default=Path("failed-incidents"), metavar="DIR",
+        help="where recordings of runs that were not right go (failed-incidents): monitor doctor and explain read them",
+    )  # fmt: skip
+    parser.add_argument("--jobs", type=int, default=0, metavar="N", help="processes (as many as there are cores)")
+    parser.set_defaults(run=_incidents)
+
+
+def _incidents(parsed: argparse.Namespace) -> int:
+    try:
+        from monitor.incidents import report
+    except ImportError as error:
+        raise ValueError(
+            f"`monitor incidents` runs kvscope's own engine, which is not installed: run it from a checkout ({error})"
+        ) from error
+    seeds = range(parsed.seed, parsed.seed + (report.SEEDS if parsed.full else 1))
+    jobs = report.jobs(seeds, parsed.code)
+    runs = report.do(jobs, parsed.keep, max(parsed.jobs, 0) or report.cores(), Console(stderr=True))
+    report.show(runs, Console(highlight=False))
+    return FINDINGS if any(run.problems for run in runs) else NOTHING
 
 
 # -------------------------------------------------------------------- serve
