@@ -6,6 +6,7 @@ set -eu
 missing=""
 need() { command -v "$1" >/dev/null 2>&1 || missing="$missing $2"; }
 need prometheus prometheus
+need prometheus-alertmanager prometheus-alertmanager
 need chromium chromium
 need docker-compose docker-compose
 [ -n "$missing" ] || exit 0
@@ -13,7 +14,7 @@ need docker-compose docker-compose
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
     echo "Installing what the tests start:$missing"
     apt-get update -qq
-    # RUNLEVEL=1: Prometheus's package would start a server of its own; a test starts the one it needs.
+    # RUNLEVEL=1: Prometheus's packages would start servers of their own; a test starts the one it needs.
     # shellcheck disable=SC2086
     RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >/dev/null
 else

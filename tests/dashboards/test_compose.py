@@ -137,7 +137,15 @@ def test_promtool_accepts_the_configuration(tmp_path: Path) -> None:
     (tmp_path / "token" / "kvscope").write_text(TOKEN)
     told = subprocess.run([promtool, "check", "config", str(path)], capture_output=True, text=True, check=False)
     assert told.returncode == 0, told.stdout + told.stderr
-    assert "2 rules found" in told.stdout
+    groups = yaml.safe_load((PROMETHEUS / "rules" / "kvscope.yml").read_text())["groups"]
+    assert f"{sum(len(group['rules']) for group in groups)} rules found" in told.stdout
+
+
+def test_prometheus_finds_the_alertmanager_that_is_started() -> None:
+    alerting = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())["alerting"]
+    ((target,),) = (static["targets"] for manager in alerting["alertmanagers"] for static in manager["static_configs"])
+    name, _, port = target.partition(":")
+    assert SERVICES[name]["ports"][0].endswith(f":{port}")
 
 
 @pytest.mark.parametrize("service", SERVICES)

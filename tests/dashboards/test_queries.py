@@ -14,11 +14,11 @@ import pytest
 import yaml
 
 from dashboards.grafana.dashboard import GENERATED, HOLDER_COLOURS, as_json
+from dashboards.prometheus.rules import GENERATED as RULES_FILE
 from monitor.findings import runbook
 from monitor.outlets.prometheus import HOLDERS
 from tests.dashboards.incident_process import TOTAL
 from tests.dashboards.programs import (
-    PROMETHEUS,
     Prometheus,
     answers,
     free_port,
@@ -30,7 +30,8 @@ from tests.dashboards.programs import (
 )  # fmt: skip
 
 DASHBOARD = yaml.safe_load(GENERATED.read_text())  # JSON is YAML
-RULES = yaml.safe_load((PROMETHEUS / "rules" / "kvscope.yml").read_text())["groups"][0]["rules"]
+RULES = [rule for group in yaml.safe_load(RULES_FILE.read_text())["groups"] for rule in group["rules"]]
+(BLIND,) = (rule for rule in RULES if rule.get("alert") == "KvscopeBlind")
 GRACES = ("--set", "leak.finished-held.grace_s=0.5", "--set", "leak.unaccounted.grace_s=0.5")
 
 
@@ -44,7 +45,7 @@ class Query(NamedTuple):
 def _queries() -> list[Query]:
     """All of the dashboard and the rules, with Grafana's variables filled in."""
     of_panels = [Query(panel["title"], target["expr"]) for panel in DASHBOARD["panels"] for target in panel["targets"]]
-    of_rules = [Query(rule["alert"], rule["expr"]) for rule in RULES]
+    of_rules = [Query("KvscopeBlind", BLIND["expr"])]
     return [
         Query(title, expr.replace("$engine", ".*").replace("$__rate_interval", "3s")) for title, expr in
         of_panels + of_rules
@@ -53,7 +54,7 @@ def _queries() -> list[Query]:
 
 def _reasons() -> set[str]:
     """Why KvscopeBlind may fire, as the rule names it."""
-    return set(re.findall(r'"why", "([^"]+)"', RULES[1]["expr"]))
+    return set(re.findall(r'"why", "([^"]+)"', BLIND["expr"]))
 
 
 @pytest.fixture(scope="module")

@@ -10,13 +10,15 @@ import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from monitor.findings import severity_at_least
+from dashboards.prometheus.rules import GENERATED, as_yaml
+from monitor.detectors.judgement import CATALOGUE
+from monitor.findings import runbook, severity_at_least
 from monitor.outlets.prometheus import WatchCollector
 from monitor.watch import Watch
-from tests.dashboards.programs import PROMETHEUS, program
+from tests.dashboards.programs import program
 from tests.lab import Lab
 
-RULES = PROMETHEUS / "rules" / "kvscope.yml"
+RULES = GENERATED
 ABSENT = "_"
 
 
@@ -28,6 +30,19 @@ def _promtool(*arguments: str | Path) -> None:
 
 def test_the_rules_are_well_formed() -> None:
     _promtool("check", "rules", RULES)
+
+
+def test_the_checked_in_rules_are_the_generated_ones() -> None:
+    assert GENERATED.read_text() == as_yaml(), "run `python -m dashboards.prometheus`"
+
+
+def test_every_code_that_is_more_than_information_has_its_alert_with_severity_and_runbook() -> None:
+    groups = yaml.safe_load(GENERATED.read_text())["groups"]
+    labels = [rule["labels"] for group in groups for rule in group["rules"] if rule.get("alert") == "KvscopeFinding"]
+    assert {of["code"]: (of["severity"], of["runbook"]) for of in labels} == {
+        code: (entry.severity, runbook(code)) for code, entry in CATALOGUE.items() if entry.severity != "info"
+    }
+    assert len({of["code"] for of in labels}) == len(labels)
 
 
 def test_the_rules_do_what_they_say() -> None:

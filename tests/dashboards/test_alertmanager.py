@@ -1,0 +1,122 @@
+"""The routes and inhibitions, in a real Alertmanager that is given alerts as the rules make them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from dashboards.prometheus.rules import GENERATED
+from tests.dashboards.programs import ROOT, answers, free_port, program, running, until
+
+CONFIG = ROOT / "dashboards" / "alertmanager" / "alertmanager.yml"
+RULES = [rule for group in yaml.safe_load(GENERATED.read_text())["groups"] for rule in group["rules"]]
+GONE, STALLED, LEAKING = "gone@host:1/0", "stalled@host:2/0", "leaking@host:3/0"
+Labels = dict[str, str]
+
+
+def alert(name: str, engine: str, **wanted: str) -> Labels:
+    """What the rule of that name and those labels makes of an engine."""
+    (labels,) = (
+        rule["labels"] for rule in RULES
+        if rule.get("alert") == name and all(rule["labels"].get(key, value) == value for key, value in wanted.items())
+    )  # fmt: skip
+    return {**labels, **wanted, "alertname": name, "engine": engine}
+
+
+LEAKS = [
+    alert("KvscopeFinding", GONE, code=rule["labels"]["code"]) for rule in RULES
+    if rule.get("labels", {}).get("code", "").startswith("leak.")
+]  # fmt: skip
+SILENT = alert("KvscopeBlind", GONE, why="it is not heard")
+STALL = alert("KvscopeFinding", STALLED, code="stuck.engine-stalled")
+BURNS = [alert("KvscopeGoodputBurn", STALLED, severity=severity) for severity in ("critical", "error", "warning")]
+LEAK = alert("KvscopeFinding", LEAKING, code="leak.finished-held")
+FAST, SLOW = (alert("KvscopeQueueTimeBurn", LEAKING, severity=severity) for severity in ("critical", "warning"))
+TOLD = {"page": [SILENT, STALL, FAST], "ticket": [LEAK]}
+SILENCED = [*LEAKS, *BURNS, SLOW]
+
+
+@pytest.fixture(scope="module")
+def heard() -> Iterator[tuple[str, list[tuple[str, Labels]]]]:
+    """An HTTP receiver's URL, and the labels that were posted to each of its paths."""
+    got: list[tuple[str, Labels]] = []
+
+    class Receiver(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            got.extend((self.path.strip("/"), one["labels"]) for one in body["alerts"])
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Receiver) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}", got
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def alertmanager(
+    tmp_path_factory: pytest.TempPathFactory, heard: tuple[str, list[tuple[str, Labels]]]
+) -> Iterator[str]:
+    """One with the shipped configuration, our receiver in place of its URLs, that was given all of the alerts."""
+    command = program("prometheus-alertmanager", "prometheus-alertmanager")
+    folder = tmp_path_factory.mktemp("alertmanager")
+    config = CONFIG.read_text()
+    for shipped, here in (("http://127.0.0.1:9099", heard[0]), ("group_wait: 10s", "group_wait: 1s")):
+        assert shipped in config
+        config = config.replace(shipped, here)
+    (folder / "alertmanager.yml").write_text(config)
+    own = f"127.0.0.1:{free_port()}"
+    arguments = [
+        command, f"--config.file={folder}/alertmanager.yml", f"--storage.path={folder}/data",
+        f"--web.listen-address={own}", "--cluster.listen-address=",
+    ]  # fmt: skip
+    with running(arguments, folder / "alertmanager.log") as process:
+        until(lambda: answers(f"http://{own}/-/ready"), "Alertmanager is ready", process)
+        given = [{"labels": labels} for labels in (SILENT, STALL, FAST, LEAK, *SILENCED)]
+        httpx.post(f"http://{own}/api/v2/alerts", json=given, trust_env=False).raise_for_status()
+        wanted = [(path, labels) for path, all_labels in TOLD.items() for labels in all_labels]
+        until(lambda: all(one in heard[1] for one in wanted), "what is to be told is told", process)
+        yield f"http://{own}"
+
+
+def test_what_another_explains_is_silenced_by_it(alertmanager: str) -> None:
+    alerts: list[dict[str, Any]] = httpx.get(f"{alertmanager}/api/v2/alerts", trust_env=False).json()
+    state = {frozenset(one["labels"].items()): one["status"] for one in alerts}
+    for labels in SILENCED:
+        status = state[frozenset(labels.items())]
+        assert status["state"] == "suppressed", labels
+        assert status["inhibitedBy"]
+    for labels in (SILENT, STALL, FAST, LEAK):
+        assert state[frozenset(labels.items())]["state"] == "active", labels
+
+
+def test_each_alert_reaches_its_receiver_and_no_other(
+    alertmanager: str, heard: tuple[str, list[tuple[str, Labels]]]
+) -> None:
+    assert alertmanager
+    told = {path: [labels for at, labels in heard[1] if at == path] for path in TOLD}
+    for path, wanted in TOLD.items():
+        assert sorted(map(str, map(sorted, (one.items() for one in told[path])))) == sorted(
+            map(str, map(sorted, (one.items() for one in wanted)))
+        )
+
+
+def test_amtool_accepts_the_configuration(tmp_path: Path) -> None:
+    amtool = program("amtool", "prometheus-alertmanager")
+    told = subprocess.run([amtool, "check-config", str(CONFIG)], capture_output=True, text=True, check=False)
+    assert told.returncode == 0, told.stdout + told.stderr
