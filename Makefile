@@ -44,6 +44,7 @@ bench: .venv/.ready
 
 docs: .venv/.ready
 	.venv/bin/python -m scripts.docs
+	.venv/bin/python -m tests.doctor.by_source
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import socket
-import time
-from collections.abc import Iterator
 
 import pytest
 
 from monitor.cli import main
-from tests.dashboards.programs import answers, free_port, program, running, until
+from tests.doctor.by_source import INCIDENTS
 from tests.doctor.test_doctor import doctor_json
-from tests.pages import Row, page, rows, served
+from tests.pages import page, rows, served
 
 # -------------------------------------------------------------------- a page
 
@@ -87,72 +85,25 @@ def test_a_password_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
 
 # -------------------------------------------------------------------- a Prometheus server's history
 
-RECORDINGS = {
-    "never-freed": "leak.finished-held",
-    "lockstep-collapse": "collapse.lockstep",
-    "frozen-engine": "stuck.engine-stalled",
-    "decode-growth-preempts": "",
-    "healthy-shared-prefix": "",
-}
-
-
-def openmetrics(series: dict[str, list[Row]], ended_s: float) -> str:
-    """The recordings' pages as OpenMetrics, each ending then, with the labels that a scrape adds."""
-    names: dict[str, list[str]] = {}
-    for instance, moments in series.items():
-        for row in moments:
-            at_s = ended_s - moments[-1]["t"] + row["t"]
-            for line in page(row).splitlines():
-                if line.startswith("vllm:") and "_created" not in line:
-                    labelled, _, value = line.rpartition(" ")
-                    name, _, labels = labelled.partition("{")
-                    text = f'{name}{{instance="{instance}",job="vllm",{labels} {value} {at_s:.3f}'
-                    names.setdefault(name, []).append(text)
-    typed = [text for name in names for text in (f"# TYPE {name} unknown", *names[name])]
-    return "\n".join([*typed, "# EOF", ""])
-
-
-@pytest.fixture(scope="module")
-def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server that has scraped them all each second, until a minute ago, and one engine's two lives."""
-    server, tool = program("prometheus", "prometheus"), program("promtool", "prometheus")
-    folder = tmp_path_factory.mktemp("history")
-    series = {f"{name}:8000": rows(name) for name in RECORDINGS}
-    leak, healthy = rows("never-freed"), rows("healthy-shared-prefix")
-    series["restarted:8000"] = leak + [{**row, "t": row["t"] + leak[-1]["t"] + 20} for row in healthy]
-    (folder / "history.om").write_text(openmetrics(series, time.time() - 60))
-    (folder / "prometheus.yml").write_text("{}")
-    own = f"127.0.0.1:{free_port()}"
-    blocks = [tool, "tsdb", "create-blocks-from", "openmetrics", folder / "history.om", folder / "data"]
-    with running(blocks, folder / "promtool.log") as process:
-        assert process.wait(60) == 0, (folder / "promtool.log").read_text()
-    command = [
-        server, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data",
-        f"--web.listen-address={own}",
-    ]  # fmt: skip
-    with running(command, folder / "prometheus.log") as process:
-        until(lambda: answers(f"http://{own}/-/ready"), "Prometheus is ready", process)
-        yield f"http://{own}"
-
 
 def test_the_past_of_engines_that_nobody_watched(prometheus: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, printed = doctor_json(capsys, "--prometheus", prometheus, "--since", "1h")
     assert code == 1
-    assert {balance["engine"] for balance in printed["balances"]} == {
-        f"tiny@{name}:8000/0" for name in (*RECORDINGS, "restarted")
-    }
-    for name, expected in {**RECORDINGS, "restarted": "leak.finished-held"}.items():
+    names = (*INCIDENTS, "restarted")
+    assert {balance["engine"] for balance in printed["balances"]} == {f"tiny@{name}:8000/0" for name in names}
+    for name in names:
         found = [f for f in printed["findings"] if f["engine"] == f"tiny@{name}:8000/0"]
         grave = [f for f in found if f["severity"] != "info"]
-        assert [f["code"] for f in grave] == ([expected] if expected else []), name
         assert all(f["verdict"] == "likely" and f["missing"] for f in grave)
         assert [f["code"] for f in found if f["severity"] == "info"] == ["blind.counter-lag"]
+    leaks = [f["engine"] for f in printed["findings"] if f["code"] == "leak.finished-held"]
+    assert sorted(leaks) == ["tiny@never-freed:8000/0", "tiny@restarted:8000/0"]
     states = {f["engine"]: f["state"] for f in printed["findings"] if f["severity"] != "info"}
     assert states["tiny@restarted:8000/0"] == "resolved"  # by the restart
     assert states["tiny@never-freed:8000/0"] == "firing"
     (target,) = printed["targets"]
     assert target["kind"] == "prometheus"
-    assert f"of {len(RECORDINGS) + 1} engines" in target["notes"][0]
+    assert f"of {len(names)} engines" in target["notes"][0]
 
 
 def test_a_past_that_has_nothing(prometheus: str, capsys: pytest.CaptureFixture[str]) -> None:
