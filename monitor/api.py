@@ -14,10 +14,11 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.requests import cookie_parser
-from starlette.responses import JSONResponse, PlainTextResponse
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from monitor.outlets.alerts.alerts import Alerts, NoSuchThing
+from monitor.outlets.alerts.page import alerts_page, no_alerts_page
 from monitor.outlets.alerts.silences import BadSilence
 from monitor.outlets.prometheus import WatchCollector
 from monitor.views import FindingState, SourceView
@@ -95,6 +96,16 @@ def create_app(
         """What every block is now; `states` is base64."""
         return await _json(watch.block_map, engine)
 
+    @app.get("/api/drop")
+    async def drop(engine: str, at: str = "", window: float = 10.0) -> Response:
+        """What made usage fall, or throughput vanish, in `window` seconds around the time `at`."""
+        if not 0 < window <= 86_400:
+            return JSONResponse({"detail": f"window={window:g} is not a number of seconds from 0 to 86400"}, 400)
+        try:
+            return await _json(watch.drop, engine, at, window)
+        except ValueError as error:
+            return JSONResponse({"detail": str(error)}, 400)
+
     @app.get("/api/sources")
     async def all_sources() -> Response:
         """How each source of the service is."""
@@ -144,20 +155,28 @@ def _serve_alerts(app: FastAPI, alerts: Alerts | None) -> None:
     async def bad_silence(_request: Request, error: Exception) -> Response:
         return JSONResponse({"detail": str(error)}, 400)
 
+    @app.get("/alerts")
+    async def page() -> Response:
+        """The same for a person, with buttons."""
+        try:
+            return HTMLResponse(alerts_page(await asyncio.to_thread(sent().view)))
+        except NoSuchThing as error:
+            return HTMLResponse(no_alerts_page(str(error)))
+
     @app.get("/api/alerts")
     async def all_alerts() -> Response:
         """Receivers, open alerts, silences, and the latest deliveries."""
         return await _json(sent().view)
 
     @app.post("/api/alerts/test")
-    async def test(receiver: str = "") -> Response:
+    async def test(request: Request, receiver: str = "") -> Response:
         """Send a test to one receiver, or to all; what each answered."""
-        return await _json(sent().test, receiver)
+        return _for(request, await _json(sent().test, receiver))
 
     @app.post("/api/alerts/deliveries/{number}/replay")
-    async def replay(number: int) -> Response:
+    async def replay(request: Request, number: int) -> Response:
         """Send a message of the delivery log again, with its id."""
-        return await _json(sent().replay, number)
+        return _for(request, await _json(sent().replay, number))
 
     @app.post("/api/alerts/silences")
     async def silence(request: Request) -> Response:
@@ -172,6 +191,12 @@ def _serve_alerts(app: FastAPI, alerts: Alerts | None) -> None:
     async def unsilence(number: int) -> Response:
         """End a silence."""
         return await _json(sent().unsilence, number)
+
+
+def _for(request: Request, answer: Response) -> Response:
+    """The answer; or, for who pressed a button on the page, the page, where it shows."""
+    wants_page = "text/html" in request.headers.get("accept", "")
+    return RedirectResponse("/alerts", 303) if wants_page else answer
 
 
 async def _json(ask: Callable[..., Any], *args: Any) -> Response:

@@ -18,6 +18,7 @@ from websockets.sync.client import connect
 from websockets.typing import Origin
 
 from monitor.api import COOKIE, create_app
+from monitor.outlets.alerts.alerts import Alerts
 from monitor.query import RemoteQuery, Unreachable
 from monitor.views import SourceView
 from monitor.watch import NotKnown, Watch
@@ -28,9 +29,9 @@ SOURCES = [SourceView("tcp://127.0.0.1:5757", ENGINE, True, 0, {"ring": 2}, "")]
 
 
 @contextmanager
-def served(watch: Watch, token: str = "", host: str = "127.0.0.1") -> Iterator[str]:
+def served(watch: Watch, token: str = "", host: str = "127.0.0.1", alerts: Alerts | None = None) -> Iterator[str]:
     """Its address. A WebSocket that says hello is beside the API, as the page's would be."""
-    app = create_app(watch, lambda: SOURCES, token=token, host=host)
+    app = create_app(watch, lambda: SOURCES, alerts, token=token, host=host)
 
     @app.websocket("/hello")
     async def hello(socket: WebSocket) -> None:
@@ -79,7 +80,7 @@ def test_a_remote_query_gives_what_the_watch_gives(leaking: Watched) -> None:
         remote = RemoteQuery(url)
         try:
             assert remote.engines() == watch.engines()
-            for state in (None, "pending", "firing", "resolved"):
+            for state in (None, "pending", "firing", "suppressed", "resolved"):
                 assert remote.find(state) == watch.find(state)
             assert remote.find("firing")
             assert remote.points(ENGINE) == watch.points(ENGINE)
@@ -92,6 +93,9 @@ def test_a_remote_query_gives_what_the_watch_gives(leaking: Watched) -> None:
             for block in range(leaking.lab.pool.total):
                 assert remote.block(ENGINE, block) == watch.block(ENGINE, block)
             assert remote.block_map(ENGINE) == watch.block_map(ENGINE)
+            assert remote.drop(ENGINE) == watch.drop(ENGINE)
+            at = watch.engines()[0].at or ""
+            assert remote.drop(ENGINE, at, 3.0) == watch.drop(ENGINE, at, 3.0) != watch.drop(ENGINE)
         finally:
             remote.close()
 
@@ -242,9 +246,7 @@ def test_websockets_need_it_too(leaking: Watched) -> None:
 def test_without_a_token_this_machines_own_names_are_answered(leaking: Watched, get: httpx.Client, host: str) -> None:
     with served(leaking.watch) as url:
         assert get.get(f"{url}/api/engines", headers={"host": host}).status_code == 200
-        assert (
-            get.get(f"{url}/api/engines", headers={"host": host, "origin": f"http://{host}"}).status_code == 200
-        )
+        assert get.get(f"{url}/api/engines", headers={"host": host, "origin": f"http://{host}"}).status_code == 200
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8765", "127.0.0.1.evil.example:8765", "[::1", ""])

@@ -57,6 +57,7 @@ def layout() -> html.Div:
                      className="columns"),
             html.Footer(
                 [
+                    html.A("alerts", href="/alerts"),
                     html.A("metrics", href="/metrics"),
                     html.A("API", href="/api/openapi.json"),
                     html.Span("All times are UTC. No prompt and no token leaves the engine: lengths and counts only."),

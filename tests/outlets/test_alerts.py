@@ -110,6 +110,18 @@ def test_each_transition_is_one_signed_message(receive: Callable[..., Server], t
         Webhook(SECRET).verify(server.got[0].body + " ", server.got[0].headers)
 
 
+def test_the_docs_show_what_a_message_holds(receive: Callable[..., Server], transitions: list[Transition]) -> None:
+    server = receive()
+    with sending(server.url) as alerts:
+        alerts.put(transitions[:1])
+        told_all(alerts)
+    page = (Path(__file__).parents[2] / "docs" / "alerts.md").read_text()
+    shown = json.loads(page.partition("```json\n")[2].partition("```")[0])
+    sent = json.loads(server.got[0].body)
+    assert (list(shown), list(shown["data"])) == (list(sent), list(sent["data"]))
+    assert list(shown["data"]["culprits"]) == list(sent["data"]["culprits"])
+
+
 def test_information_is_not_sent(told: list[Transition]) -> None:
     alerts = Alerts(AlertsConfig(("http://example.org/",)))
     try:
@@ -333,6 +345,13 @@ def test_no_log_record_holds_a_secret(
 def test_a_url_that_cannot_be_used_is_refused(url: str) -> None:
     with pytest.raises(BadReceiver, match="--alert"):
         Alerts(AlertsConfig((url,)))
+
+
+def test_a_file_that_cannot_be_used_is_refused_in_words(tmp_path: Path) -> None:
+    (tmp_path / "a-file").write_text("no database, and longer than the header of one would be: " + "x" * 100)
+    for path in (tmp_path / "a-file", tmp_path / "a-file" / "alerts.sqlite"):
+        with pytest.raises(ValueError, match="--data: alerts cannot be kept in"):
+            Alerts(AlertsConfig(("https://example.org/",), path=path))
 
 
 @pytest.mark.parametrize("secret", ["whsec_", "hunter2", "hunter22", "whsec_c2hvcnQ=", "whsec_" + "A" * 100, "whsec_ä"])

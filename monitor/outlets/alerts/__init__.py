@@ -10,4 +10,6 @@ addresses.py    which addresses may be sent to
 alerts.py       all of these together, as the service has them
 views.py        what the API says of them
 client.py       the same asked over HTTP: `monitor alerts`
+table.py        shown at a terminal
+page.py         shown in a browser, with buttons
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -49,15 +50,22 @@ class NoSuchThing(LookupError):
 
 
 class Alerts:
-    """Tells every receiver, each from a thread of its own, until closed. Raises BadReceiver."""
+    """Tells every receiver, each from a thread of its own, until closed. Raises BadReceiver, and ValueError if `path`
+    cannot be used.
+    """
 
     def __init__(self, config: AlertsConfig) -> None:
         self.config = config
         found = [receiver_of(text, config.secret, config.allow_private) for text in config.receivers]
         self.receivers: list[Receiver] = list({receiver.name: receiver for receiver in found}.values())
-        if config.path is not None:
-            config.path.parent.mkdir(parents=True, exist_ok=True)
-        self.outbox = Outbox(config.path, self.receivers, config.repeat_s, config.look_again_s, time.time())
+        try:
+            if config.path is not None:
+                config.path.parent.mkdir(parents=True, exist_ok=True)
+            self.outbox = Outbox(config.path, self.receivers, config.repeat_s, config.look_again_s, time.time())
+        except (OSError, sqlite3.Error) as error:
+            raise ValueError(
+                f"--data: alerts cannot be kept in {config.path} ({error}); name another directory"
+            ) from error
         self._senders = [
             Sender(self.outbox, receiver, config.schedule, config.allow_private) for receiver in self.receivers
         ]
