@@ -3,6 +3,7 @@
 monitor doctor [TARGET…]        what is wrong, and what to do
 monitor explain request ID      the life of a request
 monitor explain block ID        why a block is held, and its life
+monitor explain drop            what made usage fall or throughput vanish
 monitor explain memory          what a device's memory went to, and what that leaves for KV
 monitor record TARGET DIR       keep a stream as a recording
 monitor probe check             whether a vLLM has what the probe hooks into
@@ -30,6 +31,7 @@ from monitor.doctor.memory import bill_in_log, bill_of_engines
 from monitor.doctor.observe import WATCH_S, CannotTell, observe
 from monitor.doctor.report import CANNOT_TELL, FINDINGS, NOTHING, SINCE_S, USAGE, examine
 from monitor.events.publisher import EVENTS_ENDPOINT
+from monitor.ledger.words import moment
 from monitor.outlets.alerts.client import AlertsClient
 from monitor.outlets.alerts.table import alerts_table
 from monitor.query import Unreachable
@@ -124,6 +126,14 @@ def _length(text: str) -> int:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def _time(text: str) -> str:
+    try:
+        moment(text, 0)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
 def _repeat(text: str) -> int:
     return 0 if text == "0" else _length(text)
 
@@ -202,6 +212,19 @@ def _add_explain(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         one.add_argument("--engine", default="", help="which engine, if there are several")
         _add_shared(one)
         one.set_defaults(run=_explain, thing=thing)
+    drop = things.add_parser(
+        "drop", help="what made usage fall or throughput vanish",
+        description="Says of a window of time what every block that became free was freed for, and what the steps in it"
+        " did. Without --at, of the window in which usage fell furthest.",
+        epilog=TARGETS, formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    drop.add_argument("target", nargs="?", metavar="TARGET", help="where to look: a recording, a stream or a service")
+    drop.add_argument("--at", type=_time, metavar="TIME", help="14:02:11 (UTC) or 2026-01-31T14:02:11Z")
+    drop.add_argument("--window", type=_positive, default=10.0, metavar="S", help="so many seconds around it (10)")
+    drop.add_argument("--engine", default="", help="which engine, if there are several")
+    drop.add_argument("--format", choices=("table", "json"), default="table", help="(default: table)")
+    _add_shared(drop)
+    drop.set_defaults(run=_explain_drop)
     memory = things.add_parser(
         "memory", help="what a device's memory went to, and what that leaves for KV",
         description="Does the sums of an engine's memory bill again, from the figures in its log (vLLM's or kvscope's),"
@@ -246,6 +269,30 @@ def _explain(parsed: argparse.Namespace) -> int:
         raise last_error
     finally:
         observation.close()
+
+
+def _explain_drop(parsed: argparse.Namespace) -> int:
+    observation = observe(
+        parsed.target or _default_url(),
+        Settings.parse(parsed.thresholds),
+        timeout_s=parsed.timeout,
+        watch_s=parsed.watch,
+        token=parsed.token,
+    )
+    try:
+        query = observation.query
+        engines = [view.engine for view in query.engines() if parsed.engine in ("", view.engine)]
+        if not engines:
+            raise NotKnown(f"there is no engine {parsed.engine!r} at {observation.target}")
+        drops = [query.drop(engine, parsed.at or "", parsed.window) for engine in engines]
+    finally:
+        observation.close()
+    if parsed.format == "json":
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(drops)).decode() + "\n")
+    else:
+        for drop in drops:
+            render.drop(drop, Console(highlight=False))
+    return NOTHING
 
 
 def _explain_memory(parsed: argparse.Namespace) -> int:

@@ -11,6 +11,7 @@ import httpx
 import msgspec
 
 from monitor.findings import FindingReport
+from monitor.ledger.drops import Drop
 from monitor.ledger.words import counted as counted
 from monitor.ledger.words import duration as duration
 from monitor.ledger.words import percent as percent
@@ -49,6 +50,10 @@ class Query(Protocol):
 
     def block_map(self, engine: str) -> BlockMap:
         """What every block is now."""
+        ...
+
+    def drop(self, engine: str, at: str = "", window_s: float = 10.0) -> Drop:
+        """What made usage fall, or throughput vanish, around the time `at`; where usage fell furthest without one."""
         ...
 
 
@@ -95,6 +100,10 @@ class RemoteQuery:
     def block_map(self, engine: str) -> BlockMap:
         """What every block is now."""
         return self._get("/api/block_map", BlockMap, engine=engine)
+
+    def drop(self, engine: str, at: str = "", window_s: float = 10.0) -> Drop:
+        """What made usage fall, or throughput vanish, in a window."""
+        return self._get("/api/drop", Drop, engine=engine, at=at, window=window_s)
 
     def _get(self, path: str, answer: type[T], **params: Any) -> T:
         try:

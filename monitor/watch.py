@@ -19,11 +19,12 @@ from monitor.events.sample import Fact, Sample
 from monitor.findings import Finding, FindingReport, Findings, Transition
 from monitor.ledger.because import because
 from monitor.ledger.bill import measured
+from monitor.ledger.drops import Drop, drop, steepest_fall
 from monitor.ledger.ledger import EngineLedger, Fleet, Point, Record
 from monitor.ledger.life import in_words, phases
 from monitor.ledger.story import StoryLine, names_in, story_of_block, story_of_request
 from monitor.ledger.waits import Wait, wait_of
-from monitor.ledger.words import counted, duration, timestamp
+from monitor.ledger.words import counted, duration, moment, timestamp
 from monitor.views import (
     BLOCK_STATES,
     BlockDetail,
@@ -196,6 +197,15 @@ class Watch:
         with self._lock:
             ledger = self._ledger(engine)
             return BlockMap(engine, timestamp(ledger.now_ns), ledger.state.total, bytes(_block_states(ledger)))
+
+    def drop(self, engine: str, at: str = "", window_s: float = 10.0) -> Drop:
+        """What made usage fall, or throughput vanish, in the `window_s` seconds around the time `at`; where usage fell
+        furthest if it is empty. Raises ValueError for what is no time.
+        """
+        with self._lock:
+            ledger = self._streamed(engine)
+            at_ns = moment(at, ledger.now_ns) if at else steepest_fall(ledger.points, window_s)
+            return drop(ledger, at_ns, window_s)
 
     # ---------------------------------------------------------------- how answers are made
 

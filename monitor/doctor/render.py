@@ -13,8 +13,9 @@ from monitor.detectors.judgement import SEVERITIES, Evidence
 from monitor.doctor.memory import MemoryReport
 from monitor.doctor.report import BalanceReport, Report, TargetReport
 from monitor.findings import FindingReport
+from monitor.ledger.drops import Drop
 from monitor.ledger.waits import Wait
-from monitor.ledger.words import counted, listed, percent
+from monitor.ledger.words import counted, duration, listed, percent
 from monitor.views import BlockDetail, PhaseView, RequestDetail, StoryView
 
 WIDTH = 80
@@ -23,6 +24,7 @@ STYLES = {"info": "dim", "warning": "yellow", "error": "red", "critical": "bold 
 HOLDERS = ("running", "waiting", "finished", "cached_idle", "free", "reserved", "unaccounted")
 LABELS = {"cached_idle": "cached-idle", "unaccounted": "UNACCOUNTED", "finished": "finished, held"}
 BAR = 34
+MOST_PREEMPTED = 8
 _QUEUED = ("RECEIVED", "WAITING", "PREEMPTED")
 NOT_EXPOSED = "not exposed"
 
@@ -142,6 +144,98 @@ def block(detail: BlockDetail, console: Console) -> None:
             _wrapped(console, link, "  " + ("   " * (depth - 1) + "← " if depth else ""))
     console.print()
     _story(detail.story, console, whole=True)
+
+
+def drop(told: Drop, console: Console) -> None:
+    """`monitor explain drop`: what became free and why, who was preempted for whom, and what the steps did."""
+    _print(console, f"DROP on {told.engine}", "bold")
+    _wrapped(console, f"{_time(told.since, precise=True)} to {_time(told.until, precise=True)} UTC", "  ")
+    if not told.is_whole:
+        _wrapped(console, "Events of this window, or from before it, are no longer kept.", "  ! ", "bold yellow")
+    console.print()
+    _wrapped(console, _what_happened(told), "  ")
+    console.print()
+    _print(console, "BLOCKS", "bold")
+    _print(console, _sum_line("used before", told.used_before, told.usable))
+    for freed in told.freed:
+        left = f", {counted(freed.references_left, 'reference')} left shared blocks" if freed.references_left else ""
+        _wrapped(console, f"{listed(freed.requests)}{left}", f"  - {freed.reason:<18}{freed.blocks:>10,}  by ")
+    if told.taken:
+        _wrapped(console, listed(told.taken_by), f"  + {'taken':<18}{told.taken:>10,}  by ")
+    _print(console, _sum_line("used after", told.used_after, told.usable))
+    if told.off_by:
+        _wrapped(console, f"The sum is off by {told.off_by:,} blocks: events were lost.", "  ! ", "bold red")
+    console.print()
+    _print(console, "REQUESTS", "bold")
+    for name, before, after in (
+        ("running", told.running_before, told.running_after),
+        ("waiting", told.waiting_before, told.waiting_after),
+    ):
+        _print(console, f"  {name:<20}{_figure(before)} → {_figure(after).strip()}")
+    for name, count in (
+        ("admitted", told.admitted), ("finished", told.finished), ("preempted", told.preemptions),
+        ("allocations failed", told.allocation_failures),
+    ):  # fmt: skip
+        _print(console, f"  {name:<20}{count:>10,}")
+    for one in told.preempted[:MOST_PREEMPTED]:
+        to = f" for {one.beneficiary}" if one.beneficiary not in ("", one.victim) else ""
+        lost = f"{counted(one.blocks, 'block')}, {counted(one.tokens_lost, 'token')} to compute again"
+        _wrapped(console, f"{one.victim}{to} ({one.reason}): {lost}", "    ")
+    if told.preemptions > MOST_PREEMPTED:
+        _print(console, f"    and {told.preemptions - MOST_PREEMPTED:,} more")
+    console.print()
+    _print(console, "STEPS", "bold")
+    _print(console, f"  {'':<20}{'before':>10}{'in it':>10}", "dim")
+    work, earlier = told.work, told.work_before
+    rows: list[tuple[str, float, float]] = [
+        ("seconds", work.seconds, earlier.seconds),
+        ("steps", work.steps, earlier.steps),
+        ("tokens computed", work.computed_tokens, earlier.computed_tokens),
+        ("tokens generated", work.output_tokens, earlier.output_tokens),
+        ("longest without, s", work.longest_without_step_s, earlier.longest_without_step_s),
+    ]
+    limits = sorted(earlier.limits.keys() | work.limits.keys())
+    rows += [(f"bound by {limit}", work.limits.get(limit, 0), earlier.limits.get(limit, 0)) for limit in limits]
+    for name, figure, then in rows:
+        _print(console, f"  {name:<20}{then:>10,}{figure:>10,}")
+
+
+def _what_happened(told: Drop) -> str:
+    """In a sentence or two, by the figures below it."""
+    said = "Nothing is known of what was used then."
+    if told.highest is not None and told.lowest is not None:
+        top, bottom = (f"{percent(level.used / told.usable)} of the pool" for level in (told.highest, told.lowest))
+        said = f"Usage did not fall: {bottom} at the end."
+        if told.lowest.used < told.highest.used:
+            top_at, bottom_at = (_time(level.at, precise=True) for level in (told.highest, told.lowest))
+            freed = sum(told.freed_in_fall.values())
+            by = " and ".join(f"{blocks:,} as {reason}" for reason, blocks in told.freed_in_fall.items() if blocks)
+            said = (
+                f"Usage fell from {top} at {top_at} to {bottom} at {bottom_at}: {counted(freed, 'block')} became free,"
+                f" {by}. In the whole window:"
+                f" {counted(told.preemptions, 'preemption') if told.preemptions else 'nobody was preempted'}."
+            )
+    work, before = told.work, told.work_before
+    if work.output_tokens < before.output_tokens / 2 and before.output_tokens:
+        said += f" {counted(work.output_tokens, 'token')} were generated, {before.output_tokens:,} in as long before:"
+        if work.longest_without_step_s > work.seconds / 2:
+            said += f" no step ended for {duration(work.longest_without_step_s)}."
+        elif not told.running_after:
+            said += " nothing runs any more."
+        elif work.computed_tokens > 2 * work.output_tokens:
+            said += f" the steps computed {counted(work.computed_tokens, 'token')}, most of them of prompts."
+        else:
+            said += " fewer run."
+    return said
+
+
+def _sum_line(name: str, blocks: int | None, usable: int) -> str:
+    share = f"{percent(blocks / usable):>9}" if blocks is not None and usable else ""
+    return f"  {name:<20}{_figure(blocks)}{share}"
+
+
+def _figure(count: int | None) -> str:
+    return f"{'not said' if count is None else f'{count:,}':>10}"
 
 
 # -------------------------------------------------------------------- parts

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 
 def clock_time(wall_ns: int) -> str:
@@ -18,6 +19,24 @@ def timestamp(wall_ns: int) -> str | None:
     if not wall_ns:
         return None
     return datetime.fromtimestamp(wall_ns / 1e9, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def moment(text: str, near_ns: int) -> int:
+    """A time as wall ns: by RFC 3339, or the last `14:02:11` (or `14:02:11.5`, UTC) until `near_ns`.
+
+    Raises ValueError for what is no time.
+    """
+    try:
+        if not re.fullmatch(r"\d{1,2}:\d\d(:\d\d([.,]\d+)?)?", text):
+            at = datetime.fromisoformat(text)
+            return round((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1e6) * 1000
+        near = datetime.fromtimestamp(near_ns / 1e9, UTC)
+        hours, minutes, seconds = (*text.replace(",", ".").split(":"), "0")[:3]
+        midnight = near.replace(hour=0, minute=0, second=0, microsecond=0)
+        at = midnight.replace(hour=int(hours), minute=int(minutes)) + timedelta(seconds=float(seconds))
+        return round((at if at <= near else at - timedelta(days=1)).timestamp() * 1e6) * 1000
+    except (ValueError, OverflowError):
+        raise ValueError(f"{text!r} is no time: give 14:02:11 (UTC) or 2026-01-31T14:02:11Z") from None
 
 
 def duration(seconds: float) -> str:

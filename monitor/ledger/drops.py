@@ -1,0 +1,311 @@
+"""What made usage fall, or throughput vanish, in a window of time: every block that became free, by reason.
+
+The window is made of whole batches, since each carries the engine's own count of used blocks: what was used before,
+less what became free, plus what was taken, is what was used after, or the difference is named. Reference counts before
+the window come from those of now, with all that happened since undone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Final
+
+import msgspec
+
+from monitor.events.kinds import Kind, Limit, Preempt, Release, name_of
+from monitor.events.wire import Batch, Run
+from monitor.ledger.ledger import EngineLedger, Point
+from monitor.ledger.story import names_in
+from monitor.ledger.words import timestamp
+
+MOST_PREEMPTIONS: Final = 200
+
+
+class Freed(msgspec.Struct):
+    """What was given back for one reason: blocks that became free by it, references that left others, by whom."""
+
+    reason: str
+    blocks: int = 0
+    references_left: int = 0
+    requests: list[str] = []
+
+
+class Preempted(msgspec.Struct, frozen=True):
+    """A preemption: who lost so many blocks and computed tokens, to whom (empty: to nobody in particular), and why."""
+
+    victim: str
+    beneficiary: str
+    reason: str
+    blocks: int
+    tokens_lost: int
+
+
+class Work(msgspec.Struct):
+    """What was done in a stretch of time."""
+
+    seconds: float
+    steps: int = 0
+    computed_tokens: int = 0
+    output_tokens: int = 0
+    longest_without_step_s: float = 0.0
+    limits: dict[str, int] = {}
+    """Steps by what kept each from being larger."""
+
+
+class Level(msgspec.Struct, frozen=True):
+    """Used blocks at a moment."""
+
+    at: str | None
+    used: int
+
+
+class Drop(msgspec.Struct):
+    """A window of an engine's past. Counts of blocks and requests are None where the engine said none."""
+
+    engine: str
+    since: str | None
+    until: str | None
+    is_whole: bool
+    """Whether all of its batches are still kept."""
+    usable: int
+    used_before: int | None
+    used_after: int | None
+    highest: Level | None
+    lowest: Level | None
+    """From where to where it fell furthest within the window."""
+    freed_in_fall: dict[str, int]
+    """Blocks that became free between these two, by reason."""
+    freed: list[Freed]
+    taken: int
+    taken_by: list[str]
+    off_by: int | None
+    """Used blocks at the end beyond what was used, taken and freed explains; 0 unless events were lost."""
+    preempted: list[Preempted]
+    preemptions: int
+    admitted: int
+    finished: int
+    allocation_failures: int
+    running_before: int | None
+    running_after: int | None
+    waiting_before: int | None
+    waiting_after: int | None
+    work: Work
+    work_before: Work
+    """In as long a time just before."""
+
+
+def steepest_fall(points: Sequence[Point], window_s: float) -> int:
+    """In the middle of which window (wall ns) usage fell furthest; the last moment if it never did."""
+    window_ns, best, at_ns = window_s * 1e9, 0, points[-1].at_ns if points else 0
+    used = [_used_at(point) for point in points]
+    highest: deque[int] = deque()  # of the window's points, each higher than all that follow
+    for index, point in enumerate(points):
+        while highest and used[highest[-1]] <= used[index]:
+            highest.pop()
+        highest.append(index)
+        while points[highest[0]].at_ns < point.at_ns - window_ns:
+            highest.popleft()
+        fall = used[highest[0]] - used[index]
+        if fall > best:
+            best, at_ns = fall, (points[highest[0]].at_ns + point.at_ns) // 2
+    return at_ns
+
+
+def drop(ledger: EngineLedger, at_ns: int, window_s: float) -> Drop:
+    """The `window_s` seconds around `at_ns` (wall)."""
+    half_ns = round(window_s * 1e9 / 2)
+    since_ns, until_ns = at_ns - half_ns, at_ns + half_ns
+    batches = [batch for batch in ledger.recent if batch.epoch == ledger.epoch]
+    window = [batch for batch in batches if since_ns < batch.wall_ns <= until_ns]
+    earlier = [batch for batch in batches if since_ns - 2 * half_ns < batch.wall_ns <= since_ns]
+    later = [batch for batch in batches if batch.wall_ns > until_ns]
+    before = next((batch for batch in reversed(batches) if batch.wall_ns <= since_ns), None)
+    fold = _Window(ledger, _references_before(ledger, window + later))
+    top, bottom = _fall([point for point in ledger.points if since_ns <= point.at_ns <= until_ns])
+    freed_in_fall: Counter[str] = Counter()
+    for batch in window:
+        already = fold.freed_by_reason()
+        fold.apply(batch)
+        if top is not None and bottom is not None and top.at_ns < batch.wall_ns <= bottom.at_ns:
+            freed_in_fall += fold.freed_by_reason() - already
+    used_before = _used(before) if before is not None else 0 if window and window[0].sequence == 0 else None
+    used_after = _used(window[-1]) if window else used_before
+    counted_up = None if used_before is None else used_before + fold.taken - sum(f.blocks for f in fold.freed.values())
+    first = _queues(_point_at(ledger.points, since_ns))
+    last = _queues(_point_at(ledger.points, until_ns)) if later else _queues_now(ledger)
+    return Drop(
+        engine=ledger.engine,
+        since=timestamp(since_ns),
+        until=timestamp(until_ns),
+        is_whole=before is not None or (bool(window) and window[0].sequence == 0),
+        usable=ledger.state.total - ledger.state.reserved,
+        used_before=used_before,
+        used_after=used_after,
+        highest=_level(top),
+        lowest=_level(bottom),
+        freed_in_fall=dict(freed_in_fall.most_common()),
+        freed=sorted(fold.freed.values(), key=lambda freed: -freed.blocks),
+        taken=fold.taken,
+        taken_by=fold.taken_by,
+        off_by=None if counted_up is None or used_after is None else used_after - counted_up,
+        preempted=fold.preempted[:MOST_PREEMPTIONS],
+        preemptions=len(fold.preempted),
+        admitted=fold.admitted,
+        finished=fold.finished,
+        allocation_failures=fold.allocation_failures,
+        running_before=first[0],
+        running_after=last[0],
+        waiting_before=first[1],
+        waiting_after=last[1],
+        work=_work(ledger, window, since_ns, until_ns),
+        work_before=_work(ledger, earlier, since_ns - 2 * half_ns, since_ns),
+    )
+
+
+def _queues(point: Point | None) -> tuple[int | None, int | None]:
+    """Running and waiting requests."""
+    return (point.running, point.waiting) if point is not None else (None, None)
+
+
+def _queues_now(ledger: EngineLedger) -> tuple[int, int]:
+    requests = ledger.state.requests.values()
+    return sum(record.is_running for record in requests), sum(record.is_waiting for record in requests)
+
+
+def _used(batch: Batch) -> int | None:
+    return batch.used if batch.total > 0 else None
+
+
+def _used_at(point: Point) -> int:
+    balance = point.balance
+    return balance.total - balance.reserved - balance.free - balance.cached_idle
+
+
+def _level(point: Point | None) -> Level | None:
+    return Level(timestamp(point.at_ns), _used_at(point)) if point is not None else None
+
+
+def _fall(points: Sequence[Point]) -> tuple[Point | None, Point | None]:
+    """The deepest fall: from where to where."""
+    deepest: tuple[int, Point, Point] | None = None
+    highest: Point | None = None
+    for point in points:
+        if highest is None or _used_at(point) >= _used_at(highest):
+            highest = point
+        fall = _used_at(highest) - _used_at(point)
+        if deepest is None or fall > deepest[0]:
+            deepest = (fall, highest, point)
+    return deepest[1:] if deepest is not None else (None, None)
+
+
+def _point_at(points: Iterable[Point], at_ns: int) -> Point | None:
+    found = None
+    for point in points:
+        if point.at_ns > at_ns:
+            break
+        found = point
+    return found
+
+
+def _references_before(ledger: EngineLedger, batches: list[Batch]) -> list[int]:
+    """The reference count of each block before these batches, which are all there were until now."""
+    refs = list(ledger.state.refs)
+    for batch in batches:
+        for event in batch.events():
+            change = _CHANGES.get(event.kind, 0)
+            if change:
+                for block in event.ids:
+                    if 0 <= block < len(refs):
+                        refs[block] -= change
+    return refs
+
+
+_CHANGES: Final[dict[int, int]] = {Kind.ALLOCATED: 1, Kind.REUSED: 1, Kind.RELEASED: -1, Kind.RECLAIMED: -1}
+
+
+class _Window:
+    """A fold of the window's events over the reference counts before it."""
+
+    def __init__(self, ledger: EngineLedger, refs: list[int]) -> None:
+        self.freed: dict[str, Freed] = {}
+        self.taken = 0
+        self.taken_by: list[str] = []
+        self.preempted: list[Preempted] = []
+        self.admitted = self.finished = self.allocation_failures = 0
+        self._refs = refs
+        self._names = names_in(ledger)
+
+    def freed_by_reason(self) -> Counter[str]:
+        return Counter({reason: freed.blocks for reason, freed in self.freed.items()})
+
+    def apply(self, batch: Batch) -> None:
+        self._names.update({number: text for number, text in batch.texts.items() if number >= 0})
+        for event in batch.events():
+            match event.kind:
+                case Kind.ALLOCATED | Kind.REUSED:
+                    self._take(event)
+                case Kind.RELEASED | Kind.RECLAIMED:
+                    self._give_back(event)
+                case Kind.PREEMPTED:
+                    self._preempt(event)
+                case Kind.ADMITTED:
+                    self.admitted += 1
+                case Kind.FINISHED:
+                    self.finished += 1
+                case Kind.ALLOCATION_FAILED:
+                    self.allocation_failures += 1
+
+    def _take(self, event: Run) -> None:
+        taken = 0
+        for block in event.ids:
+            if 0 <= block < len(self._refs):
+                taken += self._refs[block] <= 0
+                self._refs[block] += 1
+        self.taken += taken
+        if taken and (name := self._name(event.request)) not in self.taken_by:
+            self.taken_by.append(name)
+
+    def _give_back(self, event: Run) -> None:
+        reason = name_of(Release, event.args[0])
+        freed = self.freed.setdefault(reason, Freed(reason, requests=[]))
+        for block in event.ids:
+            if 0 <= block < len(self._refs):
+                self._refs[block] -= 1
+                if self._refs[block] == 0:
+                    freed.blocks += 1
+                else:
+                    freed.references_left += 1
+        name = self._name(event.request) if event.kind == Kind.RELEASED else "blocks that were detached"
+        if name not in freed.requests:
+            freed.requests.append(name)
+
+    def _preempt(self, event: Run) -> None:
+        reason, beneficiary, blocks, lost = event.args[:4]
+        to = self._name(beneficiary) if beneficiary >= 0 else ""
+        self.preempted.append(Preempted(self._name(event.request), to, name_of(Preempt, reason), blocks, lost))
+
+    def _name(self, number: int) -> str:
+        return self._names.get(number, f"#{number}")
+
+
+def _work(ledger: EngineLedger, batches: list[Batch], since_ns: int, until_ns: int) -> Work:
+    first, last = _point_at(ledger.points, since_ns), _point_at(ledger.points, until_ns)
+    until_ns = min(until_ns, ledger.now_ns)
+    generated = (last.output_tokens if last else 0) - (first.output_tokens if first else 0)
+    work = Work(round(max(0.0, (until_ns - since_ns) / 1e9), 3), output_tokens=max(0, generated), limits={})
+    ends = [since_ns]
+    for batch in batches:
+        for event in batch.events():
+            if event.kind == Kind.STEP_COMPLETED:
+                work.steps += 1
+                limit = name_of(Limit, event.args[3])
+                work.limits[limit] = work.limits.get(limit, 0) + 1
+                ends.append(event.args[0] + batch.wall_ns - batch.mono_ns)
+            elif event.kind == Kind.STEP_LAUNCHED:
+                work.computed_tokens += sum(event.args[2:])
+    if until_ns > since_ns:
+        gaps = [after - before for before, after in pairwise(sorted([*ends, until_ns]))]
+        work.longest_without_step_s = round(max(gaps) / 1e9, 3)
+    return work
