@@ -122,10 +122,10 @@ class Outbox:
             self._database.execute("BEGIN IMMEDIATE")
             try:
                 yield self._database
+                self._database.commit()
             except BaseException:
                 self._database.rollback()
                 raise
-            self._database.commit()
 
     def _read(self, sql: str, *values: object) -> list[sqlite3.Row]:
         with self._lock:
@@ -237,11 +237,11 @@ class Outbox:
     def _insert(self, message: Message, receiver: str, state: DeliveryState, now: float, answer: str = "") -> None:
         self._database.execute(
             "INSERT OR IGNORE INTO deliveries"
-            " (id, receiver, alert, kind, repeat, message, state, created, due, ended, answer)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            " (id, receiver, alert, kind, repeat, message, state, tries, created, due, ended, answer)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 message.id, receiver, message.trouble.id, message.kind, message.repeat, msgspec.json.encode(message),
-                state, now, now, None if state in ("pending", "silenced") else now, answer,
+                state, int(bool(answer)), now, now, None if state in ("pending", "silenced") else now, answer,
             ),
         )  # fmt: skip
 

@@ -31,7 +31,10 @@ def alerts_table(view: AlertsView, console: Console) -> None:
     _table(
         console, "DELIVERIES", ("number", "at", "kind", "code", "receiver", "state", "tries", "answer"),
         [
-            (str(one.number), one.created_at, one.kind, one.code, one.receiver, one.state, str(one.tries), one.answer)
+            (
+                str(one.number), one.created_at[:19], one.kind, one.code, one.receiver, one.state, str(one.tries),
+                one.answer,
+            )
             for one in view.deliveries[:MOST_DELIVERIES]
         ],
     )  # fmt: skip
