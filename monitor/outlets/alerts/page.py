@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from html import escape
 from urllib.parse import quote
 
@@ -82,7 +82,7 @@ def _state(disabled_at: str | None, paused_until: str | None) -> str:
     return f"paused until {paused_until}, as it asked" if paused_until else "ready"
 
 
-def _table(title: str, columns: Iterable[str], rows: list[tuple[str, ...]]) -> str:
+def _table(title: str, columns: Iterable[str], rows: Sequence[tuple[str, ...]]) -> str:
     head = "".join(f'<th scope="col">{escape(column)}</th>' for column in columns)
     body = "".join(f"<tr>{''.join(f'<td>{_cell(cell)}</td>' for cell in row)}</tr>" for row in rows)
     table = f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
