@@ -26,7 +26,7 @@ import msgspec
 from rich.console import Console
 
 from monitor.detectors.thresholds import Settings
-from monitor.doctor import render
+from monitor.doctor import explain, render
 from monitor.doctor.memory import bill_in_log, bill_of_engines
 from monitor.doctor.observe import WATCH_S, CannotTell, observe
 from monitor.doctor.report import CANNOT_TELL, FINDINGS, NOTHING, SINCE_S, USAGE, examine
@@ -259,9 +259,9 @@ def _explain(parsed: argparse.Namespace) -> int:
         for engine in engines:
             try:
                 if parsed.thing == "request":
-                    render.request(query.request(engine, parsed.id), console)
+                    explain.request(query.request(engine, parsed.id), console)
                 else:
-                    render.block(query.block(engine, int(parsed.id)), console)
+                    explain.block(query.block(engine, int(parsed.id)), console)
                 return NOTHING
             except NotKnown as error:
                 last_error = error
@@ -291,7 +291,7 @@ def _explain_drop(parsed: argparse.Namespace) -> int:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(drops)).decode() + "\n")
     else:
         for drop in drops:
-            render.drop(drop, Console(highlight=False))
+            explain.drop(drop, Console(highlight=False))
     return NOTHING
 
 
@@ -311,7 +311,7 @@ def _explain_memory(parsed: argparse.Namespace) -> int:
     if parsed.format == "json":
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(report)).decode() + "\n")
     else:
-        render.memory(report, Console(highlight=False))
+        explain.memory(report, Console(highlight=False))
     if report.missing:
         raise CannotTell(f"{report.source} has no whole memory bill: {'; '.join(report.missing)}")
     return NOTHING

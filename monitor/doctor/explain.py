@@ -1,0 +1,249 @@
+"""What `monitor explain` prints: a request, a block, a fall of usage, a memory bill."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import Final
+
+from rich.console import Console
+
+from monitor.doctor.memory import MemoryReport
+from monitor.doctor.terminal import WIDTH, clock, put, wrapped
+from monitor.ledger.drops import Drop
+from monitor.ledger.waits import Wait
+from monitor.ledger.words import counted, duration, listed, percent
+from monitor.views import BlockDetail, PhaseView, RequestDetail, StoryView
+
+MOST_PREEMPTED: Final = 8
+QUEUED: Final = ("RECEIVED", "WAITING", "PREEMPTED")
+
+
+def request(detail: RequestDetail, console: Console) -> None:
+    """`monitor explain request`: what it is, and its life."""
+    r = detail.request
+    put(console, f"REQUEST {r.id} on {detail.engine}", "bold")
+    rows = [
+        ("state", f"{r.state}{f' ({r.reason})' if r.reason else ''} since {clock(r.since)}, {r.for_s:.1f} s"),
+        *([("stalled", "the engine's own watchdog says that it does not move")] if r.stalled else []),
+        ("blocks", f"{counted(r.blocks, 'block')}{' (free deferred)' if r.deferred else ''}{_unused(detail)}"),
+        ("tokens", f"{r.prompt_tokens:,} of prompt, {r.computed_tokens:,} computed, {r.output_tokens:,} generated"),
+        ("prefix", f"{counted(r.hit_tokens, 'token')} came from the prefix cache"),
+        ("waited", ", ".join(f"{s:.2f} s {cause}" for cause, s in detail.waited_s.items()) or "not at all"),
+        ("cost", f"{counted(r.preemptions, 'preemption')}, {counted(r.tokens_lost, 'token')} computed again"),
+    ]
+    for name, text in rows:
+        wrapped(console, text, f"  {name:<8}")
+    console.print()
+    if detail.waits is not None:
+        put(console, "WAITS FOR (the blocks that would come back, the most first)", "bold")
+        _wait(detail.waits, console, "  ", "  ")
+        console.print()
+    put(console, "LIFE", "bold")
+    _life(detail.life, console)
+    console.print()
+    put(console, "CONDITIONS", "bold")
+    for condition in detail.conditions:
+        holds = "yes" if condition.holds else "no"
+        lead = f"  {condition.name:<12} {holds:<3} {clock(condition.since) if condition.since else '-':<9} "
+        wrapped(console, condition.why, lead if condition.why else lead.rstrip())
+    console.print()
+    _story(detail.story, console, whole=detail.story_is_whole)
+
+
+def block(detail: BlockDetail, console: Console) -> None:
+    """`monitor explain block`: what it is, why, and its life."""
+    put(console, f"BLOCK {detail.block} on {detail.engine}", "bold")
+    hashed = "in the prefix cache" if detail.hashed else "not in the prefix cache"
+    wrapped(console, f"{detail.state}, {counted(detail.references, 'reference')}, {hashed}", "  ")
+    console.print()
+    put(console, "BECAUSE", "bold")
+    for chain in detail.because:
+        for depth, link in enumerate(chain):
+            wrapped(console, link, "  " + ("   " * (depth - 1) + "← " if depth else ""))
+    console.print()
+    _story(detail.story, console, whole=True)
+
+
+def drop(told: Drop, console: Console) -> None:
+    """`monitor explain drop`: what became free and why, who was preempted for whom, and what the steps did."""
+    put(console, f"DROP on {told.engine}", "bold")
+    wrapped(console, f"{clock(told.since, precise=True)} to {clock(told.until, precise=True)} UTC", "  ")
+    if not told.is_whole:
+        wrapped(console, "Events of this window, or from before it, are no longer kept.", "  ! ", "bold yellow")
+    console.print()
+    wrapped(console, _what_happened(told), "  ")
+    console.print()
+    put(console, "BLOCKS", "bold")
+    put(console, _sum_line("used before", told.used_before, told.usable))
+    for freed in told.freed:
+        left = f", {counted(freed.references_left, 'reference')} left shared blocks" if freed.references_left else ""
+        wrapped(console, f"{listed(freed.requests)}{left}", f"  - {freed.reason:<18}{freed.blocks:>10,}  by ")
+    if told.taken:
+        wrapped(console, listed(told.taken_by), f"  + {'taken':<18}{told.taken:>10,}  by ")
+    put(console, _sum_line("used after", told.used_after, told.usable))
+    if told.off_by:
+        wrapped(console, f"The sum is off by {told.off_by:,} blocks: events were lost.", "  ! ", "bold red")
+    console.print()
+    put(console, "REQUESTS", "bold")
+    for name, before, after in (
+        ("running", told.running_before, told.running_after),
+        ("waiting", told.waiting_before, told.waiting_after),
+    ):
+        put(console, f"  {name:<20}{_figure(before)} → {_figure(after).strip()}")
+    for name, count in (
+        ("admitted", told.admitted), ("finished", told.finished), ("preempted", told.preemptions),
+        ("allocations failed", told.allocation_failures),
+    ):  # fmt: skip
+        put(console, f"  {name:<20}{count:>10,}")
+    for one in told.preempted[:MOST_PREEMPTED]:
+        to = f" for {one.beneficiary}" if one.beneficiary not in ("", one.victim) else ""
+        lost = f"{counted(one.blocks, 'block')}, {counted(one.tokens_lost, 'token')} to compute again"
+        wrapped(console, f"{one.victim}{to} ({one.reason}): {lost}", "    ")
+    if told.preemptions > MOST_PREEMPTED:
+        put(console, f"    and {told.preemptions - MOST_PREEMPTED:,} more")
+    console.print()
+    put(console, "STEPS", "bold")
+    put(console, f"  {'':<20}{'before':>10}{'in it':>10}", "dim")
+    work, earlier = told.work, told.work_before
+    rows: list[tuple[str, float, float]] = [
+        ("seconds", work.seconds, earlier.seconds),
+        ("steps", work.steps, earlier.steps),
+        ("tokens computed", work.computed_tokens, earlier.computed_tokens),
+        ("tokens generated", work.output_tokens, earlier.output_tokens),
+        ("longest without, s", work.longest_without_step_s, earlier.longest_without_step_s),
+    ]
+    limits = sorted(earlier.limits.keys() | work.limits.keys())
+    rows += [(f"bound by {limit}", work.limits.get(limit, 0), earlier.limits.get(limit, 0)) for limit in limits]
+    for name, figure, then in rows:
+        put(console, f"  {name:<20}{then:>10,}{figure:>10,}")
+
+
+def memory(report: MemoryReport, console: Console) -> None:
+    """`monitor explain memory`: the bill, what it leaves for KV, and how large the pool is."""
+    put(console, f"MEMORY  {report.source}", "bold")
+    for engine, figures in report.engines.items():
+        put(console, f"  {engine}")
+        for name, size in figures.items():
+            put(console, f"    {name.replace('_', ' '):<24} {_gib(size)}")
+    for name, size in report.parts.items():
+        put(console, f"  {name:<24} {_gib(size)}", "bold red" if size < 0 else "")
+    if report.bill is not None:
+        put(console, f"  {'device in all':<24} {_gib(report.bill.device_total)}", "bold")
+        put(console, f"  {'requested of it':<24} {_gib(report.bill.requested)}")
+    if report.over_requested_bytes is not None and report.over_requested_bytes > 0:
+        over = f"The engine, its KV included, takes {_gib(report.over_requested_bytes).strip()} more than it was given."
+        wrapped(console, over, "  ! ", "bold red")
+    if report.suggestions is not None:
+        console.print()
+        put(console, "SUGGESTIONS", "bold")
+        for name, words in (
+            ("fit_requested", "to fit into the requested share"),
+            ("use_all", "to use all of the device"),
+        ):
+            advised: int = getattr(report.suggestions, f"{name}_bytes")
+            short: int = getattr(report.suggestions, f"{name}_short_by_bytes")
+            said = report.printed.get(f"{name}_bytes")
+            advice = f"cannot be met: {_gib(short).strip()} are missing" if short else f"--kv-cache-memory={advised}"
+            put(console, f"  {words:<32} {advice}")
+            if said is not None:
+                put(console, f"  {'':<32} (the engine's own: {said})")
+    if report.sizing:
+        console.print()
+        put(console, "POOL", "bold")
+        for fact, value in report.sizing.items():
+            put(console, f"  {fact:<24} {value:,}" if isinstance(value, int) else f"  {fact:<24} {value}")
+    for note in report.notes:
+        wrapped(console, f"Note: {note}.", "  ")
+
+
+# -------------------------------------------------------------------- parts
+
+
+def _unused(detail: RequestDetail) -> str:
+    return f", with room for {counted(detail.unused_tokens, 'more token')}" if detail.unused_tokens else ""
+
+
+def _wait(wait: Wait, console: Console, lead: str, below: str) -> None:
+    """A tree: `lead` stands before its first line, `below` before all under that."""
+    come_back = f"{counted(wait.blocks, 'block')}: " if wait.blocks and lead != below else ""
+    rest = "│ " if wait.waits_for else "  "
+    lines = textwrap.wrap(come_back + wait.text, WIDTH - len(lead) - 2, break_long_words=False, break_on_hyphens=False)
+    for index, line in enumerate(lines):
+        put(console, f"{lead}{line}" if index == 0 else f"{below}{rest}{line}")
+    for index, cause in enumerate(wait.waits_for):
+        last = index == len(wait.waits_for) - 1
+        _wait(cause, console, f"{below}{'└ ' if last else '├ '}", f"{below}{'  ' if last else '│ '}")
+
+
+def _life(life: Sequence[PhaseView], console: Console) -> None:
+    """A line for each phase; a reason that is long stands on a line of its own."""
+    if not life:
+        put(console, "  No event about it is kept.")
+        return
+    put(console, f"  {'since':<12} {'state, reason':<30}{'for':>9}{'blocks':>7}{'tokens':>8}  cost", "dim")
+    for phase in life:
+        name = f"{phase.state} {phase.reason}".strip().replace("PREEMPTED PREEMPTED", "PREEMPTED")
+        lead = f"  {clock(phase.since, precise=True):<12} "
+        if len(name) > 30:
+            put(console, f"{lead}{name}")
+            lead, name = " " * len(lead), ""
+        tokens = phase.computed_tokens
+        line = f"{lead}{name:<30}{phase.for_s:>8.2f}s{phase.blocks:>7,}{tokens:>8,}  {_cost(phase)}"
+        put(console, line.rstrip())
+
+
+def _cost(phase: PhaseView) -> str:
+    if phase.recomputed:
+        return f"again {phase.recomputed:,}"
+    return f"+{phase.computed:,}" if phase.computed else "queued" if phase.state in QUEUED else ""
+
+
+def _story(story: Sequence[StoryView], console: Console, whole: bool) -> None:
+    put(console, "STORY" if whole else "STORY (its beginning is no longer kept)", "bold")
+    if not story:
+        put(console, "  No event about it is kept.")
+    for line in story:
+        wrapped(console, line.text, f"  {clock(line.at, precise=True):<13} ")
+
+
+def _what_happened(told: Drop) -> str:
+    """In a sentence or two, by the figures below it."""
+    said = "Nothing is known of what was used then."
+    if told.highest is not None and told.lowest is not None:
+        top, bottom = (f"{percent(level.used / told.usable)} of the pool" for level in (told.highest, told.lowest))
+        said = f"Usage did not fall: {bottom} at the end."
+        if told.lowest.used < told.highest.used:
+            top_at, bottom_at = (clock(level.at, precise=True) for level in (told.highest, told.lowest))
+            freed = sum(told.freed_in_fall.values())
+            by = " and ".join(f"{blocks:,} as {reason}" for reason, blocks in told.freed_in_fall.items() if blocks)
+            said = (
+                f"Usage fell from {top} at {top_at} to {bottom} at {bottom_at}: {counted(freed, 'block')} became free,"
+                f" {by}. In the whole window:"
+                f" {counted(told.preemptions, 'preemption') if told.preemptions else 'nobody was preempted'}."
+            )
+    work, before = told.work, told.work_before
+    if work.output_tokens < before.output_tokens / 2 and before.output_tokens:
+        said += f" {counted(work.output_tokens, 'token')} were generated, {before.output_tokens:,} in as long before:"
+        if work.longest_without_step_s > work.seconds / 2:
+            said += f" no step ended for {duration(work.longest_without_step_s)}."
+        elif not told.running_after:
+            said += " nothing runs any more."
+        elif work.computed_tokens > 2 * work.output_tokens:
+            said += f" the steps computed {counted(work.computed_tokens, 'token')}, most of them of prompts."
+        else:
+            said += " fewer run."
+    return said
+
+
+def _sum_line(name: str, blocks: int | None, usable: int) -> str:
+    share = f"{percent(blocks / usable):>9}" if blocks is not None and usable else ""
+    return f"  {name:<20}{_figure(blocks)}{share}"
+
+
+def _figure(count: int | None) -> str:
+    return f"{'not said' if count is None else f'{count:,}':>10}"
+
+
+def _gib(size: int) -> str:
+    return f"{size / (1 << 30):>10.3f} GiB"
