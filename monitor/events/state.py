@@ -479,8 +479,9 @@ class State(Books):
                 record.fetch_ended_ns = 0
                 record.progressed_ns = self.now_ns
                 record.computed_tokens = args[0]
-                record.admitted_outputs, record.cached_blocks = record.output_tokens, 0
-                record.cached_until_then = self.prompt_blocks_cached
+                record.admitted_outputs = record.output_tokens
+                # Some engines cache the first chunk's blocks, and say so, before they say whom they let in.
+                record.cached_until_then = self.prompt_blocks_cached - record.cached_blocks
                 record.times_passed_over = record.blocks_needed = record.blocks_free_then = 0
             case Kind.FIRST_TOKEN:
                 record.first_token_ns = self.now_ns
@@ -493,7 +494,7 @@ class State(Books):
                 if args[1] == record.number and self.used <= len(record.blocks):
                     self._self_preempted(record)
                 record.tokens_lost += args[3]
-                record.computed_tokens = 0
+                record.computed_tokens = record.cached_blocks = 0
                 totals.preemptions[args[0]] = totals.preemptions.get(args[0], 0) + 1
                 totals.tokens_lost += args[3]
             case Kind.WAITING_ON:

@@ -7,7 +7,7 @@ import pytest
 from monitor.detectors.thresholds import Settings
 from monitor.ledger.ledger import EngineLedger
 from tests.detectors import waste
-from tests.detectors.scenes import Watched, value
+from tests.detectors.scenes import Spoken, Watched, value
 
 PREFIX_HITS = "collapse.prefix-hits"
 CACHE_FLUSHED = "collapse.cache-flushed"
@@ -33,6 +33,22 @@ def test_sound_lookups_and_prompts_that_share_nothing(shared: bool) -> None:
     scene = waste.prefix_hits(fault=not shared, shared=shared)
     assert (scene.ledger.state.totals.hit_tokens > 0) == shared
     scene.watch.settle()
+    assert scene.alarms() == []
+
+
+def test_an_engine_may_say_what_it_cached_before_it_says_whom_it_let_in() -> None:
+    """vLLM caches a chunk's blocks as it gives them out, and who runs is known when the whole step is planned."""
+    scene = Spoken(total=401)
+    for number in range(1, 31):
+        blocks = list(range(10 * number, 10 * number + 10))
+        scene.log.arrived(number, f"r-{number}", 40, 8, 0, 10, 12)
+        scene.log.allocated(number, blocks)
+        scene.log.cached(number, blocks, [1000 + block for block in blocks])
+        scene.log.looked_up(number, 40, 0)
+        scene.log.admitted(number, 0)
+        scene.log.first_token(number)
+        scene.wait(0.1)
+    assert {prompt.again for prompt in scene.ledger.prompts} == {0}
     assert scene.alarms() == []
 
 
