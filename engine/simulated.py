@@ -211,7 +211,7 @@ class SimulatedEngine(EngineCore):
     @property
     def _billed(self) -> int:
         plan = self.plan
-        return plan.weights + plan.non_torch + plan.kv_pool + plan.graphs
+        return plan.weights + plan.non_torch + plan.activations + plan.kv_pool + plan.graphs
 
     def _say_started(self) -> None:
         if self._device is not None:

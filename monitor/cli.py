@@ -417,7 +417,7 @@ def _incidents(parsed: argparse.Namespace) -> int:
     seeds = range(parsed.seed, parsed.seed + (report.SEEDS if parsed.full else 1))
     jobs = report.jobs(seeds, parsed.code)
     runs = report.do(jobs, parsed.keep, max(parsed.jobs, 0) or report.cores(), Console(stderr=True))
-    report.show(runs, Console(highlight=False))
+    report.show(runs, Console(highlight=False, width=None if sys.stdout.isatty() else 120))
     return FINDINGS if any(run.problems for run in runs) else NOTHING
 
 

@@ -137,11 +137,10 @@ def no_detector() -> list[str]:
 
 def show(runs: Sequence[Run], console: Console) -> None:
     """Print the figures, what was found of what, and what was not as it should be."""
-    by_code = Table(
-        "code", "runs", "recall", "precision", "culprits", "own grace", "beyond it: median", "most", "steps"
-    )
-    for name in ("runs", "recall", "precision", "culprits", "own grace", "beyond it: median", "most", "steps"):
-        next(column for column in by_code.columns if column.header == name).justify = "right"
+    by_code = Table()
+    by_code.add_column("code", no_wrap=True)
+    for name in ("runs", "recall", "precision", "all right", "own grace", "median beyond", "most", "steps"):
+        by_code.add_column(name, justify="right")
     for each in figures(runs):
         by_code.add_row(
             each.code, str(each.runs), f"{each.recall:.3f}", f"{each.precision:.3f}", f"{each.right}/{each.runs}",
@@ -155,7 +154,9 @@ def show(runs: Sequence[Run], console: Console) -> None:
         console.print(line, soft_wrap=True)
     confused = Table("brought about", "found", "runs", title="What was found of what", title_justify="left")
     pairs = Counter(
-        (run.code or "nothing", code) for run in runs for code in {fired.code for fired in run.fired} or {"nothing"}
+        (run.code or "nothing", code)
+        for run in runs
+        for code in sorted({fired.code for fired in run.fired} or {"nothing"})
     )
     for (brought, found), count in pairs.items():
         confused.add_row(brought, found, str(count))
@@ -184,5 +185,8 @@ def summary(runs: Sequence[Run]) -> list[str]:
         lines.append(f"from onset to finding, beyond the class's own grace: median {statistics.median(beyond):.2f} s")
     if no_detector():
         lines.append(f"no detector yet: {', '.join(no_detector())}")
-    lines.append(f"not brought about, the engine has no such part: {', '.join(SHOWN_BY_HAND)}")
+    lines.append(
+        "shown by streams written by hand and not counted here, since the engine has no such part:"
+        f" {', '.join(SHOWN_BY_HAND)}"
+    )
     return lines

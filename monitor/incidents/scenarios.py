@@ -251,8 +251,6 @@ STUCK: Final = (
         Way("alone", {**SMALL, **NO_PREFIXES, "num_gpu_blocks_override": 31}, (ENDLESS,)),
         Way("urgent", {**TIGHT_FINE, "max_num_batched_tokens": 128}, (ENDLESS, BRIEFLY)),
         onset=preemptions(3),
-        # A pool that one request fills is too small by any count.
-        consequences=frozenset({"sizing.kv-too-small"}),
     ),
     *_incident(
         "stuck.remote-load",
@@ -386,7 +384,6 @@ THRASH: Final = (
         seconds=60,
         grace=("thrash.after-retract.quiet_s",),
         requests=among(anybody),
-        consequences=TOO_SMALL_TOO,
     ),
 )
 
@@ -444,8 +441,6 @@ CORRUPT: Final = (
         Way("once", {**SMALL, **NO_PREFIXES}, (CHAT,), ":limit=1"),
         Way("twice", MEDIUM, (BUSY,), ":every=4:limit=2"),
         Way("urgent", FINE, (URGENT, CHAT), ":after=3:limit=1"),
-        # What was freed twice is handed out twice, and no account of it adds up any more.
-        consequences=frozenset({"corrupt.use-after-free", "corrupt.counter-drift"}),
     ),
     *_incident(
         "corrupt.use-after-free",

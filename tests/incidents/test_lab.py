@@ -1,0 +1,163 @@
+"""The incident lab finds what it brings about, and nothing else; and its judge can say no."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from engine.config import EngineConfig
+from engine.faults import PLACES, parse_fault
+from monitor.cli import main
+from monitor.detectors.judgement import CATALOGUE
+from monitor.detectors.thresholds import THRESHOLDS
+from monitor.events import journal
+from monitor.events.description import parse
+from monitor.events.wire import NO_REQUEST, Batch, decode
+from monitor.incidents import report
+from monitor.incidents.life import among, exactly, nobody, strikes
+from monitor.incidents.run import Run, frames, live
+from monitor.incidents.scenarios import HEALTHY, INCIDENTS, SCENARIOS, SHOWN_BY_HAND, Scenario
+
+SMALL_SAMPLE = (
+    "leak.finished-held chat", "leak.unaccounted:every=3 sharing", "stuck.front-end:every=5 busy",
+    "stuck.engine-stalled:after=200:limit=1 busy", "collapse.prefix-hits all", "corrupt.counter-drift chat",
+    "sizing.kv-too-small ahead", "chat, one step ahead", "fetched from the host",
+)  # fmt: skip
+
+
+def scenario(name: str) -> Scenario:
+    return next(scenario for scenario in SCENARIOS if scenario.name == name)
+
+
+@pytest.mark.parametrize("name", SMALL_SAMPLE)
+def test_a_small_sample(name: str, tmp_path: Path) -> None:
+    made = live(scenario(name), seed=0, keep=tmp_path)
+    assert made.problems == []
+    assert [fired.code for fired in made.fired] == ([made.code] if made.code else [])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_same_seed_is_the_same_run() -> None:
+    one, again, other = (live(scenario("stuck.zero-token:limit=1 one"), seed) for seed in (1, 1, 2))
+    one.real_s = again.real_s = 0.0
+    assert one == again
+    assert one.onset_s != other.onset_s
+
+
+# -------------------------------------------------------------------- the judge can say no
+
+LEAK = scenario("leak.unaccounted all")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (replace(LEAK, code=""), "false: leak.unaccounted"),
+        (replace(LEAK, seconds=4.5), "missed"),
+        (replace(LEAK, fault="leak.unaccounted:after=1000"), "not brought about"),
+        (replace(LEAK, grace=(), waits_s=-9.5), "late"),
+        (replace(LEAK, onset=strikes(6)), "too early"),
+        (replace(LEAK, requests=among(nobody)), "requests named that were not struck"),
+        (replace(LEAK, blocks=exactly(lambda life: set(range(life.engine.pool.total)))), "struck that were not named"),
+    ],
+)
+def test_what_is_not_as_it_should_be_is_said_and_kept(
+    wrong: Scenario, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = live(wrong, seed=0, keep=tmp_path)
+    assert any(says in problem for problem in made.problems), made.problems
+    (kept,) = tmp_path.iterdir()
+    assert made.kept == str(kept)
+    # What the lab hides from its monitor, the recording tells.
+    main(["doctor", str(kept)])
+    assert wrong.fault in capsys.readouterr().out
+
+
+def test_the_monitor_is_not_told_which_faults_are_on(tmp_path: Path) -> None:
+    made = live(replace(LEAK, seconds=3.0), seed=0, keep=tmp_path)
+    kept = Path(made.kept)
+    said = [frame for payload in journal.read(kept) if isinstance(frame := decode(payload), Batch)]
+    heard = list(frames(kept))
+    assert [parse(batch.texts[NO_REQUEST]).faults for batch in said if NO_REQUEST in batch.texts] == [[LEAK.fault]]
+    assert [parse(batch.texts[NO_REQUEST]).faults for batch in heard if NO_REQUEST in batch.texts] == [[]]
+    assert [batch.sequence for batch in heard] == [batch.sequence for batch in said]
+
+
+# -------------------------------------------------------------------- the table
+
+
+def test_every_fault_is_brought_about_in_three_ways_at_least() -> None:
+    ways = {code: [each for each in INCIDENTS if each.code == code] for code in PLACES}
+    assert {code for code, each in ways.items() if len(each) < 3} == set()
+    assert {each.code for each in INCIDENTS} == set(PLACES)
+    names = [each.name for each in SCENARIOS]
+    assert len(set(names)) == len(names)
+
+
+def test_every_code_of_the_catalogue_is_brought_about_or_shown_by_hand() -> None:
+    by_hand = {code for code in CATALOGUE if any(fnmatch(code, pattern) for pattern in SHOWN_BY_HAND)}
+    assert CATALOGUE.keys() - PLACES.keys() == by_hand
+
+
+def test_enough_healthy_engines_are_looked_at() -> None:
+    assert len(HEALTHY) * report.SEEDS >= 60
+    assert not any(each.code or each.fault or each.consequences for each in HEALTHY)
+
+
+@pytest.mark.parametrize("each", SCENARIOS, ids=lambda each: each.name)
+def test_the_table_is_consistent(each: Scenario) -> None:
+    EngineConfig(**each.engine)
+    assert not each.fault or parse_fault(each.fault).code == each.code
+    assert set(each.grace) <= THRESHOLDS.keys()
+    assert each.consequences <= CATALOGUE.keys()
+
+
+# -------------------------------------------------------------------- the figures
+
+
+def test_a_finding_that_is_missed_and_one_that_is_false_cost_recall_and_precision() -> None:
+    right = live(LEAK, seed=0)
+    missed = Run(LEAK.code, LEAK.name, 1, 2.0, onset_s=1.0, problems=["missed"])
+    false = Run("", "chat", 2, 0.0, fired=right.fired[:1], problems=["false"])
+    (figures,) = report.figures([right, right, right, missed, false])
+    assert (figures.recall, figures.precision, figures.right, figures.runs) == (3 / 4, 3 / 4, 3, 4)
+    out = io.StringIO()
+    report.show([right, missed, false], Console(file=out, width=120))
+    shown = out.getvalue()
+    assert "2 runs not as they should be; 1 healthy ones" in shown
+    assert f"{LEAK.name}, seed 1:" in shown
+
+
+def test_a_code_without_a_detector_is_left_out_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(CATALOGUE, "leak.unaccounted")
+    assert report.no_detector() == ["leak.unaccounted"]
+    assert "leak.unaccounted" not in {SCENARIOS[job.place].code for job in report.jobs([0])}
+
+
+# -------------------------------------------------------------------- the command
+
+
+def test_what_the_command_refuses(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["incidents", "--code", "leak.no-such"]) == 2
+    assert "--code leak.no-such: nothing brings that about; there are collapse.cache-flushed" in capsys.readouterr().err
+    monkeypatch.setitem(__import__("sys").modules, "monitor.incidents.report", None)
+    monkeypatch.delattr("monitor.incidents.report")
+    assert main(["incidents"]) == 2
+    assert "run it from a checkout" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_sample_of_every_scenario(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(report.jobs([1])) == len(SCENARIOS) <= 150
+    assert main(["incidents", "--seed", "1", "--keep", str(tmp_path)]) == 0, capsys.readouterr().out
+
+
+@pytest.mark.prove
+def test_the_full_matrix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with capsys.disabled():
+        assert main(["incidents", "--full", "--keep", str(tmp_path)]) == 0
