@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any, NamedTuple
 
 PATH = "/hook/a-path-that-nobody-may-know"
@@ -29,8 +31,12 @@ class Server(ThreadingHTTPServer):
 
     daemon_threads = False
 
-    def __init__(self, *answers: Answer, check: Check = lambda got: 204) -> None:
+    def __init__(self, *answers: Answer, check: Check = lambda got: 204, tls: tuple[Path, Path] | None = None) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
+        if tls is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(*tls)
+            self.socket = context.wrap_socket(self.socket, server_side=True)
         self.answers = list(answers)
         self.check = check
         self.got: list[Got] = []

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import socket
+import ssl
+import subprocess
 import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
@@ -13,14 +16,17 @@ from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
 
+import httpx
 import pytest
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
 from monitor.findings import Transition
 from monitor.outlets.alerts.addresses import is_public
 from monitor.outlets.alerts.alerts import Alerts, AlertsConfig, NoSuchThing
-from monitor.outlets.alerts.message import message_id
+from monitor.outlets.alerts.message import Message, message_id, trouble_of
+from monitor.outlets.alerts.receivers.parse import receiver_of
 from monitor.outlets.alerts.receivers.receiver import BadReceiver
+from monitor.outlets.alerts.sender import send
 from tests.outlets.incidents import Troubles, graver, leak
 from tests.outlets.receiving import PATH, Answer, Server, until
 
@@ -304,6 +310,40 @@ def test_a_private_address_is_not_called_unless_it_is_allowed(
     finally:
         alerts.close()
     assert server.got == []
+
+
+@pytest.mark.parametrize("certified", ["localhost", "elsewhere.example"])
+def test_over_tls_it_is_the_name_that_is_certified(
+    certified: str, tmp_path: Path, transitions: list[Transition]
+) -> None:
+    """Though the address that was looked up is what is connected to."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("a certificate is made with openssl, which is not installed here")
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    subprocess.run(
+        [
+            openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", f"/CN={certified}",
+            "-addext", f"subjectAltName=DNS:{certified}", "-keyout", key, "-out", certificate,
+        ],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    finding = transitions[0].finding
+    message = Message("msg_1", "firing", "", trouble_of(finding.report(), finding.id, "", "firing"))
+    server = Server(tls=(certificate, key))
+    try:
+        receiver = receiver_of(f"https://localhost:{server.server_port}{PATH}", allow_private=True)
+        trusted = ssl.create_default_context(cafile=str(certificate))
+        with httpx.Client(verify=trusted, trust_env=False) as client:
+            answer = send(client, receiver, message, allow_private=True)
+    finally:
+        server.stop()
+    if certified == "localhost":
+        assert answer.is_success
+        assert server.got[0].headers["host"] == f"localhost:{server.server_port}"
+    else:
+        assert answer.text == "no answer (ConnectError)"
+        assert server.got == []
 
 
 @pytest.mark.parametrize(
