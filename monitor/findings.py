@@ -16,7 +16,7 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from monitor.detectors.effects import explains
+from monitor.detectors.effects import EFFECTS, explains
 from monitor.detectors.judgement import CATALOGUE, SEVERITIES, Evidence, Judgement, Severity, Verdict
 from monitor.ledger.words import timestamp
 
@@ -189,8 +189,10 @@ class Findings:
             for finding in self._open.values()
             if finding.judgement.engine == engine and (finding.state != "pending" or not finding.judgement.pending)
         ]
+        may_explain = [finding for finding in ripe if finding.judgement.code in EFFECTS]
         explained = {
-            finding.place: [cause for cause in ripe if explains(cause.judgement, finding.judgement)] for finding in ripe
+            finding.place: [cause for cause in may_explain if explains(cause.judgement, finding.judgement)]
+            for finding in ripe
         }
         transitions = []
         for finding in ripe:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from monitor.detectors.effects import EFFECTS, MIN_SHARE, explains
@@ -65,6 +66,7 @@ def test_a_leak_explains_what_its_blocks_would_end() -> None:
     assert not explains(leak(), judged(THRASH, since_s=0))  # it was there before
     assert not explains(leak(), judged(THRASH, engine="b@127.0.0.1:2/0"))
     assert not explains(leak(), judged("stuck.never-fits"))
+    assert not explains(msgspec.structs.replace(leak(), verdict="cannot-tell"), head())
 
 
 # -------------------------------------------------------------------- the life

@@ -91,6 +91,8 @@ EFFECTS: Final[dict[str, dict[str, Tie]]] = {
 
 
 def explains(cause: Judgement, effect: Judgement) -> bool:
-    """Whether `effect` is what `cause` brings about."""
+    """Whether `effect` is what `cause` brings about. A cause of which one cannot tell explains nothing."""
     tie = EFFECTS.get(cause.code, {}).get(effect.code)
-    return tie is not None and cause.engine == effect.engine and tie(cause, effect)
+    if tie is None or cause.engine != effect.engine or cause.verdict == "cannot-tell":
+        return False
+    return tie(cause, effect)
