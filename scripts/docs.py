@@ -50,8 +50,8 @@ def generated() -> dict[Path, str]:
     """Each file that is generated in whole or in part, and what it should hold."""
     contract = ROOT / "docs" / "contract.md"
     text = contract.read_text(encoding="utf-8")
-    text = _between(text, "kinds", "\n".join(_kinds()))
-    text = _between(text, "enums", "\n".join(_enums()))
+    text = between(text, "kinds", "\n".join(_kinds()))
+    text = between(text, "enums", "\n".join(_enums()))
     schema = msgspec.json.format(msgspec.json.encode(report.schema()), indent=2).decode() + "\n"
     return {
         contract: text,
@@ -60,7 +60,8 @@ def generated() -> dict[Path, str]:
     }
 
 
-def _between(text: str, name: str, new: str) -> str:
+def between(text: str, name: str, new: str) -> str:
+    """The page with what stands between the markers of that name made `new`."""
     marked = re.compile(rf"(<!-- generated: {name} -->\n).*?(<!-- /generated -->)", re.DOTALL)
     return marked.sub(lambda found: f"{found[1]}{new}\n{found[2]}", text)
 

@@ -164,6 +164,7 @@ def record(bare: Bare, steps: int, file: BinaryIO) -> None:
     (manager,) = scheduler.kv_cache_manager.coordinator.single_type_managers
 
     def write() -> None:
+        probe.flush()  # which the probe does once a step
         now = {
             "frames": [encode(batch) for batch in packer.pack()],
             "refs": [block.ref_cnt for block in pool.blocks],
@@ -172,6 +173,7 @@ def record(bare: Bare, steps: int, file: BinaryIO) -> None:
             "statuses": {i: request.status.name for i, request in scheduler.requests.items()},
             "free": pool.get_num_free_blocks(),
             "errors": probe.hooks.errors,
+            "fences": hasattr(scheduler.kv_cache_manager, "pop_blocks_for_free"),
         }
         encoded = msgspec.msgpack.encode(now)
         file.write(len(encoded).to_bytes(4, "little") + encoded)

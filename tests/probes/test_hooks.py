@@ -14,6 +14,7 @@ import pytest
 
 from monitor.cli import main
 from monitor.probes.vllm import plugin
+from monitor.probes.vllm.check import Hook, problem, written
 from monitor.probes.vllm.hooks import Hooks, reader
 from monitor.probes.vllm.owner import Caller, caller
 from tests.probes.vllm_python import PYTHON, environment, needs_vllm
@@ -187,6 +188,22 @@ def test_a_check_without_vllm_says_so(capsys: pytest.CaptureFixture[str], tmp_pa
     assert "there is no vLLM in" in capsys.readouterr().out
     assert main(["probe", "check", "--python", str(tmp_path / "python")]) == 2
     assert "cannot be run" in capsys.readouterr().err
+
+
+def test_the_source_of_a_release_is_checked_without_running_it(tmp_path: Path) -> None:
+    (tmp_path / "pool.py").write_text(
+        "raise SystemExit\n"
+        "class Other:\n    def later(self): ...\n"
+        "class Pool:\n    def free(self, blocks, *, prepend=False): ...\n"
+    )
+
+    def wrong(place: str, method: str, *arguments: str) -> str:
+        return problem(Hook(place, method, arguments, "all"), written(tmp_path))
+
+    assert wrong("pool:Pool", "free", "blocks", "prepend") == ""
+    assert wrong("pool:Pool", "free", "blocks", "request") == "it takes no request"
+    assert wrong("pool:Pool", "later") == "Pool has no later"
+    assert wrong("vllm.pool:Pool", "free") == "no module vllm.pool"
 
 
 @needs_vllm

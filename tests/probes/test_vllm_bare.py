@@ -88,7 +88,8 @@ def test_events_add_up_to_the_tables_of_vllm_after_every_step(life: str, lives: 
     assert totals.preemptions or "connector" in life
     assert seen["RUNNING"]
     assert seen["WAITING"]
-    assert bool(seen["behind a fence"]) == (life == "a connector, a step ahead")
+    # Releases from 0.24 on keep blocks until the steps in flight that may write them are over.
+    assert bool(seen["behind a fence"]) == (record["fences"] and life == "a connector, a step ahead")
     if "connector" in life:
         assert seen["WAITING_FOR_REMOTE_KVS"]
         held = [d for d in state.deferrals.values() if "keep" in d.id]

@@ -73,7 +73,7 @@ class Auditor:
             number,
             probe.name(request_id),
             Status[request.status.name],
-            request.num_computed_tokens - request.num_in_flight_tokens,
+            probe.computed(request),
             request.num_output_tokens,
             blocks,
             holder=0 if lease is None else Holder.CONNECTOR,

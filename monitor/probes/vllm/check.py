@@ -5,11 +5,14 @@ vLLM guarantees its plugins' entry point, and nothing of what a plugin wraps. So
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import os
 import sys
+from collections.abc import Callable, Iterable
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Final, NamedTuple
 
 OK: Final = 0
@@ -26,7 +29,14 @@ class Hook(NamedTuple):
     arguments: tuple[str, ...]
     lost: str
     needed: bool = False
-    """Without it there is no stream worth reading; others are missing from some releases for good reason."""
+    """Without it there is no stream worth reading."""
+    since: str = ""
+    """The release that brought both the method and what it does: an earlier one loses nothing."""
+
+    @property
+    def not_said(self) -> str:
+        """What a vLLM without it does not say."""
+        return f"{self.lost} ({self.since} and later)" if self.since else self.lost
 
 
 SCHEDULER, MANAGER, POOL = (
@@ -43,29 +53,57 @@ HOOKS: Final = (
     Hook(SCHEDULER, "_free_blocks", ("request",), "completions of deferred frees", True),
     Hook(SCHEDULER, "_preempt_request", ("request",), "preemptions", True),
     Hook(SCHEDULER, "finish_requests", (), "the time of aborts"),
-    Hook(SCHEDULER, "_handle_stopped_request", ("request",), "streaming sessions that wait"),
+    Hook(SCHEDULER, "_handle_stopped_request", ("request",), "streaming sessions that wait", since="0.16"),
     Hook(SCHEDULER, "_update_from_kv_xfer_finished", (), "ends of remote loads"),
     Hook(SCHEDULER, "shutdown", (), "the end of the engine"),
-    Hook(MANAGER, "pop_blocks_for_free", ("request",), "blocks that wait for a step in flight (0.24 and later)"),
+    Hook(MANAGER, "pop_blocks_for_free", ("request",), "blocks that wait for a step in flight", since="0.24"),
     Hook(POOL, "get_new_blocks", (), "blocks handed out", True),
     Hook(POOL, "touch", ("blocks",), "prefix hits", True),
     Hook(POOL, "free_blocks", ("ordered_blocks",), "blocks given back", True),
     Hook(POOL, "cache_full_blocks", ("request", "blocks", "num_cached_blocks", "num_full_blocks"), "prefixes", True),
     Hook(POOL, "reset_prefix_cache", (), "resets of the prefix cache", True),
-    Hook(POOL, "evict_blocks", ("block_ids",), "prefixes that a failed load made invalid"),
-    Hook(POOL, "cache_partial_block", (), "blocks cached in part (0.24 and later)"),
-    Hook(POOL, "move_block_hashes", ("src_block", "dst_block"), "prefixes that move to another block (0.26 and later)"),
+    Hook(POOL, "evict_blocks", ("block_ids",), "prefixes that a failed load made invalid", since="0.13"),
+    Hook(POOL, "cache_partial_block", (), "blocks cached in part", since="0.24"),
+    Hook(POOL, "move_block_hashes", ("src_block", "dst_block"), "prefixes that move to another block", since="0.26"),
+    Hook(POOL, "unpin_blocks", (), "that a connector gave back blocks it had pinned", since="0.30"),
 )  # fmt: skip
 
 
-def problem(hook: Hook) -> str:
+Arguments = Callable[[str, str], Iterable[str]]
+"""The names that a method takes, by place and name. Raises ImportError or AttributeError if there is none such."""
+
+
+def imported(place: str, method: str) -> Iterable[str]:
+    """As the vLLM of this Python has it."""
+    module, _, name = place.partition(":")
+    return inspect.signature(getattr(getattr(importlib.import_module(module), name), method)).parameters
+
+
+def written(root: Path) -> Arguments:
+    """As the source of a release has it, without running any: `root` is the folder that has the package `vllm`."""
+
+    def arguments(place: str, method: str) -> Iterable[str]:
+        module, _, name = place.partition(":")
+        try:
+            tree = ast.parse((root / module.replace(".", "/")).with_suffix(".py").read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ImportError(f"no module {module}") from error
+        for kind in ast.walk(tree):
+            for one in kind.body if isinstance(kind, ast.ClassDef) and kind.name == name else ():
+                if isinstance(one, ast.FunctionDef) and one.name == method:
+                    return [argument.arg for argument in (*one.args.args, *one.args.kwonlyargs)]
+        raise AttributeError(f"{name} has no {method}")
+
+    return arguments
+
+
+def problem(hook: Hook, arguments: Arguments = imported) -> str:
     """What is wrong with it in this vLLM; empty if nothing is."""
-    module, _, name = hook.place.partition(":")
     try:
-        method = getattr(getattr(importlib.import_module(module), name), hook.method)
+        there = arguments(hook.place, hook.method)
     except (ImportError, AttributeError) as error:
         return str(error)
-    absent = [argument for argument in hook.arguments if argument not in inspect.signature(method).parameters]
+    absent = [argument for argument in hook.arguments if argument not in there]
     return f"it takes no {', '.join(absent)}" if absent else ""
 
 
@@ -83,7 +121,7 @@ def main() -> int:
         needed |= bool(wrong) and hook.needed
         where = f"{hook.place.rpartition(':')[2]}.{hook.method}"
         print(f"  {'MISSING' if wrong and hook.needed else 'absent ' if wrong else 'ok     '} {where}", end="")
-        print(f": {wrong}; not said: {hook.lost}" if wrong else "")
+        print(f": {wrong}; not said: {hook.not_said}" if wrong else "")
     found = any(point.name == "kvscope" for point in entry_points(group=GROUP))
     allowed = os.environ.get("VLLM_PLUGINS")
     left_out = allowed is not None and "kvscope" not in allowed.split(",")

@@ -27,7 +27,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from monitor.events.kinds import Cause, Evict, Holder, Limit, Load, Preempt, Release, Status
 from monitor.events.log import Clock, EventLog
@@ -43,6 +43,8 @@ RESERVED: Final = 1
 AUDIT_EVERY_NS: Final = 10_000_000
 PROGRESS_EVERY_NS: Final = 50_000_000
 """How often the tokens of running requests are said. Batches go out no more often, and the last of one counts."""
+FLUSH_EVERY_NS: Final = 5_000_000
+"""How often what was said is handed over while steps follow each other: a model's step takes longer, mostly."""
 NO_STEP: Final = (-1, 0)
 SUFFIX: Final = re.compile(r"-[0-9a-f]{8}$")
 """What vLLM adds to a client's request id (from 0.14 on) to make its own."""
@@ -54,15 +56,6 @@ BLOCKED: Final = (
     Status.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR, Status.WAITING_FOR_REMOTE_KVS, Status.WAITING_FOR_STREAMING_REQ,
 )  # fmt: skip
 RELEASES: Final = {Status.FINISHED_ABORTED: Release.ABORTED, Status.FINISHED_ERROR: Release.ERROR}
-
-
-class Launched(NamedTuple):
-    """A step whose output has not come yet."""
-
-    output: object
-    step: int
-    at_ns: int
-    limit: Limit
 
 
 class Probe:
@@ -87,13 +80,16 @@ class Probe:
         """Blocks that wait for a step in flight to end: whose they were, and why they were freed."""
         self.hashes: dict[int, int] = {}
         """What the blocks in the prefix cache were said to hold."""
-        self.launched: deque[Launched] = deque()
+        self.launched: deque[tuple[Any, int, int, Limit]] = deque()
+        """Steps whose output has not come yet: vLLM's own, number, when, and the limit."""
+        self._updating: object = None
+        """The step whose output the scheduler was given last."""
         self.step = 0
         self.passes = 0
         self.polls = 0
         self._names: dict[str, int] = {}
         self._next = itertools.count(1)
-        self._key = hash_key or os.urandom(32)
+        self._keyed = blake2b(digest_size=8, key=hash_key or os.urandom(32))
         self._lease_ns = lease_ns(scheduler)
         self._block_sizes = [manager.block_size for manager in self.manager.coordinator.single_type_managers]
         self._max_running = scheduler.max_num_running_reqs
@@ -109,12 +105,14 @@ class Probe:
         """Whom the pool gave blocks in this pass of the scheduler."""
         self._short = False
         """Whether somebody was preempted in it."""
+        self._timed = False
+        """Whether the log was told when the call under way is made."""
         self._passed_over: dict[str, tuple[Cause, int]] = {}
         self._shortage: tuple[str, int, int] | None = None
         self._batch: list[str] = []
         self._batch_numbers: list[int] = []
         self._auditor = Auditor(self)
-        self._next_slice_ns = self._next_progress_ns = 0
+        self._next_slice_ns = self._next_progress_ns = self._next_flush_ns = 0
         names = ("kv_holding_waiting", "skipped_waiting", "waiting")
         self._queue_names = [name for name in names if hasattr(scheduler, name)]
         self._cached = reader(self.pool.cache_full_blocks, "request", "blocks", "num_cached_blocks", "num_full_blocks")
@@ -125,7 +123,7 @@ class Probe:
         """What heartbeats say, from the drain thread. What the front end holds beyond these is not known here."""
         launched = next(iter(tuple(self.launched)), None)
         running, waiting = len(self.scheduler.running), sum(len(queue) for queue in self._queues())
-        in_flight = NO_STEP if launched is None else (launched.step, launched.at_ns)
+        in_flight = NO_STEP if launched is None else launched[1:3]
         return Vitals(*in_flight, running, waiting, running + waiting, self.polls, self.passes)
 
     def counts(self) -> tuple[int, int, int, int]:
@@ -138,6 +136,18 @@ class Probe:
         tables = [m.req_to_blocks.get(request_id, ()) for m in self.manager.coordinator.single_type_managers]
         return [block.block_id for table in tables for block in table if not block.is_null]
 
+    def computed(self, request: Any) -> int:
+        """Tokens whose KV is there: vLLM counts what steps in flight compute too."""
+        total: int = request.num_computed_tokens
+        return max(0, total - self._in_flight(request))
+
+    def _in_flight(self, request: Any) -> int:
+        told: int | None = getattr(request, "num_in_flight_tokens", None)
+        if told is None:  # releases before 0.26 have it in their steps only
+            steps = (output for output, *_ in self.launched if output is not self._updating)
+            told = sum(output.num_scheduled_tokens.get(request.request_id, 0) for output in steps)
+        return told
+
     def name(self, request_id: str) -> str:
         """The id that the client knows, unless another living request goes by it too."""
         name = SUFFIX.sub("", request_id)
@@ -149,12 +159,12 @@ class Probe:
         """Say that the engine's life begins, and hook in."""
         description = describe(self.scheduler)
         self.log.started(self._total, RESERVED, self.scheduler.block_size, description.to_json())
-        self._flush()
+        self.flush()
         scheduler, manager, pool, wrap = self.scheduler, self.manager, self.pool, self.hooks.wrap
         wrap(scheduler, "add_request", after=self._added)
-        wrap(scheduler, "schedule", self._schedule, self._scheduled)
+        wrap(scheduler, "schedule", after=self._scheduled)
         wrap(scheduler, "update_from_output", self._update, self._updated)
-        wrap(scheduler, "finish_requests", self._tick)
+        wrap(scheduler, "finish_requests", self._later)
         wrap(scheduler, "_preempt_request", self._preempt, self._preempted_one)
         wrap(scheduler, "_free_request", self._finish, self._finished)
         wrap(scheduler, "_free_blocks", self._free, self._freed)
@@ -175,9 +185,10 @@ class Probe:
         """Say that it ends in good order."""
         self.log.tick()
         self.log.stopped()
-        self._flush()
+        self.flush()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Hand over what was said, for the drain thread to send."""
         self.log.flush(self.step - 1, self.step - 1, self.counts())
 
     def _missed(self) -> None:
@@ -185,8 +196,17 @@ class Probe:
         self.log.dropped_batches += 1
         self.log.dropped_events += 1
 
-    def _tick(self, *_args: Any, **_kwargs: Any) -> None:
-        self.log.tick()
+    @property
+    def _now(self) -> EventLog:
+        """The log, once it was told the time: for all that does not say its own. Most steps have nothing such."""
+        if not self._timed:
+            self._timed = True
+            self.log.tick()
+        return self.log
+
+    def _later(self, *_args: Any, **_kwargs: Any) -> None:
+        """What follows happens at a time of its own."""
+        self._timed = False
 
     # ---------------------------------------------------------------- arrivals and ends
 
@@ -199,7 +219,7 @@ class Probe:
         self._names.setdefault(SUFFIX.sub("", request_id), number)
         prompt = request.num_prompt_tokens
         longest = min(prompt + request.max_tokens, self.scheduler.max_model_len)
-        self.log.arrived(
+        self.log.arrived(  # which says its own time
             number, self.name(request_id), prompt, request.max_tokens, request.priority,
             self._blocks_for(prompt), self._blocks_for(longest),
         )  # fmt: skip
@@ -209,7 +229,6 @@ class Probe:
     def _session_goes_on(self, request_id: str) -> None:
         request = self._blocked.get(request_id)
         if request is not None and _status(request) == Status.WAITING:
-            self.log.tick()
             self._unblock(request_id)
 
     def _stopped(self, finished: bool, request: Any) -> None:
@@ -219,12 +238,12 @@ class Probe:
         if _status(request) == Status.WAITING_FOR_STREAMING_REQ:
             self._block(request)
         else:
-            self.log.queued(number, Cause.NEW)
+            self._now.queued(number, Cause.NEW)
 
     def _finish(self, request: Any, *_args: Any, **_kwargs: Any) -> None:
         status, number = _status(request), self.numbers[request.request_id]
         self._progressed([request])
-        self.log.finished(number, status)
+        self._now.finished(number, status)
         self._why = RELEASES.get(status, Release.FINISHED)
 
     def _finished(self, _: Any, request: Any, *_args: Any, **_kwargs: Any) -> None:
@@ -239,11 +258,11 @@ class Probe:
         self.deferred[request_id] = deadline
         blocks = self.blocks_of(request_id)
         if blocks:
-            self.log.free_deferred(self.numbers[request_id], blocks, Holder.CONNECTOR, lease_deadline_ns=deadline)
+            self._now.free_deferred(self.numbers[request_id], blocks, Holder.CONNECTOR, lease_deadline_ns=deadline)
 
     def _free(self, request: Any) -> None:
         if request.request_id in self.deferred:
-            self.log.completion_delivered(self.numbers[request.request_id])
+            self._now.completion_delivered(self.numbers[request.request_id])
             self._why = Release.TRANSFER_DONE
 
     def _freed(self, _: None, request: Any) -> None:
@@ -266,18 +285,16 @@ class Probe:
             for_number = self.numbers[winner.request_id]
             held = len(self.blocks_of(winner.request_id))
             needed = max(1, self._blocks_for(winner.num_computed_tokens + tokens) - held)
-            self.log.allocation_failed(for_number, needed, self._free_queue.num_free_blocks)
+            self._now.allocation_failed(for_number, needed, self._free_queue.num_free_blocks)
             self._short = True
-        else:
-            self.log.tick()
         self._progressed([request])
-        self.log.preempted(number, reason, for_number, blocks, request.num_computed_tokens)
+        self._now.preempted(number, reason, for_number, blocks, request.num_computed_tokens)
         self._why = Release.PREEMPTED
 
     def _preempted_one(self, _: None, request: Any, *_args: Any, **_kwargs: Any) -> None:
         self._why = None
         self._preempted.add(request.request_id)
-        self.log.queued(self.numbers[request.request_id], Cause.PREEMPTED, at_front=True)
+        self._now.queued(self.numbers[request.request_id], Cause.PREEMPTED, at_front=True)
 
     def _transfers(self, kv_connector_output: Any) -> None:
         """The connector's news, before the scheduler acts on them."""
@@ -286,17 +303,13 @@ class Probe:
             if _status(request) == Status.WAITING_FOR_REMOTE_KVS:
                 failed = request_id in getattr(self.scheduler, "failed_recving_kv_req_ids", ())
                 outcome = Load.FAILED if failed else Load.DELIVERED
-                self.log.remote_load(self.numbers[request_id], outcome, request.num_computed_tokens)
+                self._now.remote_load(self.numbers[request_id], outcome, request.num_computed_tokens)
 
     # ---------------------------------------------------------------- a step
 
-    def _schedule(self, *_args: Any, **_kwargs: Any) -> None:
-        self.passes += 1
-        self._short = False
-        self.log.tick()
-
     def _scheduled(self, output: Any, *_args: Any, **_kwargs: Any) -> None:
         scheduled: dict[str, int] = output.num_scheduled_tokens
+        self.passes += 1
         if self._blocked:
             for request_id in [i for i, request in self._blocked.items() if _status(request) not in BLOCKED]:
                 self._unblock(request_id)
@@ -311,6 +324,7 @@ class Probe:
             for request_id in self._preempted & scheduled.keys():
                 self._admit(request_id, scheduled)
         limit = Limit.NONE
+        now = self.clock.monotonic_ns()
         # The cheap question first: mostly all that there are were given tokens.
         if len(scheduled) < len(self.scheduler.requests):
             limit = self._look_at_who_waits(scheduled, output.total_num_scheduled_tokens)
@@ -318,42 +332,48 @@ class Probe:
             request_ids = [*scheduled]
             if request_ids != self._batch:  # from one decode step to the next it is the same
                 self._batch, self._batch_numbers = request_ids, [self.numbers[i] for i in request_ids]
-            self.log.step_launched(self.step, self._batch_numbers, [*scheduled.values()])
-            self.launched.append(Launched(output, self.step, self.clock.monotonic_ns(), limit))
-            self.step += 1
-        self._flush()
+            step = self.step
+            self.log.step_launched(step, self._batch_numbers, [*scheduled.values()])
+            self.launched.append((output, step, now, limit))
+            self.step = step + 1
+        self._short = self._timed = False
+        if now >= self._next_flush_ns or not scheduled:
+            self._next_flush_ns = now + FLUSH_EVERY_NS
+            self.flush()
 
-    def _update(self, scheduler_output: Any, model_runner_output: Any) -> None:
-        self.log.tick()
-        if getattr(model_runner_output, "kv_connector_output", None) is not None:
-            self.polls += 1
+    def _update(self, scheduler_output: Any, *_args: Any, **_kwargs: Any) -> None:
+        self._updating = scheduler_output
 
     def _updated(self, _: Any, scheduler_output: Any, model_runner_output: Any) -> None:
+        if getattr(model_runner_output, "kv_connector_output", None) is not None:
+            self.polls += 1
         if self._without_token:
             for request_id in [i for i, request in self._without_token.items() if request.num_output_tokens]:
                 del self._without_token[request_id]
-                self.log.first_token(self.numbers[request_id])
+                self._now.first_token(self.numbers[request_id])
         now = self.clock.monotonic_ns()
         if now >= self._next_progress_ns:
             self._next_progress_ns = now + PROGRESS_EVERY_NS
             self._progressed(self.scheduler.running)
         while self.launched and scheduler_output.num_scheduled_tokens:
-            launched = self.launched.popleft()
-            self.log.step_completed(launched.step, now - launched.at_ns, launched.limit, *self.counts()[:3])
-            if launched.output is scheduler_output:
+            output, step, at_ns, limit = self.launched.popleft()
+            free: int = self._free_queue.num_free_blocks
+            self.log.step_completed(step, now - at_ns, limit, free, -1, self._total - RESERVED - free)
+            if output is scheduler_output:
                 break
         if now >= self._next_slice_ns:
             self._next_slice_ns = now + AUDIT_EVERY_NS
             self._auditor.slice()
-        self._flush()
+        self._timed = False
+        if not self.scheduler.running or getattr(self.scheduler, "_pause_state", None):
+            self.flush()  # else another step follows
 
     def _progressed(self, requests: Sequence[Any]) -> None:
-        """Computed tokens are those of steps that are complete: vLLM counts what is in flight too."""
         if requests:
             numbers = self.numbers
             self.log.progressed(
                 [numbers[r.request_id] for r in requests],
-                [r.num_computed_tokens - r.num_in_flight_tokens for r in requests],
+                [self.computed(r) for r in requests],
                 [r.num_output_tokens for r in requests],
             )
 
@@ -365,19 +385,19 @@ class Probe:
             self._without_token[request_id] = request
         computed = request.num_computed_tokens - scheduled[request_id]
         if self.manager.enable_caching:
-            self.log.looked_up(number, request.num_tokens, computed)
-        self.log.admitted(number, computed)
+            self._now.looked_up(number, request.num_tokens, computed)
+        self._now.admitted(number, computed)
 
     def _block(self, request: Any) -> None:
         """If it waits for something outside of the scheduler, say so, once."""
         status = _status(request)
         if status in BLOCKED and request.request_id not in self._blocked:
             self._blocked[request.request_id] = request
-            self.log.waiting_on(self.numbers[request.request_id], status)
+            self._now.waiting_on(self.numbers[request.request_id], status)
 
     def _unblock(self, request_id: str) -> None:
         del self._blocked[request_id]
-        self.log.ready(self.numbers[request_id])
+        self._now.ready(self.numbers[request_id])
 
     def _queues(self) -> list[Any]:
         """The waiting queues that this release has, first served first."""
@@ -390,7 +410,7 @@ class Probe:
         if len(scheduled) < len(scheduler.running):
             cause = Cause.TOKEN_BUDGET if tokens >= self._max_tokens else Cause.ZERO_TOKENS
             for request in scheduler.running:
-                if request.request_id not in scheduled and not request.num_in_flight_tokens:
+                if request.request_id not in scheduled and not self._in_flight(request):
                     self._pass_over(request, cause)
         head = self._head()
         if head is None:
@@ -414,7 +434,7 @@ class Probe:
             return Limit.ENCODER
         if self._shortage != (head.request_id, needed, free):
             self._shortage = head.request_id, needed, free
-            self.log.allocation_failed(self.numbers[head.request_id], needed, free)
+            self._now.allocation_failed(self.numbers[head.request_id], needed, free)
         self._pass_over(head, Cause.KV_BLOCKS)
         return Limit.KV
 
@@ -433,7 +453,7 @@ class Probe:
         times = times + 1 if before == cause else 1
         self._passed_over[request.request_id] = cause, times
         if times & (times - 1) == 0:
-            self.log.not_scheduled(self.numbers[request.request_id], cause, times)
+            self._now.not_scheduled(self.numbers[request.request_id], cause, times)
 
     def _blocks_for(self, tokens: int) -> int:
         """What so many tokens fill in all KV cache groups, windows not counted."""
@@ -445,14 +465,15 @@ class Probe:
         if not blocks:
             return
         ids = [block.block_id for block in blocks]
-        evicted = [self.hashes.pop(block) for block in ids if block in self.hashes]
+        hashes = self.hashes
+        evicted = [hashes.pop(block) for block in ids if block in hashes]
         who = caller(self.scheduler)
         number = self.numbers.get(who.request_id) if who is not None else None
         if who is None or number is None:
             self._missed()
             return
         self._gave_blocks.append(who.request_id)
-        self.log.allocated(number, ids, evicted, who.group)
+        self._now.allocated(number, ids, evicted, who.group)
 
     def _touched(self, blocks: Iterable[Any], *_args: Any, **_kwargs: Any) -> None:
         ids = [block.block_id for block in _flat(blocks) if not block.is_null]
@@ -464,7 +485,7 @@ class Probe:
             self._missed()
             return
         self._gave_blocks.append(who.request_id)
-        self.log.reused(number, ids, who.group)
+        self._now.reused(number, ids, who.group)
 
     def _released(
         self, ordered_blocks: Iterable[Any], *rest: Any, **more: Any
@@ -477,7 +498,7 @@ class Probe:
             number = self.numbers.get(who.request_id) if who is not None else None
             if who is not None and number is not None:
                 by_window = Release.OUT_OF_WINDOW if who.function != "free" else Release.ROLLED_BACK
-                self.log.released(number, ids, self._why or by_window, who.group)
+                self._now.released(number, ids, self._why or by_window, who.group)
             else:
                 self._reclaimed(ids)
         return (blocks, *rest), more
@@ -487,7 +508,7 @@ class Probe:
             if reason is None:
                 self._missed()
             else:
-                self.log.reclaimed([block], reason)
+                self._now.reclaimed([block], reason)
 
     def _take_detached(self, block: int) -> Release | None:
         former = self.detached.get(block)
@@ -506,8 +527,8 @@ class Probe:
         reason = self._why or Release.ROLLED_BACK
         for block in ids:
             self.detached.setdefault(block, deque()).append((number, reason))
-        self.log.free_deferred(number, ids, Holder.FENCE, fence=self.step - 1)
-        self.log.detached(number, ids)
+        self._now.free_deferred(number, ids, Holder.FENCE, fence=self.step - 1)
+        self._now.detached(number, ids)
 
     def _cached_full(self, _: None, *args: Any, **kwargs: Any) -> None:
         request, blocks, first, last = self._cached(args, kwargs)
@@ -522,14 +543,14 @@ class Probe:
         self._say_cached(NO_REQUEST, [dst_block])
 
     def _say_cached(self, number: int, blocks: Sequence[Any]) -> None:
-        ids, hashes = [], []
+        said = {}
         for block in blocks:
-            if not block.is_null and block.block_hash is not None:
-                ids.append(block.block_id)
-                hashes.append(self._public_hash(block.block_hash))
-        self.hashes.update(zip(ids, hashes, strict=True))
-        if ids:
-            self.log.cached(number, ids, hashes)
+            block_hash = block.block_hash
+            if block_hash is not None and not block.is_null:
+                said[block.block_id] = self._public_hash(block_hash)
+        if said:
+            self.hashes.update(said)
+            self._now.cached(number, [*said], [*said.values()])
 
     def _evicted(self, _: None, block_ids: Iterable[int]) -> None:
         self._say_evicted(
@@ -538,13 +559,13 @@ class Probe:
 
     def _reset(self, done: bool) -> None:
         if done:
-            self.log.tick()
+            self._timed = False
             self._say_evicted(list(self.hashes), Evict.RESET)
 
     def _say_evicted(self, blocks: Sequence[int], cause: Evict) -> None:
         known = [block for block in blocks if self.hashes.pop(block, None) is not None]
         if known:
-            self.log.evicted(known, cause)
+            self._now.evicted(known, cause)
 
     def _unpinned(self, *_args: Any, **_kwargs: Any) -> None:
         """A connector's own references: whose they are is not known, so only the audits tell of them."""
@@ -553,7 +574,9 @@ class Probe:
     def _public_hash(self, block_hash: Any) -> int:
         """64 bits that tell equal prefixes from others and nothing more, never 0."""
         raw = block_hash if isinstance(block_hash, bytes) else repr(block_hash).encode()
-        return int.from_bytes(blake2b(raw, digest_size=8, key=self._key).digest(), "little", signed=True) or 1
+        keyed = self._keyed.copy()
+        keyed.update(raw)
+        return int.from_bytes(keyed.digest(), "little", signed=True) or 1
 
 
 def _status(request: Any) -> Status:

@@ -1,0 +1,43 @@
+"""Writes the table of releases in docs/probe.md: which hooks of the probe each release of vLLM has.
+
+    python -m scripts.probe_releases DIRECTORY
+
+DIRECTORY has a folder a release, named as it is, with the package `vllm` in it; vllm/v1/core is enough. What is in
+RUN has also led the lives of tests/probes/test_vllm_bare.py, each with its events held against vLLM's own tables.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+from monitor.probes.vllm.check import HOOKS, problem, written
+from scripts.docs import ROOT, between
+
+RUN = ("0.18.0", "0.32.0", "0.33.0")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directory", type=Path)
+    page = ROOT / "docs" / "probe.md"
+    rows = "\n".join(table(parser.parse_args().directory))
+    page.write_text(between(page.read_text(encoding="utf-8"), "releases", rows), encoding="utf-8")
+
+
+def table(directory: Path) -> Iterator[str]:
+    yield "| vLLM | checked by | works | hooks | what it has not yet | not said |"
+    yield "|---|---|---|---|---|---|"
+    for release in sorted(directory.iterdir(), key=lambda path: [int(part) for part in path.name.split(".")]):
+        absent = [hook for hook in HOOKS if problem(hook, written(release))]
+        how = "running it" if release.name in RUN else "reading it"
+        works = "no" if any(hook.needed for hook in absent) else "yes" if release.name in RUN else "should"
+        later = ", ".join(f"`{hook.method}` ({hook.since})" for hook in absent if hook.since)
+        lost = ", ".join(f"{hook.lost} (`{hook.method}`)" for hook in absent if not hook.since)
+        hooks = f"{len(HOOKS) - len(absent)} of {len(HOOKS)}"
+        yield f"| {release.name} | {how} | {works} | {hooks} | {later or '–'} | {lost or '–'} |"
+
+
+if __name__ == "__main__":
+    main()
