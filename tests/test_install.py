@@ -26,7 +26,7 @@ def test_the_wheel_carries_monitor_and_dashboards_only(tmp_path: Path) -> None:
     for needed in (
         "monitor/doctor/report.schema.json",
         "monitor/runbooks/leak.finished-held.md",
-        "dashboards/grafana/generated/kvscope.json",
+        "dashboards/grafana/generated/fleet.json",
         "dashboards/web/app.py",
     ):
         assert needed in names

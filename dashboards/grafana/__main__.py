@@ -1,6 +1,7 @@
-"""Writes the dashboard to where Grafana's provisioning reads it."""
+"""Writes the dashboards to where Grafana's provisioning reads them."""
 
-from dashboards.grafana.dashboard import GENERATED, as_json
+from dashboards.grafana.pages import GENERATED, PAGES, as_json
 
-GENERATED.write_text(as_json(), encoding="utf-8")
-print(f"{GENERATED.name} written")
+for name in PAGES:
+    (GENERATED / f"{name}.json").write_text(as_json(name), encoding="utf-8")
+    print(f"{name}.json written")

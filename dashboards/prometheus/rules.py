@@ -40,7 +40,8 @@ def as_yaml() -> str:
         {"name": "kvscope-blind", "rules": [_blind()]},
         {"name": "kvscope-objectives", "rules": list(_burns())},
     ]
-    return _HEADER + yaml.safe_dump({"groups": groups}, sort_keys=False, width=120)
+    text: str = yaml.safe_dump({"groups": groups}, sort_keys=False, width=120)
+    return _HEADER + text
 
 
 def _records() -> Iterator[Rule]:

@@ -3,8 +3,8 @@
 python -m tests.dashboards.incident_process EVENTS
 
 Blocks of finished requests are never given back, blocks of aborted ones stay in use, a request that can never fit
-waits behind the others, running requests are preempted; and the stream loses batches, since more is logged in one go
-than its buffer holds, with a pause after it in which no audit puts that right.
+waits behind the others, running requests are preempted, prompts share prefixes; and the stream loses batches, since
+more is logged in one go than its buffer holds, with a pause after it in which no audit puts that right.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from tests.lab import Lab
 TOTAL = 101
 BLOCK_SIZE = 4
 BUFFER = 32
+SHARED = list(range(8))
+BILL = [80 << 30, 8 << 30, 70 << 30, 1 << 30, 14 << 30, 2 << 30, 1 << 30, 1 << 30, 1 << 30, 54 << 30, -1, -1, -1, -1]
 FAULTS = ("leak.finished-held:limit=3", "leak.unaccounted:limit=2")
 
 
@@ -34,6 +36,7 @@ def main() -> None:
     )
     publisher.start()
     print("ready", flush=True)
+    lab.log.memory(BILL)
     rng = random.Random(0)
     lab.arrive(TOTAL * BLOCK_SIZE, priority=1, name="never-fits")
     while True:
@@ -47,7 +50,8 @@ def main() -> None:
 
 def _step(lab: Lab, rng: random.Random) -> None:
     if len(lab.scheduler.requests) < 16:
-        lab.arrive(rng.randint(8, 24), max_tokens=rng.randint(8, 30))
+        question = [rng.randrange(1000) for _ in range(rng.randint(4, 16))]
+        lab.arrive(SHARED + question, max_tokens=rng.randint(8, 30))
     running: list[Request] = list(lab.scheduler.running)
     if running and rng.random() < 0.02:
         lab.abort(running[0])

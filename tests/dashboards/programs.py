@@ -84,13 +84,18 @@ def answers(url: str) -> bool:
     return httpx.get(url, trust_env=False).is_success
 
 
-def quick_prometheus(folder: Path, target: str) -> Path:
-    """The shipped configuration and rules in `folder`, with a test's patience, and scraping `target`; its path."""
+def quick_prometheus(folder: Path, target: str, vllm: str = "") -> Path:
+    """The shipped configuration and rules in `folder`, with a test's patience, scraping `target` and, if there is one,
+    what stands for a vLLM; its path.
+    """
     config = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
     config["global"] = {"scrape_interval": SCRAPE_INTERVAL, "evaluation_interval": SCRAPE_INTERVAL}
+    del config["alerting"]
     (scrape,) = config["scrape_configs"]
     (static,) = scrape["static_configs"]
     static["targets"] = [target]
+    if vllm:
+        config["scrape_configs"].append({"job_name": "vllm", "static_configs": [{"targets": [vllm]}]})
     credentials = folder / "token"
     credentials.write_text(TOKEN)
     scrape["authorization"]["credentials_file"] = str(credentials)

@@ -168,7 +168,7 @@ def test_what_is_mounted_is_there_and_is_where_grafana_looks_for_it() -> None:
                 mounted[target] = ROOT / source
     provisioning = mounted["/etc/grafana/provisioning"]
     (provider,) = yaml.safe_load((provisioning / "dashboards" / "kvscope.yml").read_text())["providers"]
-    assert (mounted[provider["options"]["path"]] / "kvscope.json").is_file()
+    assert (mounted[provider["options"]["path"]] / "fleet.json").is_file()
     home = Path(SERVICES["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
     assert (mounted[str(home.parent)] / home.name).is_file()
     (source,) = yaml.safe_load((provisioning / "datasources" / "prometheus.yml").read_text())["datasources"]

@@ -1,0 +1,87 @@
+"""One engine at a glance: pool, queue, work, memory, and how far to trust the figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from grafana_foundation_sdk.builders.dashboard import Dashboard
+
+from dashboards.grafana import parts
+from dashboards.grafana.kv_cache import balance
+from dashboards.grafana.parts import BAD, HERE, WIDTH, Panel, lines, rate, stacked, stat
+from dashboards.grafana.requests import by_state
+
+
+def page() -> Dashboard:
+    """The page."""
+    return parts.page("engine", "kvscope / Engine", "One engine at a glance.", _panels())
+
+
+def _panels() -> Iterator[Panel]:
+    yield stat(
+        "Findings here, warning or worse",
+        "Troubles that fire now. 0 means that kvscope sees none, not that there is none. No data: no engine is"
+        " followed.",
+        (f"sum(kvscope_findings{{{HERE}, {BAD}}}) or 0 * count(kvscope_ledger_exact{{{HERE}}})", ""),
+        bad_from=1,
+    )
+    yield stat(
+        "Pool in use now",
+        "Blocks in use as a share of those that can be, as the engine counts it: cached blocks that no request uses are"
+        " free. It cannot tell use from leak.",
+        (parts.USAGE, "{{engine}}"),
+        unit="percentunit",
+    )
+    yield stat(
+        "UNACCOUNTED",
+        "Blocks in use that nobody legitimately holds, and references that no living request and no announced deferral"
+        " explains. Anything but 0 is a leak or a broken account; which blocks they are, the web app tells. For a"
+        " moment after a loss of events it may be wrong.",
+        (f'sum by (engine) (kvscope_blocks{{{HERE}, holder="unaccounted"}})', "blocks, {{engine}}"),
+        (f"sum by (engine) (kvscope_unexplained_references{{{HERE}}})", "references, {{engine}}"),
+        bad_from=1,
+    )
+    yield stat(
+        "Ledger is exact",
+        "1: every figure here rests on the whole stream of events. 0: events were lost, and the engine's next whole"
+        " audit is awaited.",
+        (f"min by (engine) (kvscope_ledger_exact{{{HERE}}})", "{{engine}}"),
+    )
+    yield balance()
+    yield by_state()
+    yield lines(
+        "Tokens per second",
+        "Tokens generated, and tokens computed: prompts, output, and what had to be computed again. It does not tell"
+        " how many of them a client was still waiting for.",
+        (rate("kvscope_output_tokens_total"), "generated, {{engine}}"),
+        (rate("kvscope_computed_tokens_total"), "computed, {{engine}}"),
+    )
+    yield stacked(
+        "What kept steps from being larger",
+        "Steps a second by their binding limit: KV means that blocks ran out, NONE that there was no more to do. A step"
+        " has one limit only, though a second may have been near.",
+        (rate("kvscope_steps_total", "limit"), "{{limit}}"),
+        width=WIDTH // 3,
+    )
+    yield lines(
+        "Seconds per step",
+        "Wall time of a step on average. A step that hangs is not in here before it ends; findings name it.",
+        (f"{rate('kvscope_step_seconds_total')} / {rate('kvscope_steps_total')}", "{{engine}}"),
+        unit="s",
+    )
+    yield lines(
+        "Memory bill",
+        "Device memory by what it went to, as the engine measured it at its start; device_total and device_free are the"
+        " device's own. What the engine did not measure is absent, not 0.",
+        (f"sum by (engine, part) (kvscope_memory_bytes{{{HERE}}})", "{{part}}"),
+        unit="bytes",
+        width=WIDTH // 2,
+    )
+    yield lines(
+        "Since an engine was last heard",
+        "Seconds since the engine last said anything; an idle one says a heartbeat a second. Silence alone does not"
+        " tell a dead engine from a broken stream, or from a Prometheus that cannot reach kvscope.",
+        (f"time() - kvscope_engine_last_heard_timestamp_seconds{{{HERE}}}", "{{engine}}"),
+        unit="s",
+        width=WIDTH // 2,
+    )

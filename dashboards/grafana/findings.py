@@ -1,0 +1,98 @@
+"""What is judged to be wrong, and the observer itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from grafana_foundation_sdk.builders.dashboard import Dashboard
+
+from dashboards.grafana import parts
+from dashboards.grafana.parts import HERE, WIDTH, Panel, lines, linked, stacked, table, to_web_app
+
+
+def page() -> Dashboard:
+    """The page."""
+    return parts.page("findings", "kvscope / Findings", "What is wrong, and how far to trust that.", _panels())
+
+
+def _panels() -> Iterator[Panel]:
+    yield linked(
+        to_web_app(
+            table(
+                "Findings that are firing",
+                "What is wrong now, by class, with how kvscope knows: confirmed by the stream, or likely. The code"
+                " leads to its runbook. Who is to blame, the evidence and what to do are not here: open kvscope, or run"
+                " `monitor doctor`.",
+                f"sum by (engine, code, severity, verdict) (kvscope_findings{{{HERE}}})",
+                ("severity", "code", "verdict", "engine"),
+            )
+        ),
+        "code",
+        "Runbook",
+        "${kvscope:raw}/docs/runbooks/${__value.raw}.md",
+    )
+    yield stacked(
+        "Findings by severity",
+        "How many fire. What another finding explains does not fire itself and is not counted.",
+        (f"sum by (severity) (kvscope_findings{{{HERE}}})", "{{severity}}"),
+        width=WIDTH // 3,
+    )
+    yield lines(
+        "Findings by code",
+        "When each class began and ended, past its grace. One that comes and goes between two scrapes is not seen"
+        " here.",
+        (f"sum by (code) (kvscope_findings{{{HERE}}})", "{{code}}"),
+        width=WIDTH // 2,
+    )
+    yield lines(
+        "Lost of the event stream",
+        "Batches of events that nobody could supply, by the stage that lost them, and events that the engine's own"
+        " buffer dropped. Any loss makes the figures inexact until the next whole audit; what it hid is not known."
+        " With a journal (--journal) only the engine's buffer can lose any.",
+        (
+            f"sum by (stage) (increase(kvscope_stream_batches_lost_total{{{HERE}}}[$__rate_interval]))",
+            "batches, {{stage}}",
+        ),
+        (
+            f"sum by (engine) (increase(kvscope_stream_events_dropped_total{{{HERE}}}[$__rate_interval]))",
+            "events, {{engine}}",
+        ),
+        width=WIDTH // 2,
+    )
+    yield lines(
+        "Lag behind the engine",
+        "From when the engine packed its last batch until kvscope had it. Two machines' clocks are compared: what their"
+        " difference adds, it cannot tell.",
+        ("max by (source) (kvscope_source_lag_seconds)", "{{source}}"),
+        unit="s",
+    )
+    yield lines(
+        "Sources in step",
+        "1 while nothing is missing of what a source has said. Which batches are awaited, /api/sources tells.",
+        ("min by (source) (kvscope_source_in_step)", "{{source}}"),
+    )
+    yield lines(
+        "What watching costs, processor seconds per second",
+        "Of reading, keeping books and judging, by source, and of the whole service with its pages. What the engine"
+        " spends on saying it is not in here.",
+        ("sum by (source) (rate(kvscope_source_cpu_seconds_total[$__rate_interval]))", "{{source}}"),
+        (
+            'sum by (instance) (rate(process_cpu_seconds_total{job="kvscope"}[$__rate_interval]))',
+            "the service, {{instance}}",
+        ),
+    )
+    yield lines(
+        "Memory of the service",
+        "Resident memory of kvscope itself. It grows with the pool and with the recent past that is kept, to a bound:"
+        " growth alone is not a leak.",
+        ('sum by (instance) (process_resident_memory_bytes{job="kvscope"})', "{{instance}}"),
+        unit="bytes",
+        width=WIDTH // 2,
+    )
+    yield lines(
+        "Batches that had to be asked for, per second",
+        "Batches that did not come by themselves, by where the engine had them from. Not a loss, but a sign of one to"
+        " come. Nothing is drawn where that never happened.",
+        ("sum by (supplier) (rate(kvscope_source_batches_filled_total[$__rate_interval]))", "{{supplier}}"),
+        width=WIDTH // 2,
+    )

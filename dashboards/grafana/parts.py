@@ -1,0 +1,211 @@
+"""How a page and a panel are made. A query of kvscope's metrics goes through the variable `engine`; `kvscope` is where
+the web app is, for links, which take the engine and the time range along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from grafana_foundation_sdk.builders.common import ReduceDataOptions, StackingConfig, VizLegendOptions
+from grafana_foundation_sdk.builders.dashboard import (
+    AnnotationQuery,
+    Dashboard,
+    DashboardLink,
+    DatasourceVariable,
+    QueryVariable,
+    TextBoxVariable,
+    ThresholdsConfig,
+)  # fmt: skip
+from grafana_foundation_sdk.builders.prometheus import Dataquery
+from grafana_foundation_sdk.builders.stat import Panel as Stat
+from grafana_foundation_sdk.builders.table import Panel as Table
+from grafana_foundation_sdk.builders.timeseries import Panel as TimeSeries
+from grafana_foundation_sdk.models.common import (
+    BigValueColorMode,
+    BigValueGraphMode,
+    LegendDisplayMode,
+    LegendPlacement,
+    StackingMode,
+)  # fmt: skip
+from grafana_foundation_sdk.models.dashboard import (
+    DashboardLinkType,
+    DataSourceRef,
+    DataTransformerConfig,
+    DynamicConfigValue,
+    Threshold,
+    ThresholdsMode,
+    VariableRefresh,
+)  # fmt: skip
+from grafana_foundation_sdk.models.prometheus import PromQueryFormat
+
+Panel = Stat | Table | TimeSeries
+Query = tuple[str, str]
+"""An expression, and what its series are called."""
+
+HERE: Final = 'engine=~"$engine"'
+BAD: Final = 'severity=~"warning|error|critical"'
+WIDTH: Final = 24
+SOURCE: Final = DataSourceRef(type_val="prometheus", uid="${datasource}")
+USAGE: Final = (
+    f'1 - sum by (engine) (kvscope_blocks{{{HERE}, holder=~"free|cached_idle"}})'
+    f' / sum by (engine) (kvscope_blocks{{{HERE}, holder!="reserved"}})'
+)
+_RANGE: Final = "${__url_time_range}"
+
+
+def page(name: str, title: str, says: str, panels: Iterable[Panel]) -> Dashboard:
+    """A page about engines that kvscope watches, with findings marked on its time axis."""
+    dashboard = (
+        bare(name, title, says)
+        .with_variable(
+            QueryVariable("engine")
+            .label("Engine")
+            .datasource(SOURCE)
+            .query("label_values(kvscope_blocks, engine)")
+            .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
+            .multi(True)
+            .include_all(True)
+            .all_value(".*")
+        )
+        .with_variable(TextBoxVariable("kvscope").label("Web app").default_value("http://127.0.0.1:8765"))
+        .annotation(
+            AnnotationQuery()
+            .name("Findings")
+            .datasource(SOURCE)
+            .enable(True)
+            .icon_color("red")
+            .expr(f"sum by (engine, code, severity) (kvscope_findings{{{HERE}, {BAD}}}) > 0")
+        )
+        .link(
+            DashboardLink("Open kvscope: blocks, requests and their stories")
+            .type(DashboardLinkType.LINK)
+            .icon("external link")
+            .url(f"${{kvscope:raw}}/?engine=${{engine:percentencode}}&{_RANGE}")
+            .target_blank(True)
+        )
+    )
+    for panel in panels:
+        dashboard.with_panel(panel)
+    return dashboard
+
+
+def bare(name: str, title: str, says: str) -> Dashboard:
+    """A page with links to the others, and nothing that is kvscope's own."""
+    return (
+        Dashboard(title)
+        .uid(f"kvscope-{name}")
+        .description(says)
+        .tags(["kvscope", "llm"])
+        .readonly()
+        .time("now-30m", "now")
+        .refresh("10s")
+        .timezone("browser")
+        .with_variable(DatasourceVariable("datasource").label("Prometheus").type("prometheus"))
+        .link(
+            DashboardLink("kvscope")
+            .type(DashboardLinkType.DASHBOARDS)
+            .tags(["kvscope"])
+            .include_vars(True)
+            .keep_time(True)
+        )
+    )
+
+
+# -------------------------------------------------------------------- panels
+
+
+def stat(title: str, says: str, *queries: Query, unit: str = "short", bad_from: float | None = None) -> Stat:
+    """Figures of now; red from `bad_from` on."""
+    steps = [Threshold(value=None, color="green")]
+    if bad_from is not None:
+        steps.append(Threshold(value=bad_from, color="red"))
+    panel = (
+        Stat()
+        .title(title)
+        .description(says)
+        .datasource(SOURCE)
+        .height(4)
+        .span(WIDTH // 4)
+        .unit(unit)
+        .graph_mode(BigValueGraphMode.NONE)
+        .color_mode(BigValueColorMode.VALUE)
+        .reduce_options(ReduceDataOptions().calcs(["lastNotNull"]))
+        .thresholds(ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(steps))
+    )
+    for ref, (expr, legend) in zip("ABCDEF", queries, strict=False):
+        panel = panel.with_target(Dataquery().ref_id(ref).expr(expr).instant().legend_format(legend))
+    return panel
+
+
+def lines(title: str, says: str, *queries: Query, unit: str = "short", width: int = WIDTH // 3) -> TimeSeries:
+    """Figures over time."""
+    legend = VizLegendOptions().display_mode(LegendDisplayMode.LIST).placement(LegendPlacement.BOTTOM).show_legend(True)
+    panel = (
+        TimeSeries()
+        .title(title)
+        .description(says)
+        .datasource(SOURCE)
+        .height(8)
+        .span(width)
+        .min(0)
+        .unit(unit)
+        .line_width(1)
+        .legend(legend)
+    )
+    for ref, (expr, name) in zip("ABCDEF", queries, strict=False):
+        panel = panel.with_target(Dataquery().ref_id(ref).expr(expr).range().legend_format(name))
+    return panel
+
+
+def stacked(title: str, says: str, *queries: Query, unit: str = "short", width: int = WIDTH // 2) -> TimeSeries:
+    """Figures over time that add up."""
+    return (
+        lines(title, says, *queries, unit=unit, width=width)
+        .height(10)
+        .fill_opacity(70)
+        .stacking(StackingConfig().mode(StackingMode.NORMAL))
+    )
+
+
+def table(title: str, says: str, expr: str, columns: Iterable[str]) -> Table:
+    """The labels and the value of each series of now."""
+    order = {column: place for place, column in enumerate((*columns, "Value"))}
+    return (
+        Table()
+        .title(title)
+        .description(says)
+        .datasource(SOURCE)
+        .height(8)
+        .span(2 * WIDTH // 3)
+        .with_target(Dataquery().ref_id("A").expr(expr).instant().format(PromQueryFormat.TABLE))
+        .with_transformation(
+            DataTransformerConfig("organize", options={"excludeByName": {"Time": True}, "indexByName": order})
+        )
+        .no_value("none")
+    )
+
+
+def linked(panel: Table, column: str, title: str, url: str) -> Table:
+    """Each cell of the column leads somewhere."""
+    links = [{"title": title, "url": url, "targetBlank": True}]
+    return panel.override_by_name(column, [DynamicConfigValue("links", links)])
+
+
+def to_web_app(panel: Table) -> Table:
+    """The engine leads to its page in the web app, at the time that is looked at."""
+    url = f"${{kvscope:raw}}/?engine=${{__value.raw:percentencode}}&{_RANGE}"
+    return linked(panel, "engine", "Open in kvscope", url)
+
+
+# -------------------------------------------------------------------- queries
+
+
+def rate(counter: str, by: str = "engine", more: str = "") -> str:
+    """A second, summed by these labels."""
+    return f"sum by ({by}) (rate({counter}{{{HERE}{more}}}[$__rate_interval]))"
+
+
+def quantile(share: float, histogram: str, more: str = "") -> str:
+    """Of what a histogram took in over the last five minutes, by engine."""
+    return f"histogram_quantile({share}, sum by (engine, le) (rate({histogram}_bucket{{{HERE}{more}}}[5m])))"
