@@ -16,13 +16,14 @@ from monitor.detectors.thresholds import Settings
 from monitor.events.kinds import FIRST_FINISHED, Cause, Status, name_of
 from monitor.events.records import RequestState
 from monitor.events.sample import Fact, Sample
+from monitor.events.wire import Run
 from monitor.findings import Finding, FindingReport, Findings, Transition
 from monitor.ledger.because import because
 from monitor.ledger.bill import measured
 from monitor.ledger.drops import Drop, drop, steepest_fall
-from monitor.ledger.ledger import EngineLedger, Fleet, Point, Record
+from monitor.ledger.ledger import EngineLedger, Fleet, Point, Position, Record
 from monitor.ledger.life import in_words, phases
-from monitor.ledger.story import StoryLine, names_in, story_of_block, story_of_request
+from monitor.ledger.story import StoryLine, events, names_in, story_of_block, story_of_request
 from monitor.ledger.waits import Wait, wait_of
 from monitor.ledger.words import counted, duration, moment, timestamp
 from monitor.views import (
@@ -157,7 +158,9 @@ class Watch:
             record = ledger.request(name)
             if record is None:
                 raise NotKnown(f"{engine} has no request {name!r}, nor has one of that name ended there of late")
-            story = story_of_request(ledger.recent, record.number, names_in(ledger))
+            began_ns = ledger.wall(record.received_ns or record.arrived_ns)
+            about = list(events([b for b in ledger.recent if b.wall_ns >= began_ns], record.number))
+            story = story_of_request(about, record.number, names_in(ledger))
             return RequestDetail(
                 engine=engine,
                 request=_request_view(ledger, record, ended=record.number not in ledger.state.requests),
@@ -165,7 +168,7 @@ class Watch:
                 waited_s={name_of(Cause, cause): round(ns / 1e9, 3) for cause, ns in record.waited_ns.items()},
                 story=[_story_view(line) for line in story],
                 story_is_whole=any(line.what in ("received", "arrived") for line in story),
-                life=_life(ledger, record),
+                life=_life(ledger, record, about),
                 conditions=_conditions(ledger, record),
                 waits=_waits(ledger, record),
                 unused_tokens=_unused_tokens(ledger, record),
@@ -345,9 +348,9 @@ def _request_view(ledger: EngineLedger, record: RequestState, ended: bool = Fals
     )
 
 
-def _life(ledger: EngineLedger, record: RequestState) -> list[PhaseView]:
+def _life(ledger: EngineLedger, record: RequestState, about: list[tuple[Position, int, Run]]) -> list[PhaseView]:
     views = []
-    for phase in phases(ledger.recent, record.number, ledger.now_ns):
+    for phase in phases(about, record.number, ledger.now_ns):
         state, reason = in_words(phase)
         views.append(
             PhaseView(

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import msgspec
 
 from monitor.events.kinds import FIRST_FINISHED, Cause, Kind, Status, name_of
-from monitor.events.wire import Batch, Run
-from monitor.ledger.story import events
+from monitor.events.wire import Run
+from monitor.ledger.ledger import Position
 
 
 class Phase(msgspec.Struct):
@@ -33,10 +33,10 @@ class Phase(msgspec.Struct):
         return (self.until_ns - self.since_ns) / 1e9
 
 
-def phases(batches: Iterable[Batch], number: int, now_ns: int) -> list[Phase]:
-    """The phases of request `number` in the batches kept; the last one is not over, or lasts until `now_ns`."""
+def phases(about: Iterable[tuple[Position, int, Run]], number: int, now_ns: int) -> list[Phase]:
+    """The phases of request `number` by the events about it; the last one is not over, or lasts until `now_ns`."""
     life = _Life(number)
-    for _, at_ns, event in events(batches, number):
+    for _, at_ns, event in about:
         life.apply(event, at_ns)
     if life.phases:
         life.phases[-1].until_ns = max(now_ns, life.phases[-1].since_ns)

@@ -20,11 +20,15 @@ class StoryLine(NamedTuple):
     text: str
 
 
-def story_of_request(batches: Iterable[Batch], number: int, names: Mapping[int, str]) -> list[StoryLine]:
-    """What happened to the request, in order. Steps that only moved it forward are told together."""
+def story_of_request(
+    about: Iterable[tuple[Position, int, Run]], number: int, names: Mapping[int, str]
+) -> list[StoryLine]:
+    """What happened to request `number`, by the events about it, in order. Steps that only moved it forward are told
+    together.
+    """
     lines: list[StoryLine] = []
     steps = _Steps()
-    for position, at_ns, event in events(batches, number):
+    for position, at_ns, event in about:
         if event.kind == Kind.PROGRESSED:
             place = event.ids.index(number)
             if len(event.args) < 2 * len(event.ids):

@@ -27,8 +27,8 @@ from engine.request import Request
 from engine.runner import kv_bytes_per_block
 from engine.sampling import SamplingParams
 from monitor.events.kinds import Kind, Release
+from monitor.ledger import story
 from monitor.ledger.ledger import EngineLedger
-from monitor.ledger.story import story_of_request
 from tests.lab import Lab
 
 WINDOW = 37
@@ -134,7 +134,8 @@ def test_a_prefix_is_found_with_what_each_group_needs_of_it() -> None:
     assert {run.group: len(run.ids) for run in events(lab, Kind.REUSED)} == {0: 6, 1: 2}
     asked = [(run.group, *run.args) for run in events(lab, Kind.LOOKED_UP) if run.request == again.number]
     assert asked == [(0, 26, 24), (1, 24, 24)]
-    told = [line.text for line in story_of_request(lab.frames, again.number, {}) if line.what == "reused"]
+    about = story.events(lab.frames, again.number)
+    told = [line.text for line in story.story_of_request(about, again.number, {}) if line.what == "reused"]
     assert told == ["took over 6 blocks from the prefix cache", "took over 2 blocks from the prefix cache (KV group 1)"]
     assert lab.scheduler.prefix_hits == books(lab).state.totals.hit_tokens == 24
 

@@ -9,6 +9,7 @@ import pytest
 from monitor.events.kinds import Cause, Status
 from monitor.ledger.ledger import EngineLedger
 from monitor.ledger.life import Phase, phases
+from monitor.ledger.story import events
 from tests.detectors.scenes import Watched
 from tests.detectors.waste import preemption
 
@@ -16,7 +17,7 @@ from tests.detectors.waste import preemption
 def life_of(ledger: EngineLedger, name: str) -> list[Phase]:
     record = ledger.request(name)
     assert record is not None
-    return phases(ledger.recent, record.number, ledger.now_ns)
+    return phases(events(ledger.recent, record.number), record.number, ledger.now_ns)
 
 
 def test_preempted_again_and_again() -> None:

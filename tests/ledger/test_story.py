@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from monitor.events.kinds import Cause, Kind, Load, Status
 from monitor.events.wire import Batch
-from monitor.ledger.story import StoryLine, names_in, story_of_block, story_of_request
+from monitor.ledger.story import StoryLine, events, names_in, story_of_block, story_of_request
 from tests.detectors.scenes import Spoken, Watched, finished_held, unaccounted
 
 
 def of_request(scene: Watched | Spoken, number: int) -> list[StoryLine]:
-    return story_of_request(scene.ledger.recent, number, names_in(scene.ledger))
+    return story_of_request(events(scene.ledger.recent, number), number, names_in(scene.ledger))
 
 
 def of_block(scene: Watched | Spoken, block: int) -> list[StoryLine]:
