@@ -1,7 +1,7 @@
 """Whose blocks the pool is handing out or taking back.
 
 The pool is not told. Its callers, the cache managers, know, and have called their argument `request_id` or `request` in
-every release. They are looked for on the stack, which costs two microseconds for each call that moves blocks, and
+every release. They are looked for on the stack, which costs a few microseconds for each call that moves blocks, and
 nothing for the many that move none: most requests need no block in most steps.
 """
 
