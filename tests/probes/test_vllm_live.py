@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -92,12 +93,14 @@ def announce(directory: Path) -> Path:
 
 
 def free_ports() -> int:
-    """The first of two neighbours: the replay socket is where readers look for it, beside the stream."""
-    for _ in range(100):
-        with socket.create_server(("127.0.0.1", 0)) as one, contextlib.suppress(OSError):
-            port: int = one.getsockname()[1]
-            with socket.create_server(("127.0.0.1", port + 1)):
-                return port
+    """The first of two neighbours: the replay socket is where readers look for it, beside the stream.
+
+    vLLM takes a minute to get there, so they are not among those that connections of others are given meanwhile.
+    """
+    for port in random.sample(range(20_000, 32_000, 2), 100):
+        one, other = ("127.0.0.1", port), ("127.0.0.1", port + 1)
+        with contextlib.suppress(OSError), socket.create_server(one), socket.create_server(other):
+            return port
     raise AssertionError("no two ports are free side by side")
 
 

@@ -1,0 +1,238 @@
+"""A vLLM that serves, and what its clients or its own process do to it: what the monitor says, by its probe."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+
+import httpx
+import psutil
+import pytest
+
+from monitor.detectors.thresholds import Settings
+from monitor.events.kinds import Kind, Status
+from monitor.events.wire import Batch, Frame
+from monitor.findings import FindingReport
+from monitor.ledger.balance import balance
+from monitor.ledger.ledger import EngineLedger
+from monitor.sources.live import LiveStream
+from monitor.watch import Watch
+from tests.detectors.scenes import value
+from tests.probes.test_vllm_live import PATIENCE_S, Server
+from tests.probes.vllm_python import MODEL, needs_vllm
+
+pytestmark = [needs_vllm, pytest.mark.slow]
+
+SLOWER = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 4}
+"""A model for which prompts take so long that a wave of them stands in the queue."""
+PHASES = {
+    Kind.ARRIVED: "waiting",
+    Kind.ADMITTED: "prefill",
+    Kind.FIRST_TOKEN: "running",
+    Kind.PREEMPTED: "preempted",
+}
+CLIENTS = 12
+LOCKSTEP = "collapse.lockstep"
+STALLED = "stuck.engine-stalled"
+WITHIN_S = 10
+"""A stall is told of by then."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    overrides = ["--hf-overrides", json.dumps(SLOWER), "--max-num-batched-tokens", "512"]
+    server = Server(tmp_path_factory.mktemp("vllm"), *overrides)
+    try:
+        server.wait()
+        yield server
+    finally:
+        server.stop()
+
+
+class Observed:
+    """The server under a Watch, and clients of it that may go away."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.stream = LiveStream(server.events)
+        self.watch = Watch()
+        self.clients: dict[str, asyncio.Task[None]] = {}
+        """By the id that the engine knows them by."""
+        self.phases: dict[str, str] = {}
+        """In which each request of theirs is that has not ended."""
+        self.left: Counter[str] = Counter()
+        """How many were aborted, by the phase that they were in."""
+        self._names: dict[int, str] = {}
+        self.http = httpx.AsyncClient(timeout=PATIENCE_S, limits=httpx.Limits(max_connections=None))
+
+    @property
+    def ledger(self) -> EngineLedger:
+        return self.watch.fleet.engines[self.server.engine]
+
+    async def until(self, done: Callable[[], object]) -> None:
+        """Feed the Watch until that is so."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not (self.server.engine in self.watch.fleet.engines and self.ledger.ready and done()):
+            assert time.monotonic() < deadline, f"it did not come to that: {self.watch.find()}, {self.left}"
+            for client in self.clients.values():
+                if client.done():
+                    client.result()
+            self.look()
+            await asyncio.sleep(0.02)
+
+    def look(self) -> None:
+        """Take what has come."""
+        frames = [received.frame for received in self.stream.poll(0)]
+        self.watch.feed(frames)
+        for frame in frames:
+            self._note(frame)
+
+    def _note(self, frame: Frame) -> None:
+        if not isinstance(frame, Batch):
+            return
+        self._names |= frame.texts
+        for run in frame.events():
+            name = self._names.get(run.request, "")
+            if run.kind in PHASES:
+                self.phases[name] = PHASES[Kind(run.kind)]
+            elif run.kind == Kind.FINISHED:
+                phase = self.phases.pop(name, "")
+                self.left[phase] += run.args[0] == Status.FINISHED_ABORTED
+
+    def come(self, name: str, prompt_tokens: int, max_tokens: int) -> None:
+        """A client asks."""
+        self.clients[f"cmpl-{name}-0"] = asyncio.create_task(self._ask(name, prompt_tokens, max_tokens))
+
+    async def _ask(self, name: str, prompt_tokens: int, max_tokens: int) -> None:
+        rng = random.Random(name)
+        body = {
+            "model": "tiny", "prompt": [rng.randrange(1, MODEL["vocab_size"]) for _ in range(prompt_tokens)],
+            "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, "stream": True,
+        }  # fmt: skip
+        url, headers = f"{self.server.url}/v1/completions", {"X-Request-Id": name}
+        async with self.http.stream("POST", url, headers=headers, json=body) as answer:
+            assert answer.status_code == httpx.codes.OK, await answer.aread()
+            async for _ in answer.aiter_lines():
+                pass
+
+    def leave(self, name: str) -> None:
+        """That client closes its connection."""
+        self.clients.pop(name).cancel()
+
+    async def close(self) -> None:
+        for client in self.clients.values():
+            client.cancel()
+        await asyncio.gather(*self.clients.values(), return_exceptions=True)
+        await self.http.aclose()
+        self.stream.close()
+
+    def firing(self, code: str) -> list[FindingReport]:
+        return [finding for finding in self.watch.find("firing") if finding.code == code]
+
+
+@contextlib.asynccontextmanager
+async def observed(server: Server) -> AsyncIterator[Observed]:
+    """Idle at the beginning."""
+    seen = Observed(server)
+    try:
+        await seen.until(lambda: not any(not r.is_finished for r in seen.ledger.state.requests.values()))
+        yield seen
+    finally:
+        await seen.close()
+
+
+def test_clients_that_go_away_in_any_phase_are_counted_and_leave_nothing_behind(server: Server) -> None:
+    asyncio.run(clients_leave(server))
+
+
+async def clients_leave(server: Server) -> None:
+    async with observed(server) as seen:
+        rng = random.Random(0)
+        aborted = seen.ledger.state.totals.finished.get(Status.FINISHED_ABORTED, 0)
+        leaving: dict[str, str] = {}
+        came = 0
+
+        def turn() -> bool:
+            """Whether somebody has left in each phase; if not, have one leave who is in a phase that lacks one."""
+            nonlocal came
+            for name in [name for name in leaving if name not in seen.phases]:
+                del leaving[name]
+            while len(seen.clients) - sum(client.done() for client in seen.clients.values()) < CLIENTS:
+                came += 1
+                seen.come(f"r-{came}", rng.randrange(500, 600), rng.randrange(350, 420))
+            for name, phase in seen.phases.items():
+                if seen.left[phase] or phase in leaving.values() or name not in seen.clients:
+                    continue
+                leaving[name] = phase
+                seen.leave(name)
+            return all(seen.left[phase] for phase in PHASES.values())
+
+        await seen.until(turn)
+        for name in list(seen.clients):
+            seen.leave(name)
+        await seen.until(lambda: not seen.phases)
+        seen.come("looks-after", 100, 300)
+        audited = seen.ledger.state.audit_cycles
+        await seen.until(lambda: seen.ledger.state.audit_cycles > audited + 1 and not seen.phases)
+        state = seen.ledger.state
+        assert seen.left.total() == state.totals.finished[Status.FINISHED_ABORTED] - aborted
+        assert not seen.ledger.anomalies
+        assert balance(state).holds
+        assert (state.used, balance(state).unaccounted) == (0, 0)
+        assert not state.unexplained_references()
+        assert not [f for f in seen.watch.find() if f.code.startswith(("leak.", "corrupt."))]
+
+
+def test_alike_requests_that_run_in_step_are_a_collapse(server: Server) -> None:
+    asyncio.run(waves(server))
+
+
+async def waves(server: Server) -> None:
+    """Eight at a time, the next eight when all are answered: 92 % of the pool, and then nothing."""
+    async with observed(server) as seen:
+        came = 0
+
+        def turn() -> list[FindingReport]:
+            nonlocal came
+            if all(client.done() for client in seen.clients.values()):
+                for _ in range(8):
+                    came += 1
+                    seen.come(f"alike-{came}", 600, 120)
+            return seen.firing(LOCKSTEP)
+
+        await seen.until(turn)
+        (finding,) = seen.firing(LOCKSTEP)
+        assert (finding.verdict, finding.missing) == ("confirmed", "")
+        assert set(finding.culprits.requests) < {f"cmpl-alike-{number}-0" for number in range(1, came + 1)}
+        assert len(finding.culprits.requests) >= Settings()(LOCKSTEP, "min_requests")
+        assert [f.code for f in seen.watch.find() if f.severity != "info"] == [LOCKSTEP]
+
+
+def test_an_engine_that_is_stopped_is_stalled_though_the_server_is_healthy(server: Server) -> None:
+    asyncio.run(stopped(server))
+
+
+async def stopped(server: Server) -> None:
+    (engine,) = [p for p in psutil.Process(server.process.pid).children(recursive=True) if "EngineCore" in p.name()]
+    async with observed(server) as seen:
+        seen.come("stands-still", 100, 800)
+        await seen.until(lambda: "running" in seen.phases.values())
+        engine.send_signal(signal.SIGSTOP)
+        try:
+            await seen.until(lambda: seen.firing(STALLED))
+            (finding,) = seen.firing(STALLED)
+            assert finding.severity == "critical"
+            assert finding.culprits.requests == ["cmpl-stands-still-0"]
+            assert float(value(finding, "stalled_s")) < WITHIN_S
+            assert (await seen.http.get(f"{server.url}/health")).status_code == httpx.codes.OK
+        finally:
+            engine.send_signal(signal.SIGCONT)
+        await seen.until(lambda: not seen.firing(STALLED) and not seen.phases)
+        assert seen.left.total() == 0
+        assert balance(seen.ledger.state).holds
