@@ -51,15 +51,17 @@ def balance(state: State) -> Balance:
     for block, former in state.detached.items():
         for number in former:
             counts[_FINISHED if state.is_deferred(number, block) else _UNACCOUNTED] += 1
-    # Every holder has counted its shared blocks; the liveliest keeps the count.
+    # Every holder has counted its shared blocks; the liveliest keeps the count. A prefix may have thousands of owners.
     for block in state.more.keys() | state.detached.keys():
-        ranks = [
-            rank_of.get(number) or (_FINISHED if state.is_deferred(number, block) else _UNACCOUNTED)
-            for number in state.owners(block) + state.detached.get(block, [])
-        ]
-        # Not even one is left where events were lost and the next audit has not yet put the owners right.
-        for rank in sorted(ranks)[:-1]:
-            counts[rank] -= 1
+        owners = state.owners(block)
+        ranks = [*filter(None, map(rank_of.get, owners))]
+        ended = [number for number in owners if number not in rank_of] if len(ranks) < len(owners) else []
+        ended += state.detached.get(block, ())
+        ranks += [_FINISHED if state.is_deferred(number, block) else _UNACCOUNTED for number in ended]
+        for rank in set(ranks):
+            counts[rank] -= ranks.count(rank)
+        if ranks:  # not one is left where events were lost and the next audit has not yet put the owners right
+            counts[max(ranks)] += 1
     counts[_UNACCOUNTED] += sum(
         state.refs[block] > 0 and state.owner[block] < 0 and block not in state.detached for block in state.orphans
     )

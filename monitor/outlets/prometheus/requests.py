@@ -73,6 +73,8 @@ class RequestFamilies:
 
 
 def _reason(ledger: EngineLedger, record: RequestState) -> str:
+    if record.is_running and not record.cause:
+        return ""
     if record.is_finished:
         return "FREE_DEFERRED" if record.number in ledger.state.deferrals else "UNACCOUNTED"
     cause = ledger.cause_of_wait(record)
