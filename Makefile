@@ -13,7 +13,7 @@ help:
 	@echo 'make prove   soaks and full matrices; writes docs/proof.txt'
 	@echo 'make lint    ruff and mypy'
 	@echo 'make bench   the benchmarks'
-	@echo 'make docs    writes what the docs generate from the code'
+	@echo 'make docs    writes what is generated from the code: docs, rules, dashboards'
 	@echo 'make clean   removes .venv and caches'
 
 .venv/.ready: pyproject.toml constraints.txt scripts/setup.sh
@@ -45,6 +45,8 @@ bench: .venv/.ready
 
 docs: .venv/.ready
 	.venv/bin/python -m scripts.docs
+	.venv/bin/python -m dashboards.prometheus
+	.venv/bin/python -m dashboards.grafana
 	.venv/bin/python -m tests.doctor.by_source
 
 clean:
