@@ -14,7 +14,7 @@ import pytest
 
 from monitor.cli import main
 from monitor.probes.vllm import plugin
-from monitor.probes.vllm.check import Hook, problem, written
+from monitor.probes.vllm.check import HOOKS, Hook, problem, written
 from monitor.probes.vllm.hooks import Hooks, reader
 from monitor.probes.vllm.owner import Caller, caller
 from tests.probes.vllm_python import PYTHON, environment, needs_vllm
@@ -181,6 +181,33 @@ def test_the_plugin_does_not_raise_where_there_is_no_vllm(
     monkeypatch.setitem(sys.modules, "vllm", None)
     plugin.register()
     assert "no events will be published" in caplog.text
+
+
+def test_a_vllm_that_lacks_a_hook_is_left_alone_and_told_so(tmp_path: Path) -> None:
+    """What could not be said would make the rest wrong."""
+    methods: dict[str, dict[str, list[Hook]]] = {}
+    for hook in HOOKS:
+        if hook.method not in ("__init__", "_preempt_request"):
+            module, _, kind = hook.place.partition(":")
+            methods.setdefault(module, {}).setdefault(kind, []).append(hook)
+    for module, kinds in methods.items():
+        path = (tmp_path / module.replace(".", "/")).with_suffix(".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(
+            "\n".join(
+                f"class {kind}:\n"
+                + "\n".join(f"    def {hook.method}(self, {', '.join(hook.arguments)}): ..." for hook in hooks)
+                for kind, hooks in kinds.items()
+            )
+        )
+    code = (
+        "from monitor.probes.vllm.plugin import register; register();"
+        "from vllm.v1.core.sched.scheduler import Scheduler; print(hasattr(Scheduler.__init__, 'kvscope'))"
+    )
+    environment = os.environ | {"KVSCOPE_EVENTS": "tcp://127.0.0.1:*", "PYTHONPATH": str(tmp_path)}
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment, text=True, check=True)
+    assert ran.stdout == "False\n"
+    assert "_preempt_request (type object 'Scheduler' has no attribute '_preempt_request')" in ran.stderr
 
 
 def test_a_check_without_vllm_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from monitor.events.log import EventLog
 from monitor.events.publisher import Publisher, replay_endpoint_for
+from monitor.probes.vllm.check import HOOKS, problem
 from monitor.probes.vllm.describe import served_model_name
 from monitor.probes.vllm.probe import Probe
 
@@ -22,12 +23,18 @@ _attached: list[tuple[Probe, Publisher]] = []
 
 
 def register() -> None:
-    """The entry point in `vllm.general_plugins`. Does nothing unless KVSCOPE_EVENTS is set. Never raises."""
+    """The entry point in `vllm.general_plugins`. Does nothing unless KVSCOPE_EVENTS is set. Never raises.
+
+    Nor does it watch a vLLM that lacks a hook without which what is said would be wrong.
+    """
     if not os.environ.get("KVSCOPE_EVENTS"):
         return
     try:
         from vllm.v1.core.sched.scheduler import Scheduler
 
+        if gaps := [f"{hook.method} ({wrong})" for hook in HOOKS if hook.needed and (wrong := problem(hook))]:
+            logger.error("kvscope: no events will be published: this vLLM has not what they need: %s", ", ".join(gaps))
+            return
         _watch(Scheduler)
     except Exception:
         logger.exception("kvscope: vLLM's scheduler could not be hooked; no events will be published")
