@@ -28,9 +28,13 @@ STORY_LINES: Final = 6
 def judge(ledger: EngineLedger, _settings: Settings) -> Iterator[Judgement]:
     """The impossible transitions of one engine, one judgement a code."""
     by_code: dict[str, list[FoundAnomaly]] = {}
+    culprits: dict[int, int] = {}
     for found in ledger.anomalies:
+        block, request = found.anomaly.block, found.anomaly.request
         if found.anomaly.what == UNREADABLE:
             continue  # blind.stream-gap tells of it
+        if block >= 0 and request >= 0 and culprits.setdefault(block, request) != request:
+            continue  # its account was wrong before: whoever is given the block now has no part in that
         by_code.setdefault(CODE_OF.get(found.anomaly.what, OTHERWISE), []).append(found)
     for code, anomalies in by_code.items():
         yield _judged(ledger, code, anomalies)

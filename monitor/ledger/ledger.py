@@ -6,7 +6,7 @@ it that judgement needs: where in the stream we are, what time it is there, what
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from typing import Final, NamedTuple
 
 import msgspec
@@ -26,7 +26,7 @@ from monitor.ledger.tally import Tally
 POINT_EVERY_NS: Final = 100_000_000
 MAX_POINTS: Final = 36_000
 MAX_ENDED: Final = 4_096
-MAX_ANOMALIES: Final = 1_000
+MAX_ANOMALIES: Final = 200
 MAX_LOSSES: Final = 1_000
 MAX_LAPSES: Final = 1_000
 MAX_PREEMPTED: Final = 4_096
@@ -107,7 +107,9 @@ class EngineLedger:
         self.dropped_events = 0
         self.ended: deque[RequestState] = deque(maxlen=MAX_ENDED)
         self._just_finished: deque[RequestState] = deque(maxlen=MAX_ENDED)
-        self.anomalies: deque[FoundAnomaly] = deque(maxlen=MAX_ANOMALIES)
+        self.anomalies: list[FoundAnomaly] = []
+        """The first MAX_ANOMALIES of each kind: each step and audit finds what is wrong again, and says less of why."""
+        self._anomalies: Counter[str] = Counter()
         self.lapses: deque[Lapse] = deque(maxlen=MAX_LAPSES)
         """Blocks that only the end of a lease has brought back."""
         self.preempted: deque[Preemption] = deque(maxlen=MAX_PREEMPTED)
@@ -210,7 +212,7 @@ class EngineLedger:
         self.tally.recompute.add(preempted, prompts, state.block_size)
         for anomaly in state.take_anomalies():
             position = Position(batch.epoch, batch.sequence, anomaly.position)
-            self.anomalies.append(FoundAnomaly(position, batch.wall_ns, anomaly))
+            self._note_anomaly(FoundAnomaly(position, batch.wall_ns, anomaly))
         if self.uncertain_since_ns and not state.damaged:
             self.uncertain_since_ns = 0
         if not self.points or self.now_ns - self.points[-1].at_ns >= POINT_EVERY_NS:
@@ -218,6 +220,12 @@ class EngineLedger:
             if not state.damaged:
                 self._look_at_floor(point)
             self.points.append(point)
+
+    def _note_anomaly(self, found: FoundAnomaly) -> None:
+        what = found.anomaly.what
+        self._anomalies[what] += 1
+        if self._anomalies[what] <= MAX_ANOMALIES:
+            self.anomalies.append(found)
 
     def _look_at_floor(self, point: Point) -> None:
         worked = bool(self.points) and point.finished_requests != self.points[-1].finished_requests
@@ -276,6 +284,7 @@ class EngineLedger:
         self.dropped_batches = self.dropped_events = 0
         self.ended.clear()
         self.anomalies.clear()
+        self._anomalies.clear()
         self.losses.clear()
         self.lost_batches = dict.fromkeys(Stage, 0)
 
@@ -293,7 +302,7 @@ class EngineLedger:
 
     def _unreadable(self, frame: Batch | Keyframe, why: str) -> None:
         anomaly = Anomaly("what the engine sent cannot be read", -1, -1, 0, why)
-        self.anomalies.append(FoundAnomaly(Position(frame.epoch, frame.sequence), self.now_ns, anomaly))
+        self._note_anomaly(FoundAnomaly(Position(frame.epoch, frame.sequence), self.now_ns, anomaly))
         self._lost(1, Stage.TRANSPORT)
 
     def _keep(self, batch: Batch) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from monitor.events.kinds import Kind, Release, Stage, Status
 from monitor.events.wire import Run, batch_of
+from monitor.ledger.ledger import MAX_ANOMALIES
 from tests.detectors.scenes import ENGINE, Spoken, value
 
 
@@ -120,3 +121,28 @@ def test_after_a_loss_it_is_only_likely() -> None:
     finding = scene.only("corrupt.double-free")
     assert finding.verdict == "likely"
     assert finding.missing
+
+
+def test_who_is_given_a_block_after_it_went_wrong_is_no_culprit() -> None:
+    scene = scene_with_two()
+    scene.log.released(1, [4, 3], Release.FINISHED)
+    scene.log.released(1, [4], Release.FINISHED)
+    scene.log.allocated(2, [4])
+    scene.log.released(2, [4], Release.FINISHED)
+    scene.log.released(2, [4], Release.FINISHED)
+    scene.wait(1)
+    finding = scene.only("corrupt.double-free")
+    assert (finding.culprits.requests, finding.culprits.blocks) == (["r-1"], [4])
+    assert value(finding, "times") == 1
+
+
+def test_what_went_wrong_first_is_remembered_however_much_follows() -> None:
+    scene = scene_with_two()
+    scene.log.released(1, [4, 4], Release.FINISHED)
+    scene.wait(1)
+    since = scene.only("corrupt.double-free").since
+    for _ in range(2 * MAX_ANOMALIES):
+        scene.log.flush(0, 0, (1, 0, 1, 33))
+        scene.say()
+    scene.wait(1)
+    assert [finding.since for finding in scene.firing("corrupt.double-free")] == [since]
