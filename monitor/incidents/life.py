@@ -27,6 +27,8 @@ class Life:
     """And the other way."""
     struck_blocks: dict[str, set[int]] = field(default_factory=dict)
     """What each request that the fault struck held after that pass."""
+    overdrawn: set[int] = field(default_factory=set)
+    """Blocks with fewer references than none, after a pass in which the fault struck."""
     preempted: list[set[str]] = field(default_factory=list)
     """Who was preempted, pass by pass, of those in which somebody was."""
     in_vain: set[str] = field(default_factory=set)
@@ -64,6 +66,8 @@ class Life:
                 taken = (blocks - self._held.get(heir, set())) & self._held.get(number, set())
                 if taken:
                     self.heirs.setdefault(self.names[heir], set()).update(taken)
+        if newly:
+            self.overdrawn.update(block for block, refs in enumerate(self.engine.pool.refs) if refs < 0)
         self._held = held
         self.admitted.update(request.id for request in scheduler.running)
         if scheduler.num_preemptions > sum(self._preemptions.values()):
@@ -174,7 +178,7 @@ def finished(at_once: int) -> Callable[[Life], set[str]]:
 
 
 def blocks_struck(life: Life) -> set[int]:
-    """What those whom the fault struck held then."""
+    """What those have whom the fault struck."""
     return {block for blocks in life.struck_blocks.values() for block in blocks}
 
 
@@ -186,6 +190,11 @@ def heirs(life: Life) -> set[str]:
 def inherited(life: Life) -> set[int]:
     """And these blocks."""
     return {block for blocks in life.heirs.values() for block in blocks}
+
+
+def overdrawn(life: Life) -> set[int]:
+    """Blocks that were given back more often than they were taken."""
+    return life.overdrawn
 
 
 def blocks_of(them: Callable[[Life], set[str]]) -> Callable[[Life], set[int]]:

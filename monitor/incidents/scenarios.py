@@ -34,6 +34,7 @@ from monitor.incidents.life import (
     long_ones,
     missed_again,
     nobody,
+    overdrawn,
     ownerless_blocks,
     parked,
     preempted,
@@ -127,7 +128,7 @@ STRUCTURED: Final = Clients("g", rate=0.4, until_s=15, regex="[ab]{9}")
 # More beginnings than the pool keeps: again and again one is fetched from the host.
 FETCHED: Final = Clients("f", rate=3, until_s=15, prompt=(10, 30), output=(5, 15), prefixes=12, prefix=320)
 FETCHED_POOL: Final = {**HOST, "num_gpu_blocks_override": 161, "max_num_seqs": 8, "max_num_batched_tokens": 512}
-FETCHED_FINE: Final = {**FETCHED_POOL, "block_size": 8, "num_gpu_blocks_override": 321}
+FETCHED_FINE: Final = {**FETCHED_POOL, "block_size": 8, "num_gpu_blocks_override": 221, "max_num_seqs": 4}
 FETCHED_URGENT: Final = {**FETCHED_POOL, **PRIORITY}
 GONE: Final = Clients(
     "gone", rate=2, since_s=6, until_s=16, prompt=(10, 30), prefixes=12, prefix=320, leave_fetching=True
@@ -235,6 +236,7 @@ BRIEFLY: Final = Clients("b", rate=1, until_s=5)
 HOG: Final = Clients("hog", times=(0.5,), prompt=(3000, 3000), output=(1090, 1090))
 DEMANDING: Final = Clients("long", times=(3.0,), prompt=(60, 90), output=(3600, 3900))
 STEADY: Final = Clients("s", rate=1, until_s=30)
+ON_AND_ON: Final = Clients("on", at_once=1, until_s=58)
 
 STUCK: Final = (
     *_incident(
@@ -254,9 +256,10 @@ STUCK: Final = (
     ),
     *_incident(
         "stuck.remote-load",
-        Way("two", FETCHED_POOL, (FETCHED,), ":limit=2"),
-        Way("urgent", FETCHED_URGENT, (FETCHED,), ":every=5:limit=3"),
-        Way("fine", FETCHED_FINE, (FETCHED,), ":after=4:limit=2"),
+        # Others go on: where nobody does, an engine that sleeps cannot be told from one that was not woken.
+        Way("two", FETCHED_POOL, (FETCHED, ON_AND_ON), ":limit=2"),
+        Way("urgent", FETCHED_URGENT, (FETCHED, ON_AND_ON), ":every=5:limit=3"),
+        Way("fine", FETCHED_FINE, (FETCHED, ON_AND_ON), ":after=4:limit=2"),
         seconds=60,
         grace=("stuck.remote-load.grace_s",),
         blocks=exactly(blocks_struck),
@@ -441,6 +444,7 @@ CORRUPT: Final = (
         Way("once", {**SMALL, **NO_PREFIXES}, (CHAT,), ":limit=1"),
         Way("twice", MEDIUM, (BUSY,), ":every=4:limit=2"),
         Way("urgent", FINE, (URGENT, CHAT), ":after=3:limit=1"),
+        blocks=exactly(overdrawn),
     ),
     *_incident(
         "corrupt.use-after-free",
