@@ -1,6 +1,8 @@
 # `make demo` and `make test` set everything up by themselves.
 
 PYTEST := .venv/bin/python -m pytest
+# A file's tests stay together: they share engines, browsers and servers.
+TWO_AT_A_TIME := -n 2 --dist loadfile
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE := 1
 
@@ -24,10 +26,10 @@ demo: .venv/.ready
 
 test: .venv/.ready
 	@sh scripts/system_parts.sh
-	$(PYTEST) -m 'not slow and not prove'
+	$(PYTEST) $(TWO_AT_A_TIME) -m 'not slow and not prove'
 
 slow: .venv/.ready
-	$(PYTEST) -m slow
+	$(PYTEST) $(TWO_AT_A_TIME) -m slow
 
 prove: SHELL := /bin/bash -o pipefail
 prove: .venv/.ready

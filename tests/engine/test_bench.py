@@ -113,7 +113,7 @@ def test_in_this_process_and_as_json(asked: tuple[str, ...]) -> None:
         (("--base-url", "http://127.0.0.1:1"), "no engine answers at http://127.0.0.1:1"),
         (("--base-url", "http://127.0.0.1:1", "--block-size", "8"), "are for --offline"),
         (("--offline", "--journal", "somewhere"), "--journal is for --simulate"),
-        (("--simulate", "60", "--async-scheduling"), "virtual time has one"),
+        (("--simulate", "60", "--kv-connector", "peer"), "needs another engine"),
         (("--offline", "--num-prompts", "0"), "num_prompts is 0"),
         (("--offline", "--request-rate", "0"), "request_rate is 0"),
         (("--offline", "--timeout", "-1"), "timeout_s is -1"),
