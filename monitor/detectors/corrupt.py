@@ -14,10 +14,11 @@ from monitor.ledger.ledger import EngineLedger, FoundAnomaly
 from monitor.ledger.story import StoryLine, names_in, story_of_block
 from monitor.ledger.words import clock_time, counted
 
+DOUBLE_FREE: Final = "corrupt.double-free"
 CODE_OF: Final[dict[str, str]] = {
-    "released while free": "corrupt.double-free",
-    "released by another than its owner": "corrupt.double-free",
-    "reclaimed though never detached": "corrupt.double-free",
+    "released while free": DOUBLE_FREE,
+    "released by another than its owner": DOUBLE_FREE,
+    "reclaimed though never detached": DOUBLE_FREE,
     "allocated while held": "corrupt.use-after-free",
     "handed out before its fence": "corrupt.use-after-free",
 }
@@ -28,14 +29,15 @@ STORY_LINES: Final = 6
 def judge(ledger: EngineLedger, _settings: Settings) -> Iterator[Judgement]:
     """The impossible transitions of one engine, one judgement a code."""
     by_code: dict[str, list[FoundAnomaly]] = {}
-    culprits: dict[int, int] = {}
+    freed_twice: dict[int, int] = {}
     for found in ledger.anomalies:
-        block, request = found.anomaly.block, found.anomaly.request
         if found.anomaly.what == UNREADABLE:
             continue  # blind.stream-gap tells of it
-        if block >= 0 and request >= 0 and culprits.setdefault(block, request) != request:
-            continue  # its account was wrong before: whoever is given the block now has no part in that
-        by_code.setdefault(CODE_OF.get(found.anomaly.what, OTHERWISE), []).append(found)
+        code = CODE_OF.get(found.anomaly.what, OTHERWISE)
+        block, request = found.anomaly.block, found.anomaly.request
+        if code == DOUBLE_FREE and freed_twice.setdefault(block, request) != request:
+            continue  # it is in the free queue twice since, and whoever is given it has no part in that
+        by_code.setdefault(code, []).append(found)
     for code, anomalies in by_code.items():
         yield _judged(ledger, code, anomalies)
 

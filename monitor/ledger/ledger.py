@@ -26,7 +26,7 @@ from monitor.ledger.tally import Tally
 POINT_EVERY_NS: Final = 100_000_000
 MAX_POINTS: Final = 36_000
 MAX_ENDED: Final = 4_096
-MAX_ANOMALIES: Final = 200
+MAX_ANOMALIES: Final = 1_000
 MAX_LOSSES: Final = 1_000
 MAX_LAPSES: Final = 1_000
 MAX_PREEMPTED: Final = 4_096
