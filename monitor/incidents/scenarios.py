@@ -448,9 +448,14 @@ CORRUPT: Final = (
     ),
     *_incident(
         "corrupt.use-after-free",
-        Way("bare", {**SMALL, **AHEAD, **NO_PREFIXES, "block_size": 4, "num_gpu_blocks_override": 251}, GOING),
+        Way(
+            "bare",
+            {**SMALL, **AHEAD, **NO_PREFIXES, "block_size": 4, "num_gpu_blocks_override": 251},
+            GOING,
+            ":limit=30",
+        ),
         Way("hits", {**SMALL, **AHEAD}, GOING, ":every=3"),
-        Way("urgent", {**FINE, **AHEAD, **NO_PREFIXES, "num_gpu_blocks_override": 251}, GOING, ":after=3"),
+        Way("urgent", {**FINE, **AHEAD, **NO_PREFIXES, "num_gpu_blocks_override": 251}, GOING, ":after=3:limit=30"),
         seconds=20,
         onset=lambda life: bool(life.heirs),
         requests=exactly(heirs),
