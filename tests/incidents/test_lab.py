@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
@@ -28,6 +30,9 @@ SMALL_SAMPLE = (
     "stuck.engine-stalled:after=200:limit=1 busy", "collapse.prefix-hits all", "corrupt.counter-drift chat",
     "sizing.kv-too-small ahead", "chat, one step ahead", "fetched from the host",
 )  # fmt: skip
+
+INCIDENTS_COMMAND = (sys.executable, "-m", "monitor", "incidents")
+"""In a process of its own: what watches over those that it starts lives as long as it does."""
 
 
 def scenario(name: str) -> Scenario:
@@ -145,19 +150,20 @@ def test_a_code_without_a_detector_is_left_out_and_named(monkeypatch: pytest.Mon
 def test_what_the_command_refuses(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["incidents", "--code", "leak.no-such"]) == 2
     assert "--code leak.no-such: nothing brings that about; there are collapse.cache-flushed" in capsys.readouterr().err
-    monkeypatch.setitem(__import__("sys").modules, "monitor.incidents.report", None)
+    monkeypatch.setitem(sys.modules, "monitor.incidents.report", None)
     monkeypatch.delattr("monitor.incidents.report")
     assert main(["incidents"]) == 2
     assert "run it from a checkout" in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_a_sample_of_every_scenario(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sample_of_every_scenario(tmp_path: Path) -> None:
     assert len(report.jobs([1])) == len(SCENARIOS) <= 150
-    assert main(["incidents", "--seed", "1", "--keep", str(tmp_path)]) == 0, capsys.readouterr().out
+    done = subprocess.run([*INCIDENTS_COMMAND, "--seed", "1", "--keep", tmp_path], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.prove
-def test_the_full_matrix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with capsys.disabled():
-        assert main(["incidents", "--full", "--keep", str(tmp_path)]) == 0
+def test_the_full_matrix(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with capfd.disabled():
+        assert subprocess.run([*INCIDENTS_COMMAND, "--full", "--keep", tmp_path]).returncode == 0
