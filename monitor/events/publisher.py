@@ -158,13 +158,14 @@ class Publisher:
             self._ring_size += len(payload)
             while self._ring_size > self._ring_bytes and len(self._ring) > 1:
                 self._ring_size -= len(self._ring.popleft()[1])
-        self._pub.send_multipart([frame.engine.encode(), payload])
+        # Before it is sent: what a reader has heard is in the journal of an engine that is killed.
         if self.journal is not None:
             try:
                 self.journal.append(payload, frame.sequence)
             except OSError as error:
                 logger.warning("the journal in %s is off from here on: %s", self.journal.directory, error)
                 self.journal = None
+        self._pub.send_multipart([frame.engine.encode(), payload])
 
     def _keyframe(self) -> bytes:
         return encode(self.packer.keyframe())

@@ -86,7 +86,9 @@ def test_a_server_that_dies_fails_its_requests() -> None:
     with EngineProcess("--max-model-len", "4096") as engine:
         running = threading.Thread(target=lambda: made.extend(asyncio.run(over_http(load, engine.url))))
         running.start()
+        # All four have had some by then: they run together.
         wait_for(lambda: metric(engine, "num_requests_running") == 4)
+        wait_for(lambda: metric(engine, "generation_tokens_total") > 400)
         engine.stop(SIGKILL)
         running.join(PATIENCE_S)
     assert report(made).requests["failed"] == 4
