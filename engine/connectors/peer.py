@@ -254,7 +254,12 @@ class PeerConnector:
             why = "there is no such offer, or its lease has ended" if offer is None else "the offer has fewer blocks"
             self._serving.send_multipart([client, _ENCODE(_Header("refused", header.offer, why=why))])
             return
-        kv = self._gather(offer.blocks[header.first : end]).contiguous()
+        try:
+            kv = self._gather(offer.blocks[header.first : end]).contiguous()
+        except RuntimeError as error:
+            refused = _Header("refused", header.offer, why=f"it could not be read: {error}")
+            self._serving.send_multipart([client, _ENCODE(refused)])
+            return
         if header.offer not in self._offers:  # the lease ended while they were read: others may have written to them
             self._serving.send_multipart([client, _ENCODE(_Header("refused", header.offer, why="its lease has ended"))])
             return
@@ -279,8 +284,12 @@ class PeerConnector:
             )  # fmt: skip
             return
         kv = torch.frombuffer(bytearray(frames[1]), dtype=getattr(torch, dtype.removeprefix("torch."))).view(shape)
+        try:
+            self._scatter(fetch.blocks, kv)
+        except RuntimeError as error:  # what torch raises, out of memory for one: it is computed instead
+            self._fail(fetch, f"it could not be written: {error}")
+            return
         del self._fetches[header.offer]
-        self._scatter(fetch.blocks, kv)
         self._peer(fetch.endpoint).send(_ENCODE(_Header("done", fetch.offer)))
         self._end(fetch, True)
 

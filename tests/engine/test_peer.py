@@ -217,6 +217,26 @@ def test_a_first_that_is_gone_fails_the_fetch_and_the_answer_is_the_same(caplog:
     assert "nothing came within" in caplog.text
 
 
+@pytest.mark.parametrize(("side", "step"), [("prefill", "_gather"), ("decode", "_scatter")])
+def test_memory_that_runs_out_fails_the_fetch_and_not_the_connector(
+    side: str, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pair() as two:
+        expected = two.alone()
+        connector = getattr(two, side).connector
+        with monkeypatch.context() as broken:
+            broken.setattr(connector, step, no_memory)
+            assert two.continued(two.offer()) == expected
+        two.decode.pool.reset_prefix_cache()
+        with computed(two.decode) as tokens:
+            assert two.continued(two.offer()) == expected
+        assert tokens[0] < BLOCK + 1
+
+
+def no_memory(*_: object) -> None:
+    raise RuntimeError("no memory")
+
+
 def test_a_lease_that_ends_frees_what_nobody_fetched() -> None:
     with pair(kv_lease_seconds=0.05) as two:
         two.offer()
