@@ -22,41 +22,30 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-import msgspec
 from rich.console import Console
 
+from monitor.commands import doctor
+from monitor.commands.common import (
+    DEFAULT_URL,
+    TARGETS,
+    a_time,
+    add_shared,
+    default_url,
+    length,
+    positive,
+    print_json,
+)
 from monitor.detectors.thresholds import Settings
-from monitor.doctor import explain, render
+from monitor.doctor import explain
 from monitor.doctor.memory import bill_in_log, bill_of_engines
-from monitor.doctor.observe import WATCH_S, CannotTell, observe
-from monitor.doctor.report import CANNOT_TELL, FINDINGS, NOTHING, SINCE_S, USAGE, examine
+from monitor.doctor.observe import CannotTell, observe
+from monitor.doctor.report import CANNOT_TELL, FINDINGS, NOTHING, USAGE
 from monitor.events.publisher import EVENTS_ENDPOINT
-from monitor.ledger.words import moment
 from monitor.outlets.alerts.client import AlertsClient
 from monitor.outlets.alerts.table import alerts_table
 from monitor.query import Unreachable
-from monitor.sources.prometheus import seconds
 from monitor.sources.target import BadTarget
 from monitor.watch import NotKnown
-
-DEFAULT_URL = "http://127.0.0.1:8765"
-TARGETS = """\
-a target is one of
-  tcp://HOST:PORT, ipc://PATH   an engine's event stream, kvscope's; or vLLM's KV events
-  http(s)://…/kv_event_sources  a vLLM that tells where it publishes KV events
-  http(s)://HOST:PORT/metrics   an engine's metrics page, vLLM's, SGLang's or kvscope's own
-  http(s)://HOST:PORT           a kvscope service (the default: KVSCOPE_URL, else http://127.0.0.1:8765)
-  DIRECTORY                     a recording
-  FILE                          an engine's log, plain or gzip; a report in prose; or one segment of a recording
-"""
-EXIT_CODES = """\
-exit codes
-  0  nothing at or above the bar that --fail-on sets
-  1  findings at or above it
-  2  the command line, or a target on it, is wrong
-  3  cannot tell: a target does not answer, or the evidence is not in it (what is missing is named)
-  of several targets, 2 counts before 1 before 3 before 0
-"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -85,7 +74,7 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"kvscope {version('kvscope')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    _add_doctor(commands)
+    doctor.add(commands)
     _add_explain(commands)
     _add_record(commands)
     _add_probe(commands)
@@ -93,102 +82,6 @@ def parser() -> argparse.ArgumentParser:
     _add_serve(commands)
     _add_alerts(commands)
     return parser
-
-
-def _add_shared(parser: argparse.ArgumentParser) -> None:
-    """What every command that looks at a target takes."""
-    parser.add_argument(
-        "--token", default=os.environ.get("KVSCOPE_TOKEN", ""), help="the service's token (default: KVSCOPE_TOKEN)"
-    )
-    parser.add_argument(
-        "--timeout", type=_positive, default=10.0, metavar="S", help="wait this long for a target to answer (10)"
-    )
-    parser.add_argument(
-        "--watch", type=_positive, default=WATCH_S, metavar="S", help=f"watch a live stream this long ({WATCH_S:g})"
-    )
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="CODE.NAME=VALUE", dest="thresholds",
-        help="change a grace or a threshold, such as leak.finished-held.grace_s=30; may be repeated",
-    )  # fmt: skip
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < 1e9:
-        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds above 0")
-    return value
-
-
-def _length(text: str) -> int:
-    try:
-        return seconds(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _time(text: str) -> str:
-    try:
-        moment(text, 0)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    return text
-
-
-def _repeat(text: str) -> int:
-    return 0 if text == "0" else _length(text)
-
-
-def _default_url() -> str:
-    return os.environ.get("KVSCOPE_URL", DEFAULT_URL)
-
-
-# -------------------------------------------------------------------- doctor
-
-
-def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "doctor",
-        help="what is wrong, and what to do",
-        description="Looks at engines and says what is wrong with their KV memory, why, and what to do.",
-        epilog=f"{TARGETS}\n{EXIT_CODES}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("targets", nargs="*", metavar="TARGET", help="what to look at; several at once are fine")
-    parser.add_argument(
-        "--format", choices=("table", "short", "json", "markdown"), default="table", help="(default: table)"
-    )
-    parser.add_argument(
-        "--fail-on", choices=("error", "warning", "never"), default="warning", help="the bar for exit code 1 (warning)"
-    )
-    parser.add_argument(
-        "--prometheus", action="append", default=[], metavar="URL",
-        help="look at what this Prometheus server stored of engines, such as http://127.0.0.1:9090; may be repeated",
-    )  # fmt: skip
-    parser.add_argument(
-        "--since", type=_length, default=SINCE_S, metavar="AGO", help="how far back to look there: 30m, 2h, 1d12h (2h)"
-    )
-    _add_shared(parser)
-    parser.set_defaults(run=_doctor)
-
-
-def _doctor(parsed: argparse.Namespace) -> int:
-    report = examine(
-        parsed.targets or ([] if parsed.prometheus else [_default_url()]),
-        Settings.parse(parsed.thresholds),
-        timeout_s=parsed.timeout,
-        watch_s=parsed.watch,
-        token=parsed.token,
-        prometheus=parsed.prometheus,
-        since_s=parsed.since,
-    )
-    if parsed.format == "json":
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(report)).decode() + "\n")
-    else:
-        _RENDERERS[parsed.format](report, Console(highlight=False))
-    return report.exit_code(parsed.fail_on)
-
-
-_RENDERERS = {"table": render.table, "short": render.short, "markdown": render.markdown}
 
 
 # -------------------------------------------------------------------- explain
@@ -210,7 +103,7 @@ def _add_explain(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         )
         one.add_argument("target", nargs="?", metavar="TARGET", help="where to look")
         one.add_argument("--engine", default="", help="which engine, if there are several")
-        _add_shared(one)
+        add_shared(one)
         one.set_defaults(run=_explain, thing=thing)
     drop = things.add_parser(
         "drop", help="what made usage fall or throughput vanish",
@@ -219,11 +112,11 @@ def _add_explain(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog=TARGETS, formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     drop.add_argument("target", nargs="?", metavar="TARGET", help="where to look: a recording, a stream or a service")
-    drop.add_argument("--at", type=_time, metavar="TIME", help="14:02:11 (UTC) or 2026-01-31T14:02:11Z")
-    drop.add_argument("--window", type=_positive, default=10.0, metavar="S", help="so many seconds around it (10)")
+    drop.add_argument("--at", type=a_time, metavar="TIME", help="14:02:11 (UTC) or 2026-01-31T14:02:11Z")
+    drop.add_argument("--window", type=positive, default=10.0, metavar="S", help="so many seconds around it (10)")
     drop.add_argument("--engine", default="", help="which engine, if there are several")
     drop.add_argument("--format", choices=("table", "json"), default="table", help="(default: table)")
-    _add_shared(drop)
+    add_shared(drop)
     drop.set_defaults(run=_explain_drop)
     memory = things.add_parser(
         "memory", help="what a device's memory went to, and what that leaves for KV",
@@ -235,7 +128,7 @@ def _add_explain(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     memory.add_argument("target", nargs="?", metavar="TARGET", help="where to look, if not in a log")
     memory.add_argument("--log", metavar="FILE", help="an engine's log, plain or gzip")
     memory.add_argument("--format", choices=("table", "json"), default="table", help="(default: table)")
-    _add_shared(memory)
+    add_shared(memory)
     memory.set_defaults(run=_explain_memory)
 
 
@@ -243,10 +136,10 @@ def _explain(parsed: argparse.Namespace) -> int:
     if parsed.thing == "block" and not parsed.id.isdecimal():
         raise ValueError(f"{parsed.id} is not the number of a block")
     observation = observe(
-        parsed.target or _default_url(),
+        parsed.target or default_url(),
         Settings.parse(parsed.thresholds),
         timeout_s=parsed.timeout,
-        watch_s=min(parsed.watch, 1.0),
+        watch_s=min(parsed.watch_s, 1.0),
         token=parsed.token,
     )
     console = Console(highlight=False)
@@ -273,10 +166,10 @@ def _explain(parsed: argparse.Namespace) -> int:
 
 def _explain_drop(parsed: argparse.Namespace) -> int:
     observation = observe(
-        parsed.target or _default_url(),
+        parsed.target or default_url(),
         Settings.parse(parsed.thresholds),
         timeout_s=parsed.timeout,
-        watch_s=parsed.watch,
+        watch_s=parsed.watch_s,
         token=parsed.token,
     )
     try:
@@ -288,7 +181,7 @@ def _explain_drop(parsed: argparse.Namespace) -> int:
     finally:
         observation.close()
     if parsed.format == "json":
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(drops)).decode() + "\n")
+        print_json(drops)
     else:
         for drop in drops:
             explain.drop(drop, Console(highlight=False))
@@ -302,14 +195,14 @@ def _explain_memory(parsed: argparse.Namespace) -> int:
         report = bill_in_log(parsed.log)
     else:
         report = bill_of_engines(
-            parsed.target or _default_url(),
+            parsed.target or default_url(),
             Settings.parse(parsed.thresholds),
             parsed.timeout,
-            parsed.watch,
+            parsed.watch_s,
             parsed.token,
         )
     if parsed.format == "json":
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(report)).decode() + "\n")
+        print_json(report)
     else:
         explain.memory(report, Console(highlight=False))
     if report.missing:
@@ -328,9 +221,9 @@ def _add_record(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     parser.add_argument("target", metavar="TARGET", help=f"an event stream, such as {EVENTS_ENDPOINT}")
     parser.add_argument("directory", type=Path, metavar="DIR", help="a new or empty directory")
-    parser.add_argument("--seconds", type=_positive, default=None, metavar="S", help="stop after this long")
+    parser.add_argument("--seconds", type=positive, default=None, metavar="S", help="stop after this long")
     parser.add_argument(
-        "--timeout", type=_positive, default=10.0, metavar="S", help="wait this long for the stream (10)"
+        "--timeout", type=positive, default=10.0, metavar="S", help="wait this long for the stream (10)"
     )
     parser.set_defaults(run=_record)
 
@@ -422,6 +315,10 @@ def _incidents(parsed: argparse.Namespace) -> int:
 
 
 # -------------------------------------------------------------------- serve
+
+
+def _repeat(text: str) -> int:
+    return 0 if text == "0" else length(text)
 
 
 def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -524,7 +421,7 @@ def _add_alerts(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "matchers", nargs="+", metavar="NAME=PATTERN", help="code, engine, severity or key; such as 'code=leak.*'"
     )
     silence.add_argument(
-        "--for", type=_length, required=True, metavar="TIME", dest="seconds", help="how long: 30m, 2h, 1d12h"
+        "--for", type=length, required=True, metavar="TIME", dest="seconds", help="how long: 30m, 2h, 1d12h"
     )
     silence.add_argument("--comment", default="", metavar="TEXT", help="why, for whoever looks at the list")
     silence.set_defaults(run=_silence)
@@ -543,7 +440,7 @@ def _add_alerts(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def _alerts(parsed: argparse.Namespace) -> AlertsClient:
-    return AlertsClient(parsed.url or _default_url(), parsed.token)
+    return AlertsClient(parsed.url or default_url(), parsed.token)
 
 
 def _list_alerts(parsed: argparse.Namespace) -> int:

@@ -15,7 +15,7 @@ from monitor.sources.target import SOURCES_PATH
 from tests.doctor.test_doctor import doctor_json
 from tests.sources.kv_publisher import KvPublisher, Recorded, encoded, publishing, recorded, telling
 
-QUICK = ("--watch", "0.5", "--timeout", "10")
+QUICK = ("--for", "0.5", "--timeout", "10")
 
 
 @contextlib.contextmanager

@@ -18,14 +18,14 @@ def test_a_page_is_watched_until_it_is_clear(capsys: pytest.CaptureFixture[str])
     """Blocks in use with nothing running may be a request's end: it is looked at until it is longer than that."""
     with served(page(rows("never-freed")[-1])) as server:
         grace = "leak.finished-held.grace_s"
-        code, printed = doctor_json(capsys, server.url, "--watch", "0.1", "--set", f"{grace}=0.5")
+        code, printed = doctor_json(capsys, server.url, "--for", "0.1", "--set", f"{grace}=0.5")
         assert code == 1
         assert [f["code"] for f in printed["findings"]] == ["leak.finished-held", "blind.counter-lag"]
         assert printed["targets"][0]["kind"] == "metrics"
         (balance,) = printed["balances"]
         assert (balance["attached"], balance["total"], balance["status"]) == ("figures", None, "idle")
         assert balance["usage"] == pytest.approx(rows("never-freed")[-1]["kv_usage"], abs=1e-4)
-        code, printed = doctor_json(capsys, server.url, "--watch", "0.1", "--set", f"{grace}=60", "--timeout", "1")
+        code, printed = doctor_json(capsys, server.url, "--for", "0.1", "--set", f"{grace}=60", "--timeout", "1")
         assert code == 0
         (note,) = printed["targets"][0]["notes"]
         assert "leak.finished-held" in note
@@ -34,7 +34,7 @@ def test_a_page_is_watched_until_it_is_clear(capsys: pytest.CaptureFixture[str])
 
 def test_a_healthy_page(capsys: pytest.CaptureFixture[str]) -> None:
     with served(page(rows("never-freed")[0])) as server:
-        code, printed = doctor_json(capsys, server.url, "--watch", "0.1")
+        code, printed = doctor_json(capsys, server.url, "--for", "0.1")
     assert code == 0
     assert [f["code"] for f in printed["findings"]] == ["blind.counter-lag"]
 
@@ -69,7 +69,7 @@ def test_what_is_no_address(capsys: pytest.CaptureFixture[str], url: str) -> Non
 def test_requests_and_blocks_are_not_on_a_page(capsys: pytest.CaptureFixture[str]) -> None:
     with served(page(rows("never-freed")[0])) as server:
         for thing, name in (("request", "r-1"), ("block", "1")):
-            assert main(["explain", thing, name, server.url, "--watch", "0.1"]) == 3
+            assert main(["explain", thing, name, server.url, "--for", "0.1"]) == 3
             assert "figures alone" in capsys.readouterr().err
 
 
@@ -79,7 +79,7 @@ def test_a_password_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
             server.answer = answer
             url = server.url.replace("//", "//someone:s3cret@")
             for arguments in ((url,), ("--prometheus", url)):
-                _, printed = doctor_json(capsys, *arguments, "--watch", "0.1")
+                _, printed = doctor_json(capsys, *arguments, "--for", "0.1")
                 assert "s3cret" not in str(printed)
 
 

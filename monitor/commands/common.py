@@ -1,0 +1,80 @@
+"""What several commands take on their command line, and how they print JSON."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from monitor.doctor.observe import WATCH_S
+from monitor.ledger.words import moment
+from monitor.sources.prometheus import seconds
+
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+"""What a command is added to."""
+DEFAULT_URL: Final = "http://127.0.0.1:8765"
+TARGETS: Final = """\
+a target is one of
+  tcp://HOST:PORT, ipc://PATH   an engine's event stream, kvscope's; or vLLM's KV events
+  http(s)://…/kv_event_sources  a vLLM that tells where it publishes KV events
+  http(s)://HOST:PORT/metrics   an engine's metrics page, vLLM's, SGLang's or kvscope's own
+  http(s)://HOST:PORT           a kvscope service (the default: KVSCOPE_URL, else http://127.0.0.1:8765)
+  DIRECTORY                     a recording
+  FILE                          an engine's log, plain or gzip; a report in prose; or one segment of a recording
+"""
+
+
+def add_shared(parser: argparse.ArgumentParser) -> None:
+    """What every command that looks at a target takes."""
+    parser.add_argument(
+        "--token", default=os.environ.get("KVSCOPE_TOKEN", ""), help="the service's token (default: KVSCOPE_TOKEN)"
+    )
+    parser.add_argument(
+        "--timeout", type=positive, default=10.0, metavar="S", help="wait this long for a target to answer (10)"
+    )
+    parser.add_argument(
+        "--for", type=positive, default=WATCH_S, metavar="S", dest="watch_s",
+        help=f"look at what is live for this long ({WATCH_S:g})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="CODE.NAME=VALUE", dest="thresholds",
+        help="change a grace or a threshold, such as leak.finished-held.grace_s=30; may be repeated",
+    )  # fmt: skip
+
+
+def positive(text: str) -> float:
+    """A number of seconds above 0."""
+    value = float(text)
+    if not 0 < value < 1e9:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds above 0")
+    return value
+
+
+def length(text: str) -> int:
+    """A length of time such as 30m, in seconds."""
+    try:
+        return seconds(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def a_time(text: str) -> str:
+    """A time, which is left as it is written: what 14:02:11 means depends on what is looked at."""
+    try:
+        moment(text, 0)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def default_url() -> str:
+    """The service that is asked when no target is given."""
+    return os.environ.get("KVSCOPE_URL", DEFAULT_URL)
+
+
+def print_json(answer: Any) -> None:
+    """An answer, indented."""
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(answer)).decode() + "\n")
