@@ -1,0 +1,60 @@
+"""What every block is, and why one is held."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from monitor.answers import NotKnown
+from monitor.answers.stories import story_view
+from monitor.events.wire import Batch
+from monitor.ledger.because import because
+from monitor.ledger.ledger import EngineLedger
+from monitor.ledger.story import names_in, story_of_block
+from monitor.ledger.words import timestamp
+from monitor.views import BLOCK_STATES, BlockDetail, BlockMap
+
+
+def block_map(ledger: EngineLedger) -> BlockMap:
+    """What every block is."""
+    return BlockMap(ledger.engine, timestamp(ledger.now_ns), ledger.state.total, bytes(_block_states(ledger)))
+
+
+def block_detail(ledger: EngineLedger, block: int, batches: Iterable[Batch]) -> BlockDetail:
+    """One block, its story told from `batches`. Raises NotKnown."""
+    try:
+        chains = because(ledger, block)
+    except ValueError as error:
+        raise NotKnown(str(error)) from None
+    names = names_in(ledger)
+    state = ledger.state
+    return BlockDetail(
+        engine=ledger.engine,
+        block=block,
+        state=BLOCK_STATES[_block_states(ledger)[block]],
+        references=state.refs[block],
+        owners=[names.get(number, f"#{number}") for number in state.owners(block)],
+        hashed=bool(state.hashes[block]),
+        because=chains,
+        story=[story_view(line) for line in story_of_block(batches, block, names)],
+    )
+
+
+def _block_states(ledger: EngineLedger) -> bytearray:
+    """An index into BLOCK_STATES for each block."""
+    state = ledger.state
+    free, cached, running, waiting, finished, reserved, unaccounted = range(7)
+    states = bytearray(
+        unaccounted if refs > 0 else cached if value else free
+        for refs, value in zip(state.refs, state.hashes, strict=True)
+    )
+    states[: state.reserved] = bytes([reserved]) * state.reserved
+    # Liveliest last, so that it is what a shared block shows.
+    for deferral in state.deferrals.values():
+        for block in deferral.blocks:
+            states[block] = finished
+    for status in (waiting, running):
+        for record in state.requests.values():
+            if not record.is_finished and record.is_running == (status == running):
+                for block in record.blocks:
+                    states[block] = status
+    return states

@@ -1,0 +1,35 @@
+"""The pool and the queues over time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from monitor.ledger.ledger import Point
+from monitor.ledger.words import timestamp
+from monitor.views import PointView
+
+
+def point_views(points: Sequence[Point], most: int) -> list[PointView]:
+    """At most `most` of them, evenly thinned, the last among them."""
+    stride = max(1, -(-len(points) // most))
+    return [_point_view(point) for point in points[(len(points) - 1) % stride :: stride]]
+
+
+def _point_view(point: Point) -> PointView:
+    balance = point.balance
+    return PointView(
+        at=timestamp(point.at_ns) or "",
+        at_ns=point.at_ns,
+        free=balance.free,
+        cached_idle=balance.cached_idle,
+        running=balance.running,
+        waiting=balance.waiting,
+        finished=balance.finished,
+        reserved=balance.reserved,
+        unaccounted=balance.unaccounted,
+        requests_running=point.running,
+        requests_waiting=point.waiting,
+        preemptions=point.preemptions,
+        output_tokens=point.output_tokens,
+        computed_tokens=point.computed_tokens,
+    )
