@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import msgspec
 
 from monitor.events.kinds import FIRST_FINISHED, Cause, Kind, Status, name_of
+from monitor.events.records import RequestState
 from monitor.events.wire import Run
 from monitor.ledger.ledger import Position
 
@@ -35,7 +36,7 @@ class Phase(msgspec.Struct):
 
 def phases(about: Iterable[tuple[Position, int, Run]], number: int, now_ns: int) -> list[Phase]:
     """The phases of request `number` by the events about it; the last one is not over, or lasts until `now_ns`."""
-    life = _Life(number)
+    life = Life(number)
     for _, at_ns, event in about:
         life.apply(event, at_ns)
     if life.phases:
@@ -43,8 +44,8 @@ def phases(about: Iterable[tuple[Position, int, Run]], number: int, now_ns: int)
     return life.phases
 
 
-class _Life:
-    """A fold of the events of one request."""
+class Life:
+    """A fold of the events of one request, into its phases so far."""
 
     def __init__(self, number: int) -> None:
         self.phases: list[Phase] = []
@@ -56,7 +57,18 @@ class _Life:
         self._computed = 0
         self._most_computed = 0
 
+    @classmethod
+    def joined(cls, record: RequestState, since_ns: int) -> Life:
+        """That of a request that was there before its first event: as it is, `since_ns` (wall)."""
+        life = cls(record.number)
+        life._blocks = life._blocks_before = len(record.blocks)
+        life._computed = life._most_computed = record.computed_tokens
+        life._enter(record.status, record.cause, since_ns)
+        life.phases[-1].blocks, life.phases[-1].output_tokens = len(record.blocks), record.output_tokens
+        return life
+
     def apply(self, event: Run, at_ns: int) -> None:
+        """Fold in an event about it, of that wall time."""
         a, n = event.args, len(event.ids)
         if at_ns != self._at_ns:
             self._at_ns, self._blocks_before = at_ns, self._blocks
