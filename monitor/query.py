@@ -5,55 +5,131 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
 import httpx
 import msgspec
 
+from monitor.answers import BadTime as BadTime
+from monitor.answers import NotKnown as NotKnown
 from monitor.findings import FindingReport
 from monitor.ledger.drops import Drop
 from monitor.ledger.words import counted as counted
 from monitor.ledger.words import duration as duration
 from monitor.ledger.words import percent as percent
-from monitor.views import BlockDetail, BlockMap, EngineView, FindingState, PointView, RequestDetail, RequestView
-from monitor.watch import NotKnown as NotKnown
+from monitor.views import (
+    BlockDetail,
+    BlockMap,
+    CalculatorView,
+    EngineView,
+    EventView,
+    ExplanationView,
+    FindingDetail,
+    FindingState,
+    MemoryView,
+    NeverFreedView,
+    PointView,
+    PrefixesView,
+    RequestDetail,
+    RequestView,
+    SpanView,
+)  # fmt: skip
 
 T = TypeVar("T")
 
 
 class Query(Protocol):
-    """What can be asked. An engine, request or block that is not known raises NotKnown."""
+    """What can be asked. What is not known raises NotKnown; what is given as a time and is none, BadTime.
 
-    def engines(self) -> list[EngineView]:
+    `at`, `since` and `until` are a time (RFC 3339, or the last 14:02:11 or 14:02:11.5 by UTC) or a position in an
+    engine's stream (epoch/sequence/event: just after that event). An empty `at` and `until` mean now; an empty `since`,
+    ten minutes before `until`. As of a time, what was sent until then counts; as of a position, each event until it.
+    """
+
+    def engines(self, at: str = "") -> list[EngineView]:
         """Every engine at a glance, by name."""
         ...
 
-    def find(self, state: FindingState | None = None) -> list[FindingReport]:
-        """Findings in that state, or those firing and resolved: the worst first."""
+    def find(
+        self, state: FindingState | None = None, engine: str = "", since: str = "", until: str = ""
+    ) -> list[FindingReport]:
+        """Findings in that state, or those firing and resolved: the worst first. Only one engine's if it is named; with
+        a time, only those whose life touches the window (an empty `since` is then any).
+        """
         ...
 
-    def points(self, engine: str, seconds: float = 600.0, most: int = 600) -> list[PointView]:
-        """The recent past, at most `most` moments of it."""
+    def finding(self, id: str) -> FindingDetail:
+        """One finding, with what the pool was meanwhile."""
         ...
 
-    def requests(self, engine: str) -> list[RequestView]:
+    def points(
+        self, engine: str, seconds: float = 600.0, most: int = 600, since: str = "", until: str = ""
+    ) -> list[PointView]:
+        """The past, at most `most` moments of it: from `since`, or for `seconds`, to `until`."""
+        ...
+
+    def requests(self, engine: str, at: str = "") -> list[RequestView]:
         """Requests that live or hold blocks, the longest in their state first; then those that ended of late."""
         ...
 
-    def request(self, engine: str, name: str) -> RequestDetail:
+    def request(self, engine: str, name: str, at: str = "") -> RequestDetail:
         """One request by its id or `#number`, with its story."""
         ...
 
-    def block(self, engine: str, block: int) -> BlockDetail:
+    def block(self, engine: str, block: int, at: str = "") -> BlockDetail:
         """One block, why it is held, and its story."""
         ...
 
-    def block_map(self, engine: str) -> BlockMap:
-        """What every block is now."""
+    def block_map(self, engine: str, at: str = "") -> BlockMap:
+        """What every block is."""
+        ...
+
+    def events(
+        self,
+        engine: str,
+        since: str = "",
+        until: str = "",
+        around: str = "",
+        most: int = 200,
+        kinds: Sequence[str] = (),
+        request: str = "",
+        block: int | None = None,
+    ) -> list[EventView]:
+        """What happened, in order: the last `most` events of a window, or those around a position, before and after.
+
+        kinds: such as ("allocated", "preempted"); all but the clock's, audits, heartbeats and progress without. Only
+        those about one request (id or `#number`), one block, or both, if they are named. `until` itself is left out, so
+        that the position of the first event of one answer is the `until` of the one before.
+        """
+        ...
+
+    def never_freed(self, engine: str, since: str = "", until: str = "") -> NeverFreedView:
+        """What was handed out in a window and not free by its end, by owner and reason."""
+        ...
+
+    def prefixes(self, engine: str, at: str = "") -> PrefixesView:
+        """The prefix cache as a forest, and what was evicted of late."""
         ...
 
     def drop(self, engine: str, at: str = "", window_s: float = 10.0) -> Drop:
         """What made usage fall, or throughput vanish, around the time `at`; where usage fell furthest without one."""
+        ...
+
+    def explain(self, engine: str, since: str = "", until: str = "") -> ExplanationView:
+        """What happened in a window, in two or three sentences."""
+        ...
+
+    def memory(self, engine: str) -> MemoryView:
+        """The bill of the device's memory, as the engine measured it."""
+        ...
+
+    def calculator(self, engine: str, prompt_tokens: int, max_tokens: int, concurrency: int = 1) -> CalculatorView:
+        """What so many requests of that length ask of the pool, and how many of them fit."""
+        ...
+
+    def span(self, engine: str) -> SpanView:
+        """Which past can be asked about."""
         ...
 
 
@@ -73,37 +149,88 @@ class RemoteQuery:
         """Close the connection."""
         self._client.close()
 
-    def engines(self) -> list[EngineView]:
+    def engines(self, at: str = "") -> list[EngineView]:
         """Every engine at a glance, by name."""
-        return self._get("/api/engines", list[EngineView])
+        return self._get("/api/engines", list[EngineView], at=at)
 
-    def find(self, state: FindingState | None = None) -> list[FindingReport]:
+    def find(
+        self, state: FindingState | None = None, engine: str = "", since: str = "", until: str = ""
+    ) -> list[FindingReport]:
         """Findings in that state, or those firing and resolved."""
-        return self._get("/api/findings", list[FindingReport], state=state or "")
+        window = {"engine": engine, "since": since, "until": until}
+        return self._get("/api/findings", list[FindingReport], state=state or "", **window)
 
-    def points(self, engine: str, seconds: float = 600.0, most: int = 600) -> list[PointView]:
-        """The recent past."""
-        return self._get("/api/points", list[PointView], engine=engine, seconds=seconds, most=most)
+    def finding(self, id: str) -> FindingDetail:
+        """One finding."""
+        return self._get("/api/finding", FindingDetail, id=id)
 
-    def requests(self, engine: str) -> list[RequestView]:
+    def points(
+        self, engine: str, seconds: float = 600.0, most: int = 600, since: str = "", until: str = ""
+    ) -> list[PointView]:
+        """The past."""
+        window = {"seconds": seconds, "most": most, "since": since, "until": until}
+        return self._get("/api/points", list[PointView], engine=engine, **window)
+
+    def requests(self, engine: str, at: str = "") -> list[RequestView]:
         """Requests that live or hold blocks, then those that ended of late."""
-        return self._get("/api/requests", list[RequestView], engine=engine)
+        return self._get("/api/requests", list[RequestView], engine=engine, at=at)
 
-    def request(self, engine: str, name: str) -> RequestDetail:
+    def request(self, engine: str, name: str, at: str = "") -> RequestDetail:
         """One request, with its story."""
-        return self._get("/api/request", RequestDetail, engine=engine, id=name)
+        return self._get("/api/request", RequestDetail, engine=engine, id=name, at=at)
 
-    def block(self, engine: str, block: int) -> BlockDetail:
+    def block(self, engine: str, block: int, at: str = "") -> BlockDetail:
         """One block, with its story."""
-        return self._get("/api/block", BlockDetail, engine=engine, id=block)
+        return self._get("/api/block", BlockDetail, engine=engine, id=block, at=at)
 
-    def block_map(self, engine: str) -> BlockMap:
-        """What every block is now."""
-        return self._get("/api/block_map", BlockMap, engine=engine)
+    def block_map(self, engine: str, at: str = "") -> BlockMap:
+        """What every block is."""
+        return self._get("/api/block_map", BlockMap, engine=engine, at=at)
+
+    def events(
+        self,
+        engine: str,
+        since: str = "",
+        until: str = "",
+        around: str = "",
+        most: int = 200,
+        kinds: Sequence[str] = (),
+        request: str = "",
+        block: int | None = None,
+    ) -> list[EventView]:
+        """What happened, in order."""
+        window = {"since": since, "until": until, "around": around, "most": most}
+        about = {"kinds": ",".join(kinds), "request": request, **({} if block is None else {"block": block})}
+        return self._get("/api/events", list[EventView], engine=engine, **window, **about)
+
+    def never_freed(self, engine: str, since: str = "", until: str = "") -> NeverFreedView:
+        """What was handed out in a window and not free by its end."""
+        return self._get("/api/never_freed", NeverFreedView, engine=engine, since=since, until=until)
+
+    def prefixes(self, engine: str, at: str = "") -> PrefixesView:
+        """The prefix cache."""
+        return self._get("/api/prefixes", PrefixesView, engine=engine, at=at)
 
     def drop(self, engine: str, at: str = "", window_s: float = 10.0) -> Drop:
         """What made usage fall, or throughput vanish, in a window."""
         return self._get("/api/drop", Drop, engine=engine, at=at, window=window_s)
+
+    def explain(self, engine: str, since: str = "", until: str = "") -> ExplanationView:
+        """What happened in a window, in sentences."""
+        return self._get("/api/explain", ExplanationView, engine=engine, since=since, until=until)
+
+    def memory(self, engine: str) -> MemoryView:
+        """The bill of the device's memory."""
+        return self._get("/api/memory", MemoryView, engine=engine)
+
+    def calculator(self, engine: str, prompt_tokens: int, max_tokens: int, concurrency: int = 1) -> CalculatorView:
+        """What so many requests of that length ask of the pool."""
+        load = {"prompt_tokens": prompt_tokens, "max_tokens": max_tokens, "concurrency": concurrency}
+        return self._get("/api/calculator", CalculatorView, engine=engine, **load)
+
+    def span(self, engine: str) -> SpanView:
+        """Which past can be asked about."""
+        return self._get("/api/span", SpanView, engine=engine)
 
     def _get(self, path: str, answer: type[T], **params: Any) -> T:
         try:
@@ -116,6 +243,8 @@ class RemoteQuery:
             raise Unreachable(f"{self.url} wants a token: give it with --token or KVSCOPE_TOKEN")
         if response.status_code == httpx.codes.NOT_FOUND and response.headers.get("x-kvscope") == "not-known":
             raise NotKnown(response.json()["detail"])
+        if response.status_code == httpx.codes.BAD_REQUEST and response.headers.get("x-kvscope") == "bad-time":
+            raise BadTime(response.json()["detail"])
         try:
             response.raise_for_status()
             return msgspec.json.decode(response.content, type=answer)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from monitor.findings import State
+from monitor.findings import FindingReport, State
 from monitor.ledger.balance import Balance
 from monitor.ledger.waits import Wait
 
@@ -50,7 +50,9 @@ class EngineView(msgspec.Struct, frozen=True):
 
 
 class PointView(msgspec.Struct, frozen=True):
-    """The pool and the queues at a moment of the recent past, in blocks and requests."""
+    """The pool and the queues at a moment of the past, in blocks and requests; preemptions, tokens, failed allocations
+    and steps (`limits`: by what kept each from being larger) are sums since the engine began.
+    """
 
     at: str
     at_ns: int
@@ -66,6 +68,10 @@ class PointView(msgspec.Struct, frozen=True):
     preemptions: int
     output_tokens: int
     computed_tokens: int
+    waiting_by_reason: dict[str, int] = {}
+    allocation_failures: int = 0
+    steps: int = 0
+    limits: dict[str, int] = {}
 
 
 class RequestView(msgspec.Struct, frozen=True):
@@ -164,6 +170,205 @@ class BlockMap(msgspec.Struct, frozen=True):
     at: str | None
     total: int
     states: bytes
+
+
+class EventView(msgspec.Struct, frozen=True):
+    """One event. `blocks` has its first ids, `block_count` says how many there are; `request` is empty where it is
+    about none.
+    """
+
+    position: str
+    at: str | None
+    kind: str
+    text: str
+    request: str
+    blocks: list[int]
+    block_count: int
+
+
+class HeldView(msgspec.Struct, frozen=True):
+    """Blocks handed out in a window and not free by its end, that one owner has in one state for one reason. `since`:
+    when the first of them was; `ids` has the first of them. `owner` is empty where nobody is known to have them.
+    """
+
+    owner: str
+    state: str
+    reason: str
+    since: str | None
+    for_s: float
+    blocks: int
+    ids: list[int]
+
+
+class Bucket(msgspec.Struct, frozen=True):
+    """How many blocks were in use for at most so long, and for longer than the bucket before says; None: any longer."""
+
+    at_most_s: float | None
+    blocks: int
+
+
+class Floor(msgspec.Struct, frozen=True):
+    """Blocks that stayed in use when the engine had drained to idle."""
+
+    at: str | None
+    blocks: int
+
+
+class NeverFreedView(msgspec.Struct, frozen=True):
+    """What became of the blocks that were handed out in a window. `held`: not free by its end, the oldest first.
+
+    allocated    times that a block was handed out, or taken over from the prefix cache with nobody having it
+    freed        of these, given back within the window; `lifetimes` says after how long
+    warm         of these, given back, and kept for their prefix alone at the end: a cache, not a leak
+    is_whole     whether all events of the window are still kept, and none was lost
+    """
+
+    engine: str
+    since: str | None
+    until: str | None
+    is_whole: bool
+    allocated: int
+    freed: int
+    warm: int
+    held_blocks: int
+    held: list[HeldView]
+    lifetimes: list[Bucket]
+    floors: list[Floor]
+
+
+class PrefixNode(msgspec.Struct, frozen=True):
+    """A stretch of a prefix: blocks that follow each other, whoever has one having all. `id` and `parent` are the keyed
+    hashes of their last blocks, shortened; a parent of "" is the beginning of a prompt, or not known.
+
+    references   how many times requests have it now; `holders` names the first of them
+    hits         how often it was found in the cache, since we have listened
+    idle_s       for how long nobody has had it; None while somebody has
+    """
+
+    id: str
+    parent: str
+    blocks: int
+    tokens: int
+    references: int
+    hits: int
+    age_s: float
+    idle_s: float | None
+    holders: list[str]
+    ids: list[int]
+
+
+class EvictionView(msgspec.Struct, frozen=True):
+    """Cached blocks that lost their content, by one event: to make room for a request (`by`), or for a `cause` of its
+    own. `needed_again`: of them, cached again since.
+    """
+
+    at: str | None
+    position: str
+    by: str
+    cause: str
+    blocks: int
+    needed_again: int
+
+
+class PrefixesView(msgspec.Struct, frozen=True):
+    """The prefix cache of one engine: a forest of prefixes, the parents first. `left_out` counts the nodes that are not
+    in it because there are too many: the smallest. Evictions are the latest first.
+    """
+
+    engine: str
+    at: str | None
+    block_size: int
+    cached_blocks: int
+    idle_blocks: int
+    shared_blocks: int
+    hit_rate: float | None
+    nodes: list[PrefixNode]
+    left_out: int
+    evictions: list[EvictionView]
+
+
+class ExplanationView(msgspec.Struct, frozen=True):
+    """What happened in a window, in sentences, and the findings whose life touches it."""
+
+    engine: str
+    since: str | None
+    until: str | None
+    sentences: list[str]
+    findings: list[FindingReport]
+
+
+class MemoryView(msgspec.Struct, frozen=True):
+    """A device's memory in bytes. `known`: what the engine measured, by name; `parts`: the device by what it went to,
+    which add up to its total, empty where too little is known; `unnamed`: in use and on no line of the bill.
+    """
+
+    engine: str
+    at: str | None
+    known: dict[str, int]
+    parts: dict[str, int]
+    unnamed: int | None
+    kv_bytes_per_block: int
+    block_size: int
+    usable_blocks: int
+
+
+class CalculatorView(msgspec.Struct, frozen=True):
+    """What so many requests of that length ask of the pool, each at its end.
+
+    blocks_per_request   of all KV groups; 0 where the engine has not said its block size
+    bytes_per_request    None where the engine has not said how large a block is
+    max_concurrency      how many such requests fit at once; `limited_by` names what sets it lower than the pool does
+    notes                what the sum leaves out, and what else stands in the way, in sentences
+    """
+
+    engine: str
+    prompt_tokens: int
+    max_tokens: int
+    concurrency: int
+    block_size: int
+    usable_blocks: int
+    blocks_per_request: int
+    bytes_per_request: int | None
+    blocks_needed: int
+    share: float | None
+    fits: bool
+    max_concurrency: int
+    notes: list[str]
+
+
+class LifeView(msgspec.Struct, frozen=True):
+    """One life of an engine (its epoch), as far as it is kept."""
+
+    epoch: int
+    since: str | None
+    until: str | None
+
+
+class GapView(msgspec.Struct, frozen=True):
+    """A stretch of time that cannot be asked about: nothing of it was kept."""
+
+    since: str | None
+    until: str | None
+
+
+class SpanView(msgspec.Struct, frozen=True):
+    """What can be asked about an engine: from when to when, its lives, the gaps. `in_memory_since`: what is younger is
+    answered from memory.
+    """
+
+    engine: str
+    first: str | None
+    last: str | None
+    in_memory_since: str | None
+    lives: list[LifeView]
+    gaps: list[GapView]
+
+
+class FindingDetail(msgspec.Struct, frozen=True):
+    """A finding, and what the pool and the queues were from before it began until it ended, or now."""
+
+    finding: FindingReport
+    points: list[PointView]
 
 
 class SourceView(msgspec.Struct, frozen=True):

@@ -11,3 +11,7 @@ from __future__ import annotations
 
 class NotKnown(LookupError):
     """There is no such engine, request, block or moment; the message says what there is."""
+
+
+class BadTime(ValueError):
+    """What was given as a time is none; the message says how one looks."""
