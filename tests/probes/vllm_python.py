@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent.parent
 PYTHON = os.environ.get("KVSCOPE_TEST_VLLM", "")
 
 needs_vllm = pytest.mark.skipif(
-    not PYTHON, reason="KVSCOPE_TEST_VLLM does not name a Python that has vLLM (0.32.0 for the CPU is what is tested)"
+    not PYTHON, reason="KVSCOPE_TEST_VLLM does not name a Python that has vLLM (scripts/vllm.sh makes one)"
 )
 MODEL: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 96,
