@@ -1,0 +1,311 @@
+"""The past of engines, as it was kept: the ledger as it was at any moment, points over time, the batches themselves.
+
+It reads what lies on disk, while a service goes on writing it or long after: a service's history, a recording, or an
+engine's own journal. What is asked of a moment is answered from the last keyframe before it and a replay from there on.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from monitor.events import journal
+from monitor.events.kinds import Kind
+from monitor.events.wire import Batch, Frame, Keyframe, Run, batch_of, column, fives
+from monitor.history.index import Index
+from monitor.history.keyframes import keyframe_of
+from monitor.history.opened import Opened
+from monitor.history.segments import ClosedSegment, Segment, directory_of, engine_in, segments
+from monitor.ledger.ledger import EngineLedger, Point, Position
+from monitor.ledger.words import timestamp
+
+GAP_NS: Final = 5_000_000_000
+"""A reader of a stream hears something every second, or notes that it heard nothing: so long without is a gap."""
+MAX_LEDGERS: Final = 8
+MAX_CUTS: Final = 32
+MAX_READERS: Final = 64
+
+
+class NotKept(LookupError):
+    """What was asked for was not kept, or is not kept any more; the message says what is."""
+
+
+class Gap(NamedTuple):
+    """From when to when nobody listened, or what was kept was lost (wall ns)."""
+
+    from_ns: int
+    to_ns: int
+    bytes_lost: int
+    """What a crash or damage has cut off there: 0 if nobody listened."""
+
+
+class Life(NamedTuple):
+    """One life of an engine, as far as it was kept (wall ns)."""
+
+    epoch: int
+    from_ns: int
+    to_ns: int
+
+
+class Span(NamedTuple):
+    """From when to when an engine's past can be asked for (wall ns), its lives in it and what is missing."""
+
+    from_ns: int
+    to_ns: int
+    lives: list[Life]
+    gaps: list[Gap]
+
+
+class _Place(NamedTuple):
+    """Before the `row`-th frame of the segment of that life that begins with that batch."""
+
+    epoch: int
+    first_sequence: int
+    row: int
+
+
+class History:
+    """What is kept under `directory`: a service's history (a directory for each engine), or one recording.
+
+    Only reads. Thread-safe. What it hands out is shared with others who ask for the same moment: never apply to it.
+    Raises NotAJournal if nothing of ours is there.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._lock = threading.Lock()
+        self._readers: OrderedDict[Path, Opened] = OrderedDict()
+        self._ledgers: OrderedDict[tuple[str, str], tuple[_Place, EngineLedger]] = OrderedDict()
+        self._cuts: OrderedDict[tuple[str, _Place], Keyframe] = OrderedDict()
+        self._recorded = ""
+        if not directory.is_dir():
+            raise journal.NotAJournal(f"{directory} is no directory, and neither a recording nor a service's history")
+        self._is_recording = bool(segments(directory))
+
+    # ---------------------------------------------------------------- what is asked
+
+    def engines(self) -> list[str]:
+        """Whose past is kept, by name."""
+        if self._is_recording:
+            return [self._engine_recorded()]
+        return sorted(engine_in(path) for path in self.directory.iterdir() if path.is_dir() and segments(path))
+
+    def span(self, engine: str) -> Span | None:
+        """From when to when `engine` can be asked about; None if nothing of it is kept, or nothing that stands on its
+        own.
+        """
+        lives: list[Life] = []
+        gaps: list[Gap] = []
+        lost = 0
+        for segment in self._segments(engine):
+            between = self._between(segment, first=not lives)
+            if between is None:
+                continue
+            from_ns, to_ns = between
+            if lives and (lost or from_ns - lives[-1].to_ns > GAP_NS):
+                gaps.append(Gap(lives[-1].to_ns, from_ns, lost))
+            if lives and lives[-1].epoch == segment.epoch:
+                lives[-1] = lives[-1]._replace(to_ns=max(to_ns, lives[-1].to_ns))
+            else:
+                lives.append(Life(segment.epoch, from_ns, to_ns))
+            lost = 0 if isinstance(segment, ClosedSegment) else self._open(segment).bytes_lost
+        if not lives:
+            return None
+        if lost:
+            gaps.append(Gap(lives[-1].to_ns, lives[-1].to_ns, lost))
+        return Span(lives[0].from_ns, max(life.to_ns for life in lives), lives, gaps)
+
+    def ledger_at(self, engine: str, at_ns: int) -> EngineLedger:
+        """The ledger as it was at `at_ns` (wall): all batches packed by then. Its `points`, `recent`, `ended` and all
+        else that it only keeps for a while begin at the keyframe before. Raises NotKept.
+        """
+        return self._ledger(engine, str(at_ns), _Until(at_ns=at_ns))
+
+    def ledger_at_position(self, engine: str, position: Position) -> EngineLedger:
+        """The ledger just after that event. Raises NotKept."""
+        return self._ledger(engine, str(position), _Until(position=position))
+
+    def points(self, engine: str, from_ns: int, to_ns: int, most: int = 600) -> list[Point]:
+        """The pool and the queues from `from_ns` to `to_ns` (wall), at most `most` moments, evenly thinned."""
+        ledger: EngineLedger | None = None
+        found: list[Point] = []
+        for _, frame in self._frames(engine, from_ns, to_ns, from_anchor=True):
+            if ledger is None or frame.epoch > ledger.epoch:
+                found += ledger.points if ledger is not None else ()
+                ledger = EngineLedger(engine)
+            ledger.apply(frame)
+        found += ledger.points if ledger is not None else ()
+        return thinned([point for point in found if from_ns <= point.at_ns <= to_ns], most)
+
+    def batches(self, engine: str, from_ns: int, to_ns: int) -> Iterator[Batch]:
+        """The batches packed from `from_ns` to `to_ns` (wall), with what sources added, in order."""
+        for wall_ns, frame in self._frames(engine, from_ns, to_ns):
+            if isinstance(frame, Batch) and wall_ns >= from_ns:
+                yield frame
+
+    # ---------------------------------------------------------------- how it is read
+
+    def _segments(self, engine: str) -> list[Segment]:
+        if not self._is_recording:
+            return segments(directory_of(self.directory, engine))
+        return segments(self.directory) if engine == self._engine_recorded() else []
+
+    def _engine_recorded(self) -> str:
+        for segment in segments(self.directory) if not self._recorded else ():
+            self._recorded = self._recorded or self._open(segment).index.engine
+        return self._recorded
+
+    def _open(self, segment: Segment) -> Opened:
+        """Its reader, with all that is in it now."""
+        with self._lock:
+            reader = self._readers.pop(segment.path, None) or Opened(segment.path)
+            self._readers[segment.path] = reader
+            reader.refresh()
+            while len(self._readers) > MAX_READERS:
+                self._readers.popitem(last=False)
+            return reader
+
+    def _between(self, segment: Segment, first: bool) -> tuple[int, int] | None:
+        """From when to when it goes; of the first one, from the first frame that stands on its own."""
+        index = self._open(segment).index
+        if not len(index) or (first and not index.anchors):
+            return None
+        return index.wall[index.anchors[0] if first else 0], index.wall[-1]
+
+    def _frames(self, engine: str, from_ns: int, to_ns: int, from_anchor: bool = False) -> Iterator[tuple[int, Frame]]:
+        """Frames with their moments until `to_ns`: from `from_ns` on, or from the last before it that stands alone."""
+        found = self._segments(engine)
+        start = row = 0
+        for i, segment in reversed(list(enumerate(found))):
+            index = self._open(segment).index
+            before = bisect_left(index.wall, from_ns)
+            anchors = index.anchors[: bisect_right(index.anchors, before)] if from_anchor else [before]
+            if before and anchors:
+                start, row = i, anchors[-1]
+                break
+        for segment in found[start:]:
+            reader = self._open(segment)
+            walls = reader.index.wall
+            for number, frame in reader.frames(row, bisect_right(walls, to_ns)):
+                yield walls[number], frame
+            row = 0
+
+    # ---------------------------------------------------------------- the ledger as it was
+
+    def _ledger(self, engine: str, asked: str, until: _Until) -> EngineLedger:
+        found = self._segments(engine)
+        plan = self._plan(found, until)
+        if not plan:
+            raise NotKept(self._not_kept(engine, until))
+        begin = _Place(*plan[0].segment[:2], plan[0].first)
+        end = _Place(*plan[-1].segment[:2], plan[-1].end)
+        with self._lock:
+            known = self._ledgers.get((engine, asked))
+            if known is not None and known[0] == end:
+                self._ledgers.move_to_end((engine, asked))
+                return known[1]
+            cut = max((place for name, place in self._cuts if name == engine and begin < place <= end), default=None)
+            keyframe = self._cuts[engine, cut] if cut is not None else None
+        ledger = EngineLedger(engine)
+        if keyframe is not None:
+            ledger.apply(keyframe)
+        for segment, first, rows in plan:
+            skipped = cut is not None and cut > (*segment[:2], first)
+            if skipped and cut is not None:
+                first = cut.row if cut[:2] == segment[:2] else rows
+            for _, frame in self._open(segment).frames(first, rows):
+                ledger.apply(until.part_of(frame))
+        if until.position is None:  # a record of a source's, so that ages are those of that moment
+            ledger.apply(batch_of(engine, ledger.epoch, [Run(Kind.OBSERVED, 0, -1, [until.at_ns], [])]))
+        self._remember(engine, asked, end, ledger, whole=until.position is None)
+        return ledger
+
+    def _plan(self, found: list[Segment], until: _Until) -> list[_Part]:
+        """What to read: from the last frame that stands on its own up to the end, segment by segment."""
+        for keyframes in (False, True):  # of the position asked for: a last resort, since they have all of its batch
+            plan: list[_Part] = []
+            for segment in reversed(found):
+                index = self._open(segment).index
+                rows = until.rows(segment.epoch, index, keyframes)
+                anchor = bisect_left(index.anchors, rows) - 1
+                if rows:
+                    plan.append(_Part(segment, index.anchors[anchor] if anchor >= 0 else 0, rows))
+                if anchor >= 0:
+                    return plan[::-1]
+        return []
+
+    def _remember(self, engine: str, asked: str, end: _Place, ledger: EngineLedger, whole: bool) -> None:
+        """Who asks for a moment asks for the one after it next, as a rule."""
+        cut = keyframe_of(ledger) if whole else None
+        with self._lock:
+            self._ledgers[engine, asked] = end, ledger
+            if cut is not None:
+                self._cuts[engine, end] = cut
+            while len(self._ledgers) > MAX_LEDGERS:
+                self._ledgers.popitem(last=False)
+            while len(self._cuts) > MAX_CUTS:
+                self._cuts.popitem(last=False)
+
+    def _not_kept(self, engine: str, until: _Until) -> str:
+        span = self.span(engine)
+        if span is None:
+            return f"nothing is kept of {engine!r}; of these there is something: {', '.join(self.engines()) or 'none'}"
+        since, to = timestamp(span.from_ns), timestamp(span.to_ns)
+        what = f"position {until.position}" if until.position else timestamp(until.at_ns)
+        return f"{what} is not kept of {engine}: what is begins at {since} and ends at {to}"
+
+
+class _Part(NamedTuple):
+    """Frames of a segment: from `first` up to, not including, `end`."""
+
+    segment: Segment
+    first: int
+    end: int
+
+
+class _Until(NamedTuple):
+    """How far to read: to a moment, or to a position and all that is before it."""
+
+    at_ns: int = 0
+    position: Position | None = None
+
+    def rows(self, epoch: int, index: Index, keyframes: bool) -> int:
+        """How many of a segment's frames are within."""
+        if self.position is None:
+            return bisect_right(index.wall, self.at_ns)
+        if epoch != self.position.epoch:
+            return len(index) if epoch < self.position.epoch else 0
+        row = bisect_left(index.sequence, self.position.sequence)
+        is_there = row < len(index) and index.sequence[row] == self.position.sequence
+        is_keyframe = is_there and self.position.sequence > 0 and row in index.anchors
+        return row + (is_there and (keyframes or not is_keyframe))
+
+    def part_of(self, frame: Frame) -> Frame:
+        """The frame, or of the one that the position is in what comes no later than it."""
+        if self.position and isinstance(frame, Batch) and (frame.epoch, frame.sequence) == self.position[:2]:
+            return _first_events(frame, self.position.event + 1)
+        return frame
+
+
+def _first_events(batch: Batch, count: int) -> Batch:
+    """The batch as if it ended after so many events; what the pool counted at its end is left out then."""
+    runs = batch.runs.cast("i").tolist()
+    if count * 5 >= len(runs):
+        return batch
+    kept = list(fives(runs[: count * 5]))
+    n_args, n_ids = sum(run[3] for run in kept), sum(run[4] for run in kept)
+    return Batch(
+        batch.engine, batch.epoch, batch.sequence, batch.first_step, batch.last_step, batch.wall_ns, batch.mono_ns,
+        -1, -1, -1, -1, batch.dropped_batches, batch.dropped_events, batch.texts,
+        column("i", runs[: count * 5]), batch.args[: n_args * 8], batch.ids[: n_ids * 4],
+    )  # fmt: skip
+
+
+def thinned(points: list[Point], most: int) -> list[Point]:
+    """At most `most` of them, evenly, the last among them."""
+    stride = max(1, -(-len(points) // max(1, most)))
+    return points[(len(points) - 1) % stride :: stride]

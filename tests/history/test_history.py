@@ -1,0 +1,151 @@
+"""The past as it was: what is read of any moment is what a fold from the start gives."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from monitor.events import journal
+from monitor.events.snapshot import dump
+from monitor.events.wire import Batch, Frame, encode
+from monitor.history.history import GAP_NS, History, NotKept
+from monitor.ledger.ledger import EngineLedger, Position
+from monitor.ledger.story import events
+from tests.history.recorded import folded, worked, write
+from tests.lab import Lab, VirtualClock
+
+SMALL = 20_000
+"""Bytes of a segment: a few of them for a short run."""
+
+
+def books(ledger: EngineLedger) -> object:
+    return state_of(ledger), ledger.balance(), ledger.position()
+
+
+def state_of(ledger: EngineLedger) -> object:
+    """An audit that was under way at a keyframe does not count for who begins there."""
+    ledger.state.audit_cycles = ledger.state.audited_ns = 0
+    return msgspec.msgpack.decode(dump(ledger.state))
+
+
+def with_keyframes(steps: int = 300, every: int = 40, seed: int = 0) -> tuple[Lab, list[Frame]]:
+    """A lab that has worked, and its frames with keyframes among them."""
+    lab = Lab(total=120, connector_share=0.4, seed=seed)
+    frames: list[Frame] = list(lab.frames)
+    for step in range(steps):
+        if lab.rng.random() < 0.3:
+            lab.arrive(lab.rng.randint(1, 60), max_tokens=lab.rng.randint(1, 30))
+        before = len(lab.frames)
+        lab.step()
+        frames += lab.frames[before:]
+        if step % every == every - 1:
+            frames.append(lab.keyframe())
+    return lab, frames
+
+
+def test_any_moment_is_the_fold_of_all_that_came_before(tmp_path: Path) -> None:
+    _, frames = with_keyframes()
+    write(tmp_path, frames, SMALL)
+    assert len(journal.segments(tmp_path)) > 3
+    history = History(tmp_path)
+    (engine,) = history.engines()
+    span = history.span(engine)
+    assert span is not None
+    assert (span.from_ns, span.to_ns, span.gaps) == (frames[0].wall_ns, max(f.wall_ns for f in frames), [])
+    rng = random.Random(1)
+    for at_ns in (span.from_ns, span.to_ns, *(rng.randint(span.from_ns, span.to_ns) for _ in range(50))):
+        ledger = history.ledger_at(engine, at_ns)
+        assert books(ledger) == books(folded(frames, at_ns))
+        assert ledger.now_ns == at_ns
+
+
+def test_just_after_an_event_is_the_fold_up_to_it(tmp_path: Path) -> None:
+    lab, frames = with_keyframes(120)
+    write(tmp_path, frames, SMALL)
+    history = History(tmp_path)
+    rng = random.Random(2)
+    placed = list(events((frame for frame in lab.frames if isinstance(frame, Batch)), None))
+    for position, _, _ in rng.sample(placed, 30):
+        expected = EngineLedger(lab.packer.engine)
+        for frame in lab.frames:
+            if frame.sequence < position.sequence:
+                expected.apply(frame)
+        batch = next(frame for frame in lab.frames if frame.sequence == position.sequence)
+        assert isinstance(batch, Batch)
+        for index, event in enumerate(batch.events()):
+            if index <= position.event:
+                runs = [event.kind, event.group, event.request, len(event.args), len(event.ids)]
+                expected.state.apply(runs, event.args, event.ids, batch.texts)
+        ledger = history.ledger_at_position(lab.packer.engine, position)
+        assert state_of(ledger) == state_of(expected)
+
+
+def test_points_and_batches_of_a_window(tmp_path: Path) -> None:
+    lab, frames = with_keyframes()
+    write(tmp_path, frames, SMALL)
+    history = History(tmp_path)
+    batches = [frame for frame in frames if isinstance(frame, Batch)]
+    since, until = batches[100].wall_ns, batches[200].wall_ns
+    within = [batch for batch in batches if since <= batch.wall_ns <= until]
+    assert [encode(batch) for batch in history.batches(lab.packer.engine, since, until)] == list(map(encode, within))
+    whole = folded(frames, batches[-1].wall_ns)
+    told = {point.at_ns: point for point in history.points(lab.packer.engine, since, until)}
+    assert told
+    for at_ns, point in told.items():
+        assert since <= at_ns <= until
+        assert point.balance == folded(frames, at_ns).balance()
+    assert len(history.points(lab.packer.engine, 0, until + 1, 7)) <= 7
+    assert history.points(lab.packer.engine, 0, 1 << 62)[-1] == whole.points[-1]
+
+
+def test_what_is_not_kept_is_said(tmp_path: Path) -> None:
+    lab = worked(20)
+    write(tmp_path, list(lab.frames))
+    history = History(tmp_path)
+    engine = lab.packer.engine
+    with pytest.raises(NotKept, match="begins at"):
+        history.ledger_at(engine, lab.frames[0].wall_ns - 1)
+    with pytest.raises(NotKept, match="nothing is kept of 'another'"):
+        history.ledger_at("another", lab.frames[0].wall_ns)
+    with pytest.raises(NotKept, match="position 1/0/0"):
+        history.ledger_at_position(engine, Position(1, 0, 0))
+    assert history.span("another") is None
+    with pytest.raises(journal.NotAJournal, match="is no directory"):
+        History(tmp_path / "nothing")
+
+
+def test_a_hole_and_a_torn_tail_are_gaps(tmp_path: Path) -> None:
+    lab = worked(50)
+    write(tmp_path, list(lab.frames))
+    heard_until = lab.frames[-1].wall_ns
+    assert isinstance(lab.clock, VirtualClock)
+    lab.clock.sleep(2 * GAP_NS / 1e9)
+    joined = len(lab.frames)
+    frames: list[Frame] = [lab.keyframe()]
+    for _ in range(20):
+        lab.step()
+    frames += lab.frames[joined:]
+    write(tmp_path, frames)
+    *_, last = journal.segments(tmp_path)
+    last.path.write_bytes(last.path.read_bytes()[:-5])
+    span = History(tmp_path).span(lab.packer.engine)
+    assert span is not None
+    assert [life.epoch for life in span.lives] == [lab.packer.epoch]
+    hole, tail = span.gaps
+    assert (hole.from_ns, hole.to_ns, hole.bytes_lost) == (heard_until, frames[0].wall_ns, 0)
+    assert tail.bytes_lost == journal.tail_lost(last.path)
+    assert tail.from_ns == span.to_ns == lab.frames[-2].wall_ns
+
+
+def test_a_history_grows_while_it_is_read(tmp_path: Path) -> None:
+    lab = worked(30)
+    writer = journal.JournalWriter(tmp_path, lab.packer.epoch)
+    history: History | None = None
+    for frame in lab.frames:
+        writer.append(encode(frame), frame.sequence)
+        history = history or History(tmp_path)
+        assert books(history.ledger_at(lab.packer.engine, frame.wall_ns)) == books(folded(lab.frames, frame.wall_ns))
+    writer.close()
