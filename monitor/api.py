@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from monitor.outlets.alerts.alerts import Alerts, NoSuchThing
 from monitor.outlets.alerts.page import alerts_page, no_alerts_page
 from monitor.outlets.alerts.silences import BadSilence
+from monitor.outlets.alerts.views import AlertFigures
 from monitor.outlets.prometheus import WatchCollector
 from monitor.views import FindingState, SourceView
 from monitor.watch import NotKnown, Watch
@@ -41,7 +42,7 @@ def create_app(
     """The app, its own routes first; whatever is mounted later comes after them."""
     app = FastAPI(title="kvscope", docs_url=None, redoc_url=None, openapi_url="/api/openapi.json")
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(WatchCollector(watch, sources))
+    registry.register(WatchCollector(watch, sources, alerts.figures if alerts else AlertFigures))
 
     @app.exception_handler(NotKnown)
     async def not_known(_request: Request, error: Exception) -> Response:

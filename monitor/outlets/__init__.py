@@ -1,7 +1,7 @@
 """Delivers what is known to where people are: they deliver, they do not judge.
 
 prometheus/     /metrics, collected from the ledgers at each scrape
-gpu.py          the device's own memory figures, by NVML, where there is a GPU
+gpu.py          the devices' own figures, by NVML, where there is a GPU
 alerts/         one message for each transition of a finding, from an outbox on disk: webhooks, Slack and others
 perfetto/       a trace for ui.perfetto.dev, of a recording or a stream
 otel.py         one OpenTelemetry span for each request

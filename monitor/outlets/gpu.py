@@ -1,12 +1,92 @@
-"""The devices' own memory figures, by NVML. Where there is no NVIDIA driver there is nothing, and no error."""
+"""The devices' own figures, by NVML. Where there is no NVIDIA driver there is nothing, and no error."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import socket
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 import pynvml
 from prometheus_client.core import GaugeMetricFamily, Metric
+
+OTHERS: Final = "others"
+_PROC: Final = Path("/proc")
+
+
+class Process(NamedTuple):
+    """Who may have memory of a device."""
+
+    pid: int
+    engine: str
+
+
+def here(engine: str, pid: int) -> Process | None:
+    """The process of the engine of that id (NAME@HOST:PORT/RANK), if it runs on this machine."""
+    host = engine.rpartition("@")[2].rpartition(":")[0]
+    local = host in ("localhost", "[::1]", socket.gethostname()) or host.startswith("127.")
+    return Process(pid, engine) if pid and local else None
+
+
+def gpu_families(engines: Iterable[Process]) -> Iterator[Metric]:
+    """kvscope_gpu_*: memory and how busy, by device; memory of each of these engines, and of all others. No family at
+    all without a GPU, and no figure that the driver does not give.
+    """
+    if not _has_nvml():
+        return
+    memory = _gauge("memory_bytes", "Device memory as the driver counts it; used and free add up to all.", "state")
+    busy = _gauge(
+        "utilization_ratio",
+        "Share of the driver's last sampling period (up to a second) in which a kernel ran, or memory was moved.",
+        "of",
+    )
+    by_owner = _gauge(
+        "process_memory_bytes",
+        "Device memory by the processes that have it: an engine that is followed, its workers among them, or others. In"
+        " a container the driver's process numbers are the host's, so that all are others there.",
+        "owner",
+    )
+    names = {process.pid: process.engine for process in engines}
+    for index in range(_count()):
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            device = (str(index), str(pynvml.nvmlDeviceGetUUID(handle)))
+            told = pynvml.nvmlDeviceGetMemoryInfo(handle)
+        except pynvml.NVMLError:
+            continue  # a device that fell off the bus must not take the page with it
+        memory.add_metric((*device, "used"), told.used)
+        memory.add_metric((*device, "free"), told.free)
+        for of, share in _busy(handle).items():
+            busy.add_metric((*device, of), share)
+        for owner, used in by_engine(_processes(handle), names).items():
+            by_owner.add_metric((*device, owner), used)
+    yield from (memory, busy, by_owner)
+
+
+def by_engine(used: Mapping[int, int], engines: Mapping[int, str]) -> Counter[str]:
+    """Bytes by engine, from those by process; what belongs to no engine is OTHERS'."""
+    totals: Counter[str] = Counter()
+    for pid, size in used.items():
+        owner = next((engines[one] for one in _with_parents(pid) if one in engines), OTHERS)
+        totals[owner] += size
+    return totals
+
+
+def _with_parents(pid: int) -> Iterator[int]:
+    """A process, its parent, and so on: a worker belongs to the engine that started it."""
+    while pid > 1:
+        yield pid
+        try:
+            after_name = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2]
+        except OSError:
+            return
+        pid = int(after_name.split()[1])
+
+
+def _gauge(name: str, says: str, label: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"kvscope_gpu_{name}", says, labels=("gpu", "uuid", label))
 
 
 @cache
@@ -27,22 +107,19 @@ def _count() -> int:
         return 0
 
 
-def gpu_memory() -> Iterator[Metric]:
-    """kvscope_gpu_memory_bytes by device and state; no family at all without a GPU."""
-    if not _has_nvml():
-        return
-    family = GaugeMetricFamily(
-        "kvscope_gpu_memory_bytes",
-        "Device memory as the driver counts it; used and free add up to what the device has.",
-        labels=("gpu", "uuid", "state"),
-    )
-    for index in range(_count()):
-        try:
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-            uuid = pynvml.nvmlDeviceGetUUID(handle)
-        except pynvml.NVMLError:
-            continue  # a device that fell off the bus must not take the page with it
-        for state in ("used", "free"):
-            family.add_metric((str(index), uuid, state), getattr(memory, state))
-    yield family
+def _busy(handle: Any) -> dict[str, float]:
+    """A device that is cut into instances does not say."""
+    try:
+        rates = pynvml.nvmlDeviceGetUtilizationRates(handle)
+    except pynvml.NVMLError:
+        return {}
+    return {"kernels": rates.gpu / 100, "memory": rates.memory / 100}
+
+
+def _processes(handle: Any) -> dict[int, int]:
+    """Bytes by process, of those whose size the driver says."""
+    try:
+        found = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    except pynvml.NVMLError:
+        return {}
+    return {process.pid: process.usedGpuMemory for process in found if process.usedGpuMemory is not None}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -297,3 +298,23 @@ def test_a_message_stays_small_whatever_a_finding_holds(opened: Open) -> None:
     assert message.trouble.culprits.requests[0].startswith("r-0-x")
     assert len(message.trouble.culprits.requests) == MOST_REQUESTS
     assert message.trouble.culprits.blocks_in_all == 100_000
+
+
+def test_figures_are_of_what_waits_and_of_how_messages_ended(opened: Open) -> None:
+    outbox, troubles = opened(0.0, WEBHOOK, ALERTMANAGER), Troubles()
+    assert {one.oldest_pending_s for one in outbox.figures(5.0).receivers} == {0.0}
+    outbox.put(troubles.fire(0) + troubles.fire(0, "stuck.never-fits"), 0.0)
+    first, second = outbox.due(WEBHOOK.name, 1.0)
+    outbox.try_again(first.number, 60.0, "answered 503")
+    outbox.delivered(second.number, 1.0, "answered 204")
+    outbox.give_up(outbox.due(ALERTMANAGER.name, 1.0)[0].number, 1.0, "answered 400")
+    outbox.disable(ALERTMANAGER.name, 1.0, "answered 410")
+    outbox.silence(silence(["code=leak.*"], 60.0, "", 1.0))
+    figures = outbox.figures(30.0)
+    hook, manager = figures.receivers
+    assert (figures.open, figures.silences) == (2, 1)
+    assert (hook.pending, hook.oldest_pending_s, hook.failed_tries, hook.disabled) == (1, 30.0, 1, False)
+    assert +Counter(hook.ended) == {"delivered": 1}
+    assert (manager.pending, manager.oldest_pending_s, manager.disabled) == (0, 0.0, True)
+    assert +Counter(manager.ended) == {"given-up": 1, "disabled": 1}
+    assert outbox.figures(70.0).silences == 0

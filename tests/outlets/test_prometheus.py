@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -17,7 +19,8 @@ from prometheus_client.core import Metric
 from monitor.events.kinds import FIRST_FINISHED, Stage
 from monitor.events.kinds import Status as RequestStatus
 from monitor.events.sample import Sample
-from monitor.outlets.gpu import gpu_memory
+from monitor.outlets.alerts.views import AlertFigures, ReceiverFigures
+from monitor.outlets.gpu import OTHERS, by_engine, gpu_families, here
 from monitor.outlets.prometheus import HOLDERS, WatchCollector
 from monitor.views import SourceView
 from monitor.watch import Watch
@@ -27,12 +30,17 @@ REFERENCE = Path(__file__).parents[2] / "docs" / "reference.md"
 FAULTS = ("leak.finished-held:limit=2", "leak.unaccounted")
 LABELS = {
     "engine", "holder", "state", "reason", "code", "severity", "verdict", "stage", "limit", "status", "outcome", "part",
-    "suggestion", "tier", "source", "supplier", "le",
+    "suggestion", "tier", "source", "supplier", "receiver", "le",
 }  # fmt: skip
 """All that a metric may be told apart by: each has few values, whatever the load."""
 SOURCE = SourceView(
     "tcp://127.0.0.1:5757", "lab@127.0.0.1:0/0", in_step=True, bad_frames=1, filled_from={"ring": 3, "journal": 2},
     error="", lag_s=0.25, cpu_s=1.5,
+)  # fmt: skip
+
+ALERTS = AlertFigures(
+    [ReceiverFigures("webhook-1", True, pending=2, oldest_pending_s=7.5, ended={"given-up": 3}, failed_tries=4)],
+    open=5, silences=6,
 )  # fmt: skip
 
 
@@ -80,9 +88,9 @@ def by_labels(family: Metric, *labels: str) -> Counter[tuple[str, ...]]:
     return totals
 
 
-def page(watch: Watch, sources: Iterable[SourceView] = ()) -> bytes:
+def page(watch: Watch, sources: Iterable[SourceView] = (), alerts: AlertFigures | None = None) -> bytes:
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(WatchCollector(watch, lambda: sources))
+    registry.register(WatchCollector(watch, lambda: sources, lambda: alerts or AlertFigures()))
     return generate_latest(registry)
 
 
@@ -91,7 +99,7 @@ def test_promtool_finds_nothing_to_say_of_the_page(watch: Watch) -> None:
     if promtool is None:
         pytest.skip("promtool is not here: apt-get install prometheus")
     watch.fleet.engines["lab@127.0.0.1:0/0"].state.memory = list(range(1, 15))
-    said = page(watch, [SOURCE])
+    said = page(watch, [SOURCE], ALERTS)
     told = subprocess.run([promtool, "check", "metrics"], input=said, capture_output=True, check=False)
     assert (told.returncode, told.stdout, told.stderr) == (0, b"", b"")
 
@@ -185,8 +193,35 @@ def no_gpu() -> Iterator[None]:
 
 @pytest.mark.usefixtures("no_gpu")
 def test_without_a_gpu_its_metrics_are_absent(watch: Watch) -> None:
-    assert list(gpu_memory()) == []
+    assert list(gpu_families([])) == []
     assert b"kvscope_gpu" not in page(watch)
+
+
+def test_memory_of_a_worker_is_its_engines_and_the_rest_is_others() -> None:
+    engine = here("lab@127.0.0.1:8000/0", os.getpid())
+    assert engine is not None
+    assert here("lab@elsewhere.example:8000/0", os.getpid()) is None
+    assert here("lab@127.0.0.1:8000/0", 0) is None
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as worker:
+        used = {os.getpid(): 3, worker.pid: 4, os.getppid(): 5, 1 << 30: 6}
+        assert by_engine(used, {engine.pid: engine.engine}) == {engine.engine: 3 + 4, OTHERS: 5 + 6}
+        worker.communicate(b"\n")
+
+
+def test_with_a_gpu_the_drivers_figures_are_on_the_page(watch: Watch) -> None:
+    found = {family.name: family for family in gpu_families([])}
+    if not found:
+        pytest.skip("there is no GPU here, or its driver does not answer")
+    for _, sizes in by_device(found["kvscope_gpu_memory_bytes"]):
+        assert sum(sizes) > 0
+    for _, shares in by_device(found["kvscope_gpu_utilization_ratio"]):
+        assert all(0 <= share <= 1 for share in shares)
+    assert b"kvscope_gpu_memory_bytes" in page(watch)
+
+
+def by_device(family: Metric) -> Iterator[tuple[str, list[float]]]:
+    for uuid in sorted({sample.labels["uuid"] for sample in family.samples}):
+        yield uuid, [sample.value for sample in family.samples if sample.labels["uuid"] == uuid]
 
 
 def test_faults_that_are_on_are_said(watch: Watch) -> None:
@@ -198,7 +233,7 @@ def test_the_reference_names_every_metric_with_its_type_and_labels(watch: Watch)
     """The table that is generated, and what is really on a page with everything on it."""
     rows = re.findall(r"^\| `(\w+)` \| (\w+) \| ([\w, ]*) \|", REFERENCE.read_text(), re.MULTILINE)
     documented = {name: (kind, labels) for name, kind, labels in rows}
-    told = [*families(watch).values(), *WatchCollector(watch, lambda: [SOURCE]).collect()]
+    told = [*families(watch).values(), *WatchCollector(watch, lambda: [SOURCE], lambda: ALERTS).collect()]
     for family in told:
         name = f"{family.name}_total" if family.type == "counter" else family.name
         kind, labels = documented[name]
@@ -217,6 +252,19 @@ def test_sources_are_told_with_their_lag_and_their_cost(watch: Watch) -> None:
         (supplier,): count for supplier, count in SOURCE.filled_from.items()
     }
     assert any(sample.value > 0 for sample in found["process_cpu_seconds"].samples)
+
+
+def test_alerts_are_told_by_receiver_and_absent_where_none_are_sent(watch: Watch) -> None:
+    (receiver,) = ALERTS.receivers
+    found = {family.name: family for family in WatchCollector(watch, alerts=lambda: ALERTS).collect()}
+    assert by_labels(found["kvscope_alerts_deliveries"], "receiver", "outcome") == {
+        (receiver.name, outcome): count for outcome, count in receiver.ended.items()
+    }
+    assert by_labels(found["kvscope_alerts_oldest_pending_seconds"], "receiver") == {
+        (receiver.name,): receiver.oldest_pending_s
+    }
+    assert by_labels(found["kvscope_alerts_silences"]) == {(): ALERTS.silences}
+    assert b"kvscope_alerts_" not in re.sub(rb"(?m)^#.*", b"", page(watch))
 
 
 def test_what_leaks_grows_old_in_the_ages_and_never_gets_into_the_lifetimes(lab: Lab, watch: Watch) -> None:

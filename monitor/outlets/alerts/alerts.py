@@ -20,7 +20,7 @@ from monitor.outlets.alerts.receivers.parse import receiver_of
 from monitor.outlets.alerts.receivers.receiver import Receiver
 from monitor.outlets.alerts.sender import Sender
 from monitor.outlets.alerts.silences import silence
-from monitor.outlets.alerts.views import AlertsView, TriedView
+from monitor.outlets.alerts.views import AlertFigures, AlertsView, TriedView
 
 SCHEDULE: Final = (0, 5, 15, 60, 300, 900, 1800, 7200, 18000, 36000, 50400, 72000, 86400)
 """Seconds before each try: three days in all, as the Standard Webhooks specification proposes, and closer together at
@@ -98,6 +98,13 @@ class Alerts:
     def view(self) -> AlertsView:
         """Receivers, open alerts, silences, and the latest deliveries."""
         return self.outbox.view(time.time())
+
+    def figures(self) -> AlertFigures:
+        """What waits, what arrived and what did not. None of it while the outbox cannot be read."""
+        try:
+            return self.outbox.figures(time.time())
+        except sqlite3.Error:
+            return AlertFigures()
 
     def test(self, name: str = "") -> list[TriedView]:
         """Send a test to that receiver, or to all, now and once; what they answered. One that was disabled and takes it

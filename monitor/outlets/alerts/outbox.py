@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +23,16 @@ from monitor.outlets.alerts import flapping
 from monitor.outlets.alerts.message import Kind, Message, Trouble, message_id, trouble_of
 from monitor.outlets.alerts.receivers.receiver import Receiver
 from monitor.outlets.alerts.silences import Silence
-from monitor.outlets.alerts.views import AlertsView, AlertView, DeliveryState, DeliveryView, ReceiverView
+from monitor.outlets.alerts.views import (
+    ENDS,
+    AlertFigures,
+    AlertsView,
+    AlertView,
+    DeliveryState,
+    DeliveryView,
+    ReceiverFigures,
+    ReceiverView,
+)  # fmt: skip
 
 KEPT: Final = 10_000
 """Messages of the delivery log that are over."""
@@ -93,6 +103,9 @@ class Outbox:
         self._look_again_s = look_again_s
         self._lock = threading.RLock()
         self._ticked = 0.0
+        self._ended: Counter[tuple[str, DeliveryState]] = Counter()
+        """How messages ended, by receiver, since the service was started: of the log only the latest are kept."""
+        self._failed_tries: Counter[str] = Counter()
         self._database = sqlite3.connect(path or ":memory:", check_same_thread=False, isolation_level=None)
         self._database.row_factory = sqlite3.Row
         self._database.execute("PRAGMA journal_mode=WAL")
@@ -218,6 +231,7 @@ class Outbox:
         message = self._message(identity, kind, at_ns, trouble, flapping=True)
         for name in self._receivers:
             self._insert(message, name, "damped", now)
+            self._ended[name, "damped"] += 1
 
     def _message(
         self, identity: str, kind: Kind, at_ns: int, trouble: Trouble, repeat: int = 0, flapping: bool = False
@@ -350,6 +364,8 @@ class Outbox:
                 "UPDATE deliveries SET state = ?, tries = tries + 1, ended = ?, answer = ? WHERE sequence = ?",
                 (state, now, answer, number),
             )
+            (row,) = self._read("SELECT receiver FROM deliveries WHERE sequence = ?", number)
+            self._ended[row["receiver"], state] += 1
 
     def try_again(self, number: int, due: float, answer: str) -> None:
         """It is tried again at `due`."""
@@ -357,6 +373,8 @@ class Outbox:
             database.execute(
                 "UPDATE deliveries SET tries = tries + 1, due = ?, answer = ? WHERE sequence = ?", (due, answer, number)
             )
+            (row,) = self._read("SELECT receiver FROM deliveries WHERE sequence = ?", number)
+            self._failed_tries[row["receiver"]] += 1
 
     def pause(self, receiver: str, until: float) -> None:
         """Send it nothing until then: it asked for that."""
@@ -367,11 +385,12 @@ class Outbox:
         """Send it nothing any more: it said that it is gone."""
         with self._writing() as database:
             database.execute("UPDATE receivers SET disabled = ? WHERE name = ?", (now, receiver))
-            database.execute(
+            ended = database.execute(
                 "UPDATE deliveries SET state = 'disabled', ended = ?, answer = ?"
                 " WHERE receiver = ? AND state = 'pending'",
                 (now, answer, receiver),
             )
+            self._ended[receiver, "disabled"] += ended.rowcount
 
     def _is_disabled(self, receiver: str) -> bool:
         (row,) = self._read("SELECT disabled FROM receivers WHERE name = ?", receiver)
@@ -445,6 +464,30 @@ class Outbox:
                     for row in self._read("SELECT * FROM deliveries ORDER BY sequence DESC LIMIT ?", SHOWN)
                 ],
             )
+
+    def figures(self, now: float) -> AlertFigures:
+        """As /metrics says it."""
+        with self._lock:
+            (is_open,) = self._read("SELECT count(*) AS number FROM alerts WHERE alert != ''")
+            return AlertFigures(
+                receivers=[self._receiver_figures(name, now) for name in self._receivers],
+                open=is_open["number"],
+                silences=len(self._silences(now)),
+            )
+
+    def _receiver_figures(self, name: str, now: float) -> ReceiverFigures:
+        (row,) = self._read(
+            "SELECT count(*) AS pending, min(created) AS oldest FROM deliveries"
+            " WHERE receiver = ? AND state = 'pending'", name,
+        )  # fmt: skip
+        return ReceiverFigures(
+            name=name,
+            disabled=self._is_disabled(name),
+            pending=row["pending"],
+            oldest_pending_s=max(0.0, now - row["oldest"]) if row["pending"] else 0.0,
+            ended={state: self._ended[name, state] for state in ENDS},
+            failed_tries=self._failed_tries[name],
+        )
 
     def _receiver_view(self, receiver: Receiver, now: float) -> ReceiverView:
         (row,) = self._read(

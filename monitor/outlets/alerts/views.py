@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -10,6 +10,8 @@ DeliveryState = Literal["pending", "delivered", "given-up", "silenced", "damped"
 """pending: tried until it is told. given-up: refused for good, or at the last try. silenced: told when the silence
 ends, if it still fires then. damped: not told, since it flaps. disabled: the receiver had said that it is gone.
 """
+ENDS: Final[tuple[DeliveryState, ...]] = ("delivered", "given-up", "damped", "disabled")
+"""How a message can end."""
 
 
 class ReceiverView(msgspec.Struct, frozen=True):
@@ -59,6 +61,27 @@ class SilenceView(msgspec.Struct, frozen=True):
     matchers: list[str]
     until: str
     comment: str
+
+
+class ReceiverFigures(msgspec.Struct, frozen=True):
+    """How it goes with one receiver, in figures: what waits and for how long at most (0: nothing waits), and since the
+    service was started how messages to it ended, and how many tries of them failed.
+    """
+
+    name: str
+    disabled: bool
+    pending: int
+    oldest_pending_s: float
+    ended: dict[DeliveryState, int]
+    failed_tries: int
+
+
+class AlertFigures(msgspec.Struct, frozen=True):
+    """How it goes with alerts, in figures."""
+
+    receivers: list[ReceiverFigures] = []
+    open: int | None = None
+    silences: int | None = None
 
 
 class AlertsView(msgspec.Struct, frozen=True):

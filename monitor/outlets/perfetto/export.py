@@ -16,7 +16,7 @@ from monitor.findings import Transition
 from monitor.ledger.ledger import EngineLedger, Point
 from monitor.ledger.life import Life, Phase, in_words
 from monitor.ledger.story import events
-from monitor.outlets.perfetto.packets import Packets
+from monitor.outlets.perfetto.packets import Arguments, Packets
 from monitor.watch import Watch
 
 HOLDERS: Final = ("free", "cached_idle", "running", "waiting", "finished", "reserved", "unaccounted")
@@ -160,7 +160,7 @@ class _Exporter:
                 self._packets.slice(track, state, since_ns, drawn_ns, {"reason": reason, **_costs(phase)})
             elif drawn_ns > since_ns:
                 why = "FREE_DEFERRED" if request.deferred else "UNACCOUNTED"
-                said = {"reason": why, **_costs(phase), "blocks": request.kept}
+                said: Arguments = {"reason": why, **_costs(phase), "blocks": request.kept}
                 self._packets.slice(track, state, since_ns, drawn_ns, said)
             else:
                 self._packets.instant(track, state, since_ns, _costs(phase))

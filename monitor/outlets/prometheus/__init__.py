@@ -5,7 +5,7 @@ families.py    how a family is made: names, units and the label every one has
 pool.py        blocks: by holder, by how long they stay, as they come and go; the prefix cache
 requests.py    requests: by state and reason, by how they ended, how long they waited
 work.py        steps, tokens, preemptions and what they cost; the memory bill
-observer.py    findings, and how far to trust all that: the stream, its sources, the service itself
+observer.py    findings, how far to trust all that (the stream, its sources), and whether alerts arrive
 """
 
 from monitor.outlets.prometheus.collector import WatchCollector

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Iterator
 from prometheus_client import ProcessCollector
 from prometheus_client.core import Metric
 
-from monitor.outlets.gpu import gpu_memory
-from monitor.outlets.prometheus.observer import FindingFamilies, SourceFamilies, StreamFamilies
+from monitor.outlets.alerts.views import AlertFigures
+from monitor.outlets.gpu import Process, gpu_families, here
+from monitor.outlets.prometheus.observer import AlertFamilies, FindingFamilies, SourceFamilies, StreamFamilies
 from monitor.outlets.prometheus.pool import PoolFamilies
 from monitor.outlets.prometheus.requests import RequestFamilies
 from monitor.outlets.prometheus.work import WorkFamilies
@@ -21,11 +22,19 @@ def _none() -> Iterable[SourceView]:
 
 
 class WatchCollector:
-    """A prometheus_client collector over everything that `watch` knows, the sources it is fed by, and this process."""
+    """A prometheus_client collector over everything that `watch` knows, the sources it is fed by, the alerts that are
+    sent of it, and this process.
+    """
 
-    def __init__(self, watch: Watch, sources: Callable[[], Iterable[SourceView]] = _none) -> None:
+    def __init__(
+        self,
+        watch: Watch,
+        sources: Callable[[], Iterable[SourceView]] = _none,
+        alerts: Callable[[], AlertFigures] = AlertFigures,
+    ) -> None:
         self.watch = watch
         self._sources = sources
+        self._alerts = alerts
         self._process = ProcessCollector(registry=None)
 
     def describe(self) -> list[Metric]:
@@ -35,16 +44,19 @@ class WatchCollector:
     def collect(self) -> Iterator[Metric]:
         """All metrics; those of engines of one moment."""
         of_engines = (PoolFamilies(), RequestFamilies(), WorkFamilies(), StreamFamilies())
-        findings, sources = FindingFamilies(), SourceFamilies()
+        findings, sources, alerts = FindingFamilies(), SourceFamilies(), AlertFamilies()
+        processes: list[Process | None] = []
         with self.watch.locked():
             for name, ledger in self.watch.fleet.engines.items():
                 if ledger.has_stream:
+                    processes.append(here(name, ledger.description.pid))
                     for families in of_engines:
                         families.add(name, ledger)
             findings.add(self.watch.findings)
         for source in self._sources():
             sources.add(source)
-        for filled in (findings, *of_engines, sources):
+        alerts.add(self._alerts())
+        for filled in (findings, *of_engines, sources, alerts):
             yield from vars(filled).values()
         yield from self._process.collect()
-        yield from gpu_memory()
+        yield from gpu_families(filter(None, processes))

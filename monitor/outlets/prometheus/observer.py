@@ -1,4 +1,4 @@
-"""Findings, and how far to trust all that: the stream, its sources."""
+"""Findings, how far to trust all that (the stream, its sources), and whether anybody is told of it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from monitor.events.kinds import Stage
 from monitor.findings import Findings
 from monitor.ledger.ledger import EngineLedger
+from monitor.outlets.alerts.views import AlertFigures
 from monitor.outlets.prometheus.families import counter, gauge
 from monitor.views import SourceView
 
@@ -92,3 +93,45 @@ class SourceFamilies:
         for supplier, batches in source.filled_from.items():
             self.filled.add_metric((source.target, supplier), batches)
         self.cpu.add_metric((source.target,), source.cpu_s)
+
+
+class AlertFamilies:
+    """Whether alerts arrive, being filled; none of it of a service that sends none."""
+
+    def __init__(self) -> None:
+        self.deliveries = CounterMetricFamily(
+            "kvscope_alerts_deliveries",
+            "Messages that are over, since the service was started: delivered, given-up (refused for good, or at the"
+            " last try), damped (not told, since the alert flaps) or disabled (the receiver is gone).",
+            labels=("receiver", "outcome"),
+        )
+        self.failed_tries = CounterMetricFamily(
+            "kvscope_alerts_failed_tries", "Tries that failed and are repeated.", labels=("receiver",)
+        )
+        self.pending = GaugeMetricFamily(
+            "kvscope_alerts_pending", "Messages that are still to be told.", labels=("receiver",)
+        )
+        self.oldest = GaugeMetricFamily(
+            "kvscope_alerts_oldest_pending_seconds",
+            "For how long the oldest message has waited to be told; 0 while none waits.",
+            labels=("receiver",),
+        )
+        self.disabled = GaugeMetricFamily(
+            "kvscope_alerts_receiver_disabled", "1 once a receiver has said that it is gone.", labels=("receiver",)
+        )
+        self.open = GaugeMetricFamily("kvscope_alerts_open", "Alerts that were told to fire, and not yet to be over.")
+        self.silences = GaugeMetricFamily("kvscope_alerts_silences", "Silences that hold.")
+
+    def add(self, figures: AlertFigures) -> None:
+        """All of them."""
+        for receiver in figures.receivers:
+            for outcome, count in receiver.ended.items():
+                self.deliveries.add_metric((receiver.name, outcome), count)
+            self.failed_tries.add_metric((receiver.name,), receiver.failed_tries)
+            self.pending.add_metric((receiver.name,), receiver.pending)
+            self.oldest.add_metric((receiver.name,), receiver.oldest_pending_s)
+            self.disabled.add_metric((receiver.name,), int(receiver.disabled))
+        if figures.open is not None:
+            self.open.add_metric((), figures.open)
+        if figures.silences is not None:
+            self.silences.add_metric((), figures.silences)
