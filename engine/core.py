@@ -46,6 +46,7 @@ from monitor.events.kinds import Status
 from monitor.events.log import Clock, EventLog, SilentLog
 from monitor.events.packer import Vitals
 from monitor.events.publisher import Publisher
+from monitor.events.trace_context import TraceContext
 
 logger = logging.getLogger(__name__)
 
@@ -219,8 +220,11 @@ class EngineCore:
         params: SamplingParams,
         priority: int = 0,
         kv_transfer: KVTransferParams | None = None,
+        trace: TraceContext | None = None,
     ) -> int:
-        """Queue a request; its number. Raises Refused as `check` does, and EngineDead."""
+        """Queue a request, part of its caller's `trace` if it has one; its number. Raises Refused as `check` does, and
+        EngineDead.
+        """
         self.check(prompt_token_ids, request_id)
         if kv_transfer is not None and self.config.kv_connector != "peer":
             raise Refused("kv_transfer_params need an engine with --kv-connector peer")
@@ -230,7 +234,7 @@ class EngineCore:
         arrived_ns = self.clock.monotonic_ns()
         request = Request(number, request_id, prompt_token_ids, params, priority, arrived_ns, kv_transfer)
         self._open.add(number)
-        self.log.received(number, request_id, len(prompt_token_ids))
+        self.log.received(number, request_id, len(prompt_token_ids), trace)
         if not self.faults.strikes("stuck.front-end", request_id):
             self._arrivals.append(request)
             self._notify()

@@ -12,6 +12,7 @@ from engine.core import EngineCore
 from engine.output import FINISH_REASONS, Output, Sampled, TextStream
 from engine.sampling import SamplingParams
 from monitor.events.kinds import Status
+from monitor.events.trace_context import TraceContext
 
 
 class EngineError(RuntimeError):
@@ -63,6 +64,7 @@ class FrontEnd:
         params: SamplingParams,
         priority: int,
         kv_transfer: KVTransferParams | None = None,
+        trace: TraceContext | None = None,
     ) -> Texts:
         """Have params.n texts made for each prompt. Raises Refused, and then has none made, and EngineDead.
 
@@ -73,7 +75,7 @@ class FrontEnd:
             self.core.check(prompt, name)
         texts = Texts(self, sum(len(prompt) for prompt in prompts))
         for name, (prompt, one) in zip(names, each, strict=True):
-            number = self.core.submit(name, prompt, one, priority, kv_transfer)
+            number = self.core.submit(name, prompt, one, priority, kv_transfer, trace)
             texts.made[number] = TextStream(self.core.loaded.tokenizer, one.stop)
             texts.sampled[number] = []
             self._queues[number] = texts.outputs

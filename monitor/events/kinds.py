@@ -47,6 +47,7 @@ class Kind(IntEnum):
     STALLED = 61
     FINISHED = 62
     CLIENT_GONE = 63
+    TRACED = 64
 
     TIER = 80
 
@@ -302,6 +303,12 @@ SCHEMA: Final[dict[Kind, Fields]] = {
     ),
     Kind.FINISHED: Fields(True, ("status",), "", "reached a terminal status"),
     Kind.CLIENT_GONE: Fields(True, ("at_ns",), "", "whoever asked has closed the connection"),
+    Kind.TRACED: Fields(
+        True,
+        ("trace_id_high", "trace_id_low", "parent_span_id", "flags"),
+        "",
+        "its caller's trace, by the W3C traceparent that came with it: 64 bits each, read as signed",
+    ),
     Kind.TIER: Fields(
         False,
         ("op", "tier", "used", "capacity", "hashes*"),

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from monitor.events.kinds import Cause, Holder, Kind, Limit, Load, Preempt, Release, Status, Tier, TierOp
+from monitor.events.trace_context import TraceContext
 from monitor.events.wire import NO_REQUEST
 
 
@@ -163,6 +164,11 @@ class EventLog:
             self.clock.monotonic_ns(), prompt_tokens, max_tokens, priority, blocks_to_admit, blocks_to_finish,
         )  # fmt: skip
 
+    def traced(self, request: int, trace: TraceContext) -> None:
+        """It has arrived as part of its caller's trace."""
+        self._runs += (Kind.TRACED, 0, request, 4, 0)
+        self._args += trace
+
     def queued(self, request: int, cause: Cause, at_front: bool = False) -> None:
         """Put in the waiting queue."""
         self._runs += (Kind.QUEUED, 0, request, 2, 0)
@@ -259,9 +265,11 @@ class EventLog:
         self._runs += (Kind.AUDIT_END, 0, NO_REQUEST, 5, 0)
         self._args += (cycle, free, cached_idle, used, requests)
 
-    def received(self, request: int, text: str, prompt_tokens: int) -> None:
-        """At the front end. From any thread."""
+    def received(self, request: int, text: str, prompt_tokens: int, trace: TraceContext | None = None) -> None:
+        """At the front end, as part of its caller's `trace` if it has one. From any thread."""
         self._aside(Kind.RECEIVED, request, (self.clock.monotonic_ns(), prompt_tokens), text)
+        if trace is not None:
+            self._aside(Kind.TRACED, request, trace)
 
     def fetch_ended(self, request: int) -> None:
         """The connector is done with fetching the request's KV, and has yet to be asked for it. From any thread."""

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from monitor.events.kinds import FIRST_FINISHED, Cause, Status
+from monitor.events.trace_context import TraceContext
 
 
 class RequestState(msgspec.Struct, array_like=True):
@@ -69,6 +70,8 @@ class RequestState(msgspec.Struct, array_like=True):
     """How many blocks of anybody's had done so when it was let in: see Books.prompt_blocks_cached."""
     ended_blocks: int = 0
     """How many blocks it had when it ended."""
+    trace: TraceContext | None = None
+    """Its caller's, if it has come with one."""
 
     @property
     def is_finished(self) -> bool:

@@ -6,7 +6,6 @@ books. Both are the same fold of the same events, so a keyframe loaded is the st
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Mapping
 from typing import Final
 
@@ -14,6 +13,7 @@ from monitor.events.audits import AuditFold
 from monitor.events.books import Books
 from monitor.events.kinds import FIRST_FINISHED, Cause, Holder, Kind, Status, TierOp
 from monitor.events.records import Heartbeat, Preemption, Prompt, RequestState, StepInFlight, TierState
+from monitor.events.trace_context import TraceContext
 from monitor.events.wire import fives
 
 MAX_BLOCKS: Final = 1 << 28
@@ -28,6 +28,8 @@ class State(Books):
         super().__init__()
         self._audits = AuditFold(self)
         self._last_preemption: Preemption | None = None
+        self._lost_tokens: dict[int, int] = {}
+        """By request, the computed tokens that a preemption took; until it runs again."""
 
     # ---------------------------------------------------------------- the fold
 
@@ -36,23 +38,14 @@ class State(Books):
 
         Events laid out as SCHEMA says never make it raise; others may (IndexError, ValueError, OverflowError).
         """
-        refs, owner, hashes, since, more = self.refs, self.owner, self.hashes, self.since, self.more
-        requests, gone = self.requests, self.evictions.gone.keys()
+        refs, owner, hashes, since, born = self.refs, self.owner, self.hashes, self.since, self.born
+        requests, totals, gone = self.requests, self.totals, self.evictions.gone.keys()
         a = i = 0
         index = -1
         for kind, group, number, n_args, n_ids in fives(runs):
             index += 1
             a_end, i_end = a + n_args, i + n_ids
-            if kind == _PROGRESSED:
-                self._progressed(ids[i:i_end], args[a:a_end])
-            elif kind == _STEP_LAUNCHED:
-                self.now_ns = self.launched_ns = args[a]
-                step = args[a + 1]
-                self.in_flight[step] = StepInFlight(step, args[a], n_ids, sum(args[a + 2 : a_end]))
-            elif kind == _STEP_COMPLETED:
-                self._index = index
-                self._step_completed(*args[a:a_end][:7])
-            elif kind in _BLOCK_KINDS:
+            if kind in _BLOCK_KINDS:
                 blocks = ids[i:i_end]
                 now = self.now_ns
                 self._index = index
@@ -63,76 +56,75 @@ class State(Books):
                 if not known:
                     self.anomaly("block out of range", max(blocks), number, f"the pool has {self.total}")
                 elif kind == _ALLOCATED:
+                    taken, idle_since, born_then = n_ids, [], []
                     for block in blocks:
                         if refs[block]:
+                            taken -= 1
                             self._allocated_held(block, number)
                             continue
-                        refs[block] = 1
-                        owner[block] = number
-                        since[block] = now
                         if hashes[block]:
                             hashes[block] = 0
-                            self.cached_idle -= 1
-                            self.totals.evicted += 1
+                            idle_since.append(since[block])
+                            born_then.append(born[block])
+                        refs[block] = 1
+                        owner[block] = number
+                        since[block] = born[block] = now
+                    if idle_since:
+                        self.cached_idle -= len(idle_since)
+                        totals.evicted += len(idle_since)
+                    if self.stays is not None:
+                        self.stays.allocated(taken, idle_since, born_then, now)
                     if self.early:
                         self._check_early(blocks, number)
-                    self.used += n_ids
-                    self.totals.allocated += n_ids
+                    self.used += taken
+                    totals.allocated += n_ids
                     record = requests.get(number) or self._request(number)
                     record.blocks += blocks
                     if n_args and not record.first_token_ns:
                         self._evicted(record, args[a:a_end])
-                elif kind == _RELEASED:
-                    reason = args[a]
-                    freed = 0
-                    for block in blocks:
-                        if refs[block] == 1 and owner[block] == number:
-                            refs[block] = 0
-                            owner[block] = -1
-                            since[block] = now
-                            freed += 1
-                            if hashes[block]:
-                                self.cached_idle += 1
-                        else:
-                            self._release_shared(block, number)
-                    self.used -= freed
-                    released = self.totals.released
-                    released[reason] = released.get(reason, 0) + n_ids
-                    self._drop_blocks(number, blocks)
                 elif kind == _CACHED:
                     values = args[a:a_end]
                     for block, value in zip(blocks, values, strict=True):
-                        if not hashes[block] and not refs[block]:
-                            self.cached_idle += 1
+                        if not refs[block] and not hashes[block]:
+                            self._cached_unused(block)
                         hashes[block] = value
-                    self.totals.cached += n_ids
+                    totals.cached += n_ids
                     if gone and not gone.isdisjoint(values):
                         self.evictions.store(values)
                     cacher = requests.get(number)
                     if cacher is not None and not cacher.first_token_ns and not group:  # of each token once
                         cacher.cached_blocks += n_ids
                         self.prompt_blocks_cached += n_ids
-                elif kind == _REUSED:
+                elif kind == _RELEASED:
+                    unused = []
                     for block in blocks:
-                        if refs[block]:
-                            if owner[block] < 0:
-                                owner[block] = number
-                            else:
-                                more.setdefault(block, []).append(number)
-                            refs[block] += 1
+                        if refs[block] == 1 and owner[block] == number:
+                            refs[block] = 0
+                            owner[block] = -1
+                            unused.append(block)
                         else:
-                            refs[block] = 1
-                            owner[block] = number
-                            since[block] = now
-                            self.used += 1
-                            self.cached_idle -= 1
-                            if not hashes[block]:
-                                self.cached_idle += 1
-                                self.anomaly("prefix hit on a block with no hash", block, number, "")
-                    self.totals.reused += n_ids
+                            self._release_shared(block, number)
+                    self._unused(unused)
+                    reason, released = args[a], totals.released
+                    released[reason] = released.get(reason, 0) + n_ids
+                    self._drop_blocks(number, blocks)
+                elif kind == _REUSED:
+                    self._reused(blocks, number)
+                    totals.reused += n_ids
                     (requests.get(number) or self._request(number)).blocks += blocks
                 else:
                     self._rare_block_event(kind, number, args[a:a_end], blocks)
+            elif kind == _CLOCK:
+                self.now_ns = args[a]
+            elif kind == _PROGRESSED:
+                self._progressed(ids[i:i_end], args[a:a_end])
+            elif kind == _STEP_LAUNCHED:
+                self.now_ns = self.launched_ns = args[a]
+                step = args[a + 1]
+                self.in_flight[step] = StepInFlight(step, args[a], n_ids, sum(args[a + 2 : a_end]))
+            elif kind == _STEP_COMPLETED:
+                self._index = index
+                self._step_completed(*args[a:a_end][:7])
             else:
                 self._index = index
                 self._other(kind, group, number, args[a:a_end], ids[i:i_end], texts)
@@ -141,6 +133,8 @@ class State(Books):
     def mark_damaged(self) -> None:
         """Events were lost for good: take the engine's audits for truth until one is complete."""
         self.damaged = True
+        self.stays = None
+        self._lost_tokens.clear()  # who was let in again meanwhile is not known
         self._audits.forget()
         self.prompt_blocks_cached += MAX_BLOCKS  # so many may have been, unheard: see _prompt_computed
         for record in self.requests.values():
@@ -148,11 +142,56 @@ class State(Books):
         for tier in self.tiers.values():
             tier.pins.clear()  # no audit tells of them, and their unpinning may be among what was lost
 
+    # ---------------------------------------------------------------- blocks
+
+    def _reused(self, blocks: list[int], number: int) -> None:
+        refs, owner, hashes, since, more = self.refs, self.owner, self.hashes, self.since, self.more
+        now = self.now_ns
+        idle_since = []
+        used = 0
+        for block in blocks:
+            if refs[block]:
+                if owner[block] < 0:
+                    owner[block] = number
+                else:
+                    more.setdefault(block, []).append(number)
+                refs[block] += 1
+            else:
+                if hashes[block]:
+                    idle_since.append(since[block])
+                else:
+                    self.anomaly("prefix hit on a block with no hash", block, number, "")
+                refs[block] = 1
+                owner[block] = number
+                since[block] = now
+                used += 1
+        self.used += used
+        self.cached_idle -= len(idle_since)
+        if self.stays is not None:
+            self.stays.reused(used, idle_since, now)
+
+    def _unused(self, blocks: list[int]) -> None:
+        """The last references to these have just gone."""
+        hashes, since, now = self.hashes, self.since, self.now_ns
+        unhashed = [block for block in blocks if not hashes[block]]
+        self.used -= len(blocks)
+        self.cached_idle += len(blocks) - len(unhashed)
+        if self.stays is not None:
+            born = self.born
+            self.stays.released([since[block] for block in blocks], [born[block] for block in unhashed], now)
+        for block in blocks:
+            since[block] = now
+
+    def _cached_unused(self, block: int) -> None:
+        """A block got content that nobody uses."""
+        self.cached_idle += 1
+        if self.stays is not None:
+            self.stays.idle_from(self.since[block])
+
     # ---------------------------------------------------------------- blocks, the rarer cases
 
     def _allocated_held(self, block: int, number: int) -> None:
-        """A held block was handed out: it gains an owner; `used`, counted for the whole run, must not grow."""
-        self.used -= 1
+        """A held block was handed out: it gains an owner."""
         self.anomaly("allocated while held", block, number, f"held by {self.names(self.owners(block))}")
         self.refs[block] += 1
         if self.owner[block] < 0:
@@ -195,10 +234,7 @@ class State(Books):
     def _drop_reference(self, block: int) -> None:
         self.refs[block] -= 1
         if not self.refs[block]:
-            self.since[block] = self.now_ns
-            self.used -= 1
-            if self.hashes[block]:
-                self.cached_idle += 1
+            self._unused([block])
 
     def _evicted(self, record: RequestState, hashes: list[int]) -> None:
         """A request was given blocks for its prompt, counted already, that had these hashes."""
@@ -207,12 +243,15 @@ class State(Books):
 
     def _rare_block_event(self, kind: int, number: int, args: list[int], blocks: list[int]) -> None:
         if kind == Kind.EVICTED:
-            for block in blocks:
-                if self.hashes[block]:
-                    self.hashes[block] = 0
-                    self.totals.evicted += 1
-                    if not self.refs[block]:
-                        self.cached_idle -= 1
+            gone = [block for block in dict.fromkeys(blocks) if self.hashes[block]]
+            idle = [block for block in gone if not self.refs[block]]
+            for block in gone:
+                self.hashes[block] = 0
+            self.totals.evicted += len(gone)
+            self.cached_idle -= len(idle)
+            if self.stays is not None:
+                idle_since, born = [self.since[block] for block in idle], [self.born[block] for block in idle]
+                self.stays.evicted(idle_since, born, self.now_ns)
         elif kind == Kind.DETACHED:
             for block in blocks:
                 if not self._remove_owner(block, number):
@@ -355,8 +394,6 @@ class State(Books):
     ) -> None:
         """Everything that is not about blocks and not once a step."""
         match kind:
-            case Kind.CLOCK:
-                self.now_ns = args[0]
             case Kind.HEARTBEAT:
                 self.heartbeat = Heartbeat(*args[:10])
             case Kind.STARTED:
@@ -376,6 +413,9 @@ class State(Books):
                 self.totals.client_gone += 1
                 if (record := self.requests.get(number)) is not None:
                     record.client_gone_ns = args[0]
+            case Kind.TRACED:
+                if (record := self.requests.get(number)) is not None:
+                    record.trace = TraceContext(*args[:4])
             case Kind.COMPLETION_DELIVERED:
                 record = self.requests.get(number)
                 if record is not None and not record.is_finished:
@@ -411,11 +451,12 @@ class State(Books):
         self.description = description
         self.now_ns = self.started_ns = at_ns
         self.total, self.reserved, self.block_size = total, reserved, block_size
-        # In place: `apply` holds these very arrays.
-        self.refs[:] = array("i", [0]) * total
-        self.owner[:] = array("i", [-1]) * total
-        self.hashes[:] = array("q", [0]) * total
-        self.since[:] = array("q", [at_ns]) * total
+        # In place: `apply` holds these very lists.
+        self.refs[:] = [0] * total
+        self.owner[:] = [-1] * total
+        self.hashes[:] = [0] * total
+        self.since[:] = [at_ns] * total
+        self.born[:] = [0] * total
 
     def _arrived(self, kind: int, number: int, args: list[int], texts: Mapping[int, str]) -> None:
         record = self.requests.get(number)
@@ -475,6 +516,8 @@ class State(Books):
                 record.times_passed_over = args[1]
             case Kind.ADMITTED:
                 self._move(record, Status.RUNNING, Cause.NONE)
+                if self._lost_tokens:
+                    self._recomputed += max(self._lost_tokens.pop(record.number, 0) - args[0], 0)
                 record.admitted_ns = record.admitted_ns or self.now_ns
                 record.fetch_ended_ns = 0
                 record.progressed_ns = self.now_ns
@@ -494,6 +537,8 @@ class State(Books):
                 if args[1] == record.number and self.used <= len(record.blocks):
                     self._self_preempted(record)
                 record.tokens_lost += args[3]
+                if not self.damaged:
+                    self._lost_tokens[record.number] = args[3]
                 record.computed_tokens = record.cached_blocks = 0
                 totals.preemptions[args[0]] = totals.preemptions.get(args[0], 0) + 1
                 totals.tokens_lost += args[3]
@@ -513,6 +558,7 @@ class State(Books):
                     record.ready_ns = self.now_ns
             case Kind.FINISHED:
                 self._move(record, args[0], Cause.NONE)
+                self._lost_tokens.pop(record.number, None)
                 record.finished_ns = self.now_ns
                 record.ended_blocks = len(record.blocks)
                 record.peak_blocks = max(record.peak_blocks, record.ended_blocks)
@@ -528,6 +574,7 @@ _CAUSE_OF_WAIT = {
 }
 
 # As plain numbers: comparing with an IntEnum's member costs several times as much, and this runs for every event.
+_CLOCK = int(Kind.CLOCK)
 _PROGRESSED = int(Kind.PROGRESSED)
 _STEP_LAUNCHED = int(Kind.STEP_LAUNCHED)
 _STEP_COMPLETED = int(Kind.STEP_COMPLETED)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from monitor.events.kinds import SCHEMA, Cause, Evict, Holder, Kind, Load, Preempt, Release, Status, name_of
+from monitor.events.trace_context import TraceContext
 from monitor.events.wire import Batch, Run
 from monitor.ledger.ledger import EngineLedger, Position
 from monitor.ledger.words import counted
@@ -75,7 +76,7 @@ _BLOCK_KINDS = frozenset(
         Kind.RECLAIMED,
     )
 )  # fmt: skip
-_CARRIES_TIME = frozenset(
+CARRIES_TIME = frozenset(
     (Kind.CLOCK, Kind.STARTED, Kind.STEP_LAUNCHED, Kind.STEP_COMPLETED, Kind.ARRIVED, Kind.STOPPED)
 )
 _LEAST_ARGS: dict[int, int] = {
@@ -92,7 +93,7 @@ def events(batches: Iterable[Batch], number: int | None) -> Iterator[tuple[Posit
         for index, event in enumerate(batch.events()):
             if len(event.args) < _LEAST_ARGS.get(event.kind, 0):
                 continue  # not laid out as the contract says: the ledger has said so
-            if event.kind in _CARRIES_TIME:
+            if event.kind in CARRIES_TIME:
                 mono = event.args[0]
             about = number in event.ids if event.kind == Kind.PROGRESSED else event.request == number
             if number is None or about:
@@ -166,6 +167,8 @@ def _about_request(event: Run, names: Mapping[int, str]) -> str:
             return f"the engine's watchdog: no progress since step {a[2]} ({name_of(Cause, a[3])})"
         case Kind.FINISHED:
             return f"finished: {name_of(Status, a[0])}"
+        case Kind.TRACED:
+            return f"is part of its caller's trace {TraceContext(*a[:4]).trace_id:032x}"
         case Kind.CLIENT_GONE:
             return "the client closed the connection"
         case Kind.ALLOCATED:

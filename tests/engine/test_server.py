@@ -21,6 +21,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from monitor.events.sample import Fact
+from monitor.events.trace_context import parse
 from monitor.ledger.ledger import EngineLedger
 from monitor.sources.log import Log
 from tests.engine.process import PATIENCE_S, EngineProcess, follow, wait_for
@@ -303,6 +304,25 @@ def test_a_client_that_goes_away_frees_its_blocks(engine: EngineProcess, stream:
         assert record.output_tokens < 900
         assert ledger.state.totals.client_gone == gone_before + 1
         assert list(ledger.anomalies) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("completions", {"prompt": "a"}), ("chat/completions", {"messages": [{"role": "user", "content": "a"}]})],
+)
+def test_a_request_is_part_of_its_callers_trace(engine: EngineProcess, path: str, body: dict[str, Any]) -> None:
+    header = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    ledger = EngineLedger(engine.engine)
+    with closing(engine.stream()) as live:
+        follow(live, [ledger], lambda: ledger.ready)
+        for traceparent in (header, "not a trace"):
+            answer = httpx.post(
+                f"{engine.url}/v1/{path}", json={**body, "max_tokens": 2, "model": "tiny"},
+                headers={"traceparent": traceparent},
+            )  # fmt: skip
+            assert answer.status_code == 200
+        follow(live, [ledger], lambda: len(ledger.ended) == 2)
+        assert [record.trace for record in ledger.ended] == [parse(header), None]
 
 
 def test_health_tells_idle_from_serving_and_from_stalled(engine: EngineProcess) -> None:

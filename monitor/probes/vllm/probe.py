@@ -29,6 +29,7 @@ from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from typing import Any, Final
 
+from monitor.events import trace_context
 from monitor.events.kinds import Cause, Evict, Holder, Limit, Load, Preempt, Release, Status
 from monitor.events.log import Clock, EventLog
 from monitor.events.packer import Vitals
@@ -223,6 +224,9 @@ class Probe:
             number, self.name(request_id), prompt, request.max_tokens, request.priority,
             self._blocks_for(prompt), self._blocks_for(longest),
         )  # fmt: skip
+        trace = trace_context.parse((getattr(request, "trace_headers", None) or {}).get("traceparent"))
+        if trace is not None:
+            self.log.traced(number, trace)
         self.log.queued(number, Cause.NEW)
         self._block(request)
 
