@@ -79,6 +79,10 @@ class Point(NamedTuple):
     output_tokens: int
     allocation_failures: int
     steps: int
+    waiting_by: tuple[tuple[int, int], ...] = ()
+    """By cause, how many wait for it."""
+    limits: tuple[tuple[int, int], ...] = ()
+    """Steps by what kept each from being larger."""
 
 
 class EngineLedger:
@@ -326,6 +330,8 @@ class EngineLedger:
             output_tokens=totals.output_tokens,
             allocation_failures=totals.allocation_failures,
             steps=totals.steps,
+            waiting_by=tuple(self.waiting_by_cause().items()),
+            limits=tuple(totals.limits.items()),
         )
 
     def take_just_finished(self) -> list[RequestState]:
@@ -386,6 +392,19 @@ class EngineLedger:
             return Cause(record.cause)
         except ValueError:
             return Cause.NONE
+
+    def waiting_by_cause(self) -> Counter[int]:
+        """How many wait, by `cause_of_wait` of each: in one go, since there may be thousands."""
+        counts = Counter([record.cause for record in self.state.requests.values() if record.is_waiting])
+        head = self.head() if counts else None
+        if head is not None:
+            for cause in (Cause.NEW, Cause.PREEMPTED):
+                behind = counts.pop(cause, 0)
+                if head.cause == cause:
+                    counts[cause] = 1
+                    behind -= 1
+                counts[Cause.BEHIND_HEAD] += behind
+        return +counts
 
     def head(self) -> RequestState | None:
         """The waiting request that the scheduler passed over last: the one the others stand behind."""
