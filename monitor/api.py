@@ -22,8 +22,9 @@ from monitor.outlets.alerts.page import alerts_page, no_alerts_page
 from monitor.outlets.alerts.silences import BadSilence
 from monitor.outlets.alerts.views import AlertFigures
 from monitor.outlets.prometheus import WatchCollector
+from monitor.query import BadTime, NotKnown, Query
 from monitor.views import FindingState, SourceView
-from monitor.watch import NotKnown, Watch
+from monitor.watch import Watch
 
 COOKIE = "kvscope_token"
 OPEN_PATHS = frozenset({"/healthz"})
@@ -48,6 +49,10 @@ def create_app(
     async def not_known(_request: Request, error: Exception) -> Response:
         return JSONResponse({"detail": str(error)}, 404, headers={"x-kvscope": "not-known"})
 
+    @app.exception_handler(BadTime)
+    async def bad_time(_request: Request, error: Exception) -> Response:
+        return JSONResponse({"detail": str(error)}, 400, headers={"x-kvscope": "bad-time"})
+
     @app.get("/healthz")
     async def healthz() -> Response:
         """The service itself is up."""
@@ -59,53 +64,7 @@ def create_app(
         page = await asyncio.to_thread(generate_latest, registry)
         return Response(page, media_type=CONTENT_TYPE_LATEST)
 
-    @app.get("/api/engines")
-    async def engines() -> Response:
-        """Every engine at a glance."""
-        return await _json(watch.engines)
-
-    @app.get("/api/findings")
-    async def findings(state: str = "") -> Response:
-        """Findings: ?state=pending, firing, suppressed or resolved; firing and resolved without."""
-        if state not in ("", "pending", "firing", "suppressed", "resolved"):
-            return JSONResponse({"detail": f"state={state} is not pending, firing, suppressed or resolved"}, 400)
-        wanted: FindingState | None = state or None  # type: ignore[assignment]
-        return await _json(watch.find, wanted)
-
-    @app.get("/api/points")
-    async def points(engine: str, seconds: float = 600.0, most: int = 600) -> Response:
-        """The recent past."""
-        return await _json(watch.points, engine, seconds, max(1, min(most, 10_000)))
-
-    @app.get("/api/requests")
-    async def requests(engine: str) -> Response:
-        """Requests that live or hold blocks, and those that ended of late."""
-        return await _json(watch.requests, engine)
-
-    @app.get("/api/request")
-    async def request(engine: str, id: str) -> Response:
-        """One request, with its story."""
-        return await _json(watch.request, engine, id)
-
-    @app.get("/api/block")
-    async def block(engine: str, id: int) -> Response:
-        """One block, why it is held, and its story."""
-        return await _json(watch.block, engine, id)
-
-    @app.get("/api/block_map")
-    async def block_map(engine: str) -> Response:
-        """What every block is now; `states` is base64."""
-        return await _json(watch.block_map, engine)
-
-    @app.get("/api/drop")
-    async def drop(engine: str, at: str = "", window: float = 10.0) -> Response:
-        """What made usage fall, or throughput vanish, in `window` seconds around the time `at`."""
-        if not 0 < window <= 86_400:
-            return JSONResponse({"detail": f"window={window:g} is not a number of seconds from 0 to 86400"}, 400)
-        try:
-            return await _json(watch.drop, engine, at, window)
-        except ValueError as error:
-            return JSONResponse({"detail": str(error)}, 400)
+    _serve_answers(app, watch)
 
     @app.get("/api/sources")
     async def all_sources() -> Response:
@@ -130,6 +89,67 @@ def create_app(
 
     app.add_middleware(Guard, token=token, host=host)
     return app
+
+
+def _serve_answers(app: FastAPI, query: Query) -> None:
+    """The questions of monitor.query; times and positions are given as they are there."""
+
+    @app.get("/api/engines")
+    async def engines(at: str = "") -> Response:
+        """Every engine at a glance."""
+        return await _json(query.engines, at)
+
+    @app.get("/api/findings")
+    async def findings(state: str = "", engine: str = "", since: str = "", until: str = "") -> Response:
+        """Findings: ?state=pending, firing, suppressed or resolved; firing and resolved without."""
+        if state not in ("", "pending", "firing", "suppressed", "resolved"):
+            return JSONResponse({"detail": f"state={state} is not pending, firing, suppressed or resolved"}, 400)
+        wanted: FindingState | None = state or None  # type: ignore[assignment]
+        return await _json(query.find, wanted, engine, since, until)
+
+    @app.get("/api/finding")
+    async def finding(id: str) -> Response:
+        """One finding, with what the pool was meanwhile."""
+        return await _json(query.finding, id)
+
+    @app.get("/api/points")
+    async def points(
+        engine: str, seconds: float = 600.0, most: int = 600, since: str = "", until: str = ""
+    ) -> Response:
+        """The past: from `since`, or for `seconds`, to `until`."""
+        return await _json(query.points, engine, seconds, max(1, min(most, 10_000)), since, until)
+
+    @app.get("/api/requests")
+    async def requests(engine: str, at: str = "") -> Response:
+        """Requests that live or hold blocks, and those that ended of late."""
+        return await _json(query.requests, engine, at)
+
+    @app.get("/api/request")
+    async def request(engine: str, id: str, at: str = "") -> Response:
+        """One request, with its story."""
+        return await _json(query.request, engine, id, at)
+
+    @app.get("/api/block")
+    async def block(engine: str, id: int, at: str = "") -> Response:
+        """One block, why it is held, and its story."""
+        return await _json(query.block, engine, id, at)
+
+    @app.get("/api/block_map")
+    async def block_map(engine: str, at: str = "") -> Response:
+        """What every block is; `states` is base64."""
+        return await _json(query.block_map, engine, at)
+
+    @app.get("/api/drop")
+    async def drop(engine: str, at: str = "", window: float = 10.0) -> Response:
+        """What made usage fall, or throughput vanish, in `window` seconds around the time `at`."""
+        if not 0 < window <= 86_400:
+            return JSONResponse({"detail": f"window={window:g} is not a number of seconds from 0 to 86400"}, 400)
+        return await _json(query.drop, engine, at, window)
+
+    @app.get("/api/span")
+    async def span(engine: str) -> Response:
+        """Which past can be asked about."""
+        return await _json(query.span, engine)
 
 
 class AskedSilence(msgspec.Struct, forbid_unknown_fields=True):

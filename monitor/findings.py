@@ -11,6 +11,7 @@ on nevertheless, it fires.
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Final, Literal, NamedTuple
 
@@ -31,6 +32,7 @@ EFFECT_LASTS_NS: Final = 30_000_000_000
 LOOK_AGAIN_S: Final = 300.0
 """So long after a restart, what is judged where an alert was open is the same trouble still."""
 MAX_RESOLVED: Final = 1_000
+"""Of each engine."""
 
 
 class Culprits(msgspec.Struct, frozen=True):
@@ -109,6 +111,10 @@ class Finding:
         text = f"{judged.engine}\n{judged.code}\n{judged.key}\n{self.first_seen_ns}"
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
+    def life(self, now_ns: int) -> tuple[int, int]:
+        """From when the trouble was there until when, or now (wall)."""
+        return self.judgement.since_ns or self.first_seen_ns, self.resolved_ns or now_ns
+
     def report(self) -> FindingReport:
         """As outlets show it."""
         judged = self.judgement
@@ -149,7 +155,7 @@ class Findings:
 
     def __init__(self) -> None:
         self._open: dict[Place, Finding] = {}
-        self._resolved: list[Finding] = []
+        self._resolved: dict[str, deque[Finding]] = {}
         self._known: dict[Place, int] = {}
         self._known_until_ns = 0
 
@@ -177,9 +183,8 @@ class Findings:
                 if finding.state == "firing":
                     finding.state = "resolved"
                     finding.resolved_ns = finding.last_seen_ns
-                    self._resolved.append(finding)
+                    self._resolved.setdefault(engine, deque(maxlen=MAX_RESOLVED)).append(finding)
                     transitions.append(Transition(finding, "resolved", now_ns))
-        del self._resolved[:-MAX_RESOLVED]
         return transitions + self._told_apart(engine, now_ns)
 
     def _told_apart(self, engine: str, now_ns: int) -> list[Transition]:
@@ -227,7 +232,12 @@ class Findings:
 
     def resolved(self) -> list[Finding]:
         """What was wrong, the latest first."""
-        return self._resolved[::-1]
+        ended = (finding for findings in self._resolved.values() for finding in findings)
+        return sorted(ended, key=lambda finding: -finding.resolved_ns)
+
+    def by_id(self, id: str) -> Finding | None:
+        """The one of that id, if it is open or was resolved not too long ago."""
+        return next((finding for finding in (*self._open.values(), *self.resolved()) if finding.id == id), None)
 
 
 def _roots(finding: Finding, explained: Mapping[Place, list[Finding]]) -> list[Finding]:

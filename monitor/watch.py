@@ -6,25 +6,49 @@ Judgement happens in the stream's own time, twice a second of it, so that a reco
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Final, NamedTuple
 
 from monitor import detectors
 from monitor.answers import NotKnown as NotKnown
 from monitor.answers.blocks import block_detail, block_map
 from monitor.answers.engines import engine_view
+from monitor.answers.moments import Moment, read
+from monitor.answers.past import Past
 from monitor.answers.points import point_views
 from monitor.answers.requests import request_detail, request_views
 from monitor.detectors.thresholds import Settings
 from monitor.events.records import RequestState
 from monitor.events.sample import Fact
+from monitor.events.wire import Batch
 from monitor.findings import Finding, FindingReport, Findings, Transition
+from monitor.history.history import History
 from monitor.ledger.drops import Drop, drop, steepest_fall
 from monitor.ledger.ledger import EngineLedger, Fleet, Record
-from monitor.ledger.words import moment
-from monitor.views import BlockDetail, BlockMap, EngineView, FindingState, PointView, RequestDetail, RequestView
+from monitor.views import (
+    BlockDetail,
+    BlockMap,
+    EngineView,
+    FindingDetail,
+    FindingState,
+    PointView,
+    RequestDetail,
+    RequestView,
+    SpanView,
+)  # fmt: skip
 
 JUDGE_EVERY_NS: Final = 500_000_000
+BLOCK_STORY_NS: Final = 600_000_000_000
+"""So much of a block's story is read from history; what is in memory is told in any case."""
+MARGIN_NS: Final = 30_000_000_000
+"""Of what was before a finding, and after it, so much is shown with it at least."""
+MOST_POINTS: Final = 600
+FOREVER: Final = 1 << 62
+
+BatchesSince = Callable[[int], Iterator[Batch]]
+"""The batches that were packed from a time on (wall ns)."""
 
 
 class Ended(NamedTuple):
@@ -36,15 +60,18 @@ class Ended(NamedTuple):
 
 
 class Watch:
-    """Ledgers and findings of all engines fed to it. Thread-safe; answers are copies."""
+    """Ledgers and findings of all engines fed to it, and what `history` has kept of their past. Thread-safe; answers
+    are copies.
+    """
 
-    def __init__(self, settings: Settings | None = None) -> None:
+    def __init__(self, settings: Settings | None = None, history: History | None = None) -> None:
         self.fleet = Fleet()
         self.findings = Findings()
         self.settings = settings or Settings()
         self._judged_ns: dict[str, int] = {}
         self._transitions: list[Transition] = []
         self._lock = threading.RLock()
+        self._past = Past(self._lock, history)
 
     def locked(self) -> threading.RLock:
         """The lock over all of it, for an outlet that reads the ledgers themselves: `with watch.locked(): …`."""
@@ -57,6 +84,7 @@ class Watch:
         with self._lock:
             for record in records:
                 ledger = self.fleet.apply(record)
+                self._past.look(ledger, record)
                 if not isinstance(record, Fact):
                     due = self._judged_ns.get(ledger.engine, 0) + JUDGE_EVERY_NS
                     if ledger.now_ns >= due:
@@ -85,18 +113,33 @@ class Watch:
 
     def _judge(self, ledger: EngineLedger) -> None:
         self._judged_ns[ledger.engine] = ledger.now_ns
-        judgements = list(detectors.judge(ledger, self.settings))
+        judgements = list(detectors.judge(ledger, self.settings, self.fleet.siblings(ledger)))
         self._transitions += self.findings.update(ledger.engine, ledger.now_ns, judgements)
         del self._transitions[:-1000]
 
     # ---------------------------------------------------------------- out: monitor.query.Query
 
-    def engines(self) -> list[EngineView]:
-        """Every engine at a glance, by name."""
-        with self._lock:
-            return [self._engine(ledger) for _, ledger in sorted(self.fleet.engines.items())]
+    def engines(self, at: str = "") -> list[EngineView]:
+        """Every engine at a glance, by name: those that were there."""
+        if not at:
+            with self._lock:
+                return [engine_view(ledger, self._firing(name)) for name, ledger in sorted(self.fleet.engines.items())]
+        views = []
+        moment = self._moment_of_any(at)
+        for live in self._all():
+            try:
+                ledger = self._past.ledger_at(live, Moment(min(moment.at_ns, live.now_ns)))
+            except NotKnown:
+                continue
+            if ledger.has_stream:
+                views.append(engine_view(ledger, self._firing(live.engine, ledger.now_ns)))
+        if not views:
+            raise NotKnown(f"of no engine is it kept how it was at {moment}")
+        return views
 
-    def find(self, state: FindingState | None = None) -> list[FindingReport]:
+    def find(
+        self, state: FindingState | None = None, engine: str = "", since: str = "", until: str = ""
+    ) -> list[FindingReport]:
         """Findings in that state, or those firing and resolved: the worst first. Their effects are in them."""
         with self._lock:
             found: list[Finding] = []
@@ -108,66 +151,145 @@ class Watch:
                 found += self.findings.pending()
             if state == "suppressed":
                 found += self.findings.suppressed()
+            if engine:
+                found = [finding for finding in found if finding.judgement.engine == engine]
+            if since or until:
+                from_ns = self._moment_of_any(since).at_ns if since else 0
+                to_ns = self._moment_of_any(until).at_ns if until else FOREVER
+                found = [finding for finding in found if _touches(finding, from_ns, to_ns)]
             return [finding.report() for finding in found]
 
-    def points(self, engine: str, seconds: float = 600.0, most: int = 600) -> list[PointView]:
-        """The recent past, at most `most` moments of it, evenly thinned."""
+    def finding(self, id: str) -> FindingDetail:
+        """One finding, with what the pool was meanwhile. Raises NotKnown."""
         with self._lock:
-            ledger = self._ledger(engine)
-            since = ledger.now_ns - seconds * 1e9
-            points = [point for point in ledger.points if point.at_ns >= since]
-            return point_views(points, most)
+            found = self.findings.by_id(id)
+            if found is None:
+                raise NotKnown(f"there is no finding {id!r}: it is not known here, or ended too long ago")
+            live = self.fleet.engines[found.judgement.engine]
+            began_ns, ended_ns = found.life(live.now_ns)
+            report = found.report()
+        margin = max(MARGIN_NS, (ended_ns - began_ns) // 10)
+        points = self._past.points(live, began_ns - margin, ended_ns + margin, MOST_POINTS)
+        return FindingDetail(report, point_views(points, MOST_POINTS))
 
-    def requests(self, engine: str) -> list[RequestView]:
+    def points(
+        self, engine: str, seconds: float = 600.0, most: int = 600, since: str = "", until: str = ""
+    ) -> list[PointView]:
+        """The past, at most `most` moments of it, evenly thinned."""
+        live = self._live(engine)
+        moment = self._moment(live, until)
+        since_ns = self._moment(live, since).at_ns if since else round(moment.at_ns - seconds * 1e9)
+        return point_views(self._past.points(live, since_ns, moment.at_ns, most), most)
+
+    def requests(self, engine: str, at: str = "") -> list[RequestView]:
         """Requests that live or hold blocks, the longest in their state first; then those that ended of late."""
-        with self._lock:
-            return request_views(self._ledger(engine))
+        with self._as_of(engine, at) as (ledger, _):
+            return request_views(ledger)
 
-    def request(self, engine: str, name: str) -> RequestDetail:
+    def request(self, engine: str, name: str, at: str = "") -> RequestDetail:
         """One request by its id or `#number`. Raises NotKnown."""
-        with self._lock:
-            ledger = self._streamed(engine)
-            return request_detail(ledger, name, ledger.recent)
+        self._streamed(engine)
+        with self._as_of(engine, at, story=True) as (ledger, batches):
+            return request_detail(ledger, name, batches)
 
-    def block(self, engine: str, block: int) -> BlockDetail:
+    def block(self, engine: str, block: int, at: str = "") -> BlockDetail:
         """One block. Raises NotKnown."""
-        with self._lock:
-            ledger = self._streamed(engine)
-            return block_detail(ledger, block, ledger.recent)
+        self._streamed(engine)
+        with self._as_of(engine, at, story=True) as (ledger, batches):
+            return block_detail(ledger, block, batches(ledger.now_ns - BLOCK_STORY_NS))
 
-    def block_map(self, engine: str) -> BlockMap:
-        """What every block is now."""
-        with self._lock:
-            return block_map(self._ledger(engine))
+    def block_map(self, engine: str, at: str = "") -> BlockMap:
+        """What every block is."""
+        with self._as_of(engine, at) as (ledger, _):
+            return block_map(ledger)
 
     def drop(self, engine: str, at: str = "", window_s: float = 10.0) -> Drop:
         """What made usage fall, or throughput vanish, in the `window_s` seconds around the time `at`; where usage fell
-        furthest if it is empty. Raises ValueError for what is no time.
+        furthest if it is empty. Raises BadTime.
         """
+        live = self._streamed(engine)
+        window_ns = round(window_s * 1e9)
         with self._lock:
-            ledger = self._streamed(engine)
-            at_ns = moment(at, ledger.now_ns) if at else steepest_fall(ledger.points, window_s)
-            return drop(ledger, at_ns, window_s)
+            at_ns = self._moment(live, at).at_ns if at else steepest_fall(live.points, window_s)
+        until = Moment(min(at_ns + window_ns, live.now_ns))
+        return drop(self._past.window(live, at_ns - 2 * window_ns, until), at_ns, window_s)
 
-    # ---------------------------------------------------------------- how answers are made
+    def span(self, engine: str) -> SpanView:
+        """Which past can be asked about."""
+        return self._past.span(self._live(engine))
 
-    def _ledger(self, engine: str) -> EngineLedger:
-        ledger = self.fleet.engines.get(engine)
+    # ---------------------------------------------------------------- which engine, and when
+
+    def _live(self, engine: str) -> EngineLedger:
+        """The ledger of an engine as it is now; of one that only history knows, as it was last."""
+        with self._lock:
+            ledger = self.fleet.engines.get(engine)
         if ledger is None:
-            known = ", ".join(sorted(self.fleet.engines)) or "none yet"
+            ledger = self._past.last(engine)
+        if ledger is None:
+            known = ", ".join(ledger.engine for ledger in self._all()) or "none yet"
             raise NotKnown(f"there is no engine {engine!r} here; there are: {known}")
         return ledger
 
+    def _all(self) -> list[EngineLedger]:
+        """Those of all engines, by name."""
+        with self._lock:
+            found = dict(self.fleet.engines)
+        for engine in self._past.engines():
+            if engine not in found and (last := self._past.last(engine)) is not None:
+                found[engine] = last
+        return [found[engine] for engine in sorted(found)]
+
     def _streamed(self, engine: str) -> EngineLedger:
-        """The ledger of an engine whose requests and blocks are known one by one."""
-        ledger = self._ledger(engine)
+        """The same, of an engine whose requests and blocks are known one by one."""
+        ledger = self._live(engine)
         if ledger.samples and not ledger.has_stream:
             raise NotKnown(f"{engine} is known by its figures alone: requests and blocks are in its event stream")
         return ledger
 
-    def _engine(self, ledger: EngineLedger) -> EngineView:
+    @contextmanager
+    def _as_of(self, engine: str, at: str, *, story: bool = False) -> Iterator[tuple[EngineLedger, BatchesSince]]:
+        """The ledger as it was, and what gives the batches until then from a time on. Of now it is the live one, under
+        the lock; but a `story` that goes back to what only history has is not read from disk under it.
+        """
+        live = self._live(engine)
+        if at or (story and self._past.history is not None):
+            ledger = self._past.ledger_at(live, self._moment(live, at))
+            yield ledger, partial(self._past.batches, live, ledger)
+            return
+        with self._lock:
+            yield live, partial(self._past.batches, live, live)
+
+    def _moment(self, live: EngineLedger, text: str) -> Moment:
+        """What `text` names, its time known in any case; now if it is empty, or later. Raises BadTime and NotKnown."""
+        moment = read(text, live.now_ns) if text else Moment(live.now_ns)
+        if moment.position is not None:
+            return moment._replace(at_ns=self._past.ledger_at(live, moment).now_ns)
+        return Moment(min(moment.at_ns, live.now_ns))
+
+    def _moment_of_any(self, text: str) -> Moment:
+        """The same, where no engine is named: a position is in the stream of one of them."""
+        moment = read(text, max((live.now_ns for live in self._all()), default=0))
+        if moment.position is None:
+            return moment
+        for live in self._all():
+            try:
+                return Moment(self._moment(live, text).at_ns)
+            except NotKnown:
+                continue
+        raise NotKnown(f"{moment} is in the stream of no engine, as far as it is kept")
+
+    def _firing(self, engine: str, at_ns: int = FOREVER) -> dict[str, int]:
+        """How many findings about the engine fire, or did at that time (wall), by severity."""
         counts: dict[str, int] = {}
-        for finding in self.findings.firing():
-            if finding.judgement.engine == ledger.engine:
-                counts[finding.severity] = counts.get(finding.severity, 0) + 1
-        return engine_view(ledger, counts)
+        with self._lock:
+            for finding in (*self.findings.firing(), *self.findings.resolved()):
+                ended_ns = finding.resolved_ns or FOREVER + 1
+                if finding.judgement.engine == engine and finding.fired_ns <= at_ns < ended_ns:
+                    counts[finding.severity] = counts.get(finding.severity, 0) + 1
+        return counts
+
+
+def _touches(finding: Finding, from_ns: int, to_ns: int) -> bool:
+    began_ns, ended_ns = finding.life(FOREVER)
+    return began_ns <= to_ns and ended_ns >= from_ns

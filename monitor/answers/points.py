@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from monitor.events.kinds import Cause, Limit, name_of
 from monitor.ledger.ledger import Point
 from monitor.ledger.words import timestamp
 from monitor.views import PointView
@@ -32,4 +33,8 @@ def _point_view(point: Point) -> PointView:
         preemptions=point.preemptions,
         output_tokens=point.output_tokens,
         computed_tokens=point.computed_tokens,
+        waiting_by_reason={name_of(Cause, cause): count for cause, count in point.waiting_by},
+        allocation_failures=point.allocation_failures,
+        steps=point.steps,
+        limits={name_of(Limit, limit): steps for limit, steps in point.limits},
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import msgspec
@@ -30,13 +30,13 @@ def request_views(ledger: EngineLedger) -> list[RequestView]:
     ]
 
 
-def request_detail(ledger: EngineLedger, name: str, batches: Iterable[Batch]) -> RequestDetail:
-    """One request by its id or `#number`, its story told from `batches`. Raises NotKnown."""
+def request_detail(ledger: EngineLedger, name: str, batches: Callable[[int], Iterable[Batch]]) -> RequestDetail:
+    """One request by its id or `#number`; `batches` gives those packed from a time on (wall ns). Raises NotKnown."""
     record = ledger.request(name)
     if record is None:
         raise NotKnown(f"{ledger.engine} has no request {name!r}, nor has one of that name ended there of late")
     began_ns = ledger.wall(record.received_ns or record.arrived_ns)
-    about = list(events([b for b in batches if b.wall_ns >= began_ns], record.number))
+    about = list(events([b for b in batches(began_ns) if b.wall_ns >= began_ns], record.number))
     story = story_of_request(about, record.number, names_in(ledger))
     return RequestDetail(
         engine=ledger.engine,

@@ -1,0 +1,153 @@
+"""What was: from memory while the ledgers keep it, else from what history has on disk."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from itertools import chain
+from typing import Final
+
+from monitor.answers import NotKnown
+from monitor.answers.moments import Moment
+from monitor.answers.recent import Recent
+from monitor.events.wire import ADDED_BY_SOURCE, Batch
+from monitor.history.history import History, NotKept
+from monitor.ledger.ledger import MAX_POINTS, EngineLedger, Point, Record
+from monitor.ledger.words import clock_time, timestamp
+from monitor.views import GapView, LifeView, SpanView
+
+MAX_LEDGERS: Final = 8
+"""Who looks at a moment asks several questions about it."""
+
+
+class Past:
+    """The past of all engines of a watch, under its lock: `live` is the ledger of an engine as it is now.
+
+    What it hands out is shared with others who ask for the same moment: it must not be applied to.
+    """
+
+    def __init__(self, lock: threading.RLock, history: History | None) -> None:
+        self.history = history
+        self._lock = lock
+        self._recent: dict[str, Recent] = {}
+        self._ledgers: OrderedDict[tuple[str, Moment], EngineLedger] = OrderedDict()
+
+    def look(self, live: EngineLedger, record: Record) -> None:
+        """After each record that the ledger has taken in, under the lock."""
+        recent = self._recent.get(live.engine)
+        if recent is None:
+            recent = self._recent[live.engine] = Recent()
+        recent.look(live, record)
+
+    def engines(self) -> list[str]:
+        """Those that history knows."""
+        return self.history.engines() if self.history is not None else []
+
+    def last(self, engine: str) -> EngineLedger | None:
+        """The last that history knows of an engine; None if it knows nothing."""
+        span = self.history.span(engine) if self.history is not None else None
+        return self.history.ledger_at(engine, span.to_ns) if self.history is not None and span is not None else None
+
+    def ledger_at(self, live: EngineLedger, moment: Moment) -> EngineLedger:
+        """The ledger as it was then. Raises NotKnown where that is not kept."""
+        key = (live.engine, moment)
+        with self._lock:
+            if key in self._ledgers:
+                self._ledgers.move_to_end(key)
+                return self._ledgers[key]
+            recent = self._recent.get(live.engine)
+            road = recent.road(live, moment) if recent is not None else None
+        if road is None:
+            return self._from_history(live, moment)
+        ledger = road.walk()
+        with self._lock:
+            self._ledgers[key] = ledger
+            while len(self._ledgers) > MAX_LEDGERS:
+                self._ledgers.popitem(last=False)
+        return ledger
+
+    def _from_history(self, live: EngineLedger, moment: Moment) -> EngineLedger:
+        if self.history is None:
+            since_ns = self._since_ns(live.engine)
+            if moment.position is not None or moment.at_ns >= since_ns:
+                raise NotKnown(f"{moment} of {live.engine} is not kept")
+            raise NotKnown(
+                f"what was before {clock_time(since_ns)} is not kept: start the service with --data DIR"
+                if since_ns
+                else f"{live.engine} has no event stream here: its past is not kept"
+            )
+        try:
+            if moment.position is not None:
+                return self.history.ledger_at_position(live.engine, moment.position)
+            return self.history.ledger_at(live.engine, moment.at_ns)
+        except NotKept as error:
+            raise NotKnown(str(error)) from None
+
+    def _since_ns(self, engine: str) -> int:
+        recent = self._recent.get(engine)
+        return recent.since_ns if recent is not None else 0
+
+    def batches(self, live: EngineLedger, ledger: EngineLedger, since_ns: int) -> Iterator[Batch]:
+        """The batches until where `ledger` is, which is `live` or was handed out here: all that are in memory, and from
+        history those packed since `since_ns` (wall).
+        """
+        with self._lock:
+            own = list(ledger.recent)
+            before = own[0] if own else None
+            place = (before.epoch, before.sequence) if before is not None else (ledger.epoch, ledger.sequence + 1)
+            kept = [batch for batch in live.recent if (batch.epoch, batch.sequence) < place]
+        first = kept[0] if kept else before
+        older: Iterator[Batch] = iter(())
+        if self.history is not None and (first is None or since_ns < first.wall_ns):
+            place = (first.epoch, first.sequence) if first is not None else place
+            older = self._older(ledger.engine, since_ns, first.wall_ns if first is not None else ledger.now_ns, place)
+        return chain(older, kept, own)
+
+    def _older(self, engine: str, since_ns: int, until_ns: int, place: tuple[int, int]) -> Iterator[Batch]:
+        """From history, what is before a place."""
+        assert self.history is not None
+        for batch in self.history.batches(engine, since_ns, until_ns):
+            if batch.sequence != ADDED_BY_SOURCE and (batch.epoch, batch.sequence) < place:
+                yield batch
+
+    def points(self, live: EngineLedger, since_ns: int, until_ns: int, most: int) -> list[Point]:
+        """The points from one time to another (wall): at least `most`, if there were as many."""
+        with self._lock:
+            kept = [point for point in live.points if since_ns <= point.at_ns <= until_ns]
+            first_ns = live.points[0].at_ns if live.points else until_ns
+        if self.history is None or since_ns >= first_ns:
+            return kept
+        return self.history.points(live.engine, since_ns, min(until_ns, first_ns - 1), most) + kept
+
+    def window(self, live: EngineLedger, since_ns: int, moment: Moment) -> EngineLedger:
+        """The ledger as it was at a moment, with the batches and points of all the time from `since_ns` until then, as
+        far as they are kept. Raises NotKnown.
+        """
+        ledger = self.ledger_at(live, moment)
+        dressed = copy.copy(ledger)
+        dressed.recent = deque(batch for batch in self.batches(live, ledger, since_ns) if batch.wall_ns >= since_ns)
+        dressed.points = deque(self.points(live, since_ns, ledger.now_ns, MAX_POINTS))
+        return dressed
+
+    def span(self, live: EngineLedger) -> SpanView:
+        """What can be asked about one engine."""
+        with self._lock:
+            memory_ns = self._since_ns(live.engine)
+            first_ns, last_ns, epoch = memory_ns, live.now_ns, live.epoch
+        kept = self.history.span(live.engine) if self.history is not None else None
+        lives = []
+        if kept is not None:
+            lives = [LifeView(life.epoch, timestamp(life.from_ns), timestamp(life.to_ns)) for life in kept.lives]
+            first_ns, last_ns = min(first_ns or kept.from_ns, kept.from_ns), max(last_ns, kept.to_ns)
+        if epoch and (not lives or lives[-1].epoch != epoch):
+            lives.append(LifeView(epoch, timestamp(memory_ns), timestamp(live.now_ns)))
+        return SpanView(
+            engine=live.engine,
+            first=timestamp(first_ns),
+            last=timestamp(last_ns),
+            in_memory_since=timestamp(memory_ns),
+            lives=lives,
+            gaps=[GapView(timestamp(gap.from_ns), timestamp(gap.to_ns)) for gap in kept.gaps] if kept else [],
+        )
