@@ -192,7 +192,7 @@ def _bad_suggestion(ledger: EngineLedger, bill: Figures) -> Iterator[Judgement]:
 
 def _elsewhere(ledger: EngineLedger, settings: Settings, known: dict[str, int]) -> Iterator[Judgement]:
     unknown = unnamed(known)
-    if unknown is None or unknown < settings(ELSEWHERE, "min_share") * known["device_total"]:
+    if not unknown or unknown < settings(ELSEWHERE, "min_share") * known["device_total"]:
         return
     others = known.get("used_by_others")
     total = known["device_total"]
