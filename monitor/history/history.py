@@ -11,15 +11,25 @@ from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from monitor.events import journal
 from monitor.events.kinds import Kind
+from monitor.events.sample import Fact, Sample
 from monitor.events.wire import Batch, Frame, Keyframe, Run, batch_of, column, fives
 from monitor.history.index import Index
 from monitor.history.keyframes import keyframe_of
+from monitor.history.notes import Note, Packed
 from monitor.history.opened import Opened
-from monitor.history.segments import ClosedSegment, Segment, directory_of, engine_in, segments
+from monitor.history.segments import (
+    ClosedSegment,
+    OpenSegment,
+    Segment,
+    closed_segments,
+    directory_of,
+    engine_in,
+    segments,
+)
 from monitor.ledger.ledger import EngineLedger, Point, Position
 from monitor.ledger.words import timestamp
 
@@ -78,7 +88,7 @@ class History:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._lock = threading.Lock()
-        self._readers: OrderedDict[Path, Opened] = OrderedDict()
+        self._readers: OrderedDict[Path, Reader] = OrderedDict()
         self._ledgers: OrderedDict[tuple[str, str], tuple[_Place, EngineLedger]] = OrderedDict()
         self._cuts: OrderedDict[tuple[str, _Place], Keyframe] = OrderedDict()
         self._recorded = ""
@@ -130,16 +140,11 @@ class History:
         return self._ledger(engine, str(position), _Until(position=position))
 
     def points(self, engine: str, from_ns: int, to_ns: int, most: int = 600) -> list[Point]:
-        """The pool and the queues from `from_ns` to `to_ns` (wall), at most `most` moments, evenly thinned."""
-        ledger: EngineLedger | None = None
-        found: list[Point] = []
-        for _, frame in self._frames(engine, from_ns, to_ns, from_anchor=True):
-            if ledger is None or frame.epoch > ledger.epoch:
-                found += ledger.points if ledger is not None else ()
-                ledger = EngineLedger(engine)
-            ledger.apply(frame)
-        found += ledger.points if ledger is not None else ()
-        return thinned([point for point in found if from_ns <= point.at_ns <= to_ns], most)
+        """The pool and the queues from `from_ns` to `to_ns` (wall), at most `most` moments, evenly thinned: those that
+        the service kept, or in what another has written those that its batches add up to.
+        """
+        found = list(self._kept_points(engine, from_ns, to_ns)) or list(self._folded_points(engine, from_ns, to_ns))
+        return thinned(found, most)
 
     def batches(self, engine: str, from_ns: int, to_ns: int) -> Iterator[Batch]:
         """The batches packed from `from_ns` to `to_ns` (wall), with what sources added, in order."""
@@ -147,7 +152,36 @@ class History:
             if isinstance(frame, Batch) and wall_ns >= from_ns:
                 yield frame
 
+    def notes(self, engine: str, from_ns: int, to_ns: int) -> Iterator[Sample | Fact]:
+        """The samples and facts of an engine without a stream, from `from_ns` to `to_ns` (wall), in order."""
+        for note in self._notes(engine, from_ns, to_ns):
+            if isinstance(note, Sample | Fact):
+                yield note
+
     # ---------------------------------------------------------------- how it is read
+
+    def _kept_points(self, engine: str, from_ns: int, to_ns: int) -> Iterator[Point]:
+        for note in self._notes(engine, from_ns, to_ns):
+            if isinstance(note, Point):
+                yield note
+
+    def _folded_points(self, engine: str, from_ns: int, to_ns: int) -> Iterator[Point]:
+        ledgers: list[EngineLedger] = []
+        for _, frame in self._frames(engine, from_ns, to_ns, from_anchor=True):
+            if not ledgers or frame.epoch > ledgers[-1].epoch:
+                ledgers.append(EngineLedger(engine))
+            ledgers[-1].apply(frame)
+        for ledger in ledgers:
+            yield from (point for point in ledger.points if from_ns <= point.at_ns <= to_ns)
+
+    def _notes(self, engine: str, from_ns: int, to_ns: int) -> Iterator[Note]:
+        for segment in self._segments(engine):
+            if isinstance(segment, ClosedSegment) and not (segment.from_ns <= to_ns and from_ns <= segment.to_ns):
+                continue
+            for packed in self._open(segment).kept_notes():
+                note = packed.note() if from_ns <= packed.at_ns <= to_ns else None
+                if note is not None:
+                    yield note
 
     def _segments(self, engine: str) -> list[Segment]:
         if not self._is_recording:
@@ -159,18 +193,31 @@ class History:
             self._recorded = self._recorded or self._open(segment).index.engine
         return self._recorded
 
-    def _open(self, segment: Segment) -> Opened:
+    def _open(self, segment: Segment) -> Reader:
         """Its reader, with all that is in it now."""
         with self._lock:
-            reader = self._readers.pop(segment.path, None) or Opened(segment.path)
-            self._readers[segment.path] = reader
-            reader.refresh()
+            reader = self._readers.pop(segment.path, None)
+            try:
+                reader = reader or _reader(segment)
+                reader.refresh()
+            except FileNotFoundError:  # it has been closed since it was found, or is too old to be kept
+                reader = _closed_since(segment)
+            self._readers[reader.path] = reader
             while len(self._readers) > MAX_READERS:
                 self._readers.popitem(last=False)
             return reader
 
+    def _read(self, segment: Segment, first: int, end: int) -> Iterator[tuple[int, Frame]]:
+        """Its frames from number `first` up to, not including, `end`, each with its number."""
+        try:
+            yield from self._open(segment).frames(first, end)
+        except FileNotFoundError:  # it was closed in this very moment, before the first of them
+            yield from self._open(segment).frames(first, end)
+
     def _between(self, segment: Segment, first: bool) -> tuple[int, int] | None:
         """From when to when it goes; of the first one, from the first frame that stands on its own."""
+        if isinstance(segment, ClosedSegment) and not first:
+            return segment.from_ns, segment.to_ns
         index = self._open(segment).index
         if not len(index) or (first and not index.anchors):
             return None
@@ -181,6 +228,8 @@ class History:
         found = self._segments(engine)
         start = row = 0
         for i, segment in reversed(list(enumerate(found))):
+            if isinstance(segment, ClosedSegment) and segment.from_ns >= from_ns:
+                continue
             index = self._open(segment).index
             before = bisect_left(index.wall, from_ns)
             anchors = index.anchors[: bisect_right(index.anchors, before)] if from_anchor else [before]
@@ -188,9 +237,10 @@ class History:
                 start, row = i, anchors[-1]
                 break
         for segment in found[start:]:
-            reader = self._open(segment)
-            walls = reader.index.wall
-            for number, frame in reader.frames(row, bisect_right(walls, to_ns)):
+            if isinstance(segment, ClosedSegment) and segment.from_ns > to_ns:
+                continue
+            walls = self._open(segment).index.wall
+            for number, frame in self._read(segment, row, bisect_right(walls, to_ns)):
                 yield walls[number], frame
             row = 0
 
@@ -217,7 +267,7 @@ class History:
             skipped = cut is not None and cut > (*segment[:2], first)
             if skipped and cut is not None:
                 first = cut.row if cut[:2] == segment[:2] else rows
-            for _, frame in self._open(segment).frames(first, rows):
+            for _, frame in self._read(segment, first, rows):
                 ledger.apply(until.part_of(frame))
         if until.position is None:  # a record of a source's, so that ages are those of that moment
             ledger.apply(batch_of(engine, ledger.epoch, [Run(Kind.OBSERVED, 0, -1, [until.at_ns], [])]))
@@ -229,6 +279,8 @@ class History:
         for keyframes in (False, True):  # of the position asked for: a last resort, since they have all of its batch
             plan: list[_Part] = []
             for segment in reversed(found):
+                if until.is_before(segment):
+                    continue
                 index = self._open(segment).index
                 rows = until.rows(segment.epoch, index, keyframes)
                 anchor = bisect_left(index.anchors, rows) - 1
@@ -259,6 +311,49 @@ class History:
         return f"{what} is not kept of {engine}: what is begins at {since} and ends at {to}"
 
 
+class Reader(Protocol):
+    """A segment as it is read, open or closed."""
+
+    path: Path
+    index: Index
+
+    @property
+    def bytes_lost(self) -> int:
+        """What a crash or damage has cut off."""
+
+    def refresh(self) -> None:
+        """Take in what has come since. Raises FileNotFoundError if it is not there any more."""
+
+    def frames(self, first: int, end: int) -> Iterator[tuple[int, Frame]]:
+        """The frames from number `first` up to, not including, `end`, each with its number."""
+
+    def kept_notes(self) -> Iterator[Packed]:
+        """What is kept beside the frames."""
+
+
+def _reader(segment: Segment) -> Reader:
+    if isinstance(segment, OpenSegment):
+        return Opened(segment.path)
+    from monitor.history.closed import Closed  # a recording is read without what reads Parquet
+
+    return Closed(segment)
+
+
+def _closed_since(segment: Segment) -> Reader:
+    """What became of an open segment that is not there any more."""
+    for closed in closed_segments(segment.path.parent) if isinstance(segment, OpenSegment) else ():
+        if closed[:2] == segment[:2]:
+            return _reader(closed)
+    return _Nothing(segment.path)
+
+
+class _Nothing(Opened):
+    """A segment that is kept no longer."""
+
+    def refresh(self) -> None:
+        """It stays empty."""
+
+
 class _Part(NamedTuple):
     """Frames of a segment: from `first` up to, not including, `end`."""
 
@@ -272,6 +367,12 @@ class _Until(NamedTuple):
 
     at_ns: int = 0
     position: Position | None = None
+
+    def is_before(self, segment: Segment) -> bool:
+        """Whether all of a segment is later, by what its name says."""
+        if self.position is not None:
+            return segment[:2] > (self.position.epoch, self.position.sequence + 1)
+        return isinstance(segment, ClosedSegment) and segment.from_ns > self.at_ns
 
     def rows(self, epoch: int, index: Index, keyframes: bool) -> int:
         """How many of a segment's frames are within."""

@@ -14,6 +14,7 @@ import msgspec
 from monitor.events.journal import HEADER, MAX_PAYLOAD, RECORD, NotAJournal
 from monitor.events.wire import MAGIC, MAJOR, PREFIX, Frame, NewerVersion, NotAFrame, decode
 from monitor.history.index import Index
+from monitor.history.notes import Packed, packed
 
 
 class _BatchHead(msgspec.Struct, array_like=True):
@@ -79,6 +80,16 @@ class Opened:
                     frame = decode(payload)
                     if frame is not None:
                         yield numbers[offset], frame
+
+    def kept_notes(self) -> Iterator[Packed]:
+        """What is kept beside the frames."""
+        with self.path.open("rb") as file:
+            for offset in self.notes[:]:
+                file.seek(offset)
+                length, _ = RECORD.unpack(file.read(RECORD.size))
+                note = packed(file.read(length))
+                if note is not None:
+                    yield note
 
     def _read_header(self) -> int:
         with self.path.open("rb") as file:

@@ -8,14 +8,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from engine.clock import VirtualClock
 from monitor.events import journal
 from monitor.events.snapshot import dump
 from monitor.events.wire import Batch, Frame, encode
+from monitor.history.closed import close
 from monitor.history.history import GAP_NS, History, NotKept
+from monitor.history.segments import directory_of, segments
 from monitor.ledger.ledger import EngineLedger, Position
 from monitor.ledger.story import events
 from tests.history.recorded import folded, worked, write
-from tests.lab import Lab, VirtualClock
+from tests.lab import Lab
 
 SMALL = 20_000
 """Bytes of a segment: a few of them for a short run."""
@@ -46,11 +49,26 @@ def with_keyframes(steps: int = 300, every: int = 40, seed: int = 0) -> tuple[La
     return lab, frames
 
 
-def test_any_moment_is_the_fold_of_all_that_came_before(tmp_path: Path) -> None:
+def kept(directory: Path, frames: list[Frame], which: str) -> History:
+    """The frames as a recording in several segments, or as a history some or all of whose segments are closed."""
+    into = directory if which == "recording" else directory_of(directory, frames[0].engine)
+    write(into, frames, SMALL)
+    opened = journal.segments(into)
+    assert len(opened) > 3
+    for segment in {"recording": [], "some closed": opened[:2], "all closed": opened}[which]:
+        assert close(segment.path, into) is not None
+        assert not segment.path.exists()
+    assert len(segments(into)) == len(opened)
+    return History(directory)
+
+
+KEPT = pytest.mark.parametrize("which", ["recording", "some closed", "all closed"])
+
+
+@KEPT
+def test_any_moment_is_the_fold_of_all_that_came_before(tmp_path: Path, which: str) -> None:
     _, frames = with_keyframes()
-    write(tmp_path, frames, SMALL)
-    assert len(journal.segments(tmp_path)) > 3
-    history = History(tmp_path)
+    history = kept(tmp_path, frames, which)
     (engine,) = history.engines()
     span = history.span(engine)
     assert span is not None
@@ -62,10 +80,10 @@ def test_any_moment_is_the_fold_of_all_that_came_before(tmp_path: Path) -> None:
         assert ledger.now_ns == at_ns
 
 
-def test_just_after_an_event_is_the_fold_up_to_it(tmp_path: Path) -> None:
+@KEPT
+def test_just_after_an_event_is_the_fold_up_to_it(tmp_path: Path, which: str) -> None:
     lab, frames = with_keyframes(120)
-    write(tmp_path, frames, SMALL)
-    history = History(tmp_path)
+    history = kept(tmp_path, frames, which)
     rng = random.Random(2)
     placed = list(events((frame for frame in lab.frames if isinstance(frame, Batch)), None))
     for position, _, _ in rng.sample(placed, 30):
@@ -83,10 +101,10 @@ def test_just_after_an_event_is_the_fold_up_to_it(tmp_path: Path) -> None:
         assert state_of(ledger) == state_of(expected)
 
 
-def test_points_and_batches_of_a_window(tmp_path: Path) -> None:
+@KEPT
+def test_points_and_batches_of_a_window(tmp_path: Path, which: str) -> None:
     lab, frames = with_keyframes()
-    write(tmp_path, frames, SMALL)
-    history = History(tmp_path)
+    history = kept(tmp_path, frames, which)
     batches = [frame for frame in frames if isinstance(frame, Batch)]
     since, until = batches[100].wall_ns, batches[200].wall_ns
     within = [batch for batch in batches if since <= batch.wall_ns <= until]

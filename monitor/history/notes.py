@@ -1,0 +1,50 @@
+"""What the service keeps beside the frames, in the same journal: points of the ledger, samples and facts of a page.
+
+A note is `K V major minor letter` and msgpack, as a frame is, so that who reads frames only passes it over as a type of
+frame from after its time (wire.py).
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import msgspec
+
+from monitor.events.sample import Fact, Sample
+from monitor.events.wire import MAGIC, MAJOR, MINOR, PREFIX
+from monitor.ledger.ledger import Point
+
+Note = Point | Sample | Fact
+
+_LETTERS: Final[dict[type[Note], bytes]] = {Point: b"P", Sample: b"S", Fact: b"F"}
+_DECODERS: Final[dict[str, msgspec.msgpack.Decoder[Note]]] = {
+    letter.decode(): msgspec.msgpack.Decoder(cls) for cls, letter in _LETTERS.items()
+}
+
+
+class Packed(NamedTuple):
+    """A note as bytes, by its letter; `at_ns` 0 if it has no time."""
+
+    letter: str
+    at_ns: int
+    body: bytes
+
+    def note(self) -> Note | None:
+        """What it says; None for what another release keeps."""
+        decoder = _DECODERS.get(self.letter)
+        try:
+            return decoder.decode(self.body) if decoder is not None else None
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return None
+
+
+def encode_note(note: Note) -> bytes:
+    """The note as a journal's payload."""
+    return MAGIC + bytes((MAJOR, MINOR)) + _LETTERS[type(note)] + msgspec.msgpack.encode(note)
+
+
+def packed(payload: bytes) -> Packed | None:
+    """The note in a journal's payload; None for what is none."""
+    found = Packed(chr(payload[PREFIX - 1]), 0, payload[PREFIX:])
+    note = found.note()
+    return found._replace(at_ns=note.at_ns or 0) if note is not None else None
