@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import statistics
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Final, NamedTuple
 
+from monitor.detectors.figures import DEFAULT_INTERVAL_S, apart_s
 from monitor.detectors.judgement import Evidence, Judgement
 from monitor.detectors.thresholds import Settings
+from monitor.events.sample import Sample
 from monitor.ledger.ledger import EngineLedger
-from monitor.ledger.words import clock_time, counted
+from monitor.ledger.words import clock_time, counted, duration
 
 STREAM_GAP = "blind.stream-gap"
+LOG_SILENCE = "blind.log-silence"
 NOT_EXPOSED = "blind.not-exposed"
 COUNTER_LAG = "blind.counter-lag"
 UNREADABLE: Final = "what the engine sent cannot be read"
@@ -42,11 +47,60 @@ _HOW_TO_GET: Final = {
 
 
 def judge(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
-    """What was lost of one engine's stream, or what its metrics page cannot say."""
+    """What was lost of one engine's stream, or what its metrics page or its log cannot say."""
     yield from _stream_gap(ledger, settings)
-    if not ledger.has_stream and ledger.samples and ledger.samples[-1].source != "log":
+    if ledger.has_stream or not ledger.samples:
+        return
+    if ledger.samples[-1].source == "log":
+        yield from _log_silence(ledger, settings)
+    else:
         yield from _not_exposed(ledger)
         yield from _counter_lag(ledger)
+
+
+LINES_MISSING: Final = 3
+"""In a row: where lines are further apart than vLLM's ten seconds, so many of them are waited for."""
+
+
+def _log_silence(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+    """vLLM leaves its lines out as soon as no token is computed, be it that nobody asks or that it hangs."""
+    last = ledger.samples[-1]
+    if not (last.running or last.waiting):
+        return
+    goes_on = ledger.facts.get("last_stamp")
+    silent_s = (goes_on.at_ns - last.at_ns) / 1e9 if goes_on and goes_on.at_ns and last.at_ns else 0.0
+    allowed = max(settings(LOG_SILENCE, "silent_s"), LINES_MISSING * _interval_s(list(ledger.samples)))
+    stood_still = last.prompt_tokens_per_s == 0 and last.generation_tokens_per_s == 0
+    if silent_s < allowed and not stood_still:
+        return
+    running, waiting = last.running or 0, last.waiting or 0
+    known = silent_s >= allowed
+    yield Judgement(
+        code=LOG_SILENCE,
+        engine=ledger.engine,
+        verdict="confirmed" if known else "cannot-tell",
+        since_ns=last.at_ns or 0,
+        position=last.position,
+        evidence=(
+            Evidence("running", running, "requests", "log", last.position),
+            Evidence("waiting", waiting, "requests", "log", last.position),
+            Evidence("silent_s", round(silent_s, 1), "s", "log", goes_on.position if goes_on else ""),
+        ),
+        explanation=(
+            f"The last line with figures has {counted(running, 'request')} running and {waiting:,} waiting; "
+            + (f"the log goes on for {duration(silent_s)} without another. " if known else "it is the log's last. ")
+            + "vLLM leaves these lines out while no token is computed, so their absence does not mean that nothing was"
+            " asked for: an engine that hangs is as silent as one that is idle."
+        ),
+        do_now=("Look at the engine itself, not at its log: its metrics page, or monitor doctor tcp://HOST:5757.",),
+        missing="" if known else "what came after it: a log that goes on for longer, or the metrics page",
+    )
+
+
+def _interval_s(samples: Sequence[Sample]) -> float:
+    """Between two of the log's lines, as it was until the last."""
+    apart = [s for earlier, later in pairwise(samples) if (s := apart_s(earlier, later))]
+    return statistics.median(apart) if apart else DEFAULT_INTERVAL_S
 
 
 def _not_exposed(ledger: EngineLedger) -> Iterator[Judgement]:

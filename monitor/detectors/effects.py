@@ -59,6 +59,17 @@ _ROOM_IS_GONE_FOR_GOOD: Final[dict[str, Tie]] = _ROOM_IS_GONE | {
     "stuck.self-preempt": _holds_much,
     "collapse.preempt-all": _holds_much,
 }
+_NOTHING_MOVES: Final[dict[str, Tie]] = {
+    "stuck.front-end": _began_later,
+    "stuck.remote-load": _began_later,
+    "stuck.lost-wakeup": _began_later,
+    "stuck.grammar": _began_later,
+    "stuck.promotion-starved": _began_later,
+    "stuck.zero-token": _began_later,
+    "leak.finished-held": _began_later,
+    "leak.remote-load-lost": _began_later,
+    "leak.deferred-free-stalled": _began_later,
+}
 
 EFFECTS: Final[dict[str, dict[str, Tie]]] = {
     "leak.finished-held": _ROOM_IS_GONE_FOR_GOOD,
@@ -70,17 +81,8 @@ EFFECTS: Final[dict[str, dict[str, Tie]]] = {
     "stuck.remote-load": {"stuck.head-of-line": _holds_what_is_lacking},
     "stuck.zero-token": {"stuck.head-of-line": _holds_what_is_lacking},
     "stuck.self-preempt": {"thrash.preemption": _of_its_requests, "sizing.kv-too-small": _of_its_requests},
-    "stuck.engine-stalled": {
-        "stuck.front-end": _began_later,
-        "stuck.remote-load": _began_later,
-        "stuck.lost-wakeup": _began_later,
-        "stuck.grammar": _began_later,
-        "stuck.promotion-starved": _began_later,
-        "stuck.zero-token": _began_later,
-        "leak.finished-held": _began_later,
-        "leak.remote-load-lost": _began_later,
-        "leak.deferred-free-stalled": _began_later,
-    },
+    "stuck.engine-stalled": _NOTHING_MOVES,
+    "stuck.rank-diverged": _NOTHING_MOVES,
     "corrupt.double-free": {
         "corrupt.use-after-free": _of_its_blocks,
         "leak.unaccounted": _of_its_blocks,

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from monitor.detectors.judgement import Evidence, Judgement
 from monitor.detectors.thresholds import Settings
+from monitor.ledger.bill import GIB, NoBill, bill_of, measured
 from monitor.ledger.ledger import EngineLedger
 from monitor.ledger.words import counted, duration, percent
 
 PREFIX_CACHE = "held.prefix-cache"
+POOL_RESERVED = "held.pool-reserved"
 LONG_REQUEST = "held.long-request"
 
 
@@ -18,6 +21,7 @@ def judge(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
     if ledger.has_stream and ledger.state.total > ledger.state.reserved:
         yield from _prefix_cache(ledger, settings)
         yield from _long_request(ledger, settings)
+    yield from _pool_reserved(ledger, settings)
 
 
 def _prefix_cache(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
@@ -44,6 +48,56 @@ def _prefix_cache(ledger: EngineLedger, settings: Settings) -> Iterator[Judgemen
             f" {percent(hit_rate)} of the prompt tokens asked for."
         ),
     )
+
+
+class _Reserved(NamedTuple):
+    """What the bill says of the pool, in bytes, and where it was read."""
+
+    kv_pool: int
+    device_total: int
+    source: str
+    position: str
+
+
+def _pool_reserved(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+    bill = _of_stream(ledger) if ledger.has_stream else _of_log(ledger)
+    if bill is None or bill.kv_pool < settings(POOL_RESERVED, "min_share") * bill.device_total:
+        return
+    share = bill.kv_pool / bill.device_total
+    yield Judgement(
+        code=POOL_RESERVED,
+        engine=ledger.engine,
+        verdict="confirmed",
+        position=bill.position,
+        evidence=(
+            Evidence("kv_pool", bill.kv_pool, "bytes", bill.source, bill.position),
+            Evidence("device_total", bill.device_total, "bytes", bill.source, bill.position),
+            Evidence("share_of_device", round(share, 4), "of the device", bill.source, bill.position),
+        ),
+        explanation=(
+            f"The KV pool is {bill.kv_pool / GIB:.2f} GiB, {percent(share)} of the device, and was taken at the start"
+            " in one piece: the process has as much of the device while it is idle as under load, and gives none of it"
+            " back. How much of the pool is in use is another figure, KV cache usage."
+        ),
+        change=("If others need room: a lower --gpu-memory-utilization, or --kv-cache-memory-bytes, at the start.",),
+    )
+
+
+def _of_stream(ledger: EngineLedger) -> _Reserved | None:
+    known = measured(ledger.state.memory)
+    if not known.get("device_total") or "kv_pool" not in known:
+        return None
+    return _Reserved(known["kv_pool"], known["device_total"], "stream", str(ledger.position()))
+
+
+def _of_log(ledger: EngineLedger) -> _Reserved | None:
+    try:
+        bill, _ = bill_of(ledger.facts.values())
+    except NoBill:
+        return None
+    if bill.kv_cache is None:
+        return None
+    return _Reserved(bill.kv_cache, bill.device_total, "log", ledger.facts["memory_total_gib"].position)
 
 
 def _long_request(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:

@@ -42,6 +42,7 @@ CATALOGUE: Final[dict[str, Entry]] = {
     "stuck.encoder-budget": Entry("error", "A request is passed over for room in the encoder's cache"),
     "stuck.front-end": Entry("error", "Requests were received and never reach the scheduler"),
     "stuck.engine-stalled": Entry("critical", "Steps have stopped with work pending"),
+    "stuck.rank-diverged": Entry("critical", "One rank of a data-parallel server has stopped"),
     "thrash.preemption": Entry("warning", "Requests are preempted again and again before they give a token"),
     "thrash.cascade": Entry("warning", "One pass preempts many, and nothing becomes free by it"),
     "thrash.after-retract": Entry("warning", "Long after a preemption far fewer requests run than could"),
@@ -59,8 +60,10 @@ CATALOGUE: Final[dict[str, Entry]] = {
     "sizing.block-inflated": Entry("warning", "Blocks are so large that most of each stays empty"),
     "sizing.elsewhere": Entry("warning", "Much device memory is in use that the bill does not name"),
     "held.prefix-cache": Entry("info", "Cached blocks that no request uses"),
+    "held.pool-reserved": Entry("info", "Memory that is the pool, taken at the start by design"),
     "held.long-request": Entry("info", "One request needs much of the pool, and uses it"),
     "blind.stream-gap": Entry("info", "Events were lost"),
+    "blind.log-silence": Entry("info", "The log has fallen silent about an engine that had work"),
     "blind.not-exposed": Entry("info", "Figures that this engine's metrics do not have"),
     "blind.counter-lag": Entry("info", "What the engine's own counters say late, or never"),
 }

@@ -120,6 +120,9 @@ THRESHOLDS: Final[dict[str, Threshold]] = {
     "stuck.engine-stalled.longest_times": Threshold(
         3, "times", "where only figures are known, a step may take as much longer than the longest seen"
     ),
+    "stuck.rank-diverged.after_s": Threshold(
+        2, "s", "ranks that wait for one another stop within a step of each other; one that goes on for longer does not"
+    ),
     "thrash.preemption.window_s": Threshold(60, "s", "what was thrown away before is past"),
     "thrash.preemption.min_requests": Threshold(
         4, "requests", "a few lose their blocks so early when decodes grow while their prompts are computed"
@@ -202,8 +205,14 @@ THRESHOLDS: Final[dict[str, Threshold]] = {
         0.05, "of the device", "a driver, a display or a second small process is less"
     ),
     "held.prefix-cache.min_share": Threshold(0.1, "of the pool", "less is not worth a line"),
+    "held.pool-reserved.min_share": Threshold(
+        0.25, "of the device", "who wonders where the memory went does not mean less"
+    ),
     "held.long-request.min_share": Threshold(0.25, "of the pool", "less does not crowd others out"),
     "held.long-request.min_age_s": Threshold(5, "s", "shorter requests are gone before they are read about"),
+    "blind.log-silence.silent_s": Threshold(
+        30, "s", "vLLM writes a line every ten seconds while it works; three that are missing are no delay"
+    ),
     "blind.stream-gap.remember_s": Threshold(600, "s", "figures of the last minutes may rest on what was lost"),
 }
 

@@ -431,3 +431,9 @@ class Fleet:
             ledger = self.engines[record.engine] = EngineLedger(record.engine)
         ledger.apply(record)
         return ledger
+
+    def siblings(self, ledger: EngineLedger) -> list[EngineLedger]:
+        """The other data-parallel ranks of its server: NAME@HOST:PORT is the same."""
+        server, rank, _ = ledger.engine.rpartition("/")
+        others = (other for other in self.engines.values() if rank and other is not ledger)
+        return [other for other in others if other.engine.rpartition("/")[0] == server]

@@ -1,13 +1,25 @@
-"""held.* and blind.*: information, so that nobody goes looking for a leak."""
+"""held.* and blind.*: information, so that nobody goes looking for a leak, nor takes silence for rest."""
 
 from __future__ import annotations
 
-from monitor.events.kinds import Kind, Stage
-from monitor.events.wire import Run, batch_of
-from tests.detectors.scenes import ENGINE, Spoken, Watched, value
+from datetime import UTC, datetime
+from pathlib import Path
 
+import pytest
+
+from monitor.events.kinds import SCHEMA, Kind, Stage
+from monitor.events.sample import Fact
+from monitor.events.wire import Run, batch_of
+from monitor.ledger.bill import bill_of
+from monitor.sources.log import Log
+from monitor.sources.target import read_log
+from tests.detectors.scenes import ENGINE, Observer, Spoken, Watched, value
+
+DATA = Path(__file__).parent.parent / "data"
 PREFIX_CACHE = "held.prefix-cache"
+POOL_RESERVED = "held.pool-reserved"
 LONG_REQUEST = "held.long-request"
+LOG_SILENCE = "blind.log-silence"
 STREAM_GAP = "blind.stream-gap"
 
 
@@ -92,3 +104,97 @@ def test_what_cannot_be_read_is_a_gap_and_no_corruption() -> None:
     assert [f.code for f in scene.firing()] == [STREAM_GAP]
     (finding,) = scene.firing()
     assert "IndexError" in str(value(finding, "unreadable"))
+
+
+# -------------------------------------------------------------------- held.pool-reserved
+
+
+def with_bill(**figures: int) -> Spoken:
+    """An engine that has said so much of its device's memory."""
+    scene = Spoken()
+    scene.log.memory([figures.get(name, -1) for name in SCHEMA[Kind.MEMORY].args])
+    scene.say()
+    return scene
+
+
+def test_the_pool_is_told_with_its_share_of_the_device() -> None:
+    scene = with_bill(device_total=800, device_free=100, kv_pool=600)
+    (finding,) = scene.firing()
+    assert (finding.code, finding.severity, finding.verdict) == (POOL_RESERVED, "info", "confirmed")
+    assert value(finding, "kv_pool") == 600
+    assert value(finding, "share_of_device") == 600 / 800
+
+
+@pytest.mark.parametrize("figures", [{}, {"kv_pool": 600}, {"device_total": 800}, {"device_total": 800, "kv_pool": 8}])
+def test_without_a_bill_or_with_a_small_pool_nothing_is_said_of_it(figures: dict[str, int]) -> None:
+    assert not with_bill(**figures).firing()
+
+
+def test_the_pool_by_a_logs_bill() -> None:
+    records = read_log(DATA / "seed-002.log")[1]
+    bill, _ = bill_of(record for record in records if isinstance(record, Fact))
+    observer = Observer()
+    observer.watch.feed(records)
+    observer.watch.settle()
+    (finding,) = [f for f in observer.watch.find() if f.code == POOL_RESERVED]
+    assert (value(finding, "kv_pool"), value(finding, "device_total")) == (bill.kv_cache, bill.device_total)
+    assert finding.evidence[0].source == "log"
+
+
+# -------------------------------------------------------------------- blind.log-silence
+
+
+def log_of(*lines: str) -> Observer:
+    observer = Observer()
+    observer.watch.feed(Log("a.log", datetime(2026, 11, 21, tzinfo=UTC)).records(lines))
+    observer.watch.settle()
+    return observer
+
+
+def stats(at: str, running: int, waiting: int = 0, tokens: float = 90.0) -> str:
+    """A line as vLLM writes it every ten seconds."""
+    return (
+        f"INFO 11-21 {at} [loggers.py:271] Engine 000: Avg prompt throughput: {tokens} tokens/s, Avg generation"
+        f" throughput: {tokens} tokens/s, Running: {running} reqs, Waiting: {waiting} reqs,"
+        f" GPU KV cache usage: {4 * running}.0%"
+    )
+
+
+def other(at: str) -> str:
+    return f'INFO 11-21 {at} [async_llm.py:1] "POST /v1/completions HTTP/1.1" 200 OK'
+
+
+def test_a_log_that_goes_on_without_figures_is_told() -> None:
+    observer = log_of(stats("10:00:00", 3), stats("10:00:10", 2, waiting=5), other("10:00:15"), other("10:01:00"))
+    (finding,) = observer.firing()
+    assert (finding.code, finding.severity, finding.verdict) == (LOG_SILENCE, "info", "confirmed")
+    assert (value(finding, "running"), value(finding, "waiting"), value(finding, "silent_s")) == (2, 5, 50)
+    assert finding.position == "a.log:2"
+
+
+def test_a_log_that_ends_with_a_line_of_no_tokens_cannot_tell() -> None:
+    (finding,) = log_of(stats("10:00:00", 3), stats("10:00:10", 3, tokens=0.0)).firing()
+    assert (finding.code, finding.verdict) == (LOG_SILENCE, "cannot-tell")
+    assert finding.missing
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        (stats("10:00:00", 3), stats("10:00:10", 0, tokens=0.0), other("10:09:00")),  # all were answered
+        (stats("10:00:00", 3), stats("10:00:10", 3), other("10:00:35")),  # not for long enough
+        (stats("10:00:00", 3), stats("10:01:00", 3), stats("10:02:00", 3), other("10:03:00")),  # lines are rarer here
+        (stats("10:00:00", 3), stats("10:00:10", 3)),  # the log was read while the engine worked
+    ],
+)
+def test_a_log_that_is_not_silent_is_not_called_so(lines: tuple[str, ...]) -> None:
+    assert not log_of(*lines).firing()
+
+
+def test_a_real_log_of_an_engine_whose_blocks_never_came_back_falls_silent() -> None:
+    observer = Observer()
+    observer.watch.feed(read_log(DATA / "never-freed.log.gz")[1])
+    observer.watch.settle()
+    (finding,) = observer.firing(LOG_SILENCE)
+    assert (finding.verdict, value(finding, "running")) == ("confirmed", 0)
+    assert value(finding, "waiting") == observer.watch.engines()[0].waiting

@@ -6,6 +6,7 @@ outside.py      what is waited for comes from outside: stuck.remote-load, stuck.
                 stuck.grammar
 running.py      let in, and getting nowhere: stuck.zero-token, stuck.encoder-budget, stuck.self-preempt
 front_end.py    never reaches the scheduler: stuck.front-end
+ranks.py        as engine.py, beside ranks of the same server that go on: stuck.rank-diverged
 by_figures.py   where there is no stream: stuck.never-fits and stuck.engine-stalled, likely
 
 How long a request stands still is counted until the scheduler is last known to have gone over its queue: one that

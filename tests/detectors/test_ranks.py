@@ -1,0 +1,103 @@
+"""Two data-parallel ranks of one server, each an engine of its own in virtual time, watched together."""
+
+from __future__ import annotations
+
+import heapq
+from contextlib import closing
+from functools import cache, partial
+from pathlib import Path
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.models import LoadedModel, load
+from engine.sampling import SamplingParams
+from engine.simulated import SimulatedEngine, StepTime
+from monitor.events.sample import Sample
+from monitor.incidents.run import frames
+from monitor.watch import Watch
+from tests.detectors.scenes import Observer, value
+
+ENGINE_STALLED = "stuck.engine-stalled"
+RANK_DIVERGED = "stuck.rank-diverged"
+SECONDS = 20
+
+
+@cache
+def model() -> LoadedModel:
+    return load(EngineConfig())
+
+
+def rank(folder: Path, name: str, *, hangs: bool, busy: bool = True) -> Path:
+    """A rank's life under a load that lasts to its end, or a single request; it may hang in its hundredth step."""
+    faults = (f"{ENGINE_STALLED}:after=100:limit=1",) if hangs else ()
+    config = EngineConfig(num_gpu_blocks_override=201, faults=faults, hash_key=b"ranks")
+    with closing(SimulatedEngine(config, model(), step_time=StepTime(0.05), journal=folder, name=name)) as engine:
+        for n in range(SECONDS if busy else 1):
+            params = SamplingParams(max_tokens=30, ignore_eos=True)
+            engine.at(float(n), partial(engine.submit, f"r-{n}", [n] * 20, params))
+        engine.run(SECONDS)
+    return folder
+
+
+def watched(folder: Path, *names: str, hang: tuple[int, ...], busy: bool = True) -> Observer:
+    """What all the ranks said, in the order of its time, without their ends; those in `hang`, by their place, do."""
+    said = [list(frames(rank(folder / str(n), name, hangs=n in hang, busy=busy))) for n, name in enumerate(names)]
+    ends = max(batches[-1].wall_ns for batches in said)
+    observer = Observer()
+    observer.watch.feed(
+        batch for batch in heapq.merge(*said, key=lambda batch: batch.wall_ns) if batch.wall_ns <= ends - 1_000_000_000
+    )
+    observer.watch.settle()
+    return observer
+
+
+def alarms(watch: Watch) -> dict[str, str]:
+    return {finding.engine: finding.code for finding in watch.find("firing") if finding.severity != "info"}
+
+
+def test_one_of_two_ranks_stops(tmp_path: Path) -> None:
+    observer = watched(tmp_path, "m@h:1/0", "m@h:1/1", hang=(1,))
+    (finding,) = [f for f in observer.watch.find() if f.severity != "info"]
+    assert (finding.code, finding.engine, finding.verdict, finding.severity) == (
+        RANK_DIVERGED, "m@h:1/1", "confirmed", "critical",
+    )  # fmt: skip
+    state = observer.watch.fleet.engines["m@h:1/1"].state
+    assert set(finding.culprits.requests) == {r.id for r in state.requests.values() if r.is_running or r.is_waiting}
+    assert value(finding, "ranks_that_go_on") == "0"
+    assert value(finding, "step_in_flight") in state.in_flight
+    assert finding.explanation.startswith("Rank 1 stands still, while rank 0 of the same server goes on.")
+
+
+@pytest.mark.parametrize(
+    ("names", "hang"),
+    [
+        (("m@h:1/0", "m@h:1/1"), (0, 1)),  # all of them
+        (("m@h:1/0", "m@h:2/0"), (1,)),  # the one that goes on is of another server
+        (("m@h:1/0",), (0,)),
+    ],
+)
+def test_with_no_rank_that_goes_on_the_engine_is_stalled(
+    names: tuple[str, ...], hang: tuple[int, ...], tmp_path: Path
+) -> None:
+    observer = watched(tmp_path, *names, hang=hang)
+    assert alarms(observer.watch) == {names[n]: ENGINE_STALLED for n in hang}
+    assert {f.code for f in observer.watch.find() if f.severity != "info"} == {ENGINE_STALLED}
+
+
+def test_an_idle_rank_beside_a_busy_one_is_no_trouble(tmp_path: Path) -> None:
+    assert not watched(tmp_path, "m@h:1/0", "m@h:1/1", hang=(), busy=False).alarms()
+
+
+def test_by_figures_it_is_likely() -> None:
+    observer = Observer()
+    for second in range(60):
+        at_ns = (1_000 + second) * 1_000_000_000
+        for name, steps in (("m@h:1/0", 10 * second), ("m@h:1/1", 10 * min(second, 20))):
+            sample = Sample(name, f"{second}", at_ns, running=4, waiting=0, usage=0.5, steps=steps, source="metrics")
+            observer.watch.feed([sample])
+    observer.watch.settle()
+    (finding,) = [f for f in observer.watch.find() if f.severity != "info"]
+    assert (finding.code, finding.engine, finding.verdict) == (RANK_DIVERGED, "m@h:1/1", "likely")
+    assert value(finding, "steps") == 200
+    assert {e.source for e in finding.evidence if e.name in ("steps", "ranks_that_go_on")} == {"metrics"}
