@@ -13,16 +13,16 @@ from typing import Any
 from dash import ClientsideFunction, Dash, Input, Output, ctx
 from fastapi import FastAPI
 
+from dashboards.web.frame import INDEX, layout
 from dashboards.web.links import place_of
-from dashboards.web.page import INDEX, layout
+from dashboards.web.rendering import TICK_S, Page, Pages
 from dashboards.web.story import point_here
-from dashboards.web.views import TICK_S, Page, Properties, Views
 from monitor.query import Query
 
 
 def mount(app: FastAPI, query: Query) -> None:
     """Serve the page from `app` at every path that is not taken, showing what `query` says."""
-    views = Views(query)
+    pages = Pages(query)
     dash = Dash(
         "kvscope",
         server=app,  # type: ignore[arg-type]  # annotated for Flask alone
@@ -41,36 +41,35 @@ def mount(app: FastAPI, query: Query) -> None:
     async def push() -> None:
         """Until the page is closed."""
         viewer = ctx.websocket
-        sent: Properties = {}
+        shown = ""
+        sent: dict[str, str] = {}
         while not viewer.is_shutdown:
             try:
                 address = await viewer.get_prop("url", "href")
             except TimeoutError:
                 return  # closed, while another page of the browser keeps the connection; or asleep, then it reloads
-            _send(viewer, await views.page(place_of(address)), sent)
+            page = await pages.page(place_of(address))
+            _send(viewer, address, page, sent if address == shown else {})
+            shown, sent = address, page.sections
             await asyncio.sleep(TICK_S)
 
     @dash.callback(Input("url", "href"), prevent_initial_call=True)
     async def go(address: str) -> None:
         """A link was followed: show it now, not at the next tick."""
-        _send(ctx.websocket, await views.page(place_of(address)), {})
+        _send(ctx.websocket, address, await pages.page(place_of(address)), {})
 
     @dash.callback(
         Output("pointed-told", "data"), Input("pointed", "data"), Input("told", "data"), prevent_initial_call=True
     )
     async def point(block: int | None, told: dict[str, Any]) -> list[Any]:
-        """The block that somebody points at, as it is now."""
-        return point_here() if block is None else await views.pointed(told["engine"], block)
+        """The block that somebody points at, as it is then."""
+        return point_here() if block is None else await pages.pointed(place_of(told["pointing"]), block)
 
     for shows, store in (("told", "told"), ("pointed", "pointed-told")):
         dash.clientside_callback(ClientsideFunction("kvscope", shows), Input(store, "data"))  # type: ignore[no-untyped-call]
 
 
-def _send(viewer: Any, page: Page, sent: Properties) -> None:
-    """All sections, and the properties that are not as they were sent before."""
-    viewer.set_prop_sync("told", "data", page.told)
-    for component, properties in page.properties.items():
-        if sent.get(component) != properties:
-            sent[component] = properties
-            for name, value in properties.items():
-                viewer.set_prop_sync(component, name, value)
+def _send(viewer: Any, address: str, page: Page, sent: dict[str, str]) -> None:
+    """What is told of an address, with those sections that are not as they were sent before."""
+    changed = {name: section for name, section in page.sections.items() if sent.get(name) != section}
+    viewer.set_prop_sync("told", "data", page.told | {"address": address, "sections": changed})

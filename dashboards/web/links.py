@@ -1,45 +1,128 @@
-"""Where on the page one is: an engine, and the request or block whose story is open. All of it is in the address.
+"""Where in the web app one is, all of it in the address, so that a link leads to exactly what its sender saw.
 
-    /                                the first engine
-    /?engine=ENGINE                  that engine
-    /request?engine=ENGINE&id=ID     and the story of that request
-    /block?engine=ENGINE&id=NUMBER   and the story of that block
+    /VIEW?engine=ENGINE&from=TIME&to=TIME&at=MOMENT&id=ID
+
+VIEW is a path of `views.TABLE`, empty for the overview; `id` is what the view is about, a request or a block, say. A
+TIME is RFC 3339 (without an offset: UTC), milliseconds since 1970, or `now` and `now-30m` as Grafana writes them. A
+MOMENT is a TIME, or the position of an event, `epoch/sequence/event`. Parameters that only one view knows, such as a
+filter, are in `more`.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-from urllib.parse import parse_qs, quote, urlsplit
+import re
+from datetime import UTC, datetime
+from typing import Final, NamedTuple
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+from monitor.query import BadTime
+
+DEFAULT_S: Final = 600.0
+_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_RELATIVE: Final = re.compile(r"now(?:-(\d{1,6})([smhd]))?")
+_POSITION: Final = re.compile(r"\d+/\d+(/\d+)?")
+_NAMES: Final = {"engine": "engine", "from": "since", "to": "until", "at": "at", "id": "id"}
+
+
+class Window(NamedTuple):
+    """A stretch of time, in wall ns; `live` if it ends now and moves on."""
+
+    since_ns: int
+    until_ns: int
+    live: bool
+
+    @property
+    def since(self) -> str:
+        """RFC 3339."""
+        return rfc3339(self.since_ns)
+
+    @property
+    def until(self) -> str:
+        """RFC 3339."""
+        return rfc3339(self.until_ns)
+
+    @property
+    def seconds(self) -> float:
+        """How long it is."""
+        return (self.until_ns - self.since_ns) / 1e9
 
 
 class Place(NamedTuple):
-    """An empty engine is the first one; an empty `thing` is no story."""
+    """An address, taken apart. Empty: the overview, the engine worst off, the last ten minutes, now, nothing chosen."""
 
+    view: str = ""
     engine: str = ""
-    thing: str = ""
+    since: str = ""
+    until: str = ""
+    at: str = ""
     id: str = ""
+    more: tuple[tuple[str, str], ...] = ()
+
+    def to(self, view: str, **changes: str) -> str:
+        """The address of another view, of the same engine and time but for what `changes` says (empty: without it)."""
+        kept = {"engine": self.engine, "from": self.since, "to": self.until, "at": self.at}
+        asked = {name: value for name, value in (kept | _named(changes)).items() if value}
+        return f"/{view}" + (f"?{urlencode(asked)}" if asked else "")
+
+    def but(self, **changes: str) -> str:
+        """The address of this very place but for what `changes` says."""
+        return self.to(self.view, **({"id": self.id} | dict(self.more) | changes))
+
+    def get(self, name: str, default: str = "") -> str:
+        """A parameter that only this view knows."""
+        return dict(self.more).get(name, default)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether what it shows goes on changing."""
+        return not self.at and (not self.until or _RELATIVE.fullmatch(self.until) is not None)
+
+    def window(self, now_ns: int) -> Window:
+        """What its times mean when it is `now_ns`. Raises BadTime."""
+        if self.at and not (self.since or self.until) and not _POSITION.fullmatch(self.at):
+            at_ns, half_ns = wall_ns(self.at, now_ns), round(DEFAULT_S / 2 * 1e9)
+            return Window(at_ns - half_ns, min(at_ns + half_ns, max(now_ns, at_ns)), False)
+        until_ns = wall_ns(self.until, now_ns) if self.until else now_ns
+        since_ns = wall_ns(self.since, now_ns) if self.since else until_ns - round(DEFAULT_S * 1e9)
+        if since_ns >= until_ns:
+            raise BadTime(f"from={self.since} is not before to={self.until or 'now'}")
+        return Window(since_ns, until_ns, self.is_live)
 
 
 def place_of(address: str) -> Place:
-    """Where an address leads; one that is not the page's own leads to its start."""
+    """Where an address leads. One that has no view is given its own path: that there is no such view is said there."""
     parts = urlsplit(address)
-    asked = {name: values[0] for name, values in parse_qs(parts.query).items()}
-    thing = parts.path.strip("/")
-    if thing in ("request", "block") and asked.get("id"):
-        return Place(asked.get("engine", ""), thing, asked["id"])
-    return Place(asked.get("engine", ""))
+    asked = {name: value for name, value in parse_qsl(parts.query) if value and name != "token"}
+    known = {field: asked.pop(name) for name, field in _NAMES.items() if name in asked}
+    return Place(parts.path.strip("/"), **known, more=tuple(sorted(asked.items())))
 
 
-def to_engine(engine: str) -> str:
-    """The address of an engine."""
-    return f"/?engine={quote(engine, safe='')}"
+def wall_ns(text: str, now_ns: int) -> int:
+    """A TIME in ns since 1970. Raises BadTime."""
+    if relative := _RELATIVE.fullmatch(text):
+        return now_ns - int(relative[1] or 0) * _UNITS[relative[2] or "s"] * 1_000_000_000
+    try:
+        if text.isdecimal():
+            datetime.fromtimestamp(int(text) / 1000, UTC)  # is it one?
+            return int(text) * 1_000_000
+        if re.fullmatch(r"\d\d:\d\d(:\d\d(\.\d+)?)?", text):  # of the day that is looked at
+            text = f"{rfc3339(now_ns)[:10]}T{text}"
+        at = datetime.fromisoformat(text)
+    except (ValueError, OverflowError, OSError):
+        raise BadTime(
+            f"{text[:40]!r} is no time: write 2026-11-21T14:02:11Z, milliseconds since 1970, or now-30m"
+        ) from None
+    at = at if at.tzinfo else at.replace(tzinfo=UTC)
+    return round(at.timestamp() * 1e6) * 1000
 
 
-def to_request(engine: str, request: str) -> str:
-    """The address of a request's story."""
-    return f"/request?engine={quote(engine, safe='')}&id={quote(request, safe='')}"
+def rfc3339(ns: int) -> str:
+    """A wall time as addresses carry it: UTC, to the millisecond where it is not a whole second."""
+    at = datetime.fromtimestamp(ns // 1_000_000 / 1000, UTC)
+    return at.isoformat(timespec="milliseconds" if ns // 1_000_000 % 1000 else "seconds").replace("+00:00", "Z")
 
 
-def to_block(engine: str, block: int) -> str:
-    """The address of a block's story."""
-    return f"/block?engine={quote(engine, safe='')}&id={block}"
+def _named(changes: dict[str, str]) -> dict[str, str]:
+    """Fields of a Place by the names that addresses have for them."""
+    names = {field: name for name, field in _NAMES.items()}
+    return {names.get(field, field): value for field, value in changes.items()}

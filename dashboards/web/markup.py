@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dash import html
+from dash import dcc, html
 
-from dashboards.web.links import to_block
+from dashboards.web.links import Place
 from dashboards.web.words import spans
 
 
@@ -20,16 +20,41 @@ def aria(**names: str) -> dict[str, Any]:
     return {f"aria-{name}": value for name, value in names.items()}
 
 
+def data(**values: object) -> dict[str, Any]:
+    """Attributes `data-…`, for the page's own scripts."""
+    return {f"data-{name.replace('_', '-')}": str(value) for name, value in values.items()}
+
+
+def key(name: str, does: str) -> dict[str, Any]:
+    """Attributes of a link or a button that a key of the keyboard presses too; `?` lists them."""
+    return data(key=name, does=does)
+
+
+def field(kind: str, name: str, value: str, **more: str) -> dcc.Input:
+    """A field of a form that goes to the address its fields make; `value` is what it has at first."""
+    attributes: dict[str, Any] = {"type": kind, "name": name, "value": value, **more}
+    return dcc.Input(**attributes)
+
+
 def dot(family: str) -> html.Span:
     """A dot in the colour of a block state; a class of the style sheet."""
     return html.Span(className=f"dot {family}", **aria(hidden="true"))
 
 
-def block_links(engine: str, blocks: Sequence[int], most: int) -> list[Any]:
+def request_link(place: Place, engine: str, name: str) -> html.A:
+    """A request's name, which leads to its story."""
+    return html.A(name, href=place.to("request", engine=engine, id=name), className="id")
+
+
+def block_links(place: Place, engine: str, blocks: Sequence[int], most: int) -> list[Any]:
     """Block ids as links, an unbroken run of them as one; at most so many, and how many more there are."""
     runs = spans(blocks)
     links: list[Any] = [
-        html.A(f"{first}" if first == last else f"{first}–{last}", href=to_block(engine, first), className="id")
+        html.A(
+            f"{first}" if first == last else f"{first}–{last}",
+            href=place.to("block", engine=engine, id=str(first)),
+            className="id",
+        )
         for first, last in runs[:most]
     ]
     return links + and_more(len(runs) - most)

@@ -1,4 +1,4 @@
-"""The colour of each block state: on the map, in the bands of the chart and in every legend.
+"""The colour of each block state, on the map, in the bands of the chart and in every legend; of reasons and limits.
 
 They differ in lightness as well as in hue, each from its neighbours in the chart, and are seen on light and dark alike.
 Red is kept for what nobody can account for. Order: as the chart stacks them, what does not come back lowest, so that a
@@ -23,7 +23,7 @@ class Shade(NamedTuple):
     @property
     def css(self) -> str:
         """As a style sheet writes it."""
-        return f"rgba({', '.join(map(str, self.rgb))}, {self.opacity:g})"
+        return css(self.rgb, self.opacity)
 
 
 SHADES: Final = (
@@ -38,3 +38,31 @@ SHADES: Final = (
     Shade("free", "free", "free", "empty, ready to be handed out", (128, 140, 160), 0.22),
     Shade("reserved", "reserved", "reserved", "never handed out", (112, 118, 130)),
 )  # fmt: skip
+
+REASONS: Final = {
+    "KV_BLOCKS": (230, 140, 40),
+    "BEHIND_HEAD": (150, 158, 172),
+    "MAX_NUM_SEQS": (150, 120, 215),
+    "TOKEN_BUDGET": (80, 145, 220),
+    "PREEMPTED": (205, 85, 150),
+    "REMOTE_KV": (45, 160, 150),
+    "GRAMMAR": (140, 150, 60),
+    "ENCODER": (95, 165, 90),
+    "STREAMING_INPUT": (120, 170, 200),
+}
+"""Why requests wait; any other reason is OTHER."""
+OTHER: Final = (120, 126, 138)
+LIMITS: Final = {
+    "KV": REASONS["KV_BLOCKS"],
+    "SEQUENCES": REASONS["MAX_NUM_SEQS"],
+    "TOKENS": REASONS["TOKEN_BUDGET"],
+    "ENCODER": REASONS["ENCODER"],
+    "DEFERRED": REASONS["REMOTE_KV"],
+    "NONE": (128, 140, 160),
+}
+"""What kept steps from being larger, as the reason that it is for a request."""
+
+
+def css(rgb: tuple[int, int, int], opacity: float = 1.0) -> str:
+    """A colour as a style sheet writes it."""
+    return f"rgba({', '.join(map(str, rgb))}, {opacity:g})"

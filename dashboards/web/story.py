@@ -7,10 +7,9 @@ from typing import Any
 
 from dash import html
 
-from dashboards.web.links import to_engine, to_request
-from dashboards.web.markup import block_links, dot
-from dashboards.web.requests import family_of, reason_of
-from dashboards.web.words import clock
+from dashboards.web.links import Place
+from dashboards.web.markup import block_links, dot, request_link
+from dashboards.web.words import clock, family_of, reason_of
 from monitor.query import counted, duration
 from monitor.views import BlockDetail, RequestDetail, StoryView
 
@@ -18,7 +17,7 @@ MOST_LINES = 200
 MOST_SPANS = 60
 
 
-def of_request(detail: RequestDetail) -> list[Any]:
+def of_request(place: Place, detail: RequestDetail) -> list[Any]:
     """A request: its state, its cost, its blocks, its life."""
     request, engine = detail.request, detail.engine
     reason = reason_of(request)
@@ -34,7 +33,7 @@ def of_request(detail: RequestDetail) -> list[Any]:
     if request.client_gone:
         facts.append(("Client", "has gone away"))
     parts: list[Any] = [
-        *_head(engine, "Request", request.id),
+        *_head(place, "Request", request.id),
         html.P(
             [dot(family_of(request)), request.state, html.Code(reason) if reason else ""],
             className="state",
@@ -42,23 +41,27 @@ def of_request(detail: RequestDetail) -> list[Any]:
         html.Dl([part for name, value in facts for part in (html.Dt(name), html.Dd(value))], className="facts"),
     ]
     if detail.blocks:
-        links = block_links(engine, detail.blocks, MOST_SPANS)
-        parts += [html.H3(f"Holds {counted(len(detail.blocks), 'block')}"), html.P(links, className="blocks")]
+        links = block_links(place, engine, detail.blocks, MOST_SPANS)
+        parts += [
+            html.H3(f"Holds {counted(len(detail.blocks), 'block')}"),
+            html.P(links, className="blocks"),
+            html.P(html.A("Show them on the block map", href=place.to("blocks", engine=engine, id=request.id))),
+        ]
     return parts + _story(detail.story, detail.story_is_whole)
 
 
-def of_block(detail: BlockDetail) -> list[Any]:
+def of_block(place: Place, detail: BlockDetail) -> list[Any]:
     """A block: what it is, why, and its life."""
     return [
-        *_head(detail.engine, "Block", f"{detail.block:,}"),
-        *_what_it_is(detail),
+        *_head(place, "Block", f"{detail.block:,}"),
+        *_what_it_is(place, detail),
         *_story(detail.story, whole=True),
     ]
 
 
-def pointed(detail: BlockDetail) -> list[Any]:
+def pointed(place: Place, detail: BlockDetail) -> list[Any]:
     """A block in a few lines, for who points at it."""
-    return [html.H3(f"Block {detail.block:,}"), *_what_it_is(detail)]
+    return [html.H3(f"Block {detail.block:,}"), *_what_it_is(place, detail)]
 
 
 def point_here() -> list[Any]:
@@ -67,20 +70,18 @@ def point_here() -> list[Any]:
     return [html.P(hint, className="note")]
 
 
-def unknown(engine: str, message: str) -> list[Any]:
+def unknown(place: Place, message: str) -> list[Any]:
     """There is no such thing here (any more)."""
-    return [*_head(engine, "Not known", ""), html.P(message, className="note")]
+    return [*_head(place, "Not known", ""), html.P(message, className="note")]
 
 
-def _head(engine: str, kind: str, name: str) -> list[Any]:
-    close = html.A("Close", href=to_engine(engine), className="close", title="Close (Escape)")
+def _head(place: Place, kind: str, name: str) -> list[Any]:
+    close = html.A("Close", href=place.to(f"{place.view}s"), className="close", title="Close (Escape)")
     return [html.Div([html.H2([f"{kind} ", html.Span(name, className="id")]), close], className="head")]
 
 
-def _what_it_is(detail: BlockDetail) -> list[Any]:
-    owners: list[Any] = [
-        html.A(owner, href=to_request(detail.engine, owner), className="id") for owner in detail.owners
-    ]
+def _what_it_is(place: Place, detail: BlockDetail) -> list[Any]:
+    owners: list[Any] = [request_link(place, detail.engine, owner) for owner in detail.owners]
     cached = " · in the prefix cache" if detail.hashed else ""
     what: list[Any] = [
         dot(detail.state.lower().replace("-", "_")),

@@ -1,4 +1,4 @@
-"""Numbers and times as the page writes them. Times are RFC 3339 as the query interface gives them, and UTC."""
+"""Numbers, times and requests as the page writes them. Times are RFC 3339, and UTC."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from monitor.query import duration
+from monitor.views import RequestView
 
 
 def clock(at: str | None) -> str:
@@ -36,3 +37,19 @@ def spans(numbers: Sequence[int]) -> list[tuple[int, int]]:
         else:
             runs.append((value, value))
     return runs
+
+
+def reason_of(request: RequestView) -> str:
+    """The reason that goes with its state; who waits for blocks, how many."""
+    if request.reason == "KV_BLOCKS" and request.blocks_needed:
+        return f"KV_BLOCKS, needs {request.blocks_needed:,}"
+    return request.reason
+
+
+def family_of(request: RequestView) -> str:
+    """The block state that blocks of this request are in, as a class of the style sheet; `none` if it holds none."""
+    if request.reason == "UNACCOUNTED":
+        return "unaccounted"
+    if request.state.startswith("FINISHED"):
+        return "finished" if request.blocks else "none"
+    return "running" if request.state == "RUNNING" else "waiting"

@@ -11,11 +11,19 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from dashboards.web import blockmap
-from dashboards.web.links import to_block, to_engine, to_request
+from dashboards.web.links import Place
 from tests.web.parts import ENGINE, Account, Engine, chromium, service
 
 LEAK = "leak.finished-held"
 TIMEOUT_MS = 30_000
+# By path, something that is there when the view is.
+VIEWS = {
+    "": "#engines tbody tr",
+    "engine": "#history .scatterlayer .trace",
+    "blocks": "#map",
+    "requests": "#requests tbody tr",
+    "findings": "#findings .finding",
+}
 expect.set_options(timeout=TIMEOUT_MS)
 
 
@@ -46,8 +54,12 @@ def page(browser: Browser) -> Iterator[Page]:
 
 def next_tick(page: Page) -> None:
     """Wait until the page has been told something new."""
-    about = page.locator("#summary .about")
-    expect(about).not_to_have_text(about.inner_text())
+    told = page.locator("#page").get_attribute("data-told")
+    expect(page.locator("#page")).not_to_have_attribute("data-told", told or "")
+
+
+def address(view: str, **fields: str) -> str:
+    return Place(view, ENGINE, **fields).but()
 
 
 def finding(page: Page, code: str):  # type: ignore[no-untyped-def]
@@ -73,13 +85,14 @@ def test_the_page_during_the_leak(
         expect(card).to_contain_text(words)
     expect(card.get_by_role("link", name="Runbook")).to_have_attribute("href", f"/docs/runbooks/{LEAK}.md")
     expect(page.locator(".banner.fault")).to_contain_text(LEAK)
-    expect(page.locator("#legend .total")).to_contain_text("adds up")
-    expect(page.locator("#history .scatterlayer .trace").first).to_be_attached()
-    expect(page).to_have_title(f"(1) {ENGINE} · kvscope")
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "the page is wider than its window"
+    expect(page).to_have_title("(1) Overview · kvscope")
     shots = Path(os.environ.get("KVSCOPE_SCREENSHOTS") or tmp_path)
     shots.mkdir(parents=True, exist_ok=True)
-    (shots / f"leak-{scheme}-{width}.png").write_bytes(page.screenshot(full_page=True))
+    for view, there in VIEWS.items():
+        page.locator(f'#views a[href="{address(view)}"]').click()
+        expect(page.locator(there).first).to_be_attached()
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"/{view} is wider than its window"
+        (shots / f"{view or 'overview'}-{scheme}-{width}.png").write_bytes(page.screenshot(full_page=True))
     context.close()
     assert len(account.asked) > 5
     assert account.elsewhere(url) == []
@@ -94,12 +107,13 @@ def test_a_culprit_leads_to_its_story_and_back(page: Page, leaking: tuple[Engine
     story = page.get_by_role("complementary", name="Story")
     expect(story.get_by_role("heading", name=f"Request {held}")).to_be_visible()
     expect(story).to_contain_text("FREE_DEFERRED")
-    expect(page.locator("#spotlight")).to_be_visible()
-    assert page.url == url + to_request(ENGINE, held)
+    assert page.url == url + address("request", id=held)
     page.keyboard.press("Escape")
     expect(story).to_be_hidden()
     page.go_back()
     expect(story).to_contain_text(held)
+    story.get_by_role("link", name="Show them on the block map").click()
+    expect(page.locator("#spotlight")).to_be_visible()
 
 
 def test_pointing_at_a_block_tells_who_holds_it(page: Page, leaking: tuple[Engine, str]) -> None:
@@ -107,7 +121,7 @@ def test_pointing_at_a_block_tells_who_holds_it(page: Page, leaking: tuple[Engin
     held = engine.lab.faults.on[LEAK].struck[0]
     detail = httpx.get(f"{url}/api/request", params={"engine": ENGINE, "id": held}, trust_env=False).json()
     block = detail["blocks"][0]
-    page.goto(url)
+    page.goto(url + address("blocks"))
     frame = page.locator("#map-frame")
     expect(frame).to_have_attribute("data-total", str(engine.lab.pool.total))
     laid = blockmap.grid(engine.lab.pool.total)
@@ -124,19 +138,19 @@ def test_pointing_at_a_block_tells_who_holds_it(page: Page, leaking: tuple[Engin
     expect(pointed).to_contain_text("free deferred by the KV connector")
     frame.click(position=position)  # type: ignore[arg-type]
     expect(page.get_by_role("complementary", name="Story")).to_contain_text(f"Block {block}")
-    expect(page).to_have_url(url + to_block(ENGINE, block))
+    expect(page).to_have_url(url + address("block", id=str(block)))
 
 
 def test_the_block_map_by_keyboard(page: Page, leaking: tuple[Engine, str]) -> None:
     engine, url = leaking
-    page.goto(url)
+    page.goto(url + address("blocks"))
     expect(page.locator("#map-frame")).to_have_attribute("data-total", str(engine.lab.pool.total))
     page.locator("#map-frame").focus()
     for key in ("ArrowRight", "ArrowRight", "ArrowRight", "ArrowLeft"):
         page.keyboard.press(key)
     expect(page.locator("#pointed-block")).to_contain_text("Block 1")
     page.keyboard.press("Enter")
-    expect(page).to_have_url(url + to_block(ENGINE, 1))
+    expect(page).to_have_url(url + address("block", id="1"))
 
 
 def test_updates_leave_focus_and_what_was_unfolded_alone(page: Page, leaking: tuple[Engine, str]) -> None:
@@ -145,7 +159,7 @@ def test_updates_leave_focus_and_what_was_unfolded_alone(page: Page, leaking: tu
     evidence = finding(page, LEAK).locator(".evidence")
     evidence.locator("summary").click()
     held = engine.lab.faults.on[LEAK].struck[0]
-    link = page.locator("#requests").get_by_role("link", name=held, exact=True)
+    link = finding(page, LEAK).locator(".culprits").get_by_role("link", name=held, exact=True)
     link.focus()
     next_tick(page)
     next_tick(page)
@@ -155,12 +169,16 @@ def test_updates_leave_focus_and_what_was_unfolded_alone(page: Page, leaking: tu
 
 def test_what_is_not_known_is_said(page: Page, leaking: tuple[Engine, str]) -> None:
     _, url = leaking
-    page.goto(url + to_request(ENGINE, "nobody"))
+    page.goto(url + address("request", id="nobody"))
     expect(page.get_by_role("complementary", name="Story")).to_contain_text("nobody")
-    page.goto(url + to_block(ENGINE, 10**9))
+    page.goto(url + address("block", id=str(10**9)))
     expect(page.get_by_role("complementary", name="Story")).to_contain_text("there is no block")
-    page.goto(url + "/?engine=another")
+    page.goto(url + "/engine?engine=another")
     expect(page.locator("#alarms")).to_contain_text("There is no engine another here")
+    page.goto(url + address("engine", since="teatime"))
+    expect(page.locator("#alarms")).to_contain_text("'teatime' is no time")
+    page.goto(url + address("nowhere"))
+    expect(page.locator("#view")).to_contain_text("There is no page /nowhere")
 
 
 def test_no_engine_yet_then_one_then_a_finding_that_comes_and_goes(page: Page, tmp_path: Path) -> None:
@@ -171,9 +189,8 @@ def test_no_engine_yet_then_one_then_a_finding_that_comes_and_goes(page: Page, t
         empty = page.locator("#empty")
         expect(empty).to_contain_text("Waiting for an engine")
         expect(empty).to_contain_text(events)
-        expect(page.locator("#engine")).to_be_hidden()
         with Engine(tmp_path, total=100) as engine:
-            expect(page.get_by_role("heading", name=ENGINE)).to_be_visible()
+            expect(page.locator("#engines").get_by_role("link", name=ENGINE)).to_be_visible()
             expect(empty).to_be_hidden()
             expect(page.locator(".all-well")).to_be_visible()
             too_big = engine.lab.pool.total * engine.lab.manager.block_size + 1
@@ -198,11 +215,13 @@ def test_one_of_several_engines_is_chosen(page: Page, tmp_path: Path) -> None:
         service("--events", one.events, "--events", two.events) as url,
     ):
         page.goto(url)
+        expect(page.locator("#engines tbody tr")).to_have_count(2)
+        page.goto(url + address("blocks"))
+        expect(page.locator("#map-frame")).to_have_attribute("data-total", str(one.lab.pool.total))
         picker = page.get_by_role("navigation", name="Engines")
-        expect(picker.get_by_role("link")).to_have_count(2)
+        picker.locator("summary").click()
         picker.get_by_role("link", name=other).click()
-        expect(page.get_by_role("heading", name=other)).to_be_visible()
-        expect(page).to_have_url(url + to_engine(other))
+        expect(page).to_have_url(url + Place("blocks", other).but())
         expect(page.locator("#map-frame")).to_have_attribute("data-total", str(two.lab.pool.total))
         page.go_back()
         expect(page.locator("#map-frame")).to_have_attribute("data-total", str(one.lab.pool.total))

@@ -16,7 +16,7 @@ from fastapi import FastAPI
 
 from dashboards.web.app import mount
 from dashboards.web.links import Place
-from dashboards.web.views import Page, Views
+from dashboards.web.rendering import Page, Pages
 from monitor.api import create_app
 from monitor.views import BlockDetail, EngineView
 from monitor.watch import Watch
@@ -60,7 +60,7 @@ POINT_AT_A_BLOCK = {
     "outputs": {"id": "pointed-told", "property": "data"},
     "inputs": [
         {"id": "pointed", "property": "data", "value": 5},
-        {"id": "told", "property": "data", "value": {"engine": "an-engine"}},
+        {"id": "told", "property": "data", "value": {"pointing": "/blocks?engine=an-engine"}},
     ],
     "changedPropIds": ["pointed.data"],
 }
@@ -107,8 +107,8 @@ def test_a_view_is_made_once_for_all_viewers() -> None:
     watch = CountingWatch()
 
     async def many_look() -> list[Page]:
-        views = Views(watch)
-        return await asyncio.gather(*(views.page(Place()) for _ in range(20)))
+        pages = Pages(watch)
+        return await asyncio.gather(*(pages.page(Place()) for _ in range(20)))
 
     pages = asyncio.run(many_look())
     assert watch.times_asked == 1
@@ -128,7 +128,9 @@ def test_an_unknown_api_path_says_so_as_json(open_service: str) -> None:
     assert "/api/no/such/thing" in answer.json()["detail"]
 
 
-@pytest.mark.parametrize("path", ["/", "/request?engine=a%40b&id=r-1", "/block?engine=a%40b&id=7", "/a/b/c"])
+@pytest.mark.parametrize(
+    "path", ["/", "/engine?engine=a%40b&from=1", "/request?engine=a%40b&id=r-1", "/block?id=7", "/a/b/c"]
+)
 def test_a_deep_link_gives_the_page(open_service: str, path: str) -> None:
     answer = httpx.get(open_service + path, trust_env=False)
     assert answer.status_code == 200

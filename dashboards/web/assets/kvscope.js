@@ -1,5 +1,5 @@
-// What the page does by itself: it shows what the service tells, notices that the service has gone quiet, follows links
-// without a reload and the pointer over the block map, and says which event streams the service listens to.
+// What the page does by itself: it shows what the service tells, notices that the service has gone quiet, follows links,
+// forms and keys without a reload and the pointer over the block map, and says which event streams the service listens to.
 (function () {
   "use strict";
 
@@ -7,7 +7,6 @@
   const RELOAD_MS = 15000;
   const POINT_MS = 120;
   const SOURCES_MS = 3000;
-  const OWN_PATHS = ["/", "/request", "/block"];
 
   const byId = (id) => document.getElementById(id);
   const setProps = (id, props) => window.dash_clientside.set_props(id, props);
@@ -16,35 +15,133 @@
 
   let toldAt = Date.now();
   let engine = "";
-  const roots = {};
+  let view = "";
+  let trees = {};
+  let roots = new WeakMap();
 
-  // A tree of Dash's HTML components as React elements. Elements that stay the same stay in the page.
+  // A tree of Dash's components as React elements. Elements that stay the same stay in the page.
   function element(node) {
     if (Array.isArray(node)) return node.map(element);
     if (node === null || typeof node !== "object") return node;
     const { children, ...props } = node.props;
+    if (node.type === "Graph") return React.createElement(kvscopeCharts.Chart, { ...props, go: changeTime });
+    if (node.type === "Input") {
+      const { value, ...rest } = props;
+      return React.createElement("input", props.type === "hidden" ? props : { ...rest, defaultValue: value });
+    }
     return React.createElement(node.type.toLowerCase(), props, ...[].concat(element(children)));
   }
 
-  function render(id, tree) {
+  // A section is rendered again only if what is told of it has changed.
+  const Section = React.memo(({ tree }) => React.createElement(React.Fragment, null, ...[].concat(element(tree))));
+
+  function render(id, children) {
     const place = byId(id);
     if (!place) return;
-    roots[id] = roots[id] || ReactDOM.createRoot(place);
-    roots[id].render(React.createElement(React.Fragment, null, ...[].concat(element(tree))));
+    if (!roots.has(place)) roots.set(place, ReactDOM.createRoot(place));
+    roots.get(place).render(children);
   }
+
+  const section = (name) => React.createElement(Section, { key: name, tree: trees[name] });
 
   function told(data) {
     if (!data) return;
     toldAt = Date.now();
+    byId("page").dataset.told = data.at;
+    byId("empty").hidden = !data.empty;
     document.title = `${data.title} · kvscope`;
-    for (const [id, tree] of Object.entries(data.sections)) render(id, tree);
+    if (data.address !== location.href) return; // of where one was before a link was followed
+    const names = [...data.main, "bar", "alarms", "aside"];
+    const known = Object.entries(trees).filter(([name]) => names.includes(name));
+    const news = Object.entries(data.sections).map(([name, text]) => [name, JSON.parse(text)]);
+    trees = Object.fromEntries([...known, ...news]);
+    for (const name of ["bar", "alarms", "aside"]) render(name, section(name));
+    byId("aside").hidden = !trees.aside || trees.aside.length === 0;
+    render("view", data.main.map((name) => section(name)));
     if (engine && data.engine !== engine) point(null);
     engine = data.engine;
+    if (view !== location.pathname + engine) {
+      view = location.pathname + engine;
+      byId("arrived").textContent = data.title;
+    }
   }
 
   function pointed(tree) {
-    if (tree) render("pointed-block", tree);
+    if (tree) render("pointed-block", element(tree));
   }
+
+  // ------------------------------------------------------------------ addresses
+
+  const isOwn = (path) => byId("page").dataset.paths.split(" ").includes(path);
+
+  // The page's own links change the address and nothing else; the service is told, and answers with what to show.
+  function go(pathname, search) {
+    for (const menu of document.querySelectorAll("details.menu[open]")) menu.open = false;
+    setProps("url", { pathname, search });
+  }
+
+  // The same place at another time.
+  function changeTime(changes) {
+    const asked = new URLSearchParams(location.search);
+    for (const [name, value] of Object.entries(changes)) value ? asked.set(name, value) : asked.delete(name);
+    go(location.pathname, `?${asked}`);
+  }
+
+  document.addEventListener("click", (event) => {
+    const link = event.target.closest ? event.target.closest("a[href]") : null;
+    for (const menu of document.querySelectorAll("details.menu[open]")) {
+      if (!menu.contains(event.target)) menu.open = false;
+    }
+    if (!link || event.button || event.ctrlKey || event.metaKey || event.shiftKey || event.altKey) return;
+    if (link.origin !== location.origin || !isOwn(link.pathname) || link.hash) return;
+    event.preventDefault();
+    go(link.pathname, link.search);
+  });
+
+  document.addEventListener("submit", (event) => {
+    const form = event.target;
+    const path = new URL(form.action).pathname;
+    if (form.method !== "get" || !isOwn(path)) return;
+    event.preventDefault();
+    const fields = [...new FormData(form)].filter(([, value]) => value);
+    go(path, fields.length ? `?${new URLSearchParams(fields)}` : "");
+  });
+
+  // ------------------------------------------------------------------ keys
+
+  // A link or button says by data-key which key presses it, and by data-does what that does.
+  function listKeys() {
+    const rows = [...document.querySelectorAll("[data-key]")].map((one) => [one.dataset.key, one.dataset.does]);
+    rows.push(["?", "these keys"], ["Escape", "close what is open"]);
+    const dialog = byId("keys");
+    const list = rows.map(([name, does]) => [
+      React.createElement("dt", { key: `${name} key` }, React.createElement("kbd", null, name)),
+      React.createElement("dd", { key: name }, does),
+    ]);
+    const close = React.createElement("button", { type: "button", autoFocus: true, onClick: () => dialog.close() }, "Close");
+    render("keys", [React.createElement("h2", { key: 1 }, "Keys"), React.createElement("dl", { key: 2 }, list.flat()),
+      React.createElement("form", { key: 3, method: "dialog" }, close)]);
+    dialog.showModal();
+  }
+
+  function pressed(event) {
+    const target = event.target;
+    if (event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|SELECT|TEXTAREA)$/.test(target.tagName)) return false;
+    if (event.key === "?") {
+      byId("keys").open ? byId("keys").close() : listKeys();
+      return true;
+    }
+    if (byId("keys").open || !/^[\x21-\x7e]$/.test(event.key)) return false;
+    const wanted = document.querySelector(`[data-key="${CSS.escape(event.key)}"]`);
+    if (!wanted) return false;
+    if (wanted.tagName === "SUMMARY") wanted.focus();
+    wanted.click();
+    return true;
+  }
+
+  document.addEventListener("click", (event) => {
+    if (event.target.closest && event.target.closest("#keys-button")) listKeys();
+  });
 
   // ------------------------------------------------------------------ is the service there?
 
@@ -131,18 +228,11 @@
   }
 
   function openStory(of) {
-    const search = new URLSearchParams({ engine, id: String(of) });
-    setProps("url", { pathname: "/block", search: `?${search}` });
+    const asked = new URLSearchParams(location.search);
+    asked.set("engine", engine);
+    asked.set("id", String(of));
+    go("/block", `?${asked}`);
   }
-
-  // The page's own links change the address and nothing else; the service is told, and answers with what to show.
-  document.addEventListener("click", (event) => {
-    const link = event.target.closest ? event.target.closest("a[href]") : null;
-    if (!link || event.button || event.ctrlKey || event.metaKey || event.shiftKey || event.altKey) return;
-    if (link.origin !== location.origin || !OWN_PATHS.includes(link.pathname) || link.hash) return;
-    event.preventDefault();
-    setProps("url", { pathname: link.pathname, search: link.search });
-  });
 
   const frameOf = (event) => (event.target.closest ? event.target.closest("#map-frame") : null);
 
@@ -165,9 +255,17 @@
 
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape") {
-      const close = document.querySelector("#story .close");
-      if (close) close.click();
+      const menu = document.querySelector("details.menu[open]");
+      const close = document.querySelector("#aside .close");
+      if (menu) {
+        menu.open = false;
+        menu.firstElementChild.focus();
+      } else if (close && !byId("keys").open) close.click();
       point(null);
+      return;
+    }
+    if (pressed(event)) {
+      event.preventDefault();
       return;
     }
     const frame = frameOf(event);

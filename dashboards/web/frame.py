@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dash import dcc, html
 
-from dashboards.web.markup import aria
+from dashboards.web.markup import aria, data
 from dashboards.web.palette import SHADES
-from dashboards.web.pool import CONFIG
+from dashboards.web.table import PATHS
 
 _SHADES = "".join(f"--{shade.field.replace('_', '-')}: {shade.css};" for shade in SHADES)
 
@@ -42,19 +42,20 @@ def layout() -> html.Div:
             dcc.Store(id="told"),
             dcc.Store(id="pointed"),
             dcc.Store(id="pointed-told"),
-            html.A("Skip to the findings", href="#findings", className="skip"),
-            html.Header(
-                [
-                    html.A([html.Span(className="mark"), "kvscope"], href="/", className="brand"),
-                    html.Nav(id="engines", **aria(label="Engines")),
-                    html.Div(id="health", role="status", **aria(label="Stream health")),
-                ]
-            ),
+            html.A("Skip to the view", href="#main", className="skip"),
+            html.Header(id="bar"),
             html.Div(id="stale", role="alert", hidden=True, className="banner quiet"),
             html.Div(id="unreadable", role="alert", hidden=True, className="banner quiet"),
             html.Div(id="alarms", role="alert"),
-            html.Div([html.Main([_empty(), _engine()]), html.Aside(id="story", hidden=True, **aria(label="Story"))],
-                     className="columns"),
+            html.Div(id="arrived", role="status", className="unseen"),
+            html.Div(
+                [
+                    html.Main([_empty(), html.Div(id="view")], id="main", tabIndex="-1"),
+                    html.Aside(id="aside", hidden=True, **aria(label="Story")),
+                ],
+                className="columns",
+            ),
+            html.Dialog(id="keys", **aria(label="Keys")),
             html.Footer(
                 [
                     html.A("alerts", href="/alerts"),
@@ -65,7 +66,8 @@ def layout() -> html.Div:
             ),
         ],
         id="page",
-    )  # fmt: skip
+        **data(paths=" ".join(f"/{path}" for path in PATHS)),
+    )
 
 
 def _empty() -> html.Section:
@@ -87,47 +89,3 @@ def _empty() -> html.Section:
         id="empty",
         hidden=True,
     )
-
-
-def _engine() -> html.Div:
-    return html.Div(
-        [
-            html.Section(id="summary", **aria(label="The engine")),
-            html.Section(id="findings", tabIndex="-1", **aria(label="Findings")),
-            html.Section(
-                [
-                    html.H2("The pool’s balance"),
-                    html.Div(
-                        [
-                            html.Ul(id="legend"),
-                            html.Div(dcc.Graph(id="history", config=CONFIG), id="history-frame", role="img"),
-                        ],
-                        className="balance",
-                    ),
-                ],
-                className="card",
-            ),
-            html.Section(
-                [
-                    html.H2("Every block"),
-                    html.Div(
-                        [
-                            html.Img(id="map", alt="", draggable="false"),
-                            html.Img(id="spotlight", alt="", draggable="false", hidden=True),
-                            html.Div(className="lines"),
-                            html.Div(className="cursor"),
-                        ],
-                        id="map-frame",
-                        tabIndex="0",
-                        role="application",
-                        **aria(label="Block map: arrow keys go from block to block, Enter opens a block’s story"),
-                    ),
-                    html.Div(id="pointed-block", **aria(live="polite")),
-                ],
-                className="card",
-            ),
-            html.Section(id="requests", className="card", **aria(label="Requests")),
-        ],
-        id="engine",
-        hidden=True,
-    )  # fmt: skip

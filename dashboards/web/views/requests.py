@@ -1,4 +1,4 @@
-"""The table of requests: where each one is, why, since when, and what it holds."""
+"""Requests: where each one is, why, since when, and what it holds; and the story of the one that is chosen."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from typing import Any
 
 from dash import html
 
-from dashboards.web.links import to_request
-from dashboards.web.markup import aria, dot
-from monitor.query import counted, duration
+from dashboards.web import story
+from dashboards.web.links import Place
+from dashboards.web.markup import aria, dot, request_link
+from dashboards.web.view import Here, View
+from dashboards.web.words import family_of, reason_of
+from monitor.query import NotKnown, Query, counted, duration
 from monitor.views import RequestView
 
 MOST_LIVE = 150
@@ -27,13 +30,28 @@ COLUMNS = (
 )
 
 
-def section(engine: str, requests: Sequence[RequestView], culprits: Collection[str]) -> list[Any]:
+def view(query: Query, here: Here) -> View:
+    """The table; beside it, at /request, the story of the request `id`."""
+    found = [finding for finding in query.find("firing") if finding.engine == here.name]
+    culprits = {request for finding in found for request in finding.culprits.requests}
+    table = html.Section(_table(here.place, query.requests(here.name), culprits), id="requests", className="card")
+    return View({"requests": table}, _story(query, here.place) if here.place.view == "request" else "")
+
+
+def _story(query: Query, place: Place) -> list[Any]:
+    try:
+        return story.of_request(place, query.request(place.engine, place.id))
+    except NotKnown as error:
+        return story.unknown(place, str(error))
+
+
+def _table(place: Place, requests: Sequence[RequestView], culprits: Collection[str]) -> list[Any]:
     """Culprits of open findings first, then as the query gives them: the longest in their state first."""
     live = [request for request in requests if not request.ended]
     ended = [request for request in requests if request.ended]
     live.sort(key=lambda request: request.id not in culprits)
     shown = live[:MOST_LIVE] + ended[:MOST_ENDED]
-    rows = [_row(engine, request, request.id in culprits) for request in shown]
+    rows = [_row(place, request, request.id in culprits) for request in shown]
     header = html.Tr([html.Th(name, className=kind, title=means, scope="col") for name, kind, means in COLUMNS])
     notes = [f"{counted(len(live), 'request')} alive or holding blocks"]
     if len(live) > MOST_LIVE:
@@ -41,19 +59,19 @@ def section(engine: str, requests: Sequence[RequestView], culprits: Collection[s
     if ended:
         notes.append(f"then the last {counted(min(len(ended), MOST_ENDED), 'request')} that ended")
     if not rows:
-        return [html.H2("Requests"), html.P("No request has been heard of yet.", className="note")]
+        return [html.H1("Requests"), html.P("No request has been heard of yet.", className="note")]
     return [
-        html.H2("Requests"),
+        html.H1("Requests"),
         html.P(", ".join(notes) + ".", className="note"),
         html.Div(html.Table([html.Thead(header), html.Tbody(rows)]), className="scroll", tabIndex="0", role="region",
                  **aria(label="Table of requests")),
     ]  # fmt: skip
 
 
-def _row(engine: str, request: RequestView, culprit: bool) -> html.Tr:
+def _row(place: Place, request: RequestView, culprit: bool) -> html.Tr:
     lost = f" (−{request.tokens_lost:,})" if request.tokens_lost else ""
     cells: list[Any] = [
-        html.Th(html.A(request.id, href=to_request(engine, request.id), className="id"), scope="row"),
+        html.Th(request_link(place, place.engine, request.id), scope="row"),
         html.Td([dot(family_of(request)), request.state]),
         html.Td(html.Code(reason_of(request))),
         html.Td(duration(request.for_s), className="n"),
@@ -65,19 +83,3 @@ def _row(engine: str, request: RequestView, culprit: bool) -> html.Tr:
     ]
     kind = "culprit" if culprit else "ended" if request.ended else ""
     return html.Tr(cells, className=kind, key=str(request.number))
-
-
-def reason_of(request: RequestView) -> str:
-    """The reason that goes with its state; who waits for blocks, how many."""
-    if request.reason == "KV_BLOCKS" and request.blocks_needed:
-        return f"KV_BLOCKS, needs {request.blocks_needed:,}"
-    return request.reason
-
-
-def family_of(request: RequestView) -> str:
-    """The block state that blocks of this request are in, as a class of the style sheet; `none` if it holds none."""
-    if request.reason == "UNACCOUNTED":
-        return "unaccounted"
-    if request.state.startswith("FINISHED"):
-        return "finished" if request.blocks else "none"
-    return "running" if request.state == "RUNNING" else "waiting"

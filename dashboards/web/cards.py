@@ -1,4 +1,4 @@
-"""What is wrong: each open finding with its culprits, and what to do, what to change, what will not help."""
+"""Findings in full: each with its culprits, and what to do, what to change, what will not help."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 from dash import html
 
-from dashboards.web.links import to_request
-from dashboards.web.markup import and_more, block_links
+from dashboards.web.links import Place
+from dashboards.web.markup import and_more, block_links, request_link
 from dashboards.web.words import age, clock
 from monitor.findings import FindingReport
 from monitor.query import counted
@@ -16,29 +16,28 @@ from monitor.query import counted
 MOST_CULPRITS = 12
 
 
-def section(findings: Sequence[FindingReport], now: str | None) -> list[Any]:
+def cards(place: Place, findings: Sequence[FindingReport], now: str | None) -> list[Any]:
     """Those that need somebody, in full; then those that only inform, folded."""
     grave = [finding for finding in findings if finding.severity != "info"]
     others = [finding for finding in findings if finding.severity == "info"]
-    parts: list[Any] = [html.H2("Findings", className="unseen")]
-    parts += [_card(finding, now) for finding in grave]
+    parts: list[Any] = [_card(place, finding, now) for finding in grave]
     if not grave:
         parts.append(html.P("Nothing is wrong that can be seen.", className="all-well"))
-    parts += [_folded(finding, now) for finding in others]
+    parts += [_folded(place, finding, now) for finding in others]
     return parts
 
 
-def _card(finding: FindingReport, now: str | None) -> html.Article:
+def _card(place: Place, finding: FindingReport, now: str | None) -> html.Article:
     return html.Article(
-        [_marks(finding, now), html.H3(finding.title), *_body(finding)],
+        [_marks(finding, now), html.H3(finding.title), *_body(place, finding)],
         className=f"finding {finding.severity}",
         key=finding.id,
     )
 
 
-def _folded(finding: FindingReport, now: str | None) -> html.Details:
+def _folded(place: Place, finding: FindingReport, now: str | None) -> html.Details:
     return html.Details(
-        [html.Summary([html.Span(finding.title, className="title"), _marks(finding, now)]), *_body(finding)],
+        [html.Summary([html.Span(finding.title, className="title"), _marks(finding, now)]), *_body(place, finding)],
         className=f"finding {finding.severity}",
         key=finding.id,
     )
@@ -59,8 +58,8 @@ def _marks(finding: FindingReport, now: str | None) -> html.Div:
     )
 
 
-def _body(finding: FindingReport) -> list[Any]:
-    parts: list[Any] = [html.P(finding.explanation, className="explanation"), *_culprits(finding)]
+def _body(place: Place, finding: FindingReport) -> list[Any]:
+    parts: list[Any] = [html.P(finding.explanation, className="explanation"), *_culprits(place, finding)]
     if finding.missing:
         parts.append(html.P([html.Strong("To be sure: "), finding.missing], className="missing"))
     advice = [
@@ -77,22 +76,17 @@ def _body(finding: FindingReport) -> list[Any]:
     return parts
 
 
-def _culprits(finding: FindingReport) -> list[Any]:
+def _culprits(place: Place, finding: FindingReport) -> list[Any]:
     rows = []
     requests, blocks = finding.culprits.requests, finding.culprits.blocks
     if requests:
-        names: list[Any] = [
-            html.A(name, href=to_request(finding.engine, name), className="id") for name in requests[:MOST_CULPRITS]
-        ]
+        names: list[Any] = [request_link(place, finding.engine, name) for name in requests[:MOST_CULPRITS]]
         rows += [html.Dt(counted(len(requests), "request")), html.Dd(names + and_more(len(requests) - MOST_CULPRITS))]
     if blocks:
-        links = block_links(finding.engine, blocks, MOST_CULPRITS)
+        links = block_links(place, finding.engine, blocks, MOST_CULPRITS)
         rows += [html.Dt(counted(len(blocks), "block")), html.Dd(links)]
     for effect in finding.effects:
-        named = [
-            html.A(name, href=to_request(finding.engine, name), className="id")
-            for name in effect.requests[:MOST_CULPRITS]
-        ]
+        named = [request_link(place, finding.engine, name) for name in effect.requests[:MOST_CULPRITS]]
         rest = and_more(len(effect.requests) - MOST_CULPRITS)
         rows += [html.Dt("effect"), html.Dd([html.Code(effect.code), " ", *named, *rest])]
     return [html.Dl(rows, className="culprits")] if rows else []

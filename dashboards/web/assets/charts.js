@@ -1,0 +1,96 @@
+// A chart over time: dragging over it chooses a window, a click a moment; the legend beside it tells the figures at the
+// pointer. Loaded before kvscope.js, which renders it; Plotly itself is loaded with the first chart.
+(function () {
+  "use strict";
+
+  const PLOTLY = "/_dash-component-suites/plotly/package_data/plotly.min.js";
+  const CONFIG = { displayModeBar: false, responsive: true, scrollZoom: false, doubleClick: false };
+  let loading = null;
+
+  function plotly() {
+    loading = loading || new Promise((resolve, reject) => {
+      const script = document.createElement("script");
+      script.src = PLOTLY;
+      script.onload = () => resolve(window.Plotly);
+      script.onerror = reject;
+      document.head.append(script);
+    });
+    return loading;
+  }
+
+  // Plotly writes UTC without saying so.
+  const rfc3339 = (text) => `${String(text).replace(" ", "T").replace(/(\.\d{3})\d*$/, "$1")}Z`;
+
+  const moment = (chart, index) => new Date(chart.data[0].x[index]).toISOString().slice(11, 19);
+  const written = (value) => value.toLocaleString("en-US", { maximumFractionDigits: Math.abs(value) < 10 ? 1 : 0 });
+
+  // What the legend says of each trace at one of the moments.
+  function read(chart, index) {
+    const legend = document.getElementById(chart.dataset.legend);
+    if (!legend || !chart.data || !chart.data[0].x.length) return;
+    for (const place of legend.querySelectorAll("[data-trace]")) {
+      place.textContent = written(chart.data[place.dataset.trace].y[index]);
+    }
+    for (const place of legend.querySelectorAll("[data-moment]")) place.textContent = moment(chart, index);
+  }
+
+  function Chart({ id, figure, className, go }) {
+    const place = React.useRef(null);
+    const latest = React.useRef(null);
+    const held = React.useRef(false);
+
+    function draw() {
+      const chart = place.current;
+      const next = latest.current;
+      if (!chart || held.current) return;
+      plotly().then((Plotly) => {
+        if (!place.current) return;
+        const isNew = !chart.data;
+        Plotly.react(chart, next.data, next.layout, CONFIG).then(() => read(chart, next.layout.meta.chosen));
+        if (!isNew) return;
+        const rest = () => chart.layout && read(chart, chart.layout.meta.chosen);
+        chart.on("plotly_hover", (event) => {
+          const point = event.points.find((one) => one.data.meta !== "marks");
+          if (point) read(chart, point.pointNumber);
+        });
+        chart.on("plotly_unhover", rest);
+        chart.on("plotly_relayout", (change) => {
+          const [since, until] = [change["xaxis.range[0]"], change["xaxis.range[1]"]];
+          if (since && until) go({ from: rfc3339(since), to: rfc3339(until), at: "" });
+        });
+        chart.on("plotly_click", (event) => {
+          const mark = event.points.find((one) => one.data.meta === "marks");
+          const link = mark && document.querySelector(`#${CSS.escape(chart.dataset.legend)} ~ * [data-mark="${mark.pointNumber}"]`);
+          if (link) link.click();
+          else if (event.points.length) go({ at: rfc3339(event.points[0].x) });
+        });
+      });
+    }
+
+    React.useEffect(() => {
+      latest.current = figure;
+      draw();
+    }, [figure]);
+
+    // A chart that is being dragged over stays as it is until the button is let go.
+    React.useEffect(() => {
+      const chart = place.current;
+      const hold = () => { held.current = true; };
+      const release = () => {
+        if (!held.current) return;
+        held.current = false;
+        setTimeout(draw, 300);
+      };
+      chart.addEventListener("pointerdown", hold);
+      document.addEventListener("pointerup", release);
+      return () => {
+        document.removeEventListener("pointerup", release);
+        if (window.Plotly) window.Plotly.purge(chart);
+      };
+    }, []);
+
+    return React.createElement("div", { id, className, ref: place, "data-legend": figure.layout.meta.legend });
+  }
+
+  window.kvscopeCharts = { Chart };
+})();

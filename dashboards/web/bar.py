@@ -1,0 +1,214 @@
+"""What stands above every view: the engines, the views of the one that is looked at, the time, and whether what is said
+is exact. And what must not be overlooked.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dash import html
+
+from dashboards.web.links import Place, Window, rfc3339
+from dashboards.web.markup import aria, field, key
+from dashboards.web.table import TABLE, tab_of
+from dashboards.web.view import Here, open_findings
+from dashboards.web.words import clock
+from monitor.query import counted, duration
+from monitor.views import EngineView
+
+SPANS = (("now-1m", "last minute"), ("", "last 10 minutes"), ("now-1h", "last hour"), ("now-6h", "last 6 hours"))
+"""What `from` can be with a click."""
+
+
+def title(here: Here) -> str:
+    """Of the window: what is wrong, the view, the engine."""
+    if not here.place.view:
+        wrong = sum(map(open_findings, here.engines))
+        return f"({wrong}) Overview" if wrong else "Overview"
+    wrong = open_findings(here.engine)
+    tab = tab_of(here.place.view)
+    name = f"({wrong}) {here.name}" if wrong else here.name
+    return f"{name} · {tab.label}" if tab else name
+
+
+def bar(here: Here) -> list[Any]:
+    """All of it, as it stands at the top of the page."""
+    return [
+        html.Div(
+            [
+                html.A([html.Span(className="mark", **aria(hidden="true")), "kvscope"], href="/", className="brand"),
+                html.Nav(_engines(here), **aria(label="Engines")),
+                html.Div(_health(here.engine), id="health", role="status", **aria(label="Stream health")),
+            ],
+            className="row",
+        ),
+        html.Div(
+            [
+                html.Nav(_tabs(here), id="views", **aria(label="Views")),
+                html.Div(_time(here), id="time"),
+                html.Button("?", type="button", id="keys-button", title="Keys (?)", **aria(label="Keys")),
+            ],
+            className="row",
+        ),
+    ]  # fmt: skip
+
+
+def _engines(here: Here) -> Any:
+    chosen = _choice(here.engine)
+    if len(here.engines) == 1:
+        return html.Div(chosen, className="engine")
+    tab = tab_of(here.place.view)
+    others = [
+        html.Li(
+            html.A(
+                _choice(engine),
+                href=here.place.to(tab.path if tab and tab.path else "engine", engine=engine.engine),
+                className="engine",
+                **aria(current="true" if engine is here.engine else "false"),
+            ),
+            key=engine.engine,
+        )
+        for engine in here.engines
+    ]
+    summary = html.Summary([*chosen, html.Span(f"1 of {len(here.engines):,}", className="how")], className="engine",
+                           **key("e", "choose an engine"))  # fmt: skip
+    return html.Details([summary, html.Ul(others)], className="menu")
+
+
+def _choice(engine: EngineView) -> list[Any]:
+    open_now = open_findings(engine)
+    parts: list[Any] = [
+        html.Span(className=f"status {engine.status}", **aria(hidden="true")),
+        html.Span(engine.engine, className="name"),
+        html.Span(engine.status, className="how"),
+    ]
+    if open_now:
+        parts.append(html.Span(f"{open_now:,}", className="badge", title=counted(open_now, "open finding")))
+    return parts
+
+
+def _tabs(here: Here) -> html.Ul:
+    chosen = tab_of(here.place.view)
+    links = []
+    for number, entry in enumerate((entry for entry in TABLE if entry.label), start=1):
+        count = open_findings(here.engine) if entry.path == "findings" else 0
+        links.append(
+            html.Li(
+                html.A(
+                    [entry.label, html.Span(f"{count:,}", className="badge")] if count else entry.label,
+                    href=here.place.to(entry.path),
+                    **aria(current="page" if entry is chosen else "false"),
+                    **key(str(number), entry.label),
+                )
+            )
+        )
+    return html.Ul(links)
+
+
+def _health(engine: EngineView) -> list[Any]:
+    """Whether figures are exact, and what was lost."""
+    lost = []
+    if engine.batches_lost:
+        lost.append(f"{engine.batches_lost:,} {'batch' if engine.batches_lost == 1 else 'batches'} lost")
+    if engine.events_dropped:
+        lost.append(f"{counted(engine.events_dropped, 'event')} dropped by the engine")
+    if engine.attached == "figures":
+        return [html.Span("figures only", className="health unsure"), html.Span("no event stream", className="lost")]
+    if engine.uncertain_since:
+        verdict = html.Span(f"not exact since {clock(engine.uncertain_since)} UTC", className="health unsure")
+    else:
+        verdict = html.Span("exact", className="health exact", title="every figure rests on every event")
+    return [verdict, html.Span(", ".join(lost) or "nothing lost", className="lost")]
+
+
+def alarms(here: Here, complaint: str) -> list[Any]:
+    """What is wrong with the address; a fault that is switched on; an engine that has gone quiet."""
+    engine = here.engine
+    banners = [html.P(complaint, className="banner quiet")] if complaint else []
+    if engine.faults:
+        banners.append(
+            html.P(
+                [
+                    html.Strong(f"Fault switched on in this engine: {', '.join(engine.faults)}"),
+                    html.Span("It was started to show an incident. Do not serve with it."),
+                ],
+                className="banner fault",
+            )
+        )
+    if engine.status == "silent":
+        text = f"Nothing heard from this engine for {duration(engine.heard_s_ago)}. What is shown is as it was then."
+        banners.append(html.P(html.Strong(text), className="banner quiet"))
+    if engine.status == "stopped":
+        banners.append(html.P(html.Strong("This engine has stopped. What is shown is as it was at the end."),
+                              className="banner quiet"))  # fmt: skip
+    return banners
+
+
+# -------------------------------------------------------------------- time
+
+
+def _time(here: Here) -> list[Any]:
+    """Live, or as it was at a moment; and how to look at another."""
+    place, window = here.place, here.window
+    parts: list[Any] = []
+    if window.live:
+        summary: list[Any] = [html.Span("live", className="live"), _span_in_words(place, window)]
+    else:
+        summary = [html.Span("as it was", className="past"), _past_in_words(place, window)]
+        back = place.but(since="", until="", at="")
+        parts.append(html.A("Back to live", href=back, className="button", **key("l", "back to live")))
+    half = (window.until_ns - window.since_ns) // 2
+    moves = [
+        ("←", "earlier", "[", window.since_ns - half, window.until_ns - half),
+        ("→", "later", "]", window.since_ns + half, window.until_ns + half),
+        ("−", "a longer time", "-", window.since_ns - half, window.until_ns + half),
+        ("+", "a shorter time", "+", window.since_ns + half // 2, window.until_ns - half // 2),
+    ]
+    buttons = [
+        html.A(sign, href=place.but(since=rfc3339(since), until=rfc3339(until), at=""), title=f"{words} ({name})",
+               className="button", **aria(label=words), **key(name, words))
+        for sign, words, name, since, until in moves
+    ]  # fmt: skip
+    menu = html.Details(
+        [html.Summary(summary, className="button", **key("t", "choose the time"), title="Choose the time (t)"),
+         html.Div([_spans(place), _times(place, window)], className="drop")],
+        className="menu",
+    )  # fmt: skip
+    return [*parts, menu, html.Span(buttons, className="moves")]
+
+
+def _span_in_words(place: Place, window: Window) -> str:
+    named = dict(SPANS).get(place.since)
+    return named or f"last {duration(window.seconds)}"
+
+
+def _past_in_words(place: Place, window: Window) -> str:
+    if place.at:
+        return f"at {clock(place.at)} UTC" if len(place.at) > 18 else f"at {place.at}"
+    day = "" if window.since[:10] == window.until[:10] else f"{window.until[:10]} "
+    return f"{window.since[:10]} {clock(window.since)} – {day}{clock(window.until)} UTC"
+
+
+def _spans(place: Place) -> html.Ul:
+    return html.Ul(
+        [
+            html.Li(html.A(words.capitalize(), href=place.but(since=since, until="", at=""),
+                           **aria(current="true" if place.is_live and place.since == since else "false")))
+            for since, words in SPANS
+        ]
+    )  # fmt: skip
+
+
+def _times(place: Place, window: Window) -> html.Form:
+    """A form that goes where a link would: empty fields are left out of the address."""
+    hidden = [("engine", place.engine), ("id", place.id), *place.more]
+    fields: list[Any] = [field("hidden", name, value) for name, value in hidden if value]
+    moment = place.at if len(place.at) > 18 else ""
+    times = (("from", "From", window.since), ("to", "To", window.until), ("at", "At the moment", moment))
+    for name, words, value in times:
+        fields.append(html.Label([html.Span(words), field("datetime-local", name, value[:19], step="1")]))
+    fields.append(html.P("UTC. A moment is marked in what shows a time, and what shows a state is as it was then.",
+                         className="note"))  # fmt: skip
+    fields.append(html.Button("Show", type="submit"))
+    return html.Form(fields, action=f"/{place.view}", method="get", key=f"{window.since} {window.until} {moment}"
+                     if not window.live else place.since)  # fmt: skip

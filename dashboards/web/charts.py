@@ -1,0 +1,225 @@
+"""Charts over time: several rows over one axis, with a legend beside them that tells the figures at the pointer.
+
+Dragging over a chart chooses a window and a click chooses a moment (assets/charts.js); both are in the address then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, Literal, NamedTuple
+
+from dash import dcc, html
+
+from dashboards.web.links import Window
+from dashboards.web.markup import aria, data
+from dashboards.web.palette import css
+
+GAP_PX: Final = 16
+MARKS_PX: Final = 22
+AXIS_PX: Final = 26
+
+
+class Trace(NamedTuple):
+    """One figure over time. `drawn`: `band` stacks it on those before, `line` draws it over them. `after` says that a
+    value is of the stretch that ends at its moment; otherwise it holds from then on.
+    """
+
+    label: str
+    rgb: tuple[int, int, int]
+    values: Sequence[float]
+    drawn: Literal["band", "line"] = "band"
+    after: bool = False
+    opacity: float = 1.0
+    title: str = ""
+    bad: bool = False
+    """Whether anything but 0 is shown in red."""
+
+
+class Row(NamedTuple):
+    """A row of a chart: its heading, its height, its traces. `top`: where its axis ends, if that is known."""
+
+    name: str
+    height_px: int
+    traces: list[Trace]
+    top: float | None = None
+    unit: str = ""
+
+
+class Mark(NamedTuple):
+    """Something that happened at a moment: `kind` is a class of the style sheet."""
+
+    at_ns: int
+    kind: Literal["error", "warning", "preempted", "configuration"]
+    text: str
+    href: str
+
+
+_MARKS: Final = {
+    "error": ("triangle-down", "rgb(208, 48, 43)"),
+    "warning": ("triangle-down", "rgb(226, 163, 43)"),
+    "preempted": ("diamond", css((205, 85, 150))),
+    "configuration": ("square", css((80, 145, 220))),
+}
+
+
+def over_time(
+    name: str, moments_ns: Sequence[int], rows: Sequence[Row], window: Window, *, marks: Sequence[Mark] = (),
+    at_ns: int | None = None, says: str = "",
+) -> html.Div:  # fmt: skip
+    """The chart `name`, of `rows` over the window; a value of each trace for every moment. `says`: it in words."""
+    height = MARKS_PX + sum(row.height_px + GAP_PX for row in rows) + AXIS_PX
+    at = [moment // 1_000_000 for moment in moments_ns]
+    chosen = len(at) - 1
+    if at_ns is not None:
+        chosen = max((index for index, moment in enumerate(moments_ns) if moment <= at_ns), default=0)
+    traces: list[dict[str, Any]] = []
+    axes: dict[str, Any] = {}
+    top = height - MARKS_PX
+    for number, row in enumerate(rows, start=1):
+        axis = f"y{number}" if number > 1 else "y"
+        traces += [_trace(trace, at, axis) for trace in row.traces]
+        most = row.top or max(_most(row), default=0) * 1.08 or 1
+        axes[axis.replace("y", "yaxis")] = _AXIS | {
+            "domain": [(top - row.height_px) / height, top / height],
+            "range": [0, most],
+            "tickformat": ",d" if most >= 3 else "",
+            "nticks": 4 if row.height_px > 120 else 3,
+            "gridcolor": "rgba(128,140,160,0.18)",
+            "ticksuffix": row.unit,
+        }
+        top -= row.height_px + GAP_PX
+    figure: dict[str, Any] = {
+        "data": [*traces, _marks(marks, len(rows) + 1)],
+        "layout": _layout(height, window, at_ns, marks),
+    }
+    figure["layout"] |= axes | {
+        f"yaxis{len(rows) + 1}": _AXIS
+        | {"domain": [(height - MARKS_PX) / height, 1], "range": [0, 1], "showgrid": False, "showticklabels": False},
+        "meta": {"legend": f"{name}-legend", "chosen": chosen},
+    }
+    plot = html.Div(dcc.Graph(id=name, figure=figure), className="plot", role="img", style={"height": f"{height}px"},
+                    **aria(label=says))  # fmt: skip
+    return html.Div([_legend(name, rows, chosen), plot], className="chart")
+
+
+_AXIS: Final = {"showline": False, "zeroline": False, "fixedrange": True, "ticks": "", "rangemode": "tozero"}
+
+
+def _most(row: Row) -> list[float]:
+    """The highest that the row reaches, of its bands together and of each line."""
+    bands = [trace.values for trace in row.traces if trace.drawn == "band"]
+    lines = [max(trace.values, default=0) for trace in row.traces if trace.drawn == "line"]
+    return [max(map(sum, zip(*bands, strict=True)), default=0), *lines] if bands else lines
+
+
+def _trace(trace: Trace, at: list[int], axis: str) -> dict[str, Any]:
+    drawn: dict[str, Any] = {
+        "type": "scatter",
+        "mode": "lines",
+        "name": trace.label,
+        "x": at,
+        "y": list(trace.values),
+        "xaxis": "x",
+        "yaxis": axis,
+        "hoverinfo": "none",
+    }
+    shape = "vh" if trace.after else "hv"
+    colour = css(trace.rgb, trace.opacity)
+    if trace.drawn == "line":
+        return drawn | {"line": {"width": 1.8, "shape": shape, "color": colour}}
+    return drawn | {"stackgroup": axis, "fillcolor": colour, "line": {"width": 0, "shape": shape, "color": colour}}
+
+
+def _marks(marks: Sequence[Mark], row: int) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "meta": "marks",
+        "x": [mark.at_ns // 1_000_000 for mark in marks],
+        "y": [0.5] * len(marks),
+        "xaxis": "x",
+        "yaxis": f"y{row}",
+        "text": [mark.text for mark in marks],
+        "hovertemplate": "%{text}<extra></extra>",
+        "cliponaxis": False,
+        "marker": {
+            "symbol": [_MARKS[mark.kind][0] for mark in marks],
+            "color": [_MARKS[mark.kind][1] for mark in marks],
+            "size": 11,
+        },
+    }
+
+
+def _layout(height: int, window: Window, at_ns: int | None, marks: Sequence[Mark]) -> dict[str, Any]:
+    lines = [(mark.at_ns, _MARKS[mark.kind][1], "dot") for mark in marks if mark.kind in ("error", "warning")]
+    if at_ns is not None:
+        lines.append((at_ns, "rgb(128, 134, 146)", "solid"))
+    return {
+        "height": height,
+        "margin": {"l": 52, "r": 10, "t": 0, "b": 0},
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "font": {"family": "inherit", "size": 12},
+        "showlegend": False,
+        "hovermode": "x",
+        "hoversubplots": "axis",
+        "dragmode": "zoom",
+        "xaxis": {
+            "type": "date",
+            "range": [window.since_ns // 1_000_000, window.until_ns // 1_000_000],
+            "position": (AXIS_PX - 4) / height,
+            "showgrid": False,
+            "showline": False,
+            "zeroline": False,
+            "ticks": "",
+            "tickformat": "%H:%M:%S",
+            "nticks": 7,
+            "tickangle": 0,
+            "showspikes": True,
+            "spikemode": "across",
+            "spikesnap": "cursor",
+            "spikethickness": 1,
+            "spikedash": "solid",
+            "spikecolor": "rgba(128,134,146,0.8)",
+        },
+        "shapes": [
+            {
+                "type": "line",
+                "x0": at // 1_000_000,
+                "x1": at // 1_000_000,
+                "y0": AXIS_PX / height,
+                "y1": 1 - (MARKS_PX if dash == "dot" else 0) / height,
+                "xref": "x",
+                "yref": "paper",
+                "line": {"color": colour, "width": 1.5, "dash": dash},
+            }
+            for at, colour, dash in lines
+        ],
+    }
+
+
+def _legend(name: str, rows: Sequence[Row], chosen: int) -> html.Div:
+    number = 0
+    parts: list[Any] = [
+        html.P(["at ", html.Span("", **data(moment=""))], className="moment", style={"height": f"{MARKS_PX}px"})
+    ]
+    for row in rows:
+        items = []
+        for trace in row.traces:
+            value = trace.values[chosen] if trace.values else 0
+            colour = {"backgroundColor": css(trace.rgb, trace.opacity)}
+            items.append(
+                html.Li(
+                    [
+                        html.Span(className=f"swatch {trace.drawn}", style=colour),
+                        html.Span(trace.label, className="what"),
+                        html.Span(f"{value:,.0f}", className="count", **data(trace=number)),
+                    ],
+                    title=trace.title,
+                    className="bad" if trace.bad else "",
+                )
+            )
+            number += 1
+        height = {"minHeight": f"{row.height_px + GAP_PX}px"}
+        parts.append(html.Div([html.H3(row.name), html.Ul(items)], style=height, className="keys"))
+    return html.Div(parts, id=f"{name}-legend", className="readout")

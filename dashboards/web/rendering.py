@@ -1,0 +1,149 @@
+"""Pages as they are now, each made at most once a tick for all viewers, and only the one that somebody looks at.
+
+A query may wait for the ledger, so it runs in a thread. What is costly to make is made less often: no view takes more
+than a tenth of the time, however many blocks a pool has. What is past does not change, and is looked at again only for
+what is found of it later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from dash import html
+from dash.development.base_component import Component
+
+from dashboards.web import bar, story
+from dashboards.web.links import Place, wall_ns
+from dashboards.web.table import PATHS
+from dashboards.web.view import Here, Tree, View, worst_first
+from monitor.query import BadTime, NotKnown, Query
+from monitor.views import EngineView
+
+TICK_S: Final = 1.0
+REST: Final = 9
+"""A view rests for this many times what it took to make."""
+PAST_RESTS_S: Final = 30.0
+KEPT: Final = 64
+
+
+class Page(NamedTuple):
+    """All that a viewer sees. `told`: the window's title, the engine, the moment, which of `sections` stand where."""
+
+    told: dict[str, Any]
+    sections: dict[str, str]
+    """By name, each as the JSON of a tree."""
+
+
+class _Shared:
+    """One thing to show: whoever asks while it is made waits for it, whoever asks soon after gets the same."""
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.value: Any = None
+        self.fresh_until = 0.0
+
+
+class Pages:
+    """Renders what `query` says. For one event loop."""
+
+    def __init__(self, query: Query) -> None:
+        self._query = query
+        self._shared: OrderedDict[object, _Shared] = OrderedDict()
+
+    async def page(self, place: Place) -> Page:
+        """The page at `place`."""
+        known: list[EngineView] = await self._once("engines", lambda: worst_first(self._query.engines()))
+        if not known:
+            return Page(_told("waiting for an engine", place, [], empty=True), {})
+        here, complaint = _here(place, known)
+        around: dict[str, str] = await self._once(("around", place), lambda: _around(here, complaint))
+        live = here.window.live or here.window.until_ns > _now_ns(here.engine)
+        rests_s = 0 if live else PAST_RESTS_S
+        shown: dict[str, str] = await self._once(here.place, lambda: _shown(self._query, here), rests_s)
+        main = [name for name in shown if name.startswith("main ")]
+        told = _told(bar.title(here), place, main, engine=here.name, moment=here.moment)
+        return Page(told, around | shown)
+
+    async def pointed(self, place: Place, block: int) -> list[Any]:
+        """The block that somebody points at, in a few lines."""
+        children: list[Any] = await self._once(("pointed", place, block), lambda: _pointed(self._query, place, block))
+        return children
+
+    async def _once(self, key: object, make: Callable[[], Any], rest_s: float = 0.0) -> Any:
+        shared = self._shared.setdefault(key, _Shared())
+        self._shared.move_to_end(key)
+        while len(self._shared) > KEPT:
+            self._shared.popitem(last=False)
+        async with shared.lock:
+            started = time.monotonic()
+            if started >= shared.fresh_until:
+                shared.value = await asyncio.to_thread(make)
+                took = time.monotonic() - started
+                shared.fresh_until = started + max(0.9 * TICK_S, REST * took, rest_s)
+        return shared.value
+
+
+def _told(
+    title: str, place: Place, main: list[str], *, engine: str = "", moment: str = "", empty: bool = False
+) -> dict[str, Any]:
+    return {
+        "title": title,
+        "pointing": place._replace(engine=engine, at=moment).to("blocks"),
+        "main": main,
+        "engine": engine,
+        "empty": empty,
+        "at": time.time(),
+    }
+
+
+def _here(place: Place, known: list[EngineView]) -> tuple[Here, str]:
+    """Where that is; what is wrong with the address, if anything."""
+    complaint = ""
+    engine = next((view for view in known if view.engine == place.engine), known[0])
+    if place.engine not in ("", engine.engine):
+        complaint = f"There is no engine {place.engine} here any more; this is {engine.engine}."
+    now_ns = _now_ns(engine)
+    try:
+        window = place.window(now_ns)
+    except BadTime as error:
+        complaint = f"{error}. The last ten minutes are shown."
+        place = place._replace(since="", until="", at="")
+        window = place.window(now_ns)
+    return Here(place._replace(engine=engine.engine), window, engine, known), complaint
+
+
+def _now_ns(engine: EngineView) -> int:
+    """Now, by the engine's own stream: that of a recording has ended long ago."""
+    return wall_ns(engine.at, 0) if engine.at else time.time_ns()
+
+
+def _around(here: Here, complaint: str) -> dict[str, str]:
+    return {"bar": _json(bar.bar(here)), "alarms": _json(bar.alarms(here, complaint))}
+
+
+def _shown(query: Query, here: Here) -> dict[str, str]:
+    entry = PATHS.get(here.place.view)
+    try:
+        if entry is None:
+            raise NotKnown(f"There is no page /{here.place.view} here.")
+        view = entry.make(query, here)
+    except NotKnown as error:
+        sentence = str(error)
+        view = View({"not-known": html.P(sentence[:1].upper() + sentence[1:], className="card note")})
+    return {f"main {name}": _json(tree) for name, tree in view.sections.items()} | {"aside": _json(view.aside)}
+
+
+def _json(tree: Tree) -> str:
+    return json.dumps(tree, default=Component.to_plotly_json, separators=(",", ":"))
+
+
+def _pointed(query: Query, place: Place, block: int) -> list[Any]:
+    try:
+        return story.pointed(place, query.block(place.engine, block))
+    except NotKnown as error:
+        return [html.P(str(error), className="note")]

@@ -1,0 +1,26 @@
+"""Every view there is, in the order of the navigation."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from dashboards.web.view import Entry
+from dashboards.web.views import blocks, engine, findings, overview, requests
+
+TABLE: Final = (
+    Entry("", "Overview", overview.view),
+    Entry("engine", "Over time", engine.view),
+    Entry("blocks", "Blocks", blocks.view),
+    Entry("block", "", blocks.view, tab="blocks"),
+    Entry("requests", "Requests", requests.view),
+    Entry("request", "", requests.view, tab="requests"),
+    Entry("findings", "Findings", findings.view),
+    Entry("finding", "", findings.view, tab="findings"),
+)
+PATHS: Final = {entry.path: entry for entry in TABLE}
+
+
+def tab_of(path: str) -> Entry | None:
+    """The view in the navigation that an address belongs to; None of one that is no view's."""
+    entry = PATHS.get(path)
+    return PATHS[entry.tab] if entry and entry.tab else entry

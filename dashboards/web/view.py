@@ -1,0 +1,71 @@
+"""What a view is: a function of what can be asked and of where one is, to sections of HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from dashboards.web.links import Place, Window
+from monitor.query import Query
+from monitor.views import EngineView
+
+Tree = Any
+"""A component of dash.html or dash.dcc, a text, or a list of these. assets/kvscope.js renders it."""
+
+
+class Here(NamedTuple):
+    """Where one is, and what is there now. `place` has the engine's name filled in."""
+
+    place: Place
+    window: Window
+    engine: EngineView
+    engines: list[EngineView]
+    """The worst off first."""
+
+    @property
+    def name(self) -> str:
+        """The engine's."""
+        return self.engine.engine
+
+    @property
+    def moment(self) -> str:
+        """The moment at which a view of a state shows it, as the query interface takes it; empty: now."""
+        if self.place.at:
+            return self.place.at
+        return "" if self.window.live else self.window.until
+
+
+class View(NamedTuple):
+    """What is shown: sections from top to bottom, each under a name of its own, and what stands beside them, if
+    anything. A section that is as it was a second ago is not sent again, so what changes often is best a section of
+    its own.
+    """
+
+    sections: Mapping[str, Tree]
+    aside: Tree = ""
+
+
+class Entry(NamedTuple):
+    """A view in the table: the path of its address, its name in the navigation (empty: it is not in it, but under
+    `tab`), and what makes it.
+    """
+
+    path: str
+    label: str
+    make: Callable[[Query, Here], View]
+    tab: str = ""
+
+
+def worst_first(engines: Sequence[EngineView]) -> list[EngineView]:
+    """Engines in need of attention before others: by their open findings, then silent ones, then by name."""
+
+    def need(engine: EngineView) -> tuple[Any, ...]:
+        grave = tuple(-engine.findings.get(severity, 0) for severity in ("critical", "error", "warning"))
+        return *grave, engine.status not in ("silent", "stopped"), engine.engine
+
+    return sorted(engines, key=need)
+
+
+def open_findings(engine: EngineView) -> int:
+    """How many findings of it need somebody."""
+    return sum(count for severity, count in engine.findings.items() if severity != "info")

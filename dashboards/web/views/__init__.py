@@ -1,0 +1,1 @@
+"""The views, one in each module; dashboards/web/table.py lists them."""
