@@ -6,7 +6,6 @@ an anomaly. In damaged ones, the events of which were lost, the tables are taken
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Mapping
 from typing import Final
 
@@ -49,6 +48,8 @@ class AuditFold:
     def _blocks(self, first: int, packed: list[int]) -> None:
         """The engine's table is what decides its fate, so where the books differ they say so and follow it."""
         books = self.books
+        if first >= 0 and packed == self._expected(first, len(packed)):
+            return
         for block, value in enumerate(packed, first):
             if not 0 <= block < books.total:
                 books.anomaly("block out of range", block, -1, f"the pool has {books.total}")
@@ -65,8 +66,14 @@ class AuditFold:
                 detail = f"reference count {theirs} and {'in' if in_queue else 'not in'} the free queue"
                 books.anomaly("audit: free queue", block, books.owner[block], detail)
 
+    def _expected(self, first: int, count: int) -> list[int]:
+        """What an engine that these books are right of says of so many blocks."""
+        refs, hashes = self.books.refs[first : first + count], self.books.hashes[first : first + count]
+        return [ours << 2 | (not ours) << 1 | (value != 0) for ours, value in zip(refs, hashes, strict=True)]
+
     def _adopt(self, block: int, refs: int, hashed: bool) -> None:
         books = self.books
+        books.stays = None  # who counts stays must look again
         was_used, was_cached = books.refs[block] > 0, bool(books.hashes[block]) and books.refs[block] <= 0
         books.refs[block] = refs
         if hashed != bool(books.hashes[block]):
@@ -87,16 +94,18 @@ class AuditFold:
             ids = ids + self._cycle.others.pop(number, [])
             self._cycle.unseen.discard(number)
             self._cycle.seen += 1
+        record = books.requests.get(number)
+        if not books.damaged and record is not None and record.blocks == ids and not detached:
+            return
         if ids and not 0 <= min(ids) <= max(ids) < books.total:
             books.anomaly("block out of range", max(ids), number, f"the pool has {books.total}")
             return
-        record = books.requests.get(number)
         if not books.damaged:
             if detached:
                 return
             if record is None:
                 books.anomaly("audit: a request that the books do not have", -1, number, texts.get(number, ""))
-            elif record.blocks != ids and sorted(record.blocks) != sorted(ids):
+            elif sorted(record.blocks) != sorted(ids):
                 detail = f"{len(ids)} blocks in the engine's table, {len(record.blocks)} by the events"
                 books.anomaly("audit: block table", -1, number, detail)
             return
@@ -145,7 +154,7 @@ class AuditFold:
             # The scheduler took all of them in since: their arrival was lost, and so was all that followed.
             if record.status == Status.RECEIVED and record.received_ns < cycle.began_ns:
                 del books.requests[record.number]
-        books.owner[:] = array("i", [-1]) * books.total
+        books.owner[:] = [-1] * books.total
         books.more.clear()
         for record in books.requests.values():
             for block in record.blocks:

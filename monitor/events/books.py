@@ -9,10 +9,9 @@ What cannot be (a release of a free block, counts that disagree, …) is kept as
 
 from __future__ import annotations
 
-from array import array
 from collections import deque
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, Protocol
 
 from monitor.events.evictions import Evictions
 from monitor.events.kinds import Holder
@@ -36,6 +35,25 @@ LEASE_SLACK_NS: Final = 100_000_000
 """The engine's clock is said once a pass: a lease that ends in a pass ends this little after what was said."""
 
 
+class Stays(Protocol):
+    """Who is told of blocks that come into use and go. Times are monotonic ns, one for each block of a list."""
+
+    def allocated(self, blocks: int, idle_since: list[int], born: list[int], now_ns: int) -> None:
+        """So many were handed out, and some lost their contents by that; see `evicted`."""
+
+    def reused(self, blocks: int, idle_since: list[int], now_ns: int) -> None:
+        """So many came into use by a prefix hit; since when those of them were idle whose contents were there."""
+
+    def released(self, used_since: list[int], born: list[int], now_ns: int) -> None:
+        """The last reference to each went; `born`: when those were handed out that have no contents to keep."""
+
+    def idle_from(self, at_ns: int) -> None:
+        """One that nobody uses got contents; it has not been in use since then."""
+
+    def evicted(self, idle_since: list[int], born: list[int], now_ns: int) -> None:
+        """Contents that nobody used went: since when they were idle, and when their blocks were handed out."""
+
+
 class Books:
     """What is known of one engine in one epoch; State folds events into it."""
 
@@ -49,11 +67,14 @@ class Books:
         self.stopped_ns = 0
         self.last_step = -1
         self.launched_ns = 0  # when the last step was launched
-        # A column a block: reference count, first owner (-1: none), keyed hash (0: none), since when free or in use.
-        self.refs = array("i")
-        self.owner = array("i")
-        self.hashes = array("q")
-        self.since = array("q")
+        # A column a block: reference count, first owner (-1: none), keyed hash (0: none), since when free or in use,
+        # and when last handed out (0: not since we have listened). Lists, since they are read and written several
+        # times as quickly as arrays, one value at a time.
+        self.refs: list[int] = []
+        self.owner: list[int] = []
+        self.hashes: list[int] = []
+        self.since: list[int] = []
+        self.born: list[int] = []
         # Owners after the first; and former owners of blocks that left a table and did not become free.
         self.more: dict[int, list[int]] = {}
         self.detached: dict[int, list[int]] = {}
@@ -72,6 +93,7 @@ class Books:
         self.heartbeat: Heartbeat | None = None
         self.memory: list[int] = []
         self.tiers: dict[int, TierState] = {}
+        self.stays: Stays | None = None
         # Audits. `orphans` are blocks that an audit showed to have more references than these books know owners for.
         self.damaged = False
         self.audit_cycles = 0
@@ -83,6 +105,7 @@ class Books:
         self._lapsed: list[Lapse] = []
         self._preempted: deque[Preemption] = deque(maxlen=MAX_TURNS)
         self._prompts: deque[Prompt] = deque(maxlen=MAX_TURNS)
+        self._recomputed = 0
         self._anomalies: list[Anomaly] = []
         self._index = 0
 
@@ -164,6 +187,11 @@ class Books:
         prompts = list(self._prompts)
         self._prompts.clear()
         return prompts
+
+    def take_recomputed(self) -> int:
+        """Tokens that had to be computed again after a preemption, of the requests let in again since last asked."""
+        recomputed, self._recomputed = self._recomputed, 0
+        return recomputed
 
     def take_anomalies(self) -> list[Anomaly]:
         """What was found since last asked, at most MAX_ANOMALIES of it."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
+from typing import Final, Literal
+
 import msgspec
 
 from monitor.events.records import Deferral, Heartbeat, RequestState, StepInFlight, TierState, Totals
@@ -42,6 +45,9 @@ class _Dump(msgspec.Struct, array_like=True):
     prompt_blocks_cached: int = 0
 
 
+SLICE: Final = 1 << 14
+"""Values packed in one go: the engine's thread need not wait for longer than these take."""
+
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(_Dump)
 
@@ -52,8 +58,8 @@ def dump(state: State) -> memoryview:
         _ENCODER.encode(
             _Dump(
                 state.description, state.total, state.reserved, state.block_size, state.now_ns, state.started_ns,
-                state.stopped_ns, state.last_step, memoryview(state.refs).cast("B"), memoryview(state.owner).cast("B"),
-                memoryview(state.hashes).cast("B"), memoryview(state.since).cast("B"), state.more, state.detached,
+                state.stopped_ns, state.last_step, _packed("i", state.refs), _packed("i", state.owner),
+                _packed("q", state.hashes), _packed("q", state.since), state.more, state.detached,
                 list(state.deferrals.values()), list(state.requests.values()), state.totals,
                 list(state.in_flight.values()), state.heartbeat, state.memory, state.tiers, state.damaged,
                 state.audit_cycles, state.audited_ns, sorted(state.orphans), state.early,
@@ -61,6 +67,19 @@ def dump(state: State) -> memoryview:
             )
         )
     )  # fmt: skip
+
+
+def _packed(typecode: str, values: list[int]) -> memoryview:
+    packed = array(typecode)
+    for first in range(0, len(values), SLICE):
+        packed.extend(values[first : first + SLICE])
+    return memoryview(packed).cast("B")
+
+
+def _unpacked(typecode: Literal["i", "q"], packed: memoryview, total: int) -> list[int]:
+    if len(packed) != array(typecode).itemsize * total:
+        raise NotAFrame(f"a keyframe of {total} blocks with a column of {len(packed)} bytes")
+    return packed.cast(typecode).tolist()
 
 
 def load(packed: memoryview) -> State:
@@ -73,12 +92,9 @@ def load(packed: memoryview) -> State:
     state.description, state.total, state.reserved = dump.description, dump.total, dump.reserved
     state.block_size, state.now_ns, state.started_ns = dump.block_size, dump.now_ns, dump.started_ns
     state.stopped_ns, state.last_step = dump.stopped_ns, dump.last_step
-    for column, packed_column in (
-        (state.refs, dump.refs), (state.owner, dump.owner), (state.hashes, dump.hashes), (state.since, dump.since),
-    ):  # fmt: skip
-        if len(packed_column) != column.itemsize * dump.total:
-            raise NotAFrame(f"a keyframe of {dump.total} blocks with a column of {len(packed_column)} bytes")
-        column.frombytes(packed_column)
+    state.refs, state.owner = _unpacked("i", dump.refs, dump.total), _unpacked("i", dump.owner, dump.total)
+    state.hashes, state.since = _unpacked("q", dump.hashes, dump.total), _unpacked("q", dump.since, dump.total)
+    state.born = [0] * dump.total
     named = {*dump.more, *dump.detached, *dump.orphans}.union(
         *(record.blocks for record in dump.requests), *(deferral.blocks for deferral in dump.deferrals)
     )

@@ -192,7 +192,7 @@ class EngineLedger:
         try:
             runs, args, ids = batch.runs.cast("i").tolist(), batch.args.cast("q").tolist(), batch.ids.cast("i").tolist()
             state.apply(runs, args, ids, batch.texts)
-            self.tally.fold(state, runs, args, ids, batch.mono_ns)
+            self.tally.follow(state)
             if NO_REQUEST in batch.texts:
                 self.description = parse(batch.texts[NO_REQUEST])
         except (NotAFrame, IndexError, TypeError, ValueError, OverflowError, MemoryError) as error:
@@ -213,7 +213,7 @@ class EngineLedger:
         self.preempted.extend(preempted)
         self.prompts.extend(prompts)
         self.tally.finished(finished)
-        self.tally.recompute.add(preempted, prompts, state.block_size)
+        self.tally.recompute.add(preempted, prompts, state.take_recomputed(), state.block_size)
         for anomaly in state.take_anomalies():
             position = Position(batch.epoch, batch.sequence, anomaly.position)
             self._note_anomaly(FoundAnomaly(position, batch.wall_ns, anomaly))

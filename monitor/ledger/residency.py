@@ -7,32 +7,28 @@ one for all before it, so that nobody ever has to walk the pool to tell them.
 
 from __future__ import annotations
 
-from array import array
+from bisect import bisect_left
 from typing import Final
 
-from monitor.events.kinds import Kind
 from monitor.events.state import State
-from monitor.ledger.histogram import Buckets, Histogram
+from monitor.ledger.histogram import MOST_NOTED, Buckets, Histogram
 
 BOUNDS_S: Final = (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0)
 AGE_BOUNDS_S: Final = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0)
 _SLOT_NS: Final = 1_000_000_000
 _SLOTS: Final = int(AGE_BOUNDS_S[-1]) + 1
-KINDS: Final = frozenset(
-    int(kind)
-    for kind in (Kind.ALLOCATED, Kind.REUSED, Kind.CACHED, Kind.EVICTED, Kind.RELEASED, Kind.RECLAIMED)
-)  # fmt: skip
-"""Of the events that are folded in here, as plain numbers."""
-_ALLOCATED, _REUSED, _CACHED, _EVICTED = (
-    int(kind) for kind in (Kind.ALLOCATED, Kind.REUSED, Kind.CACHED, Kind.EVICTED)
-)
 
 
 class Ages:
-    """How many blocks are in one state, by the second since when. Times are monotonic ns."""
+    """How many blocks are in one state, by the second since when. Times are monotonic ns.
+
+    Who comes and leaves is noted, and counted when there is much of it, or when somebody asks.
+    """
 
     def __init__(self) -> None:
-        self.count = 0
+        self._came: dict[int, int] = {}
+        self._left: list[int] = []
+        self._count = 0
         self._since_ns = 0
         self._slots: dict[int, int] = {}
         self._oldest = -1
@@ -41,29 +37,23 @@ class Ages:
 
     def add(self, at_ns: int, blocks: int = 1) -> None:
         """So many come into the state."""
-        if not blocks:
-            return
-        slot = at_ns // _SLOT_NS
-        if slot not in self._slots:
-            self._forget(slot - _SLOTS)
-        self._slots[slot] = self._slots.get(slot, 0) + blocks
-        self.count += blocks
-        self._since_ns += at_ns * blocks
+        self._came[at_ns] = self._came.get(at_ns, 0) + blocks
 
     def remove(self, since_ns: list[int]) -> None:
         """So many leave it, that came then."""
-        slots, oldest = self._slots, self._oldest
-        for since in since_ns:
-            slot = since // _SLOT_NS
-            if slot > oldest:
-                slots[slot] -= 1
-            else:
-                self._older -= 1
-        self.count -= len(since_ns)
-        self._since_ns -= sum(since_ns)
+        self._left += since_ns
+        if len(self._left) > MOST_NOTED:
+            self._settle()
+
+    @property
+    def count(self) -> int:
+        """All of them."""
+        self._settle()
+        return self._count
 
     def buckets(self, now_ns: int) -> Buckets:
         """For each bound in seconds, how many are at most as old: to the second."""
+        self._settle()
         now = now_ns // _SLOT_NS
         counts = [0] * len(AGE_BOUNDS_S)
         for slot, blocks in self._slots.items():
@@ -71,11 +61,35 @@ class Ages:
             for index, bound in enumerate(AGE_BOUNDS_S):
                 if age <= bound:
                     counts[index] += blocks
-        return [*zip(AGE_BOUNDS_S, counts, strict=True), (float("inf"), self.count)]
+        return [*zip(AGE_BOUNDS_S, counts, strict=True), (float("inf"), self._count)]
 
     def seconds(self, now_ns: int) -> float:
         """The sum of their ages."""
-        return (now_ns * self.count - self._since_ns) / 1e9
+        self._settle()
+        return (now_ns * self._count - self._since_ns) / 1e9
+
+    def _settle(self) -> None:
+        for at_ns, blocks in self._came.items():
+            slot = at_ns // _SLOT_NS
+            if slot not in self._slots:
+                self._forget(slot - _SLOTS)
+            self._slots[slot] = self._slots.get(slot, 0) + blocks
+            self._count += blocks
+            self._since_ns += at_ns * blocks
+        self._left.sort()
+        done = 0
+        while done < len(self._left):  # a second at a time
+            slot = self._left[done] // _SLOT_NS
+            until = bisect_left(self._left, (slot + 1) * _SLOT_NS, done)
+            if slot > self._oldest:
+                self._slots[slot] -= until - done
+            else:
+                self._older -= until - done
+            done = until
+        self._count -= len(self._left)
+        self._since_ns -= sum(self._left)
+        self._came.clear()
+        self._left.clear()
 
     def _forget(self, until: int) -> None:
         """Count together what came in that second or before, and drop what is empty."""
@@ -100,109 +114,41 @@ class Residency:
         self.held = Ages()
         self.idle = Ages()
         self.in_step = False
-        """Whether what follows can be folded in; if not, `take` first."""
-        # A column a block: references, whether it has a hash, since when in use or idle, when handed out (0: unseen).
-        self._refs = array("i")
-        self._hashed = bytearray()
-        self._since = array("q")
-        self._born = array("q")
+        """Whether `held` and `idle` are those of the books; if not, `take` first."""
 
     def take(self, state: State) -> None:
         """Begin anew from the books, since events were missed. O(blocks)."""
-        self._refs = array("i", state.refs)
-        self._hashed = bytearray(map(bool, state.hashes))
-        self._since = array("q", state.since)
-        self._born = array("q", [0]) * state.total
         self.held, self.idle = Ages(), Ages()
-        for since, refs, hashed in sorted(zip(self._since, self._refs, self._hashed, strict=True)):
+        for since, refs, value in sorted(zip(state.since, state.refs, state.hashes, strict=True)):
             if refs > 0:
                 self.held.add(since)
-            elif hashed:
+            elif value:
                 self.idle.add(since)
-        self.in_step = True
 
-    def apply(self, kind: int, blocks: list[int], now_ns: int) -> None:
-        """Fold in one event of `KINDS`. Blocks that the pool has not are left out."""
-        if not 0 <= min(blocks) <= max(blocks) < len(self._refs):
-            return
-        if kind == _ALLOCATED:
-            self._allocated(blocks, now_ns)
-        elif kind == _REUSED:
-            self._reused(blocks, now_ns)
-        elif kind == _CACHED:
-            self._cached(blocks, now_ns)
-        elif kind == _EVICTED:
-            self._unhashed(blocks, now_ns)
-        else:
-            self._released(blocks, now_ns)
+    def allocated(self, blocks: int, idle_since: list[int], born: list[int], now_ns: int) -> None:
+        """See Stays, as for what follows."""
+        self.held.add(now_ns, blocks)
+        if idle_since:
+            self.evicted(idle_since, born, now_ns)
 
-    def _allocated(self, blocks: list[int], now_ns: int) -> None:
-        refs, hashed, since, born = self._refs, self._hashed, self._since, self._born
-        taken, evicted = 0, []
-        for block in blocks:
-            if refs[block]:  # cannot be, and the books say so
-                refs[block] += 1
-                continue
-            if hashed[block]:
-                hashed[block] = 0
-                evicted.append((since[block], born[block]))
-            refs[block] = 1
-            since[block] = born[block] = now_ns
-            taken += 1
-        if evicted:
-            self._evicted(evicted, now_ns)
-        self.held.add(now_ns, taken)
+    def reused(self, blocks: int, idle_since: list[int], now_ns: int) -> None:
+        """More in use, fewer idle."""
+        self.reuse_gap.observe([now_ns - since for since in idle_since])
+        self.idle.remove(idle_since)
+        self.held.add(now_ns, blocks)
 
-    def _reused(self, blocks: list[int], now_ns: int) -> None:
-        refs, hashed, since = self._refs, self._hashed, self._since
-        taken, idle = 0, []
-        for block in blocks:
-            if not refs[block]:
-                if hashed[block]:
-                    idle.append(since[block])
-                since[block] = now_ns
-                taken += 1
-            refs[block] += 1
-        self.reuse_gap.observe([now_ns - at for at in idle])
-        self.idle.remove(idle)
-        self.held.add(now_ns, taken)
+    def released(self, used_since: list[int], born: list[int], now_ns: int) -> None:
+        """Fewer in use, more idle but for those whose lives are over."""
+        self.held.remove(used_since)
+        self.lifetime.observe([now_ns - at for at in born if at])
+        self.idle.add(now_ns, len(used_since) - len(born))
 
-    def _cached(self, blocks: list[int], now_ns: int) -> None:
-        for block in blocks:
-            if not self._refs[block] and not self._hashed[block]:
-                self._since[block] = now_ns
-                self.idle.add(now_ns)
-            self._hashed[block] = 1
+    def idle_from(self, at_ns: int) -> None:
+        """One more is idle."""
+        self.idle.add(at_ns)
 
-    def _unhashed(self, blocks: list[int], now_ns: int) -> None:
-        evicted = []
-        for block in blocks:
-            if self._hashed[block] and not self._refs[block]:
-                evicted.append((self._since[block], self._born[block]))
-            self._hashed[block] = 0
-        self._evicted(evicted, now_ns)
-
-    def _released(self, blocks: list[int], now_ns: int) -> None:
-        refs, hashed, since, born = self._refs, self._hashed, self._since, self._born
-        kept, given_back, lifetimes = 0, [], []
-        for block in blocks:
-            if refs[block] != 1:
-                refs[block] = max(refs[block] - 1, 0)
-                continue
-            refs[block] = 0
-            given_back.append(since[block])
-            if hashed[block]:
-                kept += 1
-                since[block] = now_ns
-            elif born[block]:
-                lifetimes.append(now_ns - born[block])
-        self.held.remove(given_back)
-        self.lifetime.observe(lifetimes)
-        self.idle.add(now_ns, kept)
-
-    def _evicted(self, stays: list[tuple[int, int]], now_ns: int) -> None:
-        """Of blocks that lost their content: since when idle, and when handed out."""
-        idle = [since for since, _ in stays]
-        self.idle.remove(idle)
-        self.idle_before_evict.observe([now_ns - since for since in idle])
-        self.lifetime.observe([now_ns - born for _, born in stays if born])
+    def evicted(self, idle_since: list[int], born: list[int], now_ns: int) -> None:
+        """Fewer idle: their lives are over."""
+        self.idle.remove(idle_since)
+        self.idle_before_evict.observe([now_ns - since for since in idle_since])
+        self.lifetime.observe([now_ns - at for at in born if at])
