@@ -12,7 +12,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 from fastapi import FastAPI, Request, Response
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
 from starlette.requests import cookie_parser
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -36,6 +37,7 @@ def create_app(
     watch: Watch,
     sources: Callable[[], list[SourceView]],
     alerts: Alerts | None = None,
+    collector: WatchCollector | None = None,
     *,
     token: str = "",
     host: str = "",
@@ -43,7 +45,7 @@ def create_app(
     """The app, its own routes first; whatever is mounted later comes after them."""
     app = FastAPI(title="kvscope", docs_url=None, redoc_url=None, openapi_url="/api/openapi.json")
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(WatchCollector(watch, sources, alerts.figures if alerts else AlertFigures))
+    registry.register(collector or WatchCollector(watch, sources, alerts.figures if alerts else AlertFigures))
 
     @app.exception_handler(NotKnown)
     async def not_known(_request: Request, error: Exception) -> Response:
@@ -59,10 +61,13 @@ def create_app(
         return JSONResponse({"status": "ok"})
 
     @app.get("/metrics")
-    async def metrics() -> Response:
-        """What Prometheus scrapes; made in a thread, so that no slow page can hold it up."""
-        page = await asyncio.to_thread(generate_latest, registry)
-        return Response(page, media_type=CONTENT_TYPE_LATEST)
+    async def metrics(request: Request) -> Response:
+        """What Prometheus scrapes, with exemplars if it asks for OpenMetrics; made in a thread, so that no slow page
+        can hold it up.
+        """
+        encode, media_type = choose_encoder(request.headers.get("accept", ""))
+        page = await asyncio.to_thread(encode, registry)
+        return Response(page, media_type=media_type)
 
     _serve_answers(app, watch)
 

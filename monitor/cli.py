@@ -363,8 +363,14 @@ def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="sign what goes to webhooks with this (KVSCOPE_WEBHOOK_SECRET)",
     )  # fmt: skip
     parser.add_argument(
-        "--otlp", default="", metavar="URL", help="send a span for each request to this OTLP/HTTP endpoint"
-    )
+        "--otlp", default="", metavar="URL",
+        help="send traces of requests, findings as logs, and metrics to this OTLP endpoint: grpc://HOST:4317,"
+        " grpcs://… or http(s)://HOST:4318",
+    )  # fmt: skip
+    parser.add_argument(
+        "--otlp-sample", type=float, default=1.0, metavar="SHARE",
+        help="of the requests that were neither slow, preempted, stuck nor failed, trace this share (1; 0.1 a tenth)",
+    )  # fmt: skip
     parser.add_argument(
         "--set", action="append", default=[], metavar="CODE.NAME=VALUE", dest="thresholds", help="change a threshold"
     )
@@ -374,6 +380,7 @@ def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def _serve(parsed: argparse.Namespace) -> int:
     try:
         from monitor.outlets.alerts.alerts import AlertsConfig
+        from monitor.outlets.otel.outlet import OtelConfig
         from monitor.service import ServiceConfig, serve
     except ImportError as error:
         raise ValueError(
@@ -396,7 +403,7 @@ def _serve(parsed: argparse.Namespace) -> int:
                 repeat_s=float(parsed.alert_repeat),
                 path=parsed.data / "alerts.sqlite" if parsed.data is not None else None,
             ),
-            otlp=parsed.otlp,
+            otlp=OtelConfig(parsed.otlp, parsed.otlp_sample) if parsed.otlp else None,
             settings=Settings.parse(parsed.thresholds),
         ),
         mount,

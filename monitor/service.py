@@ -20,8 +20,13 @@ from monitor.api import create_app
 from monitor.detectors.thresholds import Settings
 from monitor.events.wire import ContractError
 from monitor.findings import Transition
+from monitor.ledger.ledger import Record
 from monitor.outlets.alerts.alerts import Alerts, AlertsConfig
-from monitor.outlets.otel import SpanOutlet
+from monitor.outlets.alerts.views import AlertFigures
+from monitor.outlets.otel.ids import callers_of
+from monitor.outlets.otel.outlet import OtelConfig, OtelOutlet
+from monitor.outlets.prometheus import WatchCollector
+from monitor.outlets.prometheus.otlp import Exemplars
 from monitor.query import Query
 from monitor.sources.live import LiveStream
 from monitor.sources.metrics_page import MetricsPage
@@ -46,19 +51,26 @@ class ServiceConfig:
     port: int = 8765
     token: str = ""
     alerts: AlertsConfig = field(default_factory=AlertsConfig)
-    otlp: str = ""
+    otlp: OtelConfig | None = None
     settings: Settings = field(default_factory=Settings)
 
 
 class Reader(threading.Thread):
     """Reads one stream, or one metrics page, into the watch until told to stop."""
 
-    def __init__(self, source: LiveStream | MetricsPage, watch: Watch, after: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        source: LiveStream | MetricsPage,
+        watch: Watch,
+        before: Callable[[list[Record]], None],
+        after: Callable[[], None],
+    ) -> None:
         self.target = source.events if isinstance(source, LiveStream) else source.url
         super().__init__(name=f"kvscope-read {self.target}", daemon=True)
         self.watch = watch
         self.error = ""
         self.cpu_s = 0.0
+        self._before = before
         self._after = after
         self._stopping = threading.Event()
         self._source = source
@@ -67,10 +79,13 @@ class Reader(threading.Thread):
         """Until stopped; an error that another try cannot mend ends it, and is said on every page."""
         try:
             while not self._stopping.is_set():
+                records: list[Record]
                 if isinstance(self._source, LiveStream):
-                    self.watch.feed(received.frame for received in self._source.poll(0.1))
+                    records = [received.frame for received in self._source.poll(0.1)]
                 else:
-                    self.watch.feed(self._source.poll(0.1))
+                    records = [*self._source.poll(0.1)]
+                self._before(records)
+                self.watch.feed(records)
                 self._after()
                 self.cpu_s = time.thread_time()
         except ContractError as error:
@@ -113,18 +128,26 @@ class Service:
         self.config = config
         self.watch = Watch(config.settings)
         self.alerts: Alerts | None = None
-        self.spans: SpanOutlet | None = None
+        self.otel: OtelOutlet | None = None
+        self.exemplars = Exemplars()
         if config.alerts.receivers:
             self.alerts = Alerts(config.alerts)
             until_ns = time.time_ns() + round(config.alerts.look_again_s * 1e9)
             self.watch.findings.remember(self.alerts.known(), until_ns)
-        if config.otlp:
-            self.spans = SpanOutlet(config.otlp)
+        self.collector = WatchCollector(
+            self.watch,
+            self.sources,
+            self.alerts.figures if self.alerts is not None else AlertFigures,
+            lambda: self.otel.figures() if self.otel is not None else (),
+            self.exemplars,
+        )
         sources: list[LiveStream | MetricsPage] = [LiveStream(endpoint) for endpoint in config.events]
         sources += [MetricsPage(url, SCRAPE_TIMEOUT_S) for url in config.metrics]
-        self.readers = [Reader(source, self.watch, self._deliver) for source in sources]
+        self.readers = [Reader(source, self.watch, self._follow, self._deliver) for source in sources]
         self._delivering = threading.Lock()
         self._undelivered: list[Transition] = []
+        if config.otlp is not None:  # it has threads from here on
+            self.otel = OtelOutlet(config.otlp, self.watch, self.collector.collect)
 
     def start(self) -> None:
         """Begin to read and to deliver."""
@@ -139,12 +162,16 @@ class Service:
             reader.stop()
         if self.alerts is not None:
             self.alerts.close()
-        if self.spans is not None:
-            self.spans.close()
+        if self.otel is not None:
+            self.otel.close()
 
     def sources(self) -> list[SourceView]:
         """How each source is."""
         return [reader.view() for reader in self.readers]
+
+    def _follow(self, records: list[Record]) -> None:
+        if self.otel is not None:
+            self.otel.follow(records)
 
     def _deliver(self) -> None:
         with self._delivering:
@@ -155,9 +182,13 @@ class Service:
                 judged = transition.finding.judgement
                 level = logging.INFO if transition.finding.severity == "info" else logging.WARNING
                 logger.log(level, "%s %s on %s: %s", transition.to, judged.code, judged.engine, judged.explanation)
+            if self.otel is not None:
+                self.otel.tell(transitions)
             ended = self.watch.take_ended()
-            if self.spans is not None:
-                self.spans.send(ended)
+            traced = self.otel.send(ended) if self.otel is not None else callers_of(ended)
+            for (engine, record, offset), span in traced:
+                at_s = (record.finished_ns + offset) / 1e9
+                self.exemplars.note(engine, record, at_s, span.trace_id, span.span_id)
 
     def _alert(self, alerts: Alerts, transitions: list[Transition]) -> None:
         """Into the outbox, or kept for the next time if that cannot be written (a full disk, say)."""
@@ -181,7 +212,9 @@ def serve(config: ServiceConfig, mount: Mount) -> int:
         service = Service(config)
     except ContractError as error:
         raise ValueError(str(error)) from error
-    app = create_app(service.watch, service.sources, service.alerts, token=config.token, host=config.host)
+    app = create_app(
+        service.watch, service.sources, service.alerts, service.collector, token=config.token, host=config.host
+    )
     mount(app, service.watch)
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2))
     for wanted in (signal.SIGINT, signal.SIGTERM):

@@ -28,11 +28,22 @@ class Latencies:
         self.per_token = Histogram(TOKEN_BOUNDS_S)
 
     def add(self, request: RequestState) -> None:
-        """One has ended. What was not seen of it, since we came later, is left out."""
-        arrived, first = request.arrived_ns, request.first_token_ns
-        if arrived:
-            self.queue.observe([(request.admitted_ns or request.finished_ns) - arrived])
-            if first:
-                self.first_token.observe([first - arrived])
-        if first and request.output_tokens > 1:
-            self.per_token.observe([(request.finished_ns - first) // (request.output_tokens - 1)])
+        """One has ended."""
+        for name, ns in times_of(request).items():
+            histogram: Histogram = getattr(self, name)
+            histogram.observe([ns])
+
+
+def times_of(request: RequestState) -> dict[str, int]:
+    """How long one that has ended took, in ns, by the names that Latencies has. What was not seen of it, since we came
+    later, is left out.
+    """
+    times = {}
+    arrived, first = request.arrived_ns, request.first_token_ns
+    if arrived:
+        times["queue"] = (request.admitted_ns or request.finished_ns) - arrived
+        if first:
+            times["first_token"] = first - arrived
+    if first and request.output_tokens > 1:
+        times["per_token"] = (request.finished_ns - first) // (request.output_tokens - 1)
+    return times

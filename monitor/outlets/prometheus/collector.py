@@ -9,7 +9,9 @@ from prometheus_client.core import Metric
 
 from monitor.outlets.alerts.views import AlertFigures
 from monitor.outlets.gpu import Process, gpu_families, here
+from monitor.outlets.otel.views import OtlpFigures
 from monitor.outlets.prometheus.observer import AlertFamilies, FindingFamilies, SourceFamilies, StreamFamilies
+from monitor.outlets.prometheus.otlp import Exemplars, OtlpFamilies
 from monitor.outlets.prometheus.pool import PoolFamilies
 from monitor.outlets.prometheus.requests import RequestFamilies
 from monitor.outlets.prometheus.work import WorkFamilies
@@ -22,8 +24,8 @@ def _none() -> Iterable[SourceView]:
 
 
 class WatchCollector:
-    """A prometheus_client collector over everything that `watch` knows, the sources it is fed by, the alerts that are
-    sent of it, and this process.
+    """A prometheus_client collector over everything that `watch` knows, the sources it is fed by, the alerts and the
+    OpenTelemetry that are sent of it, and this process.
     """
 
     def __init__(
@@ -31,10 +33,14 @@ class WatchCollector:
         watch: Watch,
         sources: Callable[[], Iterable[SourceView]] = _none,
         alerts: Callable[[], AlertFigures] = AlertFigures,
+        otlp: Callable[[], Iterable[OtlpFigures]] = tuple,
+        exemplars: Exemplars | None = None,
     ) -> None:
         self.watch = watch
         self._sources = sources
         self._alerts = alerts
+        self._otlp = otlp
+        self._exemplars = exemplars or Exemplars()
         self._process = ProcessCollector(registry=None)
 
     def describe(self) -> list[Metric]:
@@ -43,8 +49,9 @@ class WatchCollector:
 
     def collect(self) -> Iterator[Metric]:
         """All metrics; those of engines of one moment."""
-        of_engines = (PoolFamilies(), RequestFamilies(), WorkFamilies(), StreamFamilies())
-        findings, sources, alerts = FindingFamilies(), SourceFamilies(), AlertFamilies()
+        requests = RequestFamilies()
+        of_engines = (PoolFamilies(), requests, WorkFamilies(), StreamFamilies())
+        findings, sources, alerts, otlp = FindingFamilies(), SourceFamilies(), AlertFamilies(), OtlpFamilies()
         processes: list[Process | None] = []
         with self.watch.locked():
             for name, ledger in self.watch.fleet.engines.items():
@@ -56,7 +63,10 @@ class WatchCollector:
         for source in self._sources():
             sources.add(source)
         alerts.add(self._alerts())
-        for filled in (findings, *of_engines, sources, alerts):
+        for figures in self._otlp():
+            otlp.add(figures)
+        self._exemplars.add_to(requests)
+        for filled in (findings, *of_engines, sources, alerts, otlp):
             yield from vars(filled).values()
         yield from self._process.collect()
         yield from gpu_families(filter(None, processes))
