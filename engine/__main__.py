@@ -24,7 +24,7 @@ import zmq
 from engine.bench import Load, offline, over_http, report, show, simulate
 from engine.config import DEFAULT_KV_BYTES, DTYPES, KV_CONNECTORS, SCHEDULING_POLICIES, TINY, EngineConfig
 from engine.faults import PLACES
-from monitor.events.publisher import EVENTS_ENDPOINT, NotPrivate, replay_endpoint_for
+from monitor.events.publisher import EVENTS_ENDPOINT, RING_BYTES, NotPrivate, replay_endpoint_for
 
 if TYPE_CHECKING:
     from engine.core import EngineCore
@@ -95,7 +95,7 @@ def serve(parsed: argparse.Namespace) -> int:
     stream = None
     if not parsed.no_stream:
         replay = parsed.replay or replay_endpoint_for(parsed.events)
-        stream = Stream(engine, parsed.events, replay, parsed.journal)
+        stream = Stream(engine, parsed.events, replay, parsed.journal, round(parsed.replay_mib * 2**20))
     with listener:
         core = EngineCore(config, load(config), stream, stall_s=parsed.stall_seconds)
         try:
@@ -298,6 +298,10 @@ def _serving_flags(command: argparse.ArgumentParser) -> None:
     add(
         "--replay", default=environment("KVSCOPE_REPLAY", ""), metavar="ENDPOINT",
         help="where to answer for past events (KVSCOPE_REPLAY, else beside --events)",
+    )  # fmt: skip
+    add(
+        "--replay-mib", type=_positive, default=RING_BYTES / 2**20, metavar="N",
+        help=f"so many MiB of past events are kept in memory to answer for ({RING_BYTES >> 20})",
     )  # fmt: skip
     add("--journal", type=Path, default=None, metavar="DIR", help="keep the events there too")
     add("--no-stream", action="store_true", help="say no events")

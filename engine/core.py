@@ -45,7 +45,7 @@ from engine.watchdog import Watchdog
 from monitor.events.kinds import Status
 from monitor.events.log import Clock, EventLog, SilentLog
 from monitor.events.packer import Vitals
-from monitor.events.publisher import Publisher
+from monitor.events.publisher import RING_BYTES, Publisher
 from monitor.events.trace_context import TraceContext
 
 logger = logging.getLogger(__name__)
@@ -83,6 +83,7 @@ class Stream:
     events: str
     replay: str
     journal: Path | None = None
+    ring_bytes: int = RING_BYTES
 
 
 class Launched(NamedTuple):
@@ -535,7 +536,13 @@ class EngineCore:
         if stream is None:
             return None
         return Publisher(
-            self.log, stream.engine, self.vitals, events=stream.events, replay=stream.replay, journal_dir=stream.journal
+            self.log,
+            stream.engine,
+            self.vitals,
+            events=stream.events,
+            replay=stream.replay,
+            journal_dir=stream.journal,
+            ring_bytes=stream.ring_bytes,
         )
 
     def _say_started(self) -> None:

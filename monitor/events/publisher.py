@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 EVENTS_ENDPOINT: Final = "tcp://127.0.0.1:5757"
 REPLAY_ENDPOINT: Final = "tcp://127.0.0.1:5758"
 MAX_REPLY_BYTES: Final = 16 << 20
+RING_BYTES: Final = 64 << 20
 
 
 class Replay(msgspec.Struct):
@@ -55,7 +56,7 @@ class Publisher:
     """Publishes `log` as engine `engine` until closed.
 
     events, replay: where to bind, tcp on loopback or ipc; a port of `*` picks a free one (see `events_endpoint`).
-    journal_dir: keep a journal there, of at most `journal_bytes`.
+    journal_dir: keep a journal there, of at most `journal_bytes`. ring_bytes: of batches, kept in memory for replay.
     interval_s: how often the log is drained. heartbeat_s, keyframe_s: how often each is sent.
 
     Raises NotPrivate for an address beyond this machine and zmq.ZMQError if one cannot be bound.
@@ -71,7 +72,7 @@ class Publisher:
         replay: str = REPLAY_ENDPOINT,
         journal_dir: Path | None = None,
         journal_bytes: int = 1 << 30,
-        ring_bytes: int = 64 << 20,
+        ring_bytes: int = RING_BYTES,
         interval_s: float = 0.05,
         heartbeat_s: float = 1.0,
         keyframe_s: float = 60.0,

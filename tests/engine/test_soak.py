@@ -23,6 +23,8 @@ from monitor.watch import Watch
 from tests.engine.process import EngineProcess
 
 CLIENTS = 12
+TRUE = {"sizing.kv-too-small"}
+"""May be found: the pool is too small on purpose, and how much that costs varies from minute to minute."""
 SECONDS = float(os.environ.get("SOAK_SECONDS", "1200"))
 MEMORY_EVERY_S = 5.0
 WARM_UP = 0.5
@@ -69,7 +71,7 @@ class Client(threading.Thread):
 @pytest.mark.prove
 def test_a_long_mixed_load_leaves_nothing_behind(capsys: pytest.CaptureFixture[str]) -> None:
     with EngineProcess(
-        "--num-gpu-blocks-override", "181", "--max-num-seqs", "16", "--kv-connector", "host"
+        "--num-gpu-blocks-override", "181", "--max-num-seqs", "16", "--kv-connector", "host", "--replay-mib", "4"
     ) as engine, contextlib.ExitStack() as stack:  # fmt: skip
         stream, watch = LiveStream(engine.events, engine.replay), Watch()
         stack.callback(stream.close)
@@ -102,12 +104,12 @@ def test_a_long_mixed_load_leaves_nothing_behind(capsys: pytest.CaptureFixture[s
             print(
                 f"\nsoak of {SECONDS:.0f} s: {ends}, {view.preemptions} preemptions, {view.step} steps,"
                 f" {view.batches_lost} batches lost; resident memory {late[-1][1] / 2**20:.1f} MiB,"
-                f" slope {slope * 3600 / 2**20:+.2f} MiB an hour; at rest {balance}; found {found or 'nothing'}"
+                f" slope {slope * 3600 / 2**20:+.2f} MiB an hour; at rest {balance}; found {set(found) or 'nothing'}"
             )
         assert all(ends.values())
         assert view.preemptions
         assert view.batches_lost == view.events_dropped == 0
         assert balance.free + balance.cached_idle + balance.reserved == balance.total
         assert (balance.unaccounted, balance.unexplained_references) == (0, 0)
-        assert found == []
+        assert set(found) <= TRUE
         assert abs(slope) * SECONDS <= MAX_GROWTH * late[-1][1]
