@@ -5,12 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import signal
-import socket
 import subprocess
 import time
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,7 +20,16 @@ from monitor.ledger.ledger import EngineLedger
 from monitor.sources.live import LiveStream
 from tests.engine.process import follow
 from tests.probes.test_vllm_bare import CONNECTOR
-from tests.probes.vllm_python import PYTHON, ROOT, environment, needs_vllm, save_model, save_tokenizer
+from tests.probes.vllm_python import (
+    PYTHON,
+    ROOT,
+    announce,
+    environment,
+    free_ports,
+    needs_vllm,
+    save_model,
+    save_tokenizer,
+)  # fmt: skip
 
 PATIENCE_S = 240
 CLIENTS = 16
@@ -79,29 +85,6 @@ class Server:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
-
-
-def announce(directory: Path) -> Path:
-    """What an installation would leave for vLLM to find: the entry points, without installing anything there."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    info = directory / "found" / f"{project['name']}-{project['version']}.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
-    lines = [f"{name} = {value}" for name, value in project["entry-points"]["vllm.general_plugins"].items()]
-    (info / "entry_points.txt").write_text("\n".join(["[vllm.general_plugins]", *lines]))
-    return info.parent
-
-
-def free_ports() -> int:
-    """The first of two neighbours: the replay socket is where readers look for it, beside the stream.
-
-    vLLM takes a minute to get there, so they are not among those that connections of others are given meanwhile.
-    """
-    for port in random.sample(range(20_000, 32_000, 2), 100):
-        one, other = ("127.0.0.1", port), ("127.0.0.1", port + 1)
-        with contextlib.suppress(OSError), socket.create_server(one), socket.create_server(other):
-            return port
-    raise AssertionError("no two ports are free side by side")
 
 
 @pytest.fixture

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
+import socket
 import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -55,3 +59,26 @@ def run(module: str, *arguments: str) -> str:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def announce(directory: Path) -> Path:
+    """What an installation would leave for vLLM to find: the entry points, without installing anything there."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    info = directory / "found" / f"{project['name']}-{project['version']}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
+    lines = [f"{name} = {value}" for name, value in project["entry-points"]["vllm.general_plugins"].items()]
+    (info / "entry_points.txt").write_text("\n".join(["[vllm.general_plugins]", *lines]))
+    return info.parent
+
+
+def free_ports() -> int:
+    """The first of two neighbours: the replay socket is where readers look for it, beside the stream.
+
+    vLLM takes a minute to get there, so they are not among those that connections of others are given meanwhile.
+    """
+    for port in random.sample(range(20_000, 32_000, 2), 100):
+        one, other = ("127.0.0.1", port), ("127.0.0.1", port + 1)
+        with contextlib.suppress(OSError), socket.create_server(one), socket.create_server(other):
+            return port
+    raise AssertionError("no two ports are free side by side")
