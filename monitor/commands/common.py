@@ -10,6 +10,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from monitor.doctor.observe import WATCH_S
+from monitor.doctor.window import Window, when
 from monitor.ledger.words import moment
 from monitor.sources.prometheus import seconds
 
@@ -43,6 +44,29 @@ def add_shared(parser: argparse.ArgumentParser) -> None:
         "--set", action="append", default=[], metavar="CODE.NAME=VALUE", dest="thresholds",
         help="change a grace or a threshold, such as leak.finished-held.grace_s=30; may be repeated",
     )  # fmt: skip
+
+
+def add_window(parser: argparse.ArgumentParser) -> None:
+    """What every command takes that looks at a part of the past."""
+    parser.add_argument(
+        "--since", type=_when, metavar="WHEN",
+        help="look at what was so from then on only: a time (14:02:11, in UTC, or 2026-01-31T14:02:11Z), or how long"
+        " before now, or before a recording's or a log's end (30m, 2h)",
+    )  # fmt: skip
+    parser.add_argument("--until", type=_when, metavar="WHEN", help="and only until then")
+
+
+def window_of(parsed: argparse.Namespace) -> Window:
+    """What `add_window` was told."""
+    return Window(parsed.since or "", parsed.until or "")
+
+
+def _when(text: str) -> str:
+    try:
+        when(text, 0)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
 
 
 def positive(text: str) -> float:

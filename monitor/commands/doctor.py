@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import time
 from typing import Final
 
+import msgspec
 from rich.console import Console
 
-from monitor.commands.common import TARGETS, Commands, add_shared, default_url, length, print_json
+from monitor.commands.common import TARGETS, Commands, add_shared, add_window, default_url, print_json, window_of
 from monitor.detectors.thresholds import Settings
 from monitor.doctor import render
-from monitor.doctor.report import SINCE_S, examine
+from monitor.doctor.changes import Change
+from monitor.doctor.looking_on import look_on
+from monitor.doctor.report import FINDINGS, NOTHING, examine
+from monitor.doctor.terminal import wrapped
+from monitor.findings import severity_at_least
+from monitor.ledger.words import clock_time
 
 EXIT_CODES: Final = """\
 exit codes
@@ -40,16 +47,22 @@ def add(commands: Commands) -> None:
     )
     parser.add_argument(
         "--prometheus", action="append", default=[], metavar="URL",
-        help="look at what this Prometheus server stored of engines, such as http://127.0.0.1:9090; may be repeated",
+        help="look at what this Prometheus server stored of engines, of the last 2 h without --since, such as"
+        " http://127.0.0.1:9090; may be repeated",
     )  # fmt: skip
+    add_window(parser)
     parser.add_argument(
-        "--since", type=length, default=SINCE_S, metavar="AGO", help="how far back to look there: 30m, 2h, 1d12h (2h)"
-    )
+        "--watch", action="store_true",
+        help="look on until Ctrl-C, and say when a finding begins to fire, grows, or is resolved; the exit code is that"
+        " of the last look, and JSON is a line for each change",
+    )  # fmt: skip
     add_shared(parser)
     parser.set_defaults(run=_doctor)
 
 
 def _doctor(parsed: argparse.Namespace) -> int:
+    if parsed.watch:
+        return _watch(parsed)
     report = examine(
         parsed.targets or ([] if parsed.prometheus else [default_url()]),
         Settings.parse(parsed.thresholds),
@@ -57,13 +70,40 @@ def _doctor(parsed: argparse.Namespace) -> int:
         watch_s=parsed.watch_s,
         token=parsed.token,
         prometheus=parsed.prometheus,
-        since_s=parsed.since,
+        window=window_of(parsed),
     )
     if parsed.format == "json":
         print_json(report)
     else:
         _RENDERERS[parsed.format](report, Console(highlight=False))
     return report.exit_code(parsed.fail_on)
+
+
+def _watch(parsed: argparse.Namespace) -> int:
+    if parsed.since or parsed.until or parsed.prometheus:
+        raise ValueError("--watch looks on from now: --since, --until and --prometheus are for what is over")
+    if parsed.format not in ("table", "json"):
+        raise ValueError(f"--watch prints lines, or JSON with --format json, and has no --format {parsed.format}")
+    console, errors = Console(highlight=False), Console(highlight=False, stderr=True)
+
+    def tell(change: Change) -> None:
+        if parsed.format == "json":
+            print(msgspec.json.encode(change).decode(), flush=True)
+        else:
+            render.change(change, console)
+
+    with console.status("", refresh_per_second=1) as status:
+        fired = look_on(
+            parsed.targets or [default_url()],
+            Settings.parse(parsed.thresholds),
+            timeout_s=parsed.timeout,
+            token=parsed.token,
+            tell=tell,
+            note=lambda text: wrapped(errors, text, f"{clock_time(time.time_ns())} "),
+            beat=status.update,
+        )
+    bar = parsed.fail_on
+    return FINDINGS if bar != "never" and any(severity_at_least(f.severity, bar) for f in fired) else NOTHING
 
 
 _RENDERERS = {"table": render.table, "short": render.short, "markdown": render.markdown}

@@ -7,13 +7,18 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import takewhile
 from pathlib import Path
+
+import msgspec
 
 from monitor.detectors.thresholds import Settings
 from monitor.doctor.told import in_words, kv_events_in_words
+from monitor.doctor.window import ALWAYS, Span, Window, at_of
 from monitor.events.sample import Fact, Sample
 from monitor.events.wire import ContractError
-from monitor.ledger.words import counted
+from monitor.findings import FindingReport
+from monitor.ledger.words import counted, timestamp
 from monitor.query import Query, RemoteQuery, Unreachable
 from monitor.sources.exposition import shown
 from monitor.sources.kv_events import KvEventStream, Publisher, publisher_at, publishers
@@ -26,6 +31,8 @@ from monitor.watch import Watch
 WATCH_S = 3.0
 """How long what is live is watched: two heartbeats, so that what moves can be told from what does not."""
 SCRAPE_EVERY_S = 1.0
+LOOK_BACK_NS = 7_200_000_000_000
+"""How far a Prometheus server is asked to look back, unless told."""
 
 
 class CannotTell(Exception):
@@ -42,7 +49,7 @@ class CannotTell(Exception):
 @dataclass
 class Observation:
     """A target that was looked at. `is_past`: what it shows is over, or has an end, so what was resolved by then counts
-    too.
+    too; `since` and `until` (RFC 3339): but only what touches that window, and as it was at its end.
     """
 
     target: str
@@ -50,6 +57,20 @@ class Observation:
     query: Query
     is_past: bool
     notes: list[str] = field(default_factory=list)
+    since: str = ""
+    until: str = ""
+
+    def findings(self) -> list[FindingReport]:
+        """What fires; and, of what is past, what was resolved: the worst first."""
+        if not self.is_past:
+            return self.query.find("firing")
+        found = self.query.find(since=self.since, until=self.until)
+        return [self._at_the_end(finding) for finding in found]
+
+    def _at_the_end(self, finding: FindingReport) -> FindingReport:
+        if self.until and finding.resolved_at and finding.resolved_at > self.until:
+            return msgspec.structs.replace(finding, state="firing", resolved_at=None)
+        return finding
 
     def close(self) -> None:
         """Let go of a service's connection."""
@@ -58,22 +79,35 @@ class Observation:
 
 
 def observe(
-    target: str, settings: Settings, *, timeout_s: float = 10.0, watch_s: float = WATCH_S, token: str = ""
+    target: str,
+    settings: Settings,
+    *,
+    timeout_s: float = 10.0,
+    watch_s: float = WATCH_S,
+    token: str = "",
+    window: Window = ALWAYS,
 ) -> Observation:
-    """Look at `target`. Raises BadTarget for what is none, and CannotTell."""
+    """Look at `target`. Raises BadTarget for what is none, or has no past where a window of it is asked for, and
+    CannotTell.
+    """
     kind = kind_of(target)
+    if window != ALWAYS and kind in (Kind.STREAM, Kind.KV_EVENTS, Kind.METRICS):
+        raise BadTarget(
+            f"{target} is live and has no past to look at: --since and --until are for a recording, a log, a service,"
+            " or what a Prometheus server stored"
+        )
     try:
         match kind:
             case Kind.STREAM:
                 return _watch_stream(target, settings, timeout_s, watch_s)
             case Kind.SERVICE:
-                return _ask_service(target, token, timeout_s)
+                return _ask_service(target, token, timeout_s, window)
             case Kind.RECORDING:
-                return _read_recording(target, settings)
+                return _read_recording(target, settings, window)
             case Kind.KV_EVENTS:
                 return _watch_kv_events(target, publishers(target, timeout_s), settings, timeout_s, watch_s)
             case Kind.LOG | Kind.PROSE:
-                return _read_log(target, settings)
+                return _read_log(target, settings, window)
             case Kind.METRICS:
                 return _watch_page(target, settings, timeout_s, watch_s)
             case Kind.PROMETHEUS:
@@ -93,12 +127,7 @@ def _watch_stream(target: str, settings: Settings, timeout_s: float, watch_s: fl
             if in_step_at is None and stream.in_step:
                 in_step_at = time.monotonic()
             if in_step_at is None and time.monotonic() - started > timeout_s:
-                heard = "it publishes, but its replay socket does not answer" if stream.engine else "nothing was heard"
-                raise CannotTell(
-                    f"{target}: {heard} for {timeout_s:.0f} s. Is the engine running, with its event stream at that"
-                    f" address (--events {target})? A frozen process looks the same: ps -o stat= -p PID tells. vLLM's"
-                    f" KV events come only while requests run; http://HOST:8000{SOURCES_PATH} tells where they are"
-                )
+                raise nothing_heard(target, bool(stream.engine), timeout_s)
     finally:
         stream.close()
     if stream.has_kv_events:
@@ -106,6 +135,16 @@ def _watch_stream(target: str, settings: Settings, timeout_s: float, watch_s: fl
     watch.settle()
     notes = [f"{stream.bad_frames} messages were not of the contract and were left out"] if stream.bad_frames else []
     return Observation(target, Kind.STREAM, watch, is_past=False, notes=notes)
+
+
+def nothing_heard(target: str, publishes: bool, timeout_s: float) -> CannotTell:
+    """Of a stream that gave no state in that time."""
+    heard = "it publishes, but its replay socket does not answer" if publishes else "nothing was heard"
+    return CannotTell(
+        f"{target}: {heard} for {timeout_s:.0f} s. Is the engine running, with its event stream at that"
+        f" address (--events {target})? A frozen process looks the same: ps -o stat= -p PID tells. vLLM's"
+        f" KV events come only while requests run; http://HOST:8000{SOURCES_PATH} tells where they are"
+    )
 
 
 def _watch_kv_events(
@@ -177,11 +216,16 @@ def _watch_page(target: str, settings: Settings, timeout_s: float, watch_s: floa
     return Observation(page.url, Kind.METRICS, watch, is_past=True, notes=notes)
 
 
-def look_back(url: str, since_s: int, settings: Settings, *, timeout_s: float = 10.0) -> Observation:
-    """Look at what the Prometheus server at `url` stored in the last `since_s` seconds. Raises CannotTell."""
+def look_back(url: str, window: Window, settings: Settings, *, timeout_s: float = 10.0) -> Observation:
+    """Look at what the Prometheus server at `url` stored in the window, or in the last two hours of it. Raises
+    CannotTell.
+    """
     watch = Watch(settings)
+    now_ns = time.time_ns()
+    until_ns = window.span(now_ns).until_ns
+    since_ns = window.span(now_ns).since_ns or until_ns - LOOK_BACK_NS
     try:
-        records = history(url, since_s, timeout_s)
+        records = history(url, -(-(until_ns - since_ns) // 1_000_000_000), timeout_s, until_s=until_ns / 1e9)
     except BadHistory as error:
         raise CannotTell(str(error)) from error
     watch.feed(records)
@@ -193,7 +237,7 @@ def look_back(url: str, since_s: int, settings: Settings, *, timeout_s: float = 
     return Observation(shown(url), Kind.PROMETHEUS, watch, is_past=True, notes=notes)
 
 
-def _ask_service(target: str, token: str, timeout_s: float) -> Observation:
+def _ask_service(target: str, token: str, timeout_s: float, window: Window) -> Observation:
     query = RemoteQuery(target, token, timeout_s)
     try:
         engines = query.engines()
@@ -204,28 +248,48 @@ def _ask_service(target: str, token: str, timeout_s: float) -> Observation:
     if not engines:
         query.close()
         raise CannotTell(f"{target}: {notes[0]}")
-    return Observation(target, Kind.SERVICE, query, is_past=False, notes=notes)
+    if window == ALWAYS:
+        return Observation(target, Kind.SERVICE, query, is_past=False, notes=notes)
+    span = window.span(time.time_ns())
+    since, until = (timestamp(at) or "" for at in span)
+    return Observation(target, Kind.SERVICE, query, is_past=True, notes=[_looked_at(span)], since=since, until=until)
 
 
-def _read_recording(target: str, settings: Settings) -> Observation:
+def _read_recording(target: str, settings: Settings, window: Window) -> Observation:
+    """All of it, or until the end of the window: what is held at its beginning is known from what came before."""
     watch = Watch(settings)
     recording = Recording(Path(target))
-    watch.feed(recording)
+    notes, since = [], ""
+    if window == ALWAYS:
+        watch.feed(recording)
+    else:
+        span = window.span(max(map(at_of, Recording(Path(target))), default=0))
+        watch.feed(takewhile(lambda record: at_of(record) <= span.until_ns, recording))
+        notes, since = [_looked_at(span)], timestamp(span.since_ns) or ""
     watch.settle()
-    notes = []
     if recording.bad_frames:
         notes.append(f"{recording.bad_frames} records were not of the contract and were left out")
     if recording.bytes_lost:
         notes.append(f"its last {recording.bytes_lost} bytes are no whole record: the writer was stopped in mid-write")
     if not any(engine.attached == "stream" for engine in watch.engines()):
         raise CannotTell(f"{target}: the recording has neither an engine's start nor a keyframe, so no state is known")
-    return Observation(target, Kind.RECORDING, watch, is_past=True, notes=notes)
+    return Observation(target, Kind.RECORDING, watch, is_past=True, notes=notes, since=since)
 
 
-def _read_log(target: str, settings: Settings) -> Observation:
+def _read_log(target: str, settings: Settings, window: Window) -> Observation:
+    """All of it, or the figures of the window alone."""
     watch = Watch(settings)
     path = Path(target)
     log, records = read_log(path)
+    if window != ALWAYS:
+        end_ns = max((record.at_ns or 0 for record in records), default=0)
+        if not end_ns:
+            raise CannotTell(f"{target}: no line has a time, so that what was between --since and --until is not known")
+        span = window.span(end_ns)
+        records = [record for record in records if _within(record, span)]
+        if not any(isinstance(record, Sample) for record in records):
+            raise CannotTell(f"{target}: no line between --since and --until has an engine's figures")
+        log.notes.append(_looked_at(span))
     if log.stats_lines:
         watch.feed(records)
         watch.settle()
@@ -243,3 +307,14 @@ def _read_log(target: str, settings: Settings) -> Observation:
         )
     notes.insert(0, "it is no log but a report: what it tells is taken as told, and nothing could be measured")
     return Observation(target, Kind.PROSE, watch, is_past=True, notes=notes)
+
+
+def _within(record: Sample | Fact, span: Span) -> bool:
+    """What was said once holds from then on."""
+    if isinstance(record, Fact):
+        return (record.at_ns or 0) <= span.until_ns
+    return record.at_ns is not None and span.since_ns <= record.at_ns <= span.until_ns
+
+
+def _looked_at(span: Span) -> str:
+    return f"only what was so between {span} UTC was judged"

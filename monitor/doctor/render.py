@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from rich.console import Console
 
 from monitor.detectors.judgement import SEVERITIES, Evidence
+from monitor.doctor.changes import Change
 from monitor.doctor.report import BalanceReport, Report, TargetReport
 from monitor.doctor.terminal import clock, put, wrapped
 from monitor.findings import FindingReport
@@ -90,6 +91,18 @@ def markdown(report: Report, console: Console) -> None:
         out += [f"- Runbook: {finding.runbook}", ""]
     for line in out:
         put(console, line)
+
+
+def change(told: Change, console: Console) -> None:
+    """One line and what it means, as `--watch` prints it."""
+    finding = told.finding
+    lead = f"{clock(told.at)} {told.what:<9} "
+    over = f", since {clock(finding.since)}" if told.what == "resolved" and finding.since else ""
+    head = f"{finding.severity} {finding.code}, {finding.verdict}{over}, on {finding.engine}"
+    wrapped(console, head, lead, "green" if told.what == "resolved" else STYLES[finding.severity])
+    if told.what != "resolved":
+        for text in (finding.explanation, *(f"Do now: {todo}" for todo in finding.do_now[:1])):
+            wrapped(console, text, " " * len(lead))
 
 
 # -------------------------------------------------------------------- parts

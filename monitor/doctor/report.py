@@ -12,6 +12,7 @@ import msgspec
 from monitor.detectors.thresholds import Settings
 from monitor.doctor.joined import joined
 from monitor.doctor.observe import WATCH_S, CannotTell, Observation, look_back, observe
+from monitor.doctor.window import ALWAYS, Window
 from monitor.findings import FindingReport, severity_at_least
 from monitor.ledger.words import timestamp
 from monitor.query import Unreachable
@@ -22,7 +23,6 @@ from monitor.views import EngineView
 SCHEMA_VERSION: Final = "1"
 
 NOTHING, FINDINGS, USAGE, CANNOT_TELL = 0, 1, 2, 3
-SINCE_S: Final = 7200
 FailOn = Literal["error", "warning", "never"]
 
 
@@ -92,15 +92,15 @@ def examine(
     watch_s: float = WATCH_S,
     token: str = "",
     prometheus: Sequence[str] = (),
-    since_s: int = SINCE_S,
+    window: Window = ALWAYS,
 ) -> Report:
-    """Look at all targets at once, and at what the Prometheus servers stored in the last `since_s` seconds."""
+    """Look at all targets at once, and at what the Prometheus servers stored; in the window, where there is a past."""
 
     def open_target(target: str) -> Observation:
-        return observe(target, settings, timeout_s=timeout_s, watch_s=watch_s, token=token)
+        return observe(target, settings, timeout_s=timeout_s, watch_s=watch_s, token=token, window=window)
 
     def open_past(url: str) -> Observation:
-        return look_back(url, since_s, settings, timeout_s=timeout_s)
+        return look_back(url, window, settings, timeout_s=timeout_s)
 
     def look(
         target: str, opened: Callable[[str], Observation]
@@ -132,8 +132,8 @@ def examine(
 
 
 def _reported(observation: Observation) -> tuple[TargetReport, list[BalanceReport], list[FindingReport]]:
-    engines = observation.query.engines()
-    findings = observation.query.find(None if observation.is_past else "firing")
+    engines = observation.query.engines(observation.until)
+    findings = observation.findings()
     target = TargetReport(
         observation.target, observation.kind.value, "ok", "", observation.notes, [engine.engine for engine in engines]
     )

@@ -62,20 +62,20 @@ def seconds(text: str) -> int:
     return sum(int(number) * UNITS[unit] for number, unit in re.findall(r"(\d+)([smhdw])", text))
 
 
-def history(url: str, since_s: int, timeout_s: float = 10.0) -> list[Sample | Fact]:
-    """What the server at `url` stored of engines in the last `since_s` seconds, in order. Raises BadHistory, and
-    BadTarget if `url` is no address.
+def history(url: str, since_s: int, timeout_s: float = 10.0, until_s: float | None = None) -> list[Sample | Fact]:
+    """What the server at `url` stored of engines in the `since_s` seconds until `until_s` (Unix time; None: now), in
+    order. Raises BadHistory, and BadTarget if `url` is no address.
     """
     address_of(url)
     wanted = "|".join((*FIELDS, CONFIGURATION))
-    series = _ask(url, f'{{__name__=~"{wanted}"}}[{since_s}s]', timeout_s)
+    series = _ask(url, f'{{__name__=~"{wanted}"}}[{since_s}s]', timeout_s, time.time() if until_s is None else until_s)
     try:
         records = sorted(_records(series), key=lambda found: found[0])
     except ValueError as error:
         raise BadHistory(f"{shown(url)} has a sample that is no number: {error}") from error
     if not records:
         raise BadHistory(
-            f"{shown(url)}: of the last {since_s} s {NONE_KNOWN}. Is the engine's page among its scrape targets?"
+            f"{shown(url)}: of these {since_s} s {NONE_KNOWN}. Is the engine's page among its scrape targets?"
         )
     return [record for _, record in records]
 
@@ -107,10 +107,10 @@ def _records(all_series: list[_Series]) -> Iterator[tuple[int, Sample | Fact]]:
                 yield at_ms * 1_000_000, sampler.sample(at_ms * 1_000_000, f"{at_ms / 1000:.3f}", figures)
 
 
-def _ask(url: str, query: str, timeout_s: float) -> list[_Series]:
+def _ask(url: str, query: str, timeout_s: float, at_s: float) -> list[_Series]:
     try:
         response = httpx.get(
-            f"{url.rstrip('/')}/api/v1/query", params={"query": query, "time": time.time()}, timeout=timeout_s,
+            f"{url.rstrip('/')}/api/v1/query", params={"query": query, "time": at_s}, timeout=timeout_s,
             trust_env=False, follow_redirects=True,
         )  # fmt: skip
     except httpx.TimeoutException as error:
