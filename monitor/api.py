@@ -23,7 +23,7 @@ from monitor.outlets.alerts.page import alerts_page, no_alerts_page
 from monitor.outlets.alerts.silences import BadSilence
 from monitor.outlets.alerts.views import AlertFigures
 from monitor.outlets.prometheus import WatchCollector
-from monitor.query import BadTime, NotKnown, Query
+from monitor.query import BadQuestion, BadTime, NotKnown, Query
 from monitor.views import FindingState, SourceView
 from monitor.watch import Watch
 
@@ -51,9 +51,10 @@ def create_app(
     async def not_known(_request: Request, error: Exception) -> Response:
         return JSONResponse({"detail": str(error)}, 404, headers={"x-kvscope": "not-known"})
 
-    @app.exception_handler(BadTime)
-    async def bad_time(_request: Request, error: Exception) -> Response:
-        return JSONResponse({"detail": str(error)}, 400, headers={"x-kvscope": "bad-time"})
+    @app.exception_handler(BadQuestion)
+    async def bad_question(_request: Request, error: Exception) -> Response:
+        kind = "bad-time" if isinstance(error, BadTime) else "bad-question"
+        return JSONResponse({"detail": str(error)}, 400, headers={"x-kvscope": kind})
 
     @app.get("/healthz")
     async def healthz() -> Response:
@@ -108,7 +109,7 @@ def _serve_answers(app: FastAPI, query: Query) -> None:
     async def findings(state: str = "", engine: str = "", since: str = "", until: str = "") -> Response:
         """Findings: ?state=pending, firing, suppressed or resolved; firing and resolved without."""
         if state not in ("", "pending", "firing", "suppressed", "resolved"):
-            return JSONResponse({"detail": f"state={state} is not pending, firing, suppressed or resolved"}, 400)
+            raise BadQuestion(f"state={state} is not pending, firing, suppressed or resolved")
         wanted: FindingState | None = state or None  # type: ignore[assignment]
         return await _json(query.find, wanted, engine, since, until)
 
@@ -144,11 +145,52 @@ def _serve_answers(app: FastAPI, query: Query) -> None:
         """What every block is; `states` is base64."""
         return await _json(query.block_map, engine, at)
 
+    @app.get("/api/events")
+    async def events(
+        engine: str,
+        since: str = "",
+        until: str = "",
+        around: str = "",
+        most: int = 200,
+        kinds: str = "",
+        request: str = "",
+        block: int | None = None,
+    ) -> Response:
+        """What happened, in order; ?kinds=allocated,preempted."""
+        most = max(1, min(most, 10_000))
+        named = [kind for kind in kinds.split(",") if kind]
+        return await _json(query.events, engine, since, until, around, most, named, request, block)
+
+    @app.get("/api/never_freed")
+    async def never_freed(engine: str, since: str = "", until: str = "") -> Response:
+        """What was handed out in a window and not free by its end."""
+        return await _json(query.never_freed, engine, since, until)
+
+    @app.get("/api/prefixes")
+    async def prefixes(engine: str, at: str = "") -> Response:
+        """The prefix cache as a forest, and what was evicted of late."""
+        return await _json(query.prefixes, engine, at)
+
+    @app.get("/api/explain")
+    async def explain(engine: str, since: str = "", until: str = "") -> Response:
+        """What happened in a window, in sentences."""
+        return await _json(query.explain, engine, since, until)
+
+    @app.get("/api/memory")
+    async def memory(engine: str) -> Response:
+        """The bill of the device's memory."""
+        return await _json(query.memory, engine)
+
+    @app.get("/api/calculator")
+    async def calculator(engine: str, prompt_tokens: int, max_tokens: int, concurrency: int = 1) -> Response:
+        """What so many requests of that length ask of the pool, and how many of them fit."""
+        return await _json(query.calculator, engine, prompt_tokens, max_tokens, concurrency)
+
     @app.get("/api/drop")
     async def drop(engine: str, at: str = "", window: float = 10.0) -> Response:
         """What made usage fall, or throughput vanish, in `window` seconds around the time `at`."""
         if not 0 < window <= 86_400:
-            return JSONResponse({"detail": f"window={window:g} is not a number of seconds from 0 to 86400"}, 400)
+            raise BadQuestion(f"window={window:g} is not a number of seconds from 0 to 86400")
         return await _json(query.drop, engine, at, window)
 
     @app.get("/api/span")

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 import httpx
 import msgspec
 
+from monitor.answers import BadQuestion as BadQuestion
 from monitor.answers import BadTime as BadTime
 from monitor.answers import NotKnown as NotKnown
 from monitor.findings import FindingReport
@@ -40,7 +41,7 @@ T = TypeVar("T")
 
 
 class Query(Protocol):
-    """What can be asked. What is not known raises NotKnown; what is given as a time and is none, BadTime.
+    """What can be asked. What is not known raises NotKnown; what makes no sense, BadQuestion.
 
     `at`, `since` and `until` are a time (RFC 3339, or the last 14:02:11 or 14:02:11.5 by UTC) or a position in an
     engine's stream (epoch/sequence/event: just after that event). An empty `at` and `until` mean now; an empty `since`,
@@ -131,6 +132,9 @@ class Query(Protocol):
     def span(self, engine: str) -> SpanView:
         """Which past can be asked about."""
         ...
+
+
+_REFUSALS = {"bad-time": BadTime, "bad-question": BadQuestion}
 
 
 class Unreachable(Exception):
@@ -243,8 +247,8 @@ class RemoteQuery:
             raise Unreachable(f"{self.url} wants a token: give it with --token or KVSCOPE_TOKEN")
         if response.status_code == httpx.codes.NOT_FOUND and response.headers.get("x-kvscope") == "not-known":
             raise NotKnown(response.json()["detail"])
-        if response.status_code == httpx.codes.BAD_REQUEST and response.headers.get("x-kvscope") == "bad-time":
-            raise BadTime(response.json()["detail"])
+        if response.status_code == httpx.codes.BAD_REQUEST and response.headers.get("x-kvscope") in _REFUSALS:
+            raise _REFUSALS[response.headers["x-kvscope"]](response.json()["detail"])
         try:
             response.raise_for_status()
             return msgspec.json.decode(response.content, type=answer)

@@ -11,6 +11,13 @@ import msgspec
 
 from monitor.findings import FindingReport, State
 from monitor.ledger.balance import Balance
+from monitor.ledger.never_freed import Bucket as Bucket
+from monitor.ledger.never_freed import FloorView as FloorView
+from monitor.ledger.never_freed import HeldView as HeldView
+from monitor.ledger.never_freed import NeverFreedView as NeverFreedView
+from monitor.ledger.prefix_tree import EvictionView as EvictionView
+from monitor.ledger.prefix_tree import PrefixesView as PrefixesView
+from monitor.ledger.prefix_tree import PrefixNode as PrefixNode
 from monitor.ledger.waits import Wait
 
 BLOCK_STATES = ("free", "cached-idle", "running", "waiting", "finished", "reserved", "UNACCOUNTED")
@@ -184,107 +191,6 @@ class EventView(msgspec.Struct, frozen=True):
     request: str
     blocks: list[int]
     block_count: int
-
-
-class HeldView(msgspec.Struct, frozen=True):
-    """Blocks handed out in a window and not free by its end, that one owner has in one state for one reason. `since`:
-    when the first of them was; `ids` has the first of them. `owner` is empty where nobody is known to have them.
-    """
-
-    owner: str
-    state: str
-    reason: str
-    since: str | None
-    for_s: float
-    blocks: int
-    ids: list[int]
-
-
-class Bucket(msgspec.Struct, frozen=True):
-    """How many blocks were in use for at most so long, and for longer than the bucket before says; None: any longer."""
-
-    at_most_s: float | None
-    blocks: int
-
-
-class Floor(msgspec.Struct, frozen=True):
-    """Blocks that stayed in use when the engine had drained to idle."""
-
-    at: str | None
-    blocks: int
-
-
-class NeverFreedView(msgspec.Struct, frozen=True):
-    """What became of the blocks that were handed out in a window. `held`: not free by its end, the oldest first.
-
-    allocated    times that a block was handed out, or taken over from the prefix cache with nobody having it
-    freed        of these, given back within the window; `lifetimes` says after how long
-    warm         of these, given back, and kept for their prefix alone at the end: a cache, not a leak
-    is_whole     whether all events of the window are still kept, and none was lost
-    """
-
-    engine: str
-    since: str | None
-    until: str | None
-    is_whole: bool
-    allocated: int
-    freed: int
-    warm: int
-    held_blocks: int
-    held: list[HeldView]
-    lifetimes: list[Bucket]
-    floors: list[Floor]
-
-
-class PrefixNode(msgspec.Struct, frozen=True):
-    """A stretch of a prefix: blocks that follow each other, whoever has one having all. `id` and `parent` are the keyed
-    hashes of their last blocks, shortened; a parent of "" is the beginning of a prompt, or not known.
-
-    references   how many times requests have it now; `holders` names the first of them
-    hits         how often it was found in the cache, since we have listened
-    idle_s       for how long nobody has had it; None while somebody has
-    """
-
-    id: str
-    parent: str
-    blocks: int
-    tokens: int
-    references: int
-    hits: int
-    age_s: float
-    idle_s: float | None
-    holders: list[str]
-    ids: list[int]
-
-
-class EvictionView(msgspec.Struct, frozen=True):
-    """Cached blocks that lost their content, by one event: to make room for a request (`by`), or for a `cause` of its
-    own. `needed_again`: of them, cached again since.
-    """
-
-    at: str | None
-    position: str
-    by: str
-    cause: str
-    blocks: int
-    needed_again: int
-
-
-class PrefixesView(msgspec.Struct, frozen=True):
-    """The prefix cache of one engine: a forest of prefixes, the parents first. `left_out` counts the nodes that are not
-    in it because there are too many: the smallest. Evictions are the latest first.
-    """
-
-    engine: str
-    at: str | None
-    block_size: int
-    cached_blocks: int
-    idle_blocks: int
-    shared_blocks: int
-    hit_rate: float | None
-    nodes: list[PrefixNode]
-    left_out: int
-    evictions: list[EvictionView]
 
 
 class ExplanationView(msgspec.Struct, frozen=True):

@@ -6,15 +6,19 @@ Judgement happens in the stream's own time, twice a second of it, so that a reco
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Final, NamedTuple
 
 from monitor import detectors
+from monitor.answers import BadQuestion
 from monitor.answers import NotKnown as NotKnown
 from monitor.answers.blocks import block_detail, block_map
 from monitor.answers.engines import engine_view
+from monitor.answers.explain import explanation
+from monitor.answers.happenings import events_around, events_between, wanted
+from monitor.answers.memory import calculator_view, memory_view
 from monitor.answers.moments import Moment, read
 from monitor.answers.past import Past
 from monitor.answers.points import point_views
@@ -27,13 +31,20 @@ from monitor.findings import Finding, FindingReport, Findings, Transition
 from monitor.history.history import History
 from monitor.ledger.drops import Drop, drop, steepest_fall
 from monitor.ledger.ledger import EngineLedger, Fleet, Record
+from monitor.ledger.never_freed import never_freed
 from monitor.views import (
     BlockDetail,
     BlockMap,
+    CalculatorView,
     EngineView,
+    EventView,
+    ExplanationView,
     FindingDetail,
     FindingState,
+    MemoryView,
+    NeverFreedView,
     PointView,
+    PrefixesView,
     RequestDetail,
     RequestView,
     SpanView,
@@ -45,6 +56,10 @@ BLOCK_STORY_NS: Final = 600_000_000_000
 MARGIN_NS: Final = 30_000_000_000
 """Of what was before a finding, and after it, so much is shown with it at least."""
 MOST_POINTS: Final = 600
+WINDOW_NS: Final = 600_000_000_000
+AROUND_NS: Final = 60_000_000_000
+"""So far before and after a moment events are looked for."""
+PACKED_WITHIN_NS: Final = 1_000_000_000
 FOREVER: Final = 1 << 62
 
 BatchesSince = Callable[[int], Iterator[Batch]]
@@ -141,6 +156,13 @@ class Watch:
         self, state: FindingState | None = None, engine: str = "", since: str = "", until: str = ""
     ) -> list[FindingReport]:
         """Findings in that state, or those firing and resolved: the worst first. Their effects are in them."""
+        from_ns = self._moment_of_any(since).at_ns if since else 0
+        to_ns = self._moment_of_any(until).at_ns if until else FOREVER
+        return self._findings_between(state, engine, from_ns, to_ns)
+
+    def _findings_between(
+        self, state: FindingState | None, engine: str, from_ns: int, to_ns: int
+    ) -> list[FindingReport]:
         with self._lock:
             found: list[Finding] = []
             if state in (None, "firing"):
@@ -151,13 +173,11 @@ class Watch:
                 found += self.findings.pending()
             if state == "suppressed":
                 found += self.findings.suppressed()
-            if engine:
-                found = [finding for finding in found if finding.judgement.engine == engine]
-            if since or until:
-                from_ns = self._moment_of_any(since).at_ns if since else 0
-                to_ns = self._moment_of_any(until).at_ns if until else FOREVER
-                found = [finding for finding in found if _touches(finding, from_ns, to_ns)]
-            return [finding.report() for finding in found]
+            return [
+                finding.report()
+                for finding in found
+                if engine in ("", finding.judgement.engine) and _touches(finding, from_ns, to_ns)
+            ]
 
     def finding(self, id: str) -> FindingDetail:
         """One finding, with what the pool was meanwhile. Raises NotKnown."""
@@ -203,6 +223,44 @@ class Watch:
         with self._as_of(engine, at) as (ledger, _):
             return block_map(ledger)
 
+    def events(
+        self,
+        engine: str,
+        since: str = "",
+        until: str = "",
+        around: str = "",
+        most: int = 200,
+        kinds: Sequence[str] = (),
+        request: str = "",
+        block: int | None = None,
+    ) -> list[EventView]:
+        """What happened, in order: the last `most` events of a window, or those around a position."""
+        live = self._streamed(engine)
+        if around:
+            middle = self._moment(live, around)
+            end = Moment(min(middle.at_ns + AROUND_NS, live.now_ns))
+            ledger = self._past.window(live, middle.at_ns - AROUND_NS, end)
+            return events_around(ledger, middle, wanted(ledger, kinds, request, block), most)
+        first, last = self._window(live, since, until)
+        # An event is in a batch that is packed a little later.
+        ledger = self._past.window(live, first.at_ns, Moment(min(last.at_ns + PACKED_WITHIN_NS, live.now_ns)))
+        if not until:
+            last = Moment(FOREVER)
+        return events_between(ledger, first, last, wanted(ledger, kinds, request, block), most)
+
+    def never_freed(self, engine: str, since: str = "", until: str = "") -> NeverFreedView:
+        """What was handed out in a window and not free by its end, by owner and reason."""
+        live = self._streamed(engine)
+        first, last = self._window(live, since, until)
+        return never_freed(self._past.window(live, first.at_ns, last), first.at_ns)
+
+    def prefixes(self, engine: str, at: str = "") -> PrefixesView:
+        """The prefix cache as a forest, and what was evicted of late."""
+        live = self._streamed(engine)
+        moment = self._moment(live, at)
+        ledger = self._past.window(live, moment.at_ns - WINDOW_NS, moment)
+        return self._past.prefixes(ledger, now=not at)
+
     def drop(self, engine: str, at: str = "", window_s: float = 10.0) -> Drop:
         """What made usage fall, or throughput vanish, in the `window_s` seconds around the time `at`; where usage fell
         furthest if it is empty. Raises BadTime.
@@ -213,6 +271,26 @@ class Watch:
             at_ns = self._moment(live, at).at_ns if at else steepest_fall(live.points, window_s)
         until = Moment(min(at_ns + window_ns, live.now_ns))
         return drop(self._past.window(live, at_ns - 2 * window_ns, until), at_ns, window_s)
+
+    def explain(self, engine: str, since: str = "", until: str = "") -> ExplanationView:
+        """What happened in a window, in two or three sentences."""
+        live = self._streamed(engine)
+        first, last = self._window(live, since, until)
+        window_ns = last.at_ns - first.at_ns
+        ledger = self._past.window(live, first.at_ns - window_ns, last)
+        told = drop(ledger, first.at_ns + window_ns // 2, window_ns / 1e9)
+        points = [point for point in ledger.points if first.at_ns <= point.at_ns <= last.at_ns]
+        return explanation(ledger, told, points, self._findings_between(None, engine, first.at_ns, last.at_ns))
+
+    def memory(self, engine: str) -> MemoryView:
+        """The bill of the device's memory, as the engine measured it."""
+        with self._as_of(engine, "") as (ledger, _):
+            return memory_view(ledger)
+
+    def calculator(self, engine: str, prompt_tokens: int, max_tokens: int, concurrency: int = 1) -> CalculatorView:
+        """What so many requests of that length ask of the pool, and how many of them fit."""
+        with self._as_of(engine, "") as (ledger, _):
+            return calculator_view(ledger, prompt_tokens, max_tokens, concurrency)
 
     def span(self, engine: str) -> SpanView:
         """Which past can be asked about."""
@@ -266,6 +344,16 @@ class Watch:
         if moment.position is not None:
             return moment._replace(at_ns=self._past.ledger_at(live, moment).now_ns)
         return Moment(min(moment.at_ns, live.now_ns))
+
+    def _window(self, live: EngineLedger, since: str, until: str) -> tuple[Moment, Moment]:
+        """From when to when: until now, and for WINDOW_NS, where nothing is said. Raises BadQuestion and NotKnown."""
+        last = self._moment(live, until)
+        first = self._moment(live, since) if since else Moment(last.at_ns - WINDOW_NS)
+        if first.at_ns >= last.at_ns:
+            raise BadQuestion(
+                f"a window from {since} until {until or 'now'} has nothing in it: it ends where it begins"
+            )
+        return first, last
 
     def _moment_of_any(self, text: str) -> Moment:
         """The same, where no engine is named: a position is in the stream of one of them."""

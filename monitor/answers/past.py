@@ -15,6 +15,7 @@ from monitor.answers.recent import Recent
 from monitor.events.wire import ADDED_BY_SOURCE, Batch
 from monitor.history.history import History, NotKept
 from monitor.ledger.ledger import MAX_POINTS, EngineLedger, Point, Record
+from monitor.ledger.prefix_tree import Prefixes, PrefixesView, prefixes
 from monitor.ledger.words import clock_time, timestamp
 from monitor.views import GapView, LifeView, SpanView
 
@@ -32,6 +33,9 @@ class Past:
         self.history = history
         self._lock = lock
         self._recent: dict[str, Recent] = {}
+        self._told: dict[str, tuple[Prefixes, tuple[int, int]]] = {}
+        """By engine, what was told of prefixes until that batch."""
+        self._telling = threading.Lock()
         self._ledgers: OrderedDict[tuple[str, Moment], EngineLedger] = OrderedDict()
 
     def look(self, live: EngineLedger, record: Record) -> None:
@@ -74,7 +78,7 @@ class Past:
             if moment.position is not None or moment.at_ns >= since_ns:
                 raise NotKnown(f"{moment} of {live.engine} is not kept")
             raise NotKnown(
-                f"what was before {clock_time(since_ns)} is not kept: start the service with --data DIR"
+                f"what was before {clock_time(since_ns)} is not kept: only a service started with --data DIR keeps more"
                 if since_ns
                 else f"{live.engine} has no event stream here: its past is not kept"
             )
@@ -130,6 +134,22 @@ class Past:
         dressed.recent = deque(batch for batch in self.batches(live, ledger, since_ns) if batch.wall_ns >= since_ns)
         dressed.points = deque(self.points(live, since_ns, ledger.now_ns, MAX_POINTS))
         return dressed
+
+    def prefixes(self, ledger: EngineLedger, *, now: bool) -> PrefixesView:
+        """The prefix cache by the ledger's batches. Of now, what was told before is gone on with."""
+        if not now:
+            told = Prefixes()
+            told.fold(ledger.recent)
+            return prefixes(ledger, told)
+        with self._telling:
+            told, place = self._told.get(ledger.engine, (Prefixes(), (0, 0)))
+            new = [batch for batch in ledger.recent if (batch.epoch, batch.sequence) > place]
+            if new and (new[0].epoch, new[0].sequence - 1) != place:
+                told = Prefixes()
+            told.fold(new)
+            if new:
+                self._told[ledger.engine] = told, (new[-1].epoch, new[-1].sequence)
+            return prefixes(ledger, told)
 
     def span(self, live: EngineLedger) -> SpanView:
         """What can be asked about one engine."""

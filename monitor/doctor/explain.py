@@ -8,11 +8,12 @@ from typing import Final
 
 from rich.console import Console
 
+from monitor.answers.explain import drop_in_words
 from monitor.doctor.memory import MemoryReport
 from monitor.doctor.terminal import WIDTH, clock, put, wrapped
 from monitor.ledger.drops import Drop
 from monitor.ledger.waits import Wait
-from monitor.ledger.words import counted, duration, listed, percent
+from monitor.ledger.words import counted, listed, percent
 from monitor.views import BlockDetail, PhaseView, RequestDetail, StoryView
 
 MOST_PREEMPTED: Final = 8
@@ -72,7 +73,7 @@ def drop(told: Drop, console: Console) -> None:
     if not told.is_whole:
         wrapped(console, "Events of this window, or from before it, are no longer kept.", "  ! ", "bold yellow")
     console.print()
-    wrapped(console, _what_happened(told), "  ")
+    wrapped(console, drop_in_words(told), "  ")
     console.print()
     put(console, "BLOCKS", "bold")
     put(console, _sum_line("used before", told.used_before, told.usable))
@@ -205,35 +206,6 @@ def _story(story: Sequence[StoryView], console: Console, whole: bool) -> None:
         put(console, "  No event about it is kept.")
     for line in story:
         wrapped(console, line.text, f"  {clock(line.at, precise=True):<13} ")
-
-
-def _what_happened(told: Drop) -> str:
-    """In a sentence or two, by the figures below it."""
-    said = "Nothing is known of what was used then."
-    if told.highest is not None and told.lowest is not None:
-        top, bottom = (f"{percent(level.used / told.usable)} of the pool" for level in (told.highest, told.lowest))
-        said = f"Usage did not fall: {bottom} at the end."
-        if told.lowest.used < told.highest.used:
-            top_at, bottom_at = (clock(level.at, precise=True) for level in (told.highest, told.lowest))
-            freed = sum(told.freed_in_fall.values())
-            by = " and ".join(f"{blocks:,} as {reason}" for reason, blocks in told.freed_in_fall.items() if blocks)
-            said = (
-                f"Usage fell from {top} at {top_at} to {bottom} at {bottom_at}: {counted(freed, 'block')} became free,"
-                f" {by}. In the whole window:"
-                f" {counted(told.preemptions, 'preemption') if told.preemptions else 'nobody was preempted'}."
-            )
-    work, before = told.work, told.work_before
-    if work.output_tokens < before.output_tokens / 2 and before.output_tokens:
-        said += f" {counted(work.output_tokens, 'token')} were generated, {before.output_tokens:,} in as long before:"
-        if work.longest_without_step_s > work.seconds / 2:
-            said += f" no step ended for {duration(work.longest_without_step_s)}."
-        elif not told.running_after:
-            said += " nothing runs any more."
-        elif work.computed_tokens > 2 * work.output_tokens:
-            said += f" the steps computed {counted(work.computed_tokens, 'token')}, most of them of prompts."
-        else:
-            said += " fewer run."
-    return said
 
 
 def _sum_line(name: str, blocks: int | None, usable: int) -> str:

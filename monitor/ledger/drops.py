@@ -122,7 +122,7 @@ def drop(ledger: EngineLedger, at_ns: int, window_s: float) -> Drop:
     earlier = [batch for batch in batches if since_ns - 2 * half_ns < batch.wall_ns <= since_ns]
     later = [batch for batch in batches if batch.wall_ns > until_ns]
     before = next((batch for batch in reversed(batches) if batch.wall_ns <= since_ns), None)
-    fold = _Window(ledger, _references_before(ledger, window + later))
+    fold = _Window(ledger, references_before(ledger, window + later))
     top, bottom = _fall([point for point in ledger.points if since_ns <= point.at_ns <= until_ns])
     freed_in_fall: Counter[str] = Counter()
     for batch in window:
@@ -209,12 +209,12 @@ def _point_at(points: Iterable[Point], at_ns: int) -> Point | None:
     return found
 
 
-def _references_before(ledger: EngineLedger, batches: list[Batch]) -> list[int]:
+def references_before(ledger: EngineLedger, batches: list[Batch]) -> list[int]:
     """The reference count of each block before these batches, which are all there were until now."""
     refs = list(ledger.state.refs)
     for batch in batches:
         for event in batch.events():
-            change = _CHANGES.get(event.kind, 0)
+            change = CHANGES.get(event.kind, 0)
             if change:
                 for block in event.ids:
                     if 0 <= block < len(refs):
@@ -222,7 +222,8 @@ def _references_before(ledger: EngineLedger, batches: list[Batch]) -> list[int]:
     return refs
 
 
-_CHANGES: Final[dict[int, int]] = {Kind.ALLOCATED: 1, Kind.REUSED: 1, Kind.RELEASED: -1, Kind.RECLAIMED: -1}
+CHANGES: Final[dict[int, int]] = {Kind.ALLOCATED: 1, Kind.REUSED: 1, Kind.RELEASED: -1, Kind.RECLAIMED: -1}
+"""What an event does to the reference count of each of its blocks."""
 
 
 class _Window:

@@ -35,6 +35,11 @@ class Floors:
             self._floors[-1] = self._floors[-1]._replace(in_use=in_use)
         self._idle = idle
 
+    @property
+    def seen(self) -> list[Floor]:
+        """All of them, the oldest first."""
+        return list(self._floors)
+
     def rising(self) -> list[Floor]:
         """The floors since one was last lower than the one before it, those left out that are not higher either."""
         risen: list[Floor] = []

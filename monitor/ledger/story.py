@@ -36,10 +36,10 @@ def story_of_request(
                 continue
             steps.add(position, at_ns, event.args[place], event.args[len(event.ids) + place])
             continue
-        text = _about_request(event, names)
+        text = about_request(event, names)
         if text:
             lines += steps.told()
-            lines.append(StoryLine(position, at_ns, name_of(Kind, event.kind).lower(), text + _group_of(event)))
+            lines.append(StoryLine(position, at_ns, name_of(Kind, event.kind).lower(), text + group_of(event)))
     lines += steps.told()
     return lines
 
@@ -49,16 +49,16 @@ def story_of_block(batches: Iterable[Batch], block: int, names: Mapping[int, str
     lines = []
     for position, at_ns, event in events(batches, None):
         text = ""
-        if event.kind in _BLOCK_KINDS and block in event.ids:
-            text = _about_block(event, names)
+        if event.kind in BLOCK_KINDS and block in event.ids:
+            text = about_block(event, names)
         elif event.kind == Kind.AUDIT_BLOCKS and 0 <= block - event.args[0] < len(event.ids):
             continue  # an audit that agrees is no event in a block's life; one that does not is an anomaly
         if text:
-            lines.append(StoryLine(position, at_ns, name_of(Kind, event.kind).lower(), text + _group_of(event)))
+            lines.append(StoryLine(position, at_ns, name_of(Kind, event.kind).lower(), text + group_of(event)))
     return lines
 
 
-def _group_of(event: Run) -> str:
+def group_of(event: Run) -> str:
     """Most models have one KV group, 0."""
     return f" (KV group {event.group})" if event.group else ""
 
@@ -70,7 +70,7 @@ def names_in(ledger: EngineLedger) -> dict[int, str]:
     return names
 
 
-_BLOCK_KINDS = frozenset(
+BLOCK_KINDS = frozenset(
     (
         Kind.ALLOCATED, Kind.REUSED, Kind.CACHED, Kind.EVICTED, Kind.DETACHED, Kind.RELEASED, Kind.FREE_DEFERRED,
         Kind.RECLAIMED,
@@ -129,7 +129,8 @@ class _Steps:
         return lines
 
 
-def _about_request(event: Run, names: Mapping[int, str]) -> str:
+def about_request(event: Run, names: Mapping[int, str]) -> str:
+    """What an event says of its request; empty if that is no part of a request's life."""
     a, blocks = event.args, counted(len(event.ids), "block")
     match event.kind:
         case Kind.RECEIVED:
@@ -185,7 +186,8 @@ def _about_request(event: Run, names: Mapping[int, str]) -> str:
     return ""
 
 
-def _about_block(event: Run, names: Mapping[int, str]) -> str:
+def about_block(event: Run, names: Mapping[int, str]) -> str:
+    """What an event of BLOCK_KINDS says of each of its blocks."""
     who = f"request {names.get(event.request, f'#{event.request}')}"
     match event.kind:
         case Kind.ALLOCATED:

@@ -1,0 +1,91 @@
+"""What a device's memory went to, and what a load asks of the pool."""
+
+from __future__ import annotations
+
+from monitor.answers import BadQuestion, NotKnown
+from monitor.ledger.bill import measured, unnamed
+from monitor.ledger.calculator import blocks_of_request
+from monitor.ledger.ledger import EngineLedger
+from monitor.ledger.words import counted, percent, timestamp
+from monitor.views import CalculatorView, MemoryView
+
+PARTS = {
+    "weights": "weights",
+    "activations_peak": "peak activations",
+    "graphs_actual": "graphs",
+    "non_torch": "non-torch",
+    "kv_pool": "KV cache",
+}
+"""The lines of a MEMORY event's bill, and what each is called."""
+
+
+def memory_view(ledger: EngineLedger) -> MemoryView:
+    """The bill, as the engine measured it last. Raises NotKnown where it has not said one."""
+    known = measured(ledger.state.memory)
+    if not known:
+        raise NotKnown(f"{ledger.engine} has not said what its device's memory went to (a MEMORY event)")
+    state = ledger.state
+    return MemoryView(
+        engine=ledger.engine,
+        at=timestamp(ledger.now_ns),
+        known=known,
+        parts=_parts(known),
+        unnamed=unnamed(known),
+        kv_bytes_per_block=ledger.description.kv_bytes_per_block,
+        block_size=state.block_size,
+        usable_blocks=state.total - state.reserved,
+    )
+
+
+def _parts(known: dict[str, int]) -> dict[str, int]:
+    """The device by what it went to; they add up to its total, since what nothing was said about is a part too."""
+    if "device_total" not in known or "device_free" not in known:
+        return {}
+    parts = {words: known[name] for name, words in PARTS.items() if name in known}
+    if "used_by_others" in known:
+        parts["other processes"] = known["used_by_others"]
+    parts["free"] = known["device_free"]
+    return parts | {"not named": known["device_total"] - sum(parts.values())}
+
+
+def calculator_view(ledger: EngineLedger, prompt_tokens: int, max_tokens: int, concurrency: int) -> CalculatorView:
+    """Raises BadQuestion for lengths that no request has, and NotKnown where the engine has not said its block size."""
+    if prompt_tokens < 1 or max_tokens < 1 or concurrency < 1:
+        raise BadQuestion("prompt_tokens, max_tokens and concurrency are each 1 or more")
+    state, described = ledger.state, ledger.description
+    if not state.block_size:
+        raise NotKnown(f"{ledger.engine} has not said how large its blocks and its pool are")
+    usable = state.total - state.reserved
+    each = blocks_of_request(prompt_tokens + max_tokens, state.block_size, described)
+    by_pool = usable // each
+    most = min(by_pool, described.max_num_seqs or by_pool)
+    notes = []
+    if described.max_model_len and prompt_tokens + max_tokens > described.max_model_len:
+        notes.append(
+            f"No request may be {counted(prompt_tokens + max_tokens, 'token')} long: max_model_len is"
+            f" {described.max_model_len:,}."
+        )
+    if most < by_pool:
+        notes.append(f"The pool has room for {by_pool:,}; max_num_seqs lets {described.max_num_seqs:,} run.")
+    if any(group.window and not described.max_num_batched_tokens for group in described.groups):
+        notes.append("What a sliding window saves is left out: the engine has not said its max_num_batched_tokens.")
+    if described.enable_prefix_caching:
+        notes.append("Prompts that share a prefix share its blocks, which is left out: more fit then.")
+    held = state.used / usable if usable else 0.0
+    if held:
+        notes.append(f"{percent(held)} of the pool is in use now; the sum is for the whole of it.")
+    return CalculatorView(
+        engine=ledger.engine,
+        prompt_tokens=prompt_tokens,
+        max_tokens=max_tokens,
+        concurrency=concurrency,
+        block_size=state.block_size,
+        usable_blocks=usable,
+        blocks_per_request=each,
+        bytes_per_request=each * described.kv_bytes_per_block or None,
+        blocks_needed=each * concurrency,
+        share=each * concurrency / usable if usable else None,
+        fits=concurrency <= most,
+        max_concurrency=most,
+        notes=notes,
+    )
