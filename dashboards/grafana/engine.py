@@ -14,7 +14,7 @@ from dashboards.grafana.requests import by_state
 
 def page() -> Dashboard:
     """The page."""
-    return parts.page("engine", "kvscope / Engine", "One engine at a glance.", _panels())
+    return parts.page("engine", "kvscope / Engine", "One engine at a glance.", _panels(), view="engine")
 
 
 def _panels() -> Iterator[Panel]:
@@ -75,6 +75,21 @@ def _panels() -> Iterator[Panel]:
         " device's own. What the engine did not measure is absent, not 0.",
         (f"sum by (engine, part) (kvscope_memory_bytes{{{HERE}}})", "{{part}}"),
         unit="bytes",
+        width=WIDTH // 2,
+    )
+    yield stacked(
+        "GPU memory, by who has it",
+        "As the driver of each GPU of kvscope's own machine counts it: engines that are followed, with their workers,"
+        " and other processes. In a container it cannot tell them apart. No data: no GPU there.",
+        ("sum by (gpu, owner) (kvscope_gpu_process_memory_bytes)", "GPU {{gpu}}, {{owner}}"),
+        unit="bytes",
+    )
+    yield lines(
+        "GPU busy",
+        "Share of time in which the GPU ran a kernel, or moved memory. A kernel that waits is busy too: it does not"
+        " tell how well the GPU is used. No data: no GPU on kvscope's own machine.",
+        ("max by (gpu, of) (kvscope_gpu_utilization_ratio)", "GPU {{gpu}}, {{of}}"),
+        unit="percentunit",
         width=WIDTH // 2,
     )
     yield lines(

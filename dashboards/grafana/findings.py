@@ -12,7 +12,9 @@ from dashboards.grafana.parts import HERE, WIDTH, Panel, lines, linked, stacked,
 
 def page() -> Dashboard:
     """The page."""
-    return parts.page("findings", "kvscope / Findings", "What is wrong, and how far to trust that.", _panels())
+    return parts.page(
+        "findings", "kvscope / Findings", "What is wrong, and how far to trust that.", _panels(), view="findings"
+    )
 
 
 def _panels() -> Iterator[Panel]:
@@ -25,7 +27,8 @@ def _panels() -> Iterator[Panel]:
                 " `monitor doctor`.",
                 f"sum by (engine, code, severity, verdict) (kvscope_findings{{{HERE}}})",
                 ("severity", "code", "verdict", "engine"),
-            )
+            ),
+            "findings",
         ),
         "code",
         "Runbook",
@@ -43,6 +46,30 @@ def _panels() -> Iterator[Panel]:
         " here.",
         (f"sum by (code) (kvscope_findings{{{HERE}}})", "{{code}}"),
         width=WIDTH // 2,
+    )
+    yield lines(
+        "Oldest alert that is not told yet",
+        "For how long the oldest message to each receiver has waited, if kvscope tells of findings itself (--alert). A"
+        " line that rises is a receiver that does not answer. It does not tell whether anybody read what arrived.",
+        ("max by (receiver) (kvscope_alerts_oldest_pending_seconds)", "{{receiver}}"),
+        unit="s",
+    )
+    yield lines(
+        "Alerts by what became of them",
+        "Messages to receivers that are over, by outcome, and those that wait. given-up ones were not told: `monitor"
+        " alerts list` has them, and replays one. What a silence holds back is not in it.",
+        (
+            "sum by (receiver, outcome) (increase(kvscope_alerts_deliveries_total[$__rate_interval]))",
+            "{{outcome}}, {{receiver}}",
+        ),
+        ("sum by (receiver) (kvscope_alerts_pending)", "waiting, {{receiver}}"),
+    )
+    yield lines(
+        "Alerts open, and silences",
+        "Alerts that were told to fire and not yet to be over, and silences that hold. What a silence keeps from being"
+        " told fires nevertheless: it is among the findings.",
+        ("sum(kvscope_alerts_open)", "open"),
+        ("sum(kvscope_alerts_silences)", "silences"),
     )
     yield lines(
         "Lost of the event stream",

@@ -12,7 +12,7 @@ from dashboards.grafana.parts import BAD, HERE, Panel, Query, lines, stat, table
 
 def page() -> Dashboard:
     """The overview."""
-    return parts.page("fleet", "kvscope / Fleet", "All engines: which one needs a look.", _panels())
+    return parts.page("fleet", "kvscope / Fleet", "All engines: which one needs a look.", _panels(), view="")
 
 
 def _panels() -> Iterator[Panel]:

@@ -25,7 +25,9 @@ HOLDER_COLOURS: Final = {
 
 def page() -> Dashboard:
     """The page."""
-    return parts.page("kv-cache", "kvscope / KV cache", "Who holds the pool, and for how long.", _panels())
+    return parts.page(
+        "kv-cache", "kvscope / KV cache", "Who holds the pool, and for how long.", _panels(), view="blocks"
+    )
 
 
 def balance() -> TimeSeries:

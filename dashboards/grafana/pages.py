@@ -12,6 +12,16 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
 from dashboards.grafana import engine, findings, fleet, kv_cache, requests, vllm
 
+ANNOTATIONS: Final = {
+    "Findings": {"titleFormat": "{{code}}", "textFormat": "{{severity}} on {{engine}}", "step": "15s"},
+    "Configuration changes": {
+        "titleFormat": "{{engine}} is configured",
+        "textFormat": "{{model}}, {{num_gpu_blocks}} blocks of {{block_size}}, {{max_num_seqs}} requests and"
+        " {{max_num_batched_tokens}} tokens a step",
+        "step": "15s",
+    },
+}
+"""What each annotation is drawn with."""
 GENERATED: Final = Path(__file__).parent / "generated"
 PAGES: Final[dict[str, Callable[[], Dashboard]]] = {
     "fleet": fleet.page,
@@ -28,5 +38,5 @@ def as_json(name: str) -> str:
     text = json.dumps(PAGES[name]().build(), cls=JSONEncoder)
     page = json.loads(text)
     for annotation in page["annotations"].get("list", []):  # what the SDK has no words for
-        annotation |= {"titleFormat": "{{code}}", "textFormat": "{{severity}} on {{engine}}", "step": "15s"}
+        annotation |= ANNOTATIONS[annotation["name"]]
     return json.dumps(page, sort_keys=True, indent=2) + "\n"

@@ -1,5 +1,5 @@
 """How a page and a panel are made. A query of kvscope's metrics goes through the variable `engine`; `kvscope` is where
-the web app is, for links, which take the engine and the time range along.
+the web app is, for links, which lead to the view that shows the same closer, of the same engine and time range.
 """
 
 from __future__ import annotations
@@ -54,8 +54,10 @@ USAGE: Final = (
 _RANGE: Final = "${__url_time_range}"
 
 
-def page(name: str, title: str, says: str, panels: Iterable[Panel]) -> Dashboard:
-    """A page about engines that kvscope watches, with findings marked on its time axis."""
+def page(name: str, title: str, says: str, panels: Iterable[Panel], view: str) -> Dashboard:
+    """A page about engines that kvscope watches, with findings and changes of configuration marked on its time axis.
+    `view`: which of the web app's views shows the same.
+    """
     dashboard = (
         bare(name, title, says)
         .with_variable(
@@ -77,11 +79,19 @@ def page(name: str, title: str, says: str, panels: Iterable[Panel]) -> Dashboard
             .icon_color("red")
             .expr(f"sum by (engine, code, severity) (kvscope_findings{{{HERE}, {BAD}}}) > 0")
         )
+        .annotation(
+            AnnotationQuery()
+            .name("Configuration changes")
+            .datasource(SOURCE)
+            .enable(True)
+            .icon_color("blue")
+            .expr(f"kvscope_engine_info{{{HERE}}} unless kvscope_engine_info{{{HERE}}} offset 1m")
+        )
         .link(
             DashboardLink("Open kvscope: blocks, requests and their stories")
             .type(DashboardLinkType.LINK)
             .icon("external link")
-            .url(f"${{kvscope:raw}}/?engine=${{engine:percentencode}}&{_RANGE}")
+            .url(f"${{kvscope:raw}}/{view}?engine=${{engine:percentencode}}&{_RANGE}")
             .target_blank(True)
         )
     )
@@ -192,9 +202,9 @@ def linked(panel: Table, column: str, title: str, url: str) -> Table:
     return panel.override_by_name(column, [DynamicConfigValue("links", links)])
 
 
-def to_web_app(panel: Table) -> Table:
-    """The engine leads to its page in the web app, at the time that is looked at."""
-    url = f"${{kvscope:raw}}/?engine=${{__value.raw:percentencode}}&{_RANGE}"
+def to_web_app(panel: Table, view: str = "engine") -> Table:
+    """The engine leads to a view of it in the web app, at the time that is looked at."""
+    url = f"${{kvscope:raw}}/{view}?engine=${{__value.raw:percentencode}}&{_RANGE}"
     return linked(panel, "engine", "Open in kvscope", url)
 
 

@@ -13,7 +13,9 @@ from dashboards.grafana.parts import HERE, WIDTH, Panel, lines, quantile, rate, 
 
 def page() -> Dashboard:
     """The page."""
-    return parts.page("requests", "kvscope / Requests", "Why requests wait, and how they end.", _panels())
+    return parts.page(
+        "requests", "kvscope / Requests", "Why requests wait, and how they end.", _panels(), view="requests"
+    )
 
 
 def by_state() -> TimeSeries:

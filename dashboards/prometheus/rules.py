@@ -38,6 +38,7 @@ def as_yaml() -> str:
         {"name": "kvscope-records", "rules": [*_records(), *_objective_records()]},
         {"name": "kvscope-findings", "rules": list(_findings())},
         {"name": "kvscope-blind", "rules": [_blind()]},
+        {"name": "kvscope-alerts", "rules": [_untold()]},
         {"name": "kvscope-objectives", "rules": list(_burns())},
     ]
     text: str = yaml.safe_dump({"groups": groups}, sort_keys=False, width=120)
@@ -120,6 +121,27 @@ def _blind() -> Rule:
             "description": "For a minute now. Until it ends, no finding is no proof of health: look at the engine"
             " itself, and at /api/sources of kvscope.",
             "runbook_url": f"{{{{ $externalLabels.kvscope }}}}/{runbook('blind.stream-gap')}",
+        },
+    }
+
+
+def _untold() -> Rule:
+    """kvscope's own alerts do not arrive. This one goes another way, by Prometheus, and may."""
+    reasons = {
+        "the oldest has waited for 10 minutes": "kvscope_alerts_oldest_pending_seconds > 600",
+        "some were given up": 'increase(kvscope_alerts_deliveries_total{outcome="given-up"}[1h]) > 0',
+        "the receiver said that it is gone": "kvscope_alerts_receiver_disabled == 1",
+    }
+    why = "\nor\n".join(f'label_replace({expr}, "why", "{why}", "", "")' for why, expr in reasons.items())
+    return {
+        "alert": "KvscopeAlertsUntold",
+        "expr": f"max by (receiver, why) (\n{why}\n)",
+        "labels": {"severity": "error"},
+        "annotations": {
+            "summary": "kvscope's alerts do not reach {{ $labels.receiver }}: {{ $labels.why }}",
+            "description": "Findings fire and that receiver is not told. `monitor alerts list` says what it answered,"
+            " `monitor alerts test` tries it, and `monitor alerts replay` tells what was given up.",
+            "runbook_url": "{{ $externalLabels.kvscope }}/alerts",
         },
     }
 

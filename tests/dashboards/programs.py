@@ -120,9 +120,13 @@ class Prometheus:
 
     def values(self, expr: str) -> list[float]:
         """Every value that `expr` has had, of every series, since this began."""
+        return [float(value) for series in self.series(expr) for _, value in series["values"]]
+
+    def series(self, expr: str) -> list[dict[str, Any]]:
+        """Every series of `expr` since this began, by the API's own words: `metric`, and `values` as (time, value)."""
         params: dict[str, str | float] = {"query": expr, "start": self.began, "end": time.time(), "step": 0.5}
-        answer = self._get("/api/v1/query_range", params)
-        return [float(value) for series in answer["result"] for _, value in series["values"]]
+        found: list[dict[str, Any]] = self._get("/api/v1/query_range", params)["result"]
+        return found
 
     def label(self, expr: str, label: str) -> set[str]:
         """The values of a label that the series of `expr` have had since this began."""

@@ -8,10 +8,7 @@ import json
 import math
 import re
 import signal
-import sys
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,20 +28,24 @@ from tests.dashboards.programs import (
     program,
     quick_prometheus,
     running,
-    service_command,
     until,
 )  # fmt: skip
-from tests.pages import page, rows, served, whole_page
+from tests.dashboards.scene import filled_in, lab, service, vllm_page
+from tests.outlets.receiving import Server
 
 DASHBOARDS = {name: json.loads((GENERATED / f"{name}.json").read_text()) for name in PAGES}
 PANELS = [(name, panel) for name, dashboard in DASHBOARDS.items() for panel in dashboard["panels"]]
-NEVER = {"In use with nothing running", "Batches that had to be asked for, per second"}
+NEVER = {
+    "In use with nothing running", "Batches that had to be asked for, per second", "GPU memory, by who has it",
+    "GPU busy",
+}  # fmt: skip
 """Panels of what need not happen: they say themselves that no data is well."""
 MAY_BE_ZERO = re.compile(r"Engines with inexact figures|engine:kvscope_requests_(queued|waiting)_late")
 
 RULES = [rule for group in yaml.safe_load(RULES_FILE.read_text())["groups"] for rule in group["rules"]]
 (BLIND,) = (rule for rule in RULES if rule.get("alert") == "KvscopeBlind")
-GRACES = ("--set", "leak.finished-held.grace_s=0.5", "--set", "leak.unaccounted.grace_s=0.5")
+LEADS_TO = {"fleet": "", "engine": "engine", "kv-cache": "blocks", "requests": "requests", "findings": "findings"}
+"""The view of the web app that shows the same closer."""
 
 
 class Shown(NamedTuple):
@@ -61,13 +62,7 @@ def _shown() -> list[Shown]:
         found += [Shown("annotation", (one["expr"],)) for one in dashboard["annotations"].get("list", [])]
     found += [Shown(rule["record"], (rule["expr"],)) for rule in RULES if "record" in rule]
     found.append(Shown("KvscopeBlind", (BLIND["expr"],)))
-    return [Shown(title, tuple(map(_filled_in, of))) for title, of in dict.fromkeys(found)]
-
-
-def _filled_in(expr: str) -> str:
-    for variable, value in (("$engine", ".*"), ("$model", ".*"), ("$__rate_interval", "3s")):
-        expr = expr.replace(variable, value)
-    return expr
+    return [Shown(title, tuple(map(filled_in, of))) for title, of in dict.fromkeys(found)]
 
 
 def _reasons() -> set[str]:
@@ -81,35 +76,15 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
     program("prometheus", "prometheus")
     folder = tmp_path_factory.mktemp("queries")
     service_at, own = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
-    with _vllm() as vllm:
-        yield from _seen(folder, service_at, own, vllm)
+    with vllm_page() as vllm:
+        receiver = Server()
+        try:
+            yield from _seen(folder, service_at, own, vllm, receiver.url)
+        finally:
+            receiver.stop()
 
 
-@contextmanager
-def _vllm() -> Iterator[str]:
-    """Where a vLLM's page is, as it was while blocks leaked: each scrape sees it a little later."""
-    histograms = [line for line in whole_page().splitlines() if re.match(r"vllm:\w+_seconds_(bucket|sum|count)", line)]
-    pages = []
-    for number, row in enumerate(rows("never-freed", 0.5)[90:], 1):
-        grown = (f"{series} {float(value) * number}" for series, _, value in (h.rpartition(" ") for h in histograms))
-        pages.append(page(row) + "\n".join(grown) + "\n")
-    with served(pages[0]) as server:
-        stop = threading.Event()
-
-        def go_on() -> None:
-            for text in pages:
-                server.answer = text
-                if stop.wait(0.25):
-                    return
-
-        thread = threading.Thread(target=go_on)
-        thread.start()
-        yield f"127.0.0.1:{server.server_address[1]}"
-        stop.set()
-        thread.join()
-
-
-def _seen(folder: Path, service_at: str, own: str, vllm: str) -> Iterator[Prometheus]:
+def _seen(folder: Path, service_at: str, own: str, vllm: str, hook: str) -> Iterator[Prometheus]:
     server = program("prometheus", "prometheus")
     events = f"ipc://{folder}/events"
     config = quick_prometheus(folder, service_at, vllm)
@@ -122,10 +97,9 @@ def _seen(folder: Path, service_at: str, own: str, vllm: str) -> Iterator[Promet
             expr = f'ALERTS{{alertname="KvscopeBlind", alertstate="firing", why="{why}"}}'
             until(lambda: seen.values(expr), f"the alert KvscopeBlind because {why}", process)
 
-        with running(service_command(events, int(service_at.rpartition(":")[2]), *GRACES), folder / "service.log"):
+        with running(service(events, service_at, hook), folder / "service.log"):
             blind("none was ever heard")
-            lab = [sys.executable, "-m", "tests.dashboards.incident_process", events]
-            with running(lab, folder / "lab.log") as engine:
+            with running(lab(events), folder / "lab.log") as engine:
                 waiting = [shown for shown in _shown() if shown.title not in NEVER]
                 try:
                     until(lambda: _told(seen, waiting), "an answer to every query", engine)
@@ -220,9 +194,10 @@ def test_pages_lead_to_each_other_and_to_the_web_app_with_engine_and_time() -> N
         assert links["dashboards"]["keepTime"]
         assert links["dashboards"]["includeVars"]
         if name != "vllm":
-            assert "engine=${engine:percentencode}" in links["link"]["url"]
-            assert "${__url_time_range}" in links["link"]["url"]
-            assert [one["name"] for one in dashboard["annotations"]["list"]] == ["Findings"]
+            view, _, query = links["link"]["url"].removeprefix("${kvscope:raw}/").partition("?")
+            assert view == LEADS_TO[name]
+            assert query == "engine=${engine:percentencode}&${__url_time_range}"
+            assert [one["name"] for one in dashboard["annotations"]["list"]] == ["Findings", "Configuration changes"]
 
 
 def test_every_holder_has_its_colour() -> None:

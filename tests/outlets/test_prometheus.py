@@ -22,6 +22,7 @@ from monitor.events.sample import Sample
 from monitor.outlets.alerts.views import AlertFigures, ReceiverFigures
 from monitor.outlets.gpu import OTHERS, by_engine, gpu_families, here
 from monitor.outlets.prometheus import HOLDERS, WatchCollector
+from monitor.outlets.prometheus.work import CONFIGURATION
 from monitor.views import SourceView
 from monitor.watch import Watch
 from tests.lab import Lab
@@ -30,7 +31,7 @@ REFERENCE = Path(__file__).parents[2] / "docs" / "reference.md"
 FAULTS = ("leak.finished-held:limit=2", "leak.unaccounted")
 LABELS = {
     "engine", "holder", "state", "reason", "code", "severity", "verdict", "stage", "limit", "status", "outcome", "part",
-    "suggestion", "tier", "source", "supplier", "receiver", "le",
+    "suggestion", "tier", "source", "supplier", "receiver", "le", *CONFIGURATION,
 }  # fmt: skip
 """All that a metric may be told apart by: each has few values, whatever the load."""
 SOURCE = SourceView(
@@ -222,6 +223,13 @@ def test_with_a_gpu_the_drivers_figures_are_on_the_page(watch: Watch) -> None:
 def by_device(family: Metric) -> Iterator[tuple[str, list[float]]]:
     for uuid in sorted({sample.labels["uuid"] for sample in family.samples}):
         yield uuid, [sample.value for sample in family.samples if sample.labels["uuid"] == uuid]
+
+
+def test_the_configuration_is_told(lab: Lab, watch: Watch) -> None:
+    (info,) = families(watch)["kvscope_engine_info"].samples
+    assert info.value == 1
+    assert info.labels["num_gpu_blocks"] == str(lab.pool.total)
+    assert info.labels["enable_prefix_caching"] == "True"
 
 
 def test_faults_that_are_on_are_said(watch: Watch) -> None:

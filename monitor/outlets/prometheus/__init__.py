@@ -4,7 +4,7 @@ collector.py   puts the page together, of one moment
 families.py    how a family is made: names, units and the label every one has
 pool.py        blocks: by holder, by how long they stay, as they come and go; the prefix cache
 requests.py    requests: by state and reason, by how they ended, how long they waited
-work.py        steps, tokens, preemptions and what they cost; the memory bill
+work.py        steps, tokens, preemptions and what they cost; the memory bill; how the engine is configured
 observer.py    findings, how far to trust all that (the stream, its sources), and whether alerts arrive
 """
 
