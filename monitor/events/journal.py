@@ -72,6 +72,11 @@ class JournalWriter:
         self._opened_ns = 0
         directory.mkdir(parents=True, exist_ok=True)
 
+    @property
+    def size(self) -> int:
+        """Bytes of the open segment."""
+        return self._size
+
     def append(self, payload: bytes, sequence: int) -> None:
         """Keep one frame; `sequence` is its batch's (or the last one's, for what a source adds)."""
         age_s = (self._clock.monotonic_ns() - self._opened_ns) / 1e9

@@ -81,12 +81,11 @@ def write_tables(path: Path, into: Path) -> ClosedSegment | None:
     shutil.rmtree(half, ignore_errors=True)
     half.mkdir(parents=True)
     frames = [frame for _, frame in reader.frames(0, len(reader.index))]
-    engine = reader.index.engine or (into.name if notes else "")
     tables = {
         "events": _events([frame for frame in frames if isinstance(frame, Batch)]),
         "frames": _frames(frames),
         "keyframes": _keyframes(frames),
-        "points": _points(engine, epoch, [note for note in notes if note.letter == "P"]),
+        "points": _points(reader.index.engine, epoch, [note for note in notes if note.letter == "P"]),
         "notes": _notes([note for note in notes if note.letter != "P"]),
     }
     for name, table in tables.items():

@@ -211,8 +211,8 @@ class History:
         """Its frames from number `first` up to, not including, `end`, each with its number."""
         try:
             yield from self._open(segment).frames(first, end)
-        except FileNotFoundError:  # it was closed in this very moment, before the first of them
-            yield from self._open(segment).frames(first, end)
+        except FileNotFoundError:  # closed in this very moment, before the first of them; or too old to be kept
+            yield from _closed_since(segment).frames(first, end)
 
     def _between(self, segment: Segment, first: bool) -> tuple[int, int] | None:
         """From when to when it goes; of the first one, from the first frame that stands on its own."""

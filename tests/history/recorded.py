@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+
 from monitor.events import journal
+from monitor.events.snapshot import dump
 from monitor.events.wire import Batch, Frame, encode
 from monitor.ledger.ledger import EngineLedger
 from tests.lab import Lab
@@ -37,3 +40,14 @@ def folded(frames: list[Frame], until_ns: int) -> EngineLedger:
         if isinstance(frame, Batch) and frame.wall_ns <= until_ns:
             ledger.apply(frame)
     return ledger
+
+
+def books(ledger: EngineLedger) -> object:
+    """All that the ledger knows of the pool and of requests, and where it is."""
+    return state_of(ledger), ledger.balance(), ledger.position()
+
+
+def state_of(ledger: EngineLedger) -> object:
+    """An audit that was under way at a keyframe does not count for who begins there."""
+    ledger.state.audit_cycles = ledger.state.audited_ns = 0
+    return msgspec.msgpack.decode(dump(ledger.state))

@@ -5,33 +5,21 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from engine.clock import VirtualClock
 from monitor.events import journal
-from monitor.events.snapshot import dump
 from monitor.events.wire import Batch, Frame, encode
 from monitor.history.closed import close
 from monitor.history.history import GAP_NS, History, NotKept
 from monitor.history.segments import directory_of, segments
 from monitor.ledger.ledger import EngineLedger, Position
 from monitor.ledger.story import events
-from tests.history.recorded import folded, worked, write
+from tests.history.recorded import books, folded, state_of, worked, write
 from tests.lab import Lab
 
 SMALL = 20_000
 """Bytes of a segment: a few of them for a short run."""
-
-
-def books(ledger: EngineLedger) -> object:
-    return state_of(ledger), ledger.balance(), ledger.position()
-
-
-def state_of(ledger: EngineLedger) -> object:
-    """An audit that was under way at a keyframe does not count for who begins there."""
-    ledger.state.audit_cycles = ledger.state.audited_ns = 0
-    return msgspec.msgpack.decode(dump(ledger.state))
 
 
 def with_keyframes(steps: int = 300, every: int = 40, seed: int = 0) -> tuple[Lab, list[Frame]]:

@@ -1,0 +1,242 @@
+"""What a service keeps of an engine: all that it hears, keyframes that do not outweigh it, segments that end."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from engine.clock import VirtualClock
+from monitor.events import journal
+from monitor.events.kinds import Kind, Stage
+from monitor.events.sample import Fact, Sample
+from monitor.events.wire import Batch, Frame, Keyframe, decode, encode
+from monitor.history import writer
+from monitor.history.closed import close
+from monitor.history.history import History
+from monitor.history.keeper import HistoryInUse, Keep, Keeper
+from monitor.history.segments import closed_segments, directory_of, segments
+from monitor.ledger.ledger import EngineLedger
+from monitor.sources.live import Received
+from tests.history.recorded import books, folded, worked
+from tests.lab import Lab
+
+AT_ONCE = 3
+"""Frames that a reader takes in one go."""
+
+
+class Heard:
+    """An engine that is heard, kept and fed to a ledger, as a reader of the service does it."""
+
+    def __init__(self, directory: Path, lab: Lab, ledger: EngineLedger | None = None) -> None:
+        self.directory = directory_of(directory, lab.packer.engine)
+        self.ledger = ledger or EngineLedger(lab.packer.engine)
+        self.ended: list[Path] = []
+        self.writer = writer.Writer(self.directory, self.ended.append, lab.clock)
+
+    def hear(self, frames: Sequence[Frame]) -> None:
+        for first in range(0, len(frames), AT_ONCE):
+            few = frames[first : first + AT_ONCE]
+            self.writer.keep([Received(frame, encode(frame)) for frame in few], self.ledger)
+            for frame in few:
+                self.ledger.apply(frame)
+
+    def payloads(self) -> list[bytes]:
+        """All that is in the journals."""
+        return list(journal.read(self.directory))
+
+
+def test_what_is_heard_is_kept_in_segments_that_can_be_read_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "SEGMENT_BYTES", 30_000)
+    lab = worked(400)
+    heard = Heard(tmp_path, lab)
+    heard.hear(lab.frames)
+    heard.writer.stop(heard.ledger)
+    found = journal.segments(heard.directory)
+    assert len(found) > 3
+    assert heard.ended == [segment.path for segment in found[:-1]]
+    frames = [decode(payload) for payload in heard.payloads()]
+    assert [encode(f) for f in frames if isinstance(f, Batch)] == [encode(f) for f in lab.frames]
+    for segment in found[1:]:
+        # Of a point, who reads frames gets nothing.
+        first, *rest = (f for f in map(decode, journal.read_segment(segment.path)) if f is not None)
+        assert isinstance(first, Keyframe)
+        alone, whole = EngineLedger(lab.packer.engine), EngineLedger(lab.packer.engine)
+        for frame in (first, *rest):
+            alone.apply(frame)
+        for batch in lab.frames[: alone.sequence + 1]:
+            whole.apply(batch)
+        assert books(alone) == books(whole)
+    history = History(tmp_path)
+    told = history.points(lab.packer.engine, 0, lab.frames[-1].wall_ns, 1 << 30)
+    assert told == list(heard.ledger.points)[-len(told) :]
+    assert len(told) > len(heard.ledger.points) - AT_ONCE
+
+
+def test_keyframes_do_not_outweigh_the_events(tmp_path: Path) -> None:
+    """Nor those that the engine sends for who joins: a large pool that does nothing says next to nothing."""
+    lab = Lab(total=2_000)
+    frames: list[Frame] = [*lab.frames]
+    for step in range(400):
+        if step % 4 == 0:
+            lab.arrive(60, max_tokens=20)
+        before = len(lab.frames)
+        lab.step()
+        frames += lab.frames[before:]
+        if step % 20 == 0:
+            frames.append(lab.keyframe())
+    heard = Heard(tmp_path, lab)
+    heard.hear(frames)
+    sizes = {"K": 0, "B": 0, "P": 0}
+    for payload in heard.payloads():
+        sizes[chr(payload[4])] += len(payload)
+    assert 0 < sizes["K"] * (writer.OUTWEIGHS - 1) < sizes["B"] + sizes["P"]
+    assert sum(len(encode(frame)) for frame in frames if isinstance(frame, Keyframe)) > sizes["B"]
+    until_idle = len(heard.payloads())
+    assert isinstance(lab.clock, VirtualClock)
+    for _ in range(30):  # the segment is old, and ends only when it is worth it
+        lab.clock.sleep(writer.SEGMENT_S / 10)
+        heard.hear([lab.heartbeat()])
+        heard.hear([lab.keyframe()])
+    assert not heard.ended
+    assert {chr(payload[4]) for payload in heard.payloads()[until_idle:]} == {"B", "P"}
+
+
+def test_a_service_that_starts_again_goes_on_where_it_was(tmp_path: Path) -> None:
+    lab = worked(100)
+    before = Heard(tmp_path, lab)
+    before.hear(lab.frames)
+    before.writer.stop(before.ledger)
+    for again in range(3):
+        joined = len(lab.frames)
+        for _ in range(again * 10):
+            lab.step()
+        after = Heard(tmp_path, lab, History(tmp_path).ledger_at(lab.packer.engine, lab.frames[joined - 1].wall_ns))
+        after.hear(lab.frames[joined:])
+        after.hear([lab.heartbeat()])
+        after.writer.stop(after.ledger)
+    for segment in segments(after.directory)[:2]:
+        assert close(segment.path, after.directory) is not None
+    history = History(tmp_path)
+    batches = list(history.batches(lab.packer.engine, 0, 1 << 62))
+    assert [batch.sequence for batch in batches] == [frame.sequence for frame in lab.frames]
+    last = lab.frames[-1].wall_ns
+    assert books(history.ledger_at(lab.packer.engine, last)) == books(folded(list(lab.frames), last))
+
+
+def test_a_disk_that_is_full_is_said_and_what_it_cost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = worked(90)
+    heard = Heard(tmp_path, lab)
+    heard.hear(lab.frames[:30])
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", full)
+        heard.hear(lab.frames[30:60])
+        assert "No space left" in heard.writer.error
+    assert heard.writer.lost_batches == 30
+    heard.hear(lab.frames[60:])
+    assert heard.writer.error == ""
+    (lost,) = [
+        event.args
+        for batch in History(tmp_path).batches(lab.packer.engine, 0, 1 << 62)
+        for event in batch.events()
+        if event.kind == Kind.LOST
+    ]
+    assert lost == [lab.frames[30].sequence, lab.frames[59].sequence, Stage.JOURNAL]
+    ledger = History(tmp_path).ledger_at(lab.packer.engine, lab.frames[-1].wall_ns)
+    assert books(ledger) == books(folded(list(lab.frames), lab.frames[-1].wall_ns))
+
+
+def test_figures_of_a_page_are_kept(tmp_path: Path) -> None:
+    keeper = Keeper(tmp_path, Keep())
+    engine = "m@127.0.0.1:8000/0"
+    said: list[Sample | Fact] = [
+        Fact(engine, "", "version", "1", 5),
+        *(Sample(engine, f"scrape {at}", at, running=at, usage=0.5) for at in range(10, 40)),
+    ]
+    keeper.note(said[:20])
+    keeper.note(said[20:])
+    keeper.stop([])
+    history = History(tmp_path)
+    assert list(history.notes(engine, 5, 100)) == said
+    assert list(history.notes(engine, 12, 13)) == said[3:5]
+    (segment,) = segments(directory_of(tmp_path, engine))
+    assert close(segment.path, segment.path.parent) is not None
+    assert list(History(tmp_path).notes(engine, 5, 100)) == said
+    assert history.span(engine) is None
+
+
+def test_what_is_too_old_or_too_much_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "SEGMENT_BYTES", 10_000)
+    lab = worked(400)
+    heard = Heard(tmp_path, lab)
+    heard.hear(lab.frames)
+    for path in heard.ended:
+        assert close(path, heard.directory) is not None
+    closed = sorted(closed_segments(heard.directory))
+    assert len(closed) > 6
+    day_ns = 86_400_000_000_000
+    keeper = Keeper(tmp_path, Keep(days=1))
+    keeper.drop(closed[2].to_ns + day_ns)
+    assert sorted(closed_segments(heard.directory)) == closed[2:]
+    keeper.stop([])
+
+    def size() -> int:
+        return sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
+
+    keeper = Keeper(tmp_path, Keep(days=1, bytes=size() - 1))
+    keeper.drop(closed[-1].to_ns)
+    assert sorted(closed_segments(heard.directory)) == closed[3:]
+    assert size() <= keeper.keep_no_more_than.bytes
+    keeper.keep_no_more_than = Keep(days=0)
+    keeper.drop(closed[-1].to_ns + day_ns)
+    assert segments(heard.directory) == [segments(heard.directory)[-1]]
+    assert History(tmp_path).span(lab.packer.engine) is not None
+    keeper.stop([])
+
+
+def test_what_a_crash_left_half_done_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A half-written Parquet is not looked at; a segment that is there twice counts once."""
+    monkeypatch.setattr(writer, "SEGMENT_BYTES", 20_000)
+    lab = worked(300)
+    heard = Heard(tmp_path, lab)
+    heard.hear(lab.frames)
+    heard.writer.stop(heard.ledger)
+    first, second, *_ = segments(heard.directory)
+    content = first.path.read_bytes()
+    closed = close(first.path, heard.directory)
+    assert closed is not None
+    first.path.write_bytes(content)  # the crash came before the journal went
+    half = closed.path.parent / f".{second.path.stem}-{0:020d}-{1:020d}"
+    half.mkdir()
+    (half / "events.parquet").write_bytes(b"PAR1 torn")
+    last = lab.frames[-1].wall_ns
+    expected = books(folded(list(lab.frames), last))
+    assert books(History(tmp_path).ledger_at(lab.packer.engine, last)) == expected
+    keeper = Keeper(tmp_path, Keep(days=100_000))
+    assert not first.path.exists()
+    assert not half.exists()
+    keeper.start()
+    with pytest.raises(HistoryInUse, match="another service"):
+        Keeper(tmp_path, Keep())
+    wait_until_closed(heard.directory)
+    keeper.stop([])
+    history = History(tmp_path)
+    assert books(history.ledger_at(lab.packer.engine, last)) == expected
+    assert [b.sequence for b in history.batches(lab.packer.engine, 0, last)] == [f.sequence for f in lab.frames]
+
+
+def wait_until_closed(directory: Path) -> None:
+    deadline = time.monotonic() + 60
+    while journal.segments(directory):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
