@@ -96,6 +96,7 @@ class _Engine:
         self._mono_ns = 0
         self._about: dict[int, list[About]] = {}
         self._cut: dict[int, int] = {}
+        self._others: dict[int, dict[int, str]] = {}
         self._names: dict[int, str] = {}
         self._outputs_before: dict[int, int] = {}
         """Of those in prefill: how many tokens of output each had when it was let in."""
@@ -161,6 +162,8 @@ class _Engine:
             self._outputs_before[number] = next(steps, 0)
         elif event.kind == _PREEMPTED:
             self._outputs_before.pop(number, None)
+            if event.args[1] in self._names:  # who gained by it may be over sooner
+                self._others.setdefault(number, {})[event.args[1]] = self._names[event.args[1]]
         elif event.kind == _FINISHED:
             self._end(number)
 
@@ -171,10 +174,7 @@ class _Engine:
             about.append((step[0], step[1], Run(_PROGRESSED, 0, -1, [step[2], step[3]], [number])))
 
     def _end(self, number: int) -> None:
-        about = self._about[number]
-        others = {event.args[1] for _, _, event in about if event.kind == _PREEMPTED and event.args[1] >= 0}
-        names = {other: self._names[other] for other in others if other in self._names}
-        self.ended[number] = Told(about, names, self._cut.get(number, 0))
+        self.ended[number] = Told(self._about[number], self._others.get(number, {}), self._cut.get(number, 0))
         if len(self.ended) > MAX_ENDED:
             del self.ended[next(iter(self.ended))]
         self._forget(number)
@@ -182,6 +182,7 @@ class _Engine:
     def _forget(self, number: int) -> None:
         self._about.pop(number, None)
         self._cut.pop(number, None)
+        self._others.pop(number, None)
         self._names.pop(number, None)
         self._outputs_before.pop(number, None)
         self._moved.pop(number, None)

@@ -121,14 +121,15 @@ def _add_phases(
     tree: _Tree, status: int, group: Sequence[Phase], about: Sequence[About], lines: Sequence[StoryLine]
 ) -> None:
     """Phases of one state in a row, each for another reason."""
+    lasting = [phase for phase in group if phase.until_ns > phase.since_ns]
     if status == RequestStatus.PREEMPTED:
         first, last = group[0], group[-1]
         attributes = _preemption(about, first.since_ns)
         inside = tree.add("preempted", tree.root, first.since_ns, last.until_ns, (), attributes)
-        for phase in group:
+        for phase in lasting:
             _add_wait(tree, inside, phase, lines)
         return
-    for phase in group:
+    for phase in lasting:
         if status == RequestStatus.RUNNING and phase.cause == Cause.NONE:
             _add_running(tree, phase, about, lines)
         elif status == RequestStatus.WAITING_FOR_REMOTE_KVS:
@@ -251,7 +252,7 @@ def _root_attributes(engine: str, provider: str, record: RequestState, told: Tol
         "gen_ai.response.finish_reasons": [FINISH_REASONS.get(record.status, status.lower())],
         "gen_ai.usage.input_tokens": record.prompt_tokens,
         "gen_ai.usage.output_tokens": record.output_tokens,
-        "gen_ai.usage.cache_read.input_tokens": record.hit_tokens,
+        "gen_ai.usage.cache_read.input_tokens": min(record.hit_tokens, record.prompt_tokens),
         **_server(engine),
         **_latencies(record),
         "kvscope.engine": engine,
