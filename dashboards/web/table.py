@@ -5,15 +5,18 @@ from __future__ import annotations
 from typing import Final
 
 from dashboards.web.view import Entry
-from dashboards.web.views import blocks, engine, findings, overview, requests
+from dashboards.web.views import blocks, engine, findings, held, memory, overview, prefixes, requests
 
 TABLE: Final = (
     Entry("", "Overview", overview.view),
     Entry("engine", "Over time", engine.view),
     Entry("blocks", "Blocks", blocks.view),
     Entry("block", "", blocks.view, tab="blocks"),
+    Entry("held", "Never freed", held.view),
     Entry("requests", "Requests", requests.view),
     Entry("request", "", requests.view, tab="requests"),
+    Entry("prefixes", "Prefix cache", prefixes.view),
+    Entry("memory", "Memory", memory.view),
     Entry("findings", "Findings", findings.view),
     Entry("finding", "", findings.view, tab="findings"),
 )
