@@ -39,6 +39,10 @@ def _of_its_requests(cause: Judgement, effect: Judgement) -> bool:
     return set(effect.requests) <= set(cause.requests)
 
 
+def _of_mostly_its_requests(cause: Judgement, effect: Judgement) -> bool:
+    return 2 * len(set(effect.requests) & set(cause.requests)) >= len(effect.requests)
+
+
 def _of_its_blocks(cause: Judgement, effect: Judgement) -> bool:
     return not set(cause.blocks).isdisjoint(effect.blocks)
 
@@ -83,6 +87,9 @@ EFFECTS: Final[dict[str, dict[str, Tie]]] = {
     "stuck.self-preempt": {"thrash.preemption": _of_its_requests, "sizing.kv-too-small": _of_its_requests},
     "stuck.engine-stalled": _NOTHING_MOVES,
     "stuck.rank-diverged": _NOTHING_MOVES,
+    "thrash.preemption": {"sizing.kv-too-small": _of_mostly_its_requests},
+    "thrash.cascade": {"sizing.kv-too-small": _of_mostly_its_requests},
+    "collapse.preempt-all": {"sizing.kv-too-small": _of_mostly_its_requests},
     "corrupt.double-free": {
         "corrupt.use-after-free": _of_its_blocks,
         "leak.unaccounted": _of_its_blocks,

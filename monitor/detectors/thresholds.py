@@ -188,6 +188,9 @@ THRESHOLDS: Final[dict[str, Threshold]] = {
     "sizing.kv-too-small.min_share": Threshold(
         0.1, "of the computed", "the tax of 10 to 23 % that is reported of full pools begins here"
     ),
+    "sizing.kv-too-small.over_s": Threshold(
+        10, "s", "nothing is lost by telling of a size later; what else preempts them is known by then"
+    ),
     "sizing.kv-too-large.min_free_mib": Threshold(
         150, "MiB", "engines keep so much free in what they advise, for what grows with requests"
     ),

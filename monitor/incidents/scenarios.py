@@ -354,8 +354,6 @@ THEN_MANY: Final = (
     Clients("long", times=(10.0,) * 10, prompt=(20, 30), output=(60, 90)),
     Clients("many", at_once=24, prompt=(10, 20), output=(10, 20), since_s=16, until_s=55),
 )
-# Where work is thrown away at such a rate, the pool is too small for it too.
-TOO_SMALL_TOO: Final = frozenset({"sizing.kv-too-small"})
 WAVES: Final = (Clients(at_once=8, prompt=(800, 800), output=(60, 60), until_s=30),)
 BEGINNING: Final = Clients("s", rate=3, until_s=20, prompt=(5, 15), output=(5, 15), prefixes=2, prefix=320)
 OTHERS: Final = Clients("o", rate=1, until_s=30, prompt=(300, 400), output=(5, 10))
@@ -368,7 +366,6 @@ THRASH: Final = (
         Way("fine", {**TIGHT_FINE, **NO_PREFIXES, "max_num_batched_tokens": 64}, LONG_PROMPTS),
         onset=lambda life: len(life.in_vain) >= 4,
         requests=exactly(in_vain),
-        consequences=TOO_SMALL_TOO,
     ),
     *_incident(
         "thrash.cascade",
@@ -377,7 +374,6 @@ THRASH: Final = (
         Way("fine", {**TIGHT_FINE, **AHEAD}, GROWING),
         onset=at_once("preempted", 3),
         requests=exactly(preempted(3)),
-        consequences=TOO_SMALL_TOO,
     ),
     *_incident(
         "thrash.after-retract",
@@ -410,7 +406,6 @@ COLLAPSE: Final = (
         Way("fine", TIGHT_FINE, GROWING),
         onset=at_once("preempted", 4),
         requests=exactly(preempted(4)),
-        consequences=TOO_SMALL_TOO,
     ),
     *_incident(
         "collapse.prefix-hits",
@@ -489,6 +484,7 @@ SIZING: Final = (
         Way("hits", {**BY_BYTES, "max_num_seqs": 16}, CROWD),
         Way("bare", {**BY_BYTES, **NO_PREFIXES, "max_num_seqs": 12}, CROWD),
         Way("ahead", {**BY_BYTES, **AHEAD, "block_size": 8, "max_num_seqs": 16}, CROWD),
+        grace=("sizing.kv-too-small.over_s",),
         onset=preemptions(3),
         requests=exactly(preempted(1)),
     ),

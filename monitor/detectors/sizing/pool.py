@@ -51,6 +51,7 @@ def _kv_too_small(ledger: EngineLedger, settings: Settings) -> Iterator[Judgemen
         code=KV_TOO_SMALL,
         engine=ledger.engine,
         verdict="likely" if state.damaged else "confirmed",
+        pending=ledger.now_ns - began < settings(KV_TOO_SMALL, "over_s") * 1e9,
         since_ns=began,
         position=str(ledger.position()),
         requests=names(recent),
