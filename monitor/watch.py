@@ -6,6 +6,7 @@ Judgement happens in the stream's own time, twice a second of it, so that a reco
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -30,7 +31,7 @@ from monitor.events.wire import Batch
 from monitor.findings import Finding, FindingReport, Findings, Transition
 from monitor.history.history import History
 from monitor.ledger.drops import Drop, drop, steepest_fall
-from monitor.ledger.ledger import EngineLedger, Fleet, Record
+from monitor.ledger.ledger import MAX_POINTS, EngineLedger, Fleet, Point, Record
 from monitor.ledger.never_freed import never_freed
 from monitor.views import (
     BlockDetail,
@@ -105,6 +106,22 @@ class Watch:
                     if ledger.now_ns >= due:
                         self._judge(ledger)
 
+    def resume(self, records: Iterable[Record], points: Iterable[Point]) -> None:
+        """Take up an engine where it was left, from the last of what was kept of it: `records`, and its `points` from
+        before them. What follows from it was told, counted and handed over then.
+        """
+        with self._lock:
+            before = set(self.fleet.engines)
+            self.feed(records)
+            self.take_transitions()
+            self.take_ended()
+            for engine in set(self.fleet.engines) - before:
+                ledger = self.fleet.engines[engine]
+                ledger.count_anew()
+                first_ns = ledger.points[0].at_ns if ledger.points else ledger.now_ns
+                older = [point for point in points if point.at_ns < first_ns]
+                ledger.points = deque((*older, *ledger.points), MAX_POINTS)
+
     def settle(self) -> None:
         """Judge every engine as it stands: at the end of a recording or a log."""
         with self._lock:
@@ -140,10 +157,11 @@ class Watch:
             with self._lock:
                 return [engine_view(ledger, self._firing(name)) for name, ledger in sorted(self.fleet.engines.items())]
         views = []
-        moment = self._moment_of_any(at)
+        moment, owner = self._moment_of_any(at)
         for live in self._all():
+            then = moment if live.engine == owner else Moment(min(moment.at_ns, live.now_ns))
             try:
-                ledger = self._past.ledger_at(live, Moment(min(moment.at_ns, live.now_ns)))
+                ledger = self._past.ledger_at(live, then)
             except NotKnown:
                 continue
             if ledger.has_stream:
@@ -156,8 +174,8 @@ class Watch:
         self, state: FindingState | None = None, engine: str = "", since: str = "", until: str = ""
     ) -> list[FindingReport]:
         """Findings in that state, or those firing and resolved: the worst first. Their effects are in them."""
-        from_ns = self._moment_of_any(since).at_ns if since else 0
-        to_ns = self._moment_of_any(until).at_ns if until else FOREVER
+        from_ns = self._moment_of_any(since)[0].at_ns if since else 0
+        to_ns = self._moment_of_any(until)[0].at_ns if until else FOREVER
         return self._findings_between(state, engine, from_ns, to_ns)
 
     def _findings_between(
@@ -355,14 +373,14 @@ class Watch:
             )
         return first, last
 
-    def _moment_of_any(self, text: str) -> Moment:
-        """The same, where no engine is named: a position is in the stream of one of them."""
+    def _moment_of_any(self, text: str) -> tuple[Moment, str]:
+        """The same, where no engine is named: a position is in the stream of one of them, which is named with it."""
         moment = read(text, max((live.now_ns for live in self._all()), default=0))
         if moment.position is None:
-            return moment
+            return moment, ""
         for live in self._all():
             try:
-                return Moment(self._moment(live, text).at_ns)
+                return self._moment(live, text), live.engine
             except NotKnown:
                 continue
         raise NotKnown(f"{moment} is in the stream of no engine, as far as it is kept")

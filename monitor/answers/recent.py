@@ -89,18 +89,18 @@ class Recent:
                 self._mark(ledger, None)
             else:  # as it came: what an audit has seen of it so far is in no other
                 self._mark(ledger, record if isinstance(record, Keyframe) else keyframe_of(ledger))
+        while self._marks and self._is_cut_off(self._marks[0], ledger):
+            self._marks.popleft()
 
     def _mark(self, ledger: EngineLedger, keyframe: Keyframe | None) -> None:
         if keyframe is None and ledger.sequence:
-            return
+            return  # not now: the books are being put right
         self._state, self._bytes = ledger.state, 0
         self._enough = max(MIN_BETWEEN, len(keyframe.state) if keyframe is not None else 0)
         place = (ledger.epoch, ledger.sequence if keyframe is not None else -1)
         at_ns = keyframe.wall_ns if keyframe is not None else ledger.heard_ns
         ended, losses = (tuple(ledger.ended), tuple(ledger.losses)) if keyframe is not None else ((), ())
         self._marks.append(Mark(place, at_ns, keyframe, ended, losses, ledger.restarts, ledger.dropped_batches))
-        while self._is_cut_off(self._marks[0], ledger):
-            self._marks.popleft()
 
     @staticmethod
     def _is_cut_off(mark: Mark, ledger: EngineLedger) -> bool:
@@ -117,8 +117,6 @@ class Recent:
         if place is not None and (not batches or (batches[-1].epoch, batches[-1].sequence) != place):
             return None
         for mark in reversed(self._marks):
-            if self._is_cut_off(mark, ledger):
-                return None
             too_late = mark.at_ns > moment.at_ns if place is None else mark.place >= place
             if not too_late:
                 first = bisect_right(batches, mark.place, key=lambda batch: (batch.epoch, batch.sequence))
