@@ -143,6 +143,7 @@ def test_what_cannot_be_served_is_refused_in_words(tmp_path: Path) -> None:
             (["--events", "carrier pigeon"], "endpoint"),
             (["--metrics", "carrier pigeon"], "is no address"),
             (["--port", port], "in use"),
+            (["--otlp", "carrier pigeon"], "grpc://HOST:4317"),
             (["--set", "leak.finished-held.nothing=1"], "no threshold"),
         ):
             refused = subprocess.run(

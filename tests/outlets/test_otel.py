@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
+import msgspec
+import psutil
 import pytest
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
@@ -14,9 +16,11 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from monitor.events.kinds import FIRST_FINISHED, Load
+from monitor.events.kinds import FIRST_FINISHED, Kind, Load
 from monitor.events.kinds import Status as RequestStatus
+from monitor.events.records import RequestState
 from monitor.events.trace_context import parse
+from monitor.events.wire import Batch, Run, batch_of
 from monitor.ledger.ledger import Record
 from monitor.ledger.life import in_words, phases
 from monitor.ledger.story import events, names_in, story_of_request
@@ -26,6 +30,7 @@ from monitor.outlets.otel.outlet import OtelConfig, OtelOutlet
 from monitor.outlets.otel.sender import Pace, Sender
 from monitor.outlets.prometheus import WatchCollector
 from monitor.outlets.prometheus.otlp import Exemplars
+from monitor.watch import Ended
 from tests.detectors.scenes import ENGINE, Observer, Spoken, Watched, finished_held
 from tests.outlets.otlp_receiver import GrpcReceiver, HttpReceiver, Receiver, attributes, receiving
 
@@ -579,3 +584,62 @@ def test_the_whole_path_may_be_given(over_http: Receiver) -> None:
         outlet.send(scene.watch.take_ended())
     assert len(roots(over_http)) == 6
     assert len(over_http.snapshots) == 1
+
+
+@pytest.mark.slow
+def test_nothing_is_lost_while_a_receiver_is_down_for_half_a_minute(receiver: Receiver) -> None:
+    scene = Watched(total=33)
+    sent = 0
+    with sending(receiver.url, scene, pace=Pace()) as outlet:
+        receiver.down()
+        back = time.monotonic() + 30
+        while time.monotonic() < back:
+            busy(scene)
+            ended = scene.watch.take_ended()
+            outlet.send(ended)
+            sent += len(ended)
+            time.sleep(1)
+        receiver.up()
+        until(lambda: outlet.figures()[0].sent == sent)
+        assert {figures.dropped for figures in outlet.figures()} == {0}
+    assert len({span.span_id for span in roots(receiver).values()}) == sent > 100
+
+
+@pytest.mark.prove
+def test_memory_is_flat_while_a_receiver_is_down_for_ten_minutes(capsys: pytest.CaptureFixture[str]) -> None:
+    """50 requests a second, each with a prefill of 100 steps, to an address that nobody listens at."""
+    with receiving(GrpcReceiver) as gone:
+        url = gone.url
+    scene = Watched()
+    resident = []
+    with sending(url, scene, pace=Pace()) as outlet:
+        began = time.monotonic()
+        for number in range(50 * 600):
+            outlet.follow([long_prefill(number)])
+            record = RequestState(number, f"r-{number}", RequestStatus.FINISHED_STOPPED, arrived_ns=1, finished_ns=202)
+            outlet.send([Ended("gone@127.0.0.1:0/0", record, 0)])
+            if number % 3000 == 2999:
+                resident.append(psutil.Process().memory_info().rss / 1e6)
+            time.sleep(max(0.0, began + number / 50 - time.monotonic()))
+        traces = outlet.figures()[0]
+    with capsys.disabled():
+        print(f"\nMB resident, by the minute, with no receiver: {[round(mb) for mb in resident]}; {traces}")
+    assert traces.dropped > 0
+    assert traces.sent == 0
+    # Full after a minute and a half: from there on nothing grows.
+    assert max(resident[2:]) - resident[2] < 0.05 * resident[2]
+
+
+def long_prefill(number: int) -> Batch:
+    steps = [
+        event
+        for step in range(100)
+        for event in (
+            Run(Kind.CLOCK, 0, -1, [2 * step + 2], []),
+            Run(Kind.PROGRESSED, 0, -1, [16 * step + 16, step == 99], [number]),
+        )
+    ]
+    begun = [Run(Kind.ARRIVED, 0, number, [1, 1600, 1, 0, 100, 101], []), Run(Kind.ADMITTED, 0, number, [0], [])]
+    ended = Run(Kind.FINISHED, 0, number, [RequestStatus.FINISHED_STOPPED], [])
+    batch = batch_of("gone@127.0.0.1:0/0", 1, [*begun, *steps, ended])
+    return msgspec.structs.replace(batch, sequence=number)
