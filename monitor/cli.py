@@ -36,6 +36,7 @@ from monitor.commands.common import (
     positive,
     print_json,
 )
+    size,
 from monitor.detectors.thresholds import Settings
 from monitor.doctor import explain
 from monitor.doctor.memory import bill_in_log, bill_of_engines
@@ -344,10 +345,21 @@ def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--token", default=os.environ.get("KVSCOPE_TOKEN", ""), help="ask for this (KVSCOPE_TOKEN)")
     parser.add_argument(
         "--data", type=Path, default=os.environ.get("KVSCOPE_DATA"), metavar="DIR",
-        help="keep alerts here, so that a restart loses none and sends none anew (KVSCOPE_DATA)",
+        help="keep alerts here, so that a restart loses none and sends none anew, and all that is heard, so that any"
+        " moment of it can be asked for (KVSCOPE_DATA)",
     )  # fmt: skip
     parser.add_argument(
         "--alert", action="append", metavar="URL",
+    parser.add_argument(
+        "--keep-days", type=positive, default=7.0, metavar="DAYS", help="what is heard is kept for so long (7)"
+    )
+    parser.add_argument(
+        "--keep-bytes", type=size, default=10 << 30, metavar="SIZE",
+        help="and no more of it than this, the oldest goes first: 500M, 2G (10G)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--recording", type=Path, metavar="DIR", help="show this recording, and nothing else: no engine is read"
+    )
         help="send alerts here: https://… (a webhook), alertmanager+http://HOST:9093, slack+https://… or"
         " pagerduty+https://ROUTING_KEY@events.pagerduty.com; may be repeated (KVSCOPE_ALERTS, separated by spaces)",
     )  # fmt: skip
@@ -381,6 +393,7 @@ def _serve(parsed: argparse.Namespace) -> int:
     try:
         from monitor.outlets.alerts.alerts import AlertsConfig
         from monitor.outlets.otel.outlet import OtelConfig
+        from monitor.history.keeper import Keep
         from monitor.service import ServiceConfig, serve
     except ImportError as error:
         raise ValueError(
@@ -390,7 +403,17 @@ def _serve(parsed: argparse.Namespace) -> int:
 
     by_default = os.environ.get("KVSCOPE_EVENTS", "" if parsed.metrics else EVENTS_ENDPOINT)
     return serve(
+    if parsed.recording is not None and (parsed.events or parsed.metrics or parsed.alert or parsed.otlp):
+        raise ValueError("--recording shows what is over, and alone: leave out --events, --metrics, --alert and --otlp")
         ServiceConfig(
+    if parsed.recording is not None:
+        return serve(
+            ServiceConfig(
+                events=(), recording=parsed.recording, host=parsed.host, port=parsed.port, token=parsed.token,
+                settings=Settings.parse(parsed.thresholds),
+            ),
+            mount,
+        )  # fmt: skip
             events=tuple(parsed.events or filter(None, by_default.split(","))),
             metrics=tuple(parsed.metrics),
             host=parsed.host,
@@ -407,6 +430,8 @@ def _serve(parsed: argparse.Namespace) -> int:
             settings=Settings.parse(parsed.thresholds),
         ),
         mount,
+            data=parsed.data,
+            keep=Keep(parsed.keep_days, parsed.keep_bytes),
     )
 
 

@@ -166,6 +166,11 @@ class Findings:
         self._known = dict(known)
         self._known_until_ns = until_ns
 
+    def recall(self, resolved: Iterable[Finding]) -> None:
+        """Take what was over in an earlier life of the service, in order."""
+        for finding in resolved:
+            self._resolved.setdefault(finding.judgement.engine, deque(maxlen=MAX_RESOLVED)).append(finding)
+
     def update(self, engine: str, now_ns: int, judgements: Iterable[Judgement]) -> list[Transition]:
         """Fold in all that is judged of one engine at `now_ns` (wall); what changed by it."""
         transitions = []

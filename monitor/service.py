@@ -1,4 +1,6 @@
-"""`monitor serve`: wires the road in one process. Streams and pages in, ledgers, findings, outlets and the web out."""
+"""`monitor serve`: wires the road in one process. Streams, pages and recordings in, ledgers, findings, history, outlets
+and the web out.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,8 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import chain, islice
+from pathlib import Path
 from typing import Final
 
 import uvicorn
@@ -20,7 +24,10 @@ from monitor.api import create_app
 from monitor.detectors.thresholds import Settings
 from monitor.events.wire import ContractError
 from monitor.findings import Transition
-from monitor.ledger.ledger import Record
+from monitor.history.findings_log import FindingsLog
+from monitor.history.history import History
+from monitor.history.keeper import Keep, Keeper
+from monitor.ledger.ledger import MAX_POINTS, Record
 from monitor.outlets.alerts.alerts import Alerts, AlertsConfig
 from monitor.outlets.alerts.views import AlertFigures
 from monitor.outlets.otel.ids import callers_of
@@ -30,6 +37,7 @@ from monitor.outlets.prometheus.otlp import Exemplars
 from monitor.query import Query
 from monitor.sources.live import LiveStream
 from monitor.sources.metrics_page import MetricsPage
+from monitor.sources.recording import Recording
 from monitor.views import SourceView
 from monitor.watch import Watch
 
@@ -37,6 +45,14 @@ logger = logging.getLogger(__name__)
 
 SCRAPE_TIMEOUT_S: Final = 5.0
 """vLLM's front end, on a busy machine, was seen to take 4 s."""
+RESUME_NS: Final = 600_000_000_000
+"""An engine that was heard so shortly before the service began is taken up where it was left."""
+TAIL_NS: Final = 30_000_000_000
+"""So much of what was heard then is gone through again, for what was recent to be recent still."""
+POINTS_NS: Final = 3_600_000_000_000
+"""So much comes with it of its points, and of what a page said."""
+AT_ONCE: Final = 200
+"""Frames of a recording that are read before others have a turn."""
 Mount = Callable[[FastAPI, Query], None]
 """Puts the page on the app; the page knows only the query interface, which is handed to it."""
 
@@ -53,15 +69,19 @@ class ServiceConfig:
     alerts: AlertsConfig = field(default_factory=AlertsConfig)
     otlp: OtelConfig | None = None
     settings: Settings = field(default_factory=Settings)
+    data: Path | None = None
+    keep: Keep = field(default_factory=Keep)
+    recording: Path | None = None
 
 
 class Reader(threading.Thread):
-    """Reads one stream, or one metrics page, into the watch until told to stop."""
+    """Reads one stream, or one metrics page, into the watch until told to stop; with a `keeper`, all of it is kept."""
 
     def __init__(
         self,
         source: LiveStream | MetricsPage,
         watch: Watch,
+        keeper: Keeper | None,
         before: Callable[[list[Record]], None],
         after: Callable[[], None],
     ) -> None:
@@ -70,6 +90,7 @@ class Reader(threading.Thread):
         self.watch = watch
         self.error = ""
         self.cpu_s = 0.0
+        self._keeper = keeper
         self._before = before
         self._after = after
         self._stopping = threading.Event()
@@ -79,11 +100,7 @@ class Reader(threading.Thread):
         """Until stopped; an error that another try cannot mend ends it, and is said on every page."""
         try:
             while not self._stopping.is_set():
-                records: list[Record]
-                if isinstance(self._source, LiveStream):
-                    records = [received.frame for received in self._source.poll(0.1)]
-                else:
-                    records = [*self._source.poll(0.1)]
+                records = self._take(self._source)
                 self._before(records)
                 self.watch.feed(records)
                 self._after()
@@ -94,6 +111,18 @@ class Reader(threading.Thread):
         finally:
             self._source.close()
 
+    def _take(self, source: LiveStream | MetricsPage) -> list[Record]:
+        """What has come; it is kept before anything is made of it."""
+        if isinstance(source, MetricsPage):
+            said = source.poll(0.1)
+            if self._keeper is not None:
+                self._keeper.note(said)
+            return [*said]
+        received = source.poll(0.1)
+        if self._keeper is not None:
+            self._keeper.keep(received, self.watch.fleet.engines.get(source.engine))
+        return [each.frame for each in received]
+
     def stop(self) -> None:
         """End it, and wait until it has."""
         self._stopping.set()
@@ -103,8 +132,9 @@ class Reader(threading.Thread):
     def view(self) -> SourceView:
         """How it is."""
         source = self._source
+        not_kept = self._keeper.error(source.engine) if self._keeper is not None else ""
         if isinstance(source, MetricsPage):
-            error = source.last_failure if source.failing else ""
+            error = source.last_failure if source.failing else not_kept
             return SourceView(
                 self.target, source.engine, not source.failing, source.failed_scrapes, {}, error, cpu_s=self.cpu_s
             )
@@ -114,26 +144,73 @@ class Reader(threading.Thread):
             source.in_step,
             source.bad_frames,
             dict(source.filled_from),
-            self.error,
+            self.error or not_kept,
             ended=bool(self.error),
             lag_s=source.lag_s,
             cpu_s=self.cpu_s,
         )
 
 
+class RecordingReader(threading.Thread):
+    """Reads a recording into the watch, to its end. What was told of it then is told to nobody again."""
+
+    def __init__(self, directory: Path, watch: Watch) -> None:
+        super().__init__(name=f"kvscope-read {directory}", daemon=True)
+        self.target = str(directory)
+        self.watch = watch
+        self.error = ""
+        self._recording = Recording(directory)
+        self._stopping = threading.Event()
+        self._done = False
+
+    def run(self) -> None:
+        """To the end, or until stopped."""
+        frames = iter(self._recording)
+        try:
+            while not self._stopping.is_set() and (some := list(islice(frames, AT_ONCE))):
+                self.watch.feed(some)
+                self.watch.take_transitions()
+                self.watch.take_ended()
+            self.watch.settle()
+        except ContractError as error:
+            self.error = str(error)
+            logger.error("%s: %s", self.target, error)
+        self._done = True
+
+    def stop(self) -> None:
+        """End it, and wait until it has."""
+        self._stopping.set()
+        if self.ident is not None:
+            self.join()
+
+    def view(self) -> SourceView:
+        """How it is."""
+        engine = next(iter(self.watch.fleet.engines), "")
+        lost = f"{self._recording.bytes_lost:,} bytes are cut off or damaged" if self._recording.bytes_lost else ""
+        return SourceView(
+            self.target, engine, self._done, self._recording.bad_frames, {}, self.error or lost, ended=bool(self.error)
+        )
+
+
 class Service:
-    """The running parts, but for the HTTP server. Raises ContractError, BadTarget and BadReceiver."""
+    """The running parts, but for the HTTP server. Raises ContractError, BadTarget, BadReceiver and HistoryInUse."""
 
     def __init__(self, config: ServiceConfig) -> None:
         self.config = config
-        self.watch = Watch(config.settings)
+        self.keeper: Keeper | None = None
+        self._findings_log: FindingsLog | None = None
+        past = config.recording
+        if config.data is not None:
+            past = config.data / "history"
+            self.keeper = Keeper(past, config.keep)
+            self._findings_log = FindingsLog(past, config.keep.days)
+        self.watch = Watch(config.settings, History(past) if past is not None else None)
         self.alerts: Alerts | None = None
         self.otel: OtelOutlet | None = None
         self.exemplars = Exemplars()
         if config.alerts.receivers:
             self.alerts = Alerts(config.alerts)
-            until_ns = time.time_ns() + round(config.alerts.look_again_s * 1e9)
-            self.watch.findings.remember(self.alerts.known(), until_ns)
+        self._remember()
         self.collector = WatchCollector(
             self.watch,
             self.sources,
@@ -141,9 +218,13 @@ class Service:
             lambda: self.otel.figures() if self.otel is not None else (),
             self.exemplars,
         )
-        sources: list[LiveStream | MetricsPage] = [LiveStream(endpoint) for endpoint in config.events]
+        sources: list[LiveStream | MetricsPage] = [LiveStream(each, known=self._next_of) for each in config.events]
         sources += [MetricsPage(url, SCRAPE_TIMEOUT_S) for url in config.metrics]
-        self.readers = [Reader(source, self.watch, self._follow, self._deliver) for source in sources]
+        self.readers: list[Reader | RecordingReader] = [
+            Reader(source, self.watch, self.keeper, self._follow, self._deliver) for source in sources
+        ]
+        if config.recording is not None:
+            self.readers.append(RecordingReader(config.recording, self.watch))
         self._delivering = threading.Lock()
         self._undelivered: list[Transition] = []
         if config.otlp is not None:  # it has threads from here on
@@ -153,6 +234,8 @@ class Service:
         """Begin to read and to deliver."""
         if self.alerts is not None:
             self.alerts.start()
+        if self.keeper is not None:
+            self.keeper.start()
         for reader in self.readers:
             reader.start()
 
@@ -160,6 +243,8 @@ class Service:
         """Stop everything."""
         for reader in self.readers:
             reader.stop()
+        if self.keeper is not None:
+            self.keeper.stop(self.watch.fleet.engines.values())
         if self.alerts is not None:
             self.alerts.close()
         if self.otel is not None:
@@ -169,6 +254,32 @@ class Service:
         """How each source is."""
         return [reader.view() for reader in self.readers]
 
+    # ---------------------------------------------------------------- where the service before this one was
+
+    def _remember(self) -> None:
+        """What an earlier life of the service knew of findings, and of the engines that it heard until just now."""
+        known = self.alerts.known() if self.alerts is not None else {}
+        if self._findings_log is not None:
+            self.watch.findings.recall(self._findings_log.resolved())
+            known = self._findings_log.open() | known
+        self.watch.findings.remember(known, time.time_ns() + round(self.config.alerts.look_again_s * 1e9))
+        if self.config.data is not None:
+            self._resume(History(self.config.data / "history"))  # its own: what a history hands out must not be fed
+
+    def _resume(self, past: History) -> None:
+        """Take engines up where they were left: it was told and counted then, and is not again."""
+        for engine in past.engines():
+            until_ns = past.last_ns(engine)
+            if time.time_ns() - until_ns > RESUME_NS:
+                continue
+            records = chain(past.notes(engine, until_ns - POINTS_NS, until_ns), past.tail(engine, until_ns - TAIL_NS))
+            self.watch.resume(records, past.points(engine, until_ns - POINTS_NS, until_ns, MAX_POINTS))
+
+    def _next_of(self, engine: str, epoch: int) -> int:
+        """The batch that comes next in that life of an engine, as far as it was heard before; -1 if it was not."""
+        ledger = self.watch.fleet.engines.get(engine)
+        return ledger.sequence + 1 if ledger is not None and ledger.ready and ledger.epoch == epoch else -1
+
     def _follow(self, records: list[Record]) -> None:
         if self.otel is not None:
             self.otel.follow(records)
@@ -176,6 +287,7 @@ class Service:
     def _deliver(self) -> None:
         with self._delivering:
             transitions = self.watch.take_transitions()
+            self._keep_findings(transitions)
             if self.alerts is not None:
                 self._alert(self.alerts, [*self._undelivered, *transitions])
             for transition in transitions:
@@ -189,6 +301,13 @@ class Service:
             for (engine, record, offset), span in traced:
                 at_s = (record.finished_ns + offset) / 1e9
                 self.exemplars.note(engine, record, at_s, span.trace_id, span.span_id)
+
+    def _keep_findings(self, transitions: list[Transition]) -> None:
+        try:
+            if self._findings_log is not None:
+                self._findings_log.append(transitions)
+        except OSError as error:
+            logger.error("what is found is not kept: %s", error)
 
     def _alert(self, alerts: Alerts, transitions: list[Transition]) -> None:
         """Into the outbox, or kept for the next time if that cannot be written (a full disk, say)."""
@@ -225,7 +344,8 @@ def serve(config: ServiceConfig, mount: Mount) -> int:
             # Whoever connects from now on is answered as soon as the server runs.
             port = listener.getsockname()[1]
             print(
-                f"kvscope serves http://{config.host}:{port}, reading {', '.join((*config.events, *config.metrics))}",
+                f"kvscope serves http://{config.host}:{port}, reading"
+                f" {', '.join(reader.target for reader in service.readers)}",
                 flush=True, file=sys.stderr,
             )  # fmt: skip
             service.start()

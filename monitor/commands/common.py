@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from typing import Any, Final, TypeAlias
 
@@ -83,6 +84,14 @@ def length(text: str) -> int:
         return seconds(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def size(text: str) -> int:
+    """A number of bytes such as 500M or 2G (of 1024)."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)", text.upper())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text} is no size: write 500M or 2G")
+    return round(float(match[1]) * 1024.0 ** " KMGT".index(match[2] or " "))
 
 
 def a_time(text: str) -> str:

@@ -38,6 +38,7 @@ GAP_NS: Final = 5_000_000_000
 MAX_LEDGERS: Final = 8
 MAX_CUTS: Final = 32
 MAX_READERS: Final = 64
+_FOREVER: Final = 1 << 62
 
 
 class NotKept(LookupError):
@@ -145,6 +146,19 @@ class History:
         """
         found = list(self._kept_points(engine, from_ns, to_ns)) or list(self._folded_points(engine, from_ns, to_ns))
         return thinned(found, most)
+
+    def last_ns(self, engine: str) -> int:
+        """When `engine` was last heard, or its page last read (wall ns); 0 if nothing of it is kept."""
+        last = 0
+        for segment in self._segments(engine)[-1:]:
+            reader = self._open(segment)
+            last = max((*reader.index.wall[-1:], *(note.at_ns for note in reader.kept_notes())), default=0)
+        return last
+
+    def tail(self, engine: str, since_ns: int) -> Iterator[Frame]:
+        """The frames from `since_ns` (wall) on, and those before from the last one that stands on its own."""
+        for _, frame in self._frames(engine, since_ns, _FOREVER, from_anchor=True):
+            yield frame
 
     def batches(self, engine: str, from_ns: int, to_ns: int) -> Iterator[Batch]:
         """The batches packed from `from_ns` to `to_ns` (wall), with what sources added, in order."""

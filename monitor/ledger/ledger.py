@@ -340,6 +340,11 @@ class EngineLedger:
         self._just_finished.clear()
         return finished
 
+    def count_anew(self) -> None:
+        """From here on is counted what is counted since we have listened: what came before was by others."""
+        self.tally = Tally()
+        self.state.stays = None
+
     # ---------------------------------------------------------------- what others ask
 
     @property

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Final, NamedTuple, cast
 
 import msgspec
@@ -34,9 +35,19 @@ class Received(NamedTuple):
 
 
 class LiveStream:
-    """The stream at `events`; `replay` is beside it unless told. One thread only."""
+    """The stream at `events`; `replay` is beside it unless told. One thread only.
 
-    def __init__(self, events: str, replay: str = "", clock: Clock = time) -> None:
+    `known` says of an engine and its epoch which batch is the next that its ledger has not had: the stream begins there
+    if the engine still has it. -1: nothing was heard of it before.
+    """
+
+    def __init__(
+        self,
+        events: str,
+        replay: str = "",
+        clock: Clock = time,
+        known: Callable[[str, int], int] = lambda _engine, _epoch: -1,
+    ) -> None:
         self.events = events
         self.replay = replay or replay_endpoint_for(events)
         self.engine = ""
@@ -49,6 +60,7 @@ class LiveStream:
         self.has_kv_events = False
         """Whether it is vLLM's KV events that are published there: monitor/sources/kv_events.py reads them."""
         self._clock = clock
+        self._known = known
         self._epoch = 0
         self._next = -1
         self._waiting: deque[Received] = deque()
@@ -132,7 +144,7 @@ class LiveStream:
         if frame.epoch < self._epoch:
             return
         if frame.epoch > self._epoch:
-            self._epoch, self._next = frame.epoch, -1
+            self._epoch, self._next = frame.epoch, self._known(frame.engine, frame.epoch)
             self._waiting.clear()
         if isinstance(frame, Keyframe):
             if self._next < 0 or frame.sequence == self._next - 1:
@@ -201,7 +213,7 @@ class LiveStream:
         if keyframe.epoch < self._epoch:
             return
         if keyframe.epoch > self._epoch:
-            self._epoch, self._next = keyframe.epoch, -1
+            self._epoch, self._next = keyframe.epoch, self._known(keyframe.engine, keyframe.epoch)
             self._waiting.clear()
         if 0 <= self._next <= keyframe.sequence:
             if asked != "since":

@@ -1,0 +1,109 @@
+"""What was told of findings, kept: a line of JSON for each that began to fire or was resolved.
+
+It gives a service that starts again its resolved findings back, and says which were open, so that what is still so is
+still the same finding.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from monitor.detectors.judgement import CATALOGUE, Judgement
+from monitor.findings import Finding, Place, Transition
+
+NAME: Final = "findings.jsonl"
+
+
+class Told(msgspec.Struct, frozen=True):
+    """A transition, with all that is known of its finding then. Times are wall ns, 0 if it has not come to that."""
+
+    to: Literal["firing", "resolved"]
+    at_ns: int
+    id: str
+    severity: str
+    first_seen_ns: int
+    fired_ns: int
+    resolved_ns: int
+    judgement: Judgement
+
+    def finding(self) -> Finding:
+        """The finding, resolved."""
+        finding = Finding(self.judgement, self.resolved_ns, self.first_seen_ns)
+        finding.state = "resolved"
+        finding.fired_ns, finding.resolved_ns = self.fired_ns, self.resolved_ns or self.at_ns
+        return finding
+
+
+_ENCODER: Final = msgspec.json.Encoder()
+_DECODER: Final = msgspec.json.Decoder(Told)
+
+
+class FindingsLog:
+    """The log in `directory`. What is older than `days` goes when it is opened."""
+
+    def __init__(self, directory: Path, days: float) -> None:
+        self.path = directory / NAME
+        oldest_ns = time.time_ns() - round(days * 86_400e9)
+        told = self.read()
+        if any(each.at_ns < oldest_ns for each in told):
+            kept = [_ENCODER.encode(each) + b"\n" for each in told if each.at_ns >= oldest_ns]
+            new = self.path.with_suffix(".new")
+            new.write_bytes(b"".join(kept))
+            new.replace(self.path)
+
+    def append(self, transitions: Iterable[Transition]) -> None:
+        """Keep them. Raises OSError if they cannot be written."""
+        lines = [_ENCODER.encode(_told(transition)) + b"\n" for transition in transitions]
+        if lines:
+            with self.path.open("ab") as file:
+                if file.tell() and _last_byte(self.path) != b"\n":  # a crash has cut the last line short
+                    file.write(b"\n")
+                file.write(b"".join(lines))
+
+    def read(self) -> list[Told]:
+        """All that was told, in order; lines that cannot be read, and findings that there are no more, are left out."""
+        told = []
+        for line in self.path.read_bytes().splitlines() if self.path.exists() else ():
+            try:
+                each = _DECODER.decode(line)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                continue
+            if each.judgement.code in CATALOGUE:
+                told.append(each)
+        return told
+
+    def resolved(self) -> list[Finding]:
+        """The findings that are over, as they ended."""
+        return [each.finding() for each in self._last() if each.to == "resolved"]
+
+    def open(self) -> dict[Place, int]:
+        """Where a finding was still open, and when it was first seen (wall ns)."""
+        return {
+            (each.judgement.engine, each.judgement.code, each.judgement.key): each.first_seen_ns
+            for each in self._last()
+            if each.to == "firing"
+        }
+
+    def _last(self) -> Iterable[Told]:
+        """The last that was told of each."""
+        return {each.id: each for each in self.read()}.values()
+
+
+def _told(transition: Transition) -> Told:
+    finding = transition.finding
+    return Told(
+        transition.to, transition.at_ns, finding.id, finding.severity, finding.first_seen_ns, finding.fired_ns,
+        finding.resolved_ns, finding.judgement,
+    )  # fmt: skip
+
+
+def _last_byte(path: Path) -> bytes:
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1)

@@ -1,0 +1,83 @@
+"""A service is killed at random moments and started again: what it has shown is kept, and kept once."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from monitor.events.journal import NotAJournal
+from monitor.events.wire import Batch
+from monitor.history.history import History
+from monitor.ledger.ledger import EngineLedger, Position
+from monitor.service import Service, ServiceConfig
+from monitor.sources.recording import Recording
+from tests.history.recorded import books
+
+ENGINE = "lab@127.0.0.1:0/0"
+KILLS = 3
+MORE = 40
+"""Batches that each life of the service keeps at least."""
+
+
+@contextmanager
+def process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    started = subprocess.Popen([sys.executable, "-m", *arguments], stdout=subprocess.PIPE, text=True)
+    try:
+        yield started
+    finally:
+        started.kill()
+        started.communicate()
+
+
+def until(done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def kept(data: Path) -> list[Batch]:
+    """The engine's own batches, as the history has them."""
+    try:
+        return [b for b in History(data / "history").batches(ENGINE, 0, 1 << 62) if b.sequence >= 0]
+    except NotAJournal:
+        return []
+
+
+def test_what_a_killed_service_has_heard_is_there(tmp_path: Path) -> None:
+    rng = random.Random(7)
+    events, journal, data = f"ipc://{tmp_path}/events", tmp_path / "journal", tmp_path / "data"
+    with process("tests.lab_process", events, f"{events}-replay", str(journal), "3") as engine:
+        assert engine.stdout is not None
+        assert engine.stdout.readline() == "ready\n"
+        for _ in range(KILLS):
+            before = len(kept(data))
+            with process("tests.history.service_process", events, str(data)):
+                until(lambda before=before: len(kept(data)) > before + MORE)  # type: ignore[misc]
+                time.sleep(rng.random() / 5)
+        batches = kept(data)
+        service = Service(ServiceConfig(events=(), data=data))
+        ledger = service.watch.fleet.engines[ENGINE]
+        service.stop()
+    # Whatever was missed between two lives of the service, the engine's ring still had.
+    first, last = batches[0].sequence, batches[-1].sequence
+    assert [batch.sequence for batch in batches] == list(range(first, last + 1))
+    theirs = EngineLedger(ENGINE)
+    for frame in Recording(journal):
+        if frame.sequence <= last:
+            theirs.apply(frame)
+    history = History(data / "history")
+    position = Position(batches[-1].epoch, last, 1 << 30)
+    assert books(history.ledger_at_position(ENGINE, position)) == books(theirs)
+    # A service that starts now has it at once, its points too, and tells and counts none of it again.
+    assert books(ledger) == books(theirs)
+    points = history.points(ENGINE, 0, 1 << 62, 1 << 30)
+    assert [point for point in ledger.points if point.at_ns <= points[-1].at_ns] == points
+    assert len({point.at_ns for point in points}) == len(points) > 3 * KILLS
+    assert service.watch.take_transitions() == []
+    assert service.watch.take_ended() == []
