@@ -26,7 +26,10 @@ ROUND_S = 1.0
 class Live(Protocol):
     """A target that goes on."""
 
-    query: Query
+    @property
+    def query(self) -> Query:
+        """What can be asked of it."""
+        ...
 
     def listen(self, timeout_s: float) -> str:
         """Take in what it says within that time; why it cannot be heard just now, or nothing."""

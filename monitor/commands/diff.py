@@ -1,0 +1,105 @@
+"""`monitor diff`: what got better and what got worse from one recording, or one window of it, to another."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from rich.console import Console
+
+from monitor.commands.common import Commands, print_json
+from monitor.detectors.thresholds import Settings
+from monitor.doctor.diff import compare
+from monitor.doctor.diff_table import table
+from monitor.doctor.observe import CannotTell
+from monitor.doctor.report import FINDINGS, NOTHING
+from monitor.doctor.stretch import Stretch, measure
+from monitor.doctor.window import ALWAYS, Span, Window, at_of, when
+from monitor.events.wire import ContractError
+from monitor.sources.recording import Recording
+from monitor.sources.target import BadTarget, Kind, kind_of
+
+
+def add(commands: Commands) -> None:
+    """Put it on the command line."""
+    parser = commands.add_parser(
+        "diff",
+        help="what got better and what got worse, from one recording to another",
+        description="Compares two recordings, or two windows of one: findings that came, stayed and went; throughput,"
+        " waits, preemptions and what they cost, prefix hits, how long blocks stay, and who held the pool at its peak.",
+        epilog="exit codes: 0 no finding of warning or above came, 1 one did, 2 wrong usage, 3 cannot tell",
+    )
+    parser.add_argument("before", metavar="BEFORE", help="a recording, or a file of one")
+    parser.add_argument("after", nargs="?", metavar="AFTER", help="another; without it, two windows of the first")
+    parser.add_argument(
+        "--window", action="append", default=[], type=_window, metavar="FROM..UNTIL",
+        help="only this part, such as 14:02:00..14:05:00 or 10m..5m (before the end): the first of BEFORE, the"
+        " second of AFTER, or both of the one. One window of one recording is compared with as long a time before it",
+    )  # fmt: skip
+    parser.add_argument("--format", choices=("table", "json"), default="table", help="(default: table)")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="CODE.NAME=VALUE", dest="thresholds",
+        help="change a grace or a threshold; may be repeated",
+    )  # fmt: skip
+    parser.set_defaults(run=_run)
+
+
+def _window(text: str) -> Window:
+    since, dots, until = text.partition("..")
+    if not dots:
+        raise argparse.ArgumentTypeError(f"{text!r} is no window: give FROM..UNTIL, such as 14:02:00..14:05:00")
+    try:
+        for name in filter(None, (since, until)):
+            when(name, 0)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return Window(since, until)
+
+
+def _run(parsed: argparse.Namespace) -> int:
+    settings = Settings.parse(parsed.thresholds)
+    sides = _sides(parsed.before, parsed.after, parsed.window)
+    before, after = (_measured(target, span, settings) for target, span in sides)
+    diff = compare(before, after)
+    if parsed.format == "json":
+        print_json(diff)
+    else:
+        table(diff, Console(highlight=False))
+    return FINDINGS if diff.is_worse else NOTHING
+
+
+def _sides(before: str, after: str | None, windows: list[Window]) -> list[tuple[str, Span]]:
+    """What is compared with what."""
+    if after is not None:
+        if len(windows) not in (0, 2):
+            raise ValueError("of two recordings give two windows, the first of the first, or none")
+        pairs = zip((before, after), windows or (ALWAYS, ALWAYS), strict=True)
+        return [(target, window.span(_end_of(target))) for target, window in pairs]
+    if len(windows) not in (1, 2):
+        raise ValueError("give two recordings, or one and a --window FROM..UNTIL of it (or two)")
+    spans = [window.span(_end_of(before)) for window in windows]
+    if len(spans) == 1:
+        (span,) = spans
+        if not span.since_ns:
+            raise ValueError("a window that is compared with the time before it needs a beginning: FROM..UNTIL")
+        spans = [Span(2 * span.since_ns - span.until_ns, span.since_ns), span]
+    return [(before, span) for span in spans]
+
+
+def _end_of(target: str) -> int:
+    if kind_of(target) is not Kind.RECORDING:
+        raise BadTarget(f"{target} is no recording: `monitor record TARGET DIR` makes one")
+    try:
+        return max(map(at_of, Recording(Path(target))), default=0)
+    except ContractError as error:
+        raise CannotTell(str(error)) from error
+
+
+def _measured(target: str, span: Span, settings: Settings) -> Stretch:
+    stretches = measure(target, Recording(Path(target)), span, settings)
+    if not stretches:
+        raise CannotTell(f"{target} has nothing from {span} UTC")
+    if len(stretches) > 1:
+        engines = ", ".join(stretch.engine for stretch in stretches)
+        raise CannotTell(f"{target} has several engines ({engines}): record one of them alone")
+    return stretches[0]

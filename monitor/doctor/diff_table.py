@@ -1,0 +1,65 @@
+"""What `monitor diff` prints, in 80 columns."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from monitor.doctor.diff import Diff, FindingRow, Row
+from monitor.doctor.render import STYLES
+from monitor.doctor.stretch import Stretch
+from monitor.doctor.terminal import put, wrapped
+from monitor.ledger.words import counted, duration, listed, percent
+
+NAME, FIGURE = 36, 13
+CHANGES = {"better": "green", "worse": "bold red"}
+
+
+def table(diff: Diff, console: Console) -> None:
+    """The two sides, the findings, the figures."""
+    for name, stretch in (("BEFORE", diff.before), ("AFTER", diff.after)):
+        put(console, f"{name:<7} {stretch.source}", "bold")
+        wrapped(console, _which(stretch), " " * 8)
+    console.print()
+    put(console, f"FINDINGS  {_tally(diff)}", "bold")
+    for finding in diff.findings:
+        _finding(finding, console)
+    console.print()
+    put(console, f"{'FIGURES':<{NAME}}{'before':>{FIGURE}}{'after':>{FIGURE}}", "bold")
+    for row in diff.figures:
+        _row(row, console)
+    console.print()
+    worse = sum(row.change == "worse" for row in diff.figures)
+    better = sum(row.change == "better" for row in diff.figures)
+    verdict = "WORSE: a finding came." if diff.is_worse else "No finding of warning or above came."
+    wrapped(console, f"{verdict} Figures that are better: {better}; worse: {worse}.", "", "bold")
+
+
+def _which(stretch: Stretch) -> str:
+    since, until = ((stamp or "?").replace("T", " ").replace("Z", "") for stamp in (stretch.since, stretch.until))
+    return f"{stretch.engine}, {since} to {until} UTC, {duration(stretch.seconds)}"
+
+
+def _tally(diff: Diff) -> str:
+    counts = [(change, sum(row.change == change for row in diff.findings)) for change in ("came", "stayed", "went")]
+    return ", ".join(f"{count} {change}" for change, count in counts if count) or "none on either side"
+
+
+def _finding(row: FindingRow, console: Console) -> None:
+    lead = f"  {row.change:<7} "
+    of = f": {counted(len(row.requests), 'request')}, {listed(row.requests)}" if row.requests else ""
+    was = f" ({row.before} before, {row.after} after)" if row.before > 1 or row.after > 1 else ""
+    style = "green" if row.change == "went" else STYLES[row.severity]
+    wrapped(console, f"{row.severity} {row.code}, {row.verdict}{was}. {row.title}{of}", lead, style)
+
+
+def _row(row: Row, console: Console) -> None:
+    figures = "".join(f"{_figure(value, row.unit):>{FIGURE}}" for value in (row.before, row.after))
+    put(console, f"  {row.name:<{NAME - 2}}{figures}   {row.change}".rstrip(), CHANGES.get(row.change, ""))
+
+
+def _figure(value: float | None, unit: str) -> str:
+    if value is None:
+        return "none"
+    if unit == "share":
+        return percent(value)
+    return f"{value:,.3f} s" if unit == "s" else f"{value:,.1f} {unit}"
