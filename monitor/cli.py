@@ -36,8 +36,8 @@ from monitor.commands.common import (
     length,
     positive,
     print_json,
-)
     size,
+)
 from monitor.detectors.thresholds import Settings
 from monitor.doctor import explain
 from monitor.doctor.memory import bill_in_log, bill_of_engines
@@ -351,8 +351,6 @@ def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         " moment of it can be asked for (KVSCOPE_DATA)",
     )  # fmt: skip
     parser.add_argument(
-        "--alert", action="append", metavar="URL",
-    parser.add_argument(
         "--keep-days", type=positive, default=7.0, metavar="DAYS", help="what is heard is kept for so long (7)"
     )
     parser.add_argument(
@@ -362,6 +360,8 @@ def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--recording", type=Path, metavar="DIR", help="show this recording, and nothing else: no engine is read"
     )
+    parser.add_argument(
+        "--alert", action="append", metavar="URL",
         help="send alerts here: https://… (a webhook), alertmanager+http://HOST:9093, slack+https://… or"
         " pagerduty+https://ROUTING_KEY@events.pagerduty.com; may be repeated (KVSCOPE_ALERTS, separated by spaces)",
     )  # fmt: skip
@@ -393,9 +393,9 @@ def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def _serve(parsed: argparse.Namespace) -> int:
     try:
+        from monitor.history.keeper import Keep
         from monitor.outlets.alerts.alerts import AlertsConfig
         from monitor.outlets.otel.outlet import OtelConfig
-        from monitor.history.keeper import Keep
         from monitor.service import ServiceConfig, serve
     except ImportError as error:
         raise ValueError(
@@ -403,11 +403,9 @@ def _serve(parsed: argparse.Namespace) -> int:
         ) from error
     from dashboards.web.app import mount
 
-    by_default = os.environ.get("KVSCOPE_EVENTS", "" if parsed.metrics else EVENTS_ENDPOINT)
-    return serve(
     if parsed.recording is not None and (parsed.events or parsed.metrics or parsed.alert or parsed.otlp):
         raise ValueError("--recording shows what is over, and alone: leave out --events, --metrics, --alert and --otlp")
-        ServiceConfig(
+    by_default = os.environ.get("KVSCOPE_EVENTS", "" if parsed.metrics else EVENTS_ENDPOINT)
     if parsed.recording is not None:
         return serve(
             ServiceConfig(
@@ -416,6 +414,8 @@ def _serve(parsed: argparse.Namespace) -> int:
             ),
             mount,
         )  # fmt: skip
+    return serve(
+        ServiceConfig(
             events=tuple(parsed.events or filter(None, by_default.split(","))),
             metrics=tuple(parsed.metrics),
             host=parsed.host,
@@ -430,10 +430,10 @@ def _serve(parsed: argparse.Namespace) -> int:
             ),
             otlp=OtelConfig(parsed.otlp, parsed.otlp_sample) if parsed.otlp else None,
             settings=Settings.parse(parsed.thresholds),
-        ),
-        mount,
             data=parsed.data,
             keep=Keep(parsed.keep_days, parsed.keep_bytes),
+        ),
+        mount,
     )
 
 
