@@ -67,6 +67,8 @@ def mount(app: FastAPI, query: Query) -> None:
 
     for shows, store in (("told", "told"), ("pointed", "pointed-told")):
         dash.clientside_callback(ClientsideFunction("kvscope", shows), Input(store, "data"))  # type: ignore[no-untyped-call]
+    # Dash looks for its assets when its start page is asked for first, and a link may lead elsewhere.
+    dash._setup_server()  # type: ignore[no-untyped-call]
 
 
 def _send(viewer: Any, address: str, page: Page, sent: dict[str, str]) -> None:

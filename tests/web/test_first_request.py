@@ -1,0 +1,22 @@
+"""A service that has just started may be asked for any view first: an alert's link leads straight to one."""
+
+from __future__ import annotations
+
+import pytest
+from starlette.testclient import TestClient
+
+from dashboards.web.app import mount
+from dashboards.web.table import PATHS
+from monitor.api import create_app
+from monitor.watch import Watch
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_the_first_page_that_is_asked_for_is_whole(path: str) -> None:
+    watch = Watch()
+    app = create_app(watch, lambda: [])
+    mount(app, watch)
+    with TestClient(app, base_url="http://127.0.0.1") as client:
+        first, second = (client.get(f"/{path}").text for _ in range(2))
+    assert first == second
+    assert all(f"assets/{name}" in first for name in ("kvscope.js", "kvscope.css", "charts.js"))
