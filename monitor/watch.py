@@ -18,7 +18,7 @@ from monitor.answers import NotKnown as NotKnown
 from monitor.answers.blocks import block_detail, block_map
 from monitor.answers.engines import engine_view
 from monitor.answers.explain import explanation
-from monitor.answers.happenings import events_around, events_between, wanted
+from monitor.answers.happenings import AROUND_NS, events_around, events_between, wanted
 from monitor.answers.memory import calculator_view, memory_view
 from monitor.answers.moments import Moment, read
 from monitor.answers.past import Past
@@ -58,8 +58,6 @@ MARGIN_NS: Final = 30_000_000_000
 """Of what was before a finding, and after it, so much is shown with it at least."""
 MOST_POINTS: Final = 600
 WINDOW_NS: Final = 600_000_000_000
-AROUND_NS: Final = 60_000_000_000
-"""So far before and after a moment events are looked for."""
 PACKED_WITHIN_NS: Final = 1_000_000_000
 FOREVER: Final = 1 << 62
 

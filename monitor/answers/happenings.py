@@ -17,6 +17,7 @@ from monitor.ledger.words import timestamp
 from monitor.views import EventView
 
 MOST_IDS: Final = 1_000
+AROUND_NS: Final = 60_000_000_000
 
 Row = tuple[Position, int, Run]
 
@@ -39,7 +40,8 @@ def wanted(ledger: EngineLedger, kinds: Sequence[str], request: str, block: int 
 def events_between(ledger: EngineLedger, since: Moment, until: Moment, which: Wanted, most: int) -> list[EventView]:
     """The last `most` from `since` until just before `until`, of the batches that the ledger has."""
     found: list[Row] = []
-    for rows in listed(reversed(ledger.recent), which):
+    batches = [batch for batch in ledger.recent if since.at_ns <= batch.wall_ns]
+    for rows in listed(reversed(batches), which):
         found[:0] = [row for row in rows if _from(row, since) and not _from(row, until)]
         if len(found) >= most:
             break
@@ -47,8 +49,8 @@ def events_between(ledger: EngineLedger, since: Moment, until: Moment, which: Wa
 
 
 def events_around(ledger: EngineLedger, moment: Moment, which: Wanted, most: int) -> list[EventView]:
-    """The half of `most` until the moment, itself among them, and as many after it."""
-    batches = list(ledger.recent)
+    """The half of `most` until the moment, itself among them, and as many after it; at most AROUND_NS away."""
+    batches = [batch for batch in ledger.recent if abs(batch.wall_ns - moment.at_ns) <= AROUND_NS]
     middle = bisect_right(batches, moment.at_ns, key=lambda batch: batch.wall_ns)
     if moment.position is not None:
         place = moment.position[:2]

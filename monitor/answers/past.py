@@ -21,6 +21,8 @@ from monitor.views import GapView, LifeView, SpanView
 
 MAX_LEDGERS: Final = 8
 """Who looks at a moment asks several questions about it."""
+HEARD_WITHIN_NS: Final = 2_000_000_000
+"""An engine says something every second."""
 
 
 class Past:
@@ -127,11 +129,11 @@ class Past:
 
     def window(self, live: EngineLedger, since_ns: int, moment: Moment) -> EngineLedger:
         """The ledger as it was at a moment, with the batches and points of all the time from `since_ns` until then, as
-        far as they are kept. Raises NotKnown.
+        far as they are kept; where they are, there is a batch from before. Raises NotKnown.
         """
         ledger = self.ledger_at(live, moment)
         dressed = copy.copy(ledger)
-        dressed.recent = deque(batch for batch in self.batches(live, ledger, since_ns) if batch.wall_ns >= since_ns)
+        dressed.recent = deque(self.batches(live, ledger, since_ns - HEARD_WITHIN_NS))
         dressed.points = deque(self.points(live, since_ns, ledger.now_ns, MAX_POINTS))
         return dressed
 
