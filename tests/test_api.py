@@ -19,9 +19,9 @@ from websockets.typing import Origin
 
 from monitor.api import COOKIE, create_app
 from monitor.outlets.alerts.alerts import Alerts
-from monitor.query import RemoteQuery, Unreachable
+from monitor.query import BadQuestion, BadTime, NotKnown, RemoteQuery, Unreachable
 from monitor.views import SourceView
-from monitor.watch import NotKnown, Watch
+from monitor.watch import Watch
 from tests.detectors.scenes import ENGINE, Watched, finished_held, unaccounted
 
 TOKEN = 's3cret;with "odd" characters=é'
@@ -96,8 +96,60 @@ def test_a_remote_query_gives_what_the_watch_gives(leaking: Watched) -> None:
             assert remote.drop(ENGINE) == watch.drop(ENGINE)
             at = watch.engines()[0].at or ""
             assert remote.drop(ENGINE, at, 3.0) == watch.drop(ENGINE, at, 3.0) != watch.drop(ENGINE)
+            assert remote.explain(ENGINE) == watch.explain(ENGINE)
+            assert remote.never_freed(ENGINE) == watch.never_freed(ENGINE)
+            assert remote.prefixes(ENGINE) == watch.prefixes(ENGINE)
+            assert remote.calculator(ENGINE, 30, 20, 4) == watch.calculator(ENGINE, 30, 20, 4)
+            assert remote.span(ENGINE) == watch.span(ENGINE)
+            for finding in watch.find():
+                assert remote.finding(finding.id) == watch.finding(finding.id)
         finally:
             remote.close()
+
+
+def test_a_remote_query_gives_the_past_that_the_watch_gives(leaking: Watched) -> None:
+    watch = leaking.watch
+    events = watch.events(ENGINE, most=10_000)
+    position, at = events[len(events) // 2].position, events[len(events) // 3].at or ""
+    with served(watch) as url:
+        remote = RemoteQuery(url)
+        try:
+            for moment in (position, at):
+                assert remote.engines(moment) == watch.engines(moment) != watch.engines()
+                assert remote.requests(ENGINE, moment) == watch.requests(ENGINE, moment)
+                assert remote.block_map(ENGINE, moment) == watch.block_map(ENGINE, moment)
+                assert remote.block(ENGINE, 3, moment) == watch.block(ENGINE, 3, moment)
+                assert remote.prefixes(ENGINE, moment) == watch.prefixes(ENGINE, moment)
+                assert remote.points(ENGINE, since=at, until=moment) == watch.points(ENGINE, since=at, until=moment)
+                assert remote.never_freed(ENGINE, until=moment) == watch.never_freed(ENGINE, until=moment)
+                assert remote.explain(ENGINE, until=moment) == watch.explain(ENGINE, until=moment)
+                assert remote.find(engine=ENGINE, until=moment) == watch.find(engine=ENGINE, until=moment)
+                for view in watch.requests(ENGINE, moment)[:3]:
+                    told = remote.request(ENGINE, view.id, moment)
+                    assert told == watch.request(ENGINE, view.id, moment)
+            assert remote.events(ENGINE, since=at, most=9) == watch.events(ENGINE, since=at, most=9)
+            assert remote.events(ENGINE, around=position, most=9) == watch.events(ENGINE, around=position, most=9)
+            about = {"kinds": ["allocated", "released"], "request": "r-1", "block": 3}
+            assert remote.events(ENGINE, **about) == watch.events(ENGINE, **about)  # type: ignore[arg-type]
+        finally:
+            remote.close()
+
+
+def test_what_is_asked_wrongly_is_said_over_http_too(leaking: Watched, get: httpx.Client) -> None:
+    with served(leaking.watch) as url:
+        remote = RemoteQuery(url)
+        try:
+            with pytest.raises(BadTime, match="'noon' is no time"):
+                remote.block_map(ENGINE, "noon")
+            with pytest.raises(BadQuestion, match="is no kind of event"):
+                remote.events(ENGINE, kinds=["x"])
+            with pytest.raises(NotKnown, match="is not kept"):
+                remote.requests(ENGINE, "2001-01-01T00:00:00Z")
+            with pytest.raises(NotKnown, match="no finding 'x'"):
+                remote.finding("x")
+        finally:
+            remote.close()
+        assert get.get(f"{url}/api/calculator", params={"engine": ENGINE, "prompt_tokens": "many"}).status_code == 422
 
 
 def test_what_is_not_known_is_so_over_http_too(leaking: Watched, get: httpx.Client) -> None:
