@@ -58,7 +58,8 @@ class EngineView(msgspec.Struct, frozen=True):
 
 class PointView(msgspec.Struct, frozen=True):
     """The pool and the queues at a moment of the past, in blocks and requests; preemptions, tokens, failed allocations
-    and steps (`limits`: by what kept each from being larger) are sums since the engine began.
+    and steps (`limits`: by what kept each from being larger) are sums since the engine began. `unused_tokens`: that the
+    blocks of living requests have room for; None where KV groups differ in what they keep.
     """
 
     at: str
@@ -79,6 +80,7 @@ class PointView(msgspec.Struct, frozen=True):
     allocation_failures: int = 0
     steps: int = 0
     limits: dict[str, int] = {}
+    unused_tokens: int | None = None
 
 
 class RequestView(msgspec.Struct, frozen=True):
@@ -158,7 +160,9 @@ class RequestDetail(msgspec.Struct, frozen=True):
 
 
 class BlockDetail(msgspec.Struct, frozen=True):
-    """One block: what it is, why (a chain for each reference, from the block to its reason), and its life."""
+    """One block: what it is, why (a chain for each reference, from the block to its reason), and its life. `tokens`: of
+    the computed ones that it holds, how many; None where KV groups differ in what they keep.
+    """
 
     engine: str
     block: int
@@ -168,6 +172,7 @@ class BlockDetail(msgspec.Struct, frozen=True):
     hashed: bool
     because: list[list[str]]
     story: list[StoryView]
+    tokens: int | None = None
 
 
 class BlockMap(msgspec.Struct, frozen=True):

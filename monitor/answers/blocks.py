@@ -8,6 +8,7 @@ from monitor.answers import NotKnown
 from monitor.answers.stories import story_view
 from monitor.events.wire import Batch
 from monitor.ledger.because import because
+from monitor.ledger.fragmentation import tokens_in
 from monitor.ledger.ledger import EngineLedger
 from monitor.ledger.story import names_in, story_of_block
 from monitor.ledger.words import timestamp
@@ -36,6 +37,7 @@ def block_detail(ledger: EngineLedger, block: int, batches: Iterable[Batch]) -> 
         hashed=bool(state.hashes[block]),
         because=chains,
         story=[story_view(line) for line in story_of_block(batches, block, names)],
+        tokens=tokens_in(state, ledger.description, block),
     )
 
 

@@ -37,4 +37,5 @@ def _point_view(point: Point) -> PointView:
         allocation_failures=point.allocation_failures,
         steps=point.steps,
         limits={name_of(Limit, limit): steps for limit, steps in point.limits},
+        unused_tokens=point.unused_tokens if point.unused_tokens >= 0 else None,
     )

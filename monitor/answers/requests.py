@@ -12,6 +12,7 @@ from monitor.answers.stories import story_view
 from monitor.events.kinds import FIRST_FINISHED, Cause, Status, name_of
 from monitor.events.records import RequestState
 from monitor.events.wire import Batch, Run
+from monitor.ledger.fragmentation import unused_tokens
 from monitor.ledger.ledger import EngineLedger, Position
 from monitor.ledger.life import in_words, phases
 from monitor.ledger.story import events, names_in, story_of_request
@@ -48,7 +49,7 @@ def request_detail(ledger: EngineLedger, name: str, batches: Callable[[int], Ite
         life=_life(ledger, record, about),
         conditions=_conditions(ledger, record),
         waits=_waits(ledger, record),
-        unused_tokens=_unused_tokens(ledger, record),
+        unused_tokens=unused_tokens(ledger.state, ledger.description, record),
     )
 
 
@@ -126,12 +127,6 @@ def _conditions(ledger: EngineLedger, record: RequestState) -> list[ConditionVie
     if record.is_finished:
         conditions.append(("BlocksFreed", not record.blocks, 0, _reason(ledger, record)))
     return [ConditionView(name, holds, timestamp(ledger.wall(at)), why) for name, holds, at, why in conditions]
-
-
-def _unused_tokens(ledger: EngineLedger, record: RequestState) -> int | None:
-    if len(ledger.description.groups) > 1 or not ledger.state.block_size:
-        return None
-    return max(0, len(record.blocks) * ledger.state.block_size - record.computed_tokens) if record.blocks else 0
 
 
 def _reason(ledger: EngineLedger, record: RequestState) -> str:

@@ -20,6 +20,7 @@ from monitor.events.state import State
 from monitor.events.wire import ADDED_BY_SOURCE, NO_REQUEST, Batch, Keyframe, NotAFrame
 from monitor.ledger.balance import Balance, balance
 from monitor.ledger.floors import Floors
+from monitor.ledger.fragmentation import unused_by_all
 from monitor.ledger.prefixes import Prefixes
 from monitor.ledger.tally import Tally
 
@@ -83,6 +84,8 @@ class Point(NamedTuple):
     """By cause, how many wait for it."""
     limits: tuple[tuple[int, int], ...] = ()
     """Steps by what kept each from being larger."""
+    unused_tokens: int = -1
+    """That the blocks of living requests have room for; -1 where that cannot be told."""
 
 
 class EngineLedger:
@@ -332,6 +335,7 @@ class EngineLedger:
             steps=totals.steps,
             waiting_by=tuple(self.waiting_by_cause().items()),
             limits=tuple(totals.limits.items()),
+            unused_tokens=-1 if (unused := unused_by_all(state, self.description)) is None else unused,
         )
 
     def take_just_finished(self) -> list[RequestState]:

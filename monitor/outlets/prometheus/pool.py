@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from monitor.events.kinds import Release, name_of
+from monitor.ledger.fragmentation import unused_by_all
 from monitor.ledger.ledger import EngineLedger
 from monitor.outlets.prometheus.families import add_histogram, ages, as_told, counter, gauge, histogram
 
@@ -17,6 +18,9 @@ class PoolFamilies:
         self.unexplained = gauge(
             "unexplained_references",
             "References to blocks that no living request and no announced deferral explains.",
+        )
+        self.unused = gauge(
+            "unused_tokens", "Tokens that the blocks of living requests have room for and that are not computed."
         )
         self.allocated = counter("blocks_allocated", "Blocks handed out.")
         self.released = counter("block_references_released", "References to blocks given back, by reason.", "reason")
@@ -48,6 +52,8 @@ class PoolFamilies:
         for holder in HOLDERS:
             self.blocks.add_metric((name, holder), getattr(balance, holder))
         self.unexplained.add_metric((name,), balance.unexplained_references)
+        if (unused := unused_by_all(state, ledger.description)) is not None:
+            self.unused.add_metric((name,), unused)
         self.allocated.add_metric((name,), totals.allocated)
         for release, count in totals.released.items():
             self.released.add_metric((name, name_of(Release, release)), count)

@@ -1,0 +1,41 @@
+"""Room in blocks that no token is in: what a pool pays for being handed out by the block.
+
+A request's last block is filled as it goes on; until then the rest of it is reserved and unused. Where KV groups differ
+in what they keep of a request, its tokens say nothing of how full its blocks are, and nothing is told.
+"""
+
+from __future__ import annotations
+
+from monitor.events.description import EngineDescription
+from monitor.events.records import RequestState
+from monitor.events.state import State
+
+
+def unused_tokens(state: State, description: EngineDescription, record: RequestState) -> int | None:
+    """How many more tokens its blocks have room for; None where that cannot be told."""
+    if not _by_tokens(state, description):
+        return None
+    return max(0, len(record.blocks) * state.block_size - record.computed_tokens) if record.blocks else 0
+
+
+def unused_by_all(state: State, description: EngineDescription) -> int | None:
+    """The same over all that live. A block that several share is full, and adds to none of them."""
+    if not _by_tokens(state, description):
+        return None
+    size, living = state.block_size, (record for record in state.requests.values() if not record.is_finished)
+    return sum(max(0, len(record.blocks) * size - record.computed_tokens) for record in living if record.blocks)
+
+
+def tokens_in(state: State, description: EngineDescription, block: int) -> int | None:
+    """How many computed tokens a block holds: all that fit, if it is cached; None where that cannot be told."""
+    if not _by_tokens(state, description):
+        return None
+    if state.hashes[block]:
+        return state.block_size
+    owners = (record for number in state.owners(block) if (record := state.requests.get(number)) is not None)
+    held = (r.computed_tokens - r.blocks.index(block) * state.block_size for r in owners if block in r.blocks)
+    return max((min(max(tokens, 0), state.block_size) for tokens in held), default=0)
+
+
+def _by_tokens(state: State, description: EngineDescription) -> bool:
+    return len(description.groups) <= 1 and state.block_size > 0
