@@ -6,6 +6,7 @@ monitor explain block ID        why a block is held, and its life
 monitor explain drop            what made usage fall or throughput vanish
 monitor explain memory          what a device's memory went to, and what that leaves for KV
 monitor record TARGET DIR       keep a stream as a recording
+monitor bundle TARGET FILE      a support bundle that names nobody
 monitor diff BEFORE AFTER       what got better and what got worse
 monitor export TARGET FILE      a recording or a stream, as a trace for Perfetto
 monitor probe check             whether a vLLM has what the probe hooks into
@@ -26,7 +27,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from monitor.commands import diff, doctor, export
+from monitor.commands import bundle, diff, doctor, export
 from monitor.commands.common import (
     DEFAULT_URL,
     TARGETS,
@@ -80,6 +81,7 @@ def parser() -> argparse.ArgumentParser:
     doctor.add(commands)
     _add_explain(commands)
     _add_record(commands)
+    bundle.add(commands)
     diff.add(commands)
     export.add(commands)
     _add_probe(commands)

@@ -25,7 +25,8 @@ a target is one of
   http(s)://HOST:PORT/metrics   an engine's metrics page, vLLM's, SGLang's or kvscope's own
   http(s)://HOST:PORT           a kvscope service (the default: KVSCOPE_URL, else http://127.0.0.1:8765)
   DIRECTORY                     a recording
-  FILE                          an engine's log, plain or gzip; a report in prose; or one segment of a recording
+  FILE                          an engine's log, plain or gzip; a report in prose; one segment of a recording; a
+                                support bundle
 """
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from monitor.events.wire import ContractError
 from monitor.findings import FindingReport
 from monitor.ledger.words import counted, timestamp
 from monitor.query import Query, RemoteQuery, Unreachable
+from monitor.sources.bundle import NotABundle, unpack_events
 from monitor.sources.exposition import shown
 from monitor.sources.kv_events import KvEventStream, Publisher, publisher_at, publishers
 from monitor.sources.live import LiveStream
@@ -103,7 +105,9 @@ def observe(
             case Kind.SERVICE:
                 return _ask_service(target, token, timeout_s, window)
             case Kind.RECORDING:
-                return _read_recording(target, settings, window)
+                return _read_recording(target, Path(target), settings, window)
+            case Kind.BUNDLE:
+                return _read_bundle(target, settings, window)
             case Kind.KV_EVENTS:
                 return _watch_kv_events(target, publishers(target, timeout_s), settings, timeout_s, watch_s)
             case Kind.LOG | Kind.PROSE:
@@ -255,15 +259,26 @@ def _ask_service(target: str, token: str, timeout_s: float, window: Window) -> O
     return Observation(target, Kind.SERVICE, query, is_past=True, notes=[_looked_at(span)], since=since, until=until)
 
 
-def _read_recording(target: str, settings: Settings, window: Window) -> Observation:
+def _read_bundle(target: str, settings: Settings, window: Window) -> Observation:
+    with tempfile.TemporaryDirectory(prefix="kvscope-bundle-") as folder:
+        try:
+            unpack_events(Path(target), Path(folder))
+        except NotABundle as error:
+            raise BadTarget(str(error)) from error
+        observation = _read_recording(target, Path(folder), settings, window)
+    observation.kind = Kind.BUNDLE
+    return observation
+
+
+def _read_recording(target: str, path: Path, settings: Settings, window: Window) -> Observation:
     """All of it, or until the end of the window: what is held at its beginning is known from what came before."""
     watch = Watch(settings)
-    recording = Recording(Path(target))
+    recording = Recording(path)
     notes, since = [], ""
     if window == ALWAYS:
         watch.feed(recording)
     else:
-        span = window.span(max(map(at_of, Recording(Path(target))), default=0))
+        span = window.span(max(map(at_of, Recording(path)), default=0))
         watch.feed(takewhile(lambda record: at_of(record) <= span.until_ns, recording))
         notes, since = [_looked_at(span)], timestamp(span.since_ns) or ""
     watch.settle()

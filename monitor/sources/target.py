@@ -5,7 +5,8 @@ http(s)://…/kv_event_sources  a vLLM that tells where its KV events are
 http(s)://…/metrics    a metrics page
 any other http(s)://…  a kvscope service
 a directory            a recording
-a file                 is looked into: a segment of a recording, the text of a log (gzip too), or a report in prose
+a file                 is looked into: a segment of a recording, a support bundle, the text of a log (gzip too), or a
+                       report in prose
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import msgspec
 
 from monitor.events import journal
 from monitor.events.sample import Fact, Sample
+from monitor.sources.bundle import ZIP
 from monitor.sources.log import Log
 from monitor.sources.prose import told_in
 
@@ -45,6 +47,7 @@ class Kind(Enum):
     METRICS = "metrics"
     SERVICE = "service"
     RECORDING = "recording"
+    BUNDLE = "bundle"
     LOG = "log"
     PROSE = "prose"
     """A log by its looks, until it is read and has no engine's figures."""
@@ -79,6 +82,8 @@ def kind_of(target: str) -> Kind:
             head = file.read(len(journal.HEADER))
     except OSError as error:
         raise BadTarget(f"{target}: cannot be read: {error.strerror}") from error
+    if head.startswith(ZIP):
+        return Kind.BUNDLE
     return Kind.RECORDING if head == journal.HEADER else Kind.LOG
 
 

@@ -1,0 +1,45 @@
+"""`monitor bundle`: a support bundle that names nobody."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from monitor.commands.common import Commands, add_shared, add_window, window_of
+from monitor.detectors.thresholds import Settings
+from monitor.doctor.bundle import make
+from monitor.doctor.report import NOTHING
+from monitor.ledger.words import counted
+
+
+def add(commands: Commands) -> None:
+    """Put it on the command line."""
+    parser = commands.add_parser(
+        "bundle",
+        help="a support bundle that names nobody",
+        description="Writes a zip with a part of an engine's events, what is found in them, its configuration and"
+        " versions: no prompt, no host, no model's name, no key, and no request's id as its client knows it. `monitor"
+        " doctor FILE` finds the same in it elsewhere.",
+        epilog="exit codes: 0, 2 for a wrong command line or target, 3 for a stream that is not heard",
+    )
+    parser.add_argument("target", metavar="TARGET", help="a recording, or an engine's event stream")
+    parser.add_argument("file", type=Path, metavar="FILE", help="a new file, such as bundle.zip")
+    parser.add_argument("--keep-ids", action="store_true", help="leave requests their ids")
+    add_window(parser)
+    add_shared(parser)
+    parser.set_defaults(run=_run)
+
+
+def _run(parsed: argparse.Namespace) -> int:
+    made = make(
+        parsed.target,
+        parsed.file,
+        Settings.parse(parsed.thresholds),
+        window=window_of(parsed),
+        watch_s=parsed.watch_s,
+        timeout_s=parsed.timeout,
+        keep_ids=parsed.keep_ids,
+    )
+    codes = ", ".join(dict.fromkeys(finding.code for finding in made.report.findings)) or "nothing"
+    print(f"{parsed.file}: {counted(made.frames, 'batch', 'batches')}, {made.bytes:,} bytes; found in it: {codes}")
+    return NOTHING
