@@ -27,6 +27,11 @@ from monitor.probes.vllm.probe import Probe
 ENGINE = "vllm@127.0.0.1:0/0"
 
 
+def traceparent(number: int) -> str:
+    """The header that the `number`-th request comes with, if it comes with one."""
+    return f"00-{number:032x}-{number:016x}-01"
+
+
 class Bare:
     """A scheduler over `blocks` blocks, and what stands in for the model and for the connector's worker."""
 
@@ -82,6 +87,8 @@ class Bare:
             request_id=f"{name}-{self.rng.randrange(1 << 32):08x}", prompt_token_ids=prompt, sampling_params=params,
             pooling_params=None, priority=priority, block_hasher=self.hasher,
         )  # fmt: skip
+        if self.arrived % 3 == 0:
+            request.trace_headers = {"traceparent": traceparent(self.arrived)}
         self.scheduler.add_request(request)
 
     def someone(self) -> None:

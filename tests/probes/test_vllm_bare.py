@@ -12,10 +12,11 @@ import msgspec
 import pytest
 
 from monitor.events.kinds import Status
+from monitor.events.trace_context import parse
 from monitor.events.wire import Batch, decode
 from monitor.ledger.balance import balance
 from monitor.ledger.ledger import EngineLedger
-from tests.probes.bare_scheduler import ENGINE
+from tests.probes.bare_scheduler import ENGINE, traceparent
 from tests.probes.vllm_python import needs_vllm, run, save_model
 
 CONNECTOR = {
@@ -81,6 +82,10 @@ def test_events_add_up_to_the_tables_of_vllm_after_every_step(life: str, lives: 
                 seen[status] += 1
             else:
                 assert status.startswith("FINISHED")  # it holds nothing any more; its connector has yet to say so
+    assert {r.id: r.trace for r in ledger.ended if r.trace} == {
+        r.id: parse(traceparent(int(r.id.rpartition("-")[2]) + 1)) for r in ledger.ended if r.trace
+    }
+    assert sum(r.trace is not None for r in ledger.ended) > len(ledger.ended) / 4
     totals = state.totals
     assert state.audit_cycles > 0
     assert totals.evicted > 0 or life == "no prefix cache"
