@@ -87,7 +87,7 @@ def live(scenario: Scenario, seed: int, keep: Path | None = None) -> Run:
     began = time.perf_counter()
     directory = Path(tempfile.mkdtemp(prefix="kvscope-incident-"))
     try:
-        made, life = _bring_about(scenario, seed, directory)
+        made, life = bring_about(scenario, seed, directory)
         with closing(life.engine):  # it lives on till it has been judged: its end is no part of the incident
             seen = look(directory)
             made.fired, made.problems = seen.fired, list(_problems(made, scenario, life, seen))
@@ -110,7 +110,8 @@ def _model(max_model_len: int | None) -> LoadedModel:
     return load(EngineConfig(max_model_len=max_model_len))
 
 
-def _bring_about(scenario: Scenario, seed: int, directory: Path) -> tuple[Run, Life]:
+def bring_about(scenario: Scenario, seed: int, directory: Path) -> tuple[Run, Life]:
+    """Live it on an engine in virtual time, which keeps what it says in `directory`; close that engine."""
     config = EngineConfig(
         **{"hash_key": b"lab", "seed": seed, **scenario.engine},
         faults=(scenario.fault,) if scenario.fault else (),
