@@ -1,0 +1,159 @@
+"""What never came back, the prefix cache and the memory: the views say what the query interface answers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from dashboards.web.links import place_of, wall_ns
+from dashboards.web.view import Here, View
+from dashboards.web.views import held, memory, prefixes
+from monitor.query import counted
+from monitor.watch import Watch
+from tests.lab import Lab
+from tests.web.parts import ENGINE
+
+
+def looked_at(lab: Lab) -> Watch:
+    lab.flush()
+    watch = Watch()
+    watch.feed(lab.frames)
+    watch.settle()
+    return watch
+
+
+def at(watch: Watch, address: str) -> Here:
+    engines = watch.engines()
+    (engine,) = engines
+    assert engine.at is not None
+    place = place_of(address)._replace(engine=engine.engine)
+    return Here(place, place.window(wall_ns(engine.at, 0)), engine, engines)
+
+
+def texts(tree: Any) -> Iterator[str]:
+    if isinstance(tree, (list, tuple)):
+        for one in tree:
+            yield from texts(one)
+    elif hasattr(tree, "children"):
+        yield from texts(tree.children)
+    elif tree is not None:
+        yield str(tree)
+
+
+def text(view: View, section: str) -> str:
+    return re.sub(r"\s+", " ", " ".join(texts(view.sections[section])))
+
+
+def rows(view: View, section: str) -> list[list[str]]:
+    """The cells of each row of its tables."""
+
+    def walk(tree: Any) -> Iterator[Any]:
+        for one in tree if isinstance(tree, (list, tuple)) else [tree]:
+            if type(one).__name__ == "Tr":
+                yield [" ".join(texts(cell)).strip() for cell in one.children]
+            elif hasattr(one, "children"):
+                yield from walk(one.children)
+
+    return list(walk(view.sections[section]))
+
+
+def test_what_a_leak_keeps_is_named_and_what_came_back_is_not() -> None:
+    lab = Lab(faults=["leak.unaccounted:every=2"])
+    for number in range(6):
+        request = lab.arrive(20 + number, name=f"r-{number}")
+        lab.step()
+        lab.abort(request)
+        for _ in range(3):
+            lab.step(0.5)
+            lab.heartbeat()
+    watch = looked_at(lab)
+    told = watch.never_freed(ENGINE)
+    view = held.view(watch, at(watch, "/held"))
+    assert told.held_blocks
+    assert text(view, "head").startswith(counted(told.held_blocks, "block"))
+    named = [(row[0], row[2], row[5]) for row in rows(view, "held")[1:]]
+    assert named == [(one.owner or "nobody known", one.reason, f"{one.blocks:,}") for one in told.held]
+    assert told.floors[-1].blocks == told.held_blocks
+    assert f"It rose from {told.floors[0].blocks:,} to {told.floors[-1].blocks:,}" in text(view, "floors")
+
+
+def test_nothing_is_named_where_all_came_back() -> None:
+    lab = Lab()
+    lab.arrive(20)
+    lab.run_until_idle()
+    watch = looked_at(lab)
+    view = held.view(watch, at(watch, "/held"))
+    assert "All that was handed out" in text(view, "head")
+    assert "Nobody has any" in text(view, "held")
+    assert "It does not rise" in text(view, "floors")
+    stayed = [int(row[1].replace(",", "")) for row in rows(view, "lifetimes")]
+    assert sum(stayed) == watch.never_freed(ENGINE).freed
+
+
+def test_a_prefix_stands_above_what_goes_on_from_it_with_all_who_have_it() -> None:
+    lab = Lab()
+    beginning = list(range(1, 17))
+    lab.arrive([*beginning, *range(100, 120)], max_tokens=50, name="one")
+    for _ in range(4):
+        lab.step()
+    lab.arrive([*beginning, *range(200, 220)], max_tokens=50, name="two")
+    for _ in range(4):
+        lab.step()
+    watch = looked_at(lab)
+    view = prefixes.view(watch, at(watch, "/prefixes"))
+    first, *others = rows(view, "tree")[1:]
+    assert {"one", "two"} <= set(first[7].split())
+    assert (first[2], first[3]) == (f"{len(beginning)}", "2")
+    assert [sorted(row[7].split()) for row in others] in ([["one"], ["two"]], [["two"], ["one"]])
+
+
+def test_who_evicted_what_is_needed_again_is_named() -> None:
+    lab = Lab(total=17)
+    prompt = list(range(1, 29))
+    for name, tokens in (("first", prompt), ("flood", list(range(100, 156))), ("again", prompt)):
+        lab.arrive(tokens, max_tokens=4, name=name)
+        lab.run_until_idle()
+    watch = looked_at(lab)
+    evicted = rows(prefixes.view(watch, at(watch, "/prefixes")), "evictions")[1:]
+    needed = {row[1]: row[3] for row in evicted if row[3] != "none"}
+    assert needed
+    assert set(needed) == {"flood"}
+
+
+def test_the_calculator_answers_by_the_address_and_says_what_it_cannot_read() -> None:
+    lab = Lab()
+    lab.arrive(20)
+    lab.run_until_idle()
+    watch = looked_at(lab)
+    for asked in ((20, 10, 2), (200, 50, 3)):
+        told = watch.calculator(ENGINE, *asked)
+        address = "/memory?prompt_tokens={}&max_tokens={}&concurrency={}".format(*asked)
+        answer = text(memory.view(watch, at(watch, address)), "calculator")
+        assert f"At most {told.max_concurrency:,} fit at once" in answer
+        assert ("do not fit" in answer) == (not told.fits)
+        assert f"{told.blocks_needed:,}" in answer
+    wrong = text(memory.view(watch, at(watch, "/memory?prompt_tokens=many")), "calculator")
+    assert "Each is a whole number, 1 or more." in wrong
+
+
+def test_a_bill_that_was_never_said_is_not_made_up() -> None:
+    lab = Lab()
+    lab.arrive(20)
+    lab.run_until_idle()
+    watch = looked_at(lab)
+    assert "has not said" in text(memory.view(watch, at(watch, "/memory")), "bill")
+
+
+def test_the_parts_of_the_bill_are_a_waterfall_to_the_total() -> None:
+    lab = Lab()
+    figures = [1000, 400, 500, 100, 100, 50, -1, -1, 50, 300, -1, -1, 260, -1]
+    lab.log.memory([figure << 20 if figure > 0 else figure for figure in figures])
+    lab.arrive(20)
+    lab.run_until_idle()
+    watch = looked_at(lab)
+    view = memory.view(watch, at(watch, "/memory"))
+    parts = watch.memory(ENGINE).parts
+    assert [row[0] for row in rows(view, "bill")] == [name for name, size in parts.items() if size]
+    assert sum(parts.values()) == watch.memory(ENGINE).known["device_total"]
+    assert f"--kv-cache-memory-bytes {260 << 20}" in text(view, "bill")
