@@ -15,7 +15,9 @@ from opentelemetry.sdk.trace.sampling import Decision, TraceIdRatioBased
 from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from starlette.testclient import TestClient
 
+from monitor.api import create_app
 from monitor.events.kinds import FIRST_FINISHED, Kind, Load
 from monitor.events.kinds import Status as RequestStatus
 from monitor.events.records import RequestState
@@ -489,6 +491,28 @@ def test_a_bucket_of_the_page_names_a_trace(over_http: Receiver) -> None:
                 assert sample.exemplar.labels["trace_id"] in known
                 assert sample.exemplar.value <= float(sample.labels["le"])
     assert with_trace == counted > 0
+
+
+@pytest.mark.parametrize("accept", ["", "application/openmetrics-text;version=1.0.0", "text/plain;version=0.0.4"])
+def test_the_page_has_exemplars_for_who_asks_for_openmetrics_and_the_same_figures_for_all(accept: str) -> None:
+    scene = busy(Watched(total=33))
+    exemplars = Exemplars()
+    for engine, record, offset in scene.watch.take_ended():
+        exemplars.note(engine, record, (record.finished_ns + offset) / 1e9, 1, 2)
+    collector = WatchCollector(scene.watch, exemplars=exemplars)
+    with TestClient(create_app(scene.watch, list, None, collector), base_url="http://localhost") as client:
+        answer = client.get("/metrics", headers={"accept": accept})
+    is_open = accept.startswith("application/openmetrics-text")
+    assert answer.headers["content-type"].startswith("application/openmetrics-text" if is_open else "text/plain")
+    exemplar = f'# {{span_id="{2:016x}",trace_id="{1:032x}"}}'
+    assert (exemplar in answer.text) == is_open
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(WatchCollector(scene.watch))
+    kvscopes = lambda page: {  # noqa: E731
+        line.partition(" # ")[0]
+        for line in page.splitlines() if line.startswith("kvscope_") and not line.startswith("kvscope_gpu_")
+    }  # fmt: skip
+    assert kvscopes(answer.text) == kvscopes(generate_latest(registry).decode())
 
 
 # -------------------------------------------------------------------- a receiver that is not there
