@@ -46,6 +46,7 @@ def _panels() -> Iterator[Panel]:
         "1: every figure here rests on the whole stream of events. 0: events were lost, and the engine's next whole"
         " audit is awaited.",
         (f"min by (engine) (kvscope_ledger_exact{{{HERE}}})", "{{engine}}"),
+        good_from=1,
     )
     yield balance()
     yield by_state()
@@ -77,6 +78,14 @@ def _panels() -> Iterator[Panel]:
         unit="bytes",
         width=WIDTH // 2,
     )
+    yield lines(
+        "Since an engine was last heard",
+        "Seconds since the engine last said anything; an idle one says a heartbeat a second. Silence alone does not"
+        " tell a dead engine from a broken stream, or from a Prometheus that cannot reach kvscope.",
+        (f"time() - kvscope_engine_last_heard_timestamp_seconds{{{HERE}}}", "{{engine}}"),
+        unit="s",
+        width=WIDTH // 2,
+    )
     yield stacked(
         "GPU memory, by who has it",
         "As the driver of each GPU of kvscope's own machine counts it: engines that are followed, with their workers,"
@@ -90,13 +99,5 @@ def _panels() -> Iterator[Panel]:
         " tell how well the GPU is used. No data: no GPU on kvscope's own machine.",
         ("max by (gpu, of) (kvscope_gpu_utilization_ratio)", "GPU {{gpu}}, {{of}}"),
         unit="percentunit",
-        width=WIDTH // 2,
-    )
-    yield lines(
-        "Since an engine was last heard",
-        "Seconds since the engine last said anything; an idle one says a heartbeat a second. Silence alone does not"
-        " tell a dead engine from a broken stream, or from a Prometheus that cannot reach kvscope.",
-        (f"time() - kvscope_engine_last_heard_timestamp_seconds{{{HERE}}}", "{{engine}}"),
-        unit="s",
         width=WIDTH // 2,
     )

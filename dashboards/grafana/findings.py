@@ -7,7 +7,19 @@ from collections.abc import Iterator
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
 from dashboards.grafana import parts
-from dashboards.grafana.parts import HERE, WIDTH, Panel, lines, linked, stacked, table, to_web_app
+from dashboards.grafana.parts import (
+    BAD,
+    HERE,
+    SEVERITY_COLOURS,
+    WIDTH,
+    Panel,
+    coloured,
+    lines,
+    linked,
+    stacked,
+    table,
+    to_web_app,
+)  # fmt: skip
 
 
 def page() -> Dashboard:
@@ -21,11 +33,11 @@ def _panels() -> Iterator[Panel]:
     yield linked(
         to_web_app(
             table(
-                "Findings that are firing",
+                "Findings that are firing, warning or worse",
                 "What is wrong now, by class, with how kvscope knows: confirmed by the stream, or likely. The code"
                 " leads to its runbook. Who is to blame, the evidence and what to do are not here: open kvscope, or run"
                 " `monitor doctor`.",
-                f"sum by (engine, code, severity, verdict) (kvscope_findings{{{HERE}}})",
+                f"sum by (engine, code, severity, verdict) (kvscope_findings{{{HERE}, {BAD}}})",
                 ("severity", "code", "verdict", "engine"),
             ),
             "findings",
@@ -34,19 +46,26 @@ def _panels() -> Iterator[Panel]:
         "Runbook",
         "${kvscope:raw}/docs/runbooks/${__value.raw}.md",
     )
-    yield stacked(
+    by_severity = stacked(
         "Findings by severity",
         "How many fire. What another finding explains does not fire itself and is not counted.",
         (f"sum by (severity) (kvscope_findings{{{HERE}}})", "{{severity}}"),
         width=WIDTH // 3,
     )
-    yield lines(
+    yield coloured(by_severity, SEVERITY_COLOURS)
+    yield stacked(
         "Findings by code",
-        "When each class began and ended, past its grace. One that comes and goes between two scrapes is not seen"
-        " here.",
+        "A band for each class, from when it began to fire, past its grace, until it ended. One that comes and goes"
+        " between two scrapes is not seen here.",
         (f"sum by (code) (kvscope_findings{{{HERE}}})", "{{code}}"),
-        width=WIDTH // 2,
+        width=WIDTH,
     )
+    yield from _alerts()
+    yield from _stream()
+    yield from _service()
+
+
+def _alerts() -> Iterator[Panel]:
     yield lines(
         "Oldest alert that is not told yet",
         "For how long the oldest message to each receiver has waited, if kvscope tells of findings itself (--alert). A"
@@ -58,11 +77,8 @@ def _panels() -> Iterator[Panel]:
         "Alerts by what became of them",
         "Messages to receivers that are over, by outcome, and those that wait. given-up ones were not told: `monitor"
         " alerts list` has them, and replays one. What a silence holds back is not in it.",
-        (
-            "sum by (receiver, outcome) (increase(kvscope_alerts_deliveries_total[$__rate_interval]))",
-            "{{outcome}}, {{receiver}}",
-        ),
-        ("sum by (receiver) (kvscope_alerts_pending)", "waiting, {{receiver}}"),
+        ("sum by (outcome) (increase(kvscope_alerts_deliveries_total[$__rate_interval]))", "{{outcome}}"),
+        ("sum(kvscope_alerts_pending)", "waiting"),
     )
     yield lines(
         "Alerts open, and silences",
@@ -71,20 +87,21 @@ def _panels() -> Iterator[Panel]:
         ("sum(kvscope_alerts_open)", "open"),
         ("sum(kvscope_alerts_silences)", "silences"),
     )
+
+
+def _stream() -> Iterator[Panel]:
     yield lines(
-        "Lost of the event stream",
-        "Batches of events that nobody could supply, by the stage that lost them, and events that the engine's own"
-        " buffer dropped. Any loss makes the figures inexact until the next whole audit; what it hid is not known."
-        " With a journal (--journal) only the engine's buffer can lose any.",
-        (
-            f"sum by (stage) (increase(kvscope_stream_batches_lost_total{{{HERE}}}[$__rate_interval]))",
-            "batches, {{stage}}",
-        ),
-        (
-            f"sum by (engine) (increase(kvscope_stream_events_dropped_total{{{HERE}}}[$__rate_interval]))",
-            "events, {{engine}}",
-        ),
-        width=WIDTH // 2,
+        "Batches lost of the event stream",
+        "Batches of events that nobody could supply, by the stage that lost them. Any loss makes the figures inexact"
+        " until the next whole audit; what it hid is not known. With a journal (--journal) only the engine's buffer can"
+        " lose any.",
+        (f"sum by (stage) (increase(kvscope_stream_batches_lost_total{{{HERE}}}[$__rate_interval]))", "{{stage}}"),
+    )
+    yield lines(
+        "Events that the engine dropped",
+        "Events in the batches that the engine's own buffer dropped, since its drain did not keep up. What they said is"
+        " not known.",
+        (f"sum by (engine) (increase(kvscope_stream_events_dropped_total{{{HERE}}}[$__rate_interval]))", "{{engine}}"),
     )
     yield lines(
         "Lag behind the engine",
@@ -93,6 +110,9 @@ def _panels() -> Iterator[Panel]:
         ("max by (source) (kvscope_source_lag_seconds)", "{{source}}"),
         unit="s",
     )
+
+
+def _service() -> Iterator[Panel]:
     yield lines(
         "Sources in step",
         "1 while nothing is missing of what a source has said. Which batches are awaited, /api/sources tells.",
@@ -114,12 +134,19 @@ def _panels() -> Iterator[Panel]:
         " growth alone is not a leak.",
         ('sum by (instance) (process_resident_memory_bytes{job="kvscope"})', "{{instance}}"),
         unit="bytes",
-        width=WIDTH // 2,
     )
     yield lines(
         "Batches that had to be asked for, per second",
         "Batches that did not come by themselves, by where the engine had them from. Not a loss, but a sign of one to"
         " come. Nothing is drawn where that never happened.",
         ("sum by (supplier) (rate(kvscope_source_batches_filled_total[$__rate_interval]))", "{{supplier}}"),
+        width=WIDTH // 2,
+    )
+    yield lines(
+        "Sent by OpenTelemetry, and lost on the way, per second",
+        "What arrived at the collector, by signal, and what did not. Nothing is drawn of a service that has none"
+        " (--otlp).",
+        ("sum by (signal) (rate(kvscope_otlp_sent_total[$__rate_interval]))", "sent, {{signal}}"),
+        ("sum by (signal) (rate(kvscope_otlp_dropped_total[$__rate_interval]))", "lost, {{signal}}"),
         width=WIDTH // 2,
     )

@@ -7,10 +7,9 @@ from typing import Final
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 from grafana_foundation_sdk.builders.timeseries import Panel as TimeSeries
-from grafana_foundation_sdk.models.dashboard import DynamicConfigValue
 
 from dashboards.grafana import parts
-from dashboards.grafana.parts import HERE, WIDTH, Panel, lines, quantile, rate, stacked
+from dashboards.grafana.parts import HERE, WIDTH, Panel, coloured, lines, quantile, rate, stacked
 
 HOLDER_COLOURS: Final = {
     "running": "green",
@@ -40,10 +39,7 @@ def balance() -> TimeSeries:
         " which request holds which block: the web app does.",
         (f"sum by (holder) (kvscope_blocks{{{HERE}}})", "{{holder}}"),
     )
-    for holder, colour in HOLDER_COLOURS.items():
-        fixed = DynamicConfigValue("color", {"mode": "fixed", "fixedColor": colour})
-        panel = panel.override_by_name(holder, [fixed])
-    return panel
+    return coloured(panel, HOLDER_COLOURS)
 
 
 def _panels() -> Iterator[Panel]:

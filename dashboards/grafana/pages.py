@@ -20,6 +20,11 @@ ANNOTATIONS: Final = {
         " {{max_num_batched_tokens}} tokens a step",
         "step": "15s",
     },
+    "Figures inexact": {
+        "titleFormat": "Events of {{engine}} were lost",
+        "textFormat": "its figures are not sure until its next whole audit",
+        "step": "15s",
+    },
 }
 """What each annotation is drawn with."""
 GENERATED: Final = Path(__file__).parent / "generated"

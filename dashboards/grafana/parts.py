@@ -4,7 +4,7 @@ the web app is, for links, which lead to the view that shows the same closer, of
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from grafana_foundation_sdk.builders.common import ReduceDataOptions, StackingConfig, VizLegendOptions
@@ -45,7 +45,10 @@ Query = tuple[str, str]
 
 HERE: Final = 'engine=~"$engine"'
 BAD: Final = 'severity=~"warning|error|critical"'
+SEVERITY_COLOURS: Final = {"info": "blue", "warning": "yellow", "error": "orange", "critical": "red"}
 WIDTH: Final = 24
+HEIGHT: Final = 9
+"""Of all but figures: Grafana puts panels in rows, and a row of unequal ones has holes."""
 SOURCE: Final = DataSourceRef(type_val="prometheus", uid="${datasource}")
 USAGE: Final = (
     f'1 - sum by (engine) (kvscope_blocks{{{HERE}, holder=~"free|cached_idle"}})'
@@ -55,8 +58,8 @@ _RANGE: Final = "${__url_time_range}"
 
 
 def page(name: str, title: str, says: str, panels: Iterable[Panel], view: str) -> Dashboard:
-    """A page about engines that kvscope watches, with findings and changes of configuration marked on its time axis.
-    `view`: which of the web app's views shows the same.
+    """A page about engines that kvscope watches; on its time axis are findings, changes of configuration, and when its
+    figures are not sure. `view`: which of the web app's views shows the same.
     """
     dashboard = (
         bare(name, title, says)
@@ -86,6 +89,14 @@ def page(name: str, title: str, says: str, panels: Iterable[Panel], view: str) -
             .enable(True)
             .icon_color("blue")
             .expr(f"kvscope_engine_info{{{HERE}}} unless kvscope_engine_info{{{HERE}}} offset 1m")
+        )
+        .annotation(
+            AnnotationQuery()
+            .name("Figures inexact")
+            .datasource(SOURCE)
+            .enable(True)
+            .icon_color("orange")
+            .expr(f"1 - kvscope_ledger_exact{{{HERE}}} > 0")
         )
         .link(
             DashboardLink("Open kvscope: blocks, requests and their stories")
@@ -125,11 +136,20 @@ def bare(name: str, title: str, says: str) -> Dashboard:
 # -------------------------------------------------------------------- panels
 
 
-def stat(title: str, says: str, *queries: Query, unit: str = "short", bad_from: float | None = None) -> Stat:
-    """Figures of now; red from `bad_from` on."""
-    steps = [Threshold(value=None, color="green")]
+def stat(
+    title: str,
+    says: str,
+    *queries: Query,
+    unit: str = "short",
+    bad_from: float | None = None,
+    good_from: float | None = None,
+) -> Stat:
+    """Figures of now; red from `bad_from` on, or below `good_from`."""
+    steps = [Threshold(value=None, color="green" if good_from is None else "red")]
     if bad_from is not None:
         steps.append(Threshold(value=bad_from, color="red"))
+    if good_from is not None:
+        steps.append(Threshold(value=good_from, color="green"))
     panel = (
         Stat()
         .title(title)
@@ -156,7 +176,7 @@ def lines(title: str, says: str, *queries: Query, unit: str = "short", width: in
         .title(title)
         .description(says)
         .datasource(SOURCE)
-        .height(8)
+        .height(HEIGHT)
         .span(width)
         .min(0)
         .unit(unit)
@@ -172,10 +192,17 @@ def stacked(title: str, says: str, *queries: Query, unit: str = "short", width: 
     """Figures over time that add up."""
     return (
         lines(title, says, *queries, unit=unit, width=width)
-        .height(10)
         .fill_opacity(70)
         .stacking(StackingConfig().mode(StackingMode.NORMAL))
     )
+
+
+def coloured(panel: TimeSeries, colours: Mapping[str, str]) -> TimeSeries:
+    """Series of these names have these colours, whatever else is drawn."""
+    for name, colour in colours.items():
+        fixed = DynamicConfigValue("color", {"mode": "fixed", "fixedColor": colour})
+        panel = panel.override_by_name(name, [fixed])
+    return panel
 
 
 def table(title: str, says: str, expr: str, columns: Iterable[str]) -> Table:
@@ -186,7 +213,7 @@ def table(title: str, says: str, expr: str, columns: Iterable[str]) -> Table:
         .title(title)
         .description(says)
         .datasource(SOURCE)
-        .height(8)
+        .height(HEIGHT)
         .span(2 * WIDTH // 3)
         .with_target(Dataquery().ref_id("A").expr(expr).instant().format(PromQueryFormat.TABLE))
         .with_transformation(

@@ -1,6 +1,7 @@
-"""Writes the rules to where prometheus.yml reads them."""
+"""Writes the rules to where prometheus.yml reads them, and as Kubernetes takes them."""
 
-from dashboards.prometheus.rules import GENERATED, as_yaml
+from dashboards.prometheus.rules import GENERATED, KUBERNETES, as_kubernetes, as_yaml
 
-GENERATED.write_text(as_yaml(), encoding="utf-8")
-print(f"{GENERATED.name} written")
+for path, text in ((GENERATED, as_yaml()), (KUBERNETES, as_kubernetes())):
+    path.write_text(text, encoding="utf-8")
+    print(f"{path.name} written")

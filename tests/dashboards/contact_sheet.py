@@ -45,7 +45,7 @@ ROW: Final = 34
 """Pixels of a column's and a row's unit of Grafana's grid."""
 COLOURS: Final = ("#73bf69", "#f2cc0c", "#8ab8ff", "#ff9830", "#f2495c", "#5794f2", "#b877d9", "#96d98d", "#ffee52")
 NAMED: Final = {"green": "#73bf69", "yellow": "#f2cc0c", "orange": "#ff9830", "blue": "#5794f2", "red": "#f2495c"}
-UNITS: Final = {"percentunit": (".0%", ""), "bytes": ("~s", "B"), "s": ("~s", "s"), "short": ("~s", "")}
+UNITS: Final = {"percentunit": (".0%", ""), "bytes": ("~s", "B"), "s": ("~s", "s"), "short": (".3~r", "")}
 STYLE: Final = """
 body { margin: 0; background: #111217; color: #ccccdc; font: 13px Inter, sans-serif; position: relative }
 .panel { position: absolute; box-sizing: border-box; border: 4px solid #111217; background: #181b1f; overflow: hidden }
@@ -98,10 +98,9 @@ def watched(folder: Path) -> Iterator[Prometheus]:
 def as_html(dashboard: dict[str, Any], prometheus: Prometheus) -> str:
     """The page, with all that it draws in it."""
     marks = [
-        (since, "red" if one["name"] == "Findings" else "blue")
+        (series["values"][0][0], one["iconColor"])
         for one in dashboard["annotations"].get("list", [])
         for series in prometheus.series(filled_in(one["expr"]))
-        for since in series["values"][0][:1]
     ]
     panels = "".join(_panel(panel, prometheus, marks) for panel in dashboard["panels"])
     return f"<style>{STYLE}</style><script>{get_plotlyjs()}</script>{panels}"

@@ -9,6 +9,7 @@ import math
 import re
 import signal
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +17,8 @@ import pytest
 import yaml
 
 from dashboards.grafana.kv_cache import HOLDER_COLOURS
-from dashboards.grafana.pages import GENERATED, PAGES, as_json
+from dashboards.grafana.pages import ANNOTATIONS, GENERATED, PAGES, as_json
+from dashboards.grafana.parts import HEIGHT, WIDTH
 from dashboards.prometheus.rules import GENERATED as RULES_FILE
 from monitor.findings import runbook
 from monitor.outlets.prometheus import HOLDERS
@@ -37,7 +39,7 @@ DASHBOARDS = {name: json.loads((GENERATED / f"{name}.json").read_text()) for nam
 PANELS = [(name, panel) for name, dashboard in DASHBOARDS.items() for panel in dashboard["panels"]]
 NEVER = {
     "In use with nothing running", "Batches that had to be asked for, per second", "GPU memory, by who has it",
-    "GPU busy",
+    "GPU busy", "Sent by OpenTelemetry, and lost on the way, per second",
 }  # fmt: skip
 """Panels of what need not happen: they say themselves that no data is well."""
 MAY_BE_ZERO = re.compile(r"Engines with inexact figures|engine:kvscope_requests_(queued|waiting)_late")
@@ -179,6 +181,21 @@ def test_every_panel_says_what_it_tells_and_what_it_cannot_and_has_its_own_refer
         assert len(set(references)) == len(references)
 
 
+@pytest.mark.parametrize("name", PAGES)
+def test_panels_fill_their_rows_without_holes(name: str) -> None:
+    """But for the end of the page's last rows: a row that ends early is one of panels alone."""
+    taken: dict[tuple[int, int], str] = {}
+    for panel in DASHBOARDS[name]["panels"]:
+        at = panel["gridPos"]
+        assert at["x"] + at["w"] <= WIDTH, panel["title"]
+        for place in product(range(at["x"], at["x"] + at["w"]), range(at["y"], at["y"] + at["h"])):
+            assert place not in taken, (panel["title"], taken.get(place))
+            taken[place] = panel["title"]
+    last = max(y for _, y in taken)
+    holes = [place for place in product(range(WIDTH), range(last - HEIGHT)) if place not in taken]
+    assert holes == []
+
+
 def test_titles_are_one_panels_each_but_for_what_pages_share() -> None:
     expressions: dict[str, set[str]] = {}
     for _, panel in PANELS:
@@ -197,7 +214,7 @@ def test_pages_lead_to_each_other_and_to_the_web_app_with_engine_and_time() -> N
             view, _, query = links["link"]["url"].removeprefix("${kvscope:raw}/").partition("?")
             assert view == LEADS_TO[name]
             assert query == "engine=${engine:percentencode}&${__url_time_range}"
-            assert [one["name"] for one in dashboard["annotations"]["list"]] == ["Findings", "Configuration changes"]
+            assert [one["name"] for one in dashboard["annotations"]["list"]] == list(ANNOTATIONS)
 
 
 def test_every_holder_has_its_colour() -> None:
