@@ -9,6 +9,8 @@ monitor record TARGET DIR       keep a stream as a recording
 monitor bundle TARGET FILE      a support bundle that names nobody
 monitor diff BEFORE AFTER       what got better and what got worse
 monitor export TARGET FILE      a recording or a stream, as a trace for Perfetto
+monitor replay RECORDING        a recording as a live stream again
+monitor sql QUERY               questions in SQL about what was kept
 monitor probe check             whether a vLLM has what the probe hooks into
 monitor incidents               every fault brought about in virtual time, and what is found of it
 monitor serve                   the service: page, API, /metrics, alerts
@@ -27,7 +29,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from monitor.commands import bundle, diff, doctor, export
+from monitor.commands import bundle, diff, doctor, export, replay, sql
 from monitor.commands.common import (
     DEFAULT_URL,
     TARGETS,
@@ -84,6 +86,8 @@ def parser() -> argparse.ArgumentParser:
     bundle.add(commands)
     diff.add(commands)
     export.add(commands)
+    replay.add(commands)
+    sql.add(commands)
     _add_probe(commands)
     _add_incidents(commands)
     _add_serve(commands)

@@ -34,7 +34,7 @@ ENVIRONMENT = {
     "KVSCOPE_HASH_KEY": "key of the prefix hashes in the stream (default: random for each life of an engine)",
     "KVSCOPE_URL": "the service that `monitor doctor` and `monitor explain` ask when no target is given",
     "KVSCOPE_TOKEN": "the service's token: asked for by `monitor serve`, sent by the other commands",
-    "KVSCOPE_DATA": "where `monitor serve` keeps alerts: those not delivered yet, and those that are open",
+    "KVSCOPE_DATA": "where `monitor serve` keeps alerts and what it hears, and where `monitor sql` looks for it",
     "KVSCOPE_ALERTS": "receivers of alerts, as --alert takes them, separated by spaces",
     "KVSCOPE_WEBHOOK_SECRET": "what `monitor serve` signs alerts to webhooks with (whsec_…)",
 }

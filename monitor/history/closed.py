@@ -12,7 +12,7 @@ The frames come back from it as they were sent, so that the state at a moment is
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
@@ -23,10 +23,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from monitor.events.kinds import SCHEMA, Kind
+from monitor.events.kinds import SCHEMA, Kind, name_of
 from monitor.events.wire import ADDED_BY_SOURCE, Batch, Frame, Keyframe, decode, encode
 from monitor.history.index import Index
-from monitor.history.notes import Packed
+from monitor.history.notes import Packed, pack
 from monitor.history.opened import Opened
 from monitor.history.segments import ClosedSegment, name_of_closed
 from monitor.ledger.balance import Balance
@@ -85,16 +85,17 @@ def write_tables(path: Path, into: Path) -> ClosedSegment | None:
         "events": _events([frame for frame in frames if isinstance(frame, Batch)]),
         "frames": _frames(frames),
         "keyframes": _keyframes(frames),
-        "points": _points(reader.index.engine, epoch, [note for note in notes if note.letter == "P"]),
+        "points": points_table(reader.index.engine, epoch, _points(notes)),
         "notes": _notes([note for note in notes if note.letter != "P"]),
     }
     for name, table in tables.items():
-        _write(table, half / f"{name}.parquet")
+        write_table(table, half / f"{name}.parquet")
     half.rename(segment.path)
     return segment
 
 
-def _write(table: pa.Table, path: Path) -> None:
+def write_table(table: pa.Table, path: Path) -> None:
+    """One of a segment's tables, encoded by what is in it."""
     settings: dict[str, Any] = {"compression": "zstd", "compression_level": 3, "write_statistics": True}
     if path.stem == "events":
         split = ["args.list.element", "ids.list.element"]  # whose upper bytes hardly change
@@ -131,7 +132,7 @@ def _events(batches: list[Batch]) -> pa.Table:
             "sequence": sequence[of],
             "event": (np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)).astype(np.int32),
             "at_ns": _times(batches, runs, args, args_end, of),
-            "kind": runs[:, 0],
+            "kind": _named(runs[:, 0]),
             "kv_group": runs[:, 1],
             "request": runs[:, 2],
             "args": _lists(args[~is_hash], np.cumsum(np.where(of_hashes, 0, runs[:, 3]))),
@@ -139,6 +140,28 @@ def _events(batches: list[Batch]) -> pa.Table:
             "ids": _lists(ids, ids_end),
         }
     )
+
+
+def _named(kinds: npt.NDArray[np.int32]) -> pa.DictionaryArray:
+    found, codes = np.unique(kinds, return_inverse=True)
+    return pa.DictionaryArray.from_arrays(
+        pa.array(codes, pa.int32()), pa.array([name_of(Kind, kind) for kind in found.tolist()], pa.string())
+    )
+
+
+def _numbers(named: pa.ChunkedArray) -> npt.NDArray[np.int32]:
+    """What `_named` named: a kind from a newer engine has its number in its name."""
+    numbers = [
+        np.array(
+            [
+                Kind[name] if name in Kind.__members__ else int(name.removeprefix("UNKNOWN(").rstrip(")"))
+                for name in names
+            ],
+            np.int32,
+        )[codes]
+        for names, codes in ((chunk.dictionary.to_pylist(), chunk.indices.to_numpy()) for chunk in named.chunks)
+    ]
+    return np.concatenate(numbers)
 
 
 def _lists(values: npt.NDArray[Any], ends: Ints) -> pa.ListArray:
@@ -183,8 +206,12 @@ def _keyframes(frames: list[Frame]) -> pa.Table:
     )
 
 
-def _points(engine: str, epoch: int, notes: list[Packed]) -> pa.Table:
-    points = [point for note in notes if isinstance(point := note.note(), Point)]
+def _points(notes: list[Packed]) -> list[Point]:
+    return [point for note in notes if isinstance(point := note.note(), Point)]
+
+
+def points_table(engine: str, epoch: int, points: Sequence[Point]) -> pa.Table:
+    """Points of an engine as they lie in a closed segment."""
     columns: dict[str, Any] = {
         "engine": pa.array([engine] * len(points), pa.string()),
         "epoch": pa.array([epoch] * len(points), pa.int64()),
@@ -193,7 +220,7 @@ def _points(engine: str, epoch: int, notes: list[Packed]) -> pa.Table:
         columns[name] = pa.array([getattr(point, name) for point in points], pa.int64())
     for name in Balance.__struct_fields__:
         columns[f"blocks_{name}"] = pa.array([getattr(point.balance, name) for point in points], pa.int64())
-    return pa.table({**columns, "packed": pa.array([note.body for note in notes], pa.binary())})
+    return pa.table({**columns, "packed": pa.array([pack(point) for point in points], pa.binary())})
 
 
 def _notes(notes: list[Packed]) -> pa.Table:
@@ -270,8 +297,8 @@ class Closed:
         args = np.empty(len(is_hash), np.int64)
         args[is_hash], args[~is_hash] = hashes, others
         counts = (n_args + n_hashes, n_ids)
-        runs = np.column_stack([*(table[name].to_numpy() for name in ("kind", "kv_group", "request")), *counts])
-        return runs.astype(np.int32), args, ids
+        about = (_numbers(table["kind"]), table["kv_group"].to_numpy(), table["request"].to_numpy())
+        return np.column_stack([*about, *counts]).astype(np.int32), args, ids
 
     def _keyframe(self, row: int) -> Keyframe:
         with pq.ParquetFile(self.path / "keyframes.parquet") as file:

@@ -45,10 +45,13 @@ _DECODER: Final = msgspec.json.Decoder(Told)
 
 
 class FindingsLog:
-    """The log in `directory`. What is older than `days` goes when it is opened."""
+    """The log in `directory`."""
 
-    def __init__(self, directory: Path, days: float) -> None:
+    def __init__(self, directory: Path) -> None:
         self.path = directory / NAME
+
+    def drop(self, days: float) -> None:
+        """Forget what is older."""
         oldest_ns = time.time_ns() - round(days * 86_400e9)
         told = self.read()
         if any(each.at_ns < oldest_ns for each in told):
@@ -59,7 +62,7 @@ class FindingsLog:
 
     def append(self, transitions: Iterable[Transition]) -> None:
         """Keep them. Raises OSError if they cannot be written."""
-        lines = [_ENCODER.encode(_told(transition)) + b"\n" for transition in transitions]
+        lines = [_ENCODER.encode(told_of(transition)) + b"\n" for transition in transitions]
         if lines:
             with self.path.open("ab") as file:
                 if file.tell() and _last_byte(self.path) != b"\n":  # a crash has cut the last line short
@@ -95,7 +98,8 @@ class FindingsLog:
         return {each.id: each for each in self.read()}.values()
 
 
-def _told(transition: Transition) -> Told:
+def told_of(transition: Transition) -> Told:
+    """The transition as it is kept."""
     finding = transition.finding
     return Told(
         transition.to, transition.at_ns, finding.id, finding.severity, finding.first_seen_ns, finding.fired_ns,

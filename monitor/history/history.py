@@ -18,7 +18,7 @@ from monitor.events.kinds import Kind
 from monitor.events.sample import Fact, Sample
 from monitor.events.wire import Batch, Frame, Keyframe, Run, batch_of, column, fives
 from monitor.history.index import Index
-from monitor.history.keyframes import keyframe_of
+from monitor.history.keyframes import sound_keyframe_of
 from monitor.history.notes import Note, Packed
 from monitor.history.opened import Opened
 from monitor.history.segments import (
@@ -306,7 +306,7 @@ class History:
 
     def _remember(self, engine: str, asked: str, end: _Place, ledger: EngineLedger, whole: bool) -> None:
         """Who asks for a moment asks for the one after it next, as a rule."""
-        cut = keyframe_of(ledger) if whole else None
+        cut = sound_keyframe_of(ledger) if whole else None
         with self._lock:
             self._ledgers[engine, asked] = end, ledger
             if cut is not None:

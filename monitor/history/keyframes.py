@@ -8,15 +8,20 @@ from monitor.ledger.ledger import EngineLedger
 
 
 def keyframe_of(ledger: EngineLedger) -> Keyframe | None:
-    """The ledger's books after the last batch that it took in.
+    """The ledger's books after the last batch that it took in; None if the state is not known yet.
 
-    None where a reader would not go on from it as the ledger does: the state is not known yet, or events were lost and
-    an audit is putting it right, whose progress no keyframe carries.
+    Where events were lost and an audit is putting it right (`damaged`), who begins from it does not go on as the ledger
+    does: how far the audit has come is in no keyframe.
     """
-    if not ledger.ready or ledger.state.damaged:
+    if not ledger.ready:
         return None
     wall_minus_mono = ledger.wall(1) - 1
     return Keyframe(
         ledger.engine, ledger.epoch, ledger.sequence, ledger.state.last_step, ledger.heard_ns,
-        ledger.heard_ns - wall_minus_mono, False, snapshot.dump(ledger.state),
+        ledger.heard_ns - wall_minus_mono, ledger.state.damaged, snapshot.dump(ledger.state),
     )  # fmt: skip
+
+
+def sound_keyframe_of(ledger: EngineLedger) -> Keyframe | None:
+    """A keyframe that a reader goes on from as the ledger does; None if there is none now."""
+    return None if ledger.state.damaged else keyframe_of(ledger)

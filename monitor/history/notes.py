@@ -38,9 +38,14 @@ class Packed(NamedTuple):
             return None
 
 
+def pack(note: Note) -> bytes:
+    """The note as bytes, to be read by its letter."""
+    return msgspec.msgpack.encode(note)
+
+
 def encode_note(note: Note) -> bytes:
     """The note as a journal's payload."""
-    return MAGIC + bytes((MAJOR, MINOR)) + _LETTERS[type(note)] + msgspec.msgpack.encode(note)
+    return MAGIC + bytes((MAJOR, MINOR)) + _LETTERS[type(note)] + pack(note)
 
 
 def packed(payload: bytes) -> Packed | None:

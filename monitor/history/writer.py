@@ -19,7 +19,7 @@ from monitor.events.kinds import Kind, Stage
 from monitor.events.log import Clock
 from monitor.events.sample import Fact, Sample
 from monitor.events.wire import ADDED_BY_SOURCE, Frame, Keyframe, Run, batch_of, encode
-from monitor.history.keyframes import keyframe_of
+from monitor.history.keyframes import sound_keyframe_of
 from monitor.history.notes import encode_note
 from monitor.history.segments import closed_segments, stem_of
 from monitor.ledger.ledger import EngineLedger
@@ -146,13 +146,13 @@ class Writer:
             self._cut(ledger)
 
     def _cut(self, ledger: EngineLedger) -> None:
-        keyframe = keyframe_of(ledger)
+        keyframe = sound_keyframe_of(ledger)
         if keyframe is not None and (keyframe.epoch, keyframe.sequence) == (self._epoch, self._sequence):
             self._append(encode(keyframe), keyframe)
 
     def _begin(self, epoch: int, sequence: int, ledger: EngineLedger | None) -> None:
         self._end()
-        keyframe = keyframe_of(ledger) if ledger is not None and ledger.epoch == epoch else None
+        keyframe = sound_keyframe_of(ledger) if ledger is not None and ledger.epoch == epoch else None
         self._first = max(sequence, 0) if keyframe is None else keyframe.sequence + 1
         taken = {closed.stem for closed in closed_segments(self.directory)}
         while stem_of(epoch, self._first) in taken or self._path_of(epoch).exists():

@@ -15,7 +15,7 @@ from tests.lab import Lab
 
 def worked(steps: int = 300, seed: int = 0, **settings: float) -> Lab:
     """A lab under a random load, with heartbeats."""
-    lab = Lab(total=120, connector_share=0.4, seed=seed, **settings)  # type: ignore[arg-type]
+    lab = Lab(**{"total": 120, "connector_share": 0.4, "seed": seed, **settings})  # type: ignore[arg-type]
     for step in range(steps):
         if lab.rng.random() < 0.3:
             lab.arrive(lab.rng.randint(1, 60), max_tokens=lab.rng.randint(1, 30))

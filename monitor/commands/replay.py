@@ -1,0 +1,56 @@
+"""`monitor replay`: a recording as a live stream again."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from monitor.commands.common import Commands
+from monitor.events.publisher import EVENTS_ENDPOINT
+from monitor.events.wire import ContractError
+from monitor.history.replay import Replayer
+from monitor.sources.recording import Recording
+from monitor.sources.target import BadTarget
+
+
+def add(commands: Commands) -> None:
+    """Put it on the command line."""
+    parser = commands.add_parser(
+        "replay",
+        help="a recording as a live stream again",
+        description="Publishes a recording as its engine did, its times moved to now, so that a service, doctor or any"
+        " other reader can attach. It ends with the recording.",
+    )
+    parser.add_argument("recording", type=Path, metavar="RECORDING", help="a directory, or one segment of it")
+    parser.add_argument("--speed", type=_speed, default=1.0, metavar="N", help="so many times as fast (1)")
+    parser.add_argument(
+        "--events", default=EVENTS_ENDPOINT, metavar="ENDPOINT", help=f"where to publish ({EVENTS_ENDPOINT})"
+    )
+    parser.add_argument("--replay", default="", metavar="ENDPOINT", help="where to answer (beside it)")
+    parser.set_defaults(run=_replay)
+
+
+def _speed(text: str) -> float:
+    speed = float(text)
+    if not 0 < speed < 1e6:
+        raise argparse.ArgumentTypeError(f"{text} is no speed: 1 is as fast as it was, 10 ten times as fast")
+    return speed
+
+
+def _replay(parsed: argparse.Namespace) -> int:
+    if not parsed.recording.exists():
+        raise BadTarget(f"{parsed.recording} does not exist: name what `monitor record` wrote")
+    try:
+        replayer = Replayer(Recording(parsed.recording), parsed.events, parsed.replay, parsed.speed)
+    except ContractError as error:
+        raise BadTarget(str(error)) from error
+    print(f"{parsed.recording} is published on {replayer.events_endpoint}", file=sys.stderr, flush=True)
+    try:
+        engine = ""
+        for frame in replayer.run():
+            engine = frame.engine
+    finally:
+        replayer.close()
+    print(f"{replayer.published:,} batches of {engine}: the recording is over", file=sys.stderr)
+    return 0

@@ -1,0 +1,120 @@
+"""`monitor sql`: questions in SQL about what was kept."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import re
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from monitor.commands.common import Commands
+from monitor.ledger.ledger import Point
+from monitor.sources.recording import Recording
+from monitor.sources.target import BadTarget
+
+if TYPE_CHECKING:
+    from monitor.history.findings_log import Told
+    from monitor.history.sql import Answer
+
+
+def add(commands: Commands) -> None:
+    """Put it on the command line."""
+    parser = commands.add_parser(
+        "sql",
+        help="questions in SQL about what was kept",
+        description="Runs a query (DuckDB's SQL) over the history of a service, running or not, or over a recording:"
+        " tables events, requests, findings and points, as docs/history.md has them.",
+        epilog="exit codes: 0, 2 for a query that cannot be run, or where nothing is kept",
+    )
+    parser.add_argument("query", metavar="QUERY", help="such as 'SELECT kind, count(*) FROM events GROUP BY kind'")
+    parser.add_argument("recording", nargs="?", type=Path, metavar="RECORDING", help="ask this recording")
+    parser.add_argument(
+        "--data", type=Path, default=os.environ.get("KVSCOPE_DATA"), metavar="DIR",
+        help="or the history that `monitor serve --data DIR` keeps (KVSCOPE_DATA)",
+    )  # fmt: skip
+    parser.add_argument("--format", choices=("table", "csv", "json"), default="table", help="(default: table)")
+    parser.set_defaults(run=_sql)
+
+
+def _sql(parsed: argparse.Namespace) -> int:
+    try:
+        from monitor.history.sql import answer
+    except ImportError as error:
+        raise ValueError(
+            f"`monitor sql` needs more than the base install: pip install 'kvscope[monitor]' ({error})"
+        ) from error
+    points: dict[str, list[Point]] = {}
+    told: list[Told] = []
+    if parsed.recording is not None:
+        directory = parsed.recording
+        if not directory.is_dir():
+            raise BadTarget(f"{directory} is no recording: name the directory that `monitor record` wrote")
+        if re.search(
+            r"\b(points|findings)\b", parsed.query, re.IGNORECASE
+        ):  # a recording has neither until it is judged
+            points, told = _judged(directory)
+    elif parsed.data is not None:
+        directory = parsed.data / "history"
+        if not directory.is_dir():
+            raise BadTarget(f"{parsed.data} holds no history: `monitor serve --data {parsed.data}` keeps one there")
+    else:
+        raise BadTarget("name a RECORDING, or the directory that `monitor serve --data DIR` keeps its history in")
+    with answer(parsed.query, directory, points, told) as found:
+        _PRINT[parsed.format](found)
+    return 0
+
+
+def _judged(directory: Path) -> tuple[dict[str, list[Point]], list[Told]]:
+    """The points of each engine in a recording, and what is told of it."""
+    from monitor.history.findings_log import told_of
+    from monitor.watch import Watch
+
+    watch = Watch()
+    points: dict[str, list[Point]] = {}
+    told: list[Told] = []
+    for frame in Recording(directory):
+        watch.feed([frame])
+        of_engine = points.setdefault(frame.engine, [])
+        last = watch.fleet.engines[frame.engine].points
+        if last and (not of_engine or last[-1].at_ns > of_engine[-1].at_ns):
+            of_engine.append(last[-1])
+        told += map(told_of, watch.take_transitions())
+    return points, told
+
+
+# -------------------------------------------------------------------- how it is printed
+
+
+def _table(answer: Answer) -> None:
+    table = Table(*answer.columns)
+    for row in answer.rows:
+        table.add_row(*("" if value is None else _text(value) for value in row))
+    Console(highlight=False, width=None if sys.stdout.isatty() else 1_000).print(table)
+
+
+def _csv(answer: Answer) -> None:
+    writer = csv.writer(sys.stdout)
+    writer.writerow(answer.columns)
+    writer.writerows(["" if value is None else _text(value) for value in row] for row in answer.rows)
+
+
+def _json(answer: Answer) -> None:
+    rows = [dict(zip(answer.columns, row, strict=True)) for row in answer.rows]
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(rows, enc_hook=str)).decode() + "\n")
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, datetime):
+        return value.isoformat(sep=" ")
+    return msgspec.json.encode(value, enc_hook=str).decode() if isinstance(value, (list, dict)) else str(value)
+
+
+_PRINT = {"table": _table, "csv": _csv, "json": _json}

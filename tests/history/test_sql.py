@@ -1,0 +1,165 @@
+"""SQL over what was kept: its tables say what the ledger says, of open segments and closed ones, and it only reads."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monitor.cli import main
+from monitor.events import journal
+from monitor.events.kinds import Kind, Status, name_of
+from monitor.events.wire import Batch
+from monitor.history.closed import close
+from monitor.history.segments import directory_of
+from monitor.history.sql import BadQuery, answer
+from monitor.ledger.ledger import EngineLedger
+from monitor.ledger.story import events
+from tests.detectors.scenes import finished_held
+from tests.history.recorded import folded, worked, write
+from tests.history.test_writer import Heard
+
+DOCS = Path(__file__).parent.parent.parent / "docs" / "history.md"
+
+
+def ask(query: str, directory: Path) -> list[dict[str, Any]]:
+    with answer(query, directory) as found:
+        return [dict(zip(found.columns, row, strict=True)) for row in found.rows]
+
+
+@pytest.fixture(scope="module")
+def history(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Batch], EngineLedger]:
+    """A history of which one segment is closed and others are open, what was said, and the ledger at its end."""
+    directory = tmp_path_factory.mktemp("data") / "history"
+    lab = worked(300, total=40)
+    heard = Heard(directory, lab)
+    heard.hear(lab.frames[:150])
+    heard.writer.stop(heard.ledger)
+    (first,) = journal.segments(heard.directory)
+    assert close(first.path, heard.directory) is not None
+    again = Heard(directory, lab, heard.ledger)
+    again.hear(lab.frames[150:])
+    again.writer.stop(again.ledger)
+    batches = [frame for frame in lab.frames if isinstance(frame, Batch)]
+    return directory, batches, folded(list(lab.frames), lab.frames[-1].wall_ns)
+
+
+def test_events_are_what_was_said(history: tuple[Path, list[Batch], EngineLedger]) -> None:
+    directory, batches, _ = history
+    rows = ask("SELECT * FROM events ORDER BY epoch, sequence, event", directory)
+    said = list(events(batches, None))
+    assert len(rows) == len(said)
+    for row, (position, at_ns, event) in zip(rows, said, strict=True):
+        assert (row["epoch"], row["sequence"], row["event"]) == position
+        assert (row["kind"], row["kv_group"], row["request"]) == (name_of(Kind, event.kind), event.group, event.request)
+        of_hashes = event.kind in (Kind.ALLOCATED, Kind.CACHED)
+        assert (row["hashes"] if of_hashes else row["args"], row["ids"]) == (event.args, event.ids)
+        if event.kind != Kind.HEARTBEAT:
+            assert row["at_ns"] == at_ns
+
+
+def test_requests_are_what_the_ledger_knows(history: tuple[Path, list[Batch], EngineLedger]) -> None:
+    directory, _, ledger = history
+    rows = {row["request"]: row for row in ask("FROM requests", directory)}
+    known = [*ledger.ended, *ledger.state.requests.values()]
+    assert rows.keys() == {record.number for record in known}
+    for record in known:
+        row = rows[record.number]
+        assert row["id"] == record.id
+        assert (row["prompt_tokens"], row["max_tokens"]) == (record.prompt_tokens, record.max_tokens)
+        assert (row["preemptions"], row["tokens_lost"]) == (record.preemptions, record.tokens_lost)
+        assert row["status"] == (Status(record.status).name if record.is_finished else None)
+    assert any(row["preemptions"] for row in rows.values())
+
+
+def test_points_are_the_ledgers(history: tuple[Path, list[Batch], EngineLedger]) -> None:
+    directory, _, ledger = history
+    points = {point.at_ns: point for point in ledger.points}
+    assert ask(
+        "SELECT count(*) AS n FROM points WHERE time < now() AND time <> make_timestamp(at_ns // 1000)", directory
+    ) == [{"n": 0}]
+    rows = ask("SELECT at_ns, blocks_free, blocks_running, running FROM points", directory)
+    assert len(rows) > 10
+    for row in rows:
+        point = points[row["at_ns"]]
+        assert (row["blocks_free"], row["blocks_running"]) == (point.balance.free, point.balance.running)
+        assert row["running"] == point.running
+
+
+def test_a_recording_has_points_and_findings_once_it_is_judged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scene = finished_held()
+    scene.live(15)
+    write(tmp_path, list(scene.lab.frames))
+    query = "SELECT code, state, requests FROM findings WHERE code = 'leak.finished-held'"
+    assert main(["sql", query, str(tmp_path), "--format", "json"]) == 0
+    (finding,) = json.loads(capsys.readouterr().out)
+    assert finding["state"] == "firing"
+    assert finding["requests"]
+    assert main(["sql", "SELECT max(blocks_finished) AS held FROM points", str(tmp_path), "--format", "csv"]) == 0
+    header, row = csv.reader(io.StringIO(capsys.readouterr().out))
+    assert header == ["held"]
+    assert int(row[0]) > 0
+    kinds = Counter(event.kind for _, _, event in events(scene.lab.frames, None))  # type: ignore[arg-type]
+    assert main(["sql", "SELECT count(*) AS n FROM events WHERE kind = 'FINISHED'", str(tmp_path)]) == 0
+    assert str(kinds[Kind.FINISHED]) in capsys.readouterr().out
+
+
+def test_it_reads_the_history_and_nothing_else(history: tuple[Path, list[Batch], EngineLedger], tmp_path: Path) -> None:
+    directory, *_ = history
+    secret = tmp_path / "secret.csv"
+    secret.write_text("a\n1\n")
+    for query, says in (
+        ("COPY (SELECT 1) TO 'x.csv'", "one query that reads"),
+        ("CREATE TABLE a (b INT)", "one query that reads"),
+        ("SELECT 1; SELECT 2", "one query that reads"),
+        ("SET threads = 64", "one query that reads"),
+        (f"FROM read_csv('{secret}')", "disabled"),
+        (f"FROM '{secret}'", "disabled"),
+        ("FROM nothing", "nothing does not exist"),
+        ("SELEC 1", "syntax error"),
+    ):
+        with pytest.raises(BadQuery, match=says), answer(query, directory) as found:
+            list(found.rows)
+    assert not (directory / "x.csv").exists()
+
+
+def test_where_nothing_is_kept_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty" / "history").mkdir(parents=True)
+    for arguments, says in (
+        (["--data", str(tmp_path)], "holds no history"),
+        (["--data", str(tmp_path / "empty")], "no segment has been kept yet"),
+        ([str(tmp_path / "recording")], "is no recording"),
+        ([str(tmp_path / "empty")], "no segment"),
+        ([], "name a RECORDING"),
+    ):
+        assert main(["sql", "FROM events", *arguments]) == 2
+        assert says in capsys.readouterr().err
+
+
+def test_the_docs_have_every_column(history: tuple[Path, list[Batch], EngineLedger]) -> None:
+    directory, *_ = history
+    page = DOCS.read_text()
+    for table in ("events", "requests", "findings", "points"):
+        section = page.partition(f"### `{table}`")[2].partition("\n#")[0]
+        columns = [row["column_name"] for row in ask(f"DESCRIBE {table}", directory)]
+        documented = [
+            name.strip(" `")
+            for line in section.splitlines()
+            if line.startswith("| `")
+            for name in line.split("|")[1].split(",")
+        ]
+        assert documented == columns
+
+
+def test_an_engine_is_named_as_its_directory_says(history: tuple[Path, list[Batch], EngineLedger]) -> None:
+    directory, batches, _ = history
+    (row,) = ask("SELECT DISTINCT engine FROM events", directory)
+    assert directory_of(directory, row["engine"]).is_dir()
+    assert row["engine"] == batches[0].engine
