@@ -9,6 +9,7 @@ from dash import html
 
 from dashboards.web.links import Place
 from dashboards.web.markup import and_more, block_links, request_link
+from dashboards.web.view import Here
 from dashboards.web.words import age, clock
 from monitor.findings import FindingReport
 from monitor.query import counted
@@ -16,46 +17,56 @@ from monitor.query import counted
 MOST_CULPRITS = 12
 
 
-def cards(place: Place, findings: Sequence[FindingReport], now: str | None) -> list[Any]:
-    """Those that need somebody, in full; then those that only inform, folded."""
+def cards(here: Here, findings: Sequence[FindingReport], in_full: int = 1_000) -> list[Any]:
+    """Those that need somebody, the first of them in full; then those that only inform. What is not in full unfolds."""
     grave = [finding for finding in findings if finding.severity != "info"]
     others = [finding for finding in findings if finding.severity == "info"]
-    parts: list[Any] = [_card(place, finding, now) for finding in grave]
+    parts: list[Any] = [_card(here, finding) for finding in grave[:in_full]]
     if not grave:
         parts.append(html.P("Nothing is wrong that can be seen.", className="all-well"))
-    parts += [_folded(place, finding, now) for finding in others]
+    parts += [_folded(here, finding) for finding in [*grave[in_full:], *others]]
     return parts
 
 
-def _card(place: Place, finding: FindingReport, now: str | None) -> html.Article:
+def _card(here: Here, finding: FindingReport) -> html.Article:
+    link = html.A(finding.title, href=here.place.to("finding", engine=finding.engine, id=finding.id))
     return html.Article(
-        [_marks(finding, now), html.H3(finding.title), *_body(place, finding)],
+        [_marks(here, finding), html.H2(link), *_body(here.place, finding)],
         className=f"finding {finding.severity}",
         key=finding.id,
     )
 
 
-def _folded(place: Place, finding: FindingReport, now: str | None) -> html.Details:
+def _folded(here: Here, finding: FindingReport) -> html.Details:
     return html.Details(
-        [html.Summary([html.Span(finding.title, className="title"), _marks(finding, now)]), *_body(place, finding)],
+        [
+            html.Summary([html.Span(finding.title, className="title"), _marks(here, finding)]),
+            *_body(here.place, finding),
+        ],
         className=f"finding {finding.severity}",
         key=finding.id,
     )
 
 
-def _marks(finding: FindingReport, now: str | None) -> html.Div:
-    since = ""
+def _marks(here: Here, finding: FindingReport) -> html.Div:
+    parts: list[Any] = [
+        html.Span(finding.severity, className="severity"),
+        html.Code(finding.code),
+        html.Span(finding.verdict, className=f"verdict {finding.verdict}", title="how the verdict was reached"),
+    ]
     if finding.since:
-        since = f"since {clock(finding.since)} UTC, {age(finding.since, now)}"
-    return html.Div(
-        [
-            html.Span(finding.severity, className="severity"),
-            html.Code(finding.code),
-            html.Span(finding.verdict, className=f"verdict {finding.verdict}", title="how the verdict was reached"),
-            html.Span(since, className="since"),
-        ],
-        className="marks",
-    )
+        parts.append(html.Span(_when(here, finding), className="since"))
+    if not here.place.view:
+        parts.append(html.A(finding.engine, href=here.place.to("engine", engine=finding.engine), className="on"))
+    return html.Div(parts, className="marks")
+
+
+def _when(here: Here, finding: FindingReport) -> str:
+    """Since when, and for how long until now; or until when."""
+    if finding.resolved_at:
+        return f"{clock(finding.since)} – {clock(finding.resolved_at)} UTC"
+    now = next((engine.at for engine in here.engines if engine.engine == finding.engine), None)
+    return f"since {clock(finding.since)} UTC, {age(finding.since, now)}"
 
 
 def _body(place: Place, finding: FindingReport) -> list[Any]:

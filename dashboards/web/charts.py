@@ -140,6 +140,7 @@ def _marks(marks: Sequence[Mark], row: int) -> dict[str, Any]:
         "xaxis": "x",
         "yaxis": f"y{row}",
         "text": [mark.text for mark in marks],
+        "customdata": [mark.href for mark in marks],
         "hovertemplate": "%{text}<extra></extra>",
         "cliponaxis": False,
         "marker": {

@@ -41,7 +41,7 @@ SHADES: Final = (
 
 REASONS: Final = {
     "KV_BLOCKS": (230, 140, 40),
-    "BEHIND_HEAD": (150, 158, 172),
+    "BEHIND_HEAD": (138, 146, 160),
     "MAX_NUM_SEQS": (150, 120, 215),
     "TOKEN_BUDGET": (80, 145, 220),
     "PREEMPTED": (205, 85, 150),

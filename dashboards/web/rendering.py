@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -23,6 +24,8 @@ from dashboards.web.table import PATHS
 from dashboards.web.view import Here, Tree, View, worst_first
 from monitor.query import BadTime, NotKnown, Query
 from monitor.views import EngineView
+
+logger = logging.getLogger(__name__)
 
 TICK_S: Final = 1.0
 REST: Final = 9
@@ -132,10 +135,16 @@ def _shown(query: Query, here: Here) -> dict[str, str]:
         if entry is None:
             raise NotKnown(f"There is no page /{here.place.view} here.")
         view = entry.make(query, here)
-    except NotKnown as error:
-        sentence = str(error)
-        view = View({"not-known": html.P(sentence[:1].upper() + sentence[1:], className="card note")})
+    except (NotKnown, BadTime) as error:
+        view = _sentence(str(error))
+    except Exception:  # a fault of ours in one view, which is no reason to show nothing at all
+        logger.exception("the view /%s could not be made", here.place.view)
+        view = _sentence("This view could not be made: it is a fault in kvscope, and its log says which.")
     return {f"main {name}": _json(tree) for name, tree in view.sections.items()} | {"aside": _json(view.aside)}
+
+
+def _sentence(text: str) -> View:
+    return View({"sentence": html.P(text[:1].upper() + text[1:], className="card note")})
 
 
 def _json(tree: Tree) -> str:
@@ -144,6 +153,6 @@ def _json(tree: Tree) -> str:
 
 def _pointed(query: Query, place: Place, block: int) -> list[Any]:
     try:
-        return story.pointed(place, query.block(place.engine, block))
+        return story.pointed(place, query.block(place.engine, block, place.at))
     except NotKnown as error:
         return [html.P(str(error), className="note")]

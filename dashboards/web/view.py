@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dashboards.web.links import Place, Window
-from monitor.query import Query
+from monitor.query import NotKnown, Query
 from monitor.views import EngineView
 
 Tree = Any
@@ -69,3 +69,13 @@ def worst_first(engines: Sequence[EngineView]) -> list[EngineView]:
 def open_findings(engine: EngineView) -> int:
     """How many findings of it need somebody."""
     return sum(count for severity, count in engine.findings.items() if severity != "info")
+
+
+def engine_then(query: Query, here: Here) -> EngineView:
+    """The engine as it was at the moment that is looked at. Raises NotKnown."""
+    if not here.moment:
+        return here.engine
+    for engine in query.engines(here.moment):
+        if engine.engine == here.name:
+            return engine
+    raise NotKnown(f"{here.name} was not there yet at {here.moment}")

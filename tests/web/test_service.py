@@ -49,10 +49,10 @@ class SlowWatch(Watch):
         self.asked = threading.Event()
         self.may_answer = threading.Event()
 
-    def block(self, engine: str, block: int) -> BlockDetail:
+    def block(self, engine: str, block: int, at: str = "") -> BlockDetail:
         self.asked.set()
         assert self.may_answer.wait(30)
-        return super().block(engine, block)
+        return super().block(engine, block, at)
 
 
 POINT_AT_A_BLOCK = {
@@ -98,9 +98,9 @@ class CountingWatch(Watch):
         super().__init__()
         self.times_asked = 0
 
-    def engines(self) -> list[EngineView]:
+    def engines(self, at: str = "") -> list[EngineView]:
         self.times_asked += 1
-        return super().engines()
+        return super().engines(at)
 
 
 def test_a_view_is_made_once_for_all_viewers() -> None:

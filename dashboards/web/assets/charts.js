@@ -18,8 +18,11 @@
     return loading;
   }
 
-  // Plotly writes UTC without saying so.
-  const rfc3339 = (text) => `${String(text).replace(" ", "T").replace(/(\.\d{3})\d*$/, "$1")}Z`;
+  // Plotly writes milliseconds since 1970, or UTC without saying so.
+  function rfc3339(x) {
+    const text = typeof x === "number" ? new Date(x).toISOString() : `${x.replace(" ", "T").replace(/(\.\d{3})\d*$/, "$1")}Z`;
+    return text.replace(".000Z", "Z");
+  }
 
   const moment = (chart, index) => new Date(chart.data[0].x[index]).toISOString().slice(11, 19);
   const written = (value) => value.toLocaleString("en-US", { maximumFractionDigits: Math.abs(value) < 10 ? 1 : 0 });
@@ -34,7 +37,7 @@
     for (const place of legend.querySelectorAll("[data-moment]")) place.textContent = moment(chart, index);
   }
 
-  function Chart({ id, figure, className, go }) {
+  function Chart({ id, figure, className, go, follow }) {
     const place = React.useRef(null);
     const latest = React.useRef(null);
     const held = React.useRef(false);
@@ -60,9 +63,11 @@
         });
         chart.on("plotly_click", (event) => {
           const mark = event.points.find((one) => one.data.meta === "marks");
-          const link = mark && document.querySelector(`#${CSS.escape(chart.dataset.legend)} ~ * [data-mark="${mark.pointNumber}"]`);
-          if (link) link.click();
-          else if (event.points.length) go({ at: rfc3339(event.points[0].x) });
+          if (mark) follow(mark.customdata);
+          else if (event.points.length) {
+            const [from, to] = chart.layout.xaxis.range.map(rfc3339);
+            go({ from, to, at: rfc3339(event.points[0].x) });
+          }
         });
       });
     }

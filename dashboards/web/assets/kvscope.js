@@ -24,7 +24,7 @@
     if (Array.isArray(node)) return node.map(element);
     if (node === null || typeof node !== "object") return node;
     const { children, ...props } = node.props;
-    if (node.type === "Graph") return React.createElement(kvscopeCharts.Chart, { ...props, go: changeTime });
+    if (node.type === "Graph") return React.createElement(kvscopeCharts.Chart, { ...props, go: changeTime, follow });
     if (node.type === "Input") {
       const { value, ...rest } = props;
       return React.createElement("input", props.type === "hidden" ? props : { ...rest, defaultValue: value });
@@ -78,6 +78,11 @@
   function go(pathname, search) {
     for (const menu of document.querySelectorAll("details.menu[open]")) menu.open = false;
     setProps("url", { pathname, search });
+  }
+
+  function follow(href) {
+    const to = new URL(href, location.href);
+    go(to.pathname, to.search);
   }
 
   // The same place at another time.

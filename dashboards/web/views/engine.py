@@ -2,34 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any, Final
 
 from dash import html
 
-from dashboards.web.charts import Row, Trace, over_time
+from dashboards.web.charts import Mark, Row, Trace, over_time
+from dashboards.web.links import rfc3339, wall_ns
 from dashboards.web.markup import aria
-from dashboards.web.palette import SHADES
-from dashboards.web.view import Here, View
+from dashboards.web.palette import LIMITS, OTHER, REASONS, SHADES
+from dashboards.web.view import Here, View, engine_then
 from dashboards.web.words import clock, number
-from monitor.query import Query, counted
-from monitor.views import EngineView, PointView
+from monitor.findings import FindingReport
+from monitor.query import BadTime, Query, counted
+from monitor.views import EngineView, ExplanationView, PointView
 
-MOMENTS = 300
+MOMENTS: Final = 300
+MOST_MARKS: Final = 40
+RUNNING: Final = (58, 130, 220)
+LOST: Final = REASONS["PREEMPTED"]
+MEANT: Final = {
+    "KV": "the next request lacked KV blocks",
+    "TOKENS": "max_num_batched_tokens was used up",
+    "SEQUENCES": "max_num_seqs requests ran",
+    "ENCODER": "the encoder's budget was used up",
+    "DEFERRED": "what waited was waiting for something outside of the scheduler",
+    "NONE": "nothing more waited",
+}
 
 
 def view(query: Query, here: Here) -> View:
-    """Its figures, and the chart."""
-    points = query.points(here.name, here.window.seconds, MOMENTS)
+    """Its figures then, what happened in the window, and the chart of it with all that stands out."""
+    engine = engine_then(query, here)
+    since, until = here.window.since, "" if here.window.live else here.window.until
+    points = query.points(here.name, most=MOMENTS, since=since, until=until)
+    if here.window.live and points:  # of an engine that is young, as much as there is
+        shown = here.window._replace(since_ns=max(here.window.since_ns, points[0].at_ns))
+        here = here._replace(window=shown)
+    marks = _marks(query, here, points)
+    told = query.explain(here.name, since, until) if engine.attached == "stream" else None
     return View(
         {
-            "summary": html.Section(_summary(here.engine), id="summary", **aria(label="The engine")),
-            "chart": html.Section(_chart(here, points), className="card"),
+            "summary": html.Section(_summary(here, engine), id="summary", **aria(label="The engine")),
+            "told": html.Section(_told(here, told), id="told", className="card") if told else "",
+            "chart": html.Section(_chart(here, points, marks), className="card", **aria(label="Over time")),
+            "marks": html.Section(_list(here, marks), id="marks", className="card"),
         }
     )
 
 
-def _summary(engine: EngineView) -> list[Any]:
+def _summary(here: Here, engine: EngineView) -> list[Any]:
     """What it is, and its main figures."""
     about = " · ".join(
         filter(
@@ -67,11 +91,179 @@ def _percent(part: float | None) -> str:
     return "not exposed" if part is None else f"{100 * part:.1f} %"
 
 
-def _chart(here: Here, points: Sequence[PointView]) -> html.Div:
-    bands = [
+# -------------------------------------------------------------------- what happened
+
+
+def _told(here: Here, told: ExplanationView) -> list[Any]:
+    """In sentences; those about findings lead to them, and what only informs is left to the view of findings."""
+    codes = tuple(f"{finding.code}: " for finding in told.findings)
+    sentences = [sentence for sentence in told.sentences if not sentence.startswith(codes)]
+    grave = [finding for finding in told.findings if finding.severity != "info"]
+    return [
+        html.H2("What happened here"),
+        html.P(" ".join(sentences), className="explanation"),
+        html.Ul([_finding(here, finding) for finding in grave], className="brief"),
+    ]
+
+
+def _finding(here: Here, finding: FindingReport) -> html.Li:
+    ended = f", until {clock(finding.resolved_at)} UTC" if finding.resolved_at else ""
+    return html.Li(
+        [
+            html.Div(
+                [
+                    html.Span(finding.severity, className=f"severity {finding.severity}"),
+                    html.A(finding.title, href=here.place.to("finding", id=finding.id)),
+                    html.Span(f"since {clock(finding.since)} UTC{ended}", className="since"),
+                ]
+            ),
+            html.P(finding.explanation),
+        ],
+        key=finding.id,
+    )
+
+
+def _marks(query: Query, here: Here, points: Sequence[PointView]) -> list[Mark]:
+    """What stands out in the window, in order: findings, preemptions, lives of the engine."""
+    marks = _preemptions(here, points)
+    for finding in query.find(None, here.name, here.window.since, here.window.until):
+        if finding.since and finding.severity != "info":
+            href = here.place.to("finding", id=finding.id)
+            grave = finding.severity != "warning"
+            marks.append(Mark(wall_ns(finding.since, 0), "error" if grave else "warning", finding.title, href))
+    marks += [
+        Mark(life.epoch, "configuration", "The engine was started", _then(here, life.epoch))
+        for life in query.span(here.name).lives
+    ]
+    inside = [mark for mark in marks if here.window.since_ns <= mark.at_ns <= here.window.until_ns]
+    return sorted(inside)[-MOST_MARKS:]
+
+
+def _preemptions(here: Here, points: Sequence[PointView]) -> list[Mark]:
+    """One mark for each run of moments at which requests were preempted."""
+    marks: list[Mark] = []
+    began = count = 0
+    for point, lost in zip(points, _differences(points, lambda point: point.preemptions), strict=True):
+        if lost:
+            began, count = began or point.at_ns, count + lost
+        if count and (not lost or point is points[-1]):
+            marks.append(Mark(began, "preempted", counted(count, "preemption"), _then(here, began)))
+            began = count = 0
+    return marks
+
+
+def _then(here: Here, at_ns: int) -> str:
+    """The address of this view with a moment chosen, in a window that stays as it is."""
+    return here.place.but(since=here.window.since, until=here.window.until, at=rfc3339(at_ns))
+
+
+def _list(here: Here, marks: Sequence[Mark]) -> list[Any]:
+    if not marks:
+        return [html.H2("In this window"), html.P("No finding, no preemption, no restart.", className="note")]
+    items = [
+        html.Li(
+            [
+                html.A(clock(rfc3339(mark.at_ns)), href=_then(here, mark.at_ns), title="as it was then"),
+                html.Span(className=f"mark-of {mark.kind}", **aria(hidden="true")),
+                html.A(mark.text, href=mark.href),
+            ]
+        )
+        for mark in marks
+    ]
+    return [html.H2("In this window"), html.Ul(items, className="happened")]
+
+
+# -------------------------------------------------------------------- chart
+
+
+def _chart(here: Here, points: Sequence[PointView], marks: Sequence[Mark]) -> list[Any]:
+    if not points:
+        return [html.P("Nothing is known of this time.", className="note")]
+    rows = [
+        Row("Blocks", 230, _blocks(points), sum(getattr(points[-1], shade.field) for shade in SHADES)),
+        Row("Requests", 120, _requests(points)),
+        Row("Tokens per second", 84, _tokens(points)),
+        Row("Refused, per second", 58, _lost(points)),
+        Row("Steps, by what bound them", 64, _limits(points), 100, "%"),
+    ]
+    try:
+        at_ns = wall_ns(here.place.at, here.window.until_ns) if here.place.at else None
+    except BadTime:  # the position of an event
+        at_ns = None
+    chart = over_time("history", [point.at_ns for point in points], rows, here.window, marks=marks, at_ns=at_ns,
+                      says=_in_words(points))  # fmt: skip
+    hint = "Drag over the chart to look at a part of the time, click to choose a moment."
+    return [chart, html.P(hint, className="note hint")]
+
+
+def _blocks(points: Sequence[PointView]) -> list[Trace]:
+    return [
         Trace(shade.label, shade.rgb, [getattr(point, shade.field) for point in points], opacity=shade.opacity,
-              title=shade.meaning)
+              title=shade.meaning, bad=shade.field == "unaccounted")
         for shade in SHADES
     ]  # fmt: skip
-    total = sum(getattr(points[-1], shade.field) for shade in SHADES) if points else 1
-    return over_time("history", [point.at_ns for point in points], [Row("Blocks", 240, bands, total)], here.window)
+
+
+def _requests(points: Sequence[PointView]) -> list[Trace]:
+    met = {reason for point in points for reason in point.waiting_by_reason}
+    waiting = [
+        Trace(reason, REASONS.get(reason, OTHER), [point.waiting_by_reason.get(reason, 0) for point in points],
+              title="waiting, for this reason")
+        for reason in [*(name for name in REASONS if name in met), *sorted(met - set(REASONS))]
+    ]  # fmt: skip
+    if not met:
+        waiting = [Trace("waiting", OTHER, [point.requests_waiting for point in points])]
+    return [*waiting, Trace("running", RUNNING, [point.requests_running for point in points], "line")]
+
+
+def _tokens(points: Sequence[PointView]) -> list[Trace]:
+    return [
+        Trace("computed", (128, 160, 200), _rate(points, lambda point: point.computed_tokens), after=True, opacity=0.45,
+              title="prompt and output tokens"),
+        Trace("output", RUNNING, _rate(points, lambda point: point.output_tokens), "line", after=True),
+    ]  # fmt: skip
+
+
+def _lost(points: Sequence[PointView]) -> list[Trace]:
+    return [
+        Trace("preemptions", LOST, _rate(points, lambda point: point.preemptions), after=True,
+              title="requests that lost their blocks"),
+        Trace("failed allocations", REASONS["KV_BLOCKS"], _rate(points, lambda point: point.allocation_failures),
+              after=True, title="times that blocks were asked for and not there"),
+    ]  # fmt: skip
+
+
+def _limits(points: Sequence[PointView]) -> list[Trace]:
+    met = {limit for point in points for limit in point.limits}
+    steps = _differences(points, lambda point: point.steps)
+    traces = []
+    for limit in LIMITS:
+        if limit in met:
+            bound = _differences(points, partial(_bound_by, limit))
+            share = [100 * part / whole if whole else 0.0 for part, whole in zip(bound, steps, strict=True)]
+            faint = 0.25 if limit == "NONE" else 1.0
+            traces.append(Trace(limit, LIMITS[limit], share, after=True, opacity=faint, title=MEANT[limit]))
+    return traces
+
+
+def _bound_by(limit: str, point: PointView) -> int:
+    return point.limits.get(limit, 0)
+
+
+def _differences(points: Sequence[PointView], total: Callable[[PointView], int]) -> list[int]:
+    """By how much a sum grew until each moment; it begins anew with a new life of the engine."""
+    return [0, *(max(0, total(point) - total(before)) for before, point in pairwise(points))][: len(points)]
+
+
+def _rate(points: Sequence[PointView], total: Callable[[PointView], int]) -> list[float]:
+    spans = [1.0, *((point.at_ns - before.at_ns) / 1e9 or 1.0 for before, point in pairwise(points))]
+    rates = [grew / seconds for grew, seconds in zip(_differences(points, total), spans, strict=True)]
+    return rates[1:2] + rates[1:] if len(rates) > 1 else rates  # what grew until the first moment is not known
+
+
+def _in_words(points: Sequence[PointView]) -> str:
+    """What the chart shows, for who cannot see it."""
+    last = points[-1]
+    blocks = ", ".join(f"{blocks:,} {shade.label}" for shade in SHADES if (blocks := getattr(last, shade.field)))
+    queue = f"{last.requests_running:,} running, {last.requests_waiting:,} waiting"
+    return f"From {clock(points[0].at)} to {clock(last.at)} UTC. At the end, blocks: {blocks}; requests: {queue}."

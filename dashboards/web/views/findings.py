@@ -11,8 +11,7 @@ from monitor.query import Query
 
 def view(query: Query, here: Here) -> View:
     """All that fire on this engine; at /finding, the one with that `id`."""
-    found = [finding for finding in query.find("firing") if finding.engine == here.name]
-    if here.place.view == "finding":
-        found = [finding for finding in query.find() if finding.id == here.place.id]
+    one = here.place.view == "finding"
+    found = [query.finding(here.place.id).finding] if one else query.find("firing", here.name)
     head = html.H1("Findings")
-    return View({"findings": html.Section([head, *cards(here.place, found, here.engine.at)], id="findings")})
+    return View({"findings": html.Section([head, *cards(here, found)], id="findings")})

@@ -3,64 +3,94 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from dash import html
 
 from dashboards.web import pool
 from dashboards.web.cards import cards
-from dashboards.web.links import Place
 from dashboards.web.markup import aria
-from dashboards.web.view import Here, View, open_findings
+from dashboards.web.palette import LIMITS, css
+from dashboards.web.view import Here, View
 from dashboards.web.words import number
 from monitor.findings import FindingReport
-from monitor.query import Query, counted
+from monitor.query import Query, counted, percent
 from monitor.views import EngineView
+
+IN_FULL: Final = 2
+"""So many findings are shown in full; the rest unfold."""
+BOUND_OVER_S: Final = 10.0
+COLUMNS: Final = ("Engine", "Pool", "Requests", "Output", "Steps bound by", "Open findings")
 
 
 def view(query: Query, here: Here) -> View:
     """The table of engines, and the open findings of all of them."""
-    found = query.find("firing")
-    grave = [finding for finding in found if finding.severity != "info"]
+    found = [finding for finding in query.find("firing") if finding.severity != "info"]
+    rows = [_row(query, here, engine, [f for f in found if f.engine == engine.engine]) for engine in here.engines]
+    head = html.Thead(html.Tr([html.Th(name, scope="col") for name in COLUMNS]))
     return View(
         {
-            "head": html.H1(_in_a_sentence(here.engines, grave)),
-            "engines": html.Section(_table(here), id="engines", className="card", **aria(label="Engines")),
-            "findings": html.Section(cards(here.place, grave, here.engine.at), id="findings", **aria(label="Findings")),
+            "head": html.H1(_in_a_sentence(here.engines, found), className="bad" if found else "well"),
+            "engines": html.Section(html.Table([head, html.Tbody(rows)]), id="engines", className="card"),
+            "findings": html.Section(cards(here, found, IN_FULL), id="findings", **aria(label="Findings")),
         }
     )
 
 
-def _in_a_sentence(engines: Sequence[EngineView], grave: Sequence[FindingReport]) -> str:
-    if not grave:
-        return f"Nothing is wrong that can be seen of {counted(len(engines), 'engine')}"
-    troubled = {finding.engine for finding in grave}
-    what = counted(len(grave), "open finding")
-    if len(engines) == 1:
-        return what
+def _in_a_sentence(engines: Sequence[EngineView], found: Sequence[FindingReport]) -> str:
+    if not found:
+        return f"All is well with {counted(len(engines), 'engine')}"
+    what = counted(len(found), "open finding")
+    troubled = {finding.engine for finding in found}
     return f"{what} on {len(troubled):,} of {counted(len(engines), 'engine')}"
 
 
-def _table(here: Here) -> html.Table:
-    header = ("Engine", "State", "Pool", "Running", "Waiting", "Output tok/s", "Open findings")
-    return html.Table(
-        [
-            html.Thead(html.Tr([html.Th(name, scope="col") for name in header])),
-            html.Tbody([_row(here.place, engine) for engine in here.engines]),
-        ],
-        className="engines",
-    )
-
-
-def _row(place: Place, engine: EngineView) -> html.Tr:
+def _row(query: Query, here: Here, engine: EngineView, found: Sequence[FindingReport]) -> html.Tr:
+    link = html.A(engine.engine, href=here.place.to("engine", engine=engine.engine), className="name")
+    name = [html.Span(className=f"status {engine.status}", **aria(hidden="true")), link]
+    about = " · ".join(filter(None, (engine.status, engine.model, engine.version)))
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(engine.waiting_by_reason.items()))
+    used = "not exposed" if engine.usage is None else f"{percent(engine.usage)} in use"
     cells: list[Any] = [
-        html.Th(html.A(engine.engine, href=place.to("engine", engine=engine.engine)), scope="row"),
-        html.Td([html.Span(className=f"status {engine.status}", **aria(hidden="true")), engine.status]),
-        html.Td(pool.bar(engine)),
-        html.Td(number(engine.running)),
-        html.Td([number(engine.waiting), html.Span(reasons, className="note")]),
-        html.Td(number(engine.output_tokens_per_s)),
-        html.Td(f"{open_findings(engine):,}" if open_findings(engine) else "none"),
+        html.Th([*name, html.Span(about, className="note")], scope="row"),
+        html.Td([pool.bar(engine), html.Span(used, className="note")], className="pool"),
+        html.Td([f"{number(engine.running)} running, {number(engine.waiting)} waiting",
+                 html.Span(reasons, className="note")]),
+        html.Td([number(engine.output_tokens_per_s, "tok/s"),
+                 html.Span(f"{number(engine.computed_tokens_per_s)} computed", className="note")]),
+        html.Td(_bound(query, engine)),
+        html.Td([_finding(here, finding) for finding in found] or html.Span("none", className="none")),
+    ]  # fmt: skip
+    return html.Tr(cells, key=engine.engine, className="bad" if found else "")
+
+
+def _bound(query: Query, engine: EngineView) -> list[Any]:
+    """What kept most of the last steps from being larger."""
+    if engine.attached == "figures":
+        return [html.Span("not exposed", className="note")]
+    points = query.points(engine.engine, BOUND_OVER_S)
+    first, last = (points[0], points[-1]) if points else (None, None)
+    grew = {
+        limit: steps - (first.limits.get(limit, 0) if first else 0)
+        for limit, steps in (last.limits if last else {}).items()
+    }
+    steps = sum(grew.values())
+    if not steps:
+        return [html.Span("no steps", className="note")]
+    most = max(grew, key=lambda limit: grew[limit])
+    words = "nothing" if most == "NONE" else most
+    return [
+        html.Span(className="swatch", style={"backgroundColor": css(LIMITS[most])}, **aria(hidden="true")),
+        words,
+        html.Span(f"{percent(grew[most] / steps)} of {counted(steps, 'step')}", className="note"),
     ]
-    return html.Tr(cells, key=engine.engine)
+
+
+def _finding(here: Here, finding: FindingReport) -> html.A:
+    return html.A(
+        [html.Span(className=f"severity-dot {finding.severity}", **aria(hidden="true")), finding.title],
+        href=here.place.to("finding", engine=finding.engine, id=finding.id),
+        title=f"{finding.severity}: {finding.code}",
+        className="brief-finding",
+        key=finding.id,
+    )

@@ -32,15 +32,17 @@ COLUMNS = (
 
 def view(query: Query, here: Here) -> View:
     """The table; beside it, at /request, the story of the request `id`."""
-    found = [finding for finding in query.find("firing") if finding.engine == here.name]
+    found = query.find("firing", here.name)
     culprits = {request for finding in found for request in finding.culprits.requests}
-    table = html.Section(_table(here.place, query.requests(here.name), culprits), id="requests", className="card")
-    return View({"requests": table}, _story(query, here.place) if here.place.view == "request" else "")
+    table = html.Section(
+        _table(here.place, query.requests(here.name, here.moment), culprits), id="requests", className="card"
+    )
+    return View({"requests": table}, _story(query, here.place, here.moment) if here.place.view == "request" else "")
 
 
-def _story(query: Query, place: Place) -> list[Any]:
+def _story(query: Query, place: Place, moment: str) -> list[Any]:
     try:
-        return story.of_request(place, query.request(place.engine, place.id))
+        return story.of_request(place, query.request(place.engine, place.id, moment))
     except NotKnown as error:
         return story.unknown(place, str(error))
 
