@@ -9,23 +9,21 @@ All need the event stream: an engine's own counter of preemptions tells neither 
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator
-from itertools import groupby, takewhile
+from itertools import takewhile
 from typing import Final
 
 from monitor.detectors.judgement import Evidence, Judgement
+from monitor.detectors.preemptions import LOST, at, cost_of, freed_nothing, names, of_late, passes
 from monitor.detectors.thresholds import Settings
-from monitor.events.kinds import Cause, Preempt
+from monitor.events.kinds import Cause
 from monitor.events.records import Preemption
-from monitor.ledger.ledger import EngineLedger, Point
+from monitor.ledger.ledger import EngineLedger
 from monitor.ledger.words import clock_time, counted, duration, percent
 
 PREEMPTION = "thrash.preemption"
 CASCADE = "thrash.cascade"
 AFTER_RETRACT = "thrash.after-retract"
-
-LOST = "the events that were lost"
 
 
 def judge(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
@@ -34,29 +32,6 @@ def judge(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         yield from _preemption(ledger, settings)
         yield from _cascade(ledger, settings)
         yield from _after_retract(ledger, settings)
-
-
-def of_late(ledger: EngineLedger, seconds: float) -> list[Preemption]:
-    """The preemptions of so many last seconds that were made for want of room, the first one first."""
-    since = ledger.now_ns - seconds * 1e9
-    recent = takewhile(lambda one: ledger.wall(one.at_ns) >= since, reversed(ledger.preempted))
-    return [one for one in recent if one.reason != Preempt.RESET][::-1]
-
-
-def passes(preempted: list[Preemption]) -> list[list[Preemption]]:
-    """The preemptions by the scheduler's passes."""
-    return [list(together) for _, together in groupby(preempted, key=lambda one: one.at_ns)]
-
-
-def names(preempted: list[Preemption]) -> tuple[str, ...]:
-    """Whom they hit, each once, in order."""
-    return tuple(dict.fromkeys(one.id for one in preempted))
-
-
-def at(ledger: EngineLedger, wall_ns: float) -> Point:
-    """The first moment kept of this life that is no earlier than that, or the last there is."""
-    points = ledger.points
-    return points[min(bisect_left(points, max(wall_ns, ledger.epoch), key=lambda point: point.at_ns), len(points) - 1)]
 
 
 # -------------------------------------------------------------------- thrash.preemption
@@ -132,11 +107,8 @@ def _cascade(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         position=str(ledger.position()),
         requests=names([one for together in found for one in together]),
         evidence=(
-            Evidence("preempted_in_one_pass", len(last), "requests"),
-            Evidence("running_before", last[0].running, "requests"),
-            Evidence("blocks_taken_from_them", blocks, "blocks"),
+            *cost_of(last),
             Evidence("blocks_given_back_meanwhile", last[-1].released - last[0].released, "blocks"),
-            Evidence("tokens_lost", lost, "tokens"),
             Evidence("cascades_seen", len(found), "times"),
         ),
         explanation=(
@@ -155,11 +127,6 @@ def _cascade(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         wont_help=("Preempting others first, as the priority policy does: whoever is chosen, nothing becomes free.",),
         missing=LOST if ledger.state.damaged else "",
     )
-
-
-def freed_nothing(together: list[Preemption]) -> bool:
-    """Whether not one block came back between the first and the last preemption of a pass."""
-    return together[-1].released == together[0].released and sum(one.blocks for one in together[:-1]) > 0
 
 
 # -------------------------------------------------------------------- thrash.after-retract

@@ -138,13 +138,6 @@ def test_a_finding_that_is_missed_and_one_that_is_false_cost_recall_and_precisio
     assert f"{LEAK.name}, seed 1:" in shown
 
 
-def test_a_code_without_a_detector_is_left_out_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = {code: entry for code, entry in CATALOGUE.items() if code != "leak.unaccounted"}
-    monkeypatch.setattr(report, "CATALOGUE", known)
-    assert report.no_detector() == ["leak.unaccounted"]
-    assert "leak.unaccounted" not in {SCENARIOS[job.place].code for job in report.jobs([0])}
-
-
 # -------------------------------------------------------------------- the command
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from monitor.detectors.judgement import Evidence, Judgement
-from monitor.detectors.thrash import LOST, freed_nothing, names, of_late, passes
+from monitor.detectors.preemptions import LOST, cost_of, freed_nothing, names, of_late, passes
 from monitor.detectors.thresholds import Settings
 from monitor.ledger.ledger import EngineLedger
 from monitor.ledger.words import clock_time, counted, percent
@@ -40,11 +40,8 @@ def judge(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         position=str(ledger.position()),
         requests=names([one for together in found for one in together]),
         evidence=(
-            Evidence("preempted_in_one_pass", len(last), "requests"),
-            Evidence("running_before", last[0].running, "requests"),
-            Evidence("blocks_taken_from_them", blocks, "blocks"),
+            *cost_of(last),
             Evidence("usage_before", round(100 * (1 - last[0].free / usable), 1), "%"),
-            Evidence("tokens_lost", lost, "tokens"),
             Evidence("collapses_seen", len(found), "times"),
         ),
         explanation=(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from monitor.detectors.judgement import Evidence, Judgement
-from monitor.detectors.thrash import LOST, at, names, of_late
+from monitor.detectors.preemptions import LOST, at, names, of_late
 from monitor.detectors.thresholds import Settings
 from monitor.ledger.ledger import EngineLedger
 from monitor.ledger.words import clock_time, counted, percent

@@ -7,14 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from monitor.detectors.judgement import Evidence, Judgement
-from monitor.detectors.stuck.living import (
-    Living,
-    overdue,
-    requests,
-    since_in_words,
-    verdict_of,
-    what_is_missing,
-)  # fmt: skip
+from monitor.detectors.stuck.living import Living, judged, overdue, requests, since_in_words
 from monitor.detectors.thresholds import Settings
 from monitor.ledger.ledger import EngineLedger
 from monitor.ledger.words import counted, duration
@@ -35,14 +28,10 @@ def judge(ledger: EngineLedger, settings: Settings, living: Living) -> Iterator[
     if late is None:
         return
     count, known = len(late.records), len(living.waiting) + len(living.running)
-    yield Judgement(
+    yield judged(
+        ledger,
+        late,
         code=FRONT_END,
-        engine=ledger.engine,
-        verdict=verdict_of(ledger),
-        pending=late.pending or state.damaged,
-        since_ns=ledger.wall(late.since_ns),
-        position=str(ledger.position()),
-        requests=late.ids,
         evidence=(
             Evidence("never_arrived", count, "requests"),
             Evidence("oldest_s", round(late.age_s, 1), "s"),
@@ -68,5 +57,4 @@ def judge(ledger: EngineLedger, settings: Settings, living: Living) -> Iterator[
             "A larger pool, or a higher max_num_seqs: the scheduler does not know of the request.",
             "The engine's own figures: Running and Waiting do not count it.",
         ),
-        missing=what_is_missing(ledger),
     )  # fmt: skip

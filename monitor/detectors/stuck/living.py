@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from monitor.detectors.judgement import Verdict
+from monitor.detectors.judgement import Judgement, Verdict
 from monitor.events.kinds import Status
 from monitor.events.records import RequestState
 from monitor.ledger.ledger import EngineLedger
@@ -86,6 +86,20 @@ def verdict_of(ledger: EngineLedger) -> Verdict:
 def what_is_missing(ledger: EngineLedger) -> str:
     """What would raise the verdict."""
     return LOST if ledger.state.damaged else ""
+
+
+def judged(ledger: EngineLedger, late: Overdue, **own: Any) -> Judgement:
+    """What is judged of those that are overdue, on the stream's word; `own` is what the code has for itself."""
+    return Judgement(
+        engine=ledger.engine,
+        verdict=verdict_of(ledger),
+        pending=late.pending or ledger.state.damaged,
+        since_ns=ledger.wall(late.since_ns),
+        position=str(ledger.position()),
+        requests=late.ids,
+        missing=what_is_missing(ledger),
+        **own,
+    )
 
 
 def since_in_words(ledger: EngineLedger, late: Overdue) -> str:

@@ -15,15 +15,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from monitor.detectors.judgement import Evidence, Judgement
-from monitor.detectors.stuck.living import (
-    Living,
-    is_outside,
-    overdue,
-    requests,
-    since_in_words,
-    verdict_of,
-    what_is_missing,
-)  # fmt: skip
+from monitor.detectors.stuck.living import Living, is_outside, judged, overdue, requests, since_in_words
 from monitor.detectors.thresholds import Settings
 from monitor.events.kinds import Status
 from monitor.events.records import RequestState
@@ -98,14 +90,10 @@ def _remote_load(ledger: EngineLedger, settings: Settings, fetching: list[Reques
         what = f"{by} has said that it is done, and the engine, which goes on, has not taken that in"
     else:
         what = f"of {listed([r.id for r in ended])} {by} has said that it is done; of the others it has said nothing"
-    yield Judgement(
+    yield judged(
+        ledger,
+        late,
         code=REMOTE_LOAD,
-        engine=ledger.engine,
-        verdict=verdict_of(ledger),
-        pending=late.pending or state.damaged,
-        since_ns=ledger.wall(late.since_ns),
-        position=str(ledger.position()),
-        requests=late.ids,
         blocks=tuple(blocks),
         evidence=(
             Evidence("requests_waiting", count, "requests"),
@@ -137,7 +125,6 @@ def _remote_load(ledger: EngineLedger, settings: Settings, fetching: list[Reques
             "A lease (VLLM_NIXL_ABORT_REQUEST_TIMEOUT, --kv-lease-seconds): it ends what is kept to be sent, not what"
             " is fetched.",
         ),
-        missing=what_is_missing(ledger),
     )  # fmt: skip
 
 
@@ -152,14 +139,10 @@ def _lost_wakeup(ledger: EngineLedger, settings: Settings, unheard: list[Request
     if late is None:
         return
     count, blocks = len(late.records), _their_blocks(late.records)
-    yield Judgement(
+    yield judged(
+        ledger,
+        late,
         code=LOST_WAKEUP,
-        engine=ledger.engine,
-        verdict=verdict_of(ledger),
-        pending=late.pending or state.damaged,
-        since_ns=ledger.wall(late.since_ns),
-        position=str(ledger.position()),
-        requests=late.ids,
         blocks=tuple(blocks),
         evidence=(
             Evidence("requests_waiting", count, "requests"),
@@ -186,7 +169,6 @@ def _lost_wakeup(ledger: EngineLedger, settings: Settings, unheard: list[Request
             "Waiting: as long as nothing else comes in, nothing wakes it.",
             "Looking at the other end of the fetch: it has delivered.",
         ),
-        missing=what_is_missing(ledger),
     )
 
 
@@ -205,14 +187,10 @@ def _promotion_starved(
     state, count = ledger.state, len(late.records)
     blocks = _their_blocks(late.records)
     overtaken = sum(record.admitted_ns > late.since_ns for record in living.running)
-    yield Judgement(
+    yield judged(
+        ledger,
+        late,
         code=PROMOTION_STARVED,
-        engine=ledger.engine,
-        verdict=verdict_of(ledger),
-        pending=late.pending or state.damaged,
-        since_ns=ledger.wall(late.since_ns),
-        position=str(ledger.position()),
-        requests=late.ids,
         blocks=tuple(blocks),
         evidence=(
             Evidence("requests_ready", count, "requests"),
@@ -241,7 +219,6 @@ def _promotion_starved(
             "Looking at the connector, or at the grammar: it has come.",
             "A larger pool: it does not wait for blocks.",
         ),
-        missing=what_is_missing(ledger),
     )
 
 
@@ -263,14 +240,10 @@ def _grammar(ledger: EngineLedger, settings: Settings, waiting: list[RequestStat
     if late is None:
         return
     count = len(late.records)
-    yield Judgement(
+    yield judged(
+        ledger,
+        late,
         code=GRAMMAR,
-        engine=ledger.engine,
-        verdict=verdict_of(ledger),
-        pending=late.pending or ledger.state.damaged,
-        since_ns=ledger.wall(late.since_ns),
-        position=str(ledger.position()),
-        requests=late.ids,
         evidence=(
             Evidence("requests_waiting", count, "requests"),
             Evidence("oldest_wait_s", round(late.age_s, 1), "s"),
@@ -297,5 +270,4 @@ def _grammar(ledger: EngineLedger, settings: Settings, waiting: list[RequestStat
             "A larger pool, or a lower load: it has no block, and waits for none.",
             "Sending the same request again: the same grammar is waited for again.",
         ),
-        missing=what_is_missing(ledger),
     )  # fmt: skip

@@ -15,6 +15,7 @@ from monitor.detectors.judgement import Evidence, Judgement
 from monitor.detectors.leak.encoder import hold_one_another
 from monitor.detectors.stuck.living import (
     Living,
+    judged,
     overdue,
     requests,
     since_in_words,
@@ -55,14 +56,10 @@ def _zero_token(ledger: EngineLedger, settings: Settings, passed_over: list[Requ
     count = len(late.records)
     blocks = sorted({block for record in late.records for block in record.blocks})
     first = late.records[0]
-    yield Judgement(
+    yield judged(
+        ledger,
+        late,
         code=ZERO_TOKEN,
-        engine=ledger.engine,
-        verdict=verdict_of(ledger),
-        pending=late.pending or state.damaged,
-        since_ns=ledger.wall(late.since_ns),
-        position=str(ledger.position()),
-        requests=late.ids,
         blocks=tuple(blocks),
         evidence=(
             Evidence("requests_at_zero", count, "requests"),
@@ -90,7 +87,6 @@ def _zero_token(ledger: EngineLedger, settings: Settings, passed_over: list[Requ
             "A larger pool (gpu_memory_utilization): blocks are free.",
             "Waiting: nothing that it waits for will change.",
         ),
-        missing=what_is_missing(ledger),
     )
 
 

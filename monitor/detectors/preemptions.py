@@ -1,0 +1,51 @@
+"""What the detectors of preemptions have in common: which were made of late, in which passes, and what a pass cost."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from itertools import groupby, takewhile
+
+from monitor.detectors.judgement import Evidence
+from monitor.events.kinds import Preempt
+from monitor.events.records import Preemption
+from monitor.ledger.ledger import EngineLedger, Point
+
+LOST = "the events that were lost"
+
+
+def of_late(ledger: EngineLedger, seconds: float) -> list[Preemption]:
+    """The preemptions of so many last seconds that were made for want of room, the first one first."""
+    since = ledger.now_ns - seconds * 1e9
+    recent = takewhile(lambda one: ledger.wall(one.at_ns) >= since, reversed(ledger.preempted))
+    return [one for one in recent if one.reason != Preempt.RESET][::-1]
+
+
+def passes(preempted: list[Preemption]) -> list[list[Preemption]]:
+    """The preemptions by the scheduler's passes."""
+    return [list(together) for _, together in groupby(preempted, key=lambda one: one.at_ns)]
+
+
+def names(preempted: list[Preemption]) -> tuple[str, ...]:
+    """Whom they hit, each once, in order."""
+    return tuple(dict.fromkeys(one.id for one in preempted))
+
+
+def at(ledger: EngineLedger, wall_ns: float) -> Point:
+    """The first moment kept of this life that is no earlier than that, or the last there is."""
+    points = ledger.points
+    return points[min(bisect_left(points, max(wall_ns, ledger.epoch), key=lambda point: point.at_ns), len(points) - 1)]
+
+
+def freed_nothing(together: list[Preemption]) -> bool:
+    """Whether not one block came back between the first and the last preemption of a pass."""
+    return together[-1].released == together[0].released and sum(one.blocks for one in together[:-1]) > 0
+
+
+def cost_of(last: list[Preemption]) -> tuple[Evidence, ...]:
+    """What a pass preempted, and what that took."""
+    return (
+        Evidence("preempted_in_one_pass", len(last), "requests"),
+        Evidence("running_before", last[0].running, "requests"),
+        Evidence("blocks_taken_from_them", sum(one.blocks for one in last), "blocks"),
+        Evidence("tokens_lost", sum(one.tokens_lost for one in last), "tokens"),
+    )
