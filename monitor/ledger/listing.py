@@ -52,7 +52,8 @@ def listed(batches: Iterable[Batch], wanted: Wanted) -> Iterator[list[tuple[Posi
     """For each batch the events that are wanted, each with its place and wall time (ns)."""
     for batch in batches:
         if wanted.may_be_in(batch):
-            yield [(at, ns or batch.wall_ns, event) for at, ns, event in events([batch], None) if wanted(event)]
+            told = events([batch], None, wanted.kinds or None)
+            yield [(at, ns or batch.wall_ns, event) for at, ns, event in told if wanted(event)]
 
 
 def in_words(event: Run, names: Mapping[int, str]) -> str:

@@ -82,10 +82,8 @@ def never_freed(ledger: EngineLedger, since_ns: int) -> NeverFreedView:
     given_back: set[int] = set()
     lifetimes: list[int] = []
     taken = 0
-    for _, at_ns, event in events(window, None):
-        change = CHANGES.get(event.kind, 0)
-        if not change:
-            continue
+    for _, at_ns, event in events(window, None, CHANGES):
+        change = CHANGES[event.kind]
         for block in event.ids:
             if not 0 <= block < len(refs):
                 continue

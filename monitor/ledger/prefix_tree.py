@@ -118,9 +118,8 @@ class Prefixes:
 
     def fold(self, batches: Iterable[Batch]) -> None:
         """Take in what follows."""
-        for position, at_ns, event in events(batches, None):
-            if event.kind in _FOLDED:
-                self._fold(event, position, at_ns)
+        for position, at_ns, event in events(batches, None, _FOLDED):
+            self._fold(event, position, at_ns)
 
     def _fold(self, event: Run, position: Position, at_ns: int) -> None:
         key = (event.request, event.group)
@@ -193,6 +192,8 @@ class Prefixes:
 class _Kept:
     """One content that is kept: by which blocks (alike prompts that come together have one each), and who has them."""
 
+    __slots__ = ("blocks", "children", "owners", "references")
+
     def __init__(self) -> None:
         self.blocks: list[int] = []
         self.owners: set[int] = set()
@@ -239,10 +240,13 @@ def _kept(ledger: EngineLedger) -> dict[int, _Kept]:
     kept: dict[int, _Kept] = {}
     for block, value in enumerate(state.hashes):
         if value:
-            one = kept.setdefault(value, _Kept())
+            one = kept.get(value)
+            if one is None:
+                one = kept[value] = _Kept()
             one.blocks.append(block)
-            one.references += max(state.refs[block], 0)
-            one.owners.update(state.owners(block))
+            if state.refs[block] > 0:
+                one.references += state.refs[block]
+                one.owners.update(state.owners(block))
     return kept
 
 

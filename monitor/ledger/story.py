@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from monitor.events.kinds import SCHEMA, Cause, Evict, Holder, Kind, Load, Preempt, Release, Status, name_of
 from monitor.events.trace_context import TraceContext
-from monitor.events.wire import Batch, Run
+from monitor.events.wire import Batch, Run, fives
 from monitor.ledger.ledger import EngineLedger, Position
 from monitor.ledger.words import counted
 
@@ -47,14 +47,10 @@ def story_of_request(
 def story_of_block(batches: Iterable[Batch], block: int, names: Mapping[int, str]) -> list[StoryLine]:
     """What happened to the block, in order."""
     lines = []
-    for position, at_ns, event in events(batches, None):
-        text = ""
-        if event.kind in BLOCK_KINDS and block in event.ids:
-            text = about_block(event, names)
-        elif event.kind == Kind.AUDIT_BLOCKS and 0 <= block - event.args[0] < len(event.ids):
-            continue  # an audit that agrees is no event in a block's life; one that does not is an anomaly
-        if text:
-            lines.append(StoryLine(position, at_ns, name_of(Kind, event.kind).lower(), text + group_of(event)))
+    for position, at_ns, event in events(batches, None, BLOCK_KINDS):
+        if block in event.ids:
+            text = about_block(event, names) + group_of(event)
+            lines.append(StoryLine(position, at_ns, name_of(Kind, event.kind).lower(), text))
     return lines
 
 
@@ -77,28 +73,39 @@ BLOCK_KINDS = frozenset(
     )
 )  # fmt: skip
 CARRIES_TIME = frozenset(
-    (Kind.CLOCK, Kind.STARTED, Kind.STEP_LAUNCHED, Kind.STEP_COMPLETED, Kind.ARRIVED, Kind.STOPPED)
+    int(kind)
+    for kind in (Kind.CLOCK, Kind.STARTED, Kind.STEP_LAUNCHED, Kind.STEP_COMPLETED, Kind.ARRIVED, Kind.STOPPED)
 )
 _LEAST_ARGS: dict[int, int] = {
-    kind: sum(not name.endswith("*") for name in fields.args) for kind, fields in SCHEMA.items()
+    int(kind): sum(not name.endswith("*") for name in fields.args) for kind, fields in SCHEMA.items()
 }
-_OWN_TIME = frozenset((Kind.RECEIVED, Kind.CLIENT_GONE, Kind.STALLED))
+_OWN_TIME = frozenset(int(kind) for kind in (Kind.RECEIVED, Kind.CLIENT_GONE, Kind.STALLED))
 
 
-def events(batches: Iterable[Batch], number: int | None) -> Iterator[tuple[Position, int, Run]]:
-    """Events with place and wall time; those about the request `number`, or all. Time carries over."""
+def events(
+    batches: Iterable[Batch], number: int | None, kinds: Container[int] | None = None
+) -> Iterator[tuple[Position, int, Run]]:
+    """Events with place and wall time; those about the request `number`, or all; of these kinds, or of all kinds. Time
+    carries over.
+    """
     mono = 0
     for batch in batches:
         offset = batch.wall_ns - batch.mono_ns
-        for index, event in enumerate(batch.events()):
-            if len(event.args) < _LEAST_ARGS.get(event.kind, 0):
-                continue  # not laid out as the contract says: the ledger has said so
-            if event.kind in CARRIES_TIME:
-                mono = event.args[0]
-            about = number in event.ids if event.kind == Kind.PROGRESSED else event.request == number
-            if number is None or about:
-                at = event.args[0] if event.kind in _OWN_TIME else mono
-                yield Position(batch.epoch, batch.sequence, index), at + offset if at else 0, event
+        args, ids = batch.args.cast("q").tolist(), batch.ids.cast("i").tolist()
+        a = i = 0
+        for index, (kind, group, request, n_args, n_ids) in enumerate(fives(batch.runs.cast("i").tolist())):
+            a_end, i_end = a + n_args, i + n_ids
+            if n_args >= _LEAST_ARGS.get(kind, 0):  # else not laid out as the contract says: the ledger has said so
+                if kind in CARRIES_TIME:
+                    mono = args[a]
+                wanted = kinds is None or kind in kinds
+                if wanted and number is not None:
+                    wanted = number in ids[i:i_end] if kind == Kind.PROGRESSED else request == number
+                if wanted:
+                    at = args[a] if kind in _OWN_TIME else mono
+                    run = Run(kind, group, request, args[a:a_end], ids[i:i_end])
+                    yield Position(batch.epoch, batch.sequence, index), at + offset if at else 0, run
+            a, i = a_end, i_end
 
 
 class _Steps:
@@ -165,7 +172,8 @@ def about_request(event: Run, names: Mapping[int, str]) -> str:
         case Kind.COMPLETION_DELIVERED:
             return "the connector said that it needs the blocks no longer"
         case Kind.STALLED:
-            return f"the engine's watchdog: no progress since step {a[2]} ({name_of(Cause, a[3])})"
+            since = f"step {a[2]}" if a[2] >= 0 else "before any step"
+            return f"the engine's watchdog: no progress since {since} ({name_of(Cause, a[3])})"
         case Kind.FINISHED:
             return f"finished: {name_of(Status, a[0])}"
         case Kind.TRACED:
