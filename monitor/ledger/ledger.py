@@ -89,10 +89,11 @@ class Point(NamedTuple):
 
 
 class EngineLedger:
-    """The ledger of the engine named `engine`."""
+    """The ledger of the engine named `engine`. One of the past is not `counting`: nobody draws its tally over time."""
 
-    def __init__(self, engine: str) -> None:
+    def __init__(self, engine: str, *, counting: bool = True) -> None:
         self.engine = engine
+        self.counting = counting
         self.epoch = 0
         self.sequence = -1
         self.state = State()
@@ -195,7 +196,8 @@ class EngineLedger:
         try:
             runs, args, ids = batch.runs.cast("i").tolist(), batch.args.cast("q").tolist(), batch.ids.cast("i").tolist()
             state.apply(runs, args, ids, batch.texts)
-            self.tally.follow(state)
+            if self.counting:
+                self.tally.follow(state)
             if NO_REQUEST in batch.texts:
                 self.description = parse(batch.texts[NO_REQUEST])
         except (NotAFrame, IndexError, TypeError, ValueError, OverflowError, MemoryError) as error:
