@@ -11,8 +11,9 @@ COPY docs/runbooks docs/runbooks
 RUN PIP_CONSTRAINT=constraints.txt pip install --no-cache-dir ${PIP_ARGS} --editable '.[monitor,engine]'
 COPY . .
 
-# The socket's directory belongs to the user, so that a volume mounted over it does too.
-RUN useradd --create-home --uid 10001 kvscope && install -d -o kvscope -g kvscope -m 0700 /run/kvscope
+# These belong to the user, so that volumes mounted over them do too; what libraries cache goes to /tmp.
+RUN useradd --uid 10001 kvscope && install -d -o kvscope -g kvscope -m 0700 /run/kvscope /var/lib/kvscope
 USER kvscope
+ENV HOME=/tmp
 
 CMD ["monitor", "serve"]

@@ -56,6 +56,9 @@ th { color: #6e9fff; font-weight: 500 } tr + tr { border-top: 1px solid #2c3235 
 .none { padding: 30px; color: #9fa7b3 }
 """
 
+Mark = tuple[float, float, str]
+"""From when to when, and the colour, of an annotation."""
+
 
 def main() -> None:
     """Write them."""
@@ -98,15 +101,16 @@ def watched(folder: Path) -> Iterator[Prometheus]:
 def as_html(dashboard: dict[str, Any], prometheus: Prometheus) -> str:
     """The page, with all that it draws in it."""
     marks = [
-        (series["values"][0][0], one["iconColor"])
+        (since, until, one["iconColor"])
         for one in dashboard["annotations"].get("list", [])
         for series in prometheus.series(filled_in(one["expr"]))
+        for since, until in _stretches([at for at, _ in series["values"]])
     ]
     panels = "".join(_panel(panel, prometheus, marks) for panel in dashboard["panels"])
     return f"<style>{STYLE}</style><script>{get_plotlyjs()}</script>{panels}"
 
 
-def _panel(panel: dict[str, Any], prometheus: Prometheus, marks: list[tuple[float, str]]) -> str:
+def _panel(panel: dict[str, Any], prometheus: Prometheus, marks: list[Mark]) -> str:
     at = panel["gridPos"]
     x, y, width, height = at["x"] * WIDTH / 24, at["y"] * ROW, at["w"] * WIDTH / 24, at["h"] * ROW
     found = [
@@ -147,7 +151,7 @@ def _table(panel: dict[str, Any], found: list[tuple[str, dict[str, Any]]]) -> st
 def _lines(
     panel: dict[str, Any],
     found: list[tuple[str, dict[str, Any]]],
-    marks: list[tuple[float, str]],
+    marks: list[Mark],
     width: float,
     height: float,
 ) -> str:
@@ -165,8 +169,10 @@ def _lines(
             stackgroup="one" if stacks else None,
             mode="lines" if len(series["values"]) > 1 else "markers",
         )
-    for at, colour in marks:
-        figure.add_vline(_time(at), line={"color": NAMED[colour], "dash": "dash", "width": 1})
+    for since, end, colour in marks:
+        figure.add_vline(_time(since), line={"color": NAMED[colour], "dash": "dash", "width": 1})
+        if colour == "orange":  # what is uncertain is so all the while
+            figure.add_vrect(_time(since), _time(end), fillcolor=NAMED[colour], opacity=0.25, line_width=0)
     tick, suffix = UNITS[of["defaults"]["unit"]]
     figure.update_layout(
         template="plotly_dark", paper_bgcolor="#181b1f", plot_bgcolor="#181b1f", width=width - 8, height=height,
@@ -177,6 +183,17 @@ def _lines(
     figure.update_xaxes(gridcolor="#2c3235", tickformat="%H:%M:%S")
     text: str = figure.to_html(full_html=False, include_plotlyjs=False, config={"displayModeBar": False})
     return text
+
+
+def _stretches(times: list[float]) -> Iterator[tuple[float, float]]:
+    """From when to when, of moments with a mark that are one scrape apart or less."""
+    since = until = times[0]
+    for at in times[1:]:
+        if at - until > 1:
+            yield since, until
+            since = at
+        until = at
+    yield since, until
 
 
 def _time(at: float) -> str:

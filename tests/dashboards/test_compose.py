@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +38,7 @@ class Here:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.engine, self.monitor, self.prometheus = (f"127.0.0.1:{free_port()}" for _ in range(3))
-        for name in ("events", "token", "data"):
+        for name in ("events", "token", "data", "kept"):
             (folder / name).mkdir()
         self._instead = {
             "--host=0.0.0.0": "--host=127.0.0.1",
@@ -50,6 +52,7 @@ class Here:
             "/etc/prometheus": str(folder / "configuration"),
             "=/prometheus": f"={folder / 'data'}",
             "/run/kvscope": str(folder / "events"),
+            "/var/lib/kvscope": str(folder / "kept"),
             "/run/token": str(folder / "token"),
             "$$": "$",  # compose's own way to write one
         }
@@ -154,8 +157,32 @@ def test_a_service_is_seen_from_this_machine_only_and_says_how_it_is(service: st
     assert described["ports"]
     assert all(port.startswith("127.0.0.1:") for port in described["ports"])
     assert described["healthcheck"]["test"]
-    if "build" not in described:
-        assert re.search(r":v?\d+\.\d+\.\d+$", described["image"]), "an exact version"
+    assert re.search(r":v?\d+\.\d+\.\d+$", described["image"]), "an exact version"
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_service_may_do_as_little_as_it_can(service: str) -> None:
+    described = SERVICES[service]
+    assert int(described["user"].partition(":")[0]) > 0, "nobody is root"
+    assert described["read_only"]
+    assert described["cap_drop"] == ["ALL"]
+    assert described["security_opt"] == ["no-new-privileges:true"]
+
+
+def test_findings_are_told_by_the_rules_and_not_by_kvscope_too() -> None:
+    described = SERVICES["monitor"]
+    assert not any(word.startswith("--alert") for word in described["command"])
+    assert "KVSCOPE_ALERTS" not in described["environment"]
+    assert yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())["alerting"]
+
+
+def test_what_the_programs_write_to_belongs_to_their_user() -> None:
+    """A volume takes its owner from the image's directory: kvscope's are made for the user that the file names."""
+    user = SERVICES["monitor"]["user"].partition(":")[0]
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    assert f"useradd --uid {user} kvscope" in dockerfile
+    (made,) = re.findall(r"install -d -o kvscope -g kvscope -m 0700 (.+)", dockerfile)
+    assert {volume.split(":")[1] for volume in SERVICES["monitor"]["volumes"]} == set(made.split())
 
 
 def test_what_is_mounted_is_there_and_is_where_grafana_looks_for_it() -> None:
@@ -178,23 +205,52 @@ def test_what_is_mounted_is_there_and_is_where_grafana_looks_for_it() -> None:
     assert source["jsonData"]["timeInterval"] == scraped_every
 
 
-def test_pip_finds_all_that_it_needs_where_the_image_calls_it(tmp_path: Path) -> None:
-    """The image copies what changes seldom before it runs pip, and the rest after."""
+def test_the_images_pip_line_and_its_command_run(tmp_path: Path) -> None:
+    """Where the image runs pip, there is what was copied until then; the rest comes later. Here it installs kvscope
+    alone, beside what this environment has.
+    """
     lines = (ROOT / "Dockerfile").read_text().splitlines()
-    pip = next(number for number, line in enumerate(lines) if "pip install" in line)
-    let_in = {
-        line.removeprefix("!") for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")
-    }
+    (pip,) = (number for number, line in enumerate(lines) if "pip install" in line)
+    image, venv = tmp_path / "image", tmp_path / "venv"
     for line in lines[:pip]:
         if line.startswith("COPY "):
             *sources, target = line.removeprefix("COPY ").split()
             for source in sources:
-                assert source in let_in
-                if (ROOT / source).is_dir():
-                    shutil.copytree(ROOT / source, tmp_path / target)
-                else:
-                    shutil.copy(ROOT / source, tmp_path / target)
-    build = "import hatchling.build, sys; hatchling.build.build_editable(sys.argv[1])"
-    (tmp_path / "wheel").mkdir()
-    subprocess.run([sys.executable, "-c", build, str(tmp_path / "wheel")], cwd=tmp_path, check=True)
-    assert list((tmp_path / "wheel").glob("kvscope-*.whl"))
+                _copy(source, image / target)
+    subprocess.run([sys.executable, "-m", "venv", venv], check=True)
+    (packages,) = venv.glob("lib/*/site-packages")
+    (packages / "ours.pth").write_text(sysconfig.get_path("purelib"))
+    inside = {**os.environ, "PATH": f"{venv / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": ""}
+    offline = {"PIP_ARGS": "--quiet --no-index --no-deps --no-build-isolation"}
+    run = lines[pip].removeprefix("RUN ")
+    assert "PIP_CONSTRAINT=constraints.txt" in run
+    subprocess.run(["sh", "-ec", run], cwd=image, env={**inside, **offline}, check=True)
+    for source in _let_in():
+        _copy(source, image / (Path(source).parent if (ROOT / source).is_dir() else ""))
+    where = "import engine, monitor; print(engine.__file__, monitor.__file__)"
+    told = subprocess.run(
+        [venv / "bin" / "python", "-c", where], cwd=tmp_path, env=inside, capture_output=True, text=True
+    )
+    assert told.stdout.split() == [str(image / room / "__init__.py") for room in ("engine", "monitor")], told.stderr
+    command = json.loads(lines[-1].removeprefix("CMD "))
+    port = free_port()
+    wanted = [str(venv / "bin" / command[0]), *command[1:], f"--port={port}", f"--events=ipc://{tmp_path}/events"]
+    with running(wanted, tmp_path / "monitor.log", inside) as monitor:
+        until(lambda: answers(f"http://127.0.0.1:{port}/healthz"), "kvscope is well", monitor)
+
+
+def _let_in() -> list[str]:
+    """What of the checkout gets into an image at all."""
+    said = (ROOT / ".dockerignore").read_text().splitlines()
+    return [line.removeprefix("!") for line in said if line.startswith("!")]
+
+
+def _copy(source: str, target: Path) -> None:
+    """COPY of a file into a folder, or of a folder to a path."""
+    assert source in _let_in()
+    if (ROOT / source).is_dir():
+        path = target if target.name == Path(source).name else target / Path(source).name
+        shutil.copytree(ROOT / source, path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    else:
+        target.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / source, target)
