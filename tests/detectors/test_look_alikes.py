@@ -22,25 +22,22 @@ from monitor.detectors.thresholds import Settings
 from monitor.incidents.life import Life, alive, blocks_struck, long_ones, ownerless_blocks, struck
 from monitor.incidents.load import Clients, Crowd
 from monitor.incidents.run import Seen, look
-from monitor.incidents.scenarios import (
+from monitor.incidents.scenarios.collapse import WAVES
+from monitor.incidents.scenarios.scenario import Load
+from monitor.incidents.scenarios.shapes import (
     CHAT,
-    DEMANDING,
     FETCHED,
     FETCHED_POOL,
     GROWING,
-    HOG,
     HOST,
     LEAVING,
-    LONG_PROMPTS,
     MEDIUM,
     NO_PREFIXES,
-    ON_AND_ON,
     SMALL,
-    STEADY,
     TIGHT,
-    WAVES,
-    Load,
 )
+from monitor.incidents.scenarios.stuck import DEMANDING, HOG, ON_AND_ON, STEADY
+from monitor.incidents.scenarios.thrash import LONG_PROMPTS
 
 SLOW: Final = StepTime(0.02)
 MINUTES: Final = StepTime(0.15)

@@ -1,0 +1,61 @@
+"""What a scenario is, and how several are made of one fault."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from monitor.detectors.thresholds import Settings
+from monitor.incidents.life import Life, Named, exactly, strikes, struck
+from monitor.incidents.load import Clients
+
+AT_FIRST: Final = strikes(1)
+THE_STRUCK: Final = exactly(struck)
+Load = tuple[Clients, ...]
+Engine = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One way to bring an incident about; a healthy engine if `code` is empty.
+
+    fault: as `--fault` takes it. engine: EngineConfig's fields. step_s: the least that a step takes. grace: thresholds,
+    in seconds, that the class waits for; waits_s: what it waits for besides. requests, blocks: whom a finding must name
+    (None: it is not asked). consequences: other codes that may rightly be found.
+    """
+
+    name: str
+    code: str = ""
+    fault: str = ""
+    engine: Engine = field(default_factory=dict)
+    load: Load = ()
+    seconds: float = 40.0
+    step_s: float = 0.02
+    grace: tuple[str, ...] = ()
+    waits_s: float = 0.0
+    onset: Callable[[Life], bool] = AT_FIRST
+    requests: Callable[[Life], Named] | None = THE_STRUCK
+    blocks: Callable[[Life], Named] | None = None
+    consequences: frozenset[str] = frozenset()
+
+    def grace_s(self, settings: Settings) -> float:
+        """What the class itself waits before it is found."""
+        return self.waits_s + sum(settings(*name.rsplit(".", 1)) for name in self.grace)
+
+
+class Way(NamedTuple):
+    """One of the ways to bring an incident about. keys: how often the fault strikes, as `--fault` takes it."""
+
+    name: str
+    engine: Engine
+    load: Load
+    keys: str = ""
+
+
+def incident(code: str, *ways: Way, **asked: Any) -> list[Scenario]:
+    """A scenario for each way; `asked` is what all of them have in common."""
+    return [
+        Scenario(f"{code}{way.keys} {way.name}", code, f"{code}{way.keys}", way.engine, way.load, **asked)
+        for way in ways
+    ]
