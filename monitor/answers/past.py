@@ -67,8 +67,9 @@ class Past:
             road = recent.road(live, moment) if recent is not None else None
         if road is None:
             return self._from_history(live, moment)
-        ledger = road.walk()
+        ledger, marks = road.walk()
         with self._lock:
+            self._recent[live.engine].keep_on_the_way(marks)
             self._ledgers[key] = ledger
             while len(self._ledgers) > MAX_LEDGERS:
                 self._ledgers.popitem(last=False)

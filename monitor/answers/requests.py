@@ -43,7 +43,7 @@ def request_detail(ledger: EngineLedger, name: str, batches: Callable[[int], Ite
         engine=ledger.engine,
         request=_request_view(ledger, record, ended=record.number not in ledger.state.requests),
         blocks=list(record.blocks),
-        waited_s={name_of(Cause, cause): round(ns / 1e9, 3) for cause, ns in record.waited_ns.items()},
+        waited_s=_waited_s(record),
         story=[story_view(line) for line in story],
         story_is_whole=any(line.what in ("received", "arrived") for line in story),
         life=_life(ledger, record, about),
@@ -75,7 +75,12 @@ def _request_view(ledger: EngineLedger, record: RequestState, ended: bool = Fals
         client_gone=bool(record.client_gone_ns),
         stalled=bool(record.stalled_ns),
         ended=ended,
+        waited_s=_waited_s(record),
     )
+
+
+def _waited_s(record: RequestState) -> dict[str, float]:
+    return {name_of(Cause, cause): round(ns / 1e9, 3) for cause, ns in record.waited_ns.items()}
 
 
 def _life(ledger: EngineLedger, record: RequestState, about: list[tuple[Position, int, Run]]) -> list[PhaseView]:

@@ -151,7 +151,9 @@ def check_positions(seed: int, steps: int, count: int) -> None:
 @pytest.fixture(autouse=True)
 def many_states(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a short life has many states to begin from."""
-    monkeypatch.setattr(recent, "MIN_BETWEEN", 2_000)
+    monkeypatch.setattr(recent, "MIN_BETWEEN", 4_000)
+    monkeypatch.setattr(recent, "MIN_ON_THE_WAY", 1_000)
+    monkeypatch.setattr(recent, "MAX_ON_THE_WAY", 30_000)
 
 
 # -------------------------------------------------------------------- truth
