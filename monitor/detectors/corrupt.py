@@ -7,12 +7,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from monitor.detectors.advice import named
 from monitor.detectors.blind import UNREADABLE
 from monitor.detectors.judgement import CATALOGUE, Evidence, Judgement
 from monitor.detectors.thresholds import Settings
 from monitor.ledger.ledger import EngineLedger, FoundAnomaly
 from monitor.ledger.story import StoryLine, names_in, story_of_block
-from monitor.ledger.words import clock_time, counted
+from monitor.ledger.words import clock_time
 
 DOUBLE_FREE: Final = "corrupt.double-free"
 CODE_OF: Final[dict[str, str]] = {
@@ -54,7 +55,8 @@ def _judged(ledger: EngineLedger, code: str, anomalies: list[FoundAnomaly]) -> J
     story: list[StoryLine] = []
     if blocks:
         story = story_of_block(ledger.recent, first.anomaly.block if first.anomaly.block >= 0 else blocks[0], names)
-    where = f"block {first.anomaly.block}: " if first.anomaly.block >= 0 else ""
+        story = [line for line in story if line.position <= first.position]
+    where = f"block {first.anomaly.block}, " if first.anomaly.block >= 0 else ""
     return Judgement(
         code=code,
         engine=ledger.engine,
@@ -65,25 +67,31 @@ def _judged(ledger: EngineLedger, code: str, anomalies: list[FoundAnomaly]) -> J
         blocks=tuple(blocks),
         evidence=(
             Evidence("times", len(anomalies), "times"),
-            *(
-                Evidence("anomaly", f"{found.anomaly.what}: {found.anomaly.detail}", "", "stream", str(found.position))
-                for found in anomalies[:3]
-            ),
+            *(Evidence("anomaly", _in_words(found), "", "stream", str(found.position)) for found in anomalies[:3]),
             *(
                 Evidence("story", f"{clock_time(line.at_ns)} {line.text}", "", "stream", str(line.position))
                 for line in story[-STORY_LINES:]
             ),
         ),
         explanation=(
-            f"{CATALOGUE[code].title}: {where}{first.anomaly.what} ({first.anomaly.detail})"
-            f", {counted(len(anomalies), 'time')} since {clock_time(first.at_ns)}. From here on the engine may give one"
+            f"{CATALOGUE[code].title}: {where}{first.anomaly.what} ({first.anomaly.detail}), is the first of"
+            f" {len(anomalies):,} found since {clock_time(first.at_ns)}. From here on the engine may give one"
             " request another's KV, so its answers cannot be trusted."
         ),
         do_now=(
             "Stop sending requests to this engine and restart it: outputs since then may mix requests.",
             "Keep a recording (monitor record) or the journal: it holds the events that contradict each other.",
         ),
-        change=("It is a defect of the engine: report it with the block's story (monitor explain block ID).",),
+        change=(
+            f"It is a defect of the engine{f' ({named(ledger)})' if named(ledger) else ''}: report it with a bundle"
+            " (monitor bundle TARGET FILE) and the block's story"
+            f" (monitor explain block {first.anomaly.block if first.anomaly.block >= 0 else 'ID'}).",
+        ),
         wont_help=("Lowering the load, or a larger pool.",),
         missing="the events that were lost: the contradiction may be in them" if ledger.losses else "",
     )
+
+
+def _in_words(found: FoundAnomaly) -> str:
+    block = f"block {found.anomaly.block} " if found.anomaly.block >= 0 else ""
+    return f"{block}{found.anomaly.what}: {found.anomaly.detail}"

@@ -9,10 +9,11 @@ All need the event stream: an engine's own counter of preemptions tells neither 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from typing import Final
 
+from monitor.detectors.advice import at_hand
 from monitor.detectors.judgement import Evidence, Judgement
 from monitor.detectors.preemptions import LOST, at, cost_of, freed_nothing, names, of_late, passes
 from monitor.detectors.thresholds import Settings
@@ -21,6 +22,10 @@ from monitor.events.records import Preemption
 from monitor.ledger.ledger import EngineLedger
 from monitor.ledger.words import clock_time, counted, duration, percent
 
+_WHOLE_PROMPTS: Final = {
+    "vllm": "scheduler_reserve_full_isl, which vLLM has since 0.19 and sets by default; upgrade an older release",
+    "kvscope": "kvscope's engine does so by itself, and where it did not that is its defect",
+}
 PREEMPTION = "thrash.preemption"
 CASCADE = "thrash.cascade"
 AFTER_RETRACT = "thrash.after-retract"
@@ -67,7 +72,7 @@ def _preemption(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]
             Evidence("most_for_one_request", max(map([o.id for o in in_vain].count, hit)), "preemptions"),
         ),
         explanation=(
-            f"Since {clock_time(ledger.wall(began))} {counted(len(hit), 'request')} lost their blocks"
+            f"Since {clock_time(ledger.wall(began))}, {counted(len(hit), 'request')} lost their blocks"
             f" {counted(len(in_vain), 'time')} before these had given them one token of output:"
             f" {counted(wasted, 'token')} were computed in vain, {percent(min(wasted / max(computed, 1), 1))} of all"
             " that was computed. They are let in while there is room for a part of their prompts, and then take the"
@@ -75,10 +80,9 @@ def _preemption(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]
         ),
         do_now=("Let fewer in at once: have clients or the router send less to this engine until it has caught up.",),
         change=(
-            "Let a prompt in only if all of it has room (vLLM: scheduler_reserve_full_isl, on by default since 0.19;"
-            " upgrade an older release; kvscope's engine always does).",
-            "Lower --max-num-seqs to what the pool holds at full length, or keep some room free for those that run"
-            " (vLLM since 0.24: watermark).",
+            f"Let a prompt in only if all of it has room: {at_hand(ledger, **_WHOLE_PROMPTS)}.",
+            f"Lower --max-num-seqs to {_fit_at_full_length(ledger, hit)} (it is {ledger.description.max_num_seqs}):"
+            " so many of these the pool holds at full length.",
         ),
         wont_help=(
             "A larger --max-num-batched-tokens: the prompts are computed faster, and thrown away as often.",
@@ -86,6 +90,13 @@ def _preemption(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]
         ),
         missing=LOST if ledger.state.damaged else "",
     )
+
+
+def _fit_at_full_length(ledger: EngineLedger, names: Sequence[str]) -> int:
+    """How many such requests the pool holds at their ends, by the largest of them."""
+    records = filter(None, map(ledger.request, names))
+    largest = max((record.blocks_to_finish for record in records), default=0)
+    return max((ledger.state.total - ledger.state.reserved) // max(largest, 1), 1)
 
 
 # -------------------------------------------------------------------- thrash.cascade

@@ -10,7 +10,7 @@ from monitor.doctor.stretch import Stretch
 from monitor.doctor.terminal import put, wrapped
 from monitor.ledger.words import counted, duration, listed, percent
 
-NAME, FIGURE = 36, 13
+NAME, FIGURE = 34, 16
 CHANGES = {"better": "green", "worse": "bold red"}
 
 
@@ -26,7 +26,8 @@ def table(diff: Diff, console: Console) -> None:
     console.print()
     put(console, f"{'FIGURES':<{NAME}}{'before':>{FIGURE}}{'after':>{FIGURE}}", "bold")
     for row in diff.figures:
-        _row(row, console)
+        if row.before is not None or row.after is not None:
+            _row(row, console)
     console.print()
     worse = sum(row.change == "worse" for row in diff.figures)
     better = sum(row.change == "better" for row in diff.figures)

@@ -27,7 +27,7 @@ def request(detail: RequestDetail, console: Console) -> None:
     rows = [
         ("state", f"{r.state}{f' ({r.reason})' if r.reason else ''} since {clock(r.since)}, {r.for_s:.1f} s"),
         *([("stalled", "the engine's own watchdog says that it does not move")] if r.stalled else []),
-        ("blocks", f"{counted(r.blocks, 'block')}{' (free deferred)' if r.deferred else ''}{_unused(detail)}"),
+        ("blocks", f"{_blocks(r.blocks)}{' (free deferred)' if r.deferred else ''}{_unused(detail)}"),
         ("tokens", f"{r.prompt_tokens:,} of prompt, {r.computed_tokens:,} computed, {r.output_tokens:,} generated"),
         ("prefix", f"{counted(r.hit_tokens, 'token')} came from the prefix cache"),
         ("waited", ", ".join(f"{s:.2f} s {cause}" for cause, s in detail.waited_s.items()) or "not at all"),
@@ -159,6 +159,10 @@ def memory(report: MemoryReport, console: Console) -> None:
 
 
 # -------------------------------------------------------------------- parts
+
+
+def _blocks(count: int) -> str:
+    return counted(count, "block") if count else "none"
 
 
 def _unused(detail: RequestDetail) -> str:

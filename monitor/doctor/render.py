@@ -127,7 +127,9 @@ def _balance(balance: BalanceReport, target: TargetReport, console: Console) -> 
         count = getattr(balance, holder)
         style = "bold red" if holder == "unaccounted" and count else ""
         label = LABELS.get(holder, holder)
-        figures = f"{count:>10,}  {_share(count, balance.total)}"
+        figures = (
+            f"{count:>10,}  {_share(count, balance.total - (balance.reserved or 0)) if holder != 'reserved' else ''}"
+        )
         put(console, f"  {label:<15} {_bar(count, balance.total)} {figures}".rstrip(), style)
     put(console, f"  {'total':<15} {'':<{BAR}} {balance.total:>10,}")
     if balance.unexplained_references:

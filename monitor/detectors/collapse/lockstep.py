@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 
+from monitor.detectors.advice import smaller_budget
 from monitor.detectors.figures import apart_s, prompt_tokens_until
 from monitor.detectors.judgement import Evidence, Judgement
 from monitor.detectors.thresholds import Settings
@@ -23,11 +24,6 @@ FALL_S = 2.0
 """What figures may take to show a fall that took within_s: gauges are those of the last step that ended."""
 
 _DO_NOW = ("Nothing is broken and nothing is lost: every one of these requests was answered. Do not restart.",)
-_CHANGE = (
-    "Lower --max-num-batched-tokens (to 8192, say), so that the first requests of a wave decode while the others are"
-    " still prefilled, and the wave spreads out.",
-    "Vary output lengths or arrival times in the load generator; real traffic does not come in step.",
-)
 _WONT_HELP = (
     "More KV memory, or fewer requests at a time: the same happens at any usage.",
     "Looking for preemptions: there were none.",
@@ -158,8 +154,16 @@ def _judged(ledger: EngineLedger, burst: Sequence[RequestState], wave: Point, ti
             " the other. Alike requests that start together stay in step."
         ),
         do_now=_DO_NOW,
-        change=_CHANGE,
+        change=_change(ledger),
         wont_help=_WONT_HELP,
+    )
+
+
+def _change(ledger: EngineLedger) -> tuple[str, ...]:
+    return (
+        f"Lower {smaller_budget(ledger)}, so that the first requests of a wave decode while the others are still"
+        " prefilled, and the wave spreads out.",
+        "Vary output lengths or arrival times in the load generator; real traffic does not come in step.",
     )
 
 
@@ -219,7 +223,7 @@ def _lockstep_by_figures(ledger: EngineLedger, settings: Settings) -> Iterator[J
             f" requests would have been computed again without being counted. Seen {counted(len(found), 'time')}."
         ),
         do_now=_DO_NOW,
-        change=_CHANGE,
+        change=_change(ledger),
         wont_help=_WONT_HELP,
         missing=(
             "why each block was freed (finished or preempted): attach the event stream (monitor doctor tcp://HOST:5757);"

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from monitor.detectors.advice import at_hand
 from monitor.detectors.judgement import Evidence, Judgement
 from monitor.detectors.leak.kept import heard_s, kept, oldest, overdue
 from monitor.detectors.thresholds import Settings
@@ -24,6 +25,7 @@ FINISHED_HELD = "leak.finished-held"
 REMOTE_LOAD_LOST = "leak.remote-load-lost"
 IDLE_NOT_POLLED = "leak.idle-not-polled"
 
+_LEASE: Final = {"vllm": "VLLM_NIXL_ABORT_REQUEST_TIMEOUT=480 with NIXL", "kvscope": "--kv-lease-seconds 480"}
 NOT_ASKED_S: Final = 3.0
 """An engine asks in each pass, and heartbeats come once a second: after so long without, it does not ask."""
 
@@ -102,10 +104,9 @@ def _finished_held(ledger: EngineLedger, settings: Settings, sending: list[Defer
             _RESTART,
         ),
         change=(
-            "Give the connector a lease, so that an unconfirmed transfer ends by itself"
-            " (vLLM with NIXL: VLLM_NIXL_ABORT_REQUEST_TIMEOUT; kvscope's engine: --kv-lease-seconds).",
-            "If requests need not be handed on, run without the connector (vLLM: drop --kv-transfer-config;"
-            " kvscope's engine: drop --kv-connector).",
+            f"Give the connector a lease, so that an unconfirmed transfer ends by itself: {at_hand(ledger, **_LEASE)}.",
+            "If requests need not be handed on, run without the connector: drop"
+            f" {at_hand(ledger, vllm='--kv-transfer-config', kvscope='--kv-connector')}.",
         ),
         wont_help=_WONT_HELP,
         missing="the events that were lost" if state.damaged else "",

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from monitor.detectors.advice import room_for
 from monitor.detectors.judgement import Evidence, Judgement
 from monitor.detectors.stuck.living import Living, is_outside, verdict_of, watchdog, what_is_missing
 from monitor.detectors.thresholds import Settings
@@ -93,8 +94,8 @@ def _never_fits(ledger: EngineLedger, settings: Settings, living: Living) -> Ite
             do_now=(f"Abort {record.id} (close its connection); those behind it run at once.",),
             change=(
                 f"Set --max-model-len {tokens}, what the pool holds: such a request is then refused at the door.",
-                f"Or give the pool room for it, at least {needed + state.reserved} blocks (--kv-cache-memory-bytes, a"
-                " higher --gpu-memory-utilization, no --num-gpu-blocks-override).",
+                f"Or give the pool room for it, at least {needed + state.reserved} blocks:"
+                f" {room_for(ledger, needed + state.reserved)}.",
             ),
             wont_help=NEVER_FITS_WONT_HELP,
         )

@@ -1,0 +1,86 @@
+"""Six incidents in virtual time, and what a person at a terminal is told of each: tests/doctor/golden/ holds it.
+
+python -m tests.doctor.golden writes the files anew; read what has changed before you keep it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from monitor.cli import main
+from monitor.incidents.run import bring_about
+from monitor.incidents.scenarios import SCENARIOS
+
+GOLDEN: Final = Path(__file__).parent / "golden"
+RECORDING: Final = "recording"
+
+
+class Told(NamedTuple):
+    """A scenario, and the commands of which the output is kept, by name."""
+
+    scenario: str
+    commands: dict[str, tuple[str, ...]]
+
+
+def _commands(explain: str, *windows: str) -> dict[str, tuple[str, ...]]:
+    """`windows`: what is compared, of the same recording."""
+    return {
+        "doctor": ("doctor", RECORDING),
+        "explain": ("explain", *explain.split(), RECORDING),
+        "diff": ("diff", RECORDING, *(word for window in windows for word in ("--window", window))),
+    }
+
+
+TOLD: Final = {
+    "leak.finished-held": Told(
+        "leak.finished-held chat", _commands("request r-0", "..22:13:24", "22:13:24..22:13:42")
+    ),
+    "stuck.never-fits": Told("stuck.never-fits chat", _commands("request large-0", "..22:13:25", "22:13:25..")),
+    "collapse.lockstep": Told("collapse.lockstep bare", _commands("drop", "20s..")),
+    "thrash.preemption": Told("thrash.preemption bare", _commands("request r-1", "20s..")),
+    "stuck.engine-stalled": Told(
+        "stuck.engine-stalled:after=100:limit=1 chat", _commands("request s-5", "..22:13:26", "22:13:26..")
+    ),
+    "corrupt.double-free": Told(
+        "corrupt.double-free:limit=1 once", _commands("block 1", "..22:13:24", "22:13:24..22:13:37")
+    ),
+}  # fmt: skip
+
+
+@contextlib.contextmanager
+def recorded(code: str) -> Iterator[Path]:
+    """The incident's recording, in a directory that is the current one meanwhile: its path is always the same."""
+    scenario = next(each for each in SCENARIOS if each.name == TOLD[code].scenario)
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        _, life = bring_about(scenario, 0, Path(RECORDING))
+        try:
+            yield Path(RECORDING)
+        finally:
+            life.engine.close()
+
+
+def printed(*arguments: str) -> str:
+    """What `monitor` prints where stdout is no terminal; a line of its own tells the exit code."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        code = main(arguments)
+    return f"$ monitor {' '.join(arguments)}\n{out.getvalue()}(exit code {code})\n"
+
+
+def outputs(code: str) -> dict[Path, str]:
+    """Each file of one incident, and what it should hold, where it is `recorded`."""
+    return {GOLDEN / f"{code}.{name}.txt": printed(*arguments) for name, arguments in TOLD[code].commands.items()}
+
+
+if __name__ == "__main__":
+    os.environ["COLUMNS"] = "80"
+    for each in TOLD:
+        with recorded(each):
+            for path, text in outputs(each).items():
+                path.write_text(text, encoding="utf-8")
