@@ -5,6 +5,7 @@ monitor explain request ID      the life of a request
 monitor explain block ID        why a block is held, and its life
 monitor explain drop            what made usage fall or throughput vanish
 monitor explain memory          what a device's memory went to, and what that leaves for KV
+monitor top [TARGET]            engines, requests and findings at a terminal
 monitor record TARGET DIR       keep a stream as a recording
 monitor bundle TARGET FILE      a support bundle that names nobody
 monitor diff BEFORE AFTER       what got better and what got worse
@@ -29,7 +30,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from monitor.commands import bundle, diff, doctor, export, replay, sql
+from monitor.commands import bundle, diff, doctor, export, replay, sql, top
 from monitor.commands.common import (
     DEFAULT_URL,
     TARGETS,
@@ -88,6 +89,7 @@ def parser() -> argparse.ArgumentParser:
     export.add(commands)
     replay.add(commands)
     sql.add(commands)
+    top.add(commands)
     _add_probe(commands)
     _add_incidents(commands)
     _add_serve(commands)
