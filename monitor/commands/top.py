@@ -1,0 +1,46 @@
+"""`monitor top`: engines, requests and findings at a terminal, while they go on."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from contextlib import closing
+
+from monitor.commands.common import Commands, add_shared, default_url
+from monitor.detectors.thresholds import Settings
+from monitor.doctor.looking_on import open_live
+from monitor.doctor.report import NOTHING
+
+
+def add(commands: Commands) -> None:
+    """Put it on the command line."""
+    parser = commands.add_parser(
+        "top",
+        help="engines, requests and findings at a terminal",
+        description="Shows engines with who holds their pools, their requests and what is wrong, while they go on."
+        " Keys: e the next engine, s sort by blocks or by time in state, arrows and Enter a request's story, q quit.",
+        epilog="exit codes: 0, 2 for a wrong command line or target, 3 for a target that does not answer",
+    )
+    parser.add_argument("target", nargs="?", metavar="TARGET", help="a service, an event stream or a metrics page")
+    add_shared(parser)
+    parser.set_defaults(run=_run)
+
+
+def _run(parsed: argparse.Namespace) -> int:
+    try:
+        from monitor.doctor.top import Looker, Top
+    except ImportError as error:
+        raise ValueError(
+            f"`monitor top` needs more than the base install: pip install 'kvscope[monitor]' ({error})"
+        ) from error
+    if not sys.stdout.isatty():
+        raise ValueError("`monitor top` needs a terminal; `monitor doctor --watch` prints lines")
+    settings = Settings.parse(parsed.thresholds)
+    with closing(open_live(parsed.target or default_url(), settings, parsed.timeout, parsed.token)) as live:
+        looker = Looker(live)
+        looker.start()
+        try:
+            Top(looker).run()
+        finally:
+            looker.stop()
+    return NOTHING

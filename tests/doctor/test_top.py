@@ -1,0 +1,139 @@
+"""`monitor top`, driven by keys, over a real stream and over recordings."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from contextlib import closing
+from html import unescape
+from pathlib import Path
+
+import msgspec
+import pytest
+
+textual = pytest.importorskip("textual", reason="monitor top is drawn by textual: pip install 'kvscope[monitor]'")
+
+from textual.pilot import Pilot  # noqa: E402 - after the skip
+from textual.widgets import DataTable  # noqa: E402
+
+from monitor.cli import main  # noqa: E402
+from monitor.detectors.thresholds import Settings  # noqa: E402
+from monitor.doctor.looking_on import open_live  # noqa: E402
+from monitor.doctor.top import Looker, Story, Top  # noqa: E402
+from monitor.query import Query  # noqa: E402
+from monitor.watch import Watch  # noqa: E402
+from tests.recordings import healthy_lab, leaking_lab  # noqa: E402
+from tests.web.parts import Engine  # noqa: E402
+
+SIZE = (80, 24)
+LIVE = "live@127.0.0.1:0/0"
+
+
+class Still:
+    """What is over, as something that goes on: it says nothing more."""
+
+    def __init__(self, query: Query) -> None:
+        self.query = query
+
+    def listen(self, timeout_s: float) -> str:
+        return ""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def screen_of(app: Top) -> str:
+    """What stands on it, line by line."""
+    lines: dict[float, list[tuple[float, str]]] = {}
+    text = re.compile(r'<text class="[^"]*-r\d+" x="([\d.]+)" y="([\d.]+)"[^>]*>([^<]*)</text>')
+    for x, y, words in text.findall(app.export_screenshot()):
+        lines.setdefault(float(y), []).append((float(x), unescape(words).replace("\xa0", " ")))
+    cell = 12.2
+    shown = []
+    for _, parts in sorted(lines.items()):
+        line = ""
+        for x, words in sorted(parts):
+            line = line.ljust(round(x / cell)) + words
+        shown.append(line.rstrip())
+    return "\n".join(shown) + "\n"
+
+
+def drive(looker: Looker, steps: Callable[[Top, Pilot[None]], Awaitable[None]]) -> None:
+    """The app under a pilot, as it would run in a terminal of that size."""
+
+    async def run() -> None:
+        app = Top(looker)
+        async with app.run_test(size=SIZE) as pilot:
+            await steps(app, pilot)
+
+    asyncio.run(run())
+
+
+async def until(pilot: Pilot[None], holds: Callable[[], object]) -> None:
+    for _ in range(600):
+        if holds():
+            return
+        await pilot.pause(0.05)
+    raise AssertionError("it never came")
+
+
+def test_a_stream_goes_by(tmp_path: Path) -> None:
+    with (
+        Engine(tmp_path, LIVE, total=101, block_size=16) as engine,
+        closing(open_live(engine.events, Settings(), 10.0, "")) as live,
+    ):
+        looker = Looker(live)
+        looker.start()
+        try:
+            drive(looker, _look_at_a_stream)
+        finally:
+            looker.stop()
+
+
+async def _look_at_a_stream(app: Top, pilot: Pilot[None]) -> None:
+    table = app.query_one(DataTable)
+    await until(pilot, lambda: table.row_count > 1)
+    seen = screen_of(app)
+    for words in (LIVE, "serving", "in use", "requests live or hold blocks, by blocks held", "RUNNING"):
+        assert words in seen
+    step = app.looker.view.engines[0].step if app.looker.view else None
+    await until(pilot, lambda: app.looker.view is not None and app.looker.view.engines[0].step != step)
+    await pilot.press("s")
+    await until(pilot, lambda: "by time in state" in screen_of(app))
+    await until(pilot, lambda: table.row_count)
+    await pilot.press("enter")
+    await until(pilot, lambda: isinstance(app.screen, Story))
+    await until(pilot, lambda: f" on {LIVE}" in screen_of(app))
+    await pilot.press("escape")
+    assert not isinstance(app.screen, Story)
+
+
+def test_two_engines_and_what_is_wrong_with_one() -> None:
+    watch = Watch()
+    for name, lab in (("healthy@127.0.0.1:1/0", healthy_lab()), ("leaking@127.0.0.1:2/0", leaking_lab())):
+        watch.feed(msgspec.structs.replace(frame, engine=name) for frame in lab.frames)
+    looker = Looker(Still(watch))
+    looker.start()
+
+    async def look(app: Top, pilot: Pilot[None]) -> None:
+        await until(pilot, lambda: "1 finding of other engines" in screen_of(app))
+        assert "leak.finished-held" not in screen_of(app)
+        await pilot.press("e")
+        await until(pilot, lambda: "leak.finished-held" in screen_of(app))
+        assert "req-3" in screen_of(app)
+        assert max(map(len, screen_of(app).splitlines())) <= SIZE[0]
+
+    try:
+        drive(looker, look)
+    finally:
+        looker.stop()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [(["tests/data/seed-000.log"], 2, "terminal"), (["ipc:///nobody", "--timeout", "0.1"], 2, "--watch")],
+)
+def test_without_a_terminal(capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, says: str) -> None:
+    assert main(["top", *arguments]) == code
+    assert says in capsys.readouterr().err
