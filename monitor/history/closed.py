@@ -34,7 +34,7 @@ from monitor.ledger.ledger import Point
 
 Ints = npt.NDArray[np.int64]
 
-EVENTS_A_GROUP: Final = 1 << 16
+EVENTS_A_GROUP: Final = 1 << 14
 """Rows that are read together: what is read too much for one moment is at most so many at either end."""
 _SAID_ASIDE: Final = (Kind.RECEIVED, Kind.CLIENT_GONE, Kind.STALLED, Kind.HEARTBEAT)
 """By other threads, with a time of their own that is not that of the events that follow."""

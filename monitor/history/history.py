@@ -183,7 +183,7 @@ class History:
         ledgers: list[EngineLedger] = []
         for _, frame in self._frames(engine, from_ns, to_ns, from_anchor=True):
             if not ledgers or frame.epoch > ledgers[-1].epoch:
-                ledgers.append(EngineLedger(engine))
+                ledgers.append(EngineLedger(engine, counting=False))
             ledgers[-1].apply(frame)
         for ledger in ledgers:
             yield from (point for point in ledger.points if from_ns <= point.at_ns <= to_ns)
@@ -274,7 +274,7 @@ class History:
                 return known[1]
             cut = max((place for name, place in self._cuts if name == engine and begin < place <= end), default=None)
             keyframe = self._cuts[engine, cut] if cut is not None else None
-        ledger = EngineLedger(engine)
+        ledger = EngineLedger(engine, counting=False)
         if keyframe is not None:
             ledger.apply(keyframe)
         for segment, first, rows in plan:

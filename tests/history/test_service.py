@@ -1,0 +1,118 @@
+"""A service and its history: a recording shown alone, what was found before a restart, two services in one place."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from monitor.cli import main
+from monitor.history.findings_log import FindingsLog
+from monitor.history.history import History
+from monitor.ledger.words import timestamp
+from monitor.service import Service, ServiceConfig
+from monitor.sources.recording import Recording
+from monitor.watch import Watch
+from tests.detectors.scenes import ENGINE, finished_held
+from tests.history.recorded import write
+
+
+def until(done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_recording_is_shown_to_its_end_and_at_any_moment(tmp_path: Path) -> None:
+    scene = finished_held()
+    scene.live(15)
+    frames = list(scene.lab.frames)
+    write(tmp_path, frames)
+    service = Service(ServiceConfig(events=(), recording=tmp_path))
+    service.start()
+    try:
+        until(lambda: service.sources()[0].in_step)
+    finally:
+        service.stop()
+    (source,) = service.sources()
+    assert (source.target, source.engine, source.error) == (str(tmp_path), ENGINE, "")
+    read = Watch(history=History(tmp_path))
+    read.feed(Recording(tmp_path))
+    read.settle()
+    assert service.watch.find() == read.find()
+    assert service.watch.engines() == read.engines()
+    assert {finding.code for finding in read.find()} >= {"leak.finished-held"}
+    # Nobody is told of what is over.
+    assert service.watch.take_transitions() == []
+    assert service.watch.take_ended() == []
+    past = timestamp(frames[len(frames) // 2].wall_ns)
+    assert past is not None
+    (then,) = service.watch.engines(past)
+    assert then.at == past
+
+
+def test_findings_outlast_the_service(tmp_path: Path) -> None:
+    scene = finished_held()
+    scene.live(15)
+    watch = Watch()
+    watch.feed(scene.lab.frames)
+    transitions = watch.take_transitions()
+    log = FindingsLog(tmp_path)
+    log.append(transitions[:-1])
+    with log.path.open("ab") as file:
+        file.write(b'{"to":"firing","at')  # a crash
+    log.append(transitions[-1:])
+    assert [(told.id, told.to, told.at_ns) for told in FindingsLog(tmp_path).read()] == [
+        (transition.finding.id, transition.to, transition.at_ns) for transition in transitions
+    ]
+    (still,) = [finding for finding in watch.findings.firing() if finding.judgement.code == "leak.finished-held"]
+    assert FindingsLog(tmp_path).open()[still.place] == still.first_seen_ns
+    # After a restart it is the same finding, if it is judged again.
+    again = Watch()
+    again.findings.remember(log.open(), still.last_seen_ns + 1)
+    again.feed(scene.lab.frames)
+    assert still.id in {finding.id for finding in again.findings.firing()}
+    log.drop(days=0)
+    assert log.read() == []
+
+
+def test_what_was_resolved_is_known_after_a_restart(tmp_path: Path) -> None:
+    scene = finished_held()
+    scene.live(15)
+    watch = Watch()
+    watch.feed(scene.lab.frames)
+    (firing,) = watch.findings.firing()
+    ended = watch.findings.update(ENGINE, firing.last_seen_ns + 10_000_000_000, [])
+    FindingsLog(tmp_path).append([*watch.take_transitions(), *ended])
+    resolved = watch.findings.resolved()
+    assert resolved
+    again = Watch()
+    again.findings.recall(FindingsLog(tmp_path).resolved())
+    for one, other in zip(again.findings.resolved(), resolved, strict=True):
+        assert (one.id, one.state, one.resolved_ns, one.judgement) == (
+            other.id, other.state, other.resolved_ns, other.judgement,
+        )  # fmt: skip
+
+
+def test_two_services_do_not_share_a_history(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = Service(ServiceConfig(events=(), data=tmp_path))
+    try:
+        assert main(["serve", "--data", str(tmp_path), "--port", "0"]) == 2
+        assert "another service keeps its history" in capsys.readouterr().err
+    finally:
+        first.stop()
+
+
+def test_a_recording_is_shown_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--recording", str(tmp_path), "--events", "tcp://127.0.0.1:5757"]) == 2
+    assert "alone" in capsys.readouterr().err
+    assert main(["serve", "--recording", str(tmp_path / "nothing")]) == 2
+    assert "is no directory" in capsys.readouterr().err
+    assert main(["serve", "--recording", str(tmp_path)]) == 2
+    assert "holds no recording" in capsys.readouterr().err
+    assert main(["serve", "--data", str(tmp_path), "--keep-bytes", "2G", "--host", "10.0.0.1"]) == 2
+    with pytest.raises(SystemExit, match="2"):
+        main(["serve", "--keep-bytes", "much"])
