@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -26,13 +25,15 @@ from monitor.outlets.otel.lives import Lives, Told
 from monitor.outlets.otel.logs import log_of
 from monitor.outlets.otel.metrics import metrics_data, points_in
 from monitor.outlets.otel.sampling import Sampling
-from monitor.outlets.otel.sender import Pace, Sender
+from monitor.outlets.otel.sender import Pace, Reasons, Sender
 from monitor.outlets.otel.spans import spans_of
 from monitor.outlets.otel.views import OtlpFigures
 from monitor.watch import Ended, Watch
 
 METRICS_EVERY_S: Final = 15.0
 """As often as Prometheus is commonly told to scrape."""
+NOTE_EVERY_S: Final = 1.0
+"""Whom findings name: they grow, and are judged twice a second."""
 EVENTS: Final = 400_000
 """Of requests that wait to be sent as spans: 30 s of 1,000 requests a second with a dozen events each; 100 MB or so."""
 LOGS: Final = 10_000
@@ -72,18 +73,24 @@ class OtelOutlet:
             raise BadEndpoint(f"a share of traces is a number from 0 to 1, not {config.sample:g}")
         every_s = config.metrics_every_s or _metrics_every_s()
         exporters = exporters_for(config.url)
-        # They say on every try what the senders say once, and the figures count.
-        logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)
+        self._reasons = reasons = Reasons()
         self.lives = Lives()
         self._watch = watch
         self._collect = collect
         self._every_s = every_s
         self._sampling = Sampling(config.sample)
+        self._noted_s = 0.0
         self._resource = Resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME", "kvscope")})
         pace = config.pace
-        self._traces = Sender[_Kept]("traces", exporters.traces, self._spans, capacity=EVENTS, batch=100, pace=pace)
-        self._logs = Sender[ReadableLogRecord]("logs", exporters.logs, list, capacity=LOGS, batch=500, pace=pace)
-        self._metrics = Sender[MetricsData]("metrics", exporters.metrics, _one, capacity=POINTS, batch=1, pace=pace)
+        self._traces = Sender[_Kept](
+            "traces", exporters.traces, self._spans, capacity=EVENTS, batch=100, pace=pace, reasons=reasons
+        )
+        self._logs = Sender[ReadableLogRecord](
+            "logs", exporters.logs, list, capacity=LOGS, batch=500, pace=pace, reasons=reasons
+        )
+        self._metrics = Sender[MetricsData](
+            "metrics", exporters.metrics, _one, capacity=POINTS, batch=1, pace=pace, reasons=reasons
+        )
         self._stopping = threading.Event()
         self._measuring = threading.Thread(target=self._measure, name="kvscope-otlp-measure", daemon=True)
         self._measuring.start()
@@ -107,10 +114,13 @@ class OtelOutlet:
         return kept
 
     def tell(self, transitions: Iterable[Transition]) -> None:
-        """Queue a log record for each."""
-        told = list(transitions)
-        self._sampling.note(told)
-        for transition in told:
+        """Queue a log record for each. To be called often, be there none: what is wrong is noted too."""
+        if time.monotonic() - self._noted_s >= NOTE_EVERY_S:
+            self._noted_s = time.monotonic()
+            with self._watch.locked():
+                findings = self._watch.findings
+                self._sampling.note([*findings.firing(), *findings.suppressed()])
+        for transition in transitions:
             self._logs.put(log_of(transition, self._culprit(transition), self._resource))
 
     def figures(self) -> list[OtlpFigures]:
@@ -130,6 +140,7 @@ class OtelOutlet:
             thread.start()
         for thread in closing:
             thread.join()
+        self._reasons.close()
 
     def _measure(self) -> None:
         while not self._stopping.wait(self._every_s):

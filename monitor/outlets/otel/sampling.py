@@ -11,7 +11,7 @@ from typing import Final
 
 from monitor.events.kinds import Kind
 from monitor.events.records import RequestState
-from monitor.findings import Transition, severity_at_least
+from monitor.findings import Finding, severity_at_least
 from monitor.ledger.latency import SERVED
 from monitor.outlets.otel.lives import Told
 
@@ -35,11 +35,11 @@ class Sampling:
         self._culprits: dict[tuple[str, str], str] = {}
         """What a finding named, by engine and request id, and its code: until it ends."""
 
-    def note(self, transitions: Iterable[Transition]) -> None:
-        """What fires names requests, whose traces are kept when they end."""
-        for transition in transitions:
-            judged = transition.finding.judgement
-            if transition.to == "firing" and severity_at_least(transition.finding.severity, "warning"):
+    def note(self, findings: Iterable[Finding]) -> None:
+        """What is wrong now names requests, whose traces are kept when they end."""
+        for finding in findings:
+            judged = finding.judgement
+            if severity_at_least(finding.severity, "warning"):
                 self._culprits.update({(judged.engine, name): judged.code for name in judged.requests})
         while len(self._culprits) > MAX_CULPRITS:
             del self._culprits[next(iter(self._culprits))]

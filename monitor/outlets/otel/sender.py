@@ -32,6 +32,30 @@ class Pace(NamedTuple):
     give_up_s: float = GIVE_UP_S
 
 
+class Reasons(logging.Handler):
+    """What exporters last said, in each thread. They say it at every try; it is told once, and the figures count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: dict[str, str] = {}
+        exporters = logging.getLogger("opentelemetry.exporter")
+        exporters.propagate = False
+        exporters.addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep it."""
+        self._said[record.threadName or ""] = record.getMessage()
+
+    def here(self) -> str:
+        """What was said last in this thread."""
+        return self._said.get(threading.current_thread().name, "no reason is known")
+
+    def close(self) -> None:
+        """Listen no longer."""
+        logging.getLogger("opentelemetry.exporter").removeHandler(self)
+        super().close()
+
+
 class Sender(Generic[Item]):
     """Sends items of one `signal`, `batch` at a time at most, made into what the exporter takes by `encode`.
 
@@ -46,7 +70,8 @@ class Sender(Generic[Item]):
         *,
         capacity: int,
         batch: int,
-        pace: Pace = Pace(),  # noqa: B008 - immutable
+        pace: Pace,
+        reasons: Reasons,
     ) -> None:
         self.signal = signal
         self.capacity = capacity
@@ -58,9 +83,11 @@ class Sender(Generic[Item]):
         self._encode = encode
         self._batch = batch
         self._pace = pace
+        self._reasons = reasons
         self._queue: deque[tuple[Item, int]] = deque()
         self._changed = threading.Condition()
         self._closing = False
+        self._failing = False
         self._thread = threading.Thread(target=self._run, name=f"kvscope-otlp-{signal}", daemon=True)
         self._thread.start()
 
@@ -108,15 +135,16 @@ class Sender(Generic[Item]):
         if not batch:
             return True
         pause, began = self._pace.retry_s, time.monotonic()
-        failed = False
         while True:
             if self._exporter.export(batch).name == "SUCCESS":
-                if failed:
-                    logger.info("OpenTelemetry %s arrive again", self.signal)
+                if self._failing:
+                    logger.warning("OpenTelemetry %s arrive again", self.signal)
+                self._failing = False
                 return True
-            if not failed:
-                logger.warning("OpenTelemetry %s do not arrive: they wait, and are tried again", self.signal)
-            failed = True
+            if not self._failing:
+                why = self._reasons.here()
+                logger.warning("OpenTelemetry %s do not arrive: they wait, and are tried again. %s", self.signal, why)
+            self._failing = True
             with self._changed:
                 if self._changed.wait_for(lambda: self._closing, pause):
                     return False
