@@ -88,7 +88,9 @@ def page(name: str, title: str, says: str, panels: Iterable[Panel], view: str) -
             .datasource(SOURCE)
             .enable(True)
             .icon_color("blue")
-            .expr(f"kvscope_engine_info{{{HERE}}} unless kvscope_engine_info{{{HERE}}} offset 1m")
+            .expr(
+                f"kvscope_engine_info{{{HERE}}} unless present_over_time(kvscope_engine_info{{{HERE}}}[10m] offset 1m)"
+            )
         )
         .annotation(
             AnnotationQuery()

@@ -81,7 +81,7 @@ def watched(folder: Path) -> Iterator[Prometheus]:
     """A Prometheus that has seen a lab with every incident, and a vLLM, for SECONDS, and sees them still."""
     service_at, own, events = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}", f"ipc://{folder}/events"
     hook = Server()
-    with vllm_page() as vllm:
+    with vllm_page(first=30, every_s=0.5) as vllm:
         command = [
             program("prometheus", "prometheus"), f"--config.file={quick_prometheus(folder, service_at, vllm)}",
             f"--storage.tsdb.path={folder}/data", f"--web.listen-address={own}",

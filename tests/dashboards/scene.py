@@ -26,11 +26,11 @@ def lab(events: str) -> list[str]:
 
 
 @contextmanager
-def vllm_page() -> Iterator[str]:
-    """Where a vLLM's page is, as it was while blocks leaked: each scrape sees it a little later."""
+def vllm_page(first: int = 90, every_s: float = 0.25) -> Iterator[str]:
+    """Where a vLLM's page is, as it was while blocks leaked, from its `first` scrape on: another one `every_s`."""
     histograms = [line for line in whole_page().splitlines() if re.match(r"vllm:\w+_seconds_(bucket|sum|count)", line)]
     pages = []
-    for number, row in enumerate(rows("never-freed", 0.5)[90:], 1):
+    for number, row in enumerate(rows("never-freed", 0.5)[first:], 1):
         grown = (f"{series} {float(value) * number}" for series, _, value in (h.rpartition(" ") for h in histograms))
         pages.append(page(row) + "\n".join(grown) + "\n")
     with served(pages[0]) as server:
@@ -39,7 +39,7 @@ def vllm_page() -> Iterator[str]:
         def go_on() -> None:
             for text in pages:
                 server.answer = text
-                if stop.wait(0.25):
+                if stop.wait(every_s):
                     return
 
         thread = threading.Thread(target=go_on)
