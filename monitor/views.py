@@ -106,6 +106,8 @@ class RequestView(msgspec.Struct, frozen=True):
     client_gone: bool
     stalled: bool
     ended: bool
+    waited_s: dict[str, float] = {}
+    """Until now, by reason."""
 
 
 class StoryView(msgspec.Struct, frozen=True):

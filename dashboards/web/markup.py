@@ -36,6 +36,14 @@ def field(kind: str, name: str, value: str, **more: str) -> dcc.Input:
     return dcc.Input(**attributes)
 
 
+def choice(name: str, words: str, values: Sequence[tuple[str, str]], chosen: str) -> html.Label:
+    """A labelled field of such a form that has one of the values, each with what is written for it, or any."""
+    options = [html.Option("any", value=""), *(html.Option(text, value=value) for value, text in values)]
+    if chosen not in ("", *(value for value, _ in values)):
+        options.append(html.Option(chosen, value=chosen))
+    return html.Label([html.Span(words), html.Select(options, name=name, **data(value=chosen))])
+
+
 def dot(family: str) -> html.Span:
     """A dot in the colour of a block state; a class of the style sheet."""
     return html.Span(className=f"dot {family}", **aria(hidden="true"))

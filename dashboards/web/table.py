@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from dashboards.web.view import Entry
-from dashboards.web.views import blocks, engine, findings, held, memory, overview, prefixes, requests
+from dashboards.web.views import blocks, engine, findings, held, memory, overview, prefixes, request, requests
 
 TABLE: Final = (
     Entry("", "Overview", overview.view),
@@ -14,7 +14,7 @@ TABLE: Final = (
     Entry("block", "", blocks.view, tab="blocks"),
     Entry("held", "Never freed", held.view),
     Entry("requests", "Requests", requests.view),
-    Entry("request", "", requests.view, tab="requests"),
+    Entry("request", "", request.view, tab="requests"),
     Entry("prefixes", "Prefix cache", prefixes.view),
     Entry("memory", "Memory", memory.view),
     Entry("findings", "Findings", findings.view),

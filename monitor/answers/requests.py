@@ -16,7 +16,7 @@ from monitor.ledger.fragmentation import unused_tokens
 from monitor.ledger.ledger import EngineLedger, Position
 from monitor.ledger.life import in_words, phases
 from monitor.ledger.story import events, names_in, story_of_request
-from monitor.ledger.waits import Wait, wait_of
+from monitor.ledger.waits import Wait, wait_of, waited_s
 from monitor.ledger.words import counted, duration, timestamp
 from monitor.views import ConditionView, PhaseView, RequestDetail, RequestView
 
@@ -43,7 +43,7 @@ def request_detail(ledger: EngineLedger, name: str, batches: Callable[[int], Ite
         engine=ledger.engine,
         request=_request_view(ledger, record, ended=record.number not in ledger.state.requests),
         blocks=list(record.blocks),
-        waited_s=_waited_s(record),
+        waited_s=_waited_s(ledger, record),
         story=[story_view(line) for line in story],
         story_is_whole=any(line.what in ("received", "arrived") for line in story),
         life=_life(ledger, record, about),
@@ -75,12 +75,12 @@ def _request_view(ledger: EngineLedger, record: RequestState, ended: bool = Fals
         client_gone=bool(record.client_gone_ns),
         stalled=bool(record.stalled_ns),
         ended=ended,
-        waited_s=_waited_s(record),
+        waited_s=_waited_s(ledger, record),
     )
 
 
-def _waited_s(record: RequestState) -> dict[str, float]:
-    return {name_of(Cause, cause): round(ns / 1e9, 3) for cause, ns in record.waited_ns.items()}
+def _waited_s(ledger: EngineLedger, record: RequestState) -> dict[str, float]:
+    return {cause: round(seconds, 3) for cause, seconds in waited_s(ledger, record).items()}
 
 
 def _life(ledger: EngineLedger, record: RequestState, about: list[tuple[Position, int, Run]]) -> list[PhaseView]:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
 
 import msgspec
 
 from monitor.detectors.thresholds import Settings
 from monitor.doctor.window import Span, at_of
-from monitor.events.kinds import Cause, name_of
 from monitor.events.records import RequestState
 from monitor.events.wire import Batch, Keyframe
 from monitor.findings import FindingReport
 from monitor.ledger.balance import Balance
 from monitor.ledger.latency import SERVED
 from monitor.ledger.ledger import EngineLedger, Point, Record
+from monitor.ledger.waits import waited_s
 from monitor.ledger.words import timestamp
 from monitor.watch import Watch
 
@@ -151,12 +150,8 @@ def _stretch(
 def _waits(ledger: EngineLedger, requests: list[RequestState]) -> dict[str, list[float]]:
     waits: dict[str, list[float]] = {}
     for record in requests:
-        waited: dict[Any, float] = {cause: ns / 1e9 for cause, ns in record.waited_ns.items()}
-        if record.is_waiting:
-            cause = ledger.cause_of_wait(record)
-            waited[cause] = waited.get(cause, 0.0) + ledger.age_s(record.since_ns)
-        for cause, seconds in waited.items():
-            waits.setdefault(name_of(Cause, cause), []).append(seconds)
+        for cause, seconds in waited_s(ledger, record).items():
+            waits.setdefault(cause, []).append(seconds)
     return waits
 
 

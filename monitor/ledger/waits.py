@@ -22,17 +22,28 @@ MOST_HOLDERS: Final = 5
 
 class Wait(msgspec.Struct, frozen=True):
     """One that is waited for, or waits: what it is, how many blocks would come back if it gave its own up, and what it
-    waits for itself. Those who could give most stand first; one that waits for nothing is a root.
+    waits for itself. Those who could give most stand first; one that waits for nothing is a root. `request`: its id, if
+    it is one.
     """
 
     text: str
     blocks: int
     waits_for: list[Wait]
+    request: str = ""
 
 
 def wait_of(ledger: EngineLedger, record: RequestState) -> Wait:
     """The tree under `record`. One that waits for nothing is a tree of itself."""
     return _of_request(ledger, record, ())
+
+
+def waited_s(ledger: EngineLedger, record: RequestState) -> dict[str, float]:
+    """Seconds that a request has waited until now, by reason."""
+    waited: dict[int, float] = {cause: ns / 1e9 for cause, ns in record.waited_ns.items()}
+    if record.is_waiting:
+        cause = ledger.cause_of_wait(record)
+        waited[cause] = waited.get(cause, 0.0) + ledger.age_s(record.since_ns)
+    return {name_of(Cause, cause): seconds for cause, seconds in waited.items()}
 
 
 def _of_request(ledger: EngineLedger, record: RequestState, above: tuple[int, ...]) -> Wait:
@@ -41,16 +52,17 @@ def _of_request(ledger: EngineLedger, record: RequestState, above: tuple[int, ..
     here = f"request {record.id}, {status} for {duration(ledger.age_s(record.since_ns))}"
     blocks = _come_back(ledger, record.blocks)
     if record.number in above:
-        return Wait(f"request {record.id}, which waits itself: neither can go on without the other", blocks, [])
+        caught = f"request {record.id}, which waits itself: neither can go on without the other"
+        return Wait(caught, blocks, [], record.id)
     if record.is_finished:
         deferral = ledger.state.deferrals.get(record.number)
         if deferral is None:
-            return Wait(here, blocks, [])
+            return Wait(here, blocks, [], record.id)
         name, waiting = WAITS_FOR.get(deferral.holder, ("somebody", "waits"))
         keeper = f"{name}, which {waiting}, {duration(ledger.age_s(deferral.since_ns))}"
-        return Wait(f"{here}: the free of its blocks is deferred", blocks, [Wait(keeper, 0, [])])
+        return Wait(f"{here}: the free of its blocks is deferred", blocks, [Wait(keeper, 0, [])], record.id)
     lacks, waits_for = _needs(ledger, record, (*above, record.number))
-    return Wait(f"{here}{': ' if lacks else ''}{lacks}", blocks, waits_for)
+    return Wait(f"{here}{': ' if lacks else ''}{lacks}", blocks, waits_for, record.id)
 
 
 def _needs(ledger: EngineLedger, record: RequestState, above: tuple[int, ...]) -> tuple[str, list[Wait]]:

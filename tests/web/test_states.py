@@ -1,4 +1,4 @@
-"""What never came back, the prefix cache and the memory: the views say what the query interface answers."""
+"""Requests, what never came back, the prefix cache, the memory: the views say what the query interface answers."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
+
 from dashboards.web.links import place_of, wall_ns
 from dashboards.web.view import Here, View
-from dashboards.web.views import held, memory, prefixes
+from dashboards.web.views import held, memory, prefixes, request, requests
 from monitor.query import counted
 from monitor.watch import Watch
 from tests.lab import Lab
@@ -157,3 +159,76 @@ def test_the_parts_of_the_bill_are_a_waterfall_to_the_total() -> None:
     assert [row[0] for row in rows(view, "bill")] == [name for name, size in parts.items() if size]
     assert sum(parts.values()) == watch.memory(ENGINE).known["device_total"]
     assert f"--kv-cache-memory-bytes {260 << 20}" in text(view, "bill")
+
+
+def waiting() -> Watch:
+    """One runs, one has no room beside it, one stands behind that, and two have ended."""
+    lab = Lab(total=20, max_num_batched_tokens=80, prefix_caching=False)
+    for name in ("done-1", "done-2"):
+        lab.arrive(8, max_tokens=1, name=name)
+        lab.run_until_idle()
+    for name in ("large", "next", "last"):
+        lab.arrive(60, max_tokens=4 if name != "large" else 12, name=name)
+    for _ in range(3):
+        lab.step()
+    return looked_at(lab)
+
+
+def test_requests_are_narrowed_and_sorted_by_the_address() -> None:
+    watch = waiting()
+    told = {one.id: one for one in watch.requests(ENGINE)}
+
+    def shown(asked: str) -> list[str]:
+        return [row[0] for row in rows(requests.view(watch, at(watch, f"/requests?{asked}")), "requests")[1:]]
+
+    assert set(shown("")) == set(told)
+    assert shown("q=DONE&sort=id") == sorted(name for name in told if "done" in name)
+    assert set(shown("state=WAITING")) == {name for name, one in told.items() if one.state == "WAITING"} != set()
+    assert shown("reason=BEHIND_HEAD") == [name for name, one in told.items() if one.reason == "BEHIND_HEAD"] != []
+    assert set(shown("holding=1")) == {name for name, one in told.items() if one.blocks} != set()
+    by_blocks = [told[name].blocks for name in shown("sort=-blocks")]
+    assert by_blocks == sorted(by_blocks, reverse=True)
+    by_wait = [sum(told[name].waited_s.values()) for name in shown("sort=waited")]
+    assert by_wait == sorted(by_wait)
+    assert shown("q=nobody") == []
+
+
+def test_many_requests_are_turned_over_by_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = waiting()
+    monkeypatch.setattr(requests, "A_PAGE", 2)
+    seen = []
+    for number in (1, 2, 3):
+        view = requests.view(watch, at(watch, f"/requests?sort=id&page={number}"))
+        seen += [row[0] for row in rows(view, "requests")[1:]]
+        assert f"page {number} of 3" in text(view, "requests")
+    assert seen == sorted(one.id for one in watch.requests(ENGINE))
+
+
+def test_who_waits_is_led_to_the_root() -> None:
+    watch = waiting()
+    view = request.view(watch, at(watch, "/request?id=last"))
+    told = watch.request(ENGINE, "last")
+    tree = text(view, "waits")
+    for name in ("last", "next", "large"):
+        assert f"request {name}" in tree
+    assert tree.index("last") < tree.index("next") < tree.index("large")
+    assert [row[0] for row in rows(view, "life")[1:]] == [phase.state for phase in told.life]
+    assert [row[1] for row in rows(view, "conditions")] == ["yes" if one.holds else "no" for one in told.conditions]
+    assert told.waits is not None
+    assert (told.waits.request, told.waits.waits_for[0].request) == ("last", "next")
+
+
+def test_what_was_computed_again_is_hatched() -> None:
+    lab = Lab(total=14, max_num_batched_tokens=80, prefix_caching=False)
+    for name in ("one", "two"):
+        lab.arrive(16, max_tokens=20, name=name)
+    lab.run_until_idle()
+    watch = looked_at(lab)
+    (again,) = {one.id for one in watch.requests(ENGINE) if one.preemptions}
+    life = watch.request(ENGINE, again).life
+    view = request.view(watch, at(watch, f"/request?id={again}"))
+    assert "Hatched" in text(view, "life")
+    computed = [row[5] for row in rows(view, "life")[1:]]
+    assert [f"({phase.recomputed:,} again)" in cell for phase, cell in zip(life, computed, strict=True)] == [
+        bool(phase.recomputed) for phase in life
+    ]
