@@ -201,9 +201,12 @@ class Watch:
             found = self.findings.by_id(id)
             if found is None:
                 raise NotKnown(f"there is no finding {id!r}: it is not known here, or ended too long ago")
-            live = self.fleet.engines[found.judgement.engine]
-            began_ns, ended_ns = found.life(live.now_ns)
             report = found.report()
+        try:
+            live = self._live(report.engine)
+        except NotKnown:  # it is over, and of its engine nothing else is kept
+            return FindingDetail(report, [])
+        began_ns, ended_ns = found.life(live.now_ns)
         margin = max(MARGIN_NS, (ended_ns - began_ns) // 10)
         points = self._past.points(live, began_ns - margin, ended_ns + margin, MOST_POINTS)
         return FindingDetail(report, point_views(points, MOST_POINTS))

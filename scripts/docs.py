@@ -14,10 +14,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
+from fastapi.routing import APIRoute
 
 import engine.__main__
 import engine.faults
 from monitor import cli
+from monitor.api import create_app
 from monitor.detectors.judgement import CATALOGUE
 from monitor.detectors.thresholds import THRESHOLDS
 from monitor.doctor import report
@@ -133,6 +135,28 @@ def _reference() -> Iterator[str]:
     yield ""
     yield from _table(("code", "what is broken"), ((f"`{c}`", place) for c, place in engine.faults.PLACES.items()))
     yield ""
+    yield "## API of `monitor serve`"
+    yield ""
+    yield "JSON, with the service's token as a bearer if it has one; `/api/openapi.json` has the same for machines."
+    yield "`at`, `since`, `until` and `around` take a time (RFC 3339, or the last such time of day by UTC: `14:02:11`)"
+    yield "or a position (`epoch/sequence/event`: just after that event), as answers give them. An empty `at` or"
+    yield "`until` is now, an empty `since` ten minutes before `until`. 404: not known, or not kept; 400: it makes no"
+    yield "sense."
+    yield ""
+    yield from _table(
+        ("what", "asked with", "answer"),
+        (
+            (
+                f"`{method} {route.path}`",
+                ", ".join(f"`{each.name}`" for each in route.dependant.query_params),
+                " ".join((route.endpoint.__doc__ or "").split()),
+            )
+            for route in create_app(Watch(), list).routes
+            if isinstance(route, APIRoute) and route.path.startswith("/api/") and "{path" not in route.path
+            for method in sorted(route.methods)
+        ),
+    )
+    yield ""
     yield "## Metrics of `monitor serve`"
     yield ""
     yield "Requests and blocks are never labels. Where there is a GPU, the driver's own figures are there too, by gpu"
@@ -141,8 +165,8 @@ def _reference() -> Iterator[str]:
     yield "workers, or others; in a container all are others)."
     yield ""
     yield "A gaugehistogram tells how old is what goes on now: as text it is a histogram whose buckets fall too, so"
-    yield "neither `rate` nor `increase` is for it; `_gcount` and `_gsum` stand beside its buckets. What is counted since"
-    yield "we have listened begins anew with each life of an engine."
+    yield "neither `rate` nor `increase` is for it; `_gcount` and `_gsum` stand beside its buckets. What is counted"
+    yield "since we have listened begins anew with each life of an engine."
     yield ""
     yield from _table(
         ("metric", "type", "labels", "what it is"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import httpx
 import msgspec
 import pytest
 import uvicorn
+from fastapi.routing import APIRoute
 from starlette.websockets import WebSocket
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
@@ -19,7 +21,7 @@ from websockets.typing import Origin
 
 from monitor.api import COOKIE, create_app
 from monitor.outlets.alerts.alerts import Alerts
-from monitor.query import BadQuestion, BadTime, NotKnown, RemoteQuery, Unreachable
+from monitor.query import BadQuestion, BadTime, NotKnown, Query, RemoteQuery, Unreachable
 from monitor.views import SourceView
 from monitor.watch import Watch
 from tests.detectors.scenes import ENGINE, Watched, finished_held, unaccounted
@@ -150,6 +152,18 @@ def test_what_is_asked_wrongly_is_said_over_http_too(leaking: Watched, get: http
         finally:
             remote.close()
         assert get.get(f"{url}/api/calculator", params={"engine": ENGINE, "prompt_tokens": "many"}).status_code == 422
+
+
+def test_each_question_is_asked_alike_everywhere() -> None:
+    """In process, over HTTP and by the API, by the same names and in the same order."""
+    routes = {route.path: route for route in create_app(Watch(), list).routes if isinstance(route, APIRoute)}
+    asked = [name for name in vars(Query) if not name.startswith("_")]
+    assert len(asked) > 10
+    for name in asked:
+        signature = inspect.signature(getattr(Query, name))
+        assert inspect.signature(getattr(Watch, name)) == inspect.signature(getattr(RemoteQuery, name)) == signature
+        path = {"find": "/api/findings"}.get(name, f"/api/{name}")
+        assert len(routes[path].dependant.query_params) == len(signature.parameters) - 1, path
 
 
 def test_what_is_not_known_is_so_over_http_too(leaking: Watched, get: httpx.Client) -> None:
