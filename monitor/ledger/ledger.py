@@ -25,6 +25,7 @@ from monitor.ledger.prefixes import Prefixes
 from monitor.ledger.tally import Tally
 
 POINT_EVERY_NS: Final = 100_000_000
+SPARSE_POINT_EVERY_NS: Final = 1_000_000_000
 MAX_POINTS: Final = 36_000
 MAX_ENDED: Final = 4_096
 MAX_ANOMALIES: Final = 1_000
@@ -89,11 +90,14 @@ class Point(NamedTuple):
 
 
 class EngineLedger:
-    """The ledger of the engine named `engine`. One of the past is not `counting`: nobody draws its tally over time."""
+    """The ledger of the engine named `engine`. One of the past is not `counting`: nobody draws its tally
+    over time, and its points are kept elsewhere, so that few of them do.
+    """
 
     def __init__(self, engine: str, *, counting: bool = True) -> None:
         self.engine = engine
         self.counting = counting
+        self._point_every_ns = POINT_EVERY_NS if counting else SPARSE_POINT_EVERY_NS
         self.epoch = 0
         self.sequence = -1
         self.state = State()
@@ -224,7 +228,7 @@ class EngineLedger:
             self._note_anomaly(FoundAnomaly(position, batch.wall_ns, anomaly))
         if self.uncertain_since_ns and not state.damaged:
             self.uncertain_since_ns = 0
-        if not self.points or self.now_ns - self.points[-1].at_ns >= POINT_EVERY_NS:
+        if not self.points or self.now_ns - self.points[-1].at_ns >= self._point_every_ns:
             point = self._point()
             if not state.damaged:
                 self._look_at_floor(point)
