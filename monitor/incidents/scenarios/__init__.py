@@ -28,7 +28,7 @@ SHOWN_BY_HAND: Final = (
     "leak.session-pinned", "leak.encoder-cache", "stuck.encoder-budget", "stuck.rank-diverged",
     "sizing.block-inflated", "blind.*", "held.*",
 )  # fmt: skip
-"""kvscope's engine has no such part: tests/detectors has streams written by hand for these, and two engines for ranks."""
+"""One engine has no such part: tests/detectors has streams written by hand for these, and two engines for ranks."""
 
 INCIDENTS: Final = (*LEAKS, *STUCK, *THRASH, *COLLAPSE, *CORRUPT, *SIZING)
 SCENARIOS: Final = (*INCIDENTS, *HEALTHY)
