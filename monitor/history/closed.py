@@ -35,6 +35,7 @@ from monitor.ledger.ledger import Point
 Ints = npt.NDArray[np.int64]
 
 EVENTS_A_GROUP: Final = 1 << 14
+FRAMES_A_GROUP: Final = 1 << 10
 """Rows that are read together: what is read too much for one moment is at most so many at either end."""
 _SAID_ASIDE: Final = (Kind.RECEIVED, Kind.CLIENT_GONE, Kind.STALLED, Kind.HEARTBEAT)
 """By other threads, with a time of their own that is not that of the events that follow."""
@@ -109,6 +110,8 @@ def write_table(table: pa.Table, path: Path) -> None:
             ],  # a hash is said when it comes and when it goes
             "column_encoding": dict.fromkeys(deltas, "DELTA_BINARY_PACKED") | dict.fromkeys(split, "BYTE_STREAM_SPLIT"),
         }
+    elif path.stem == "frames":
+        settings["row_group_size"] = FRAMES_A_GROUP
     elif path.stem == "keyframes":
         settings["row_group_size"] = 1  # one is read at a time
     pq.write_table(table, path, **settings)
@@ -241,13 +244,18 @@ class Closed:
         self.path = segment.path
         self.index = Index()
         head = self._table("frames", ["engine", "keyframe", "sequence", "wall_ns", "events"])
-        keyframe, sequence, wall, events = (
-            head[name].to_pylist() for name in ("keyframe", "sequence", "wall_ns", "events")
-        )
         self.index.engine = head["engine"][0].as_py() if len(head) else ""
-        for row, said in enumerate(zip(keyframe, sequence, wall, strict=True)):
-            self.index.add(*said, row)
-        self._events_until = np.cumsum([0, *events])
+        keyframe, sequence, wall, events = (
+            head[name].to_numpy() for name in ("keyframe", "sequence", "wall_ns", "events")
+        )
+        self.index.anchors = np.flatnonzero(keyframe | (sequence == 0)).tolist()
+        for column, values in (
+            (self.index.wall, np.maximum.accumulate(wall)),
+            (self.index.sequence, np.maximum.accumulate(sequence)),
+            (self.index.place, np.arange(len(head))),
+        ):
+            column.frombytes(values.tobytes())
+        self._events_until = np.concatenate(([0], np.cumsum(events)))
 
     def refresh(self) -> None:
         """There is nothing to come."""
@@ -256,7 +264,7 @@ class Closed:
         """The frames from number `first` up to, not including, `end`, each with its number."""
         if first >= end:
             return
-        rows = self._table("frames").slice(first, end - first).to_pylist()
+        rows = self._rows("frames", None, first, end).to_pylist()
         begin = int(self._events_until[first])
         runs, args, ids = self._columns(begin, int(self._events_until[end]))
         a, i = np.concatenate(([0], np.cumsum(runs[:, 3]))), np.concatenate(([0], np.cumsum(runs[:, 4])))
@@ -280,16 +288,21 @@ class Closed:
         with pq.ParquetFile(self.path / f"{name}.parquet") as file:
             return file.read(columns, use_threads=False)
 
+    def _rows(self, name: str, columns: list[str] | None, first: int, end: int) -> pa.Table:
+        """The rows from `first` up to, not including, `end`: no more is read than the groups that they are in."""
+        with pq.ParquetFile(self.path / f"{name}.parquet") as file:
+            groups = (file.metadata.row_group(number) for number in range(file.num_row_groups))
+            ends = np.cumsum([group.num_rows for group in groups])
+            wanted = range(int(np.searchsorted(ends, first, "right")), int(np.searchsorted(ends, end, "left")) + 1)
+            table = file.read_row_groups(list(wanted), columns, use_threads=False)
+        begin = int(ends[wanted.start - 1]) if wanted.start else 0
+        return table.slice(first - begin, end - first)
+
     def _columns(self, first: int, end: int) -> tuple[npt.NDArray[np.int32], Ints, npt.NDArray[np.int32]]:
         """Runs, five to an event, args and ids of the events from `first` up to `end`."""
         if first == end:
             return np.empty((0, 5), np.int32), np.empty(0, np.int64), np.empty(0, np.int32)
-        with pq.ParquetFile(self.path / "events.parquet") as file:
-            groups = range(first // EVENTS_A_GROUP, -(-end // EVENTS_A_GROUP))
-            table = file.read_row_groups(
-                list(groups), columns=["kind", "kv_group", "request", "args", "hashes", "ids"], use_threads=False
-            )
-        table = table.slice(first - groups.start * EVENTS_A_GROUP, end - first)
+        table = self._rows("events", ["kind", "kv_group", "request", "args", "hashes", "ids"], first, end)
         lists = [pa.concat_arrays(table[name].chunks) for name in ("args", "hashes", "ids")]
         n_args, n_hashes, n_ids = (np.diff(column.offsets.to_numpy()) for column in lists)
         others, hashes, ids = (column.flatten().to_numpy() for column in lists)

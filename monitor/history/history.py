@@ -131,8 +131,8 @@ class History:
         return Span(lives[0].from_ns, max(life.to_ns for life in lives), lives, gaps)
 
     def ledger_at(self, engine: str, at_ns: int) -> EngineLedger:
-        """The ledger as it was at `at_ns` (wall): all batches packed by then. Its `points`, `recent`, `ended` and all
-        else that it only keeps for a while begin at the keyframe before. Raises NotKept.
+        """The ledger as it was at `at_ns` (wall): all batches packed by then. Its `points` (one a second),
+        `recent`, `ended` and all else that it only keeps for a while begin at the keyframe before. Raises NotKept.
         """
         return self._ledger(engine, str(at_ns), _Until(at_ns=at_ns))
 
@@ -183,7 +183,7 @@ class History:
         ledgers: list[EngineLedger] = []
         for _, frame in self._frames(engine, from_ns, to_ns, from_anchor=True):
             if not ledgers or frame.epoch > ledgers[-1].epoch:
-                ledgers.append(EngineLedger(engine, counting=False))
+                ledgers.append(EngineLedger(engine))
             ledgers[-1].apply(frame)
         for ledger in ledgers:
             yield from (point for point in ledger.points if from_ns <= point.at_ns <= to_ns)
