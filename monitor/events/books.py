@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from typing import Final, Protocol
+from typing import Final
 
 from monitor.events.evictions import Evictions
 from monitor.events.kinds import Holder
@@ -27,31 +27,13 @@ from monitor.events.records import (
     TierState,
     Totals,
 )
+from monitor.events.stays import Stays
 
 MAX_ANOMALIES: Final = 1000
 MAX_TURNS: Final = 4096
 """Preemptions and computed prompts that are kept for whoever folds; who does not take them has the last of them."""
 LEASE_SLACK_NS: Final = 100_000_000
 """The engine's clock is said once a pass: a lease that ends in a pass ends this little after what was said."""
-
-
-class Stays(Protocol):
-    """Who is told of blocks that come into use and go. Times are monotonic ns, one for each block of a list."""
-
-    def allocated(self, blocks: int, idle_since: list[int], born: list[int], now_ns: int) -> None:
-        """So many were handed out, and some lost their contents by that; see `evicted`."""
-
-    def reused(self, blocks: int, idle_since: list[int], now_ns: int) -> None:
-        """So many came into use by a prefix hit; since when those of them were idle whose contents were there."""
-
-    def released(self, used_since: list[int], born: list[int], now_ns: int) -> None:
-        """The last reference to each went; `born`: when those were handed out that have no contents to keep."""
-
-    def idle_from(self, at_ns: int) -> None:
-        """One that nobody uses got contents; it has not been in use since then."""
-
-    def evicted(self, idle_since: list[int], born: list[int], now_ns: int) -> None:
-        """Contents that nobody used went: since when they were idle, and when their blocks were handed out."""
 
 
 class Books:
@@ -93,7 +75,7 @@ class Books:
         self.heartbeat: Heartbeat | None = None
         self.memory: list[int] = []
         self.tiers: dict[int, TierState] = {}
-        self.stays: Stays | None = None
+        self.stays: Stays | None = None  # what became of blocks, if somebody counts it
         # Audits. `orphans` are blocks that an audit showed to have more references than these books know owners for.
         self.damaged = False
         self.audit_cycles = 0
@@ -159,7 +141,15 @@ class Books:
 
     def counts_match(self, free: int, cached_idle: int, used: int) -> bool:
         """Whether these are the pool's counts by the books too."""
-        return (free, cached_idle, used) == (self.free, self.cached_idle, self.used)
+        return used == self.used and cached_idle == self.cached_idle and free == self.free
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is anything to take, of what follows."""
+        return bool(
+            self._ended or self._finished or self._lapsed or self._preempted or self._prompts or self._recomputed
+            or self._anomalies
+        )  # fmt: skip
 
     def take_ended(self) -> list[RequestState]:
         """Requests that ended and hold nothing any more, since last asked; the books forget them."""

@@ -13,6 +13,7 @@ from monitor.events.audits import AuditFold
 from monitor.events.books import Books
 from monitor.events.kinds import FIRST_FINISHED, Cause, Holder, Kind, Status, TierOp
 from monitor.events.records import Heartbeat, Preemption, Prompt, RequestState, StepInFlight, TierState
+from monitor.events.stays import Stays
 from monitor.events.trace_context import TraceContext
 from monitor.events.wire import fives
 
@@ -40,23 +41,26 @@ class State(Books):
         """
         refs, owner, hashes, since, born = self.refs, self.owner, self.hashes, self.since, self.born
         requests, totals, gone = self.requests, self.totals, self.evictions.gone.keys()
-        a = i = 0
+        stays = self.stays or Stays()
+        allocated = cached = a = i = 0
         index = -1
         for kind, group, number, n_args, n_ids in fives(runs):
             index += 1
             a_end, i_end = a + n_args, i + n_ids
             if kind in _BLOCK_KINDS:
-                blocks = ids[i:i_end]
                 now = self.now_ns
                 self._index = index
                 if n_ids == 1:  # the usual decode case, worth a shorter way
-                    known = self.reserved <= blocks[0] < self.total
+                    blocks = [ids[i]]
+                    known = self.reserved <= ids[i] < self.total
                 else:
-                    known = not blocks or self.reserved <= min(blocks) <= max(blocks) < self.total
+                    blocks = ids[i:i_end]
+                    ordered = sorted(blocks)  # which takes less than to look for the least and the greatest
+                    known = not blocks or self.reserved <= ordered[0] <= ordered[-1] < self.total
                 if not known:
                     self.anomaly("block out of range", max(blocks), number, f"the pool has {self.total}")
                 elif kind == _ALLOCATED:
-                    taken, idle_since, born_then = n_ids, [], []
+                    taken, evicted = n_ids, 0
                     for block in blocks:
                         if refs[block]:
                             taken -= 1
@@ -64,52 +68,66 @@ class State(Books):
                             continue
                         if hashes[block]:
                             hashes[block] = 0
-                            idle_since.append(since[block])
-                            born_then.append(born[block])
+                            evicted += 1
+                            stays.evicted_since.append(since[block])
+                            stays.evicted_ns.append(now)
+                            stays.born.append(born[block])
+                            stays.died_ns.append(now)
                         refs[block] = 1
                         owner[block] = number
                         since[block] = born[block] = now
-                    if idle_since:
-                        self.cached_idle -= len(idle_since)
-                        totals.evicted += len(idle_since)
-                    if self.stays is not None:
-                        self.stays.allocated(taken, idle_since, born_then, now)
+                    stays.taken.append(taken)
+                    stays.taken_ns.append(now)
+                    if evicted:
+                        self.cached_idle -= evicted
+                        totals.evicted += evicted
                     if self.early:
                         self._check_early(blocks, number)
                     self.used += taken
-                    totals.allocated += n_ids
+                    allocated += n_ids
                     record = requests.get(number) or self._request(number)
                     record.blocks += blocks
                     if n_args and not record.first_token_ns:
-                        self._evicted(record, args[a:a_end])
+                        self._evicted_by(record, args[a:a_end])
                 elif kind == _CACHED:
-                    values = args[a:a_end]
-                    for block, value in zip(blocks, values, strict=True):
+                    if n_args != n_ids:
+                        raise ValueError(f"{n_ids} blocks cached under {n_args} hashes")
+                    for at, block in enumerate(blocks, a):
                         if not refs[block] and not hashes[block]:
-                            self._cached_unused(block)
-                        hashes[block] = value
-                    totals.cached += n_ids
-                    if gone and not gone.isdisjoint(values):
-                        self.evictions.store(values)
+                            self._cached_unused(block, stays)
+                        hashes[block] = args[at]
+                    cached += n_ids
+                    if gone and not gone.isdisjoint(args[a:a_end]):
+                        self.evictions.store(args[a:a_end])
                     cacher = requests.get(number)
                     if cacher is not None and not cacher.first_token_ns and not group:  # of each token once
                         cacher.cached_blocks += n_ids
                         self.prompt_blocks_cached += n_ids
                 elif kind == _RELEASED:
-                    unused = []
+                    freed = kept = 0
                     for block in blocks:
-                        if refs[block] == 1 and owner[block] == number:
-                            refs[block] = 0
-                            owner[block] = -1
-                            unused.append(block)
-                        else:
+                        if refs[block] != 1 or owner[block] != number:
                             self._release_shared(block, number)
-                    self._unused(unused)
+                            continue
+                        refs[block] = 0
+                        owner[block] = -1
+                        freed += 1
+                        stays.used_since.append(since[block])
+                        since[block] = now
+                        if hashes[block]:
+                            kept += 1
+                        else:
+                            stays.born.append(born[block])
+                            stays.died_ns.append(now)
+                    stays.kept.append(kept)
+                    stays.kept_ns.append(now)
+                    self.used -= freed
+                    self.cached_idle += kept
                     reason, released = args[a], totals.released
                     released[reason] = released.get(reason, 0) + n_ids
                     self._drop_blocks(number, blocks)
                 elif kind == _REUSED:
-                    self._reused(blocks, number)
+                    self._reused(blocks, number, stays)
                     totals.reused += n_ids
                     (requests.get(number) or self._request(number)).blocks += blocks
                 else:
@@ -129,6 +147,8 @@ class State(Books):
                 self._index = index
                 self._other(kind, group, number, args[a:a_end], ids[i:i_end], texts)
             a, i = a_end, i_end
+        totals.allocated += allocated
+        totals.cached += cached
 
     def mark_damaged(self) -> None:
         """Events were lost for good: take the engine's audits for truth until one is complete."""
@@ -144,11 +164,10 @@ class State(Books):
 
     # ---------------------------------------------------------------- blocks
 
-    def _reused(self, blocks: list[int], number: int) -> None:
+    def _reused(self, blocks: list[int], number: int, stays: Stays) -> None:
         refs, owner, hashes, since, more = self.refs, self.owner, self.hashes, self.since, self.more
         now = self.now_ns
-        idle_since = []
-        used = 0
+        used = hit = 0
         for block in blocks:
             if refs[block]:
                 if owner[block] < 0:
@@ -156,37 +175,53 @@ class State(Books):
                 else:
                     more.setdefault(block, []).append(number)
                 refs[block] += 1
+                continue
+            if hashes[block]:
+                hit += 1
+                stays.hit_since.append(since[block])
+                stays.hit_ns.append(now)
             else:
-                if hashes[block]:
-                    idle_since.append(since[block])
-                else:
-                    self.anomaly("prefix hit on a block with no hash", block, number, "")
-                refs[block] = 1
-                owner[block] = number
-                since[block] = now
-                used += 1
-        self.used += used
-        self.cached_idle -= len(idle_since)
-        if self.stays is not None:
-            self.stays.reused(used, idle_since, now)
-
-    def _unused(self, blocks: list[int]) -> None:
-        """The last references to these have just gone."""
-        hashes, since, now = self.hashes, self.since, self.now_ns
-        unhashed = [block for block in blocks if not hashes[block]]
-        self.used -= len(blocks)
-        self.cached_idle += len(blocks) - len(unhashed)
-        if self.stays is not None:
-            born = self.born
-            self.stays.released([since[block] for block in blocks], [born[block] for block in unhashed], now)
-        for block in blocks:
+                self.anomaly("prefix hit on a block with no hash", block, number, "")
+            refs[block] = 1
+            owner[block] = number
             since[block] = now
+            used += 1
+        stays.taken.append(used)
+        stays.taken_ns.append(now)
+        self.used += used
+        self.cached_idle -= hit
 
-    def _cached_unused(self, block: int) -> None:
-        """A block got content that nobody uses."""
+    def _cached_unused(self, block: int, stays: Stays) -> None:
+        """A block that nobody uses got contents."""
         self.cached_idle += 1
-        if self.stays is not None:
-            self.stays.idle_from(self.since[block])
+        stays.kept.append(1)
+        stays.kept_ns.append(self.since[block])
+
+    def _unused(self, block: int) -> None:
+        """The last reference to it has just gone."""
+        self.used -= 1
+        stays = self.stays or Stays()
+        stays.used_since.append(self.since[block])
+        self.since[block] = self.now_ns
+        if self.hashes[block]:
+            self.cached_idle += 1
+            stays.kept.append(1)
+            stays.kept_ns.append(self.now_ns)
+        else:
+            stays.born.append(self.born[block])
+            stays.died_ns.append(self.now_ns)
+
+    def _evicted(self, block: int) -> None:
+        """It has lost its contents, and is handed to nobody."""
+        self.hashes[block] = 0
+        self.totals.evicted += 1
+        if not self.refs[block]:
+            self.cached_idle -= 1
+            stays = self.stays or Stays()
+            stays.evicted_since.append(self.since[block])
+            stays.evicted_ns.append(self.now_ns)
+            stays.born.append(self.born[block])
+            stays.died_ns.append(self.now_ns)
 
     # ---------------------------------------------------------------- blocks, the rarer cases
 
@@ -201,14 +236,7 @@ class State(Books):
 
     def _release_shared(self, block: int, number: int) -> None:
         """One of several references goes, or one that the books do not know."""
-        others = self.more.get(block)
-        if others and self.refs[block] > 1 and (self.owner[block] == number or number in others):
-            if self.owner[block] == number:
-                self.owner[block] = others.pop(0)
-            else:
-                others.remove(number)
-            if not others:
-                del self.more[block]
+        if self.refs[block] > 1 and block in self.more and self._remove_owner(block, number):
             self.refs[block] -= 1
             return
         if self.refs[block] <= 0:
@@ -223,10 +251,11 @@ class State(Books):
         others = self.more.get(block)
         if self.owner[block] == number:
             self.owner[block] = others.pop(0) if others else -1
-        elif others and number in others:
-            others.remove(number)
         else:
-            return False
+            try:
+                (others or []).remove(number)
+            except ValueError:
+                return False
         if others is not None and not others:
             del self.more[block]
         return True
@@ -234,24 +263,18 @@ class State(Books):
     def _drop_reference(self, block: int) -> None:
         self.refs[block] -= 1
         if not self.refs[block]:
-            self._unused([block])
+            self._unused(block)
 
-    def _evicted(self, record: RequestState, hashes: list[int]) -> None:
+    def _evicted_by(self, record: RequestState, hashes: list[int]) -> None:
         """A request was given blocks for its prompt, counted already, that had these hashes."""
         unused = self.free - self.cached_idle
         self.evictions.evict(record, self.now_ns, hashes, self.cached_idle + len(hashes), unused)
 
     def _rare_block_event(self, kind: int, number: int, args: list[int], blocks: list[int]) -> None:
         if kind == Kind.EVICTED:
-            gone = [block for block in dict.fromkeys(blocks) if self.hashes[block]]
-            idle = [block for block in gone if not self.refs[block]]
-            for block in gone:
-                self.hashes[block] = 0
-            self.totals.evicted += len(gone)
-            self.cached_idle -= len(idle)
-            if self.stays is not None:
-                idle_since, born = [self.since[block] for block in idle], [self.born[block] for block in idle]
-                self.stays.evicted(idle_since, born, self.now_ns)
+            for block in blocks:
+                if self.hashes[block]:
+                    self._evicted(block)
         elif kind == Kind.DETACHED:
             for block in blocks:
                 if not self._remove_owner(block, number):
@@ -308,19 +331,26 @@ class State(Books):
     # ---------------------------------------------------------------- steps and requests
 
     def _progressed(self, numbers: list[int], column: list[int]) -> None:
-        now, half, totals = self.now_ns, len(numbers), self.totals
+        now, half, requests = self.now_ns, len(numbers), self.requests
+        more_computed = more_outputs = 0
         for number, computed, outputs in zip(numbers, column[:half], column[half:], strict=True):
-            record = self.requests.get(number)
+            record = requests.get(number)
             if record is None:
                 continue  # aborted while its step ran
-            totals.computed_tokens += max(0, computed - record.computed_tokens)
-            totals.output_tokens += max(0, outputs - record.output_tokens)
+            if computed > record.computed_tokens:
+                more_computed += computed - record.computed_tokens
+            if outputs != record.output_tokens:
+                if outputs > record.output_tokens:
+                    more_outputs += outputs - record.output_tokens
+                record.output_tokens = outputs
             record.computed_tokens = computed
-            record.output_tokens = outputs
             record.progressed_ns = now
-            record.stalled_ns = 0
+            if record.stalled_ns:
+                record.stalled_ns = 0
             if record.cause and record.is_running:  # was passed over for a while, and is no more
                 self._move(record, record.status, Cause.NONE)
+        self.totals.computed_tokens += more_computed
+        self.totals.output_tokens += more_outputs
 
     def _step_completed(
         self,

@@ -207,14 +207,22 @@ class EngineLedger:
         except (NotAFrame, IndexError, TypeError, ValueError, OverflowError, MemoryError) as error:
             # An event that is not laid out as the contract says: what it meant, and what follows it here, is lost.
             self._unreadable(batch, f"{type(error).__name__}: {error}")
-        if before is not None and state.heartbeat is not None and state.heartbeat is not before:
-            self.heartbeats += 1
-            self.passes_advanced = state.heartbeat.scheduler_passes > before.scheduler_passes
-            if self.passes_advanced:
-                self._passed_ns = before.at_ns
-        self._note_polls(before, state.heartbeat)
-        if batch.total > 0:
+        if state.heartbeat is not before:
+            self._heard(before, state.heartbeat)
+        if batch.total > 0 and not state.counts_match(batch.free, batch.cached_idle, batch.used):
             state.check(batch.free, batch.cached_idle, batch.used)
+        if state.has_news:
+            self._take_news(batch)
+        if self.uncertain_since_ns and not state.damaged:
+            self.uncertain_since_ns = 0
+        if not self.points or self.now_ns - self.points[-1].at_ns >= self._point_every_ns:
+            point = self._point()
+            if not state.damaged:
+                self._look_at_floor(point)
+            self.points.append(point)
+
+    def _take_news(self, batch: Batch) -> None:
+        state = self.state
         finished, preempted, prompts = state.take_finished(), state.take_preempted(), state.take_prompts()
         self.ended.extend(state.take_ended())
         self._just_finished.extend(finished)
@@ -226,13 +234,6 @@ class EngineLedger:
         for anomaly in state.take_anomalies():
             position = Position(batch.epoch, batch.sequence, anomaly.position)
             self._note_anomaly(FoundAnomaly(position, batch.wall_ns, anomaly))
-        if self.uncertain_since_ns and not state.damaged:
-            self.uncertain_since_ns = 0
-        if not self.points or self.now_ns - self.points[-1].at_ns >= self._point_every_ns:
-            point = self._point()
-            if not state.damaged:
-                self._look_at_floor(point)
-            self.points.append(point)
 
     def _note_anomaly(self, found: FoundAnomaly) -> None:
         what = found.anomaly.what
@@ -245,7 +246,12 @@ class EngineLedger:
         in_use = point.balance.finished + point.balance.unaccounted
         self.floors.look(point.at_ns, idle=not (point.running or point.waiting), worked=worked, in_use=in_use)
 
-    def _note_polls(self, before: Heartbeat | None, last: Heartbeat | None) -> None:
+    def _heard(self, before: Heartbeat | None, last: Heartbeat | None) -> None:
+        if before is not None and last is not None:
+            self.heartbeats += 1
+            self.passes_advanced = last.scheduler_passes > before.scheduler_passes
+            if self.passes_advanced:
+                self._passed_ns = before.at_ns
         if last is not None and (before is None or last.connector_polls != before.connector_polls):
             self._polled_ns = last.at_ns
 
@@ -271,8 +277,8 @@ class EngineLedger:
         except NotAFrame as error:
             return self._unreadable(keyframe, str(error))
         self.state = state
-        self.tally.residency.in_step = False
-        self._note_polls(None, state.heartbeat)
+        self.tally.in_step = False
+        self._heard(None, state.heartbeat)
         self.ready = True
         self.sequence = keyframe.sequence
         self.uncertain_since_ns = self.now_ns if self.state.damaged else 0
@@ -344,16 +350,16 @@ class EngineLedger:
             unused_tokens=-1 if (unused := unused_by_all(state, self.description)) is None else unused,
         )
 
+    def count_anew(self) -> None:
+        """From here on is counted what is counted since we have listened: what came before was by others."""
+        self.tally = Tally()
+        self.state.stays = None
+
     def take_just_finished(self) -> list[RequestState]:
         """The requests that reached a terminal status since last asked; at most the last MAX_ENDED."""
         finished = list(self._just_finished)
         self._just_finished.clear()
         return finished
-
-    def count_anew(self) -> None:
-        """From here on is counted what is counted since we have listened: what came before was by others."""
-        self.tally = Tally()
-        self.state.stays = None
 
     # ---------------------------------------------------------------- what others ask
 

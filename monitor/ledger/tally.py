@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 from monitor.events.records import RequestState
 from monitor.events.state import State
@@ -10,22 +11,34 @@ from monitor.ledger.latency import SERVED, Latencies
 from monitor.ledger.recompute import Recompute
 from monitor.ledger.residency import Residency
 
+MOST_NOTED: Final = 4_096
+"""Of blocks that come and go: so many are counted in one go."""
+
 
 class Tally:
     """The counts of one life of an engine, since we have listened."""
 
     def __init__(self) -> None:
-        self.residency = Residency()
         self.recompute = Recompute()
         self.served = Latencies()
         self.failed = Latencies()
+        self._residency = Residency()
+        self.in_step = False
+        """Whether the ages of what is held and idle are those of the books."""
+
+    @property
+    def residency(self) -> Residency:
+        """All that was noted is counted in it."""
+        self._residency.count()
+        return self._residency
 
     def follow(self, state: State) -> None:
-        """Be told of stays as `state` folds on; anew where events were missed. While it is damaged, nothing is told."""
+        """A batch was folded into `state`. While it is damaged, nothing is noted; then it begins anew."""
         if state.stays is None and not state.damaged:
-            self.residency.take(state)
-            state.stays = self.residency
-        self.residency.in_step = state.stays is not None
+            state.stays = self._residency.take(state)
+        elif self._residency.noted.size > MOST_NOTED:
+            self._residency.count()
+        self.in_step = state.stays is not None
 
     def finished(self, requests: Iterable[RequestState]) -> None:
         """These have just ended."""

@@ -35,7 +35,7 @@ def test_the_ages_are_of_just_the_blocks_that_the_books_have(settings: dict[str,
     for frame in lab.frames:
         ledger.apply(frame)
         residency, state = ledger.tally.residency, ledger.state
-        assert residency.in_step
+        assert ledger.tally.in_step
         assert (residency.held.count, residency.idle.count) == (state.used, state.cached_idle)
     now = state.now_ns
     for ages, mine in ((residency.held, lambda b: state.refs[b] > 0), (residency.idle, lambda b: not state.refs[b])):
@@ -55,13 +55,13 @@ def test_after_a_loss_it_begins_anew_from_the_books_once_they_are_right() -> Non
         if index != lost:
             ledger.apply(frame)
             residency, state = ledger.tally.residency, ledger.state
-            seen[residency.in_step] += 1
-            assert residency.in_step == (not state.damaged)
-            if residency.in_step:
+            seen[ledger.tally.in_step] += 1
+            assert ledger.tally.in_step == (not state.damaged)
+            if ledger.tally.in_step:
                 assert (residency.held.count, residency.idle.count) == (state.used, state.cached_idle)
     assert ledger.lost_batches[Stage.TRANSPORT] == 1
     assert seen[False] > 0
-    assert residency.in_step
+    assert ledger.tally.in_step
 
 
 def test_what_came_more_than_an_hour_ago_is_counted_together_and_leaves_in_order() -> None:

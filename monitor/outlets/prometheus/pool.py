@@ -64,7 +64,7 @@ class PoolFamilies:
         self.looked_up.add_metric((name,), totals.looked_up_tokens)
         self.hit.add_metric((name,), totals.hit_tokens)
         residency = ledger.tally.residency
-        if residency.in_step:
+        if ledger.tally.in_step:
             now_ns = state.now_ns
             for label, now in (("held", residency.held), ("cached_idle", residency.idle)):
                 self.age.add_metric((name, label), as_told(now.buckets(now_ns)), now.seconds(now_ns))
