@@ -9,7 +9,7 @@ from typing import Final
 from rich.console import Console
 
 from monitor.answers.explain import drop_in_words
-from monitor.doctor.memory import MemoryReport
+from monitor.doctor.memory import MemoryReport, Pool
 from monitor.doctor.terminal import WIDTH, clock, put, wrapped
 from monitor.ledger.drops import Drop
 from monitor.ledger.waits import Wait
@@ -125,8 +125,16 @@ def memory(report: MemoryReport, console: Console) -> None:
     put(console, f"MEMORY  {report.source}", "bold")
     for engine, figures in report.engines.items():
         put(console, f"  {engine}")
+        device = report.devices[engine]
+        for name, size in device.items():
+            put(console, f"    {name:<24} {_gib(size)}")
+        if device:
+            put(console, f"    {'device in all':<24} {_gib(sum(device.values()))}", "bold")
+        put(console, "  as the engine measured it", "dim")
         for name, size in figures.items():
             put(console, f"    {name.replace('_', ' '):<24} {_gib(size)}")
+        console.print()
+        _why_it_does_not_fall(report.pools[engine], console)
     for name, size in report.parts.items():
         put(console, f"  {name:<24} {_gib(size)}", "bold red" if size < 0 else "")
     if report.bill is not None:
@@ -154,11 +162,30 @@ def memory(report: MemoryReport, console: Console) -> None:
         put(console, "POOL", "bold")
         for fact, value in report.sizing.items():
             put(console, f"  {fact:<24} {value:,}" if isinstance(value, int) else f"  {fact:<24} {value}")
+    if report.bill is not None and report.bill.kv_cache is not None:
+        console.print()
+        _why_it_does_not_fall(Pool(report.bill.kv_cache, 0, 0, None), console)
     for note in report.notes:
         wrapped(console, f"Note: {note}.", "  ")
 
 
 # -------------------------------------------------------------------- parts
+
+
+def _why_it_does_not_fall(pool: Pool, console: Console) -> None:
+    """The question that everybody asks of the process's memory."""
+    put(console, "WHY THE PROCESS'S MEMORY DOES NOT FALL", "bold")
+    size = f" of {_gib(pool.bytes).strip()}" if pool.bytes is not None else ""
+    blocks = f", {pool.usable_blocks:,} blocks of {pool.block_size} tokens," if pool.usable_blocks else ""
+    wrapped(
+        console,
+        f"KV is kept in one pool{size}{blocks} which the engine takes at its start and keeps until its end. Blocks are"
+        " handed out and given back within it: the process and the device show the same whether it is full or empty,"
+        " and that is no leak.",
+        "  ",
+    )
+    if pool.usage is not None:
+        wrapped(console, f"In use of the pool now: {percent(pool.usage)}. Only that falls when requests end.", "  ")
 
 
 def _blocks(count: int) -> str:

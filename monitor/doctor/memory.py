@@ -20,6 +20,7 @@ from monitor.ledger.bill import (
     rounding,
     use_all,
 )
+from monitor.query import NotKnown
 from monitor.sources.memory_log import MEMORY_FACTS
 from monitor.sources.target import BadTarget, Kind, kind_of, read_log
 
@@ -46,10 +47,20 @@ class Suggestions(msgspec.Struct, frozen=True):
     use_all_short_by_bytes: int
 
 
+class Pool(msgspec.Struct, frozen=True):
+    """One engine's pool: its share of the device's memory, and how much of it is in use (0 to 1)."""
+
+    bytes: int | None
+    usable_blocks: int
+    block_size: int
+    usage: float | None
+
+
 class MemoryReport(msgspec.Struct, kw_only=True):
     """The memory of one log's engine, or of each engine at a target. All in bytes; what was not said is null or absent.
 
-    parts: the device's memory by what it went to; they add up to its total. printed: the engine's own suggestions,
+    parts: the device's memory by what it went to; they add up to its total; `devices` has the same of each engine at a
+    target, where it said enough, and `pools` what is in use of it. printed: the engine's own suggestions,
     against which those made here can be held. rounding_bytes: how far off a suggestion may be, since a log's figures
     are rounded. missing: the words that a log has not, and a bill needs.
     """
@@ -64,6 +75,8 @@ class MemoryReport(msgspec.Struct, kw_only=True):
     rounding_bytes: int | None = None
     sizing: dict[str, Any] = {}
     engines: dict[str, dict[str, int]] = {}
+    devices: dict[str, dict[str, int]] = {}
+    pools: dict[str, Pool] = {}
     notes: list[str] = []
     missing: list[str] = []
 
@@ -103,8 +116,17 @@ def bill_of_engines(target: str, settings: Settings, timeout_s: float, watch_s: 
     if kind_of(target) is Kind.LOG:
         return bill_in_log(target)
     observation = observe(target, settings, timeout_s=timeout_s, watch_s=min(watch_s, 1.0), token=token)
+    report = MemoryReport(source=target)
     try:
-        engines = {view.engine: view.memory for view in observation.query.engines() if view.memory}
+        for view in observation.query.engines():
+            try:
+                memory = observation.query.memory(view.engine)
+            except NotKnown:
+                continue
+            report.engines[view.engine], report.devices[view.engine] = memory.known, memory.parts
+            size = memory.known.get("kv_pool")
+            report.pools[view.engine] = Pool(size, memory.usable_blocks, memory.block_size, view.usage)
     finally:
         observation.close()
-    return MemoryReport(source=target, engines=engines, missing=[] if engines else ["a MEMORY event"])
+    report.missing = [] if report.engines else ["a MEMORY event"]
+    return report

@@ -95,7 +95,8 @@ class Top(App[None]):
     #above { height: auto; max-height: 40%; }
     #below { height: auto; max-height: 35%; }
     #sorted { height: 1; color: $text-muted; }
-    DataTable { height: 1fr; min-height: 4; }
+    DataTable { height: 1fr; min-height: 4; overflow-x: hidden; }
+    DataTable, VerticalScroll { scrollbar-size-vertical: 1; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("e", "next_engine", "Engine"),
@@ -142,7 +143,7 @@ class Top(App[None]):
 
     def _show_requests(self, view: View) -> None:
         requests = [request for request in view.requests if not request.ended]
-        requests.sort(key=lambda request: getattr(request, self.sort), reverse=True)
+        requests.sort(key=lambda request: (getattr(request, self.sort), request.blocks, request.for_s), reverse=True)
         said = f"{len(requests):,} requests live or hold blocks, by {SORTS[self.sort]}"
         self.query_one("#sorted", Static).update(view.failure or said)
         table = self.query_one(DataTable)

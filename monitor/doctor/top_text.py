@@ -21,7 +21,9 @@ HOLDERS: Final = (
 )  # fmt: skip
 """Each with its sign, so that colours are not needed."""
 LEGEND: Final = "█ running  ▒ waiting  ▓ finished, held  ! UNACCOUNTED  ░ cached-idle  · free"
-COLUMNS: Final = (("request", 17), ("state, reason", 27), ("for", 9), ("blocks", 7), ("tokens", 13), ("out", 6))
+COLUMNS: Final = (
+    ("request", 17), ("state, reason", 26), ("for", 8), ("blocks", 7), ("computed/prompt", 16), ("out", 5),
+)  # fmt: skip
 """Of the requests: name and width."""
 
 

@@ -16,6 +16,9 @@ from typing import Final, NamedTuple
 from monitor.cli import main
 from monitor.incidents.run import bring_about
 from monitor.incidents.scenarios import SCENARIOS
+from monitor.sources.recording import Recording
+from monitor.watch import Watch
+from tests.doctor.screen import shown
 
 GOLDEN: Final = Path(__file__).parent / "golden"
 RECORDING: Final = "recording"
@@ -75,7 +78,11 @@ def printed(*arguments: str) -> str:
 
 def outputs(code: str) -> dict[Path, str]:
     """Each file of one incident, and what it should hold, where it is `recorded`."""
-    return {GOLDEN / f"{code}.{name}.txt": printed(*arguments) for name, arguments in TOLD[code].commands.items()}
+    watch = Watch()
+    watch.feed(Recording(Path(RECORDING)))
+    watch.settle()
+    told = {name: printed(*arguments) for name, arguments in TOLD[code].commands.items()} | {"top": shown(watch)}
+    return {GOLDEN / f"{code}.{name}.txt": text for name, text in told.items()}
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from engine.bench import Load, simulate
+from engine.config import EngineConfig
 from monitor.cli import main
 from monitor.ledger.bill import GIB
 from tests.sources.test_memory_log import WORDINGS
@@ -89,3 +91,32 @@ def test_what_there_is_of_a_bill_of_before_vllm_had_one(capsys: pytest.CaptureFi
     assert "Free memory on device" in error
     main(["explain", "memory", str(log)])
     assert "21.21" in capsys.readouterr().out
+
+
+def test_the_device_of_an_engine_and_why_the_process_does_not_shrink(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """All requests have ended; the pool is as large as before, and the device's bill is whole."""
+    config = EngineConfig(memory_budget=512 << 20, max_model_len=512)
+    simulate(Load(num_prompts=4, input_len=100, output_len=20), config, 12, tmp_path)
+    code, report, _ = explain(capsys, tmp_path)
+    assert code == 0
+    ((engine, known),) = report["engines"].items()
+    assert sum(report["devices"][engine].values()) == known["device_total"] == 512 << 20
+    assert report["pools"][engine]["bytes"] == report["devices"][engine]["KV cache"] == known["kv_pool"] > 0
+    assert report["pools"][engine]["usage"] == 0
+    assert main(["explain", "memory", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out.replace(str(tmp_path), "run")
+    assert "WHY THE PROCESS'S MEMORY DOES NOT FALL" in printed
+    said = " ".join(printed.split())
+    assert f"one pool of {known['kv_pool'] / GIB:.3f} GiB" in said
+    assert "In use of the pool now: 0.0 %" in said
+    assert f"device in all {512 / 1024:.3f} GiB" in said
+    assert max(map(len, printed.splitlines())) <= 80
+
+
+def test_a_log_says_it_too(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["explain", "memory", "--log", str(SEED)])
+    printed = capsys.readouterr().out
+    _, report, _ = explain(capsys, "--log", SEED)
+    assert f"one pool of {report['bill']['kv_cache'] / GIB:.3f} GiB" in " ".join(printed.split())

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import re
-from collections.abc import Awaitable, Callable
 from contextlib import closing
-from html import unescape
 from pathlib import Path
 
 import msgspec
@@ -21,61 +17,12 @@ from monitor.cli import main  # noqa: E402
 from monitor.detectors.thresholds import Settings  # noqa: E402
 from monitor.doctor.looking_on import open_live  # noqa: E402
 from monitor.doctor.top import Looker, Story, Top  # noqa: E402
-from monitor.query import Query  # noqa: E402
 from monitor.watch import Watch  # noqa: E402
+from tests.doctor.screen import SIZE, Still, drive, screen_of, until  # noqa: E402
 from tests.recordings import healthy_lab, leaking_lab  # noqa: E402
 from tests.web.parts import Engine  # noqa: E402
 
-SIZE = (80, 24)
 LIVE = "live@127.0.0.1:0/0"
-
-
-class Still:
-    """What is over, as something that goes on: it says nothing more."""
-
-    def __init__(self, query: Query) -> None:
-        self.query = query
-
-    def listen(self, timeout_s: float) -> str:
-        return ""
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
-def screen_of(app: Top) -> str:
-    """What stands on it, line by line."""
-    lines: dict[float, list[tuple[float, str]]] = {}
-    text = re.compile(r'<text class="[^"]*-r\d+" x="([\d.]+)" y="([\d.]+)"[^>]*>([^<]*)</text>')
-    for x, y, words in text.findall(app.export_screenshot()):
-        lines.setdefault(float(y), []).append((float(x), unescape(words).replace("\xa0", " ")))
-    cell = 12.2
-    shown = []
-    for _, parts in sorted(lines.items()):
-        line = ""
-        for x, words in sorted(parts):
-            line = line.ljust(round(x / cell)) + words
-        shown.append(line.rstrip())
-    return "\n".join(shown) + "\n"
-
-
-def drive(looker: Looker, steps: Callable[[Top, Pilot[None]], Awaitable[None]]) -> None:
-    """The app under a pilot, as it would run in a terminal of that size."""
-
-    async def run() -> None:
-        app = Top(looker)
-        async with app.run_test(size=SIZE) as pilot:
-            await steps(app, pilot)
-
-    asyncio.run(run())
-
-
-async def until(pilot: Pilot[None], holds: Callable[[], object]) -> None:
-    for _ in range(600):
-        if holds():
-            return
-        await pilot.pause(0.05)
-    raise AssertionError("it never came")
 
 
 def test_a_stream_goes_by(tmp_path: Path) -> None:
