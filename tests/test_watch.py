@@ -34,6 +34,25 @@ def ask_everything(watch: Watch) -> None:
             detail = watch.block(view.engine, block)
             assert detail.because
             assert BLOCK_STATES.index(detail.state) == map_of.states[block]
+        if view.attached == "stream":
+            ask_about_the_past(watch, view.engine)
+
+
+def ask_about_the_past(watch: Watch, engine: str) -> None:
+    events = watch.events(engine, most=50)
+    for question in (watch.never_freed, watch.prefixes, watch.explain, watch.drop, watch.span):
+        answer = question(engine)  # type: ignore[operator]
+        assert msgspec.json.decode(msgspec.json.encode(answer), type=type(answer)) == answer
+    for event in events[::20]:
+        for at in (event.position, event.at or ""):
+            try:
+                shown = watch.block_map(engine, at)
+            except NotKnown:  # a time that no clock has shown
+                assert at == event.at
+                continue
+            assert len(shown.states) == shown.total
+            for request in watch.requests(engine, at)[:3]:
+                watch.request(engine, f"#{request.number}", at)
 
 
 # -------------------------------------------------------------------- nothing breaks it

@@ -17,7 +17,7 @@ import msgspec
 from monitor.events.kinds import Kind, Limit, Preempt, Release, name_of
 from monitor.events.wire import Batch, Run
 from monitor.ledger.ledger import EngineLedger, Point
-from monitor.ledger.story import names_in
+from monitor.ledger.story import events, names_in
 from monitor.ledger.words import timestamp
 
 MOST_PREEMPTIONS: Final = 200
@@ -213,17 +213,17 @@ def references_before(ledger: EngineLedger, batches: list[Batch]) -> list[int]:
     """The reference count of each block before these batches, which are all there were until now."""
     refs = list(ledger.state.refs)
     for batch in batches:
-        for event in batch.events():
-            change = CHANGES.get(event.kind, 0)
-            if change:
-                for block in event.ids:
-                    if 0 <= block < len(refs):
-                        refs[block] -= change
+        for _, _, event in events([batch], None, CHANGES):
+            for block in event.ids:
+                if 0 <= block < len(refs):
+                    refs[block] -= CHANGES[event.kind]
     return refs
 
 
 CHANGES: Final[dict[int, int]] = {Kind.ALLOCATED: 1, Kind.REUSED: 1, Kind.RELEASED: -1, Kind.RECLAIMED: -1}
 """What an event does to the reference count of each of its blocks."""
+_TOLD: Final = frozenset((*CHANGES, Kind.PREEMPTED, Kind.ADMITTED, Kind.FINISHED, Kind.ALLOCATION_FAILED))
+_STEPS: Final = frozenset((Kind.STEP_LAUNCHED, Kind.STEP_COMPLETED))
 
 
 class _Window:
@@ -243,7 +243,7 @@ class _Window:
 
     def apply(self, batch: Batch) -> None:
         self._names.update({number: text for number, text in batch.texts.items() if number >= 0})
-        for event in batch.events():
+        for _, _, event in events([batch], None, _TOLD):
             match event.kind:
                 case Kind.ALLOCATED | Kind.REUSED:
                     self._take(event)
@@ -298,7 +298,7 @@ def _work(ledger: EngineLedger, batches: list[Batch], since_ns: int, until_ns: i
     work = Work(round(max(0.0, (until_ns - since_ns) / 1e9), 3), output_tokens=max(0, generated), limits={})
     ends = [since_ns]
     for batch in batches:
-        for event in batch.events():
+        for _, _, event in events([batch], None, _STEPS):
             if event.kind == Kind.STEP_COMPLETED:
                 work.steps += 1
                 limit = name_of(Limit, event.args[3])
