@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
 from monitor.events import journal
-from monitor.events.kinds import Kind
 from monitor.events.sample import Fact, Sample
-from monitor.events.wire import Batch, Frame, Keyframe, Run, batch_of, column, fives
+from monitor.events.wire import Batch, Frame, Keyframe
 from monitor.history.index import Index
 from monitor.history.keyframes import sound_keyframe_of
 from monitor.history.notes import Note, Packed
@@ -31,6 +30,7 @@ from monitor.history.segments import (
     segments,
 )
 from monitor.ledger.ledger import EngineLedger, Point, Position
+from monitor.ledger.replay import first_events, observed
 from monitor.ledger.words import timestamp
 
 GAP_NS: Final = 5_000_000_000
@@ -284,7 +284,7 @@ class History:
             for _, frame in self._read(segment, first, rows):
                 ledger.apply(until.part_of(frame))
         if until.position is None:  # a record of a source's, so that ages are those of that moment
-            ledger.apply(batch_of(engine, ledger.epoch, [Run(Kind.OBSERVED, 0, -1, [until.at_ns], [])]))
+            ledger.apply(observed(engine, ledger.epoch, until.at_ns))
         self._remember(engine, asked, end, ledger, whole=until.position is None)
         return ledger
 
@@ -402,22 +402,8 @@ class _Until(NamedTuple):
     def part_of(self, frame: Frame) -> Frame:
         """The frame, or of the one that the position is in what comes no later than it."""
         if self.position and isinstance(frame, Batch) and (frame.epoch, frame.sequence) == self.position[:2]:
-            return _first_events(frame, self.position.event + 1)
+            return first_events(frame, self.position.event + 1)
         return frame
-
-
-def _first_events(batch: Batch, count: int) -> Batch:
-    """The batch as if it ended after so many events; what the pool counted at its end is left out then."""
-    runs = batch.runs.cast("i").tolist()
-    if count * 5 >= len(runs):
-        return batch
-    kept = list(fives(runs[: count * 5]))
-    n_args, n_ids = sum(run[3] for run in kept), sum(run[4] for run in kept)
-    return Batch(
-        batch.engine, batch.epoch, batch.sequence, batch.first_step, batch.last_step, batch.wall_ns, batch.mono_ns,
-        -1, -1, -1, -1, batch.dropped_batches, batch.dropped_events, batch.texts,
-        column("i", runs[: count * 5]), batch.args[: n_args * 8], batch.ids[: n_ids * 4],
-    )  # fmt: skip
 
 
 def thinned(points: list[Point], most: int) -> list[Point]:
