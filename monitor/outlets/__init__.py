@@ -4,5 +4,5 @@ prometheus/     /metrics, collected from the ledgers at each scrape
 gpu.py          the devices' own figures, by NVML, where there is a GPU
 alerts/         one message for each transition of a finding, from an outbox on disk: webhooks, Slack and others
 perfetto/       a trace for ui.perfetto.dev, of a recording or a stream
-otel.py         one OpenTelemetry span for each request
+otel/           OpenTelemetry: a trace for a request, a log record for a finding, the metrics of /metrics
 """

@@ -323,6 +323,25 @@ def test_of_a_request_that_was_there_before_us_is_told_what_was_seen(over_http: 
     assert not attributes(root.attributes)["kvscope.story_is_whole"]
 
 
+def test_a_story_with_a_gap_or_cut_short_says_so(over_http: Receiver) -> None:
+    scene = Watched(max_num_batched_tokens=16, total=257)
+    with sending(over_http.url, scene) as outlet:
+        scene.lab.arrive(8, max_tokens=50, name="with a gap")
+        scene.steps(5)
+        for _ in range(5):
+            scene.lab.step(0.01)
+        scene.skip()
+        scene.lab.arrive(8, max_tokens=5, name="after it")
+        scene.run_until_idle()
+        outlet.send(scene.watch.take_ended())
+        outlet.follow([long_prefill(1, steps=3_000)])
+        record = RequestState(1, "too long", RequestStatus.FINISHED_STOPPED, arrived_ns=1, finished_ns=2)
+        outlet.send([Ended("gone@127.0.0.1:0/0", record, 0)])
+    whole = {name: attributes(span.attributes)["kvscope.story_is_whole"] for name, span in roots(over_http).items()}
+    assert whole == {"with a gap": False, "after it": True, "too long": False}
+    assert len(over_http.spans) < 3_000
+
+
 def test_a_request_whose_beginning_is_not_known_has_no_trace(over_http: Receiver) -> None:
     """Joined late, in the middle of a request that only an audit named: a span from nowhere would be a lie."""
     scene = busy(Watched(total=33))
@@ -671,16 +690,19 @@ def test_memory_is_flat_while_a_receiver_is_down_for_ten_minutes(capsys: pytest.
     assert max(resident[5:]) < 1.02 * resident[4]
 
 
-def long_prefill(number: int) -> Batch:
-    steps = [
+def long_prefill(number: int, steps: int = 100) -> Batch:
+    done = [
         event
-        for step in range(100)
+        for step in range(steps)
         for event in (
             Run(Kind.CLOCK, 0, -1, [2 * step + 2], []),
-            Run(Kind.PROGRESSED, 0, -1, [16 * step + 16, step == 99], [number]),
+            Run(Kind.PROGRESSED, 0, -1, [16 * step + 16, step == steps - 1], [number]),
         )
     ]
-    begun = [Run(Kind.ARRIVED, 0, number, [1, 1600, 1, 0, 100, 101], []), Run(Kind.ADMITTED, 0, number, [0], [])]
+    begun = [
+        Run(Kind.ARRIVED, 0, number, [1, 16 * steps, 1, 0, steps, steps + 1], []),
+        Run(Kind.ADMITTED, 0, number, [0], []),
+    ]
     ended = Run(Kind.FINISHED, 0, number, [RequestStatus.FINISHED_STOPPED], [])
-    batch = batch_of("gone@127.0.0.1:0/0", 1, [*begun, *steps, ended])
+    batch = batch_of("gone@127.0.0.1:0/0", 1, [*begun, *done, ended])
     return msgspec.structs.replace(batch, sequence=number)

@@ -51,7 +51,7 @@ class Told(NamedTuple):
     about: list[About]
     names: dict[int, str]
     cut: int
-    """Events that were not kept, as there were too many."""
+    """Events that were not kept, as there were too many, and times that some were lost on the way."""
 
     @property
     def is_whole(self) -> bool:
@@ -92,7 +92,7 @@ class _Engine:
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
         self.ended: dict[int, Told] = {}
-        self._sequence = -1
+        self._sequence = self._dropped = -1
         self._mono_ns = 0
         self._about: dict[int, list[About]] = {}
         self._cut: dict[int, int] = {}
@@ -106,7 +106,10 @@ class _Engine:
     def follow(self, batch: Batch) -> None:
         if batch.epoch < self.epoch or batch.sequence <= self._sequence:
             return
-        self._sequence = batch.sequence
+        if 0 <= self._sequence < batch.sequence - 1 or 0 <= self._dropped < batch.dropped_batches:
+            for number in self._about:
+                self._cut[number] = self._cut.get(number, 0) + 1
+        self._sequence, self._dropped = batch.sequence, batch.dropped_batches
         self._names.update(batch.texts)
         with contextlib.suppress(IndexError, TypeError, ValueError):  # an event not as the contract says: the ledger's
             self._follow(batch)
@@ -153,10 +156,7 @@ class _Engine:
             return  # its client has gone, say, when it had ended
         about = self._about.setdefault(number, [])
         self._keep_last_step(number)
-        if event.kind == _FINISHED or len(about) < MAX_EVENTS:
-            about.append((place, at_ns, event))
-        else:
-            self._cut[number] = self._cut.get(number, 0) + 1
+        self._append(number, (place, at_ns, event))
         if event.kind == _ADMITTED:
             steps = (before.args[1] for _, _, before in reversed(about) if before.kind == _PROGRESSED)
             self._outputs_before[number] = next(steps, 0)
@@ -169,9 +169,15 @@ class _Engine:
 
     def _keep_last_step(self, number: int) -> None:
         step = self._moved.pop(number, None)
-        about = self._about.get(number)
-        if step is not None and about is not None and len(about) < MAX_EVENTS:
-            about.append((step[0], step[1], Run(_PROGRESSED, 0, -1, [step[2], step[3]], [number])))
+        if step is not None and number in self._about:
+            self._append(number, (step[0], step[1], Run(_PROGRESSED, 0, -1, [step[2], step[3]], [number])))
+
+    def _append(self, number: int, one: About) -> None:
+        about = self._about[number]
+        if len(about) < MAX_EVENTS or one[2].kind == _FINISHED:
+            about.append(one)
+        else:
+            self._cut[number] = self._cut.get(number, 0) + 1
 
     def _end(self, number: int) -> None:
         self.ended[number] = Told(self._about[number], self._others.get(number, {}), self._cut.get(number, 0))
