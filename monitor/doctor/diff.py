@@ -121,7 +121,9 @@ def _figures(before: Stretch, after: Stretch) -> Iterator[Row]:
         yield _of_durations("first token", median, before.first_tokens, after.first_tokens)
     for cause in sorted(before.waits.keys() | after.waits.keys()):
         for median in (True, False):
-            yield _of_durations(f"waited, {cause}", median, before.waits.get(cause, []), after.waits.get(cause, []))
+            row = _of_durations(f"waited, {cause}", median, before.waits.get(cause, []), after.waits.get(cause, []))
+            # Where nobody waited for it, that is as good as no time.
+            yield msgspec.structs.replace(row, change=_change(row.before or 0.0, row.after or 0.0, "down"))
     for name, held, good in (
         ("in use at peak", ("running", "waiting", "finished", "unaccounted"), ""),
         ("held by finished at peak", ("finished",), "down"),

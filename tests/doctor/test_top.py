@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import pty
+import subprocess
+import sys
+import termios
+import threading
 from contextlib import closing
 from pathlib import Path
 
@@ -75,6 +82,28 @@ def test_two_engines_and_what_is_wrong_with_one() -> None:
         drive(looker, look)
     finally:
         looker.stop()
+
+
+def test_in_a_terminal_until_q(tmp_path: Path) -> None:
+    with Engine(tmp_path, LIVE, total=101, block_size=16) as engine:
+        primary, secondary = pty.openpty()
+        termios.tcsetwinsize(secondary, (SIZE[1], SIZE[0]))
+        command = [sys.executable, "-m", "monitor", "top", engine.events]
+        with subprocess.Popen(command, stdin=secondary, stdout=secondary, stderr=secondary) as process:
+            os.close(secondary)
+            too_long = threading.Timer(60, process.kill)
+            too_long.start()
+            drawn = b""
+            while LIVE.encode() not in drawn:
+                drawn += os.read(primary, 65536)
+            os.write(primary, b"q")
+            with contextlib.suppress(OSError):  # the other side has closed
+                while os.read(primary, 65536):
+                    pass
+            assert process.wait() == 0
+            too_long.cancel()
+            too_long.join()
+        os.close(primary)
 
 
 @pytest.mark.parametrize(
