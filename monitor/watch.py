@@ -16,6 +16,7 @@ from monitor import detectors
 from monitor.answers import BadQuestion
 from monitor.answers import NotKnown as NotKnown
 from monitor.answers.blocks import block_detail, block_map
+from monitor.answers.colours import COLOURINGS, by_prefix
 from monitor.answers.engines import engine_view
 from monitor.answers.explain import explanation
 from monitor.answers.happenings import AROUND_NS, events_around, events_between, wanted
@@ -34,9 +35,11 @@ from monitor.ledger.drops import Drop, drop, steepest_fall
 from monitor.ledger.ledger import MAX_POINTS, EngineLedger, Fleet, Point, Record
 from monitor.ledger.never_freed import never_freed
 from monitor.views import (
+    BlockColours,
     BlockDetail,
     BlockMap,
     CalculatorView,
+    Colouring,
     EngineView,
     EventView,
     ExplanationView,
@@ -156,7 +159,7 @@ class Watch:
                 return [engine_view(ledger, self._firing(name)) for name, ledger in sorted(self.fleet.engines.items())]
         views = []
         moment, owner = self._moment_of_any(at)
-        for live in self._all():
+        for live in self._all(heard_since_ns=moment.at_ns):
             then = moment if live.engine == owner else Moment(min(moment.at_ns, live.now_ns))
             try:
                 ledger = self._past.ledger_at(live, then)
@@ -242,6 +245,16 @@ class Watch:
         with self._as_of(engine, at) as (ledger, _):
             return block_map(ledger)
 
+    def block_colours(self, engine: str, by: Colouring, at: str = "") -> BlockColours:
+        """Every block by one of its properties."""
+        live = self._streamed(engine)
+        if by == "prefix":
+            moment = self._moment(live, at)
+            ledger = self._past.window(live, moment.at_ns - WINDOW_NS, moment)
+            return by_prefix(ledger, self._past.prefix_blocks(ledger, now=not at))
+        with self._as_of(engine, at) as (ledger, _):
+            return COLOURINGS[by](ledger)
+
     def events(
         self,
         engine: str,
@@ -324,18 +337,26 @@ class Watch:
         if ledger is None:
             ledger = self._past.last(engine)
         if ledger is None:
-            known = ", ".join(ledger.engine for ledger in self._all()) or "none yet"
+            known = ", ".join(sorted({*self.fleet.engines, *self._past.engines()})) or "none yet"
             raise NotKnown(f"there is no engine {engine!r} here; there are: {known}")
         return ledger
 
-    def _all(self) -> list[EngineLedger]:
-        """Those of all engines, by name."""
+    def _all(self, heard_since_ns: int = 0) -> Iterator[EngineLedger]:
+        """Those of all engines, by name; of those that only history knows, of which something was heard since then."""
         with self._lock:
-            found = dict(self.fleet.engines)
-        for engine in self._past.engines():
-            if engine not in found and (last := self._past.last(engine)) is not None:
-                found[engine] = last
-        return [found[engine] for engine in sorted(found)]
+            live = dict(self.fleet.engines)
+        for engine in sorted({*live, *self._past.engines()}):
+            ledger = live.get(engine)
+            if ledger is None and self._past.last_ns(engine) >= heard_since_ns:
+                ledger = self._past.last(engine)
+            if ledger is not None:
+                yield ledger
+
+    def _now_ns(self) -> int:
+        """The latest that any engine has shown."""
+        with self._lock:
+            live = [ledger.now_ns for ledger in self.fleet.engines.values()]
+        return max(live or map(self._past.last_ns, self._past.engines()), default=0)
 
     def _streamed(self, engine: str) -> EngineLedger:
         """The same, of an engine whose requests and blocks are known one by one."""
@@ -376,7 +397,7 @@ class Watch:
 
     def _moment_of_any(self, text: str) -> tuple[Moment, str]:
         """The same, where no engine is named: a position is in the stream of one of them, which is named with it."""
-        moment = read(text, max((live.now_ns for live in self._all()), default=0))
+        moment = read(text, self._now_ns())
         if moment.position is None:
             return moment, ""
         for live in self._all():

@@ -60,3 +60,15 @@ def _block_states(ledger: EngineLedger) -> bytearray:
                 for block in record.blocks:
                     states[block] = status
     return states
+
+
+def liveliest(ledger: EngineLedger) -> list[int]:
+    """For each block the number of its liveliest owner: one that runs, else waits, else has ended; -1: nobody."""
+    owners = [-1] * ledger.state.total
+    for record in sorted(ledger.state.requests.values(), key=lambda r: (not r.is_finished, r.is_running)):
+        for block in record.blocks:
+            owners[block] = record.number
+    for block, former in ledger.state.detached.items():
+        if owners[block] < 0 and former:
+            owners[block] = former[0]
+    return owners

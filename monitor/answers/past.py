@@ -6,6 +6,7 @@ import copy
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import chain
 from typing import Final
 
@@ -15,7 +16,7 @@ from monitor.answers.recent import Recent
 from monitor.events.wire import ADDED_BY_SOURCE, Batch
 from monitor.history.history import History, NotKept
 from monitor.ledger.ledger import MAX_POINTS, EngineLedger, Point, Record
-from monitor.ledger.prefix_tree import Prefixes, PrefixesView, prefixes
+from monitor.ledger.prefix_tree import Prefixes, PrefixesView, by_root, prefixes
 from monitor.ledger.words import clock_time, timestamp
 from monitor.views import GapView, LifeView, SpanView
 
@@ -51,10 +52,16 @@ class Past:
         """Those that history knows."""
         return self.history.engines() if self.history is not None else []
 
+    def last_ns(self, engine: str) -> int:
+        """When history heard of an engine last (wall); 0 if it knows nothing."""
+        return self.history.last_ns(engine) if self.history is not None else 0
+
     def last(self, engine: str) -> EngineLedger | None:
-        """The last that history knows of an engine; None if it knows nothing."""
-        span = self.history.span(engine) if self.history is not None else None
-        return self.history.ledger_at(engine, span.to_ns) if self.history is not None and span is not None else None
+        """The last that history knows of an engine; None if it knows nothing that a ledger can be made of."""
+        try:
+            return self.history.ledger_at(engine, self.last_ns(engine)) if self.history is not None else None
+        except NotKept:
+            return None
 
     def ledger_at(self, live: EngineLedger, moment: Moment) -> EngineLedger:
         """The ledger as it was then. Raises NotKnown where that is not kept."""
@@ -139,11 +146,23 @@ class Past:
         return dressed
 
     def prefixes(self, ledger: EngineLedger, *, now: bool) -> PrefixesView:
-        """The prefix cache by the ledger's batches. Of now, what was told before is gone on with."""
+        """The prefix cache by the ledger's batches."""
+        with self._told_of(ledger, now) as told:
+            return prefixes(ledger, told)
+
+    def prefix_blocks(self, ledger: EngineLedger, *, now: bool) -> list[tuple[str, list[int]]]:
+        """The blocks of each prefix with all that goes on from it, by the ledger's batches."""
+        with self._told_of(ledger, now) as told:
+            return by_root(ledger, told)
+
+    @contextmanager
+    def _told_of(self, ledger: EngineLedger, now: bool) -> Iterator[Prefixes]:
+        """What the batches tell of prefixes. Of now, what was told before is gone on with."""
         if not now:
             told = Prefixes()
             told.fold(ledger.recent)
-            return prefixes(ledger, told)
+            yield told
+            return
         with self._telling:
             told, place = self._told.get(ledger.engine, (Prefixes(), (0, 0)))
             new = [batch for batch in ledger.recent if (batch.epoch, batch.sequence) > place]
@@ -152,7 +171,7 @@ class Past:
             told.fold(new)
             if new:
                 self._told[ledger.engine] = told, (new[-1].epoch, new[-1].sequence)
-            return prefixes(ledger, told)
+            yield told
 
     def span(self, live: EngineLedger) -> SpanView:
         """What can be asked about one engine."""

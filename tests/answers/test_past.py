@@ -276,3 +276,24 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         scene.watch.block_map(ENGINE, timestamp(oldest.wall_ns - 10**9) or "")
     newer = timestamp(kept.since_ns + 10**7) or ""
     assert scene.watch.block_map(ENGINE, newer).total == 40
+
+
+def test_an_engine_that_only_history_knows(tmp_path: Path) -> None:
+    """A recording, or what a service kept of an engine that is gone: as it was last, and at any moment before."""
+    lab, records = random_life(7, 60, losses=False)
+    assert isinstance(records[0], Batch)
+    lab_whole: list[Record] = list(lab.frames)
+    engine = lab.packer.engine
+    watch = Watch(history=History(recording_of(lab, tmp_path)))
+    truth = folded(lab_whole)
+    assert watch.engines() == []
+    assert watch.block_map(engine).states == block_map(truth).states
+    middle = lab.frames[len(lab.frames) // 2].wall_ns // 1_000_000 * 1_000_000
+    assert_alike(watch, timestamp(middle) or "", folded(until(lab_whole, middle), middle), of_history=True)
+    assert watch.find(since=(timestamp(middle) or "")[11:19]) == []
+    assert watch.points(engine, most=10_000)[-1].at_ns == truth.points[-1].at_ns
+    assert watch.never_freed(engine).is_whole
+    with pytest.raises(NotKnown, match=f"no engine 'x' here; there are: {engine}"):
+        watch.block_map("x")
+    with pytest.raises(NotKnown, match="of no engine"):
+        watch.engines(timestamp(truth.now_ns + 10**12) or "")
