@@ -104,7 +104,7 @@ def as_html(dashboard: dict[str, Any], prometheus: Prometheus) -> str:
         (since, until, one["iconColor"])
         for one in dashboard["annotations"].get("list", [])
         for series in prometheus.series(filled_in(one["expr"]))
-        for since, until in _stretches([at for at, _ in series["values"]])
+        for since, until in _stretches([at for at, _ in series["values"]], 1 if one["iconColor"] == "orange" else 15)
     ]
     panels = "".join(_panel(panel, prometheus, marks) for panel in dashboard["panels"])
     return f"<style>{STYLE}</style><script>{get_plotlyjs()}</script>{panels}"
@@ -170,9 +170,10 @@ def _lines(
             mode="lines" if len(series["values"]) > 1 else "markers",
         )
     for since, end, colour in marks:
-        figure.add_vline(_time(since), line={"color": NAMED[colour], "dash": "dash", "width": 1})
         if colour == "orange":  # what is uncertain is so all the while
-            figure.add_vrect(_time(since), _time(end), fillcolor=NAMED[colour], opacity=0.25, line_width=0)
+            figure.add_vrect(_time(since), _time(end + 0.5), fillcolor=NAMED[colour], opacity=0.3, line_width=0)
+        else:
+            figure.add_vline(_time(since), line={"color": NAMED[colour], "dash": "dash", "width": 1})
     tick, suffix = UNITS[of["defaults"]["unit"]]
     figure.update_layout(
         template="plotly_dark", paper_bgcolor="#181b1f", plot_bgcolor="#181b1f", width=width - 8, height=height,
@@ -185,11 +186,11 @@ def _lines(
     return text
 
 
-def _stretches(times: list[float]) -> Iterator[tuple[float, float]]:
-    """From when to when, of moments with a mark that are one scrape apart or less."""
+def _stretches(times: list[float], apart_s: float) -> Iterator[tuple[float, float]]:
+    """From when to when, of moments with a mark that are so far apart or less."""
     since = until = times[0]
     for at in times[1:]:
-        if at - until > 1:
+        if at - until > apart_s:
             yield since, until
             since = at
         until = at
