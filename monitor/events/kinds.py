@@ -294,7 +294,9 @@ SCHEMA: Final[dict[Kind, Fields]] = {
     ),
     Kind.READY: Fields(True, (), "", "what it waited for has come"),
     Kind.REMOTE_LOAD: Fields(True, ("outcome", "tokens"), "", "a fetch of remote KV ended"),
-    Kind.COMPLETION_DELIVERED: Fields(True, (), "", "the connector said that it is done with the request's blocks"),
+    Kind.COMPLETION_DELIVERED: Fields(
+        True, ("at_ns",), "", "the connector is done with the request's blocks, it said; older engines leave at_ns out"
+    ),
     Kind.STALLED: Fields(
         True,
         ("at_ns", "status", "since_step", "cause"),

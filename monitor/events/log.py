@@ -221,7 +221,8 @@ class EventLog:
 
     def completion_delivered(self, request: int) -> None:
         """The connector is done with the request's blocks."""
-        self._runs += (Kind.COMPLETION_DELIVERED, 0, request, 0, 0)
+        self._runs += (Kind.COMPLETION_DELIVERED, 0, request, 1, 0)
+        self._args.append(self.clock.monotonic_ns())
 
     def finished(self, request: int, status: Status) -> None:
         """Reached a terminal status."""
@@ -273,7 +274,7 @@ class EventLog:
 
     def fetch_ended(self, request: int) -> None:
         """The connector is done with fetching the request's KV, and has yet to be asked for it. From any thread."""
-        self._aside(Kind.COMPLETION_DELIVERED, request, ())
+        self._aside(Kind.COMPLETION_DELIVERED, request, (self.clock.monotonic_ns(),))
 
     def client_gone(self, request: int) -> None:
         """The client closed the connection. From any thread."""

@@ -206,3 +206,5 @@ class TierState(msgspec.Struct, array_like=True):
     operations: dict[int, int] = {}
     pins: dict[int, tuple[int, int]] = {}
     """By key, the longest pinned first: how many pins are on it, and since when it has not been without one."""
+    unpinned_ns: int = 0
+    """When something was last unpinned: the engine then takes in all fetches that have ended."""

@@ -437,6 +437,8 @@ class State(Books):
                 tier.used, tier.capacity = args[2], args[3]
                 tier.operations[args[0]] = tier.operations.get(args[0], 0) + len(args) - 4
                 self._pins(tier.pins, args[0], args[4:])
+                if args[0] == TierOp.UNPINNED:
+                    tier.unpinned_ns = self.now_ns
             case Kind.RECEIVED | Kind.ARRIVED:
                 self._arrived(kind, number, args, texts)
             case Kind.CLIENT_GONE:
@@ -449,9 +451,7 @@ class State(Books):
             case Kind.COMPLETION_DELIVERED:
                 record = self.requests.get(number)
                 if record is not None and not record.is_finished:
-                    # Another thread says it: the engine's own may have slept, and said no time, for long.
-                    beat = self.heartbeat
-                    record.fetch_ended_ns = max(self.now_ns, beat.at_ns if beat is not None else 0)
+                    record.fetch_ended_ns = args[0] if args else self.now_ns  # older engines tell no time
             case Kind.STALLED:
                 if (record := self.requests.get(number)) is not None:
                     self._stalled(record, *args[:4])

@@ -60,6 +60,7 @@ def in_a_fetch_among_others(engine: SimulatedEngine) -> None:
         ("stuck.grammar", in_a_grammar),
         ("stuck.front-end", at_the_front_end),
         ("stuck.lost-wakeup", in_a_fetch),
+        ("stuck.remote-load", in_a_fetch),
         ("stuck.remote-load", in_a_fetch_among_others),
         ("stuck.promotion-starved", in_a_fetch),
     ],

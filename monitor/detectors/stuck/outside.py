@@ -28,7 +28,7 @@ PROMOTION_STARVED = "stuck.promotion-starved"
 GRAMMAR = "stuck.grammar"
 
 _SLACK_NS: Final = 1_000_000_000
-"""The end of a fetch is said by a thread that tells no time: it is known to a heartbeat."""
+"""A step that was launched so shortly after the end of a fetch may have been planned before it."""
 _REFETCH: Final = "Close its connection and send the request again: it is fetched anew, or computed."
 
 
@@ -43,8 +43,7 @@ def judge(ledger: EngineLedger, settings: Settings, living: Living) -> Iterator[
         unheard: list[RequestState] = []
         others: list[RequestState] = []
         for record in fetching:
-            lies = record.fetch_ended_ns and record.fetch_ended_ns + _SLACK_NS > ledger.state.launched_ns
-            (unheard if asleep and lies else others).append(record)
+            (unheard if asleep and _lies(ledger, record) else others).append(record)
         yield from _remote_load(ledger, settings, others)
         yield from _lost_wakeup(ledger, settings, unheard)
     if ready:
@@ -65,6 +64,13 @@ def _sleeps(ledger: EngineLedger, living: Living) -> bool:
     beat = ledger.state.heartbeat
     idle = beat is not None and beat.step_in_flight < 0 and not living.running
     return idle and ledger.heartbeats > 0 and not ledger.passes_advanced
+
+
+def _lies(ledger: EngineLedger, record: RequestState) -> bool:
+    """Whether its fetch has ended and the engine has not looked since: has launched no step, and unpinned nothing."""
+    ended_ns = record.fetch_ended_ns
+    looked = any(tier.unpinned_ns >= ended_ns for tier in ledger.state.tiers.values())
+    return bool(ended_ns) and not looked and ended_ns + _SLACK_NS > ledger.state.launched_ns
 
 
 def _their_blocks(records: list[RequestState]) -> list[int]:

@@ -78,8 +78,8 @@ STUCK: Final = (
     ),
     *incident(
         "stuck.remote-load",
-        # Others go on: where nobody does, an engine that sleeps cannot be told from one that was not woken.
         Way("two", FETCHED_POOL, (FETCHED, ON_AND_ON), ":limit=2"),
+        Way("and then nothing", FETCHED_POOL, (FETCHED,), ":limit=2"),
         Way("urgent", FETCHED_URGENT, (FETCHED, ON_AND_ON), ":every=5:limit=3"),
         Way("fine", FETCHED_FINE, (FETCHED, ON_AND_ON), ":after=4:limit=2"),
         seconds=60,
