@@ -111,23 +111,27 @@ class Top(App[None]):
         self.looker = looker
         self.sort = "blocks"
         self._shown: View | None = None
+        # Kept, since a timer may still look for them while they are taken down.
+        self._engines = Static("Listening …", id="engines", markup=False)
+        self._sorted = Static(id="sorted", markup=False)
+        self._table: DataTable[str] = DataTable(cell_padding=0, cursor_type="row")
+        self._findings = Static(id="findings", markup=False)
 
     def compose(self) -> ComposeResult:
         """Engines above, requests, findings below."""
         with VerticalScroll(id="above", can_focus=False):
-            yield Static("Listening …", id="engines", markup=False)
-        yield Static(id="sorted", markup=False)
-        yield DataTable(cell_padding=0, cursor_type="row")
+            yield self._engines
+        yield self._sorted
+        yield self._table
         with VerticalScroll(id="below", can_focus=False):
-            yield Static(id="findings", markup=False)
+            yield self._findings
         yield Footer()
 
     def on_mount(self) -> None:
         """Begin to look."""
-        table = self.query_one(DataTable)
         for name, width in top_text.COLUMNS:
-            table.add_column(name, width=width, key=name)
-        table.focus()
+            self._table.add_column(name, width=width, key=name)
+        self._table.focus()
         self.set_interval(LOOK_EVERY_S, self.show)
         self.show()
 
@@ -137,16 +141,16 @@ class Top(App[None]):
         if view is None or view is self._shown:
             return
         self._shown = view
-        self.query_one("#engines", Static).update(top_text.engines(view.engines, view.engine))
-        self.query_one("#findings", Static).update(top_text.findings(view.findings, view.engine))
+        self._engines.update(top_text.engines(view.engines, view.engine))
+        self._findings.update(top_text.findings(view.findings, view.engine))
         self._show_requests(view)
 
     def _show_requests(self, view: View) -> None:
         requests = [request for request in view.requests if not request.ended]
         requests.sort(key=lambda request: (getattr(request, self.sort), request.blocks, request.for_s), reverse=True)
         said = f"{len(requests):,} requests live or hold blocks, by {SORTS[self.sort]}"
-        self.query_one("#sorted", Static).update(view.failure or said)
-        table = self.query_one(DataTable)
+        self._sorted.update(view.failure or said)
+        table = self._table
         at = table.cursor_row
         chosen = self._chosen()
         table.clear()
@@ -157,7 +161,7 @@ class Top(App[None]):
 
     def _chosen(self) -> str:
         """The request under the cursor, by its number; empty if there is none."""
-        table = self.query_one(DataTable)
+        table = self._table
         if not table.row_count:
             return ""
         return table.coordinate_to_cell_key(table.cursor_coordinate).row_key.value or ""
