@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from monitor.answers import BadQuestion, NotKnown
-from monitor.ledger.bill import measured, unnamed
+from monitor.ledger.bill import NoBill, bill_of, measured, parts, unnamed
 from monitor.ledger.calculator import blocks_of_request
 from monitor.ledger.ledger import EngineLedger
 from monitor.ledger.words import counted, percent, timestamp
@@ -20,16 +20,17 @@ PARTS = {
 
 
 def memory_view(ledger: EngineLedger) -> MemoryView:
-    """The bill, as the engine measured it last. Raises NotKnown where it has not said one."""
-    known = measured(ledger.state.memory)
-    if not known:
-        raise NotKnown(f"{ledger.engine} has not said what its device's memory went to (a MEMORY event)")
+    """The bill, as the engine measured it last, by its event or its log. Raises NotKnown where it has not said one."""
     state = ledger.state
+    known = measured(state.memory)
+    shown = _parts(known)
+    if not known:
+        known, shown = _in_log(ledger)
     return MemoryView(
         engine=ledger.engine,
         at=timestamp(ledger.now_ns),
         known=known,
-        parts=_parts(known),
+        parts=shown,
         unnamed=unnamed(known),
         kv_bytes_per_block=ledger.description.kv_bytes_per_block,
         block_size=state.block_size,
@@ -41,11 +42,30 @@ def _parts(known: dict[str, int]) -> dict[str, int]:
     """The device by what it went to; they add up to its total, since what nothing was said about is a part too."""
     if "device_total" not in known or "device_free" not in known:
         return {}
-    parts = {words: known[name] for name, words in PARTS.items() if name in known}
+    named = {words: known[name] for name, words in PARTS.items() if name in known}
     if "used_by_others" in known:
-        parts["other processes"] = known["used_by_others"]
-    parts["free"] = known["device_free"]
-    return parts | {"not named": known["device_total"] - sum(parts.values())}
+        named["other processes"] = known["used_by_others"]
+    named["free"] = known["device_free"]
+    return named | {"not named": known["device_total"] - sum(named.values())}
+
+
+def _in_log(ledger: EngineLedger) -> tuple[dict[str, int], dict[str, int]]:
+    """What a log says, by the names of the event, and the parts."""
+    try:
+        bill, _ = bill_of(ledger.facts.values())
+    except NoBill:
+        raise NotKnown(
+            f"{ledger.engine} has not said what its device's memory went to (a MEMORY event, or the bill in its log)"
+        ) from None
+    known = {
+        "device_total": bill.device_total,
+        "weights": bill.weights,
+        "activations_peak": bill.activations,
+        "non_torch": bill.non_torch,
+        "graphs_actual": bill.graphs,
+        "kv_pool": bill.kv_cache,
+    }
+    return {name: size for name, size in known.items() if size is not None}, parts(bill)
 
 
 def calculator_view(ledger: EngineLedger, prompt_tokens: int, max_tokens: int, concurrency: int) -> CalculatorView:

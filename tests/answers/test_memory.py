@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 
 from monitor.events.description import EngineDescription
 from monitor.events.kinds import Kind
+from monitor.events.sample import Fact
 from monitor.events.wire import Run, batch_of
+from monitor.ledger.bill import bill_of, parts
 from monitor.query import BadQuestion, NotKnown
+from monitor.sources.target import read_log
+from monitor.watch import Watch
 from tests.answers.test_never_freed import busy
 from tests.detectors.scenes import ENGINE, Watched
 
 GIB = 1 << 30
+DATA = Path(__file__).parent.parent / "data"
 
 
 def with_bill(**bill: int) -> Watched:
@@ -49,6 +55,21 @@ def test_a_bill_that_is_not_whole_has_no_parts() -> None:
     assert (view.parts, view.unnamed, view.known) == ({}, None, {"kv_pool": 36 * GIB})
     with pytest.raises(NotKnown, match="has not said what its device's memory went to"):
         busy(1).watch.memory(ENGINE)
+
+
+def test_the_bill_of_a_log() -> None:
+    """An engine that is known by its log alone."""
+    _, records = read_log(DATA / "seed-002.log")
+    facts = [record for record in records if isinstance(record, Fact)]
+    watch = Watch()
+    watch.feed(records)
+    (engine,) = watch.engines()
+    bill, _ = bill_of(facts)
+    view = watch.memory(engine.engine)
+    assert view.parts == parts(bill)
+    assert sum(view.parts.values()) == view.known["device_total"] == bill.device_total
+    with pytest.raises(NotKnown, match="how large its blocks"):
+        watch.calculator(engine.engine, 10, 10)
 
 
 @pytest.mark.parametrize("window", [None, 1, 7, 50])
