@@ -22,7 +22,8 @@ from fastapi import FastAPI
 
 from monitor.api import create_app
 from monitor.detectors.thresholds import Settings
-from monitor.events.wire import ContractError
+from monitor.events.kinds import Kind
+from monitor.events.wire import ContractError, Run, batch_of
 from monitor.findings import Transition
 from monitor.history.findings_log import FindingsLog
 from monitor.history.history import History
@@ -47,6 +48,9 @@ SCRAPE_TIMEOUT_S: Final = 5.0
 """vLLM's front end, on a busy machine, was seen to take 4 s."""
 RESUME_NS: Final = 600_000_000_000
 """An engine that was heard so shortly before the service began is taken up where it was left."""
+COME_BACK_NS: Final = 10_000_000_000
+"""It has so long to be heard again; after that it is silent."""
+OBSERVE_NS: Final = 1_000_000_000
 TAIL_NS: Final = 30_000_000_000
 """So much of what was heard then is gone through again, for what was recent to be recent still."""
 POINTS_NS: Final = 3_600_000_000_000
@@ -203,13 +207,17 @@ class Service:
         if config.data is not None:
             past = config.data / "history"
             self.keeper = Keeper(past, config.keep)
-            self._findings_log = FindingsLog(past, config.keep.days)
+            self._findings_log = FindingsLog(past)
+            self._findings_log.drop(config.keep.days)
         self.watch = Watch(config.settings, History(past) if past is not None else None)
         self.alerts: Alerts | None = None
         self.otel: OtelOutlet | None = None
         self.exemplars = Exemplars()
         if config.alerts.receivers:
             self.alerts = Alerts(config.alerts)
+        self._began_ns = self._observed_ns = time.time_ns()
+        self._resumed: dict[str, int] = {}
+        """Engines that were taken up and are still to be heard, and when they were last."""
         self._remember()
         self.collector = WatchCollector(
             self.watch,
@@ -274,6 +282,22 @@ class Service:
                 continue
             records = chain(past.notes(engine, until_ns - POINTS_NS, until_ns), past.tail(engine, until_ns - TAIL_NS))
             self.watch.resume(records, past.points(engine, until_ns - POINTS_NS, until_ns, MAX_POINTS))
+            if engine in self.watch.fleet.engines and self.watch.fleet.engines[engine].has_stream:
+                self._resumed[engine] = self.watch.fleet.engines[engine].heard_ns
+
+    def _watch_for_silence(self) -> None:
+        """Time passes for an engine that was taken up and is not there any more: no stream knows that it should be."""
+        now_ns = time.time_ns()
+        if not self._resumed or now_ns - self._observed_ns < OBSERVE_NS:
+            return
+        self._observed_ns = now_ns
+        for engine, heard_ns in list(self._resumed.items()):
+            ledger = self.watch.fleet.engines[engine]
+            if ledger.heard_ns > heard_ns:
+                del self._resumed[engine]
+            elif now_ns - self._began_ns > COME_BACK_NS:
+                silence = Run(Kind.OBSERVED, 0, -1, [now_ns], [])
+                self.watch.feed([batch_of(engine, ledger.epoch, [silence], wall_ns=now_ns)])
 
     def _next_of(self, engine: str, epoch: int) -> int:
         """The batch that comes next in that life of an engine, as far as it was heard before; -1 if it was not."""
@@ -286,6 +310,7 @@ class Service:
 
     def _deliver(self) -> None:
         with self._delivering:
+            self._watch_for_silence()
             transitions = self.watch.take_transitions()
             self._keep_findings(transitions)
             if self.alerts is not None:

@@ -63,6 +63,9 @@ class LiveStream:
         self._known = known
         self._epoch = 0
         self._next = -1
+        self._behind = False
+        """Whether what was said since an earlier reader's last batch is still to come: time does not pass before it."""
+        self._more = False
         self._waiting: deque[Received] = deque()
         self._asked_ns = 0
         self._asked_for = -2
@@ -102,7 +105,9 @@ class LiveStream:
             self._take_published(out)
         self._ask_if_missing()
         now = self._clock.monotonic_ns()
-        if self.engine and now - self._observed_ns >= OBSERVE_NS:
+        if out and self.in_step and not self._more:
+            self._behind = False
+        if self.engine and not self._behind and now - self._observed_ns >= OBSERVE_NS:
             self._observed_ns = now
             out.append(self._added(Kind.OBSERVED, [self._clock.time_ns()]))
         if self._newer is not None:
@@ -144,8 +149,7 @@ class LiveStream:
         if frame.epoch < self._epoch:
             return
         if frame.epoch > self._epoch:
-            self._epoch, self._next = frame.epoch, self._known(frame.engine, frame.epoch)
-            self._waiting.clear()
+            self._begin(frame)
         if isinstance(frame, Keyframe):
             if self._next < 0 or frame.sequence == self._next - 1:
                 self._splice(received, out)
@@ -161,6 +165,12 @@ class LiveStream:
             if len(self._waiting) >= MAX_BUFFERED:
                 self._waiting.popleft()
             self._waiting.append(received)
+
+    def _begin(self, first: Frame) -> None:
+        """Another life of the engine, or the first one heard of."""
+        self._epoch, self._next = first.epoch, self._known(first.engine, first.epoch)
+        self._behind = self._next >= 0
+        self._waiting.clear()
 
     def _splice(self, keyframe: Received, out: list[Received]) -> None:
         out.append(keyframe)
@@ -204,6 +214,7 @@ class LiveStream:
                 before = len(out)
                 self._place(received, out)
                 self.filled_from[header.source] = self.filled_from.get(header.source, 0) + len(out) - before
+        self._more = header.more
         if header.more:
             self._ask()
 
@@ -213,8 +224,7 @@ class LiveStream:
         if keyframe.epoch < self._epoch:
             return
         if keyframe.epoch > self._epoch:
-            self._epoch, self._next = keyframe.epoch, self._known(keyframe.engine, keyframe.epoch)
-            self._waiting.clear()
+            self._begin(keyframe)
         if 0 <= self._next <= keyframe.sequence:
             if asked != "since":
                 return  # the batches were quicker than the keyframe, and are on their way

@@ -13,7 +13,7 @@ from monitor.ledger.ledger import EngineLedger
 from tests.lab import Lab
 
 
-def worked(steps: int = 300, seed: int = 0, **settings: float) -> Lab:
+def worked(steps: int = 300, seed: int = 0, **settings: object) -> Lab:
     """A lab under a random load, with heartbeats."""
     lab = Lab(**{"total": 120, "connector_share": 0.4, "seed": seed, **settings})  # type: ignore[arg-type]
     for step in range(steps):

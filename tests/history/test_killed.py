@@ -7,16 +7,23 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
+import pytest
+
+from monitor import service as service_module
 from monitor.events.journal import NotAJournal
-from monitor.events.wire import Batch
+from monitor.events.publisher import Publisher
+from monitor.events.wire import ADDED_BY_SOURCE, Batch, Frame
 from monitor.history.history import History
+from monitor.history.segments import directory_of
 from monitor.ledger.ledger import EngineLedger, Position
 from monitor.service import Service, ServiceConfig
+from monitor.sources.live import OBSERVE_NS, LiveStream
 from monitor.sources.recording import Recording
-from tests.history.recorded import books
+from tests.history.recorded import books, worked, write
+from tests.lab import Lab
 
 ENGINE = "lab@127.0.0.1:0/0"
 KILLS = 3
@@ -81,3 +88,51 @@ def test_what_a_killed_service_has_heard_is_there(tmp_path: Path) -> None:
     assert len({point.at_ns for point in points}) == len(points) > 3 * KILLS
     assert service.watch.take_transitions() == []
     assert service.watch.take_ended() == []
+
+
+def test_time_does_not_pass_before_what_was_missed_has_come(tmp_path: Path) -> None:
+    """Else an engine that worked on while nobody listened would seem to have stood still."""
+    lab = Lab(total=120, clock=time, pack=False, engine=ENGINE)
+    publisher = Publisher(
+        lab.log, ENGINE, lab.vitals, events=f"ipc://{tmp_path}/events", replay=f"ipc://{tmp_path}/events-replay",
+        interval_s=0.005, heartbeat_s=0.05,
+    )  # fmt: skip
+    publisher.start()
+    try:
+        until(lambda: publisher.packer.next_sequence > 30)
+        known = 5
+        with closing(LiveStream(publisher.events_endpoint, known=lambda _engine, _epoch: known)) as stream:
+            time.sleep(OBSERVE_NS / 1e9)  # so that it is time to say what time it is
+            missed = publisher.packer.next_sequence
+            frames: list[Frame] = []
+
+            def told_the_time() -> bool:
+                frames.extend(received.frame for received in stream.poll())
+                return bool(_observed(frames))
+
+            until(told_the_time)
+    finally:
+        publisher.close()
+    heard = [frame.sequence for frame in frames[: frames.index(_observed(frames)[0])]]
+    assert heard == list(range(known, heard[-1] + 1))
+    assert heard[-1] >= missed - 1
+
+
+def _observed(frames: list[Frame]) -> list[Frame]:
+    return [frame for frame in frames if frame.sequence == ADDED_BY_SOURCE]
+
+
+def test_an_engine_that_does_not_come_back_is_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_module, "COME_BACK_NS", 0)
+    monkeypatch.setattr(service_module, "OBSERVE_NS", 0)
+    lab = worked(50, clock=time)
+    write(directory_of(tmp_path / "history", lab.packer.engine), list(lab.frames))
+    service = Service(ServiceConfig(events=(f"ipc://{tmp_path}/nobody",), data=tmp_path))
+    (left,) = service.watch.engines()
+    service.start()
+    try:
+        until(lambda: service.watch.engines()[0].heard_s_ago > left.heard_s_ago + 0.5)
+    finally:
+        service.stop()
+    (seen,) = service.watch.engines()
+    assert seen.step == left.step
