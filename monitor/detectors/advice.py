@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from monitor.ledger.ledger import EngineLedger
 
 DEFAULT_BUDGET = 8192
@@ -18,6 +20,26 @@ def at_hand(ledger: EngineLedger, *, vllm: str, kvscope: str) -> str:
 def named(ledger: EngineLedger) -> str:
     """`kvscope 0.1.0`: the engine and its version, as far as they were said."""
     return " ".join(filter(None, (ledger.description.engine, ledger.description.version)))
+
+
+def release(ledger: EngineLedger) -> tuple[int, int] | None:
+    """Its version as (0, 19); None if it has not said one that begins so."""
+    found = re.match(r"v?(\d+)\.(\d+)", ledger.description.version)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def whole_prompts_only(ledger: EngineLedger) -> str:
+    """What lets a prompt in only if all of it has room."""
+    at, version = release(ledger), ledger.description.version
+    if at is None:
+        vllm = "--scheduler-reserve-full-isl, which vLLM has since 0.19 and sets by default; upgrade an older release"
+    elif at < (0, 19):
+        vllm = f"upgrade vLLM {version} to 0.19 or later, where --scheduler-reserve-full-isl is the default"
+    else:
+        vllm = f"--scheduler-reserve-full-isl, the default of vLLM {version}, which was switched off"
+    return at_hand(
+        ledger, vllm=vllm, kvscope="kvscope's engine does so by itself, and where it did not that is its defect"
+    )
 
 
 def smaller_budget(ledger: EngineLedger) -> str:

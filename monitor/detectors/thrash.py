@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from typing import Final
 
-from monitor.detectors.advice import at_hand
+from monitor.detectors.advice import whole_prompts_only
 from monitor.detectors.judgement import Evidence, Judgement
 from monitor.detectors.preemptions import LOST, at, cost_of, freed_nothing, names, of_late, passes
 from monitor.detectors.thresholds import Settings
@@ -22,10 +22,6 @@ from monitor.events.records import Preemption
 from monitor.ledger.ledger import EngineLedger
 from monitor.ledger.words import clock_time, counted, duration, percent
 
-_WHOLE_PROMPTS: Final = {
-    "vllm": "scheduler_reserve_full_isl, which vLLM has since 0.19 and sets by default; upgrade an older release",
-    "kvscope": "kvscope's engine does so by itself, and where it did not that is its defect",
-}
 PREEMPTION = "thrash.preemption"
 CASCADE = "thrash.cascade"
 AFTER_RETRACT = "thrash.after-retract"
@@ -80,7 +76,7 @@ def _preemption(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]
         ),
         do_now=("Let fewer in at once: have clients or the router send less to this engine until it has caught up.",),
         change=(
-            f"Let a prompt in only if all of it has room: {at_hand(ledger, **_WHOLE_PROMPTS)}.",
+            f"Let a prompt in only if all of it has room: {whole_prompts_only(ledger)}.",
             f"Lower --max-num-seqs to {_fit_at_full_length(ledger, hit)} (it is {ledger.description.max_num_seqs}):"
             " so many of these the pool holds at full length.",
         ),
