@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from monitor.events.evictions import Evictions
-from monitor.events.kinds import Holder
+from monitor.events.kinds import FIRST_FINISHED, Holder
 from monitor.events.records import (
     Anomaly,
     Deferral,
@@ -126,7 +126,7 @@ class Books:
         """The only blocks whose references can be unexplained."""
         suspects = set(self.detached) | self.orphans
         for record in self.requests.values():
-            if record.is_finished:
+            if record.status >= FIRST_FINISHED:
                 suspects.update(record.blocks)
         return suspects
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import msgspec
 
+from monitor.events.kinds import FIRST_FINISHED, Status
 from monitor.events.state import State
 
+RUNNING = int(Status.RUNNING)
 _UNACCOUNTED, _FINISHED, _WAITING, _RUNNING = range(4)
 
 
@@ -35,24 +37,33 @@ class Balance(msgspec.Struct, frozen=True):
 
 
 def balance(state: State) -> Balance:
-    """The balance of `state`. O(requests + shared blocks + blocks of finished requests)."""
+    """The balance of `state`. O(requests + shared blocks + blocks of requests that do not run)."""
     counts = [0, 0, 0, 0]
     rank_of: dict[int, int] = {}
+    looked_at = set(state.detached)  # shared blocks of which not all owners run, or may not
     for record in state.requests.values():
-        if record.is_finished:
-            deferral = state.deferrals.get(record.number)
-            deferred = len(deferral.blocks.intersection(record.blocks)) if deferral else 0
-            counts[_FINISHED] += deferred
-            counts[_UNACCOUNTED] += len(record.blocks) - deferred
-        else:
-            rank = _RUNNING if record.is_running else _WAITING
-            counts[rank] += len(record.blocks)
-            rank_of[record.number] = rank
+        status = record.status
+        if status == RUNNING:
+            rank_of[record.number] = _RUNNING
+            counts[_RUNNING] += len(record.blocks)
+        elif record.blocks:
+            looked_at.update(record.blocks)
+            if status >= FIRST_FINISHED:
+                deferral = state.deferrals.get(record.number)
+                deferred = len(deferral.blocks.intersection(record.blocks)) if deferral else 0
+                counts[_FINISHED] += deferred
+                counts[_UNACCOUNTED] += len(record.blocks) - deferred
+            else:
+                rank_of[record.number] = _WAITING
+                counts[_WAITING] += len(record.blocks)
     for block, former in state.detached.items():
         for number in former:
             counts[_FINISHED if state.is_deferred(number, block) else _UNACCOUNTED] += 1
     # Every holder has counted its shared blocks; the liveliest keeps the count. A prefix may have thousands of owners.
-    for block in state.more.keys() | state.detached.keys():
+    for block, others in state.more.items():
+        if block not in looked_at and state.owner[block] >= 0:
+            counts[_RUNNING] -= len(others)
+    for block in looked_at & (state.more.keys() | state.detached.keys()):
         owners = state.owners(block)
         ranks = [*filter(None, map(rank_of.get, owners))]
         ended = [number for number in owners if number not in rank_of] if len(ranks) < len(owners) else []

@@ -7,6 +7,7 @@ in what they keep of a request, its tokens say nothing of how full its blocks ar
 from __future__ import annotations
 
 from monitor.events.description import EngineDescription
+from monitor.events.kinds import FIRST_FINISHED
 from monitor.events.records import RequestState
 from monitor.events.state import State
 
@@ -22,8 +23,9 @@ def unused_by_all(state: State, description: EngineDescription) -> int | None:
     """The same over all that live. A block that several share is full, and adds to none of them."""
     if not _by_tokens(state, description):
         return None
-    size, living = state.block_size, (record for record in state.requests.values() if not record.is_finished)
-    return sum(max(0, len(record.blocks) * size - record.computed_tokens) for record in living if record.blocks)
+    size, living = state.block_size, [r for r in state.requests.values() if r.status < FIRST_FINISHED and r.blocks]
+    rooms = [len(record.blocks) * size - record.computed_tokens for record in living]
+    return sum([room for room in rooms if room > 0])
 
 
 def tokens_in(state: State, description: EngineDescription, block: int) -> int | None:

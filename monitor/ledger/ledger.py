@@ -13,7 +13,7 @@ import msgspec
 
 from monitor.events import snapshot
 from monitor.events.description import EngineDescription, parse
-from monitor.events.kinds import Cause, Kind, Stage
+from monitor.events.kinds import FIRST_FINISHED, Cause, Kind, Stage, Status
 from monitor.events.records import Anomaly, Heartbeat, Lapse, Preemption, Prompt, RequestState
 from monitor.events.sample import Fact, KvEvents, Sample
 from monitor.events.state import State
@@ -332,13 +332,14 @@ class EngineLedger:
 
     def _point(self) -> Point:
         state, totals = self.state, self.state.totals
-        running = sum(record.is_running for record in state.requests.values())
-        waiting = sum(record.is_waiting for record in state.requests.values())
+        statuses = Counter([record.status for record in state.requests.values()])
+        running = statuses[Status.RUNNING]
+        waiting = sum(count for status, count in statuses.items() if Status.RECEIVED < status < FIRST_FINISHED)
         return Point(
             at_ns=self.now_ns,
             balance=balance(state),
             running=running,
-            waiting=waiting,
+            waiting=waiting - running,
             finished_requests=sum(totals.finished.values()),
             preemptions=sum(totals.preemptions.values()),
             computed_tokens=totals.computed_tokens,
@@ -416,7 +417,8 @@ class EngineLedger:
 
     def waiting_by_cause(self) -> Counter[int]:
         """How many wait, by `cause_of_wait` of each: in one go, since there may be thousands."""
-        counts = Counter([record.cause for record in self.state.requests.values() if record.is_waiting])
+        requests = self.state.requests.values()
+        counts = Counter([r.cause for r in requests if r.status != Status.RUNNING and r.is_waiting])
         head = self.head() if counts else None
         if head is not None:
             for cause in (Cause.NEW, Cause.PREEMPTED):
@@ -430,7 +432,7 @@ class EngineLedger:
     def head(self) -> RequestState | None:
         """The waiting request that the scheduler passed over last: the one the others stand behind."""
         if not self._head_is_known:  # whoever asks why each request waits asks this as often
-            refused = [r for r in self.state.requests.values() if r.is_waiting and r.times_passed_over]
+            refused = [r for r in self.state.requests.values() if r.times_passed_over and r.is_waiting]
             self._head, self._head_is_known = max(refused, key=lambda r: r.since_ns, default=None), True
         return self._head
 
