@@ -24,7 +24,7 @@ from monitor.outlets.alerts.silences import BadSilence
 from monitor.outlets.alerts.views import AlertFigures
 from monitor.outlets.prometheus import WatchCollector
 from monitor.query import BadQuestion, BadTime, NotKnown, Query
-from monitor.views import FindingState, SourceView
+from monitor.views import Colouring, FindingState, SourceView
 from monitor.watch import Watch
 
 COOKIE = "kvscope_token"
@@ -144,6 +144,11 @@ def _serve_answers(app: FastAPI, query: Query) -> None:
     async def block_map(engine: str, at: str = "") -> Response:
         """What every block is; `states` is base64."""
         return await _json(query.block_map, engine, at)
+
+    @app.get("/api/block_colours")
+    async def block_colours(engine: str, by: Colouring, at: str = "") -> Response:
+        """Every block by one of its properties; `values` is base64."""
+        return await _json(query.block_colours, engine, by, at)
 
     @app.get("/api/events")
     async def events(

@@ -20,9 +20,11 @@ from monitor.ledger.words import counted as counted
 from monitor.ledger.words import duration as duration
 from monitor.ledger.words import percent as percent
 from monitor.views import (
+    BlockColours,
     BlockDetail,
     BlockMap,
     CalculatorView,
+    Colouring,
     EngineView,
     EventView,
     ExplanationView,
@@ -84,6 +86,10 @@ class Query(Protocol):
 
     def block_map(self, engine: str, at: str = "") -> BlockMap:
         """What every block is."""
+        ...
+
+    def block_colours(self, engine: str, by: Colouring, at: str = "") -> BlockColours:
+        """Every block by its owner, its age, its references or its prefix."""
         ...
 
     def events(
@@ -190,6 +196,10 @@ class RemoteQuery:
     def block_map(self, engine: str, at: str = "") -> BlockMap:
         """What every block is."""
         return self._get("/api/block_map", BlockMap, engine=engine, at=at)
+
+    def block_colours(self, engine: str, by: Colouring, at: str = "") -> BlockColours:
+        """Every block by one of its properties."""
+        return self._get("/api/block_colours", BlockColours, engine=engine, by=by, at=at)
 
     def events(
         self,

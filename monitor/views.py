@@ -18,7 +18,7 @@ from monitor.ledger.never_freed import NeverFreedView as NeverFreedView
 from monitor.ledger.prefix_tree import EvictionView as EvictionView
 from monitor.ledger.prefix_tree import PrefixesView as PrefixesView
 from monitor.ledger.prefix_tree import PrefixNode as PrefixNode
-from monitor.ledger.waits import Wait
+from monitor.ledger.waits import Wait as Wait
 
 BLOCK_STATES = ("free", "cached-idle", "running", "waiting", "finished", "reserved", "UNACCOUNTED")
 """What a block can be, in the order of the numbers that a block map uses."""
@@ -184,6 +184,32 @@ class BlockMap(msgspec.Struct, frozen=True):
     at: str | None
     total: int
     states: bytes
+
+
+Colouring = Literal["owner", "age", "references", "prefix"]
+"""What blocks can be told apart by, besides their state."""
+
+
+class ColourKey(msgspec.Struct, frozen=True):
+    """What a value of a colouring means, and how many blocks have it. `request`: the owner, if it is one."""
+
+    value: int
+    label: str
+    blocks: int
+    request: str = ""
+
+
+class BlockColours(msgspec.Struct, frozen=True):
+    """Every block of a pool by one of its properties: `values` has a byte for each, which `keys` explain. 0 is of those
+    that do not have it; the values of ages and references rise with them, others stand for a few of many.
+    """
+
+    engine: str
+    at: str | None
+    by: Colouring
+    total: int
+    values: bytes
+    keys: list[ColourKey]
 
 
 class EventView(msgspec.Struct, frozen=True):

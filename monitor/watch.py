@@ -62,6 +62,8 @@ MARGIN_NS: Final = 30_000_000_000
 MOST_POINTS: Final = 600
 WINDOW_NS: Final = 600_000_000_000
 PACKED_WITHIN_NS: Final = 1_000_000_000
+FALL_S: Final = 60.0
+"""Of a longer window, so much around where usage fell furthest is looked at event by event."""
 FOREVER: Final = 1 << 62
 
 BatchesSince = Callable[[int], Iterator[Batch]]
@@ -298,9 +300,14 @@ class Watch:
         furthest if it is empty. Raises BadTime.
         """
         live = self._streamed(engine)
-        window_ns = round(window_s * 1e9)
+        if at:
+            return self._drop(live, self._moment(live, at).at_ns, window_s)
         with self._lock:
-            at_ns = self._moment(live, at).at_ns if at else steepest_fall(live.points, window_s)
+            points = [point for point in live.points if point.at_ns >= self._past.oldest_ns(live)]
+        return self._drop(live, steepest_fall(points, window_s), window_s)
+
+    def _drop(self, live: EngineLedger, at_ns: int, window_s: float) -> Drop:
+        window_ns = round(window_s * 1e9)
         until = Moment(min(at_ns + window_ns, live.now_ns))
         return drop(self._past.window(live, at_ns - 2 * window_ns, until), at_ns, window_s)
 
@@ -308,11 +315,13 @@ class Watch:
         """What happened in a window, in two or three sentences."""
         live = self._streamed(engine)
         first, last = self._window(live, since, until)
-        window_ns = last.at_ns - first.at_ns
-        ledger = self._past.window(live, first.at_ns - window_ns, last)
-        told = drop(ledger, first.at_ns + window_ns // 2, window_ns / 1e9)
-        points = [point for point in ledger.points if first.at_ns <= point.at_ns <= last.at_ns]
-        return explanation(ledger, told, points, self._findings_between(None, engine, first.at_ns, last.at_ns))
+        points = self._past.points(live, first.at_ns, last.at_ns, MAX_POINTS)
+        width_s = min((last.at_ns - first.at_ns) / 1e9, FALL_S)
+        half_ns = round(width_s * 5e8)
+        at_ns = min(max(steepest_fall(points, width_s), first.at_ns + half_ns), last.at_ns - half_ns)
+        told = self._drop(live, at_ns, width_s)
+        found = self._findings_between(None, engine, first.at_ns, last.at_ns)
+        return explanation(told, first.at_ns, last.at_ns, points, found)
 
     def memory(self, engine: str) -> MemoryView:
         """The bill of the device's memory, as the engine measured it."""

@@ -14,8 +14,8 @@ from typing import Final, NamedTuple
 
 from PIL import Image
 
-from dashboards.web.palette import SHADES
-from monitor.views import BLOCK_STATES, BlockMap
+from dashboards.web.palette import SHADES, colour_of
+from monitor.views import BLOCK_STATES, BlockColours, BlockMap
 
 MAX_CELLS: Final = 32_768
 CELL_PX: Final = 20
@@ -55,6 +55,14 @@ def picture(blocks: BlockMap) -> str:
     return _png(ranks, grid(blocks.total), [0, 0, 0, *_COLOURS], b"\0" + _OPACITIES)
 
 
+def coloured(blocks: BlockColours) -> str:
+    """The map by one of the blocks' properties, as a data URL: of several in a cell the highest value shows."""
+    values = bytes(value + 1 for value in range(255)) + b"\xff"
+    colours = [part for value in range(15 + 1) for part in colour_of(blocks.by, value)]
+    opacities = bytes([0, 45, *[255] * 15])
+    return _png(blocks.values.translate(values), grid(blocks.total), [0, 0, 0, *colours], opacities)
+
+
 def spotlight(total: int, blocks: Iterable[int]) -> str:
     """A veil to lay over the map, clear where `blocks` are, as a data URL."""
     veil = bytearray([_VEILED]) * total
@@ -72,5 +80,5 @@ def _png(values: bytes, laid: Grid, colours: list[int], opacities: bytes) -> str
     image = Image.frombytes("P", (laid.columns, laid.rows), pixels)
     image.putpalette(colours)
     buffer = io.BytesIO()
-    image.save(buffer, "PNG", transparency=opacities, bits=4)
+    image.save(buffer, "PNG", transparency=opacities, bits=4 if len(colours) <= 48 else 8)
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()

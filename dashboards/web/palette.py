@@ -63,6 +63,25 @@ LIMITS: Final = {
 """What kept steps from being larger, as the reason that it is for a request."""
 
 
+MANY: Final = (
+    (66, 133, 214), (230, 140, 40), (58, 160, 120), (190, 80, 150), (120, 98, 205), (180, 160, 40), (60, 180, 190),
+    (215, 95, 90), (100, 150, 70), (150, 110, 75), (235, 150, 190), (90, 110, 160), (160, 200, 110), (240, 190, 110),
+)  # fmt: skip
+"""Things of one kind that are told apart, such as owners."""
+RISING: Final = ((205, 225, 245), (160, 195, 235), (110, 160, 220), (70, 120, 195), (45, 80, 160), (25, 40, 110))
+"""A figure that rises, such as an age: seen on light and dark alike by its order, not by its ends."""
+NOBODY: Final = (128, 140, 160)
+
+
+def colour_of(by: str, value: int) -> tuple[int, int, int]:
+    """That of a value of a colouring of blocks."""
+    if value == 0:
+        return NOBODY
+    if by in ("owner", "prefix"):
+        return MANY[value - 1] if value <= len(MANY) else OTHER
+    return RISING[min(value, len(RISING)) - 1]
+
+
 def css(rgb: tuple[int, int, int], opacity: float = 1.0) -> str:
     """A colour as a style sheet writes it."""
     return f"rgba({', '.join(map(str, rgb))}, {opacity:g})"

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from itertools import chain
 from typing import Final
 
-from monitor.answers import NotKnown
+from monitor.answers import BadQuestion, NotKnown
 from monitor.answers.moments import Moment
-from monitor.answers.recent import Recent
+from monitor.answers.recent import Recent, size_of
 from monitor.events.wire import ADDED_BY_SOURCE, Batch
 from monitor.history.history import History, NotKept
 from monitor.ledger.ledger import MAX_POINTS, EngineLedger, Point, Record
@@ -22,6 +22,8 @@ from monitor.views import GapView, LifeView, SpanView
 
 MAX_LEDGERS: Final = 8
 """Who looks at a moment asks several questions about it."""
+MAX_WINDOW_BYTES: Final = 192 << 20
+"""Of batches: some millions of events, and three times what memory keeps."""
 HEARD_WITHIN_NS: Final = 2_000_000_000
 """An engine says something every second."""
 
@@ -99,6 +101,10 @@ class Past:
         except NotKept as error:
             raise NotKnown(str(error)) from None
 
+    def oldest_ns(self, live: EngineLedger) -> int:
+        """From when on the past can be asked about for sure (wall): with history, that is known when it is asked."""
+        return self._since_ns(live.engine) if self.history is None else 0
+
     def _since_ns(self, engine: str) -> int:
         recent = self._recent.get(engine)
         return recent.since_ns if recent is not None else 0
@@ -137,11 +143,19 @@ class Past:
 
     def window(self, live: EngineLedger, since_ns: int, moment: Moment) -> EngineLedger:
         """The ledger as it was at a moment, with the batches and points of all the time from `since_ns` until then, as
-        far as they are kept; where they are, there is a batch from before. Raises NotKnown.
+        far as they are kept; where they are, there is a batch from before. Raises NotKnown, and BadQuestion for so much
+        time that its events are too many to be read at once.
         """
         ledger = self.ledger_at(live, moment)
         dressed = copy.copy(ledger)
-        dressed.recent = deque(self.batches(live, ledger, since_ns - HEARD_WITHIN_NS))
+        dressed.recent = deque()
+        size = 0
+        for batch in self.batches(live, ledger, since_ns - HEARD_WITHIN_NS):
+            dressed.recent.append(batch)
+            size += size_of(batch)
+            if size > MAX_WINDOW_BYTES:
+                until = timestamp(batch.wall_ns)
+                raise BadQuestion(f"from {timestamp(since_ns)} on there are too many events: ask until {until} or less")
         dressed.points = deque(self.points(live, since_ns, ledger.now_ns, MAX_POINTS))
         return dressed
 

@@ -234,6 +234,20 @@ def prefixes(ledger: EngineLedger, told: Prefixes) -> PrefixesView:
     )
 
 
+def by_root(ledger: EngineLedger, told: Prefixes) -> list[tuple[str, list[int]]]:
+    """The blocks of each prefix with all that goes on from it, by the id of its first stretch: the largest first."""
+    kept = _kept(ledger)
+    stretches = _stretches(kept, _parents(ledger, told), told)
+    root = list(range(len(stretches)))
+    blocks: dict[int, list[int]] = {}
+    for number, stretch in enumerate(stretches):  # those above stand first
+        if stretch.above >= 0:
+            root[number] = root[stretch.above]
+        blocks.setdefault(root[number], []).extend(b for value in stretch.values for b in kept[value].blocks)
+    named = [(_short(stretches[number].values[-1]), of_root) for number, of_root in blocks.items()]
+    return sorted(named, key=lambda one: -len(one[1]))
+
+
 def _kept(ledger: EngineLedger) -> dict[int, _Kept]:
     """By hash."""
     state = ledger.state

@@ -13,9 +13,8 @@ from dashboards.web.links import Place
 from dashboards.web.markup import aria, request_link
 from dashboards.web.view import Here, View
 from dashboards.web.words import clock
-from monitor.ledger.waits import Wait
 from monitor.query import NotKnown, Query, counted, duration
-from monitor.views import ConditionView, PhaseView, RequestDetail
+from monitor.views import ConditionView, PhaseView, RequestDetail, Wait
 
 MOST_PHASES: Final = 80
 FAMILIES: Final = {"RUNNING": "running", "UNACCOUNTED": "unaccounted", "FREE_DEFERRED": "finished"}
