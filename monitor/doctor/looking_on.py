@@ -12,7 +12,7 @@ from monitor.doctor.changes import Change, Changes
 from monitor.doctor.observe import SCRAPE_EVERY_S, CannotTell, nothing_heard
 from monitor.events.wire import ContractError
 from monitor.findings import FindingReport
-from monitor.ledger.words import counted, percent, timestamp
+from monitor.ledger.words import clock_time, counted, percent, timestamp
 from monitor.query import Query, RemoteQuery, Unreachable
 from monitor.sources.live import LiveStream
 from monitor.sources.target import BadTarget, Kind, kind_of
@@ -164,8 +164,8 @@ def look_on(
 def _how_it_is(engines: Sequence[EngineView], firing: int) -> str:
     running, waiting = (sum(getattr(engine, of) or 0 for engine in engines) for of in ("running", "waiting"))
     fullest = max((engine.usage for engine in engines if engine.usage is not None), default=None)
-    usage = "" if fullest is None else f", the fullest pool {percent(fullest)}"
+    usage = "" if fullest is None else f", fullest pool {percent(fullest)}"
     return (
-        f"{counted(len(engines), 'engine')}{usage}, {running:,} running, {waiting:,} waiting;"
-        f" {counted(firing, 'finding')}. Ctrl-C ends it"
+        f"{clock_time(time.time_ns())} {counted(len(engines), 'engine')}{usage}, {running:,} running, {waiting:,} waiting,"
+        f" {counted(firing, 'finding')}"
     )
