@@ -166,6 +166,6 @@ def _how_it_is(engines: Sequence[EngineView], firing: int) -> str:
     fullest = max((engine.usage for engine in engines if engine.usage is not None), default=None)
     usage = "" if fullest is None else f", fullest pool {percent(fullest)}"
     return (
-        f"{clock_time(time.time_ns())} {counted(len(engines), 'engine')}{usage}, {running:,} running, {waiting:,} waiting,"
-        f" {counted(firing, 'finding')}"
+        f"{clock_time(time.time_ns())} {counted(len(engines), 'engine')}{usage}, {running:,} running,"
+        f" {waiting:,} waiting, {counted(firing, 'finding')}"
     )
