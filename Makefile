@@ -41,6 +41,7 @@ lint: .venv/.ready
 
 bench: .venv/.ready
 	.venv/bin/python -m benchmarks.events
+	.venv/bin/python -m benchmarks.detectors
 	.venv/bin/python -m benchmarks.scrape
 	.venv/bin/python -m benchmarks.history
 	.venv/bin/python -m benchmarks.throughput
