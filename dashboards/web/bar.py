@@ -154,7 +154,7 @@ def _time(here: Here) -> list[Any]:
     if window.live:
         summary: list[Any] = [html.Span("live", className="live"), _span_in_words(place, window)]
     else:
-        summary = [html.Span("as it was", className="past"), _past_in_words(place, window)]
+        summary = [html.Span("as it was", className="past"), _past_in_words(here)]
         back = place.but(since="", until="", at="")
         parts.append(html.A("Back to live", href=back, className="button", **key("l", "back to live")))
     half = (window.until_ns - window.since_ns) // 2
@@ -182,11 +182,15 @@ def _span_in_words(place: Place, window: Window) -> str:
     return named or f"last {duration(window.seconds)}"
 
 
-def _past_in_words(place: Place, window: Window) -> str:
-    if place.at:
-        return f"at {clock(place.at)} UTC" if len(place.at) > 18 else f"at {place.at}"
-    day = "" if window.since[:10] == window.until[:10] else f"{window.until[:10]} "
-    return f"{window.since[:10]} {clock(window.since)} – {day}{clock(window.until)} UTC"
+def _past_in_words(here: Here) -> str:
+    """The moment, or the window; days where they are not that of the engine's now."""
+
+    def then(at: str) -> str:
+        return clock(at) if here.engine.at and at[:10] == here.engine.at[:10] else f"{at[:10]} {clock(at)}"
+
+    if here.place.at:
+        return f"at {then(here.place.at)} UTC" if "T" in here.place.at else f"at {here.place.at}"
+    return f"{then(here.window.since)} – {then(here.window.until)} UTC"
 
 
 def _spans(place: Place) -> html.Ul:
@@ -203,7 +207,7 @@ def _times(place: Place, window: Window) -> html.Form:
     """A form that goes where a link would: empty fields are left out of the address."""
     hidden = [("engine", place.engine), ("id", place.id), *place.more]
     fields: list[Any] = [field("hidden", name, value) for name, value in hidden if value]
-    moment = place.at if len(place.at) > 18 else ""
+    moment = place.at if "T" in place.at else ""
     times = (("from", "From", window.since), ("to", "To", window.until), ("at", "At the moment", moment))
     for name, words, value in times:
         fields.append(html.Label([html.Span(words), field("datetime-local", name, value[:19], step="1")]))

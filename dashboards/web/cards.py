@@ -40,7 +40,7 @@ def _card(here: Here, finding: FindingReport) -> html.Article:
 def _folded(here: Here, finding: FindingReport) -> html.Details:
     return html.Details(
         [
-            html.Summary([html.Span(finding.title, className="title"), _marks(here, finding)]),
+            html.Summary([html.H2(finding.title), _marks(here, finding)]),
             *_body(here.place, finding),
         ],
         className=f"finding {finding.severity}",
@@ -74,7 +74,7 @@ def _body(place: Place, finding: FindingReport) -> list[Any]:
     if finding.missing:
         parts.append(html.P([html.Strong("To be sure: "), finding.missing], className="missing"))
     advice = [
-        html.Div([html.H4(title), html.Ul([html.Li(line) for line in lines])], className=name)
+        html.Div([html.H3(title), html.Ul([html.Li(line) for line in lines])], className=name)
         for title, name, lines in (
             ("Do now", "do-now", finding.do_now),
             ("Change", "change", finding.change),

@@ -174,7 +174,6 @@ def _layout(height: int, window: Window, at_ns: int | None, marks: Sequence[Mark
             "zeroline": False,
             "ticks": "",
             "tickformat": "%H:%M:%S",
-            "nticks": 7,
             "tickangle": 0,
             "showspikes": True,
             "spikemode": "across",
@@ -201,9 +200,7 @@ def _layout(height: int, window: Window, at_ns: int | None, marks: Sequence[Mark
 
 def _legend(name: str, rows: Sequence[Row], chosen: int) -> html.Div:
     number = 0
-    parts: list[Any] = [
-        html.P(["at ", html.Span("", **data(moment=""))], className="moment", style={"height": f"{MARKS_PX}px"})
-    ]
+    parts: list[Any] = [html.P(["at ", html.Span("", **data(moment=""))], className="moment")]
     for row in rows:
         items = []
         for trace in row.traces:
@@ -221,6 +218,6 @@ def _legend(name: str, rows: Sequence[Row], chosen: int) -> html.Div:
                 )
             )
             number += 1
-        height = {"minHeight": f"{row.height_px + GAP_PX}px"}
-        parts.append(html.Div([html.H3(row.name), html.Ul(items)], style=height, className="keys"))
+        height = {"--height": f"{row.height_px + GAP_PX}px"}
+        parts.append(html.Div([html.H3(row.name), html.Ul(items)], style=height, className="row-keys"))
     return html.Div(parts, id=f"{name}-legend", className="readout")

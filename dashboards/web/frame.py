@@ -27,7 +27,7 @@ INDEX = (
 <body>
   {%app_entry%}
   <noscript>This page is live and needs JavaScript. The same is told by <code>monitor doctor</code>.</noscript>
-  <footer>{%config%}{%scripts%}{%renderer%}</footer>
+  <div hidden>{%config%}{%scripts%}{%renderer%}</div>
 </body>
 </html>
 """

@@ -54,8 +54,9 @@ class _Shared:
 class Pages:
     """Renders what `query` says. For one event loop."""
 
-    def __init__(self, query: Query) -> None:
+    def __init__(self, query: Query, clock: Callable[[], float] = time.monotonic) -> None:
         self._query = query
+        self._clock = clock
         self._shared: OrderedDict[object, _Shared] = OrderedDict()
 
     async def page(self, place: Place) -> Page:
@@ -83,10 +84,10 @@ class Pages:
         while len(self._shared) > KEPT:
             self._shared.popitem(last=False)
         async with shared.lock:
-            started = time.monotonic()
+            started = self._clock()
             if started >= shared.fresh_until:
                 shared.value = await asyncio.to_thread(make)
-                took = time.monotonic() - started
+                took = self._clock() - started
                 shared.fresh_until = started + max(0.9 * TICK_S, REST * took, rest_s)
         return shared.value
 

@@ -19,14 +19,21 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Browser, Page, Response, sync_playwright
 
+from dashboards.web.links import Place
 from monitor.events.publisher import Publisher
 from tests.lab import Lab
 
 ENGINE = "lab@127.0.0.1:0/0"
+LEAK = "leak.finished-held"
 CHROMIUM_FLAGS = (
     "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync",
     "--no-first-run",
 )  # fmt: skip
+
+
+def address(view: str, **fields: str) -> str:
+    """Of a view of the engine."""
+    return Place(view, ENGINE, **fields).but()
 
 
 class Engine:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -12,10 +11,8 @@ from playwright.sync_api import Browser, Page, expect
 
 from dashboards.web import blockmap
 from dashboards.web.links import Place
-from tests.web.parts import ENGINE, Account, Engine, chromium, service
+from tests.web.parts import ENGINE, LEAK, Account, Engine, address, service
 
-LEAK = "leak.finished-held"
-TIMEOUT_MS = 30_000
 # By path, something that is there when the view is.
 VIEWS = {
     "": "#engines tbody tr",
@@ -24,42 +21,12 @@ VIEWS = {
     "requests": "#requests tbody tr",
     "findings": "#findings .finding",
 }
-expect.set_options(timeout=TIMEOUT_MS)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as browser:
-        yield browser
-
-
-@pytest.fixture(scope="module")
-def leaking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, str]]:
-    """An engine whose connector never hears of every third completion, and the service that watches it."""
-    path = tmp_path_factory.mktemp("leaking")
-    with Engine(path, total=800, connector_share=1.0, faults=[f"{LEAK}:every=3"]) as engine:
-        # Enough to see, then no more: the engine stays as it is while tests look at it.
-        fault = engine.lab.faults.on[LEAK]
-        fault.limit = 6
-        with service("--events", engine.events, "--set", f"{LEAK}.grace_s=1") as url:
-            yield engine, url
-
-
-@pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
-    context = browser.new_context(viewport={"width": 1280, "height": 800})
-    yield context.new_page()
-    context.close()
 
 
 def next_tick(page: Page) -> None:
     """Wait until the page has been told something new."""
     told = page.locator("#page").get_attribute("data-told")
     expect(page.locator("#page")).not_to_have_attribute("data-told", told or "")
-
-
-def address(view: str, **fields: str) -> str:
-    return Place(view, ENGINE, **fields).but()
 
 
 def finding(page: Page, code: str):  # type: ignore[no-untyped-def]

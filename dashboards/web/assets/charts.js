@@ -27,12 +27,21 @@
   const moment = (chart, index) => new Date(chart.data[0].x[index]).toISOString().slice(11, 19);
   const written = (value) => value.toLocaleString("en-US", { maximumFractionDigits: Math.abs(value) < 10 ? 1 : 0 });
 
+  // Nothing is drawn anew while a chart is being dragged over.
+  let held = false;
+  document.addEventListener("pointerdown", (event) => {
+    held = Boolean(event.target.closest && event.target.closest(".plot"));
+  });
+  document.addEventListener("pointerup", () => setTimeout(() => { held = false; }));
+
   // What the legend says of each trace at one of the moments.
   function read(chart, index) {
     const legend = document.getElementById(chart.dataset.legend);
     if (!legend || !chart.data || !chart.data[0].x.length) return;
     for (const place of legend.querySelectorAll("[data-trace]")) {
-      place.textContent = written(chart.data[place.dataset.trace].y[index]);
+      const value = chart.data[place.dataset.trace].y[index];
+      place.textContent = written(value);
+      place.classList.toggle("zero", !value);
     }
     for (const place of legend.querySelectorAll("[data-moment]")) place.textContent = moment(chart, index);
   }
@@ -40,12 +49,11 @@
   function Chart({ id, figure, className, go, follow }) {
     const place = React.useRef(null);
     const latest = React.useRef(null);
-    const held = React.useRef(false);
 
     function draw() {
       const chart = place.current;
       const next = latest.current;
-      if (!chart || held.current) return;
+      if (!chart) return;
       plotly().then((Plotly) => {
         if (!place.current) return;
         const isNew = !chart.data;
@@ -77,25 +85,13 @@
       draw();
     }, [figure]);
 
-    // A chart that is being dragged over stays as it is until the button is let go.
     React.useEffect(() => {
       const chart = place.current;
-      const hold = () => { held.current = true; };
-      const release = () => {
-        if (!held.current) return;
-        held.current = false;
-        setTimeout(draw, 300);
-      };
-      chart.addEventListener("pointerdown", hold);
-      document.addEventListener("pointerup", release);
-      return () => {
-        document.removeEventListener("pointerup", release);
-        if (window.Plotly) window.Plotly.purge(chart);
-      };
+      return () => window.Plotly && window.Plotly.purge(chart);
     }, []);
 
     return React.createElement("div", { id, className, ref: place, "data-legend": figure.layout.meta.legend });
   }
 
-  window.kvscopeCharts = { Chart };
+  window.kvscopeCharts = { Chart, isHeld: () => held };
 })();

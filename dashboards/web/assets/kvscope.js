@@ -29,6 +29,7 @@
       const { value, ...rest } = props;
       return React.createElement("input", props.type === "hidden" ? props : { ...rest, defaultValue: value });
     }
+    if (node.type === "Select") props.defaultValue = props["data-value"];
     return React.createElement(node.type.toLowerCase(), props, ...[].concat(element(children)));
   }
 
@@ -55,6 +56,7 @@
     const known = Object.entries(trees).filter(([name]) => names.includes(name));
     const news = Object.entries(data.sections).map(([name, text]) => [name, JSON.parse(text)]);
     trees = Object.fromEntries([...known, ...news]);
+    if (kvscopeCharts.isHeld()) return;
     for (const name of ["bar", "alarms", "aside"]) render(name, section(name));
     byId("aside").hidden = !trees.aside || trees.aside.length === 0;
     render("view", data.main.map((name) => section(name)));

@@ -183,7 +183,7 @@ def _chart(here: Here, points: Sequence[PointView], marks: Sequence[Mark]) -> li
         Row("Blocks", 230, _blocks(points), sum(getattr(points[-1], shade.field) for shade in SHADES)),
         Row("Requests", 120, _requests(points)),
         Row("Tokens per second", 84, _tokens(points)),
-        Row("Refused, per second", 58, _lost(points)),
+        Row("Setbacks per second", 58, _lost(points)),
         Row("Steps, by what bound them", 64, _limits(points), 100, "%"),
     ]
     try:

@@ -11,7 +11,7 @@ from dashboards.web import pool
 from dashboards.web.cards import cards
 from dashboards.web.markup import aria
 from dashboards.web.palette import LIMITS, css
-from dashboards.web.view import Here, View
+from dashboards.web.view import Here, View, worst_first
 from dashboards.web.words import number
 from monitor.findings import FindingReport
 from monitor.query import Query, counted, percent
@@ -24,13 +24,16 @@ COLUMNS: Final = ("Engine", "Pool", "Requests", "Output", "Steps bound by", "Ope
 
 
 def view(query: Query, here: Here) -> View:
-    """The table of engines, and the open findings of all of them."""
-    found = [finding for finding in query.find("firing") if finding.severity != "info"]
-    rows = [_row(query, here, engine, [f for f in found if f.engine == engine.engine]) for engine in here.engines]
+    """The table of engines, and the findings of all of them that were open then."""
+    then = here.moment
+    engines = worst_first(query.engines(then)) if then else here.engines
+    found = query.find(None, since=then, until=then) if then else query.find("firing")
+    found = [finding for finding in found if finding.severity != "info"]
+    rows = [_row(query, here, engine, [f for f in found if f.engine == engine.engine]) for engine in engines]
     head = html.Thead(html.Tr([html.Th(name, scope="col") for name in COLUMNS]))
     return View(
         {
-            "head": html.H1(_in_a_sentence(here.engines, found), className="bad" if found else "well"),
+            "head": html.H1(_in_a_sentence(engines, found), className="bad" if found else "well"),
             "engines": html.Section(html.Table([head, html.Tbody(rows)]), id="engines", className="card"),
             "findings": html.Section(cards(here, found, IN_FULL), id="findings", **aria(label="Findings")),
         }
@@ -58,22 +61,19 @@ def _row(query: Query, here: Here, engine: EngineView, found: Sequence[FindingRe
                  html.Span(reasons, className="note")]),
         html.Td([number(engine.output_tokens_per_s, "tok/s"),
                  html.Span(f"{number(engine.computed_tokens_per_s)} computed", className="note")]),
-        html.Td(_bound(query, engine)),
+        html.Td(_bound(query, engine, here.moment)),
         html.Td([_finding(here, finding) for finding in found] or html.Span("none", className="none")),
     ]  # fmt: skip
     return html.Tr(cells, key=engine.engine, className="bad" if found else "")
 
 
-def _bound(query: Query, engine: EngineView) -> list[Any]:
+def _bound(query: Query, engine: EngineView, then: str) -> list[Any]:
     """What kept most of the last steps from being larger."""
     if engine.attached == "figures":
         return [html.Span("not exposed", className="note")]
-    points = query.points(engine.engine, BOUND_OVER_S)
-    first, last = (points[0], points[-1]) if points else (None, None)
-    grew = {
-        limit: steps - (first.limits.get(limit, 0) if first else 0)
-        for limit, steps in (last.limits if last else {}).items()
-    }
+    points = query.points(engine.engine, BOUND_OVER_S, until=then)
+    before = points[0].limits if points else {}
+    grew = {limit: steps - before.get(limit, 0) for limit, steps in (points[-1].limits.items() if points else ())}
     steps = sum(grew.values())
     if not steps:
         return [html.Span("no steps", className="note")]

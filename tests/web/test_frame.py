@@ -1,0 +1,135 @@
+"""The frame around every view: addresses, time, keys; and that everybody can use it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import httpx
+import pytest
+from playwright.sync_api import Page, expect
+
+from dashboards.web.links import place_of, wall_ns
+from dashboards.web.table import TABLE
+from tests.web.parts import ENGINE, Engine, address
+
+Leaking = tuple[Engine, str]
+TABS = [entry for entry in TABLE if entry.label]
+
+
+def ask(url: str, path: str, **params: Any) -> Any:
+    return httpx.get(f"{url}/api/{path}", params={"engine": ENGINE, **params}, trust_env=False).json()
+
+
+def chart(page: Page, url: str) -> dict[str, float]:
+    """The chart's place, once there is something in it."""
+    page.goto(url + address("engine"))
+    expect(page.locator("#history .scatterlayer .trace").first).to_be_attached()
+    page.locator("#history").scroll_into_view_if_needed()
+    box = page.locator("#history .nsewdrag").first.bounding_box()
+    assert box is not None
+    return box  # type: ignore[return-value]
+
+
+def test_a_window_is_chosen_by_dragging_and_told_in_words(page: Page, leaking: Leaking) -> None:
+    _, url = leaking
+    box = chart(page, url)
+    y = box["y"] + box["height"] / 2
+    page.mouse.move(box["x"] + 0.2 * box["width"], y)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 0.7 * box["width"], y, steps=5)
+    page.mouse.up()
+    expect(page).to_have_url(re.compile("from=.*&to="))
+    place = place_of(page.url)
+    expect(page.locator("#time")).to_contain_text("as it was")
+    told = ask(url, "explain", since=place.since, until=place.until)
+    expect(page.locator("#told")).to_contain_text(told["sentences"][0])
+    page.keyboard.press("l")
+    expect(page).to_have_url(url + address("engine"))
+    expect(page.locator("#time .live")).to_be_visible()
+
+
+def test_a_moment_is_chosen_by_a_click_and_is_kept_in_other_views(page: Page, leaking: Leaking) -> None:
+    _, url = leaking
+    box = chart(page, url)
+    page.mouse.click(box["x"] + 0.6 * box["width"], box["y"] + box["height"] / 2)
+    expect(page).to_have_url(re.compile("at="))
+    place = place_of(page.url)
+    expect(page.locator("#time")).to_contain_text(f"at {place.at[11:19]}")
+    page.mouse.move(0, 0)
+    points = ask(url, "points", since=place.since, until=place.until, most=300)
+    then = [point for point in points if point["at_ns"] <= wall_ns(place.at, 0)][-1]
+    for label, field in (("finished but held", "finished"), ("cached, idle", "cached_idle"), ("free", "free")):
+        row = page.locator("#history-legend li").filter(has=page.get_by_text(label, exact=True))
+        expect(row.locator(".count")).to_have_text(f"{then[field]:,}")
+    page.get_by_role("navigation", name="Views").get_by_role("link", name="Blocks").click()
+    expect(page).to_have_url(url + place.to("blocks"))
+    expect(page.locator("#time")).to_contain_text("as it was")
+
+
+def test_times_can_be_typed(page: Page, leaking: Leaking) -> None:
+    _, url = leaking
+    page.goto(url + address("engine"))
+    page.locator("#time summary").click()
+    page.locator("#time").get_by_label("From").fill("2026-11-21T14:02:11")
+    page.locator("#time").get_by_label("To", exact=True).fill("2026-11-21T14:05:01")
+    page.get_by_role("button", name="Show").click()
+    expect(page).to_have_url(re.compile(re.escape("from=2026-11-21T14%3A02%3A11&to=2026-11-21T14%3A05%3A01")))
+    expect(page.locator("#time")).to_contain_text("14:02:11 – ")
+
+
+def test_keys_lead_everywhere(page: Page, leaking: Leaking) -> None:
+    _, url = leaking
+    page.goto(url)
+    expect(page.locator("#engines tbody tr")).to_have_count(1)
+    for number, entry in enumerate(TABS, start=1):
+        page.keyboard.press(str(number))
+        expect(page).to_have_url(url + address(entry.path))
+        expect(page.locator("#views [aria-current=page]")).to_contain_text(entry.label)
+    page.keyboard.press("[")
+    expect(page).to_have_url(re.compile("from=.*&to="))
+    expect(page.locator("#time .past")).to_be_visible()
+    page.keyboard.press("l")
+    expect(page).to_have_url(url + address(TABS[-1].path))
+    page.keyboard.press("t")
+    expect(page.locator("#time form")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.locator("#time form")).to_be_hidden()
+    expect(page.locator("#time summary")).to_be_focused()
+    page.keyboard.press("?")
+    keys = page.get_by_role("dialog", name="Keys")
+    for entry in TABS:
+        expect(keys).to_contain_text(entry.label)
+    page.keyboard.press("Escape")
+    expect(keys).to_be_hidden()
+
+
+def test_the_first_tab_stop_leads_past_the_bar(page: Page, leaking: Leaking) -> None:
+    _, url = leaking
+    page.goto(url)
+    expect(page.locator("#engines tbody tr")).to_have_count(1)
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    expect(page.locator("#main")).to_be_focused()
+
+
+def test_old_links_lead_to_the_same_thing(page: Page, leaking: Leaking) -> None:
+    engine, url = leaking
+    held = next(iter(engine.lab.faults.on.values())).struck[0]
+    page.goto(f"{url}/request?engine={ENGINE}&id={held}")
+    expect(page.locator("#page")).to_contain_text("FREE_DEFERRED")
+    page.goto(f"{url}/?engine={ENGINE}&from=1763733600000&to=1763737200000")  # as Grafana's links have it
+    expect(page.locator("#time")).to_contain_text("2025-11-21 14:00:00 – 2025-11-21 15:00:00 UTC")
+
+
+@pytest.mark.parametrize("entry", TABS, ids=lambda entry: entry.path or "overview")
+def test_nothing_stands_in_the_way_of_anybody(page: Page, leaking: Leaking, entry: Any) -> None:
+    """By axe-core: names, roles, contrast in light and in dark, and what else can be checked by a program."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install axe-playwright-python").Axe()
+    _, url = leaking
+    page.goto(url + address(entry.path))
+    expect(page.locator("#views [aria-current=page]")).to_contain_text(entry.label)
+    found = axe.run(page).response["violations"]
+    page.emulate_media(color_scheme="dark")
+    found += axe.run(page, options={"runOnly": ["color-contrast"]}).response["violations"]
+    assert [(one["id"], [node["html"] for node in one["nodes"]][:3]) for one in found] == []

@@ -1,0 +1,107 @@
+"""Only what somebody looks at is made, once for all who look; what is past is made once for long."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from dashboards.web.links import Place, rfc3339
+from dashboards.web.rendering import TICK_S, Page, Pages
+from dashboards.web.table import PATHS
+from monitor.views import BlockMap, PointView
+from monitor.watch import Watch
+from tests.lab import Lab
+from tests.web.parts import ENGINE
+
+
+class CountingWatch(Watch):
+    """Counts what it is asked, and knows an engine that has worked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: Counter[str] = Counter()
+        lab = Lab(connector_share=0.5)
+        for _ in range(20):
+            lab.arrive(12)
+            lab.step()
+        lab.run_until_idle()
+        self.feed(lab.frames)
+        self.now_ns = self.fleet.engines[ENGINE].now_ns
+
+    def points(self, *args: Any, **named: Any) -> list[PointView]:
+        self.asked["points"] += 1
+        return super().points(*args, **named)
+
+    def block_map(self, engine: str, at: str = "") -> BlockMap:
+        self.asked["block_map"] += 1
+        return super().block_map(engine, at)
+
+
+class Clock:
+    """Time that passes when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def look(pages: Pages, place: Place) -> Page:
+    return asyncio.run(pages.page(place))
+
+
+def test_only_the_view_that_is_looked_at_is_made() -> None:
+    watch = CountingWatch()
+    look(Pages(watch), Place("requests", ENGINE))
+    assert not watch.asked
+    look(Pages(watch), Place("blocks", ENGINE))
+    assert watch.asked["block_map"] == 1
+
+
+def test_a_live_view_is_made_once_a_tick_and_a_past_one_is_kept() -> None:
+    watch, clock = CountingWatch(), Clock()
+    pages = Pages(watch, clock)
+
+    async def counts(place: Place) -> list[int]:
+        """How often it was made, as time passes, each time that three look."""
+        watch.asked.clear()
+        made = []
+        for passes_s in (0.0, 0.0, TICK_S, TICK_S):
+            clock.now += passes_s
+            await asyncio.gather(*(pages.page(place) for _ in range(3)))
+            made.append(watch.asked["points"])
+        return made
+
+    async def both() -> tuple[list[int], list[int]]:
+        past = rfc3339(watch.now_ns - 20_000_000)
+        return await counts(Place("engine", ENGINE)), await counts(Place("engine", ENGINE, until=past))
+
+    assert asyncio.run(both()) == ([1, 1, 2, 3], [1, 1, 1, 1])
+
+
+@pytest.mark.parametrize("path", [path for path in PATHS if path not in ("finding", "compare")])
+def test_every_view_can_be_made_now_and_of_a_moment(path: str) -> None:
+    watch = CountingWatch()
+    pages = Pages(watch)
+    for at in ("", rfc3339(watch.now_ns - 20_000_000)):
+        page = look(pages, Place(path, ENGINE, at=at, id="r-3" if path == "request" else "3"))
+        assert page.told["main"], "it shows nothing"
+        assert "main sentence" not in page.sections, page.sections
+        for section in page.sections.values():
+            json.loads(section)
+
+
+def test_a_view_that_cannot_be_made_says_so_and_the_page_stays(caplog: pytest.LogCaptureFixture) -> None:
+    class BrokenWatch(CountingWatch):
+        def block_map(self, engine: str, at: str = "") -> BlockMap:
+            raise ZeroDivisionError("on purpose")
+
+    page = look(Pages(BrokenWatch()), Place("blocks", ENGINE))
+    assert "could not be made" in page.sections["main sentence"]
+    assert ENGINE in page.sections["bar"]
+    assert "on purpose" in caplog.text
