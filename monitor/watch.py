@@ -304,7 +304,7 @@ class Watch:
             return self._drop(live, self._moment(live, at).at_ns, window_s)
         with self._lock:
             points = [point for point in live.points if point.at_ns >= self._past.oldest_ns(live)]
-        return self._drop(live, steepest_fall(points, window_s), window_s)
+        return self._drop(live, steepest_fall(points, window_s) or live.now_ns, window_s)
 
     def _drop(self, live: EngineLedger, at_ns: int, window_s: float) -> Drop:
         window_ns = round(window_s * 1e9)

@@ -8,50 +8,68 @@ from typing import Final
 from monitor.events.kinds import Cause, Limit, name_of
 from monitor.findings import FindingReport
 from monitor.ledger.drops import Drop
-from monitor.ledger.ledger import EngineLedger, Point
-from monitor.ledger.words import clock_time, counted, duration, percent
+from monitor.ledger.ledger import Point
+from monitor.ledger.words import clock_time, counted, duration, percent, timestamp
 from monitor.views import ExplanationView
 
 MOST_FINDINGS: Final = 3
 
 
 def explanation(
-    ledger: EngineLedger, told: Drop, points: Sequence[Point], findings: list[FindingReport]
+    told: Drop, since_ns: int, until_ns: int, points: Sequence[Point], findings: list[FindingReport]
 ) -> ExplanationView:
-    """Of the window that `told` is about: what usage did, what the queue did and what bounded the steps, and what was
-    found. `points` are the window's own, `findings` those whose life touches it.
+    """Of a window (wall ns): how usage fell, which `told` is about, what the queue did and what bounded the steps, and
+    what was found. `points` are the window's own, `findings` those whose life touches it.
     """
-    sentences = [drop_in_words(told), _queue_in_words(points), _findings_in_words(findings)]
-    return ExplanationView(ledger.engine, told.since, told.until, list(filter(None, sentences)), findings)
+    fall = " ".join((_fall_in_words(told), _preemptions_in_words(points), _work_in_words(told)))
+    return ExplanationView(
+        engine=told.engine,
+        since=timestamp(since_ns),
+        until=timestamp(until_ns),
+        sentences=list(filter(None, (fall.strip(), _queue_in_words(points), _findings_in_words(findings)))),
+        findings=findings,
+    )
 
 
 def drop_in_words(told: Drop) -> str:
     """How usage fell in a window and why, and what the steps did, in a sentence or two."""
-    said = "Nothing is known of what was used then."
-    if told.highest is not None and told.lowest is not None:
-        top, bottom = (f"{percent(level.used / told.usable)} of the pool" for level in (told.highest, told.lowest))
-        said = f"Usage did not fall: {bottom} at the end."
-        if told.lowest.used < told.highest.used:
-            top_at, bottom_at = (_clock(level.at) for level in (told.highest, told.lowest))
-            freed = sum(told.freed_in_fall.values())
-            by = " and ".join(f"{blocks:,} as {reason}" for reason, blocks in told.freed_in_fall.items() if blocks)
-            said = (
-                f"Usage fell from {top} at {top_at} to {bottom} at {bottom_at}: {counted(freed, 'block')} became free,"
-                f" {by}. In the whole window:"
-                f" {counted(told.preemptions, 'preemption') if told.preemptions else 'nobody was preempted'}."
-            )
+    said = _fall_in_words(told)
+    if told.freed_in_fall:
+        preempted = counted(told.preemptions, "preemption") if told.preemptions else "nobody was preempted"
+        said += f" In the whole window: {preempted}."
+    return f"{said} {_work_in_words(told)}".strip()
+
+
+def _fall_in_words(told: Drop) -> str:
+    if told.highest is None or told.lowest is None:
+        return "Nothing is known of what was used then."
+    top, bottom = (f"{percent(level.used / told.usable)} of the pool" for level in (told.highest, told.lowest))
+    if told.lowest.used >= told.highest.used:
+        return f"Usage did not fall: {bottom} at the end."
+    top_at, bottom_at = (_clock(level.at) for level in (told.highest, told.lowest))
+    freed = sum(told.freed_in_fall.values())
+    by = " and ".join(f"{blocks:,} as {reason}" for reason, blocks in told.freed_in_fall.items() if blocks)
+    fell = f"Usage fell from {top} at {top_at} to {bottom} at {bottom_at}"
+    return f"{fell}: {counted(freed, 'block')} became free, {by}." if freed else f"{fell}."
+
+
+def _work_in_words(told: Drop) -> str:
     work, before = told.work, told.work_before
-    if work.output_tokens < before.output_tokens / 2 and before.output_tokens:
-        said += f" {counted(work.output_tokens, 'token')} were generated, {before.output_tokens:,} in as long before:"
-        if work.longest_without_step_s > work.seconds / 2:
-            said += f" no step ended for {duration(work.longest_without_step_s)}."
-        elif not told.running_after:
-            said += " nothing runs any more."
-        elif work.computed_tokens > 2 * work.output_tokens:
-            said += f" the steps computed {counted(work.computed_tokens, 'token')}, most of them of prompts."
-        else:
-            said += " fewer run."
-    return said
+    if work.output_tokens >= before.output_tokens / 2:
+        return ""
+    said = f"{counted(work.output_tokens, 'token')} were generated, {before.output_tokens:,} in as long before:"
+    if work.longest_without_step_s > work.seconds / 2:
+        return f"{said} no step ended for {duration(work.longest_without_step_s)}."
+    if not told.running_after:
+        return f"{said} nothing runs any more."
+    if work.computed_tokens > 2 * work.output_tokens:
+        return f"{said} the steps computed {counted(work.computed_tokens, 'token')}, most of them of prompts."
+    return f"{said} fewer run."
+
+
+def _preemptions_in_words(points: Sequence[Point]) -> str:
+    preemptions = points[-1].preemptions - points[0].preemptions if points else 0
+    return f"{counted(preemptions, 'preemption')} in the window." if preemptions > 0 else ""
 
 
 def _queue_in_words(points: Sequence[Point]) -> str:

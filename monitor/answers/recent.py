@@ -64,7 +64,7 @@ class Road(NamedTuple):
         whole = len(self.batches) - (self.moment.position is not None)
         for number, batch in enumerate(self.batches, 1):
             ledger.apply(batch)
-            walked += _size(batch)
+            walked += size_of(batch)
             if walked >= MIN_ON_THE_WAY and number <= whole and (passed := mark_of(ledger)) is not None:
                 marks.append(passed)
                 walked = 0
@@ -86,7 +86,8 @@ def _mark(ledger: EngineLedger, keyframe: Keyframe) -> Mark:
     )  # fmt: skip
 
 
-def _size(batch: Batch) -> int:
+def size_of(batch: Batch) -> int:
+    """Bytes of its columns."""
     return len(batch.runs) + len(batch.args) + len(batch.ids)
 
 
@@ -109,7 +110,7 @@ class Recent:
     def look(self, ledger: EngineLedger, record: Record) -> None:
         """Keep the ledger's state if it is a new one, or if much was heard since the last."""
         if isinstance(record, Batch):
-            self._bytes += _size(record)
+            self._bytes += size_of(record)
         if ledger.state is not self._state and ledger.ready:
             mark: Mark | None
             if isinstance(record, Keyframe):  # as it came: what an audit has seen of it so far is in no other

@@ -108,6 +108,28 @@ def test_a_window_is_explained() -> None:
     )
 
 
+def test_a_long_window_is_explained_by_where_usage_fell_furthest() -> None:
+    scene = Watched(total=200, block_size=4)
+    for _ in range(6):
+        scene.lab.arrive(60, max_tokens=20)
+    scene.run_until_idle(0.2)
+    fell = timestamp(scene.now_ns) or ""
+    scene.live(200)
+    text = scene.watch.explain(ENGINE).sentences[0]
+    told = scene.watch.drop(ENGINE, fell, 60.0)
+    assert told.highest
+    assert told.highest.at
+    assert f"at {told.highest.at[11:23]} to" in text
+    assert all(f"{blocks:,} as {reason}" in text for reason, blocks in told.freed_in_fall.items())
+
+
+def test_so_much_that_it_cannot_be_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = busy(1)
+    monkeypatch.setattr("monitor.answers.past.MAX_WINDOW_BYTES", 20_000)
+    with pytest.raises(BadQuestion, match="too many events: ask until"):
+        scene.watch.never_freed(ENGINE)
+
+
 def test_the_queue_is_explained_by_what_its_head_waits_for() -> None:
     scene, request = never_fits()
     for _ in range(3):
