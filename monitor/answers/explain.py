@@ -41,11 +41,12 @@ def drop_in_words(told: Drop) -> str:
 
 
 def _fall_in_words(told: Drop) -> str:
-    if told.highest is None or told.lowest is None:
+    if told.highest is None or told.lowest is None or not told.usable:
         return "Nothing is known of what was used then."
-    top, bottom = (f"{percent(level.used / told.usable)} of the pool" for level in (told.highest, told.lowest))
     if told.lowest.used >= told.highest.used:
-        return f"Usage did not fall: {bottom} at the end."
+        last = told.lowest.used if told.used_after is None else told.used_after
+        return f"Usage did not fall: {percent(last / told.usable)} of the pool at the end."
+    top, bottom = (f"{percent(level.used / told.usable)} of the pool" for level in (told.highest, told.lowest))
     top_at, bottom_at = (_clock(level.at) for level in (told.highest, told.lowest))
     freed = sum(told.freed_in_fall.values())
     by = " and ".join(f"{blocks:,} as {reason}" for reason, blocks in told.freed_in_fall.items() if blocks)

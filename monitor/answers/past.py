@@ -20,7 +20,7 @@ from monitor.ledger.prefix_tree import Prefixes, PrefixesView, by_root, prefixes
 from monitor.ledger.words import clock_time, timestamp
 from monitor.views import GapView, LifeView, SpanView
 
-MAX_LEDGERS: Final = 8
+MAX_LEDGERS: Final = 4
 """Who looks at a moment asks several questions about it."""
 MAX_WINDOW_BYTES: Final = 192 << 20
 """Of batches: some millions of events, and three times what memory keeps."""
@@ -79,7 +79,8 @@ class Past:
         ledger, marks = road.walk()
         with self._lock:
             self._recent[live.engine].keep_on_the_way(marks)
-            self._ledgers[key] = ledger
+            if moment.at_ns < live.now_ns:  # nobody asks for a moment that was just now again
+                self._ledgers[key] = ledger
             while len(self._ledgers) > MAX_LEDGERS:
                 self._ledgers.popitem(last=False)
         return ledger

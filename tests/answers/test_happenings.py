@@ -8,7 +8,7 @@ from monitor.answers.happenings import MOST_IDS
 from monitor.events.kinds import Cause, Kind, Limit
 from monitor.events.wire import Batch
 from monitor.ledger.ledger import Position
-from monitor.ledger.words import timestamp
+from monitor.ledger.words import percent, timestamp
 from monitor.query import BadQuestion, NotKnown
 from tests.answers.test_never_freed import busy
 from tests.detectors.scenes import ENGINE, Watched, finished_held, never_fits
@@ -121,6 +121,16 @@ def test_a_long_window_is_explained_by_where_usage_fell_furthest() -> None:
     assert told.highest.at
     assert f"at {told.highest.at[11:23]} to" in text
     assert all(f"{blocks:,} as {reason}" in text for reason, blocks in told.freed_in_fall.items())
+
+
+def test_usage_that_did_not_fall_is_told_as_it_is_at_the_end() -> None:
+    scene = Watched(total=200, block_size=4)
+    for _ in range(10):
+        scene.lab.arrive(8, max_tokens=100)
+        scene.steps(1, 0.2)
+    balance = scene.ledger.balance()
+    share = percent(balance.running / (balance.total - balance.reserved))
+    assert f"Usage did not fall: {share} of the pool at the end." in scene.watch.explain(ENGINE).sentences[0]
 
 
 def test_so_much_that_it_cannot_be_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
