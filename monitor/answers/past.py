@@ -67,7 +67,7 @@ class Past:
 
     def ledger_at(self, live: EngineLedger, moment: Moment) -> EngineLedger:
         """The ledger as it was then. Raises NotKnown where that is not kept."""
-        key = (live.engine, moment)
+        key = (live.engine, moment if moment.position is None else moment._replace(at_ns=0))
         with self._lock:
             if key in self._ledgers:
                 self._ledgers.move_to_end(key)
