@@ -37,8 +37,8 @@ def _enough(again: int, of: int, settings: Settings) -> bool:
 
 
 def _by_stream(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
-    since_ns = ledger.now_ns - settings(CODE, "window_s") * 1e9
-    recent = list(takewhile(lambda prompt: ledger.wall(prompt.at_ns) >= since_ns, reversed(ledger.prompts)))[::-1]
+    since_ns = ledger.now_ns - settings(CODE, "window_s") * 1e9 - (ledger.wall(1) - 1)  # on the engine's clock
+    recent = [prompt for prompt in ledger.prompts if prompt.at_ns >= since_ns]
     # The last full block of a prompt is always computed: alone it says nothing.
     missed = [prompt for prompt in recent if prompt.again > 1]
     again = sum(prompt.again for prompt in missed)
