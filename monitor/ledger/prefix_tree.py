@@ -8,7 +8,7 @@ a fold of the batches learns the parents, and forgets none for a block that is e
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
 
@@ -194,11 +194,16 @@ class _Kept:
 
     __slots__ = ("blocks", "children", "owners", "references")
 
-    def __init__(self) -> None:
-        self.blocks: list[int] = []
-        self.owners: set[int] = set()
+    def __init__(self, block: int) -> None:
+        self.blocks = [block]
+        self.owners = _NOBODY
         self.references = 0
-        self.children: list[int] = []
+        self.children = _NO_CHILDREN
+
+
+_NOBODY: Final[frozenset[int]] = frozenset()
+_NO_CHILDREN: Final[Sequence[int]] = ()
+"""Shared by the many that have none: there may be a hundred thousand."""
 
 
 class _Stretch(NamedTuple):
@@ -256,11 +261,12 @@ def _kept(ledger: EngineLedger) -> dict[int, _Kept]:
         if value:
             one = kept.get(value)
             if one is None:
-                one = kept[value] = _Kept()
-            one.blocks.append(block)
+                one = kept[value] = _Kept(block)
+            else:
+                one.blocks.append(block)
             if state.refs[block] > 0:
                 one.references += state.refs[block]
-                one.owners.update(state.owners(block))
+                one.owners = one.owners.union(state.owners(block))
     return kept
 
 
@@ -283,8 +289,10 @@ def _stretches(kept: dict[int, _Kept], parents: dict[int, int], told: Prefixes) 
         parent = kept.get(parents.get(value, 0))
         if parent is None:
             roots.append(value)
-        else:
+        elif isinstance(parent.children, list):
             parent.children.append(value)
+        else:
+            parent.children = [value]
     stretches: list[_Stretch] = []
     todo = [(root, -1) for root in reversed(roots)]
     while todo:
