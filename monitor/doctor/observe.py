@@ -313,7 +313,7 @@ def _read_log(target: str, settings: Settings, window: Window) -> Observation:
     notes = log.notes + in_words(facts)
     watch.feed(facts)
     watch.settle()
-    if not watch.find():
+    if all(finding.severity == "info" for finding in watch.find()):  # that a pool is taken at the start is no verdict
         raise CannotTell(
             f"{target}: no line has an engine's figures (Avg prompt throughput: …, Running: …, KV cache usage: …). They"
             " are logged every 10 s while requests run, unless --disable-log-stats is given. Nor is it a report that"
