@@ -31,7 +31,7 @@ def cards(here: Here, findings: Sequence[FindingReport], in_full: int = 1_000) -
 def _card(here: Here, finding: FindingReport) -> html.Article:
     link = html.A(finding.title, href=here.place.to("finding", engine=finding.engine, id=finding.id))
     return html.Article(
-        [_marks(here, finding), html.H2(link), *_body(here.place, finding)],
+        [marks(here, finding), html.H2(link), *_body(here.place, finding)],
         className=f"finding {finding.severity}",
         key=finding.id,
     )
@@ -40,7 +40,7 @@ def _card(here: Here, finding: FindingReport) -> html.Article:
 def _folded(here: Here, finding: FindingReport) -> html.Details:
     return html.Details(
         [
-            html.Summary([html.H2(finding.title), _marks(here, finding)]),
+            html.Summary([html.H2(finding.title), marks(here, finding)]),
             *_body(here.place, finding),
         ],
         className=f"finding {finding.severity}",
@@ -48,7 +48,8 @@ def _folded(here: Here, finding: FindingReport) -> html.Details:
     )
 
 
-def _marks(here: Here, finding: FindingReport) -> html.Div:
+def marks(here: Here, finding: FindingReport) -> html.Div:
+    """How grave, which code, how sure, since when."""
     parts: list[Any] = [
         html.Span(finding.severity, className="severity"),
         html.Code(finding.code),
@@ -70,10 +71,27 @@ def _when(here: Here, finding: FindingReport) -> str:
 
 
 def _body(place: Place, finding: FindingReport) -> list[Any]:
-    parts: list[Any] = [html.P(finding.explanation, className="explanation"), *_culprits(place, finding)]
+    return [
+        html.P(finding.explanation, className="explanation"),
+        *culprits(place, finding),
+        *advice(finding),
+        html.Div(
+            [
+                html.Details([html.Summary("Evidence"), evidence(place, finding)], className="evidence"),
+                html.A("All about it", href=place.to("finding", engine=finding.engine, id=finding.id)),
+                html.A("Runbook", href=f"/{finding.runbook}"),
+            ],
+            className="more",
+        ),
+    ]
+
+
+def advice(finding: FindingReport) -> list[Any]:
+    """What would make it sure, if it is not; what to do, to change, and what will not help."""
+    parts: list[Any] = []
     if finding.missing:
         parts.append(html.P([html.Strong("To be sure: "), finding.missing], className="missing"))
-    advice = [
+    columns = [
         html.Div([html.H3(title), html.Ul([html.Li(line) for line in lines])], className=name)
         for title, name, lines in (
             ("Do now", "do-now", finding.do_now),
@@ -82,37 +100,43 @@ def _body(place: Place, finding: FindingReport) -> list[Any]:
         )
         if lines
     ]
-    parts.append(html.Div(advice, className="advice"))
-    parts.append(html.Div([_evidence(finding), html.A("Runbook", href=f"/{finding.runbook}")], className="more"))
-    return parts
+    return [*parts, html.Div(columns, className="advice")]
 
 
-def _culprits(place: Place, finding: FindingReport) -> list[Any]:
+def culprits(place: Place, finding: FindingReport, most: int = MOST_CULPRITS) -> list[Any]:
+    """Who it is about, and what it brings about; links to them as they are at `place`."""
     rows = []
     requests, blocks = finding.culprits.requests, finding.culprits.blocks
     if requests:
-        names: list[Any] = [request_link(place, finding.engine, name) for name in requests[:MOST_CULPRITS]]
-        rows += [html.Dt(counted(len(requests), "request")), html.Dd(names + and_more(len(requests) - MOST_CULPRITS))]
+        names: list[Any] = [request_link(place, finding.engine, name) for name in requests[:most]]
+        rows += [html.Dt(counted(len(requests), "request")), html.Dd(names + and_more(len(requests) - most))]
     if blocks:
-        links = block_links(place, finding.engine, blocks, MOST_CULPRITS)
+        links = block_links(place, finding.engine, blocks, most)
         rows += [html.Dt(counted(len(blocks), "block")), html.Dd(links)]
     for effect in finding.effects:
-        named = [request_link(place, finding.engine, name) for name in effect.requests[:MOST_CULPRITS]]
-        rest = and_more(len(effect.requests) - MOST_CULPRITS)
+        named = [request_link(place, finding.engine, name) for name in effect.requests[:most]]
+        rest = and_more(len(effect.requests) - most)
         rows += [html.Dt("effect"), html.Dd([html.Code(effect.code), " ", *named, *rest])]
     return [html.Dl(rows, className="culprits")] if rows else []
 
 
-def _evidence(finding: FindingReport) -> html.Details:
+def evidence(place: Place, finding: FindingReport) -> html.Table:
+    """The figures that it rests on, each with where it was read; a position leads to the pool as it was then."""
     rows = [
         html.Tr(
             [
-                html.Th(evidence.name.replace("_", " "), scope="row"),
-                html.Td(f"{evidence.value:,}" if isinstance(evidence.value, int | float) else evidence.value),
-                html.Td(evidence.unit),
-                html.Td(" ".join(filter(None, (evidence.source, evidence.position)))),
+                html.Th(one.name.removesuffix("_s").replace("_", " "), scope="row"),
+                html.Td(f"{one.value:,}" if isinstance(one.value, int | float) else one.value, className="n"),
+                html.Td(one.unit),
+                html.Td([f"{one.source} ", _position(place, finding, one.position)]),
             ]
         )
-        for evidence in finding.evidence
+        for one in finding.evidence
     ]
-    return html.Details([html.Summary("Evidence"), html.Table(html.Tbody(rows))], className="evidence")
+    return html.Table(html.Tbody(rows))
+
+
+def _position(place: Place, finding: FindingReport, position: str) -> Any:
+    if not position:
+        return ""
+    return html.A(position, href=place.to("blocks", engine=finding.engine, at=position), title="the pool at that event")

@@ -36,9 +36,9 @@ def field(kind: str, name: str, value: str, **more: str) -> dcc.Input:
     return dcc.Input(**attributes)
 
 
-def choice(name: str, words: str, values: Sequence[tuple[str, str]], chosen: str) -> html.Label:
-    """A labelled field of such a form that has one of the values, each with what is written for it, or any."""
-    options = [html.Option("any", value=""), *(html.Option(text, value=value) for value, text in values)]
+def choice(name: str, words: str, values: Sequence[tuple[str, str]], chosen: str, none: str = "any") -> html.Label:
+    """A labelled field of such a form that has one of the values, each with what is written for it, or `none`."""
+    options = [html.Option(none, value=""), *(html.Option(text, value=value) for value, text in values)]
     if chosen not in ("", *(value for value, _ in values)):
         options.append(html.Option(chosen, value=chosen))
     return html.Label([html.Span(words), html.Select(options, name=name, **data(value=chosen))])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from dashboards.web.view import Entry
-from dashboards.web.views import blocks, engine, findings, held, memory, overview, prefixes, request, requests
+from dashboards.web.views import blocks, engine, finding, findings, held, memory, overview, prefixes, request, requests
 
 TABLE: Final = (
     Entry("", "Overview", overview.view),
@@ -18,7 +18,7 @@ TABLE: Final = (
     Entry("prefixes", "Prefix cache", prefixes.view),
     Entry("memory", "Memory", memory.view),
     Entry("findings", "Findings", findings.view),
-    Entry("finding", "", findings.view, tab="findings"),
+    Entry("finding", "", finding.view, tab="findings"),
 )
 PATHS: Final = {entry.path: entry for entry in TABLE}
 

@@ -12,7 +12,8 @@ from dash import html
 from dashboards.web.charts import Mark, Row, Trace, over_time
 from dashboards.web.links import rfc3339, wall_ns
 from dashboards.web.markup import aria
-from dashboards.web.palette import LIMITS, OTHER, REASONS, SHADES
+from dashboards.web.palette import LIMITS, REASONS, SHADES
+from dashboards.web.traces import RUNNING, blocks, requests
 from dashboards.web.view import Here, View, engine_then
 from dashboards.web.words import clock, number
 from monitor.findings import FindingReport
@@ -21,7 +22,6 @@ from monitor.views import EngineView, ExplanationView, PointView
 
 MOMENTS: Final = 300
 MOST_MARKS: Final = 40
-RUNNING: Final = (58, 130, 220)
 LOST: Final = REASONS["PREEMPTED"]
 MEANT: Final = {
     "KV": "the next request lacked KV blocks",
@@ -180,8 +180,8 @@ def _chart(here: Here, points: Sequence[PointView], marks: Sequence[Mark]) -> li
     if not points:
         return [html.P("Nothing is known of this time.", className="note")]
     rows = [
-        Row("Blocks", 230, _blocks(points), sum(getattr(points[-1], shade.field) for shade in SHADES)),
-        Row("Requests", 120, _requests(points)),
+        Row("Blocks", 230, blocks(points), sum(getattr(points[-1], shade.field) for shade in SHADES)),
+        Row("Requests", 120, requests(points)),
         Row("Tokens per second", 84, _tokens(points)),
         Row("Setbacks per second", 58, _lost(points)),
         Row("Steps, by what bound them", 64, _limits(points), 100, "%"),
@@ -194,26 +194,6 @@ def _chart(here: Here, points: Sequence[PointView], marks: Sequence[Mark]) -> li
                       says=_in_words(points))  # fmt: skip
     hint = "Drag over the chart to look at a part of the time, click to choose a moment."
     return [chart, html.P(hint, className="note hint")]
-
-
-def _blocks(points: Sequence[PointView]) -> list[Trace]:
-    return [
-        Trace(shade.label, shade.rgb, [getattr(point, shade.field) for point in points], opacity=shade.opacity,
-              title=shade.meaning, bad=shade.field == "unaccounted")
-        for shade in SHADES
-    ]  # fmt: skip
-
-
-def _requests(points: Sequence[PointView]) -> list[Trace]:
-    met = {reason for point in points for reason in point.waiting_by_reason}
-    waiting = [
-        Trace(reason, REASONS.get(reason, OTHER), [point.waiting_by_reason.get(reason, 0) for point in points],
-              title="waiting, for this reason")
-        for reason in [*(name for name in REASONS if name in met), *sorted(met - set(REASONS))]
-    ]  # fmt: skip
-    if not met:
-        waiting = [Trace("waiting", OTHER, [point.requests_waiting for point in points])]
-    return [*waiting, Trace("running", RUNNING, [point.requests_running for point in points], "line")]
 
 
 def _tokens(points: Sequence[PointView]) -> list[Trace]:

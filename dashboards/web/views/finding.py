@@ -1,0 +1,165 @@
+"""One finding: who is behind it, what it rests on, what the pool was meanwhile, what to do, and who was told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from dash import html
+
+from dashboards.web.cards import advice, culprits, evidence, marks
+from dashboards.web.charts import Mark, Row, over_time
+from dashboards.web.links import Place, Window, rfc3339, wall_ns
+from dashboards.web.markup import aria
+from dashboards.web.palette import SHADES
+from dashboards.web.traces import blocks, requests
+from dashboards.web.view import Here, View
+from dashboards.web.words import clock
+from monitor.findings import FindingReport
+from monitor.query import BadTime, NotKnown, Query
+from monitor.views import EventView, PointView
+
+MOST_CULPRITS: Final = 60
+MOST_EVENTS: Final = 14
+SEEN_BEFORE_END_NS: Final = 4_000_000_000
+"""A finding is over a moment after it was seen last: what it was about is there to be looked at so long before."""
+
+
+def view(query: Query, here: Here) -> View:
+    """The one with that `id`."""
+    detail = query.finding(here.place.id)
+    finding, points = detail.finding, detail.points
+    then = _then(here.place, finding)
+    return View(
+        {
+            "finding": html.Article(
+                [
+                    marks(here, finding),
+                    html.H1(finding.title),
+                    html.P(finding.explanation, className="explanation"),
+                    *culprits(then, finding, MOST_CULPRITS),
+                    *_roots(here.place, finding),
+                    *advice(finding),
+                    html.Nav(_links(then, finding), className="more", **aria(label="More about it")),
+                ],
+                className=f"finding whole {finding.severity}",
+                id="finding",
+            ),
+            "chart": html.Section(_chart(here, finding, points), className="card", **aria(label="Meanwhile")),
+            "grounds": html.Div(
+                [
+                    html.Section(
+                        [html.H2("Evidence"), evidence(then, finding)], id="evidence", className="card scroll"
+                    ),
+                    html.Section(_began(query, then, finding), id="began", className="card"),
+                ],
+                className="beside",
+            ),
+        }
+    )
+
+
+def _then(place: Place, finding: FindingReport) -> Place:
+    """Where it can be seen: now, as long as it is there; else just before it was over."""
+    place = place._replace(engine=finding.engine)
+    if not finding.resolved_at:
+        return place
+    last_ns = wall_ns(finding.resolved_at, 0) - SEEN_BEFORE_END_NS
+    began_ns = wall_ns(finding.since, 0) if finding.since else last_ns
+    return place._replace(since="", until="", at=rfc3339(max(last_ns, began_ns)))
+
+
+def _roots(place: Place, finding: FindingReport) -> list[Any]:
+    """What brings it about, if something else does."""
+    if not finding.caused_by:
+        return []
+    links = [html.A(code, href=place.to("findings", code=code), className="id") for code in finding.caused_by]
+    return [html.Dl([html.Dt("brought about by"), html.Dd(links)], className="culprits")]
+
+
+def _links(then: Place, finding: FindingReport) -> list[Any]:
+    return [
+        html.A("Runbook", href=f"/{finding.runbook}"),
+        html.A("The block map then", href=then.to("blocks")),
+        html.A("What never came back", href=then.to("held")),
+        html.A("The engine over that time", href=then.to("engine")),
+        html.A("All findings", href=then.to("findings")),
+    ]
+
+
+# -------------------------------------------------------------------- meanwhile
+
+
+def _chart(here: Here, finding: FindingReport, points: Sequence[PointView]) -> list[Any]:
+    heading = html.H2("The pool and the queues meanwhile")
+    if not points:
+        return [heading, html.P("Nothing is kept of that time.", className="note")]
+    window = here.window
+    if not (here.place.since or here.place.until):
+        window = Window(points[0].at_ns, max(points[-1].at_ns, points[0].at_ns + 1_000_000), False)
+    rows = [
+        Row("Blocks", 190, blocks(points), sum(getattr(points[-1], shade.field) for shade in SHADES)),
+        Row("Requests", 110, requests(points)),
+    ]
+    try:
+        at_ns = wall_ns(here.place.at, window.until_ns) if here.place.at else None
+    except BadTime:  # the position of an event
+        at_ns = None
+    marked = _onset(here.place, finding, window)
+    says = f"Blocks by who holds them, and requests, from {clock(window.since)} to {clock(window.until)} UTC."
+    chart = over_time("meanwhile", [point.at_ns for point in points], rows, window, marks=marked, at_ns=at_ns,
+                      says=says)  # fmt: skip
+    return [heading, chart]
+
+
+def _onset(place: Place, finding: FindingReport, window: Window) -> list[Mark]:
+    """Where it began, and where it ended."""
+    grave = "warning" if finding.severity in ("warning", "info") else "error"
+    found = []
+    for at, words in ((finding.since, f"It began: {finding.title}"), (finding.resolved_at, "It was over")):
+        at_ns = wall_ns(at, 0) if at else 0
+        if window.since_ns <= at_ns <= window.until_ns:
+            kind = grave if at == finding.since else "configuration"
+            href = place.to("blocks", engine=finding.engine, at=at or "")
+            found.append(Mark(at_ns, kind, words, href))  # type: ignore[arg-type]
+    return found
+
+
+def _began(query: Query, then: Place, finding: FindingReport) -> list[Any]:
+    """The events around its beginning."""
+    heading = html.H2("What happened as it began")
+    events: list[EventView] = []
+    if finding.since:
+        began = rfc3339(wall_ns(finding.since, 0) + 1_000_000)
+        try:
+            before = query.events(finding.engine, until=began, most=1)
+            if before:
+                events = query.events(finding.engine, around=before[-1].position, most=MOST_EVENTS)
+        except NotKnown as error:
+            return [heading, html.P(f"{error}.", className="note")]
+    if not events:
+        return [heading, html.P("No event of that time is kept.", className="note")]
+    items = [
+        html.Li(
+            [
+                html.A(
+                    event.at[11:23] if event.at else "then",
+                    href=then.to("blocks", since="", until="", at=event.position),
+                    title="the pool at that event",
+                ),
+                html.Code(event.kind),
+                _about(then, event),
+            ],
+            key=event.position,
+        )
+        for event in events
+    ]
+    return [heading, html.Ol(items, className="happened")]
+
+
+def _about(then: Place, event: EventView) -> html.Span:
+    if not event.request:
+        return html.Span(event.text)
+    link = html.A(event.request, href=then.to("request", id=event.request), className="id")
+    said = event.text.replace(f"{event.request}: ", "")
+    return html.Span([link, " ", said])
