@@ -12,6 +12,7 @@ import pytest
 from dashboards.web.links import Place, rfc3339
 from dashboards.web.rendering import TICK_S, Page, Pages
 from dashboards.web.table import PATHS
+from monitor.events.sample import Sample
 from monitor.views import BlockMap, PointView
 from monitor.watch import Watch
 from tests.lab import Lab
@@ -105,3 +106,20 @@ def test_a_view_that_cannot_be_made_says_so_and_the_page_stays(caplog: pytest.Lo
     assert "could not be made" in page.sections["main sentence"]
     assert ENGINE in page.sections["bar"]
     assert "on purpose" in caplog.text
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_of_an_engine_known_by_figures_alone_every_view_says_what_it_can(path: str) -> None:
+    watch = Watch()
+    watch.feed(
+        Sample(
+            "vllm", f"line {second}", 1_795_000_000_000_000_000 + second * 10**9, running=3, usage=0.4, source="metrics"
+        )
+        for second in range(20)
+    )
+    page = look(Pages(watch), Place(path, "vllm", id="1"))
+    assert page.told["main"]
+    assert "could not be made" not in str(page.sections)
+    assert "figures only" in page.sections["bar"]
+    if path == "":
+        assert "not exposed" in page.sections["main engines"]
