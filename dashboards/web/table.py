@@ -1,4 +1,7 @@
-"""Every view there is, in the order of the navigation."""
+"""Every view there is, in the order of the navigation.
+
+A new one is a module of dashboards/web/views with a function `view(query, here) -> View`, and a line here.
+"""
 
 from __future__ import annotations
 

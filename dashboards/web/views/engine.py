@@ -45,7 +45,7 @@ def view(query: Query, here: Here) -> View:
     told = query.explain(here.name, since, until) if engine.attached == "stream" else None
     return View(
         {
-            "summary": html.Section(_summary(here, engine), id="summary", **aria(label="The engine")),
+            "summary": html.Section(_summary(engine), id="summary", **aria(label="The engine")),
             "told": html.Section(_told(here, told), id="told", className="card") if told else "",
             "chart": html.Section(_chart(here, points, marks), className="card", **aria(label="Over time")),
             "marks": html.Section(_list(here, marks), id="marks", className="card"),
@@ -53,7 +53,7 @@ def view(query: Query, here: Here) -> View:
     )
 
 
-def _summary(here: Here, engine: EngineView) -> list[Any]:
+def _summary(engine: EngineView) -> list[Any]:
     """What it is, and its main figures."""
     about = " · ".join(
         filter(
@@ -177,6 +177,10 @@ def _list(here: Here, marks: Sequence[Mark]) -> list[Any]:
 
 
 def _chart(here: Here, points: Sequence[PointView], marks: Sequence[Mark]) -> list[Any]:
+    if here.engine.attached == "figures":
+        return [
+            html.P("The chart needs the event stream: this engine is known by its figures alone.", className="note")
+        ]
     if not points:
         return [html.P("Nothing is known of this time.", className="note")]
     rows = [
