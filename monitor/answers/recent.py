@@ -16,6 +16,10 @@ from monitor.ledger.replay import first_events, observed
 
 MIN_BETWEEN: Final = 8 << 20
 """Bytes of batches from one state kept to the next, at least: to keep one takes the reader's time, which is scarce."""
+MAX_BETWEEN: Final = 16 << 20
+"""And at most: a quarter of the batches that are kept."""
+OUTWEIGHED: Final = 8
+"""In between, so many times what the last state kept takes: large pools are not packed the more often."""
 MIN_ON_THE_WAY: Final = 1 << 20
 """The same while somebody replays, who has the time: whoever asks for a moment asks for one near it next."""
 MAX_ON_THE_WAY: Final = 32 << 20
@@ -101,6 +105,7 @@ class Recent:
         self._state: State | None = None
         self._bytes = 0
         """Of batches since the last mark."""
+        self._enough = MIN_BETWEEN
 
     @property
     def since_ns(self) -> int:
@@ -120,7 +125,7 @@ class Recent:
             else:
                 mark = mark_of(ledger)
             self._keep(ledger, mark)
-        elif self._bytes >= MIN_BETWEEN:
+        elif self._bytes >= self._enough:
             self._keep(ledger, mark_of(ledger))
         while self._marks and self._is_cut_off(self._marks[0], ledger):
             self._marks.popleft()
@@ -128,6 +133,7 @@ class Recent:
     def _keep(self, ledger: EngineLedger, mark: Mark | None) -> None:
         if mark is not None:
             self._state, self._bytes = ledger.state, 0
+            self._enough = max(MIN_BETWEEN, min(MAX_BETWEEN, OUTWEIGHED * _weight(mark)))
             self._marks.append(mark)
 
     def keep_on_the_way(self, marks: list[Mark]) -> None:

@@ -152,6 +152,7 @@ def check_positions(seed: int, steps: int, count: int) -> None:
 def many_states(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a short life has many states to begin from."""
     monkeypatch.setattr(recent, "MIN_BETWEEN", 4_000)
+    monkeypatch.setattr(recent, "MAX_BETWEEN", 4_000)
     monkeypatch.setattr(recent, "MIN_ON_THE_WAY", 1_000)
     monkeypatch.setattr(recent, "MAX_ON_THE_WAY", 30_000)
 
