@@ -110,6 +110,11 @@ def test_a_past_that_has_nothing(prometheus: str, capsys: pytest.CaptureFixture[
     code, printed = doctor_json(capsys, "--prometheus", prometheus, "--since", "1s")
     assert code == 3
     assert "scrape targets" in printed["targets"][0]["error"]
+    assert doctor_json(capsys, "--prometheus", prometheus, "--since", "3h", "--until", "2h")[0] == 3
+    _, whole = doctor_json(capsys, "--prometheus", prometheus, "--since", "3h")
+    _, until = doctor_json(capsys, "--prometheus", prometheus, "--since", "3h", "--until", "90s")
+    last = {balance["engine"]: balance["at"] for balance in whole["balances"]}
+    assert all(balance["at"] < last[balance["engine"]] for balance in until["balances"])
 
 
 def test_what_is_no_prometheus_server(capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,7 +25,8 @@ from monitor.detectors.thresholds import Settings  # noqa: E402
 from monitor.doctor.looking_on import open_live  # noqa: E402
 from monitor.doctor.top import Looker, Story, Top  # noqa: E402
 from monitor.watch import Watch  # noqa: E402
-from tests.doctor.screen import SIZE, Still, drive, screen_of, until  # noqa: E402
+from tests.doctor.screen import SIZE, Still, drive, screen_of, shown, until  # noqa: E402
+from tests.pages import rows, scraped  # noqa: E402
 from tests.recordings import healthy_lab, leaking_lab  # noqa: E402
 from tests.web.parts import Engine  # noqa: E402
 
@@ -82,6 +83,14 @@ def test_two_engines_and_what_is_wrong_with_one() -> None:
         drive(looker, look)
     finally:
         looker.stop()
+
+
+def test_an_engine_known_by_its_figures_alone() -> None:
+    watch = Watch()
+    watch.feed(scraped(rows("never-freed")[:2]))
+    seen = shown(watch)
+    assert "who holds what is not exposed" in seen
+    assert "0 requests live or hold blocks" in seen
 
 
 def test_in_a_terminal_until_q(tmp_path: Path) -> None:

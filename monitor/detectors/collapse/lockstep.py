@@ -151,7 +151,7 @@ def _judged(ledger: EngineLedger, burst: Sequence[RequestState], wave: Point, ti
             Evidence("collapses_seen", times, "times"),
         ),
         explanation=(
-            f"At {clock_time(ledger.wall(first))} {counted(len(burst), 'request')} finished within {duration(spread)}"
+            f"At {clock_time(ledger.wall(first))}, {counted(len(burst), 'request')} finished within {duration(spread)}"
             f" of each other, by reaching their end and not by preemption, and freed {counted(freed, 'block')}: usage"
             f" fell from {percent(_held(before) / usable)} to {percent(_held(after) / usable)}. The next wave then"
             f" stood in the queue ({wave.waiting} waiting, {wave.running} running), its prompts computed one after"
