@@ -68,12 +68,14 @@ async def until(pilot: Pilot[None], holds: Callable[[], object]) -> None:
 
 def shown(query: Query) -> str:
     """The screen as it is when all there is has been shown."""
-    screens = []
+    screens: list[str] = []
 
     async def look(app: Top, pilot: Pilot[None]) -> None:
-        await until(pilot, lambda: "Listening" not in screen_of(app))
-        await pilot.pause()
-        screens.append(screen_of(app))
+        await until(pilot, lambda: "Listening" not in screen_of(app) and "Quit" in screen_of(app))
+        screens.append("")
+        while screen_of(app) != screens[-1]:
+            screens.append(screen_of(app))
+            await pilot.pause(0.2)
 
     looker = Looker(Still(query))
     looker.start()
@@ -81,4 +83,4 @@ def shown(query: Query) -> str:
         drive(looker, look)
     finally:
         looker.stop()
-    return screens[0]
+    return screens[-1]
