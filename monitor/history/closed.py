@@ -14,7 +14,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from itertools import chain
 from pathlib import Path
 from typing import Any, Final, get_type_hints
 
@@ -26,7 +25,7 @@ import pyarrow.parquet as pq
 from monitor.events.kinds import SCHEMA, Kind, name_of
 from monitor.events.wire import ADDED_BY_SOURCE, Batch, Frame, Keyframe, decode, encode
 from monitor.history.index import Index
-from monitor.history.notes import Packed, pack
+from monitor.history.notes import LETTER_OF_POINTS, Packed, pack
 from monitor.history.opened import Opened
 from monitor.history.segments import ClosedSegment, name_of_closed
 from monitor.ledger.balance import Balance
@@ -87,7 +86,7 @@ def write_tables(path: Path, into: Path) -> ClosedSegment | None:
         "frames": _frames(frames),
         "keyframes": _keyframes(frames),
         "points": points_table(reader.index.engine, epoch, _points(notes)),
-        "notes": _notes([note for note in notes if note.letter != "P"]),
+        "notes": _notes([note for note in notes if note.letter != LETTER_OF_POINTS]),
     }
     for name, table in tables.items():
         write_table(table, half / f"{name}.parquet")
@@ -280,9 +279,8 @@ class Closed:
         """What is kept beside the frames."""
         points = self._table("points", ["at_ns", "packed"]).to_pylist()
         notes = self._table("notes").to_pylist()
-        return chain(
-            (Packed("P", point["at_ns"], point["packed"]) for point in points), (Packed(**note) for note in notes)
-        )
+        yield from (Packed(LETTER_OF_POINTS, point["at_ns"], point["packed"]) for point in points)
+        yield from (Packed(**note) for note in notes)
 
     def _table(self, name: str, columns: list[str] | None = None) -> pa.Table:
         with pq.ParquetFile(self.path / f"{name}.parquet") as file:

@@ -11,14 +11,14 @@ from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 from monitor.events import journal
 from monitor.events.sample import Fact, Sample
 from monitor.events.wire import Batch, Frame, Keyframe
 from monitor.history.index import Index
 from monitor.history.keyframes import sound_keyframe_of
-from monitor.history.notes import Note, Packed
+from monitor.history.notes import LETTER_OF_POINTS, Packed
 from monitor.history.opened import Opened
 from monitor.history.segments import (
     ClosedSegment,
@@ -39,6 +39,8 @@ MAX_LEDGERS: Final = 8
 MAX_CUTS: Final = 32
 MAX_READERS: Final = 64
 _FOREVER: Final = 1 << 62
+
+T = TypeVar("T")
 
 
 class NotKept(LookupError):
@@ -144,8 +146,11 @@ class History:
         """The pool and the queues from `from_ns` to `to_ns` (wall), at most `most` moments, evenly thinned: those that
         the service kept, or in what another has written those that its batches add up to.
         """
-        found = list(self._kept_points(engine, from_ns, to_ns)) or list(self._folded_points(engine, from_ns, to_ns))
-        return thinned(found, most)
+        kept = [each for each in self._notes(engine, from_ns, to_ns) if each.letter == LETTER_OF_POINTS]
+        if not kept:
+            return thinned(list(self._folded_points(engine, from_ns, to_ns)), most)
+        # Thinned before they are read: a week has millions.
+        return [point for each in thinned(kept, most) if isinstance(point := each.note(), Point)]
 
     def last_ns(self, engine: str) -> int:
         """When `engine` was last heard, or its page last read (wall ns); 0 if nothing of it is kept."""
@@ -168,16 +173,12 @@ class History:
 
     def notes(self, engine: str, from_ns: int, to_ns: int) -> Iterator[Sample | Fact]:
         """The samples and facts of an engine without a stream, from `from_ns` to `to_ns` (wall), in order."""
-        for note in self._notes(engine, from_ns, to_ns):
+        for each in self._notes(engine, from_ns, to_ns):
+            note = each.note() if each.letter != LETTER_OF_POINTS else None
             if isinstance(note, Sample | Fact):
                 yield note
 
     # ---------------------------------------------------------------- how it is read
-
-    def _kept_points(self, engine: str, from_ns: int, to_ns: int) -> Iterator[Point]:
-        for note in self._notes(engine, from_ns, to_ns):
-            if isinstance(note, Point):
-                yield note
 
     def _folded_points(self, engine: str, from_ns: int, to_ns: int) -> Iterator[Point]:
         ledgers: list[EngineLedger] = []
@@ -188,14 +189,17 @@ class History:
         for ledger in ledgers:
             yield from (point for point in ledger.points if from_ns <= point.at_ns <= to_ns)
 
-    def _notes(self, engine: str, from_ns: int, to_ns: int) -> Iterator[Note]:
+    def _notes(self, engine: str, from_ns: int, to_ns: int) -> Iterator[Packed]:
         for segment in self._segments(engine):
             if isinstance(segment, ClosedSegment) and not (segment.from_ns <= to_ns and from_ns <= segment.to_ns):
                 continue
-            for packed in self._open(segment).kept_notes():
-                note = packed.note() if from_ns <= packed.at_ns <= to_ns else None
-                if note is not None:
-                    yield note
+            yield from (each for each in self._kept(segment) if from_ns <= each.at_ns <= to_ns)
+
+    def _kept(self, segment: Segment) -> Iterator[Packed]:
+        try:
+            yield from self._open(segment).kept_notes()
+        except FileNotFoundError:  # as in _read
+            yield from _closed_since(segment).kept_notes()
 
     def _segments(self, engine: str) -> list[Segment]:
         if not self._is_recording:
@@ -406,7 +410,7 @@ class _Until(NamedTuple):
         return frame
 
 
-def thinned(points: list[Point], most: int) -> list[Point]:
+def thinned(points: list[T], most: int) -> list[T]:
     """At most `most` of them, evenly, the last among them."""
     stride = max(1, -(-len(points) // max(1, most)))
     return points[(len(points) - 1) % stride :: stride]

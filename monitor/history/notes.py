@@ -16,7 +16,8 @@ from monitor.ledger.ledger import Point
 
 Note = Point | Sample | Fact
 
-_LETTERS: Final[dict[type[Note], bytes]] = {Point: b"P", Sample: b"S", Fact: b"F"}
+LETTER_OF_POINTS: Final = "P"
+_LETTERS: Final[dict[type[Note], bytes]] = {Point: LETTER_OF_POINTS.encode(), Sample: b"S", Fact: b"F"}
 _DECODERS: Final[dict[str, msgspec.msgpack.Decoder[Note]]] = {
     letter.decode(): msgspec.msgpack.Decoder(cls) for cls, letter in _LETTERS.items()
 }

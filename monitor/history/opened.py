@@ -83,6 +83,8 @@ class Opened:
 
     def kept_notes(self) -> Iterator[Packed]:
         """What is kept beside the frames."""
+        if not self.notes:
+            return
         with self.path.open("rb") as file:
             for offset in self.notes[:]:
                 file.seek(offset)

@@ -26,7 +26,7 @@ from tests.history.recorded import books, worked, write
 from tests.lab import Lab
 
 ENGINE = "lab@127.0.0.1:0/0"
-KILLS = 3
+KILLS = 2
 MORE = 40
 """Batches that each life of the service keeps at least."""
 

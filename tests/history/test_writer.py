@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -240,3 +241,36 @@ def wait_until_closed(directory: Path) -> None:
     while journal.segments(directory):
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_it_is_read_while_it_is_written_and_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "SEGMENT_BYTES", 8_000)
+    lab = worked(400)
+    engine = lab.packer.engine
+    ledger = EngineLedger(engine)
+    keeper = Keeper(tmp_path, Keep(days=100_000))
+    keeper.start()
+
+    def work() -> None:
+        for frame in lab.frames:
+            keeper.keep([Received(frame, encode(frame))], ledger)
+            ledger.apply(frame)
+            time.sleep(0.001)
+
+    working = threading.Thread(target=work)
+    working.start()
+    try:
+        looks = 0
+        history = History(tmp_path)
+        while working.is_alive() or not looks:
+            looks += 1
+            heard = [batch.sequence for batch in history.batches(engine, 0, 1 << 62)]
+            assert heard == list(range(len(heard)))
+            if heard:
+                assert history.ledger_at(engine, lab.frames[heard[-1]].wall_ns).sequence >= heard[-1]
+                assert history.points(engine, 0, 1 << 62)
+    finally:
+        working.join()
+        keeper.stop([ledger])
+    assert looks > 3
+    assert len(list(closed_segments(directory_of(tmp_path, engine)))) > 3
