@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from monitor.commands.common import Commands, add_shared, add_window, window_of
+from monitor.commands.common import Commands, add_for, add_thresholds, add_timeout, add_window, window_of
 from monitor.detectors.thresholds import Settings
 from monitor.doctor.bundle import make
 from monitor.doctor.report import NOTHING
@@ -26,7 +26,9 @@ def add(commands: Commands) -> None:
     parser.add_argument("file", type=Path, metavar="FILE", help="a new file, such as bundle.zip")
     parser.add_argument("--keep-ids", action="store_true", help="leave requests their ids")
     add_window(parser)
-    add_shared(parser)
+    add_timeout(parser)
+    add_for(parser)
+    add_thresholds(parser)
     parser.set_defaults(run=_run)
 
 

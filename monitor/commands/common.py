@@ -31,17 +31,37 @@ a target is one of
 
 
 def add_shared(parser: argparse.ArgumentParser) -> None:
-    """What every command that looks at a target takes."""
+    """What every command that looks at any target takes."""
+    add_token(parser)
+    add_timeout(parser)
+    add_for(parser)
+    add_thresholds(parser)
+
+
+def add_token(parser: argparse.ArgumentParser) -> None:
+    """For a service."""
     parser.add_argument(
         "--token", default=os.environ.get("KVSCOPE_TOKEN", ""), help="the service's token (default: KVSCOPE_TOKEN)"
     )
+
+
+def add_timeout(parser: argparse.ArgumentParser) -> None:
+    """For what may not answer."""
     parser.add_argument(
         "--timeout", type=positive, default=10.0, metavar="S", help="wait this long for a target to answer (10)"
     )
+
+
+def add_for(parser: argparse.ArgumentParser) -> None:
+    """For what goes on."""
     parser.add_argument(
         "--for", type=positive, default=WATCH_S, metavar="S", dest="watch_s",
         help=f"look at what is live for this long ({WATCH_S:g})",
     )  # fmt: skip
+
+
+def add_thresholds(parser: argparse.ArgumentParser) -> None:
+    """For whatever judges."""
     parser.add_argument(
         "--set", action="append", default=[], metavar="CODE.NAME=VALUE", dest="thresholds",
         help="change a grace or a threshold, such as leak.finished-held.grace_s=30; may be repeated",

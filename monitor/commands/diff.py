@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from monitor.commands.common import Commands, print_json
+from monitor.commands.common import Commands, add_thresholds, print_json
 from monitor.detectors.thresholds import Settings
 from monitor.doctor.diff import compare
 from monitor.doctor.diff_table import table
@@ -37,10 +37,7 @@ def add(commands: Commands) -> None:
         " second of AFTER, or both of the one. One window of one recording is compared with as long a time before it",
     )  # fmt: skip
     parser.add_argument("--format", choices=("table", "json"), default="table", help="(default: table)")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="CODE.NAME=VALUE", dest="thresholds",
-        help="change a grace or a threshold; may be repeated",
-    )  # fmt: skip
+    add_thresholds(parser)
     parser.set_defaults(run=_run)
 
 

@@ -6,7 +6,7 @@ import argparse
 import sys
 from contextlib import closing
 
-from monitor.commands.common import Commands, add_shared, default_url
+from monitor.commands.common import Commands, add_thresholds, add_timeout, add_token, default_url
 from monitor.detectors.thresholds import Settings
 from monitor.doctor.looking_on import open_live
 from monitor.doctor.report import NOTHING
@@ -22,7 +22,9 @@ def add(commands: Commands) -> None:
         epilog="exit codes: 0, 2 for a wrong command line or target, 3 for a target that does not answer",
     )
     parser.add_argument("target", nargs="?", metavar="TARGET", help="a service, an event stream or a metrics page")
-    add_shared(parser)
+    add_token(parser)
+    add_timeout(parser)
+    add_thresholds(parser)
     parser.set_defaults(run=_run)
 
 
