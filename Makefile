@@ -44,6 +44,7 @@ bench: .venv/.ready
 	.venv/bin/python -m benchmarks.detectors
 	.venv/bin/python -m benchmarks.scrape
 	.venv/bin/python -m benchmarks.history
+	.venv/bin/python -m benchmarks.web
 	.venv/bin/python -m benchmarks.throughput
 	.venv/bin/python -m benchmarks.kernels
 

@@ -5,10 +5,24 @@
 
   const FOLLOW_MS = 120;
   let timer = null;
+  let moved = false;
   let held = false;
 
+  // At once, and then no sooner than in FOLLOW_MS again.
+  function follow() {
+    if (timer !== null) {
+      moved = true;
+      return;
+    }
+    goThere();
+    timer = setTimeout(() => {
+      timer = null;
+      if (moved) follow();
+      moved = false;
+    }, FOLLOW_MS);
+  }
+
   function goThere() {
-    timer = null;
     const scrub = document.getElementById("scrub");
     if (!scrub) return;
     const asked = new URLSearchParams(location.search);
@@ -22,19 +36,21 @@
   document.addEventListener("input", (event) => {
     if (event.target.id !== "scrub") return;
     held = true;
-    if (timer === null) timer = setTimeout(goThere, FOLLOW_MS);
+    follow();
   });
 
   document.addEventListener("change", (event) => {
     if (event.target.id === "scrub") held = false;
   });
 
+  let told = "";
   let shown = "";
 
-  // Where the slider stands is the service's word, unless somebody holds it; and the event that is looked at is in sight.
+  // The slider goes where the service says, unless somebody holds it; and the event that is looked at is in sight.
   function settle() {
     const scrub = document.getElementById("scrub");
-    if (scrub && !held) scrub.value = scrub.parentElement.dataset.at;
+    const at = scrub ? scrub.parentElement.dataset.at : "";
+    if (scrub && !held && at !== told) scrub.value = told = at;
     const now = document.querySelector('.events [aria-current="step"]');
     const next = now ? now.href : "";
     if (now && next !== shown) {
