@@ -15,7 +15,7 @@ from monitor.ledger.balance import Balance
 
 SCHEMA_VERSION: Final = "1"
 SAME_WITHIN: Final = 0.05
-"""Of the larger: two runs of the same engine under the same load were seen to differ by as much."""
+"""Of the larger: less is not worth a word, and two runs under the same load are not alike to the last token."""
 
 Word = Literal["better", "worse", "same", "differs", ""]
 
