@@ -17,7 +17,7 @@ from dashboards.web import blockmap, pool, story
 from dashboards.web.links import Place, rfc3339, wall_ns
 from dashboards.web.markup import aria, data, field, key, request_link
 from dashboards.web.palette import colour_of, css
-from dashboards.web.view import Here, View
+from dashboards.web.view import Here, View, engine_then
 from dashboards.web.words import clock
 from monitor.query import NotKnown, Query, percent
 from monitor.views import BlockColours, BlockMap, Colouring, EventView
@@ -31,7 +31,7 @@ STEPS: Final = 600
 def view(query: Query, here: Here) -> View:
     """The map under its slider, and the events beside it."""
     place, moment = here.place, here.moment
-    engine = next(view for view in query.engines(moment) if view.engine == here.name)
+    engine = engine_then(query, here)
     blocks = query.block_map(here.name, moment)
     by = place.get("colour", COLOURINGS[0])
     colours = query.block_colours(here.name, _colouring(by), moment) if by in get_args(Colouring) else None
