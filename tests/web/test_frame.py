@@ -6,7 +6,6 @@ import re
 from typing import Any
 
 import httpx
-import pytest
 from playwright.sync_api import Page, expect
 
 from dashboards.web.links import place_of, wall_ns
@@ -120,16 +119,3 @@ def test_old_links_lead_to_the_same_thing(page: Page, leaking: Leaking) -> None:
     expect(page.locator("#page")).to_contain_text("FREE_DEFERRED")
     page.goto(f"{url}/?engine={ENGINE}&from=1763733600000&to=1763737200000")  # as Grafana's links have it
     expect(page.locator("#time")).to_contain_text("2025-11-21 14:00:00 – 2025-11-21 15:00:00 UTC")
-
-
-@pytest.mark.parametrize("entry", TABS, ids=lambda entry: entry.path or "overview")
-def test_nothing_stands_in_the_way_of_anybody(page: Page, leaking: Leaking, entry: Any) -> None:
-    """By axe-core: names, roles, contrast in light and in dark, and what else can be checked by a program."""
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install axe-playwright-python").Axe()
-    _, url = leaking
-    page.goto(url + address(entry.path))
-    expect(page.locator("#views [aria-current=page]")).to_contain_text(entry.label)
-    found = axe.run(page).response["violations"]
-    page.emulate_media(color_scheme="dark")
-    found += axe.run(page, options={"runOnly": ["color-contrast"]}).response["violations"]
-    assert [(one["id"], [node["html"] for node in one["nodes"]][:3]) for one in found] == []

@@ -39,6 +39,7 @@ def view(query: Query, here: Here) -> View:
                     html.P(finding.explanation, className="explanation"),
                     *culprits(then, finding, MOST_CULPRITS),
                     *_roots(here.place, finding),
+                    html.H2("What to do", className="unseen"),
                     *advice(finding),
                     html.Nav(_links(then, finding), className="more", **aria(label="More about it")),
                 ],
