@@ -46,8 +46,9 @@ class _Shared:
     """One thing to show: whoever asks while it is made waits for it, whoever asks soon after gets the same."""
 
     def __init__(self) -> None:
-        self.lock = asyncio.Lock()
+        self.making: asyncio.Task[None] | None = None
         self.value: Any = None
+        self.is_made = False
         self.fresh_until = 0.0
 
 
@@ -79,17 +80,24 @@ class Pages:
         return children
 
     async def _once(self, key: object, make: Callable[[], Any], rest_s: float = 0.0) -> Any:
+        """What `make` makes, or made not long ago. What takes longer than a tick is shown as it was meanwhile."""
         shared = self._shared.setdefault(key, _Shared())
         self._shared.move_to_end(key)
         while len(self._shared) > KEPT:
             self._shared.popitem(last=False)
-        async with shared.lock:
-            started = self._clock()
-            if started >= shared.fresh_until:
-                shared.value = await asyncio.to_thread(make)
-                took = self._clock() - started
-                shared.fresh_until = started + max(0.9 * TICK_S, REST * took, rest_s)
+        if shared.making is None or (shared.making.done() and self._clock() >= shared.fresh_until):
+            shared.making = asyncio.create_task(self._make(shared, make, rest_s))
+        if not shared.making.done():
+            await asyncio.wait({shared.making}, timeout=TICK_S if shared.is_made else None)
+        if shared.making.done():
+            shared.making.result()  # raises what making it raised
         return shared.value
+
+    async def _make(self, shared: _Shared, make: Callable[[], Any], rest_s: float) -> None:
+        started = self._clock()
+        shared.value = await asyncio.to_thread(make)
+        shared.is_made = True
+        shared.fresh_until = started + max(0.9 * TICK_S, REST * (self._clock() - started), rest_s)
 
 
 def _told(
