@@ -114,8 +114,8 @@ def culprits(place: Place, finding: FindingReport, most: int = MOST_CULPRITS) ->
         links = block_links(place, finding.engine, blocks, most)
         rows += [html.Dt(counted(len(blocks), "block")), html.Dd(links)]
     for effect in finding.effects:
-        named = [request_link(place, finding.engine, name) for name in effect.requests[:most]]
-        rest = and_more(len(effect.requests) - most)
+        named = [request_link(place, finding.engine, name) for name in effect.requests[:MOST_CULPRITS]]
+        rest = and_more(len(effect.requests) - MOST_CULPRITS)
         rows += [html.Dt("effect"), html.Dd([html.Code(effect.code), " ", *named, *rest])]
     return [html.Dl(rows, className="culprits")] if rows else []
 

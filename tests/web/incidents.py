@@ -36,8 +36,8 @@ class Incident(NamedTuple):
     def chosen(self) -> dict[str, str]:
         """By the path of a view that is about one thing, one that is behind the incident."""
         finding = next(one for one in self.ask("findings", engine=ENGINE) if one["code"] == self.code)
-        requests = self.ask("requests", engine=ENGINE)
-        request = next((one for one in requests if one["id"] in self.requests), requests[0])
+        requests = [one for one in self.ask("requests", engine=ENGINE) if one["id"] in self.requests]
+        request = max(requests, key=lambda one: (one["blocks"], one["preemptions"]))
         blocks = self.ask("request", engine=ENGINE, id=request["id"])["blocks"]
         block = min(self.blocks, default=min(blocks, default=1))
         return {"finding": finding["id"], "request": request["id"], "block": str(block)}

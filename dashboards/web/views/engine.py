@@ -22,6 +22,8 @@ from monitor.views import EngineView, ExplanationView, PointView
 
 MOMENTS: Final = 300
 MOST_MARKS: Final = 40
+QUIET: Final = 20
+"""Preemptions closer together than this part of the window are told of as one run."""
 LOST: Final = REASONS["PREEMPTED"]
 MEANT: Final = {
     "KV": "the next request lacked KV blocks",
@@ -140,16 +142,16 @@ def _marks(query: Query, here: Here, points: Sequence[PointView]) -> list[Mark]:
 
 
 def _preemptions(here: Here, points: Sequence[PointView]) -> list[Mark]:
-    """One mark for each run of moments at which requests were preempted."""
-    marks: list[Mark] = []
-    began = count = 0
+    """One mark for each run of preemptions, which ends when there was none for a while."""
+    while_ns = (here.window.until_ns - here.window.since_ns) // QUIET
+    runs: list[tuple[int, int, int]] = []
     for point, lost in zip(points, _differences(points, lambda point: point.preemptions), strict=True):
-        if lost:
-            began, count = began or point.at_ns, count + lost
-        if count and (not lost or point is points[-1]):
-            marks.append(Mark(began, "preempted", counted(count, "preemption"), _then(here, began)))
-            began = count = 0
-    return marks
+        if lost and runs and point.at_ns - runs[-1][1] <= while_ns:
+            began, _, count = runs.pop()
+            runs.append((began, point.at_ns, count + lost))
+        elif lost:
+            runs.append((point.at_ns, point.at_ns, lost))
+    return [Mark(began, "preempted", counted(count, "preemption"), _then(here, began)) for began, _, count in runs]
 
 
 def _then(here: Here, at_ns: int) -> str:

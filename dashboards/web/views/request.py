@@ -58,7 +58,14 @@ def _waterfall(detail: RequestDetail) -> list[Any]:
         notes.append(f"{counted(left, 'earlier state')} left out.")
     if any(phase.recomputed for phase in life):
         notes.append("Hatched: computed before, lost to a preemption, and computed again.")
-    columns = (("State", ""), ("Why", ""), ("Over time", "rod"), ("For", "n"), ("Blocks", "n"), ("Tokens computed", "n"))
+    columns = (
+        ("State", ""),
+        ("Why", ""),
+        ("Over time", "rod"),
+        ("For", "n"),
+        ("Blocks", "n"),
+        ("Tokens computed", "n"),
+    )
     header = html.Tr([html.Th(name, className=kind, scope="col") for name, kind in columns])
     table = html.Table([html.Thead(header), html.Tbody(rows)], className="waterfall")
     return [heading, html.P(" ".join(notes), className="note"), html.Div(table, className="wide")]
