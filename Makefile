@@ -53,6 +53,7 @@ docs: .venv/.ready
 	.venv/bin/python -m dashboards.prometheus
 	.venv/bin/python -m dashboards.grafana
 	.venv/bin/python -m tests.doctor.by_source
+	.venv/bin/python -m tests.web.screens
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
