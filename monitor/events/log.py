@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from monitor.events.kinds import Cause, Holder, Kind, Limit, Load, Preempt, Release, Status, Tier, TierOp
@@ -86,17 +86,23 @@ class EventLog:
         self._runs += (_CLOCK, 0, NO_REQUEST, 1, 0)
         self._args.append(self.clock.monotonic_ns())
 
-    def step_launched(self, step: int, requests: Sequence[int], tokens: Sequence[int]) -> None:
-        """The step was handed to the model with so many tokens for each request."""
+    def step_launched(
+        self, step: int, requests: Sequence[int], tokens: Collection[int], at_ns: int | None = None
+    ) -> None:
+        """The step was handed to the model with so many tokens for each request; now, unless told when."""
         self._runs += (_STEP_LAUNCHED, 0, NO_REQUEST, 2 + len(tokens), len(requests))
-        self._args += (self.clock.monotonic_ns(), step)
+        self._args += (self.clock.monotonic_ns() if at_ns is None else at_ns, step)
         self._args += tokens
         self._ids += requests
 
-    def step_completed(self, step: int, duration_ns: int, limit: Limit, free: int, cached_idle: int, used: int) -> None:
-        """The step is done; the counts are the pool's own."""
+    def step_completed(
+        self, step: int, duration_ns: int, limit: Limit, free: int, cached_idle: int, used: int,
+        at_ns: int | None = None,
+    ) -> None:  # fmt: skip
+        """The step is done, now, unless told when; the counts are the pool's own."""
         self._runs += (_STEP_COMPLETED, 0, NO_REQUEST, 7, 0)
-        self._args += (self.clock.monotonic_ns(), step, duration_ns, limit, free, cached_idle, used)
+        at_ns = self.clock.monotonic_ns() if at_ns is None else at_ns
+        self._args += (at_ns, step, duration_ns, limit, free, cached_idle, used)
 
     def allocated(self, request: int, ids: Sequence[int], evicted: Sequence[int] = (), group: int = 0) -> None:
         """Free blocks became the request's; `evicted` are the hashes they lost."""

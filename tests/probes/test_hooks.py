@@ -15,7 +15,7 @@ import pytest
 from monitor.cli import main
 from monitor.probes.vllm import plugin
 from monitor.probes.vllm.check import HOOKS, Hook, problem, written
-from monitor.probes.vllm.hooks import Hooks, reader
+from monitor.probes.vllm.hooks import Hooks
 from monitor.probes.vllm.owner import Caller, caller
 from tests.probes.vllm_python import PYTHON, environment, needs_vllm
 
@@ -120,11 +120,25 @@ def test_a_method_that_a_release_does_not_have_is_not_hooked(pool: Any) -> None:
     assert not Hooks(lambda: None).wrap(pool, "unpin_blocks", lambda: None)
 
 
-def test_arguments_are_found_by_place_and_by_name(pool: Any) -> None:
-    read = reader(pool.free, "blocks", "prepend")
-    assert read(([1],), {"prepend": True}) == read((), {"blocks": [1], "prepend": True}) == [[1], True]
-    with pytest.raises(KeyError):
-        reader(pool.free, "group")
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_of_a_hook_on_both_sides_an_error_turns_both_off(pool: Any, place: str) -> None:
+    seen: list[str] = []
+    missed: list[int] = []
+
+    def hook(name: str) -> Any:
+        def seeing(*_args: object, **_kwargs: object) -> None:
+            seen.append(name)
+            if name == place:
+                raise ZeroDivisionError
+
+        return seeing
+
+    hooks = Hooks(lambda: missed.append(1))
+    hooks.wrap(pool, "free", hook("before"), hook("after"))
+    assert [pool.free([n]) for n in range(3)] == [1, 2, 3]
+    assert seen == ["before", "after"][: 1 + (place == "after")]
+    assert hooks.errors == 1
+    assert len(missed) == 3
 
 
 def test_the_owner_is_who_called_the_pool_unless_the_scheduler_did(pool: Any) -> None:

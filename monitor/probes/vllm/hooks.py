@@ -7,7 +7,6 @@ reads the attributes of an object slower once something was put into it from out
 from __future__ import annotations
 
 import functools
-import inspect
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -37,49 +36,45 @@ class Hooks:
         if kind is None:
             return False
         method = vars(kind)[name]
-        missed = self._missed
-        broken = False
+        first, last = before or _nothing, after or _nothing
+
+        def missed(*_args: Any, **_kwargs: Any) -> None:
+            self._missed()
 
         def fail() -> None:
-            nonlocal broken
-            broken = True
+            nonlocal first, last
+            first, last = (missed, _nothing) if before else (_nothing, missed)
             self.errors += 1
-            missed()
+            self._missed()
             logger.exception("kvscope: the hook on %s.%s is off after an error in it", kind.__name__, name)
 
-        @functools.wraps(method)
-        def hooked(self: object, *args: Any, **kwargs: Any) -> Any:
-            if self is not owner:
-                return method(self, *args, **kwargs)
-            if broken:
-                missed()
-                return method(self, *args, **kwargs)
-            if before is not None:
+        def hooked(called: object, *args: Any, **kwargs: Any) -> Any:
+            if called is not owner:
+                return method(called, *args, **kwargs)
+            try:
+                args, kwargs = first(*args, **kwargs) or (args, kwargs)
+            except Exception:
+                fail()
+            result = method(called, *args, **kwargs)
+            try:
+                last(result, *args, **kwargs)
+            except Exception:
+                fail()
+            return result
+
+        def heard(called: object, *args: Any, **kwargs: Any) -> Any:
+            # What is called at every step: to hand on an empty mapping would cost as much as all the rest here.
+            result = method(called, *args, **kwargs) if kwargs else method(called, *args)
+            if called is owner:
                 try:
-                    args, kwargs = before(*args, **kwargs) or (args, kwargs)
-                except Exception:
-                    fail()
-            result = method(self, *args, **kwargs)
-            if after is not None and not broken:
-                try:
-                    after(result, *args, **kwargs)
+                    last(result, *args, **kwargs) if kwargs else last(result, *args)
                 except Exception:
                     fail()
             return result
 
-        setattr(kind, name, hooked)
+        setattr(kind, name, functools.wraps(method)(hooked if before else heard))
         return True
 
 
-def reader(method: Callable[..., Any], *names: str) -> Callable[[tuple[Any, ...], dict[str, Any]], list[Any]]:
-    """Finds these arguments in a call of a bound method, given by place or by name. Raises KeyError for one it lacks.
-
-    Releases of vLLM differ in the order of arguments; the names last longer.
-    """
-    places = {name: place for place, name in enumerate(inspect.signature(method).parameters)}
-    wanted = [(name, places[name]) for name in names]
-
-    def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        return [kwargs[name] if name in kwargs else args[place] for name, place in wanted]
-
-    return read
+def _nothing(*_args: Any, **_kwargs: Any) -> None:
+    pass

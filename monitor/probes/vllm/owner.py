@@ -8,10 +8,11 @@ nothing for the many that move none: most requests need no block in most steps.
 from __future__ import annotations
 
 import sys
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-MAX_FRAMES = 16
+FRAMES = range(16)
+"""How far up the stack to look."""
 
 
 class Caller(NamedTuple):
@@ -24,8 +25,10 @@ class Caller(NamedTuple):
 
 def caller(scheduler: object) -> Caller | None:
     """Who called the hooked method: None if the scheduler did itself, or nobody that knows a request."""
-    frame = sys._getframe(3)  # beyond the hook and the wrapper that called it
-    for _ in range(MAX_FRAMES):
+    frame: FrameType | None = sys._getframe(3)  # beyond the hook and the wrapper: mostly the one that knows
+    for _ in FRAMES:
+        if frame is None:
+            return None
         code = frame.f_code
         _, argument = _arguments.get(id(code)) or _look_at(code)
         if argument:
@@ -33,11 +36,10 @@ def caller(scheduler: object) -> Caller | None:
             who = found.get("self")
             if who is scheduler:
                 return None
-            if argument != "self":
-                request_id = found[argument] if argument == "request_id" else found[argument].request_id
-                return Caller(request_id, getattr(who, "kv_cache_group_id", 0), code.co_name)
-        if frame.f_back is None:
-            return None
+            if argument == "request_id":
+                return Caller(found[argument], getattr(who, "kv_cache_group_id", 0), code.co_name)
+            if argument == "request":
+                return Caller(found[argument].request_id, getattr(who, "kv_cache_group_id", 0), code.co_name)
         frame = frame.f_back
     return None
 
@@ -56,7 +58,7 @@ def _look_at(code: CodeType) -> tuple[CodeType, str]:
 def beneficiary() -> tuple[Any, int] | None:
     """For which request the scheduler is making room, and how many tokens it needs slots for; None: for none."""
     frame = sys._getframe(2)
-    for _ in range(MAX_FRAMES):
+    for _ in FRAMES:
         if frame.f_code.co_name == "schedule" and "request" in frame.f_locals:
             return frame.f_locals["request"], frame.f_locals.get("num_new_tokens", 1)
         if frame.f_back is None:

@@ -36,7 +36,7 @@ from monitor.events.packer import Vitals
 from monitor.events.wire import NO_REQUEST
 from monitor.probes.vllm.audit import Auditor
 from monitor.probes.vllm.describe import describe, lease_ns
-from monitor.probes.vllm.hooks import Hooks, reader
+from monitor.probes.vllm.hooks import Hooks
 from monitor.probes.vllm.owner import beneficiary, caller
 
 RESERVED: Final = 1
@@ -44,8 +44,8 @@ RESERVED: Final = 1
 AUDIT_EVERY_NS: Final = 10_000_000
 PROGRESS_EVERY_NS: Final = 50_000_000
 """How often the tokens of running requests are said. Batches go out no more often, and the last of one counts."""
-FLUSH_EVERY_NS: Final = 5_000_000
-"""How often what was said is handed over while steps follow each other: a model's step takes longer, mostly."""
+FLUSH_EVERY_NS: Final = 20_000_000
+"""How often what was said is handed over while steps follow each other: batches go out every 50 ms."""
 NO_STEP: Final = (-1, 0)
 SUFFIX: Final = re.compile(r"-[0-9a-f]{8}$")
 """What vLLM adds to a client's request id (from 0.14 on) to make its own."""
@@ -83,8 +83,9 @@ class Probe:
         """What the blocks in the prefix cache were said to hold."""
         self.launched: deque[tuple[Any, int, int, Limit]] = deque()
         """Steps whose output has not come yet: vLLM's own, number, when, and the limit."""
+        self._counts_in_flight = counts_in_flight()
         self._updating: object = None
-        """The step whose output the scheduler was given last."""
+        """The step whose output the scheduler was given last, where vLLM does not count what is in flight."""
         self.step = 0
         self.passes = 0
         self.polls = 0
@@ -97,6 +98,7 @@ class Probe:
         self._max_tokens = scheduler.max_num_scheduled_tokens
         self._free_queue = self.pool.free_block_queue
         self._total: int = self.pool.num_gpu_blocks
+        self._usable = self._total - RESERVED
         self._why: Release | None = None
         """Why blocks are freed by the call that is under way."""
         self._blocked: dict[str, Any] = {}
@@ -116,7 +118,6 @@ class Probe:
         self._next_slice_ns = self._next_progress_ns = self._next_flush_ns = 0
         names = ("kv_holding_waiting", "skipped_waiting", "waiting")
         self._queue_names = [name for name in names if hasattr(scheduler, name)]
-        self._cached = reader(self.pool.cache_full_blocks, "request", "blocks", "num_cached_blocks", "num_full_blocks")
 
     # ---------------------------------------------------------------- what others ask
 
@@ -130,7 +131,7 @@ class Probe:
     def counts(self) -> tuple[int, int, int, int]:
         """The pool's own: free, used, total; vLLM does not count cached-idle blocks (-1)."""
         free: int = self._free_queue.num_free_blocks
-        return free, -1, self._total - RESERVED - free, self._total
+        return free, -1, self._usable - free, self._total
 
     def blocks_of(self, request_id: str) -> list[int]:
         """The request's block table, of all KV cache groups."""
@@ -143,11 +144,11 @@ class Probe:
         return max(0, total - self._in_flight(request))
 
     def _in_flight(self, request: Any) -> int:
-        told: int | None = getattr(request, "num_in_flight_tokens", None)
-        if told is None:  # releases before 0.26 have it in their steps only
-            steps = (output for output, *_ in self.launched if output is not self._updating)
-            told = sum(output.num_scheduled_tokens.get(request.request_id, 0) for output in steps)
-        return told
+        if self._counts_in_flight:
+            told: int = request.num_in_flight_tokens
+            return told
+        steps = (output for output, *_ in self.launched if output is not self._updating)
+        return sum(output.num_scheduled_tokens.get(request.request_id, 0) for output in steps)
 
     def name(self, request_id: str) -> str:
         """The id that the client knows, unless another living request goes by it too."""
@@ -164,7 +165,7 @@ class Probe:
         scheduler, manager, pool, wrap = self.scheduler, self.manager, self.pool, self.hooks.wrap
         wrap(scheduler, "add_request", after=self._added)
         wrap(scheduler, "schedule", after=self._scheduled)
-        wrap(scheduler, "update_from_output", self._update, self._updated)
+        wrap(scheduler, "update_from_output", None if self._counts_in_flight else self._update, self._updated)
         wrap(scheduler, "finish_requests", self._later)
         wrap(scheduler, "_preempt_request", self._preempt, self._preempted_one)
         wrap(scheduler, "_free_request", self._finish, self._finished)
@@ -337,7 +338,7 @@ class Probe:
             if request_ids != self._batch:  # from one decode step to the next it is the same
                 self._batch, self._batch_numbers = request_ids, [self.numbers[i] for i in request_ids]
             step = self.step
-            self.log.step_launched(step, self._batch_numbers, [*scheduled.values()])
+            self.log.step_launched(step, self._batch_numbers, scheduled.values(), now)
             self.launched.append((output, step, now, limit))
             self.step = step + 1
         self._short = self._timed = False
@@ -359,12 +360,13 @@ class Probe:
         if now >= self._next_progress_ns:
             self._next_progress_ns = now + PROGRESS_EVERY_NS
             self._progressed(self.scheduler.running)
-        while self.launched and scheduler_output.num_scheduled_tokens:
-            output, step, at_ns, limit = self.launched.popleft()
+        if scheduler_output.num_scheduled_tokens:
             free: int = self._free_queue.num_free_blocks
-            self.log.step_completed(step, now - at_ns, limit, free, -1, self._total - RESERVED - free)
-            if output is scheduler_output:
-                break
+            while self.launched:
+                output, step, at_ns, limit = self.launched.popleft()
+                self.log.step_completed(step, now - at_ns, limit, free, -1, self._usable - free, now)
+                if output is scheduler_output:
+                    break
         if now >= self._next_slice_ns:
             self._next_slice_ns = now + AUDIT_EVERY_NS
             self._auditor.slice()
@@ -468,9 +470,15 @@ class Probe:
     def _allocated(self, blocks: Sequence[Any], *_args: Any, **_kwargs: Any) -> None:
         if not blocks:
             return
-        ids = [block.block_id for block in blocks]
+        # Mostly one block: a plain loop costs less than two comprehensions.
+        ids: list[int] = []
+        evicted: list[int] = []
         hashes = self.hashes
-        evicted = [hashes.pop(block) for block in ids if block in hashes]
+        for one in blocks:
+            block: int = one.block_id
+            ids.append(block)
+            if block in hashes:
+                evicted.append(hashes.pop(block))
         who = caller(self.scheduler)
         number = self.numbers.get(who.request_id) if who is not None else None
         if who is None or number is None:
@@ -534,9 +542,12 @@ class Probe:
         self._now.free_deferred(number, ids, Holder.FENCE, fence=self.step - 1)
         self._now.detached(number, ids)
 
-    def _cached_full(self, _: None, *args: Any, **kwargs: Any) -> None:
-        request, blocks, first, last = self._cached(args, kwargs)
-        self._say_cached(self.numbers.get(request.request_id, NO_REQUEST), blocks[first:last])
+    def _cached_full(
+        self, _: None, request: Any, blocks: Sequence[Any], num_cached_blocks: int, num_full_blocks: int,
+        *_args: Any, **_kwargs: Any,
+    ) -> None:  # fmt: skip
+        number = self.numbers.get(request.request_id, NO_REQUEST)
+        self._say_cached(number, blocks[num_cached_blocks:num_full_blocks])
 
     def _cached_partial(self, _: Any, *args: Any, **kwargs: Any) -> None:
         blocks = [value for value in (*args, *kwargs.values()) if hasattr(value, "block_id")]
@@ -547,14 +558,17 @@ class Probe:
         self._say_cached(NO_REQUEST, [dst_block])
 
     def _say_cached(self, number: int, blocks: Sequence[Any]) -> None:
-        said = {}
+        ids: list[int] = []
+        hashes: list[int] = []
         for block in blocks:
             block_hash = block.block_hash
             if block_hash is not None and not block.is_null:
-                said[block.block_id] = self._public_hash(block_hash)
-        if said:
-            self.hashes.update(said)
-            self._now.cached(number, [*said], [*said.values()])
+                told = self._public_hash(block_hash)
+                self.hashes[block.block_id] = told
+                ids.append(block.block_id)
+                hashes.append(told)
+        if ids:
+            self._now.cached(number, ids, hashes)
 
     def _evicted(self, _: None, block_ids: Iterable[int]) -> None:
         self._say_evicted(
@@ -581,6 +595,13 @@ class Probe:
         keyed = self._keyed.copy()
         keyed.update(raw)
         return int.from_bytes(keyed.digest(), "little", signed=True) or 1
+
+
+def counts_in_flight() -> bool:
+    """Whether requests of this vLLM say themselves what steps in flight compute: from 0.26 on."""
+    from vllm.v1.request import Request
+
+    return "num_in_flight_tokens" in Request.__init__.__code__.co_names
 
 
 def _status(request: Any) -> Status:
