@@ -19,7 +19,7 @@ from monitor.answers.blocks import block_detail, block_map
 from monitor.answers.colours import COLOURINGS, by_prefix
 from monitor.answers.engines import engine_view
 from monitor.answers.explain import explanation
-from monitor.answers.happenings import AROUND_NS, events_around, events_between, wanted
+from monitor.answers.happenings import AROUND_NS, events_around, events_between, names_until, wanted
 from monitor.answers.memory import calculator_view, memory_view
 from monitor.answers.moments import Moment, read
 from monitor.answers.past import Past
@@ -272,15 +272,17 @@ class Watch:
         live = self._streamed(engine)
         if around:
             middle = self._moment(live, around)
-            end = Moment(min(middle.at_ns + AROUND_NS, live.now_ns))
-            ledger = self._past.window(live, middle.at_ns - AROUND_NS, end)
-            return events_around(ledger, middle, wanted(ledger, kinds, request, block), most)
-        first, last = self._window(live, since, until)
-        # An event is in a batch that is packed a little later.
-        ledger = self._past.window(live, first.at_ns, Moment(min(last.at_ns + PACKED_WITHIN_NS, live.now_ns)))
-        if not until:
-            last = Moment(FOREVER)
-        return events_between(ledger, first, last, wanted(ledger, kinds, request, block), most)
+            from_ns, to_ns = middle.at_ns - AROUND_NS, middle.at_ns + AROUND_NS
+        else:
+            first, last = self._window(live, since, until)
+            from_ns, to_ns = first.at_ns, last.at_ns + PACKED_WITHIN_NS  # an event is in a batch packed a little later
+        batches = self._past.between(live, from_ns, to_ns)
+        with self._as_of(engine, around or until) as (ledger, _):
+            names = names_until(ledger, batches)
+            which = wanted(ledger, names, kinds, request, block)
+        if around:
+            return events_around(batches, names, middle, which, most)
+        return events_between(batches, names, first, last if until else Moment(FOREVER), which, most)
 
     def never_freed(self, engine: str, since: str = "", until: str = "") -> NeverFreedView:
         """What was handed out in a window and not free by its end, by owner and reason."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from monitor.answers import BadQuestion, NotKnown
 from monitor.answers.moments import Moment
 from monitor.events.kinds import Kind, name_of
-from monitor.events.wire import Run
+from monitor.events.wire import Batch, Run
 from monitor.ledger.ledger import EngineLedger, Position
 from monitor.ledger.listing import Wanted, in_words, listed
 from monitor.ledger.story import BLOCK_KINDS, names_in
@@ -22,7 +22,17 @@ AROUND_NS: Final = 60_000_000_000
 Row = tuple[Position, int, Run]
 
 
-def wanted(ledger: EngineLedger, kinds: Sequence[str], request: str, block: int | None) -> Wanted:
+def names_until(ledger: EngineLedger, batches: Sequence[Batch]) -> dict[int, str]:
+    """Request ids by number, of all that the ledger knows and that are named in what was heard since."""
+    names = names_in(ledger)
+    for batch in batches:
+        names.update(batch.texts)
+    return names
+
+
+def wanted(
+    ledger: EngineLedger, names: Mapping[int, str], kinds: Sequence[str], request: str, block: int | None
+) -> Wanted:
     """Which events these words mean. Raises NotKnown, and BadQuestion for what is no kind."""
     unknown = [kind for kind in kinds if kind.upper() not in Kind.__members__]
     if unknown:
@@ -31,26 +41,32 @@ def wanted(ledger: EngineLedger, kinds: Sequence[str], request: str, block: int 
     number = None
     if request:
         record = ledger.request(request)
-        if record is None:
+        number = record.number if record is not None else _number(names, request)
+        if number is None:
             raise NotKnown(f"{ledger.engine} has no request {request!r}, nor had one of that name then or of late")
-        number = record.number
     return Wanted([Kind[kind.upper()] for kind in kinds], number, block)
 
 
-def events_between(ledger: EngineLedger, since: Moment, until: Moment, which: Wanted, most: int) -> list[EventView]:
-    """The last `most` from `since` until just before `until`, of the batches that the ledger has."""
+def _number(names: Mapping[int, str], request: str) -> int | None:
+    return next((number for number, name in names.items() if number >= 0 and request in (name, f"#{number}")), None)
+
+
+def events_between(
+    batches: Sequence[Batch], names: Mapping[int, str], since: Moment, until: Moment, which: Wanted, most: int
+) -> list[EventView]:
+    """The last `most` from `since` until just before `until`."""
     found: list[Row] = []
-    batches = [batch for batch in ledger.recent if since.at_ns <= batch.wall_ns]
-    for rows in listed(reversed(batches), which):
+    for rows in listed(reversed([batch for batch in batches if since.at_ns <= batch.wall_ns]), which):
         found[:0] = [row for row in rows if _from(row, since) and not _from(row, until)]
         if len(found) >= most:
             break
-    return _views(ledger, found[-most:])
+    return _views(names, found[-most:])
 
 
-def events_around(ledger: EngineLedger, moment: Moment, which: Wanted, most: int) -> list[EventView]:
-    """The half of `most` until the moment, itself among them, and as many after it; at most AROUND_NS away."""
-    batches = [batch for batch in ledger.recent if abs(batch.wall_ns - moment.at_ns) <= AROUND_NS]
+def events_around(
+    batches: Sequence[Batch], names: Mapping[int, str], moment: Moment, which: Wanted, most: int
+) -> list[EventView]:
+    """The half of `most` until the moment, itself among them, and as many after it."""
     middle = bisect_right(batches, moment.at_ns, key=lambda batch: batch.wall_ns)
     if moment.position is not None:
         place = moment.position[:2]
@@ -67,7 +83,7 @@ def events_around(ledger: EngineLedger, moment: Moment, which: Wanted, most: int
             break
         before += [row for row in rows if not _after(row, moment)]
         after += [row for row in rows if _after(row, moment)]
-    return _views(ledger, before[-(most - most // 2) :] + after[: most // 2])
+    return _views(names, before[-(most - most // 2) :] + after[: most // 2])
 
 
 def _from(row: Row, moment: Moment) -> bool:
@@ -78,8 +94,7 @@ def _after(row: Row, moment: Moment) -> bool:
     return row[0] > moment.position if moment.position is not None else row[1] > moment.at_ns
 
 
-def _views(ledger: EngineLedger, rows: Sequence[Row]) -> list[EventView]:
-    names = names_in(ledger)
+def _views(names: Mapping[int, str], rows: Sequence[Row]) -> list[EventView]:
     return [
         EventView(
             position=str(position),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import threading
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from typing import Final
@@ -133,6 +134,22 @@ class Past:
             if batch.sequence != ADDED_BY_SOURCE and (batch.epoch, batch.sequence) < place:
                 yield batch
 
+    def between(self, live: EngineLedger, since_ns: int, until_ns: int) -> list[Batch]:
+        """The batches that were packed from one time to another (wall), as far as they are kept. Raises BadQuestion for
+        so much time that they are too many to be read at once.
+        """
+        with self._lock:
+            kept = list(live.recent)
+        older: Iterator[Batch] = iter(())
+        if self.history is not None and (not kept or since_ns < kept[0].wall_ns):
+            place, before_ns = (live.epoch, live.sequence + 1), until_ns
+            if kept:
+                place, before_ns = (kept[0].epoch, kept[0].sequence), min(until_ns, kept[0].wall_ns)
+            older = self._older(live.engine, since_ns, before_ns, place)
+        first = bisect_left(kept, since_ns, key=lambda batch: batch.wall_ns)
+        last = bisect_right(kept, until_ns, key=lambda batch: batch.wall_ns)
+        return list(_at_once(chain(older, kept[first:last]), since_ns))
+
     def points(self, live: EngineLedger, since_ns: int, until_ns: int, most: int) -> list[Point]:
         """The points from one time to another (wall): at least `most`, if there were as many."""
         with self._lock:
@@ -149,14 +166,7 @@ class Past:
         """
         ledger = self.ledger_at(live, moment)
         dressed = copy.copy(ledger)
-        dressed.recent = deque()
-        size = 0
-        for batch in self.batches(live, ledger, since_ns - HEARD_WITHIN_NS):
-            dressed.recent.append(batch)
-            size += size_of(batch)
-            if size > MAX_WINDOW_BYTES:
-                until = timestamp(batch.wall_ns)
-                raise BadQuestion(f"from {timestamp(since_ns)} on there are too many events: ask until {until} or less")
+        dressed.recent = deque(_at_once(self.batches(live, ledger, since_ns - HEARD_WITHIN_NS), since_ns))
         dressed.points = deque(self.points(live, since_ns, ledger.now_ns, MAX_POINTS))
         return dressed
 
@@ -208,3 +218,14 @@ class Past:
             lives=lives,
             gaps=[GapView(timestamp(gap.from_ns), timestamp(gap.to_ns)) for gap in kept.gaps] if kept else [],
         )
+
+
+def _at_once(batches: Iterable[Batch], since_ns: int) -> Iterator[Batch]:
+    """The batches, unless they are too many to be read at once: raises BadQuestion."""
+    size = 0
+    for batch in batches:
+        yield batch
+        size += size_of(batch)
+        if size > MAX_WINDOW_BYTES:
+            until = timestamp(batch.wall_ns)
+            raise BadQuestion(f"from {timestamp(since_ns)} on there are too many events: ask until {until} or less")

@@ -7,87 +7,68 @@ from collections import deque
 from typing import Final, NamedTuple
 
 from monitor.answers.moments import Moment
-from monitor.events.records import RequestState
 from monitor.events.state import State
-from monitor.events.wire import Batch, Keyframe
-from monitor.history.keyframes import sound_keyframe_of
-from monitor.ledger.ledger import EngineLedger, Loss, Point, Record
-from monitor.ledger.replay import first_events, observed
+from monitor.events.wire import Batch
+from monitor.ledger.ledger import POINT_EVERY_NS, EngineLedger, Point, Record
+from monitor.ledger.replay import first_events, fork, observed
 
-MIN_BETWEEN: Final = 8 << 20
+MIN_BETWEEN: Final = 4 << 20
 """Bytes of batches from one state kept to the next, at least: to keep one takes the reader's time, which is scarce."""
 MAX_BETWEEN: Final = 16 << 20
-"""And at most: a quarter of the batches that are kept."""
-OUTWEIGHED: Final = 8
-"""In between, so many times what the last state kept takes: large pools are not packed the more often."""
+"""And at most: a quarter of the batches that are kept. In between, as many as the last state kept takes."""
 MIN_ON_THE_WAY: Final = 1 << 20
 """The same while somebody replays, who has the time: whoever asks for a moment asks for one near it next."""
-MAX_ON_THE_WAY: Final = 32 << 20
+MAX_ON_THE_WAY: Final = 128 << 20
 """Bytes of states that are kept from replays: the oldest of them make room."""
 POINTS_BEFORE_NS: Final = 10_000_000_000
 """Of points, so much is there from the start: rates are made of them."""
+NO_POINTS: Final = 1 << 62
+"""While it replays a ledger need make none: those that the live one made are there."""
 
 
 class Mark(NamedTuple):
-    """A state to begin from, with what of the ledger no keyframe carries. Without a keyframe it is the beginning of a
-    life, whose first batch is kept.
-    """
+    """A state to begin from: a ledger that is not applied to any more. `of` it is forked."""
 
     place: tuple[int, int]
-    """Epoch, and the last batch in it."""
+    """Epoch, and the last batch in it; -1 before the first."""
     at_ns: int
-    keyframe: Keyframe | None
-    ended: tuple[RequestState, ...]
-    losses: tuple[Loss, ...]
-    restarts: int
-    dropped_batches: int
+    of: EngineLedger
 
 
 class Road(NamedTuple):
     """A state, what was heard after it, and the moment to stop at. To be walked without a lock."""
 
-    engine: str
     mark: Mark
     points: list[Point]
+    """Those that the live ledger made until the last of the batches."""
     batches: list[Batch]
     moment: Moment
 
     def walk(self) -> tuple[EngineLedger, list[Mark]]:
-        """The ledger as it was then, and states on the way to it."""
-        mark = self.mark
-        ledger = EngineLedger(self.engine)
-        if mark.keyframe is not None:
-            ledger.apply(mark.keyframe)
-            ledger.ended.extend(mark.ended)
-            ledger.losses.extend(mark.losses)
-            ledger.dropped_batches = mark.dropped_batches
-        ledger.restarts = mark.restarts
-        ledger.points.extend(self.points)
+        """The ledger as it was then, and states on the way to it, itself the last where it is one to go on from."""
+        ledger = fork(self.mark.of)
+        ledger.point_every_ns = NO_POINTS
         marks: list[Mark] = []
         walked = 0
-        whole = len(self.batches) - (self.moment.position is not None)
-        for number, batch in enumerate(self.batches, 1):
+        for batch in self.batches[:-1]:
             ledger.apply(batch)
             walked += size_of(batch)
-            if walked >= MIN_ON_THE_WAY and number <= whole and (passed := mark_of(ledger)) is not None:
-                marks.append(passed)
+            if walked >= max(MIN_ON_THE_WAY, _weight(ledger) // 16):
+                marks.append(mark_of(fork(ledger)))
                 walked = 0
+        ledger.points = deque(self.points, ledger.points.maxlen)
+        ledger.point_every_ns = POINT_EVERY_NS
+        for batch in self.batches[-1:]:
+            ledger.apply(batch)
         if self.moment.position is None:
-            ledger.apply(observed(self.engine, ledger.epoch, self.moment.at_ns))
+            ledger.apply(observed(ledger.engine, ledger.epoch, self.moment.at_ns))
+            marks.append(mark_of(ledger))
         return ledger, marks
 
 
-def mark_of(ledger: EngineLedger) -> Mark | None:
-    """The ledger's state as it is; None while its books are being put right."""
-    keyframe = sound_keyframe_of(ledger)
-    return _mark(ledger, keyframe) if keyframe is not None else None
-
-
-def _mark(ledger: EngineLedger, keyframe: Keyframe) -> Mark:
-    return Mark(
-        (ledger.epoch, ledger.sequence), keyframe.wall_ns, keyframe, tuple(ledger.ended), tuple(ledger.losses),
-        ledger.restarts, ledger.dropped_batches,
-    )  # fmt: skip
+def mark_of(ledger: EngineLedger) -> Mark:
+    """The ledger, which is not to be applied to any more."""
+    return Mark((ledger.epoch, ledger.sequence), ledger.heard_ns, ledger)
 
 
 def size_of(batch: Batch) -> int:
@@ -117,31 +98,28 @@ class Recent:
         if isinstance(record, Batch):
             self._bytes += size_of(record)
         if ledger.state is not self._state and ledger.ready:
-            mark: Mark | None
-            if isinstance(record, Keyframe):  # as it came: what an audit has seen of it so far is in no other
-                mark = _mark(ledger, record)
-            elif ledger.sequence == 0:
-                mark = Mark((ledger.epoch, -1), ledger.heard_ns, None, (), (), ledger.restarts, 0)
+            if ledger.sequence == 0 and isinstance(record, Batch):  # the beginning of a life, whose first batch is kept
+                unborn = EngineLedger(ledger.engine, counting=False)
+                unborn.restarts = ledger.restarts
+                self._keep(ledger, Mark((ledger.epoch, -1), ledger.heard_ns, unborn))
             else:
-                mark = mark_of(ledger)
-            self._keep(ledger, mark)
+                self._keep(ledger, mark_of(fork(ledger)))
         elif self._bytes >= self._enough:
-            self._keep(ledger, mark_of(ledger))
+            self._keep(ledger, mark_of(fork(ledger)))
         while self._marks and self._is_cut_off(self._marks[0], ledger):
             self._marks.popleft()
 
-    def _keep(self, ledger: EngineLedger, mark: Mark | None) -> None:
-        if mark is not None:
-            self._state, self._bytes = ledger.state, 0
-            self._enough = max(MIN_BETWEEN, min(MAX_BETWEEN, OUTWEIGHED * _weight(mark)))
-            self._marks.append(mark)
+    def _keep(self, ledger: EngineLedger, mark: Mark) -> None:
+        self._state, self._bytes = ledger.state, 0
+        self._enough = max(MIN_BETWEEN, min(MAX_BETWEEN, _weight(mark.of)))
+        self._marks.append(mark)
 
     def keep_on_the_way(self, marks: list[Mark]) -> None:
         """States that a replay came by."""
         self._on_the_way.extend(marks)
-        self._bytes_on_the_way += sum(map(_weight, marks))
+        self._bytes_on_the_way += sum(_weight(mark.of) for mark in marks)
         while self._bytes_on_the_way > MAX_ON_THE_WAY:
-            self._bytes_on_the_way -= _weight(self._on_the_way.popleft())
+            self._bytes_on_the_way -= _weight(self._on_the_way.popleft().of)
 
     @staticmethod
     def _is_cut_off(mark: Mark, ledger: EngineLedger) -> bool:
@@ -153,8 +131,8 @@ class Recent:
 
     def road(self, ledger: EngineLedger, moment: Moment) -> Road | None:
         """The way to a moment; None if what it needs is not kept, or not any more."""
-        if moment.position is None and moment.at_ns >= ledger.now_ns and (mark := mark_of(ledger)) is not None:
-            return Road(ledger.engine, mark, _points_before(ledger, mark), [], moment)
+        if moment.position is None and moment.at_ns >= ledger.now_ns and ledger.ready:
+            return Road(mark_of(fork(ledger)), _points_until(ledger, ledger.now_ns), [], moment)
         batches = _until(ledger, moment)
         place = moment.position[:2] if moment.position is not None else None
         if place is not None and (not batches or (batches[-1].epoch, batches[-1].sequence) != place):
@@ -169,16 +147,18 @@ class Recent:
             return None
         mark = max(before, key=lambda mark: mark.place)
         first = bisect_right(batches, mark.place, key=lambda batch: (batch.epoch, batch.sequence))
-        return Road(ledger.engine, mark, _points_before(ledger, mark), batches[first:], moment)
+        batches = batches[first:]
+        until_ns = batches[-1].wall_ns - 1 if batches else mark.at_ns
+        return Road(mark, _points_until(ledger, until_ns), batches, moment)
 
 
-def _weight(mark: Mark) -> int:
+def _weight(ledger: EngineLedger) -> int:
     """About how many bytes it takes."""
-    return len(mark.keyframe.state) + 8 * len(mark.ended) if mark.keyframe is not None else 0
+    return 48 * ledger.state.total + 1_000 * len(ledger.state.requests)
 
 
-def _points_before(ledger: EngineLedger, mark: Mark) -> list[Point]:
-    return [point for point in ledger.points if mark.at_ns - POINTS_BEFORE_NS <= point.at_ns <= mark.at_ns]
+def _points_until(ledger: EngineLedger, until_ns: int) -> list[Point]:
+    return [point for point in ledger.points if until_ns - POINTS_BEFORE_NS <= point.at_ns <= until_ns]
 
 
 def _until(ledger: EngineLedger, moment: Moment) -> list[Batch]:

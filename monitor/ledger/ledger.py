@@ -97,7 +97,7 @@ class EngineLedger:
     def __init__(self, engine: str, *, counting: bool = True) -> None:
         self.engine = engine
         self.counting = counting
-        self._point_every_ns = POINT_EVERY_NS if counting else SPARSE_POINT_EVERY_NS
+        self.point_every_ns = POINT_EVERY_NS if counting else SPARSE_POINT_EVERY_NS
         self.epoch = 0
         self.sequence = -1
         self.state = State()
@@ -215,7 +215,7 @@ class EngineLedger:
             self._take_news(batch)
         if self.uncertain_since_ns and not state.damaged:
             self.uncertain_since_ns = 0
-        if not self.points or self.now_ns - self.points[-1].at_ns >= self._point_every_ns:
+        if not self.points or self.now_ns - self.points[-1].at_ns >= self.point_every_ns:
             point = self._point()
             if not state.damaged:
                 self._look_at_floor(point)

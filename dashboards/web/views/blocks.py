@@ -134,14 +134,16 @@ def _events_around(query: Query, here: Here) -> tuple[list[EventView], int]:
     if not moment:
         events = query.events(name, here.window.since, most=MOST_EVENTS)
         return events, len(events) - 1
-    position = moment
-    if "/" not in moment:
-        before = query.events(name, rfc3339(min(here.window.since_ns, wall_ns(moment, 0) - 1)), moment, most=1)
-        if not before:
-            return [], -1
-        position = before[-1].position
-    events = query.events(name, around=position, most=MOST_EVENTS)
-    return events, next((number for number, one in enumerate(events) if one.position == position), -1)
+    events = query.events(name, around=moment, most=MOST_EVENTS)
+    if "/" in moment:
+        return events, next((number for number, one in enumerate(events) if one.position == moment), -1)
+    at_ns = wall_ns(moment, 0)
+    happened = sum(not one.at or wall_ns(one.at, 0) <= at_ns for one in events)
+    if happened:
+        return events, happened - 1
+    # It had been silent for some time.
+    before = query.events(name, rfc3339(min(here.window.since_ns, at_ns - 1_000_000)), moment, most=1)
+    return [*before, *events], len(before) - 1
 
 
 def _scrub(here: Here, at: str | None, events: Sequence[EventView], chosen: int) -> list[Any]:
