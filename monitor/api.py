@@ -118,6 +118,11 @@ def _serve_answers(app: FastAPI, query: Query) -> None:
         """One finding, with what the pool was meanwhile."""
         return await _json(query.finding, id)
 
+    @app.get("/api/alerting")
+    async def alerting(finding: str) -> Response:
+        """Who was told of a finding by its id, and how that went."""
+        return await _json(query.alerting, finding)
+
     @app.get("/api/points")
     async def points(
         engine: str, seconds: float = 600.0, most: int = 600, since: str = "", until: str = ""
@@ -254,11 +259,15 @@ def _serve_alerts(app: FastAPI, alerts: Alerts | None) -> None:
     @app.post("/api/alerts/silences")
     async def silence(request: Request) -> Response:
         """Tell nobody of what matches (`matchers`, such as code=leak.*), for `seconds`; the silence's number."""
+        body = await request.body()
         try:
-            asked = msgspec.json.decode(await request.body(), type=AskedSilence)
-        except msgspec.DecodeError as error:
+            if request.headers.get("content-type", "").startswith("application/x-www-form-urlencoded"):
+                asked = _silence_of_form(parse_qs(body.decode()))
+            else:
+                asked = msgspec.json.decode(body, type=AskedSilence)
+        except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
             raise BadSilence(f"a silence is {{matchers: [NAME=PATTERN], seconds, comment}}: {error}") from error
-        return await _json(sent().silence, asked.matchers, asked.seconds, asked.comment)
+        return _for(request, await _json(sent().silence, asked.matchers, asked.seconds, asked.comment))
 
     @app.delete("/api/alerts/silences/{number}")
     async def unsilence(number: int) -> Response:
@@ -266,10 +275,20 @@ def _serve_alerts(app: FastAPI, alerts: Alerts | None) -> None:
         return await _json(sent().unsilence, number)
 
 
+def _silence_of_form(fields: dict[str, list[str]]) -> AskedSilence:
+    """What a form of the page asks for. Raises msgspec.ValidationError."""
+    texts = {name: values[-1] for name, values in fields.items()} | {"matchers": fields.get("matchers", [])}
+    return msgspec.convert(texts, AskedSilence, strict=False)
+
+
 def _for(request: Request, answer: Response) -> Response:
-    """The answer; or, for who pressed a button on the page, the page, where it shows."""
-    wants_page = "text/html" in request.headers.get("accept", "")
-    return RedirectResponse("/alerts", 303) if wants_page else answer
+    """The answer; or, for who pressed a button on a page of ours, that page, where it shows."""
+    if "text/html" not in request.headers.get("accept", ""):
+        return answer
+    came_from = urlsplit(request.headers.get("referer", ""))
+    if not came_from.path or came_from.netloc != request.headers.get("host"):
+        return RedirectResponse("/alerts", 303)
+    return RedirectResponse(f"/{came_from.path.strip('/')}?{came_from.query}".rstrip("?"), 303)
 
 
 async def _json(ask: Callable[..., Any], *args: Any) -> Response:

@@ -20,6 +20,7 @@ from monitor.ledger.words import counted as counted
 from monitor.ledger.words import duration as duration
 from monitor.ledger.words import percent as percent
 from monitor.views import (
+    AlertingView,
     BlockColours,
     BlockDetail,
     BlockMap,
@@ -64,6 +65,10 @@ class Query(Protocol):
 
     def finding(self, id: str) -> FindingDetail:
         """One finding, with what the pool was meanwhile."""
+        ...
+
+    def alerting(self, finding: str) -> AlertingView:
+        """Who was told of a finding by its id, and how that went."""
         ...
 
     def points(
@@ -173,6 +178,10 @@ class RemoteQuery:
     def finding(self, id: str) -> FindingDetail:
         """One finding."""
         return self._get("/api/finding", FindingDetail, id=id)
+
+    def alerting(self, finding: str) -> AlertingView:
+        """Who was told of it."""
+        return self._get("/api/alerting", AlertingView, finding=finding)
 
     def points(
         self, engine: str, seconds: float = 600.0, most: int = 600, since: str = "", until: str = ""

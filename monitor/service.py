@@ -215,6 +215,7 @@ class Service:
         self.exemplars = Exemplars()
         if config.alerts.receivers:
             self.alerts = Alerts(config.alerts)
+            self.watch.tells = self.alerts.about
         self._began_ns = self._observed_ns = time.time_ns()
         self._resumed: dict[str, int] = {}
         """Engines that were taken up and are still to be heard, and when they were last."""

@@ -327,4 +327,47 @@ class SourceView(msgspec.Struct, frozen=True):
     """Processor time that its reader took, bookkeeping and judging included."""
 
 
+DeliveryState = Literal["pending", "delivered", "given-up", "silenced", "damped", "disabled"]
+"""pending: tried until it is told. given-up: refused for good, or at the last try. silenced: told when the silence
+ends, if it still fires then. damped: not told, since it flaps. disabled: the receiver had said that it is gone.
+"""
+
+
+class DeliveryView(msgspec.Struct, frozen=True):
+    """One message to one receiver."""
+
+    number: int
+    id: str
+    receiver: str
+    kind: str
+    alert: str
+    engine: str
+    code: str
+    state: DeliveryState
+    tries: int
+    created_at: str
+    due_at: str | None
+    ended_at: str | None
+    answer: str
+
+
+class SilenceView(msgspec.Struct, frozen=True):
+    """One silence."""
+
+    number: int
+    matchers: list[str]
+    until: str
+    comment: str
+
+
+class AlertingView(msgspec.Struct, frozen=True):
+    """Who is told of one finding: what was sent to `receivers`, the latest first, and the silences that are about it.
+    No receivers: this service tells nobody.
+    """
+
+    receivers: list[str] = []
+    deliveries: list[DeliveryView] = []
+    silences: list[SilenceView] = []
+
+
 FindingState = State

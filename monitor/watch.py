@@ -35,6 +35,7 @@ from monitor.ledger.drops import Drop, drop, steepest_fall
 from monitor.ledger.ledger import MAX_POINTS, EngineLedger, Fleet, Point, Record
 from monitor.ledger.never_freed import never_freed
 from monitor.views import (
+    AlertingView,
     BlockColours,
     BlockDetail,
     BlockMap,
@@ -91,6 +92,8 @@ class Watch:
         self._transitions: list[Transition] = []
         self._lock = threading.RLock()
         self._past = Past(self._lock, history)
+        self.tells: Callable[[str], AlertingView] = lambda _finding: AlertingView()
+        """What was told of a finding by its id; of a service that sends alerts, these."""
 
     def locked(self) -> threading.RLock:
         """The lock over all of it, for an outlet that reads the ledgers themselves: `with watch.locked(): …`."""
@@ -215,6 +218,10 @@ class Watch:
         margin = max(MARGIN_NS, (ended_ns - began_ns) // 10)
         points = self._past.points(live, began_ns - margin, ended_ns + margin, MOST_POINTS)
         return FindingDetail(report, point_views(points, MOST_POINTS))
+
+    def alerting(self, finding: str) -> AlertingView:
+        """Who was told of a finding, and how that went."""
+        return self.tells(finding)
 
     def points(
         self, engine: str, seconds: float = 600.0, most: int = 600, since: str = "", until: str = ""

@@ -10,19 +10,22 @@ from dash import html
 from dashboards.web.cards import advice, culprits, evidence, marks
 from dashboards.web.charts import Mark, Row, over_time
 from dashboards.web.links import Place, Window, rfc3339, wall_ns
-from dashboards.web.markup import aria
+from dashboards.web.markup import aria, data, field
 from dashboards.web.palette import SHADES
 from dashboards.web.traces import blocks, requests
 from dashboards.web.view import Here, View
 from dashboards.web.words import clock
 from monitor.findings import FindingReport
-from monitor.query import BadTime, NotKnown, Query
-from monitor.views import EventView, PointView
+from monitor.query import BadTime, NotKnown, Query, counted
+from monitor.views import AlertingView, EventView, PointView
 
 MOST_CULPRITS: Final = 60
 MOST_EVENTS: Final = 14
-SEEN_BEFORE_END_NS: Final = 4_000_000_000
+LENGTHS: Final = (("3600", "an hour"), ("14400", "4 hours"), ("86400", "a day"), ("604800", "a week"))
+SEEN_BEFORE_END_NS: Final = 3_500_000_000
 """A finding is over a moment after it was seen last: what it was about is there to be looked at so long before."""
+HEARD_AFTER_NS: Final = 1_000_000_000
+"""But not before it was heard of: what an engine does is sent a little later."""
 
 
 def view(query: Query, here: Here) -> View:
@@ -47,6 +50,7 @@ def view(query: Query, here: Here) -> View:
                 id="finding",
             ),
             "chart": html.Section(_chart(here, finding, points), className="card", **aria(label="Meanwhile")),
+            "alerts": html.Section(_alerts(finding, query.alerting(finding.id)), id="told-whom", className="card"),
             "grounds": html.Div(
                 [
                     html.Section(
@@ -66,8 +70,8 @@ def _then(place: Place, finding: FindingReport) -> Place:
     if not finding.resolved_at:
         return place
     last_ns = wall_ns(finding.resolved_at, 0) - SEEN_BEFORE_END_NS
-    began_ns = wall_ns(finding.since, 0) if finding.since else last_ns
-    return place._replace(since="", until="", at=rfc3339(max(last_ns, began_ns)))
+    heard_ns = wall_ns(finding.since, 0) + HEARD_AFTER_NS if finding.since else last_ns
+    return place._replace(since="", until="", at=rfc3339(max(last_ns, heard_ns)))
 
 
 def _roots(place: Place, finding: FindingReport) -> list[Any]:
@@ -86,6 +90,69 @@ def _links(then: Place, finding: FindingReport) -> list[Any]:
         html.A("The engine over that time", href=then.to("engine")),
         html.A("All findings", href=then.to("findings")),
     ]
+
+
+# -------------------------------------------------------------------- who was told
+
+
+def _alerts(finding: FindingReport, alerting: AlertingView) -> list[Any]:
+    heading = html.H2("Who was told")
+    if not alerting.receivers:
+        asked = html.Code("monitor serve --alert URL")
+        return [heading, html.P(["Nobody: this service sends no alerts. ", asked, " does."], className="note")]
+    parts: list[Any] = [heading]
+    for silence in alerting.silences:
+        words = f"Silenced until {clock(silence.until)} UTC: {silence.comment or 'without a comment'} "
+        parts.append(html.P([words, html.A("All silences", href="/alerts")], className="silenced"))
+    rows = [
+        html.Tr(
+            [
+                html.Th(f"{clock(one.created_at)} UTC", scope="row"),
+                html.Td(one.kind),
+                html.Td(one.receiver),
+                html.Td(one.state),
+                html.Td(counted(one.tries, "try", "tries")),
+                html.Td(one.answer, className="note"),
+            ],
+            key=str(one.number),
+        )
+        for one in alerting.deliveries
+    ]
+    note = html.P("Nothing yet: what only informs, and what waits out its grace, is told to nobody.", className="note")
+    parts.append(html.Table(html.Tbody(rows)) if rows else note)
+    return parts if finding.resolved_at else [*parts, _silence(finding)]
+
+
+def _silence(finding: FindingReport) -> html.Details:
+    """A form that the service's own API takes: whoever may see this page may send it."""
+    matchers = (f"code={finding.code}", f"engine={_literally(finding.engine)}")
+    hidden = [field("hidden", "matchers", matcher) for matcher in matchers]
+    lengths = html.Select([html.Option(words, value=seconds) for seconds, words in LENGTHS], name="seconds",
+                          **data(value=LENGTHS[1][0]))  # fmt: skip
+    who = field("text", "comment", "", required="required", placeholder="who looks at it, and why")
+    return html.Details(
+        [
+            html.Summary("Acknowledge, or silence it"),
+            html.Form(
+                [
+                    *hidden,
+                    html.Label([html.Span("For"), lengths]),
+                    html.Label([html.Span("Comment"), who]),
+                    html.Button("Tell nobody of it until then", type="submit"),
+                    html.P(f"Of {finding.code} on {finding.engine}. It stays on this page.", className="note"),
+                ],
+                action="/api/alerts/silences",
+                method="post",
+                className="filter",
+            ),
+        ],
+        className="silence",
+    )  # fmt: skip
+
+
+def _literally(text: str) -> str:
+    """A pattern that matches only that."""
+    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in text)
 
 
 # -------------------------------------------------------------------- meanwhile

@@ -61,10 +61,13 @@ def _is_open(finding: FindingReport, window: Window) -> bool:
 def _in_words(here: Here, wanted: Sequence[FindingReport]) -> str:
     if not wanted:
         return "No finding in this window" + (" is such" if any(map(here.place.get, ASKED)) else "")
-    still = sum(_is_open(finding, here.window) for finding in wanted)
-    over = len(wanted) - still
-    words = [f"{counted(still, 'finding')} open"] if still else []
-    words += [f"{over:,} over" if still else f"{counted(over, 'finding')}, all over"] if over else []
+    grave = [finding for finding in wanted if finding.severity != "info"]
+    still = sum(_is_open(finding, here.window) for finding in grave)
+    words = [f"{counted(still, 'finding')} open" if still else "No finding open"]
+    if len(grave) > still:
+        words.append(f"{len(grave) - still:,} over")
+    if len(wanted) > len(grave):
+        words.append(f"{len(wanted) - len(grave):,} for information")
     return ", ".join(words)
 
 

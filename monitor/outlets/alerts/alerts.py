@@ -21,6 +21,7 @@ from monitor.outlets.alerts.receivers.receiver import Receiver
 from monitor.outlets.alerts.sender import Sender
 from monitor.outlets.alerts.silences import silence
 from monitor.outlets.alerts.views import AlertFigures, AlertsView, TriedView
+from monitor.views import AlertingView
 
 SCHEDULE: Final = (0, 5, 15, 60, 300, 900, 1800, 7200, 18000, 36000, 50400, 72000, 86400)
 """Seconds before each try: three days in all, as the Standard Webhooks specification proposes, and closer together at
@@ -98,6 +99,10 @@ class Alerts:
     def view(self) -> AlertsView:
         """Receivers, open alerts, silences, and the latest deliveries."""
         return self.outbox.view(time.time())
+
+    def about(self, finding: str) -> AlertingView:
+        """What was told of one finding, and what keeps it from being told."""
+        return self.outbox.about(finding, time.time())
 
     def figures(self) -> AlertFigures:
         """What waits, what arrived and what did not. None of it while the outbox cannot be read."""

@@ -33,6 +33,7 @@ from monitor.outlets.alerts.views import (
     ReceiverFigures,
     ReceiverView,
 )  # fmt: skip
+from monitor.views import AlertingView
 
 KEPT: Final = 10_000
 """Messages of the delivery log that are over."""
@@ -462,6 +463,23 @@ class Outbox:
                 deliveries=[
                     _delivery_view(row)
                     for row in self._read("SELECT * FROM deliveries ORDER BY sequence DESC LIMIT ?", SHOWN)
+                ],
+            )
+
+    def about(self, finding: str, now: float) -> AlertingView:
+        """What was told of one finding. It may be told of under the id of one before it, which it goes on from."""
+        with self._lock:
+            rows = self._read("SELECT * FROM alerts WHERE finding = ?", finding)
+            alert = rows[0]["alert"] or finding if rows else finding
+            told = self._read("SELECT * FROM deliveries WHERE alert = ? ORDER BY sequence DESC LIMIT ?", alert, SHOWN)
+            trouble = msgspec.json.decode(rows[0]["trouble"], type=Trouble) if rows else None
+            return AlertingView(
+                receivers=list(self._receivers),
+                deliveries=[_delivery_view(row) for row in told],
+                silences=[
+                    silence.view(number)
+                    for number, silence in self._silences(now).items()
+                    if trouble is not None and silence.matches(trouble)
                 ],
             )
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 
-DeliveryState = Literal["pending", "delivered", "given-up", "silenced", "damped", "disabled"]
-"""pending: tried until it is told. given-up: refused for good, or at the last try. silenced: told when the silence
-ends, if it still fires then. damped: not told, since it flaps. disabled: the receiver had said that it is gone.
-"""
+from monitor.views import DeliveryState as DeliveryState
+from monitor.views import DeliveryView as DeliveryView
+from monitor.views import SilenceView as SilenceView
+
 ENDS: Final[tuple[DeliveryState, ...]] = ("delivered", "given-up", "damped", "disabled")
 """How a message can end."""
 
@@ -24,24 +24,6 @@ class ReceiverView(msgspec.Struct, frozen=True):
     disabled_at: str | None
 
 
-class DeliveryView(msgspec.Struct, frozen=True):
-    """One message to one receiver."""
-
-    number: int
-    id: str
-    receiver: str
-    kind: str
-    alert: str
-    engine: str
-    code: str
-    state: DeliveryState
-    tries: int
-    created_at: str
-    due_at: str | None
-    ended_at: str | None
-    answer: str
-
-
 class AlertView(msgspec.Struct, frozen=True):
     """One alert that is open: told to fire, and not yet told to be resolved."""
 
@@ -52,15 +34,6 @@ class AlertView(msgspec.Struct, frozen=True):
     since: str | None
     flapping: bool
     explanation: str
-
-
-class SilenceView(msgspec.Struct, frozen=True):
-    """One silence."""
-
-    number: int
-    matchers: list[str]
-    until: str
-    comment: str
 
 
 class ReceiverFigures(msgspec.Struct, frozen=True):

@@ -1,0 +1,65 @@
+"""Findings that come and go, narrowed; one of them told to somebody, and silenced from its page."""
+
+from __future__ import annotations
+
+import re
+from contextlib import ExitStack
+from pathlib import Path
+
+from playwright.sync_api import Page, expect
+
+from tests.outlets.receiving import Server
+from tests.web.incidents import TOKEN
+from tests.web.parts import ENGINE, LEAK, Account, Engine, address, service
+
+TOO_BIG = "stuck.never-fits"
+
+
+def test_from_a_finding_to_its_silence(page: Page, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        receiver = Server()
+        stack.callback(receiver.stop)
+        engine = stack.enter_context(Engine(tmp_path, total=400, connector_share=1.0, faults=[f"{LEAK}:every=3"]))
+        engine.lab.faults.on[LEAK].limit = 3
+        arguments = ("--alert", receiver.url, "--alert-private", "--data", str(tmp_path), "--token", TOKEN)
+        with service("--events", engine.events, "--set", f"{LEAK}.grace_s=1", *arguments) as url:
+            account = Account(page)
+            page.goto(f"{url}{address('findings')}&token={TOKEN}")
+            page.locator(".lives").get_by_role("link", name="Finished requests keep their blocks").click()
+            told = page.locator("#told-whom")
+            expect(told.locator("tr").first).to_contain_text("delivered")
+            told.get_by_text("Acknowledge, or silence it").click()
+            told.get_by_label("For").select_option("a day")
+            told.get_by_label("Comment").fill("anna looks at it")
+            here = page.url
+            told.get_by_role("button").click()
+            expect(told.locator(".silenced")).to_contain_text("anna looks at it")
+            assert page.url == here
+            page.goto(f"{url}/alerts")
+            expect(page.locator("body")).to_contain_text(f"code={LEAK} engine={ENGINE}")
+            assert account.elsewhere(url) == []
+
+
+def test_open_ones_and_those_that_are_over(page: Page, tmp_path: Path) -> None:
+    with Engine(tmp_path, total=100) as engine, service("--events", engine.events) as url:
+        too_big = engine.lab.pool.total * engine.lab.manager.block_size + 1
+        arrived = []
+        page.goto(url + address("findings"))
+        expect(page.locator("#view h1")).to_have_text(re.compile("^No finding"))
+        engine.soon(lambda: arrived.append(engine.lab.arrive(too_big, name="too-big")))
+        life = page.locator(".lives tbody tr").filter(has_text="more blocks")
+        expect(life.locator(".life.open")).to_be_visible()
+        expect(page.locator("#view h1")).to_have_text(re.compile("^1 finding open"))
+        engine.soon(lambda: engine.lab.abort(arrived[0]))
+        expect(life.locator(".life.over")).to_be_visible()
+        page.get_by_label("State").select_option("open")
+        page.get_by_role("button", name="Show").click()
+        expect(page).to_have_url(re.compile("state=open"))
+        expect(life).to_have_count(0)
+        page.get_by_role("link", name="Show all").click()
+        life.get_by_role("link").first.click()
+        found = page.locator("#finding")
+        expect(found.locator(".marks code")).to_have_text(TOO_BIG)
+        found.locator(".culprits a.id").first.click()
+        expect(page.locator("#time .past")).to_be_visible()
+        expect(page.get_by_role("complementary", name="Story")).to_contain_text("arrived at the scheduler")
