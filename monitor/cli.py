@@ -38,6 +38,7 @@ from monitor.commands.common import (
     add_shared,
     default_url,
     length,
+    port,
     positive,
     print_json,
     size,
@@ -48,6 +49,7 @@ from monitor.doctor.memory import bill_in_log, bill_of_engines
 from monitor.doctor.observe import CannotTell, observe
 from monitor.doctor.report import CANNOT_TELL, FINDINGS, NOTHING, USAGE
 from monitor.events.publisher import EVENTS_ENDPOINT
+from monitor.events.wire import ContractError
 from monitor.outlets.alerts.client import AlertsClient
 from monitor.outlets.alerts.table import alerts_table
 from monitor.query import Unreachable
@@ -63,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (BadTarget, ValueError) as error:
         print(f"monitor: {error}", file=sys.stderr)
         return USAGE
-    except (CannotTell, Unreachable, NotKnown) as error:
+    except (CannotTell, Unreachable, NotKnown, ContractError) as error:
         print(f"monitor: {error}", file=sys.stderr)
         return CANNOT_TELL
     except KeyboardInterrupt:
@@ -351,7 +353,7 @@ def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="the metrics page of an engine without a probe, scraped every 5 s; may be repeated",
     )  # fmt: skip
     parser.add_argument("--host", default="127.0.0.1", help="where to listen (127.0.0.1); elsewhere a token is needed")
-    parser.add_argument("--port", type=int, default=8765, help="(8765; 0 picks a free one)")
+    parser.add_argument("--port", type=port, default=8765, help="(8765; 0 picks a free one)")
     parser.add_argument("--token", default=os.environ.get("KVSCOPE_TOKEN", ""), help="ask for this (KVSCOPE_TOKEN)")
     parser.add_argument(
         "--data", type=Path, default=os.environ.get("KVSCOPE_DATA"), metavar="DIR",

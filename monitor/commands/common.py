@@ -92,11 +92,21 @@ def _when(text: str) -> str:
 
 
 def positive(text: str) -> float:
-    """A number of seconds above 0."""
-    value = float(text)
+    """A number above 0, of seconds or days."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
     if not 0 < value < 1e9:
-        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds above 0")
+        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
     return value
+
+
+def port(text: str) -> int:
+    """A port to listen on; 0 is any that is free."""
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text} is no port: give a number up to 65535, or 0 for any that is free")
+    return int(text)
 
 
 def length(text: str) -> int:

@@ -11,7 +11,7 @@ from monitor.events.publisher import EVENTS_ENDPOINT
 from monitor.events.wire import ContractError
 from monitor.history.replay import Replayer
 from monitor.sources.recording import Recording
-from monitor.sources.target import BadTarget
+from monitor.sources.target import BadTarget, Kind, kind_of
 
 
 def add(commands: Commands) -> None:
@@ -32,15 +32,18 @@ def add(commands: Commands) -> None:
 
 
 def _speed(text: str) -> float:
-    speed = float(text)
+    try:
+        speed = float(text)
+    except ValueError:
+        speed = 0.0
     if not 0 < speed < 1e6:
         raise argparse.ArgumentTypeError(f"{text} is no speed: 1 is as fast as it was, 10 ten times as fast")
     return speed
 
 
 def _replay(parsed: argparse.Namespace) -> int:
-    if not parsed.recording.exists():
-        raise BadTarget(f"{parsed.recording} does not exist: name what `monitor record` wrote")
+    if kind_of(str(parsed.recording)) is not Kind.RECORDING:
+        raise BadTarget(f"{parsed.recording} is no recording: `monitor record TARGET DIR` makes one")
     try:
         replayer = Replayer(Recording(parsed.recording), parsed.events, parsed.replay, parsed.speed)
     except ContractError as error:

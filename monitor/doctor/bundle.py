@@ -67,7 +67,8 @@ def make(
 ) -> Made:
     """Write the bundle of a recording, or of a part of it, or of what a stream says for `watch_s`, to `file`.
 
-    Raises BadTarget for what has no events, and CannotTell; ValueError if there is such a file already.
+    Raises BadTarget for what has no events, and CannotTell; ValueError if there is such a file already, or it cannot be
+    written.
     """
     if file.exists():
         raise ValueError(f"{file} is there already: name a new file")
@@ -90,11 +91,14 @@ def make(
             "configuration.json": _json({each.engine: each.configuration for each in shown.balances}),
             "versions.json": _json(_versions()),
         }
-        with zipfile.ZipFile(file, "x", zipfile.ZIP_DEFLATED) as bundle:
-            for name, text in texts.items():
-                bundle.writestr(name, text)
-            for segment in sorted(directory.iterdir()):
-                bundle.write(segment, EVENTS + segment.name)
+        try:
+            with zipfile.ZipFile(file, "x", zipfile.ZIP_DEFLATED) as bundle:
+                for name, text in texts.items():
+                    bundle.writestr(name, text)
+                for segment in sorted(directory.iterdir()):
+                    bundle.write(segment, EVENTS + segment.name)
+        except OSError as error:
+            raise ValueError(f"{file} cannot be written: {error.strerror}; name another file") from error
     return Made(frames, file.stat().st_size, shown)
 
 

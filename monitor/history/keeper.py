@@ -42,14 +42,19 @@ class Keep(NamedTuple):
 class Keeper:
     """Keeps history under `directory`, which is made if missing. `start` it, and `stop` it when the readers have ended.
 
-    Raises HistoryInUse.
+    Raises HistoryInUse, and ValueError if the directory cannot be written.
     """
 
     def __init__(self, directory: Path, keep: Keep) -> None:
         self.directory = directory
         self.keep_no_more_than = keep
-        directory.mkdir(parents=True, exist_ok=True)
-        self._held = (directory / ".lock").open("w")
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            self._held = (directory / ".lock").open("w")
+        except OSError as error:
+            raise ValueError(
+                f"{directory} cannot be written: {error.strerror}; name another directory with --data"
+            ) from error
         try:
             fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

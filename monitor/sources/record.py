@@ -26,7 +26,7 @@ def record(target: str, directory: Path, *, seconds: float | None, timeout_s: fl
     """Record the stream at `target` into `directory` for so long, or until Ctrl-C.
 
     A restart of the engine begins a new segment. Raises BadTarget if the target is no stream or the directory holds a
-    recording already, and ContractError if nothing is heard in `timeout_s`.
+    recording already or cannot be written, and ContractError if nothing is heard in `timeout_s`.
     """
     if kind_of(target) is not Kind.STREAM:
         raise BadTarget(f"{target} is no event stream; one looks like tcp://127.0.0.1:5757")
@@ -44,7 +44,7 @@ def record(target: str, directory: Path, *, seconds: float | None, timeout_s: fl
                     if writer is None or frame.epoch > writer.epoch:
                         if writer is not None:
                             writer.close()
-                        writer = JournalWriter(directory, frame.epoch)
+                        writer = _writer(directory, frame.epoch)
                         started = started if batches else time.monotonic()
                     writer.append(received.payload, frame.sequence)
                     batches += not isinstance(frame, Keyframe)
@@ -59,3 +59,10 @@ def record(target: str, directory: Path, *, seconds: float | None, timeout_s: fl
         if writer is not None:
             writer.close()
     return Recorded(stream.engine, batches, written)
+
+
+def _writer(directory: Path, epoch: int) -> JournalWriter:
+    try:
+        return JournalWriter(directory, epoch)
+    except OSError as error:
+        raise BadTarget(f"{directory} cannot be written: {error.strerror}; name another directory") from error

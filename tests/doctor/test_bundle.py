@@ -125,6 +125,8 @@ def test_another_bundle_has_other_words_and_ids_can_be_kept(
     assert {secret for _, secret in secrets_in(tmp_path / "2.zip")} == {"customer-"}
     assert main(["bundle", str(recording), str(bundle)]) == 2
     assert "new file" in capsys.readouterr().err
+    assert main(["bundle", str(recording), str(tmp_path / "nowhere" / "bundle.zip")]) == 2
+    assert "cannot be written" in capsys.readouterr().err
 
 
 def test_of_a_stream(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

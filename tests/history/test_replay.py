@@ -92,14 +92,17 @@ def test_batches_that_the_recording_lacks_are_lost_to_who_listens(tmp_path: Path
 def test_what_cannot_be_replayed_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path / "run", list(worked(5).frames))
     for arguments, says in (
-        ([str(tmp_path / "nothing")], "does not exist"),
+        ([str(tmp_path / "nothing")], "no such file"),
+        (["tests/data/seed-000.log"], "is no recording"),
         ([str(tmp_path)], "holds no recording"),
         ([str(tmp_path / "run"), "--events", "tcp://0.0.0.0:5757"], "other machines"),
         ([str(tmp_path / "run"), "--events", f"ipc://{tmp_path}/no/such"], "cannot bind"),
     ):
         assert main(["replay", *arguments]) == 2
         assert says in capsys.readouterr().err
-    with pytest.raises(SystemExit, match="2"):
-        main(["replay", str(tmp_path / "run"), "--speed", "0"])
+    for speed in ("0", "slowly"):
+        with pytest.raises(SystemExit, match="2"):
+            main(["replay", str(tmp_path / "run"), "--speed", speed])
+        assert f"{speed} is no speed" in capsys.readouterr().err
     assert main(["replay", str(tmp_path / "run"), "--events", f"ipc://{tmp_path}/events", "--speed", "100"]) == 0
     assert "the recording is over" in capsys.readouterr().err

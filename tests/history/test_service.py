@@ -114,5 +114,11 @@ def test_a_recording_is_shown_alone(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(["serve", "--recording", str(tmp_path)]) == 2
     assert "holds no recording" in capsys.readouterr().err
     assert main(["serve", "--data", str(tmp_path), "--keep-bytes", "2G", "--host", "10.0.0.1"]) == 2
-    with pytest.raises(SystemExit, match="2"):
-        main(["serve", "--keep-bytes", "much"])
+    (tmp_path / "file").touch()
+    capsys.readouterr()
+    assert main(["serve", "--data", str(tmp_path / "file"), "--port", "0"]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+    for flag, value in (("--keep-bytes", "much"), ("--keep-days", "-1"), ("--keep-days", "long"), ("--port", "99999")):
+        with pytest.raises(SystemExit, match="2"):
+            main(["serve", flag, value])
+        assert f"{value} is" in capsys.readouterr().err

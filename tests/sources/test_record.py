@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from monitor.cli import main
 from monitor.events import journal
 from monitor.events.publisher import Publisher
 from monitor.events.snapshot import dump
@@ -148,6 +149,9 @@ def test_a_recording_ends_after_the_seconds_it_was_given(tmp_path: Path) -> None
         assert ledger_of(Recording(tmp_path / "r")).ready
         with pytest.raises(BadTarget, match="holds a recording already"):
             record(target, tmp_path / "r", seconds=0.2, timeout_s=10, console=quiet())
+        (tmp_path / "file").touch()
+        with pytest.raises(BadTarget, match="cannot be written"):
+            record(target, tmp_path / "file", seconds=0.2, timeout_s=10, console=quiet())
     finally:
         publisher.close()
 
@@ -155,6 +159,7 @@ def test_a_recording_ends_after_the_seconds_it_was_given(tmp_path: Path) -> None
 def test_nobody_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(ContractError, match="nothing was heard"):
         record(f"ipc://{tmp_path}/nobody", tmp_path / "r", seconds=1, timeout_s=0.2, console=quiet())
+    assert main(["record", f"ipc://{tmp_path}/nobody", str(tmp_path / "r"), "--timeout", "0.2"]) == 3
     assert not (tmp_path / "r").exists()
 
 
