@@ -114,7 +114,9 @@ def open_live(target: str, settings: Settings, timeout_s: float, token: str) -> 
             case Kind.KV_EVENTS:
                 raise BadTarget(f"{target} has KV events, which tell of no trouble: give the server's /metrics page")
             case _:
-                raise BadTarget(f"{target} is over, and nothing of it changes any more: ask `monitor doctor`, without --watch")
+                raise BadTarget(
+                    f"{target} is over, and nothing of it changes any more: ask `monitor doctor`, without --watch"
+                )
     except ImportError as error:
         raise CannotTell(
             f"{target}: a metrics page needs more than the base install: pip install 'kvscope[monitor]' ({error})"
