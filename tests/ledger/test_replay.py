@@ -1,0 +1,54 @@
+"""A copy of a ledger goes on as the one that it was taken of does, and neither of them moves the other."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from monitor.answers.blocks import block_map
+from monitor.answers.requests import request_views
+from monitor.events import snapshot
+from monitor.events.wire import Batch
+from monitor.ledger.ledger import EngineLedger
+from monitor.ledger.replay import fork
+from tests.ledger.test_exact import FAULTS, random_lab
+
+
+def batches(seed: int) -> list[Batch]:
+    rng = random.Random(seed)
+    lab = random_lab(rng, rng.choice(FAULTS))
+    shared = [rng.randrange(9) for _ in range(20)]
+    for _ in range(80):
+        if rng.random() < 0.4:
+            lab.arrive([*shared, rng.randrange(1000)], max_tokens=rng.randint(1, 20))
+        lab.step(0.05, stop_chance=0.03)
+    return [frame for frame in lab.frames if isinstance(frame, Batch)]
+
+
+def books(ledger: EngineLedger) -> tuple[object, ...]:
+    """All that can be asked of it."""
+    return bytes(snapshot.dump(ledger.state)), block_map(ledger), request_views(ledger), list(ledger.anomalies)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("missing", [0, 1], ids=["whole", "damaged"])
+def test_it_goes_on_alike(seed: int, missing: int) -> None:
+    said = batches(seed)
+    half = len(said) // 2
+    ledger = EngineLedger(said[0].engine)
+    for batch in said[: half - 1 - missing] + said[half - 1 : half]:
+        ledger.apply(batch)
+    assert ledger.state.damaged == bool(missing)
+    then = books(ledger)
+    copied = fork(ledger)
+    assert books(copied) == then
+    for batch in said[half:]:
+        copied.apply(batch)
+    assert books(ledger) == then
+    after = books(copied)
+    assert after != then
+    for batch in said[half:]:
+        ledger.apply(batch)
+    assert books(ledger) == after
+    assert books(copied) == after
