@@ -103,7 +103,8 @@ def test_a_gap_is_filled_from_the_replay_or_said(tmp_path: Path, replay: bool) -
     if replay:
         assert came(records) == told(RECORDED)
         assert stream.lost == 0
-        assert publisher.asked[:2] == [0, 3]
+        # What was published before the first answer came is in that one already.
+        assert publisher.asked[:2] in ([0], [0, 3])
     else:
         assert came(records) == told([batch for batch in RECORDED if batch.sequence not in (3, 4, 9)])
         assert [(r.position, r.lost) for r in records if r.lost] == [("5", 2), ("10", 1)]

@@ -143,3 +143,8 @@ class Account:
         home = urlsplit(address).netloc
         parts = [urlsplit(url) for url in self.asked]
         return [part.geturl() for part in parts if part.scheme not in ("data", "blob") and part.netloc != home]
+
+
+def fits(page: Page) -> None:
+    """Waits until the page is no wider than its window: a chart follows a change of that a moment later."""
+    page.wait_for_function("document.documentElement.scrollWidth <= innerWidth")

@@ -16,7 +16,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from dashboards.web.table import TABLE
 from tests.doctor.golden import TOLD
 from tests.web.incidents import TOKEN, Incident, served
-from tests.web.parts import ENGINE, Account, address
+from tests.web.parts import ENGINE, Account, address, fits
 
 MOST_CLICKS = 3
 MOST_TABS = 300
@@ -127,7 +127,7 @@ def test_every_view_is_for_everybody(page: Page, incident: Incident) -> None:
         wrong[path] = [(one["id"], [node["html"] for node in one["nodes"]][:3]) for one in found]
         for width in (1920, 1280):
             page.set_viewport_size({"width": width, "height": 800})
-            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"/{path} at {width}"
+            fits(page)
     assert {path: faults for path, faults in wrong.items() if faults} == {}
     assert account.wrong == []
     assert account.elsewhere(incident.url) == []

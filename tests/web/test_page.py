@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from dashboards.web import blockmap
 from dashboards.web.links import Place
-from tests.web.parts import ENGINE, LEAK, Account, Engine, address, service
+from tests.web.parts import ENGINE, LEAK, Account, Engine, address, fits, service
 
 # By path, something that is there when the view is.
 VIEWS = {
@@ -58,7 +58,7 @@ def test_the_page_during_the_leak(
     for view, there in VIEWS.items():
         page.locator(f'#views a[href="{address(view)}"]').click()
         expect(page.locator(there).first).to_be_attached()
-        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"/{view} is wider than its window"
+        fits(page)
         (shots / f"{view or 'overview'}-{scheme}-{width}.png").write_bytes(page.screenshot(full_page=True))
     context.close()
     assert len(account.asked) > 5
