@@ -16,6 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
+import pytest
 from standardwebhooks.webhooks import Webhook
 
 from monitor.cli import main
@@ -129,6 +130,7 @@ def test_an_engine_without_a_probe_is_watched_by_its_metrics_page() -> None:
         assert "Traceback" not in said
 
 
+@pytest.mark.slow
 def test_what_cannot_be_served_is_refused_in_words(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

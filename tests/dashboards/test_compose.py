@@ -205,6 +205,7 @@ def test_what_is_mounted_is_there_and_is_where_grafana_looks_for_it() -> None:
     assert source["jsonData"]["timeInterval"] == scraped_every
 
 
+@pytest.mark.slow
 def test_the_images_pip_line_and_its_command_run(tmp_path: Path) -> None:
     """Where the image runs pip, there is what was copied until then; the rest comes later. Here it installs kvscope
     alone, beside what this environment has.

@@ -6,6 +6,7 @@ import subprocess
 from collections import defaultdict
 from pathlib import Path
 
+import pytest
 import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -45,6 +46,7 @@ def test_every_code_that_is_more_than_information_has_its_alert_with_severity_an
     assert len({of["code"] for of in labels}) == len(labels)
 
 
+@pytest.mark.slow
 def test_the_rules_do_what_they_say() -> None:
     _promtool("test", "rules", Path(__file__).parent / "rules.yml")
 

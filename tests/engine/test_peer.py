@@ -38,10 +38,11 @@ def ask(url: str, prompt: list[int], max_tokens: int, **fields: Any) -> dict[str
     return answer
 
 
-OTHERS = ["gpt2", "mistral-full", "qwen2", "qwen3"]
+FAMILIES = ["llama", "gpt2", "mistral-full", "qwen2", "qwen3"]
 
 
-@pytest.mark.parametrize("family", ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
 def test_prefill_in_one_process_and_decode_in_another(family: str, tmp_path: Path) -> None:
     """Every token as transformers has it, with most of each prompt never computed by the one that decodes."""
     model = checkpoints.save(family, tmp_path)

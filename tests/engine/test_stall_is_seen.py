@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import httpx
+import pytest
 
 from engine.config import EngineConfig
 from engine.core import EngineCore, Stream
@@ -64,6 +65,7 @@ def test_a_step_that_hangs_is_confirmed(tmp_path: Path) -> None:
         stream.close()
 
 
+@pytest.mark.slow
 def test_a_frozen_process_is_likely_until_it_is_heard_again() -> None:
     """Its HTTP server hangs with it; silence and a cut network look the same from here."""
     with EngineProcess("--stall-seconds", "1") as engine:

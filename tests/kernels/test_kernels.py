@@ -66,6 +66,7 @@ def compile_within_means(tmp_path: Path, which: str) -> list[dict[str, Any]]:
     return kernels
 
 
+@pytest.mark.slow
 def test_each_compiles_for_a_gpu_without_spilling(tmp_path: Path) -> None:
     kernels = compile_within_means(tmp_path, "few")
     assert {kernel["made"][1] for kernel in kernels} == SHARED_KIB.keys()

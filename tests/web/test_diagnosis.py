@@ -50,7 +50,11 @@ class Reader:
         self.clicks += 1
 
 
-@pytest.mark.parametrize("incident", TOLD, indirect=True)
+@pytest.mark.parametrize(
+    "incident",
+    [code if code == "leak.finished-held" else pytest.param(code, marks=pytest.mark.slow) for code in TOLD],
+    indirect=True,
+)
 def test_from_the_overview_to_the_culprit(page: Page, incident: Incident) -> None:
     account = Account(page)
     reader = Reader(page, incident)
@@ -109,6 +113,7 @@ def go(page: Page, there: str) -> None:
     expect(page.locator("#view h1, #view h2").first).to_be_visible()
 
 
+@pytest.mark.slow
 @LEAK
 def test_every_view_is_for_everybody(page: Page, incident: Incident) -> None:
     """Light and dark, on a small screen and a large one; by axe-core: names, roles, contrast, and what else a program

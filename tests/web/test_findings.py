@@ -6,6 +6,7 @@ import re
 from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import Page, expect
 
 from tests.outlets.receiving import Server
@@ -40,6 +41,7 @@ def test_from_a_finding_to_its_silence(page: Page, tmp_path: Path) -> None:
             assert account.elsewhere(url) == []
 
 
+@pytest.mark.slow
 def test_open_ones_and_those_that_are_over(page: Page, tmp_path: Path) -> None:
     with Engine(tmp_path, total=100) as engine, service("--events", engine.events) as url:
         too_big = engine.lab.pool.total * engine.lab.manager.block_size + 1

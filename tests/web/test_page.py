@@ -34,7 +34,8 @@ def finding(page: Page, code: str):  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize(
-    ("scheme", "width", "height"), [("light", 1280, 800), ("dark", 1280, 800), ("light", 390, 844)]
+    ("scheme", "width", "height"),
+    [("light", 390, 844), pytest.param("dark", 1280, 800, marks=pytest.mark.slow)],
 )
 def test_the_page_during_the_leak(
     browser: Browser, leaking: tuple[Engine, str], tmp_path: Path, scheme: str, width: int, height: int
@@ -148,6 +149,7 @@ def test_what_is_not_known_is_said(page: Page, leaking: tuple[Engine, str]) -> N
     expect(page.locator("#view")).to_contain_text("There is no page /nowhere")
 
 
+@pytest.mark.slow
 def test_no_engine_yet_then_one_then_a_finding_that_comes_and_goes(page: Page, tmp_path: Path) -> None:
     account = Account(page)
     events = f"ipc://{tmp_path}/events"
