@@ -90,6 +90,7 @@ def test_keys_lead_everywhere(page: Page, leaking: Leaking) -> None:
     expect(page.locator("#time .past")).to_be_visible()
     page.keyboard.press("l")
     expect(page).to_have_url(url + address(TABS[-1].path))
+    expect(page.locator("#time .live")).to_be_visible()
     page.keyboard.press("t")
     expect(page.locator("#time form")).to_be_visible()
     page.keyboard.press("Escape")

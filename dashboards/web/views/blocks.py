@@ -41,7 +41,7 @@ def view(query: Query, here: Here) -> View:
     return View(
         {
             "head": html.Header([html.H1("Every block"), _colourings(place, by)], className="of-blocks"),
-            "scrub": html.Section(_scrub(here, blocks.at, events, chosen), className="card scrub"),
+            "scrub": html.Section(_scrub(_told_of(query, here), blocks.at, events, chosen), className="card scrub"),
             "map": html.Div(
                 [
                     html.Section([html.Ul(legend, className="legend"), _map(blocks, colours, marked)],
@@ -144,6 +144,13 @@ def _events_around(query: Query, here: Here) -> tuple[list[EventView], int]:
     # It had been silent for some time.
     before = query.events(name, rfc3339(min(here.window.since_ns, at_ns - 1_000_000)), moment, most=1)
     return [*before, *events], len(before) - 1
+
+
+def _told_of(query: Query, here: Here) -> Here:
+    """Without what is before anything was heard: a young engine's slider would begin with nothing."""
+    first = query.span(here.name).first
+    since_ns = min(max(here.window.since_ns, wall_ns(first, 0) if first else 0), here.window.until_ns - 1_000_000_000)
+    return here._replace(window=here.window._replace(since_ns=since_ns))
 
 
 def _scrub(here: Here, at: str | None, events: Sequence[EventView], chosen: int) -> list[Any]:
