@@ -40,7 +40,6 @@ PHASES = {
 CLIENTS = 12
 LOCKSTEP = "collapse.lockstep"
 STALLED = "stuck.engine-stalled"
-"""A stall is told of by then."""
 
 
 @pytest.fixture(scope="module")
