@@ -44,9 +44,9 @@ bench: .venv/.ready
 	.venv/bin/python -m benchmarks.detectors
 	.venv/bin/python -m benchmarks.scrape
 	.venv/bin/python -m benchmarks.history
-	.venv/bin/python -m benchmarks.web
 	.venv/bin/python -m benchmarks.throughput
 	.venv/bin/python -m benchmarks.kernels
+	.venv/bin/python -m benchmarks.web
 
 docs: .venv/.ready
 	.venv/bin/python -m scripts.docs

@@ -24,10 +24,9 @@ def watch() -> Watch:
     for number in range(30):
         lab.arrive([*shared[number % 2], *range(1000 + 20 * number, 1006 + 20 * number)], max_tokens=40)
     for number in range(12):
-        finished = lab.step(seconds=0.3)
+        lab.step(seconds=0.3)
         if number == 8 and lab.scheduler.running:
             lab.abort(lab.scheduler.running[0])
-        del finished
     lab.flush()
     watch = Watch()
     watch.feed(lab.frames)

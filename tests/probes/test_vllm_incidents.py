@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import json
 import random
 import signal
@@ -40,6 +39,7 @@ PHASES = {
 CLIENTS = 12
 LOCKSTEP = "collapse.lockstep"
 STALLED = "stuck.engine-stalled"
+TRIES = 20
 
 
 @pytest.fixture(scope="module")
@@ -220,7 +220,7 @@ async def stop_in_the_middle(engine: psutil.Process, seen: Observed) -> str:
     """Stop the engine while it has a request, whose name it is. On a busy machine one may have ended before its
     beginning was heard: then another is tried.
     """
-    for attempt in itertools.count():
+    for attempt in range(TRIES):
         name = f"cmpl-stands-still-{attempt}-0"
         seen.come(f"stands-still-{attempt}", 100, 800)
         client = seen.clients[name]
@@ -232,7 +232,7 @@ async def stop_in_the_middle(engine: psutil.Process, seen: Observed) -> str:
         if seen.phases:
             return name
         engine.send_signal(signal.SIGCONT)
-    raise AssertionError
+    raise AssertionError(f"each of {TRIES} requests had ended before its beginning was heard")
 
 
 async def stopped(server: Server) -> None:

@@ -41,7 +41,7 @@ def view(query: Query, here: Here) -> View:
     return View(
         {
             "head": html.Header([html.H1("Every block"), _colourings(place, by)], className="of-blocks"),
-            "scrub": html.Section(_scrub(_told_of(query, here), blocks.at, events, chosen), className="card scrub"),
+            "scrub": html.Section(_scrub(_since_heard(query, here), blocks.at, events, chosen), className="card scrub"),
             "map": html.Div(
                 [
                     html.Section([html.Ul(legend, className="legend"), _map(blocks, colours, marked)],
@@ -146,7 +146,7 @@ def _events_around(query: Query, here: Here) -> tuple[list[EventView], int]:
     return [*before, *events], len(before) - 1
 
 
-def _told_of(query: Query, here: Here) -> Here:
+def _since_heard(query: Query, here: Here) -> Here:
     """Without what is before anything was heard: a young engine's slider would begin with nothing."""
     first = query.span(here.name).first
     since_ns = min(max(here.window.since_ns, wall_ns(first, 0) if first else 0), here.window.until_ns - 1_000_000_000)
