@@ -1,28 +1,32 @@
 """What keeping history costs: to take events in, on disk, and to ask what was.
 
-    python -m benchmarks.history [--events N] [--blocks N]
+    python -m benchmarks.history [--events N] [--blocks N] [--into DIR]
 
 An engine's real scheduler and pool, in virtual time, under a load of chats over shared system prompts that fills the
-pool; everything that it says goes through the writer, and each segment that ends is closed. An event is one block of a
-run of blocks, one request of a step, one event of any other kind. Taking in is what the writer and the closing take of
-a processor; folding, which the service does anyway, is not in it. Asking is measured on what is then on disk, by a
-reader that knows nothing yet, and by one that was asked before. Times are of a processor, since what else the machine
-does is not history's.
+pool, some 5,000 events a second: ten minutes of it, at the end of which the pool is emptied, and those ten minutes
+again and again until there are enough events (432,000,000 are 24 hours). Everything that is said goes through the
+writer, and each segment that ends is closed. An event is one block of a run of blocks, one request of a step, one event
+of any other kind. Taking in is what the writer and the closing take of a processor; folding, which the service does
+anyway, is told apart. Asking is measured on what is then on disk, by a reader that knows nothing yet, and by one that
+was asked before. Times are of a processor, since what else the machine does is not history's.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import random
 import statistics
+import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 
+from benchmarks.again import Episode
 from benchmarks.machine import machine
-from engine.clock import VirtualClock
 from monitor.events.log import count_events
 from monitor.events.wire import Batch, encode
 from monitor.history.closed import close
@@ -38,9 +42,11 @@ EVENTS_A_SECOND = 1_000_000
 BYTES_AN_EVENT = 8
 STATE_MS = 100
 OLDER_MS = 1_000
-STEP_S = 0.02
+STEP_S = 0.05
+EPISODE_S = 600
 MOMENTS = 20
 OLDER_THAN_S = 20
+HOUR_NS = 3_600_000_000_000
 HELD = """
 WITH happened AS (
     SELECT unnest(ids) AS block, request, kind, at_ns, sequence, event FROM events
@@ -57,25 +63,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--events", type=int, default=5_000_000, metavar="N", help="(5,000,000)")
     parser.add_argument("--blocks", type=int, default=20_000, metavar="N", help="of the pool (20,000)")
+    parser.add_argument("--into", type=Path, metavar="DIR", help="keep the history there: `monitor serve --data DIR`")
     parsed = parser.parse_args()
+    if parsed.into is not None and parsed.into.exists():
+        parser.error(f"{parsed.into} exists: give a directory that does not")
     print(machine("pyarrow", "duckdb"))
-    with tempfile.TemporaryDirectory(prefix="kvscope-history-") as folder:
+    with contextlib.ExitStack() as stack:
+        folder = parsed.into or stack.enter_context(tempfile.TemporaryDirectory(prefix="kvscope-history-"))
         measure(Path(folder), parsed.events, parsed.blocks)
 
 
 def measure(folder: Path, events: int, blocks: int) -> None:
     """Take so many events in, and ask; print what each takes."""
-    lab = Lab(total=blocks, block_size=16, max_num_seqs=256, max_num_batched_tokens=8192, seed=3)
+    lab = Lab(total=blocks, block_size=16, max_num_seqs=64, max_num_batched_tokens=2048, seed=3)
     directory = directory_of(folder, lab.packer.engine)
     ended: list[Path] = []
     spent: Counter[str] = Counter()
     ledger = EngineLedger(lab.packer.engine)
     writer = Writer(directory, ended.append, lab.clock)
     taken = raw = 0
-    for batch in said(lab):
+    began_ns = lab.clock.time_ns()
+    for number, batch in enumerate(said(lab)):
+        if number % 2000 == 0:
+            print(f"\r{taken / events:4.0%} taken in", end="", file=sys.stderr, flush=True)
         payload = encode(batch)
         spent["writing"] += cpu_ns(writer.keep, [Received(batch, payload)], ledger)
-        ledger.apply(batch)
+        spent["folding"] += cpu_ns(ledger.apply, batch)
         taken += count_events(batch.runs.cast("i").tolist())
         raw += len(payload)
         while ended:
@@ -89,11 +102,15 @@ def measure(folder: Path, events: int, blocks: int) -> None:
     for segment in closed_segments(directory):
         for path in segment.path.iterdir():
             sizes[path.stem] += path.stat().st_size
+    print(file=sys.stderr)
     print(f"\n{taken:,} events of an engine of {blocks:,} blocks, {raw / taken:.1f} bytes each as sent;", end=" ")
-    print(f"{len(list(closed_segments(directory)))} segments")
-    row("events a second taken in", taken / sum(spent.values()) * 1e9, EVENTS_A_SECOND)
+    print(f"{len(list(closed_segments(directory)))} segments;", end=" ")
+    print(f"{(batch.wall_ns - began_ns) / 3.6e12:.1f} hours", end=" ")
+    print(f"at {taken / (batch.wall_ns - began_ns) * 1e9:,.0f} events a second")
+    row("events a second taken in", taken / (spent["writing"] + spent["closing"]) * 1e9, EVENTS_A_SECOND)
     for part in ("writing", "closing"):
         row(f"  of which {part}, ns an event", spent[part] / taken)
+    row("folding into the ledger besides, ns an event", spent["folding"] / taken)
     row("bytes an event", sizes.total() / taken, BYTES_AN_EVENT)
     for part, size in sizes.most_common(3):
         row(f"  of which {part}", size / taken)
@@ -115,6 +132,10 @@ def ask(folder: Path, engine: str) -> None:
     row("ms for the state at a moment, median", statistics.median(warm), STATE_MS)
     row("  the slowest", max(warm))
     row("  of a reader that knows nothing yet, median", statistics.median(cold))
+    whole = [cpu_ms(History(folder).points, engine, span.from_ns, span.to_ns) for _ in range(3)]
+    row("ms for 600 points of all of it, a new reader, median", statistics.median(whole))
+    hours = [(at_ns, at_ns + HOUR_NS) for at_ns in moments]
+    row("  of an hour of it", statistics.median(cpu_ms(history.points, engine, *hour) for hour in hours))
     moments = [rng.randint(span.from_ns, span.to_ns) for _ in range(5)]
     older = [cpu_ms(older_than, history, engine, at_ns) for at_ns in moments]
     row(f"ms for what was held for {OLDER_THAN_S} s, and by whom", statistics.median(older), OLDER_MS)
@@ -138,27 +159,46 @@ def held_by_sql(folder: Path, at_ns: int) -> int:
 
 
 def said(lab: Lab) -> Iterator[Batch]:
-    """What the engine says, a batch a step, for ever. The pool is kept full by who waits."""
+    """What the engine says, a batch a step, for ever: what it does in one episode, and that again."""
+    start = [frame for frame in lab.frames if isinstance(frame, Batch)]
+    yield from start
+    lab.frames.clear()
+    once = list(episode(lab))
+    yield from once
+    whole = Episode(once, round(STEP_S * 1e9))
+    for times in count(1):
+        yield from whole.again(times)
+
+
+def episode(lab: Lab) -> Iterator[Batch]:
+    """A stretch of the engine's life from an empty pool to an empty pool. It is kept full in it by who waits."""
     rng = random.Random(3)
     systems = [[rng.randrange(1000) for _ in range(rng.randint(200, 1500))] for _ in range(8)]
-    yield from (frame for frame in lab.frames if isinstance(frame, Batch))
-    assert isinstance(lab.clock, VirtualClock)
-    beat_s = 0.0
-    while True:
-        while len(lab.scheduler.waiting) < 2:
+    steps = round(EPISODE_S / STEP_S)
+    for step in count():
+        while step < steps and len(lab.scheduler.waiting) < 2:
             question = [rng.randrange(1000) for _ in range(rng.randint(50, 2000))]
             lab.arrive(rng.choice(systems) + question, max_tokens=rng.randint(50, 600))
-        lab.frames.clear()
         lab.step(STEP_S)
-        beat_s += STEP_S
-        if beat_s >= 1:
-            beat_s = 0.0
+        if step % round(1 / STEP_S) == 0:
             lab.heartbeat()
-        yield from (frame for frame in lab.frames if isinstance(frame, Batch))
+        if not lab.scheduler.has_work:
+            break
+        yield from taken(lab)
+    lab.pool.reset_prefix_cache()
+    lab.step(STEP_S)
+    yield from taken(lab)
+
+
+def taken(lab: Lab) -> list[Batch]:
+    """What it has said since this was asked last."""
+    frames = [frame for frame in lab.frames if isinstance(frame, Batch)]
+    lab.frames.clear()
+    return frames
 
 
 def row(what: str, figure: float, aim: float | None = None) -> None:
-    print(f"{what:52}{figure:14,.1f}" + (f"   (aim {aim:,})" if aim is not None else ""))
+    print(f"{what:56}{figure:14,.1f}" + (f"   (aim {aim:,})" if aim is not None else ""))
 
 
 def cpu_ns(do: Callable[..., object], *arguments: object) -> int:
