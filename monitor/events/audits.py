@@ -18,10 +18,11 @@ UNKNOWN_HASH: Final = 1
 
 
 class AuditFold:
-    """Folds the AUDIT kinds into `books`."""
+    """Folds the AUDIT kinds into books. It is theirs and does not know them: a state that nobody needs any more is gone
+    at once, and with it the columns of its blocks, not when the garbage collector comes by.
+    """
 
-    def __init__(self, books: Books) -> None:
-        self.books = books
+    def __init__(self) -> None:
         self._cycle: _Cycle | None = None
 
     def forget(self) -> None:
@@ -29,26 +30,26 @@ class AuditFold:
         self._cycle = None
 
     def apply(
-        self, kind: int, group: int, number: int, args: list[int], ids: list[int], texts: Mapping[int, str]
-    ) -> None:
+        self, books: Books, kind: int, group: int, number: int, args: list[int], ids: list[int],
+        texts: Mapping[int, str],
+    ) -> None:  # fmt: skip
         """Fold one of the AUDIT kinds in."""
         if kind == Kind.AUDIT_BEGIN:
             # What only the front end knows is not in the scheduler's tables yet.
-            known = {n for n, record in self.books.requests.items() if record.status != Status.RECEIVED}
-            self._cycle = _Cycle(self.books.now_ns, known)
+            known = {n for n, record in books.requests.items() if record.status != Status.RECEIVED}
+            self._cycle = _Cycle(books.now_ns, known)
         elif self._cycle is None:
             return  # we came in the middle of a cycle; the next one is whole
         elif kind == Kind.AUDIT_BLOCKS:
-            self._blocks(args[0], ids)
+            self._blocks(books, args[0], ids)
         elif kind == Kind.AUDIT_REQUEST:
-            self._request(group, number, args, ids, texts)
+            self._request(books, group, number, args, ids, texts)
         else:
-            self._end(*args[1:5])
+            self._end(books, *args[1:5])
 
-    def _blocks(self, first: int, packed: list[int]) -> None:
+    def _blocks(self, books: Books, first: int, packed: list[int]) -> None:
         """The engine's table is what decides its fate, so where the books differ they say so and follow it."""
-        books = self.books
-        if first >= 0 and packed == self._expected(first, len(packed)):
+        if first >= 0 and packed == self._expected(books, first, len(packed)):
             return
         for block, value in enumerate(packed, first):
             if not 0 <= block < books.total:
@@ -61,18 +62,17 @@ class AuditFold:
                     f"the engine has reference count {theirs}, {'a' if hashed else 'no'} hash; by the events {ours}"
                 )
                 books.anomaly("audit: block", block, books.owner[block], detail)
-                self._adopt(block, theirs, hashed)
+                self._adopt(books, block, theirs, hashed)
             if (theirs == 0) != in_queue:
                 detail = f"reference count {theirs} and {'in' if in_queue else 'not in'} the free queue"
                 books.anomaly("audit: free queue", block, books.owner[block], detail)
 
-    def _expected(self, first: int, count: int) -> list[int]:
+    def _expected(self, books: Books, first: int, count: int) -> list[int]:
         """What an engine that these books are right of says of so many blocks."""
-        refs, hashes = self.books.refs[first : first + count], self.books.hashes[first : first + count]
+        refs, hashes = books.refs[first : first + count], books.hashes[first : first + count]
         return [ours << 2 | (not ours) << 1 | (value != 0) for ours, value in zip(refs, hashes, strict=True)]
 
-    def _adopt(self, block: int, refs: int, hashed: bool) -> None:
-        books = self.books
+    def _adopt(self, books: Books, block: int, refs: int, hashed: bool) -> None:
         books.stays = None  # who counts stays must look again
         was_used, was_cached = books.refs[block] > 0, bool(books.hashes[block]) and books.refs[block] <= 0
         books.refs[block] = refs
@@ -83,8 +83,9 @@ class AuditFold:
         if refs > books.known_references(block):
             books.orphans.add(block)
 
-    def _request(self, group: int, number: int, args: list[int], ids: list[int], texts: Mapping[int, str]) -> None:
-        books = self.books
+    def _request(
+        self, books: Books, group: int, number: int, args: list[int], ids: list[int], texts: Mapping[int, str]
+    ) -> None:
         assert self._cycle is not None
         status, computed, outputs, holder, fence, lease_deadline_ns, detached = args[:7]
         if not detached:
@@ -122,14 +123,13 @@ class AuditFold:
             books.requests[number] = record
         record.status, record.computed_tokens, record.output_tokens, record.blocks = status, computed, outputs, ids
 
-    def _end(self, free: int, cached_idle: int, used: int, requests: int) -> None:
-        books = self.books
+    def _end(self, books: Books, free: int, cached_idle: int, used: int, requests: int) -> None:
         cycle, self._cycle = self._cycle, None
         assert cycle is not None
         books.audit_cycles += 1
         books.audited_ns = cycle.began_ns
         if books.damaged:
-            self._repair(cycle)
+            self._repair(books, cycle)
             books.damaged = False
             books.check(free, cached_idle, used)
             return
@@ -143,9 +143,8 @@ class AuditFold:
                     f"{Status(record.status).name} by the events, with {len(record.blocks)} blocks",
                 )  # fmt: skip
 
-    def _repair(self, cycle: _Cycle) -> None:
+    def _repair(self, books: Books, cycle: _Cycle) -> None:
         """A whole cycle since the loss has been read: what it did not name is gone, and owners follow the tables."""
-        books = self.books
         for number in cycle.unseen:
             record = books.requests.get(number)
             if record is not None:

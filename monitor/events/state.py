@@ -27,7 +27,7 @@ class State(Books):
 
     def __init__(self) -> None:
         super().__init__()
-        self._audits = AuditFold(self)
+        self._audits = AuditFold()
         self._last_preemption: Preemption | None = None
         self._lost_tokens: dict[int, int] = {}
         """By request, the computed tokens that a preemption took; until it runs again."""
@@ -456,7 +456,7 @@ class State(Books):
                 if (record := self.requests.get(number)) is not None:
                     self._stalled(record, *args[:4])
             case Kind.AUDIT_BEGIN | Kind.AUDIT_BLOCKS | Kind.AUDIT_REQUEST | Kind.AUDIT_END:
-                self._audits.apply(kind, group, number, args, ids, texts)
+                self._audits.apply(self, kind, group, number, args, ids, texts)
             case Kind.LOOKED_UP if number >= 0:
                 self._looked_up(group, self._request(number), *args[:2])
             case _ if number >= 0 and kind in _REQUEST_KINDS:

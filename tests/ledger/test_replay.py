@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 
 import pytest
 
@@ -52,3 +54,17 @@ def test_it_goes_on_alike(seed: int, missing: int) -> None:
         ledger.apply(batch)
     assert books(ledger) == after
     assert books(copied) == after
+
+
+def test_one_that_nobody_needs_is_gone_at_once() -> None:
+    """The columns of a million blocks do not wait for the garbage collector, which walks them all to find that out."""
+    said = batches(0)
+    ledger = EngineLedger(said[0].engine)
+    for batch in said:
+        ledger.apply(batch)
+    gc.disable()
+    try:
+        state = weakref.ref(fork(ledger).state)
+        assert state() is None
+    finally:
+        gc.enable()
