@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from monitor.findings import FindingReport, State
+from monitor.detectors.judgement import Severity, Verdict
+from monitor.findings import FindingReport, State, severity_at_least
 from monitor.ledger.balance import Balance
 from monitor.ledger.never_freed import Bucket as Bucket
 from monitor.ledger.never_freed import FloorView as FloorView
@@ -325,6 +326,71 @@ class SourceView(msgspec.Struct, frozen=True):
     """From when the last batch was packed, by the engine's clock, until we had it; None of a page."""
     cpu_s: float = 0.0
     """Processor time that its reader took, bookkeeping and judging included."""
+
+
+class Stretch(msgspec.Struct, kw_only=True):
+    """One stretch of one engine. Times are RFC 3339, durations in seconds.
+
+    source: the recording it is of; empty where a service has answered. findings: those told of in it.
+    waits: by what was waited for, how long each request did that ended in the stretch or was there at its end.
+    first_tokens: from arrival to the first token, of those whose first token was in it. counts: of what happened in it.
+    peak: the pool when most of it was in use; None if nothing is known of it.
+    """
+
+    source: str
+    since: str | None
+    until: str | None
+    seconds: float
+    engine: str
+    findings: list[FindingReport] = []
+    waits: dict[str, list[float]] = {}
+    first_tokens: list[float] = []
+    counts: dict[str, int] = {}
+    peak: Balance | None = None
+    peak_at: str | None = None
+
+
+Change = Literal["better", "worse", "same", "differs", ""]
+
+
+class FigureRow(msgspec.Struct, frozen=True):
+    """One figure on both sides; None: nothing was there to measure. `change` is empty where one side is not known, and
+    `differs` where neither direction is better. unit: s, /s, /min, or a share of 1.
+    """
+
+    name: str
+    unit: str
+    before: float | None
+    after: float | None
+    change: Change
+
+
+class FindingRow(msgspec.Struct, frozen=True):
+    """A code that was found on either side: how many of it, and whom they named."""
+
+    code: str
+    title: str
+    severity: Severity
+    change: Literal["went", "came", "stayed"]
+    before: int
+    after: int
+    verdict: Verdict
+    requests: list[str]
+
+
+class Diff(msgspec.Struct, frozen=True):
+    """Two stretches compared. The first is what the second is held against."""
+
+    schema_version: str
+    before: Stretch
+    after: Stretch
+    findings: list[FindingRow]
+    figures: list[FigureRow]
+
+    @property
+    def is_worse(self) -> bool:
+        """Whether a finding of warning or above came."""
+        return any(row.change == "came" and severity_at_least(row.severity, "warning") for row in self.findings)
 
 
 DeliveryState = Literal["pending", "delivered", "given-up", "silenced", "damped", "disabled"]

@@ -7,17 +7,20 @@ from pathlib import Path
 
 from rich.console import Console
 
+from monitor.answers.compare import compare
+from monitor.answers.stretch import Measuring
 from monitor.commands.common import Commands, add_thresholds, print_json
 from monitor.detectors.thresholds import Settings
-from monitor.doctor.diff import compare
 from monitor.doctor.diff_table import table
 from monitor.doctor.observe import CannotTell
 from monitor.doctor.report import FINDINGS, NOTHING
-from monitor.doctor.stretch import Stretch, measure
 from monitor.doctor.window import ALWAYS, Span, Window, at_of, when
 from monitor.events.wire import ContractError
+from monitor.ledger.words import timestamp
 from monitor.sources.recording import Recording
 from monitor.sources.target import BadTarget, Kind, kind_of
+from monitor.views import Stretch
+from monitor.watch import Watch
 
 
 def add(commands: Commands) -> None:
@@ -93,10 +96,24 @@ def _end_of(target: str) -> int:
 
 
 def _measured(target: str, span: Span, settings: Settings) -> Stretch:
-    stretches = measure(target, Recording(Path(target)), span, settings)
-    if not stretches:
+    """That span of the one engine of a recording; what came before is folded in, and not counted."""
+    watch = Watch(settings)
+    engines = watch.fleet.engines
+    measured: dict[str, Measuring] = {}
+    for frame in Recording(Path(target)):
+        if frame.wall_ns > span.until_ns:
+            break
+        measuring = measured.setdefault(frame.engine, Measuring(span.since_ns))
+        measuring.look(frame, engines.get(frame.engine))
+        watch.feed([frame])
+        measuring.end(ended.request for ended in watch.take_ended())
+    watch.settle()
+    there = [name for name, measuring in measured.items() if measuring.has_begun]
+    if not there:
         raise CannotTell(f"{target} has nothing from {span} UTC")
-    if len(stretches) > 1:
-        engines = ", ".join(stretch.engine for stretch in stretches)
-        raise CannotTell(f"{target} has several engines ({engines}): record one of them alone")
-    return stretches[0]
+    if len(there) > 1:
+        raise CannotTell(f"{target} has several engines ({', '.join(there)}): record one of them alone")
+    (name,) = there
+    points = [point for point in engines[name].points if span.since_ns <= point.at_ns <= span.until_ns]
+    found = watch.find(engine=name, since=timestamp(span.since_ns) or "")
+    return measured[name].stretch(target, engines[name], points, found)

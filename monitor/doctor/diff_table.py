@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from monitor.doctor.diff import Diff, FindingRow, Row
 from monitor.doctor.render import STYLES
-from monitor.doctor.stretch import Stretch
 from monitor.doctor.terminal import put, wrapped
 from monitor.ledger.words import counted, duration, listed, percent
+from monitor.views import Diff, FigureRow, FindingRow, Stretch
 
 NAME, FIGURE = 34, 16
 CHANGES = {"better": "green", "worse": "bold red"}
@@ -53,7 +52,7 @@ def _finding(row: FindingRow, console: Console) -> None:
     wrapped(console, f"{row.severity} {row.code}, {row.verdict}{was}. {row.title}{of}", lead, style)
 
 
-def _row(row: Row, console: Console) -> None:
+def _row(row: FigureRow, console: Console) -> None:
     figures = "".join(f"{_figure(value, row.unit):>{FIGURE}}" for value in (row.before, row.after))
     put(console, f"  {row.name:<{NAME - 2}}{figures}   {row.change}".rstrip(), CHANGES.get(row.change, ""))
 

@@ -4,60 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from math import ceil
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 
-from monitor.detectors.judgement import SEVERITIES, Severity, Verdict
-from monitor.doctor.stretch import Stretch
-from monitor.findings import FindingReport, severity_at_least
+from monitor.detectors.judgement import SEVERITIES
+from monitor.findings import FindingReport
 from monitor.ledger.balance import Balance
+from monitor.views import Change, Diff, FigureRow, FindingRow, Stretch
 
 SCHEMA_VERSION: Final = "1"
 SAME_WITHIN: Final = 0.05
 """Of the larger: less is not worth a word, and two runs under the same load are not alike to the last token."""
-
-Word = Literal["better", "worse", "same", "differs", ""]
-
-
-class Row(msgspec.Struct, frozen=True):
-    """One figure on both sides; None: nothing was there to measure. `change` is empty where one side is not known, and
-    `differs` where neither direction is better. unit: s, /s, /min, or a share of 1.
-    """
-
-    name: str
-    unit: str
-    before: float | None
-    after: float | None
-    change: Word
-
-
-class FindingRow(msgspec.Struct, frozen=True):
-    """A code that was found on either side: how many of it, and whom they named."""
-
-    code: str
-    title: str
-    severity: Severity
-    change: Literal["went", "came", "stayed"]
-    before: int
-    after: int
-    verdict: Verdict
-    requests: list[str]
-
-
-class Diff(msgspec.Struct, frozen=True):
-    """All of it. The first stretch is what the second is held against."""
-
-    schema_version: str
-    before: Stretch
-    after: Stretch
-    findings: list[FindingRow]
-    figures: list[Row]
-
-    @property
-    def is_worse(self) -> bool:
-        """Whether a finding of warning or above came."""
-        return any(row.change == "came" and severity_at_least(row.severity, "warning") for row in self.findings)
 
 
 def compare(before: Stretch, after: Stretch) -> Diff:
@@ -93,7 +51,7 @@ def _of_code(stretch: Stretch, code: str) -> list[FindingReport]:
 # -------------------------------------------------------------------- figures
 
 
-def _figures(before: Stretch, after: Stretch) -> Iterator[Row]:
+def _figures(before: Stretch, after: Stretch) -> Iterator[FigureRow]:
     for name, count, good in (
         ("tokens generated", "output_tokens", "up"),
         ("tokens computed", "computed_tokens", ""),
@@ -132,17 +90,17 @@ def _figures(before: Stretch, after: Stretch) -> Iterator[Row]:
         yield _row(name, "share", good, (_held(stretch.peak, held) for stretch in (before, after)))
 
 
-def _of_durations(name: str, median: bool, before: Sequence[float], after: Sequence[float]) -> Row:
+def _of_durations(name: str, median: bool, before: Sequence[float], after: Sequence[float]) -> FigureRow:
     quantile, word = (0.5, "median") if median else (0.95, "p95")
     return _row(f"{name}, {word}", "s", "down", (_quantile(each, quantile) for each in (before, after)))
 
 
-def _row(name: str, unit: str, good: str, both: Iterable[float | None]) -> Row:
+def _row(name: str, unit: str, good: str, both: Iterable[float | None]) -> FigureRow:
     before, after = both
-    return Row(name, unit, before, after, _change(before, after, good))
+    return FigureRow(name, unit, before, after, _change(before, after, good))
 
 
-def _change(before: float | None, after: float | None, good: str) -> Word:
+def _change(before: float | None, after: float | None, good: str) -> Change:
     if before is None or after is None:
         return ""
     if abs(after - before) <= SAME_WITHIN * max(abs(before), abs(after)):

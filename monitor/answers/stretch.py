@@ -1,0 +1,120 @@
+"""What a stretch of an engine's life was like, in the figures by which two of them are compared."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from monitor.events.records import RequestState
+from monitor.events.wire import Frame, Keyframe
+from monitor.findings import FindingReport
+from monitor.ledger.balance import Balance
+from monitor.ledger.latency import SERVED
+from monitor.ledger.ledger import EngineLedger, Point
+from monitor.ledger.waits import waited_s
+from monitor.ledger.words import timestamp
+from monitor.views import Stretch
+
+YOUNG_NS: Final = 1_000_000_000
+"""Of an engine that is joined later in its life than this, what it had counted by then is not of the stretch."""
+
+
+class Measuring:
+    """Measures the stretch of one engine that begins at `since_ns` (wall), while somebody folds its frames: tell it of
+    each before it is folded in, and of who has ended by it. What is folded in before is not counted.
+    """
+
+    def __init__(self, since_ns: int) -> None:
+        self._since_ns = since_ns
+        self._before: Counter[str] | None = None
+        """What was counted until it began."""
+        self._earlier: Counter[str] = Counter()
+        """What earlier lives have counted, since we have listened."""
+        self._ended: list[RequestState] = []
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything of the stretch was there."""
+        return self._before is not None
+
+    def look(self, frame: Frame, ledger: EngineLedger | None) -> None:
+        """The frame is folded in next, into the ledger, if there is one yet."""
+        joins = isinstance(frame, Keyframe) and (ledger is None or not ledger.ready)
+        is_past = joins and frame.wall_ns - frame.epoch > YOUNG_NS
+        if self._before is None and frame.wall_ns >= self._since_ns and not is_past:
+            self._before = self._total(ledger)
+        if ledger is not None and frame.epoch > ledger.epoch:
+            self._earlier.update(_counts(ledger))
+
+    def end(self, requests: Iterable[RequestState]) -> None:
+        """These have ended by the last frame."""
+        if self._before is not None:
+            self._ended.extend(requests)
+
+    def stretch(
+        self, source: str, ledger: EngineLedger, points: Iterable[Point], findings: Sequence[FindingReport]
+    ) -> Stretch:
+        """All of it, until where the ledger is. `points` and `findings` are those of the stretch."""
+        began_ns = max(self._since_ns, ledger.joined_ns)
+        before = self._before or Counter()
+        requests = [*self._ended, *(record for record in ledger.state.requests.values() if not record.is_finished)]
+        peak = max(points, key=_used, default=None)
+        return Stretch(
+            source=source,
+            since=timestamp(began_ns),
+            until=timestamp(ledger.now_ns),
+            seconds=max(ledger.now_ns - began_ns, 0) / 1e9,
+            engine=ledger.engine,
+            findings=list(findings),
+            waits=_waits(ledger, requests),
+            first_tokens=[
+                (record.first_token_ns - record.arrived_ns) / 1e9
+                for record in requests
+                if record.arrived_ns and record.first_token_ns and ledger.wall(record.first_token_ns) >= self._since_ns
+            ],
+            counts={name: count - before[name] for name, count in self._total(ledger).items()},
+            peak=peak.balance if peak is not None else None,
+            peak_at=timestamp(peak.at_ns) if peak is not None else None,
+        )
+
+    def _total(self, ledger: EngineLedger | None) -> Counter[str]:
+        """Since we have listened, restarts included. A count of 0 is one too."""
+        total = Counter(self._earlier)
+        if ledger is not None:
+            total.update(_counts(ledger))
+        return total
+
+
+def _counts(ledger: EngineLedger) -> dict[str, int]:
+    """What is counted in this life of the engine."""
+    totals, residency, recompute = ledger.state.totals, ledger.tally.residency, ledger.tally.recompute
+    served = sum(count for status, count in totals.finished.items() if status in SERVED)
+    return {
+        "computed_tokens": totals.computed_tokens,
+        "output_tokens": totals.output_tokens,
+        "served": served,
+        "not_served": sum(totals.finished.values()) - served,
+        "preemptions": sum(totals.preemptions.values()),
+        "tokens_lost": totals.tokens_lost,
+        "recomputed_tokens": recompute.after_preemption + recompute.though_cached,
+        "looked_up_tokens": totals.looked_up_tokens,
+        "hit_tokens": totals.hit_tokens,
+        "lifetimes": residency.lifetime.count,
+        "lifetimes_ms": round(residency.lifetime.seconds * 1e3),
+        "idle_stays": residency.idle_before_evict.count,
+        "idle_stays_ms": round(residency.idle_before_evict.seconds * 1e3),
+    }
+
+
+def _waits(ledger: EngineLedger, requests: list[RequestState]) -> dict[str, list[float]]:
+    waits: dict[str, list[float]] = {}
+    for record in requests:
+        for cause, seconds in waited_s(ledger, record).items():
+            waits.setdefault(cause, []).append(seconds)
+    return waits
+
+
+def _used(point: Point) -> int:
+    balance: Balance = point.balance
+    return balance.total - balance.free - balance.cached_idle - balance.reserved
