@@ -70,7 +70,7 @@ class Books:
         self.cached_idle = 0
         self.totals = Totals()
         self.prompt_blocks_cached = 0  # that entered the prefix cache for requests without a token of output yet
-        self.evictions = Evictions()
+        self.evictions: Evictions | None = None  # whose prompt evicted what, if somebody judges it
         self.in_flight: dict[int, StepInFlight] = {}
         self.heartbeat: Heartbeat | None = None
         self.memory: list[int] = []

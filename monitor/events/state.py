@@ -40,7 +40,8 @@ class State(Books):
         Events laid out as SCHEMA says never make it raise; others may (IndexError, ValueError, OverflowError).
         """
         refs, owner, hashes, since, born = self.refs, self.owner, self.hashes, self.since, self.born
-        requests, totals, gone = self.requests, self.totals, self.evictions.gone.keys()
+        requests, totals, evictions = self.requests, self.totals, self.evictions
+        gone = evictions.gone.keys() if evictions else ()
         stays = self.stays or Stays()
         allocated = cached = a = i = 0
         index = -1
@@ -87,8 +88,9 @@ class State(Books):
                     allocated += n_ids
                     record = requests.get(number) or self._request(number)
                     record.blocks += blocks
-                    if n_args and not record.first_token_ns:
-                        self._evicted_by(record, args[a:a_end])
+                    if evictions and n_args and not record.first_token_ns:
+                        unused = self.free - self.cached_idle  # of a prompt, counted already
+                        evictions.evict(record, now, args[a:a_end], self.cached_idle + n_args, unused)
                 elif kind == _CACHED:
                     if n_args != n_ids:
                         raise ValueError(f"{n_ids} blocks cached under {n_args} hashes")
@@ -97,8 +99,8 @@ class State(Books):
                             self._cached_unused(block, stays)
                         hashes[block] = args[at]
                     cached += n_ids
-                    if gone and not gone.isdisjoint(args[a:a_end]):
-                        self.evictions.store(args[a:a_end])
+                    if evictions and gone and not gone.isdisjoint(args[a:a_end]):
+                        evictions.store(args[a:a_end])
                     cacher = requests.get(number)
                     if cacher is not None and not cacher.first_token_ns and not group:  # of each token once
                         cacher.cached_blocks += n_ids
@@ -264,11 +266,6 @@ class State(Books):
         self.refs[block] -= 1
         if not self.refs[block]:
             self._unused(block)
-
-    def _evicted_by(self, record: RequestState, hashes: list[int]) -> None:
-        """A request was given blocks for its prompt, counted already, that had these hashes."""
-        unused = self.free - self.cached_idle
-        self.evictions.evict(record, self.now_ns, hashes, self.cached_idle + len(hashes), unused)
 
     def _rare_block_event(self, kind: int, number: int, args: list[int], blocks: list[int]) -> None:
         if kind == Kind.EVICTED:

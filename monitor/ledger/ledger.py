@@ -13,6 +13,7 @@ import msgspec
 
 from monitor.events import snapshot
 from monitor.events.description import EngineDescription, parse
+from monitor.events.evictions import Evictions
 from monitor.events.kinds import FIRST_FINISHED, Cause, Kind, Stage, Status
 from monitor.events.records import Anomaly, Heartbeat, Lapse, Preemption, Prompt, RequestState
 from monitor.events.sample import Fact, KvEvents, Sample
@@ -91,7 +92,7 @@ class Point(NamedTuple):
 
 class EngineLedger:
     """The ledger of the engine named `engine`. One of the past is not `counting`: nobody draws its tally
-    over time, and its points are kept elsewhere, so that few of them do.
+    over time or judges what it evicted, and its points are kept elsewhere, so that few of them do.
     """
 
     def __init__(self, engine: str, *, counting: bool = True) -> None:
@@ -100,7 +101,7 @@ class EngineLedger:
         self.point_every_ns = POINT_EVERY_NS if counting else SPARSE_POINT_EVERY_NS
         self.epoch = 0
         self.sequence = -1
-        self.state = State()
+        self.state = self._begun(State())
         self.description = EngineDescription()
         self.ready = False
         """Whether the state is known: from the engine's start, or a keyframe, on."""
@@ -276,7 +277,7 @@ class EngineLedger:
             self.description = parse(state.description)
         except NotAFrame as error:
             return self._unreadable(keyframe, str(error))
-        self.state = state
+        self.state = self._begun(state)
         self.tally.in_step = False
         self._heard(None, state.heartbeat)
         self.ready = True
@@ -284,11 +285,16 @@ class EngineLedger:
         self.uncertain_since_ns = self.now_ns if self.state.damaged else 0
         return None
 
+    def _begun(self, state: State) -> State:
+        """Books that are ours from here on."""
+        state.evictions = Evictions() if self.counting else None
+        return state
+
     def _new_epoch(self, epoch: int) -> None:
         self.restarts += self.epoch != 0
         self.epoch = epoch
         self.sequence = -1
-        self.state = State()
+        self.state = self._begun(State())
         self.tally = Tally()
         self.description = EngineDescription()
         self.ready = False

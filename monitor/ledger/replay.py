@@ -6,7 +6,6 @@ import copy
 from collections import deque
 from typing import Any
 
-from monitor.events.evictions import Evictions
 from monitor.events.kinds import Kind
 from monitor.events.records import RequestState
 from monitor.events.wire import NO_REQUEST, Batch, Run, batch_of, column, fives
@@ -28,7 +27,7 @@ def fork(ledger: EngineLedger) -> EngineLedger:
     memo |= {id(column): column.copy() for column in (state.refs, state.owner, state.hashes, state.since, state.born)}
     memo |= {id(state.requests): requests, id(state.in_flight): state.in_flight.copy()}
     memo[id(state.more)] = {block: owners.copy() for block, owners in state.more.items()}
-    memo |= {id(state.stays): None, id(state.evictions): Evictions(), id(ledger.tally): Tally()}
+    memo |= {id(state.stays): None, id(state.evictions): None, id(ledger.tally): Tally()}
     memo |= {id(frozen): frozen for frozen in (ledger.description, state.heartbeat)}
     for found in (ledger.ended, ledger.losses, ledger.anomalies, ledger.lapses, ledger.preempted, ledger.prompts):
         memo[id(found)] = found.copy()

@@ -117,6 +117,7 @@ def test_a_cache_too_small_for_what_is_shared_is_no_flush() -> None:
         scene.lab.arrive(prompt, max_tokens=1)
         scene.run_until_idle()
     evictions = scene.ledger.state.evictions
+    assert evictions is not None
     assert sum(one.missed for one in evictions.culprits) > Settings()(CACHE_FLUSHED, "min_blocks")
     scene.watch.settle()
     assert scene.alarms() == []

@@ -53,7 +53,8 @@ def _is_loss(evicted: int, kept_before: int, missed: int, settings: Settings) ->
 
 def _of_late(ledger: EngineLedger, settings: Settings) -> list[Evictor]:
     since = ledger.now_ns - settings(CODE, "remember_s") * 1e9
-    culprits = reversed(ledger.state.evictions.culprits)
+    evictions = ledger.state.evictions
+    culprits = reversed(evictions.culprits if evictions else ())
     return list(takewhile(lambda one: ledger.wall(one.at_ns) >= since, culprits))[::-1]
 
 
