@@ -186,6 +186,20 @@ def _serve_answers(app: FastAPI, query: Query) -> None:
         """What happened in a window, in sentences."""
         return await _json(query.explain, engine, since, until)
 
+    @app.get("/api/compare")
+    async def compare(
+        engine: str,
+        since: str = "",
+        until: str = "",
+        other: str = "",
+        other_since: str = "",
+        other_until: str = "",
+    ) -> Response:
+        """What got better and what got worse in a window, held against the time before it, or against another window of
+        this engine or of `other`; an hour each at most.
+        """
+        return await _json(query.compare, engine, since, until, other, other_since, other_until)
+
     @app.get("/api/memory")
     async def memory(engine: str) -> Response:
         """The bill of the device's memory."""

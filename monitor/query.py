@@ -26,6 +26,7 @@ from monitor.views import (
     BlockMap,
     CalculatorView,
     Colouring,
+    Diff,
     EngineView,
     EventView,
     ExplanationView,
@@ -130,6 +131,24 @@ class Query(Protocol):
 
     def explain(self, engine: str, since: str = "", until: str = "") -> ExplanationView:
         """What happened in a window, in two or three sentences."""
+        ...
+
+    def compare(
+        self,
+        engine: str,
+        since: str = "",
+        until: str = "",
+        other: str = "",
+        other_since: str = "",
+        other_until: str = "",
+    ) -> Diff:
+        """What got better and what got worse in a window of an engine, held against another of it, or of `other`.
+
+        A window is an hour at most, and what is kept of it is measured; its findings are those that were told in it.
+        Without a second one: as long a time just before the first, or of another engine the same time; where that was
+        not there then, the last of it. An empty `since` is the later half of what is known, if that is less than ten
+        minutes. Raises BadTime where nothing is kept of a window.
+        """
         ...
 
     def memory(self, engine: str) -> MemoryView:
@@ -241,6 +260,20 @@ class RemoteQuery:
     def explain(self, engine: str, since: str = "", until: str = "") -> ExplanationView:
         """What happened in a window, in sentences."""
         return self._get("/api/explain", ExplanationView, engine=engine, since=since, until=until)
+
+    def compare(
+        self,
+        engine: str,
+        since: str = "",
+        until: str = "",
+        other: str = "",
+        other_since: str = "",
+        other_until: str = "",
+    ) -> Diff:
+        """What got better and what got worse."""
+        window = {"since": since, "until": until}
+        against = {"other": other, "other_since": other_since, "other_until": other_until}
+        return self._get("/api/compare", Diff, engine=engine, **window, **against)
 
     def memory(self, engine: str) -> MemoryView:
         """The bill of the device's memory."""

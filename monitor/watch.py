@@ -13,10 +13,11 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from monitor import detectors
-from monitor.answers import BadQuestion
+from monitor.answers import BadQuestion, BadTime
 from monitor.answers import NotKnown as NotKnown
 from monitor.answers.blocks import block_detail, block_map
 from monitor.answers.colours import COLOURINGS, by_prefix
+from monitor.answers.compare import compare
 from monitor.answers.engines import engine_view
 from monitor.answers.explain import explanation
 from monitor.answers.happenings import AROUND_NS, events_around, events_between, names_until, wanted
@@ -25,6 +26,7 @@ from monitor.answers.moments import Moment, read
 from monitor.answers.past import Past
 from monitor.answers.points import point_views
 from monitor.answers.requests import request_detail, request_views
+from monitor.answers.stretch import Stretches
 from monitor.detectors.thresholds import Settings
 from monitor.events.records import RequestState
 from monitor.events.sample import Fact
@@ -34,6 +36,7 @@ from monitor.history.history import History
 from monitor.ledger.drops import Drop, drop, steepest_fall
 from monitor.ledger.ledger import MAX_POINTS, EngineLedger, Fleet, Point, Record
 from monitor.ledger.never_freed import never_freed
+from monitor.ledger.words import timestamp
 from monitor.views import (
     AlertingView,
     BlockColours,
@@ -41,6 +44,7 @@ from monitor.views import (
     BlockMap,
     CalculatorView,
     Colouring,
+    Diff,
     EngineView,
     EventView,
     ExplanationView,
@@ -53,6 +57,7 @@ from monitor.views import (
     RequestDetail,
     RequestView,
     SpanView,
+    Stretch,
 )  # fmt: skip
 
 JUDGE_EVERY_NS: Final = 500_000_000
@@ -92,6 +97,7 @@ class Watch:
         self._transitions: list[Transition] = []
         self._lock = threading.RLock()
         self._past = Past(self._lock, history)
+        self._stretches = Stretches(self._past)
         self.tells: Callable[[str], AlertingView] = lambda _finding: AlertingView()
         """What was told of a finding by its id; of a service that sends alerts, these."""
 
@@ -331,6 +337,55 @@ class Watch:
         told = self._drop(live, at_ns, width_s)
         found = self._findings_between(None, engine, first.at_ns, last.at_ns)
         return explanation(told, first.at_ns, last.at_ns, points, found)
+
+    def compare(
+        self,
+        engine: str,
+        since: str = "",
+        until: str = "",
+        other: str = "",
+        other_since: str = "",
+        other_until: str = "",
+    ) -> Diff:
+        """What got better and what got worse in a window of an engine, held against another of it or of another."""
+        live = self._streamed(engine)
+        against = self._streamed(other) if other else live
+        last_ns = self._moment(live, until).at_ns
+        if since:
+            first_ns = self._moment(live, since).at_ns
+        else:  # the other half is there to be held against it
+            first_ns = max(last_ns - WINDOW_NS, (last_ns + self._first_ns(live)) // 2)
+        if other_since or other_until:
+            to_ns = self._moment(against, other_until).at_ns
+            from_ns = self._moment(against, other_since).at_ns if other_since else to_ns - (last_ns - first_ns)
+        elif against is live:
+            from_ns, to_ns = 2 * first_ns - last_ns, first_ns
+        else:
+            to_ns = last_ns if self._first_ns(against) < last_ns <= against.now_ns else against.now_ns
+            from_ns = to_ns - (last_ns - first_ns)
+        return compare(self._stretch(against, from_ns, to_ns), self._stretch(live, first_ns, last_ns))
+
+    def _stretch(self, live: EngineLedger, since_ns: int, until_ns: int) -> Stretch:
+        """Of a window; its findings are those that had fired by its end."""
+        if since_ns >= until_ns:
+            raise BadTime(
+                f"from {timestamp(since_ns)} to {timestamp(until_ns)} nothing of {live.engine} is known: what is ends"
+                f" at {timestamp(live.now_ns)}"
+            )
+        with self._lock:
+            told = [
+                finding.report()
+                for finding in (*self.findings.firing(), *self.findings.resolved())
+                if finding.judgement.engine == live.engine
+                and finding.fired_ns <= until_ns
+                and _touches(finding, since_ns, until_ns)
+            ]
+        return self._stretches.of(live, since_ns, until_ns, told)
+
+    def _first_ns(self, live: EngineLedger) -> int:
+        """From when on an engine's past is known (wall)."""
+        first = self._past.span(live).first
+        return read(first, live.now_ns).at_ns if first else live.now_ns
 
     def memory(self, engine: str) -> MemoryView:
         """The bill of the device's memory, as the engine measured it."""

@@ -10,6 +10,8 @@ memory.py       the device's memory, and what a load asks of the pool
 moments.py      a time or a position, as it is asked for
 recent.py       the recent past, from memory
 past.py         the past, from memory or from history
+stretch.py      what a stretch of the past was like, in figures
+compare.py      two of them compared
 """
 
 from __future__ import annotations

@@ -8,16 +8,18 @@ from bisect import bisect_left, bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from itertools import chain
-from typing import Final
+from itertools import chain, takewhile
+from typing import Final, NamedTuple, TypeVar
 
 from monitor.answers import BadQuestion, NotKnown
 from monitor.answers.moments import Moment
 from monitor.answers.recent import Recent, size_of
-from monitor.events.wire import ADDED_BY_SOURCE, Batch
+from monitor.events.wire import ADDED_BY_SOURCE, Batch, Frame
 from monitor.history.history import History, NotKept
-from monitor.ledger.ledger import MAX_POINTS, EngineLedger, Point, Record
+from monitor.history.keyframes import keyframe_of
+from monitor.ledger.ledger import MAX_POINTS, POINT_EVERY_NS, EngineLedger, Point, Record
 from monitor.ledger.prefix_tree import Prefixes, PrefixesView, by_root, prefixes
+from monitor.ledger.replay import fork
 from monitor.ledger.words import clock_time, timestamp
 from monitor.views import GapView, LifeView, SpanView
 
@@ -27,6 +29,18 @@ MAX_WINDOW_BYTES: Final = 192 << 20
 """Of batches: some millions of events, and three times what memory keeps."""
 HEARD_WITHIN_NS: Final = 2_000_000_000
 """An engine says something every second."""
+
+F = TypeVar("F", Batch, Frame)
+
+
+class Heard(NamedTuple):
+    """What was heard of an engine: `frames`, to be folded into `ledger`, which is nobody else's. They begin before
+    `since_ns` (wall), and are all there from then on; of too many, they raise BadQuestion.
+    """
+
+    ledger: EngineLedger
+    frames: Iterator[Frame]
+    since_ns: int
 
 
 class Past:
@@ -170,6 +184,42 @@ class Past:
         dressed.points = deque(self.points(live, since_ns, ledger.now_ns, MAX_POINTS))
         return dressed
 
+    def heard(self, live: EngineLedger, since_ns: int, until_ns: int) -> Heard:
+        """What was heard from one time to another (wall), as far as it is kept. Raises NotKnown."""
+        with self._lock:
+            recent = self._recent.get(live.engine)
+            before_ns = since_ns - 1
+            if self.history is None and recent is not None:
+                before_ns = max(before_ns, recent.since_ns)
+                since_ns = max(since_ns, recent.since_ns)
+            road = recent.road(live, Moment(before_ns)) if recent is not None else None
+            kept = list(live.recent)
+            points = list(live.points)
+        if road is not None:
+            mark = road.mark
+            ledger = fork(mark.of)
+            ledger.points.extend(points[: bisect_right(points, mark.at_ns, key=lambda point: point.at_ns)][-1:])
+            later = kept[bisect_right(kept, mark.place, key=lambda batch: (batch.epoch, batch.sequence)) :]
+            frames: Iterator[Frame] = self._mended(live, mark.place, later)
+        elif self.history is None:
+            raise NotKnown(f"{live.engine} has no event stream here: its past is not kept")
+        else:
+            ledger = EngineLedger(live.engine)
+            frames = self.history.tail(live.engine, since_ns)
+        within = takewhile(lambda frame: frame.wall_ns <= until_ns, frames)
+        ledger.counting, ledger.point_every_ns = True, POINT_EVERY_NS
+        return Heard(ledger, _at_once(within, since_ns), since_ns)
+
+    def _mended(self, live: EngineLedger, place: tuple[int, int], batches: Iterable[Batch]) -> Iterator[Frame]:
+        """The batches that follow a place; where some are missing, the state that the live ledger went on from."""
+        for batch in batches:
+            if batch.sequence and (batch.epoch, batch.sequence - 1) != place:
+                keyframe = keyframe_of(self.ledger_at(live, Moment(batch.wall_ns - 1)))
+                if keyframe is not None:
+                    yield keyframe
+            yield batch
+            place = (batch.epoch, batch.sequence)
+
     def prefixes(self, ledger: EngineLedger, *, now: bool) -> PrefixesView:
         """The prefix cache by the ledger's batches."""
         with self._told_of(ledger, now) as told:
@@ -220,12 +270,12 @@ class Past:
         )
 
 
-def _at_once(batches: Iterable[Batch], since_ns: int) -> Iterator[Batch]:
-    """The batches, unless they are too many to be read at once: raises BadQuestion."""
+def _at_once(frames: Iterable[F], since_ns: int) -> Iterator[F]:
+    """The frames, unless they are too many to be read at once: raises BadQuestion."""
     size = 0
-    for batch in batches:
-        yield batch
-        size += size_of(batch)
+    for frame in frames:
+        yield frame
+        size += size_of(frame) if isinstance(frame, Batch) else 0
         if size > MAX_WINDOW_BYTES:
-            until = timestamp(batch.wall_ns)
+            until = timestamp(frame.wall_ns)
             raise BadQuestion(f"from {timestamp(since_ns)} on there are too many events: ask until {until} or less")

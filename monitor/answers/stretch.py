@@ -1,11 +1,19 @@
-"""What a stretch of an engine's life was like, in the figures by which two of them are compared."""
+"""What a stretch of an engine's life was like, in the figures by which two of them are compared.
+
+Measured is what is folded in: of a block that was handed out before that begins, no lifetime is known.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
+import threading
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+import msgspec
+
+from monitor.answers import BadTime
+from monitor.answers.past import Past
 from monitor.events.records import RequestState
 from monitor.events.wire import Frame, Keyframe
 from monitor.findings import FindingReport
@@ -13,9 +21,12 @@ from monitor.ledger.balance import Balance
 from monitor.ledger.latency import SERVED
 from monitor.ledger.ledger import EngineLedger, Point
 from monitor.ledger.waits import waited_s
-from monitor.ledger.words import timestamp
+from monitor.ledger.words import duration, timestamp
 from monitor.views import Stretch
 
+MOST_S: Final = 3600.0
+"""So long may a stretch be that is measured while others wait for answers: some seconds of a processor."""
+MAX_STRETCHES: Final = 16
 YOUNG_NS: Final = 1_000_000_000
 """Of an engine that is joined later in its life than this, what it had counted by then is not of the stretch."""
 
@@ -84,6 +95,54 @@ class Measuring:
         if ledger is not None:
             total.update(_counts(ledger))
         return total
+
+
+class Stretches:
+    """Measures stretches of the past, one at a time, so that whoever feeds the ledgers has a processor left. The last
+    few are kept: what is over does not change.
+    """
+
+    def __init__(self, past: Past) -> None:
+        self._past = past
+        self._measuring = threading.Lock()
+        self._known: OrderedDict[tuple[str, int, int], Stretch] = OrderedDict()
+
+    def of(self, live: EngineLedger, since_ns: int, until_ns: int, findings: Sequence[FindingReport]) -> Stretch:
+        """That of an engine from one time to another (wall), `findings` being those told of in it. Raises BadTime where
+        nothing of it is kept, and for more than MOST_S.
+        """
+        key = (live.engine, since_ns, until_ns)
+        if until_ns - since_ns > MOST_S * 1e9:
+            asked = duration((until_ns - since_ns) / 1e9)
+            raise BadTime(f"a window of {asked} is too long to be measured: ask for {duration(MOST_S)} at most")
+        with self._measuring:
+            known = self._known.get(key)
+            if known is None:
+                known = self._measured(live, since_ns, until_ns)
+                if until_ns < live.now_ns:
+                    self._known[key] = known
+            else:
+                self._known.move_to_end(key)
+            while len(self._known) > MAX_STRETCHES:
+                self._known.popitem(last=False)
+        return msgspec.structs.replace(known, findings=list(findings))
+
+    def _measured(self, live: EngineLedger, since_ns: int, until_ns: int) -> Stretch:
+        ledger, frames, from_ns = self._past.heard(live, since_ns, until_ns)
+        ledger.take_just_finished()  # those of before
+        measuring = Measuring(from_ns)
+        for frame in frames:
+            measuring.look(frame, ledger)
+            ledger.apply(frame)
+            measuring.end(ledger.take_just_finished())
+        if not measuring.has_begun:
+            span = self._past.span(live)
+            asked = f"from {timestamp(since_ns)} to {timestamp(until_ns)}"
+            raise BadTime(
+                f"nothing is kept of {live.engine} {asked}: what is begins at {span.first} and ends at {span.last}"
+            )
+        points = [point for point in ledger.points if since_ns <= point.at_ns <= until_ns]
+        return measuring.stretch("", ledger, points, [])
 
 
 def _counts(ledger: EngineLedger) -> dict[str, int]:
