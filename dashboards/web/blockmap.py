@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
+import numpy as np
 from PIL import Image
 
 from dashboards.web.palette import SHADES, colour_of
@@ -75,7 +76,7 @@ def spotlight(total: int, blocks: Iterable[int]) -> str:
 def _png(values: bytes, laid: Grid, colours: list[int], opacities: bytes) -> str:
     if laid.per_cell > 1:
         padded = values.ljust(laid.per_cell * -(-len(values) // laid.per_cell), bytes([_NOTHING]))
-        values = bytes(map(max, *[iter(padded)] * laid.per_cell))
+        values = np.frombuffer(padded, np.uint8).reshape(-1, laid.per_cell).max(axis=1).tobytes()
     pixels = values.ljust(laid.columns * laid.rows, bytes([_NOTHING]))
     image = Image.frombytes("P", (laid.columns, laid.rows), pixels)
     image.putpalette(colours)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import truth
 
 from monitor.answers import NotKnown
 from monitor.answers.stories import story_view
@@ -44,12 +45,12 @@ def block_detail(ledger: EngineLedger, block: int, batches: Iterable[Batch]) -> 
 def _block_states(ledger: EngineLedger) -> bytearray:
     """An index into BLOCK_STATES for each block."""
     state = ledger.state
-    free, cached, running, waiting, finished, reserved, unaccounted = range(7)
-    states = bytearray(
-        unaccounted if refs > 0 else cached if value else free
-        for refs, value in zip(state.refs, state.hashes, strict=True)
-    )
+    _, cached, running, waiting, finished, reserved, unaccounted = range(7)
+    states = bytearray(map(truth, state.hashes)).translate(bytes([0, cached]).ljust(256))
     states[: state.reserved] = bytes([reserved]) * state.reserved
+    # Who has any is in the books by name: the other blocks need not be looked at.
+    for block in state.unaccounted():
+        states[block] = unaccounted
     # Liveliest last, so that it is what a shared block shows.
     for deferral in state.deferrals.values():
         for block in deferral.blocks:

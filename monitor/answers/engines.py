@@ -6,6 +6,7 @@ from typing import Final
 
 import msgspec
 
+from monitor.events.kinds import Cause, Status, name_of
 from monitor.events.sample import Sample
 from monitor.ledger.bill import measured
 from monitor.ledger.ledger import EngineLedger
@@ -24,13 +25,8 @@ def engine_view(ledger: EngineLedger, findings: dict[str, int]) -> EngineView:
 def _stream_view(ledger: EngineLedger, findings: dict[str, int]) -> EngineView:
     state, described = ledger.state, ledger.description
     balance = ledger.balance()
-    reasons: dict[str, int] = {}
-    running = 0
-    for record in state.requests.values():
-        running += record.is_running
-        if record.is_waiting:
-            reason = ledger.cause_of_wait(record).name
-            reasons[reason] = reasons.get(reason, 0) + 1
+    reasons = {name_of(Cause, cause): count for cause, count in ledger.waiting_by_cause().items()}
+    running = sum([record.status == Status.RUNNING for record in state.requests.values()])
     silent_s = (ledger.now_ns - ledger.heard_ns) / 1e9
     if state.stopped_ns:
         status = "stopped"

@@ -6,6 +6,8 @@ import copy
 from collections import deque
 from typing import Any
 
+from msgspec.structs import replace
+
 from monitor.events.kinds import Kind
 from monitor.events.records import RequestState
 from monitor.events.wire import NO_REQUEST, Batch, Run, batch_of, column, fives
@@ -24,7 +26,8 @@ def fork(ledger: EngineLedger) -> EngineLedger:
     requests = {number: _fork(record) for number, record in state.requests.items()}
     # By the id of what is there, what stands for it; all else, which is little, is copied in depth.
     memo: dict[int, Any] = {id(record): requests[number] for number, record in state.requests.items()}
-    memo |= {id(column): column.copy() for column in (state.refs, state.owner, state.hashes, state.since, state.born)}
+    memo |= {id(column): column.copy() for column in (state.refs, state.owner, state.hashes, state.since)}
+    memo[id(state.born)] = [0] * state.total  # of those stays that are only counted
     memo |= {id(state.requests): requests, id(state.in_flight): state.in_flight.copy()}
     memo[id(state.more)] = {block: owners.copy() for block, owners in state.more.items()}
     memo |= {id(state.stays): None, id(state.evictions): None, id(ledger.tally): Tally()}
@@ -41,9 +44,7 @@ def fork(ledger: EngineLedger) -> EngineLedger:
 
 
 def _fork(record: RequestState) -> RequestState:
-    other = copy.copy(record)
-    other.blocks, other.waited_ns = record.blocks.copy(), record.waited_ns.copy()
-    return other
+    return replace(record, blocks=record.blocks.copy(), waited_ns=record.waited_ns.copy())
 
 
 def first_events(batch: Batch, count: int) -> Batch:
