@@ -48,8 +48,8 @@ ONLY = {
 }
 # The wheel has no engine: of the monitor only the lab of incidents, which says so, runs it.
 RUN_THE_ENGINE = {"engine", "monitor.incidents"}
-# cli.py is `monitor serve`, which has the page; it imports it when that command runs.
-EXCEPTIONS = {("monitor.cli", "dashboards.web.app")}
+# `monitor serve` has the page; it imports it when it runs.
+EXCEPTIONS = {("monitor.commands.serve", "dashboards.web.app")}
 
 
 def modules() -> Iterator[tuple[str, Path]]:

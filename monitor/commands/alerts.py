@@ -1,0 +1,80 @@
+"""`monitor alerts`: whether they arrive, and what to hush."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from rich.console import Console
+
+from monitor.commands.common import DEFAULT_URL, Commands, default_url, length
+from monitor.doctor.report import FINDINGS, NOTHING
+from monitor.outlets.alerts.client import AlertsClient
+from monitor.outlets.alerts.table import alerts_table
+
+
+def add(commands: Commands) -> None:
+    """Put it on the command line."""
+    parser = commands.add_parser("alerts", help="the alerts of a running service: whether they arrive, what to hush")
+    actions = parser.add_subparsers(required=True, metavar="ACTION")
+    exit_codes = "exit codes: 0, 2 for a wrong command line, 3 for a service that does not answer"
+    shown = actions.add_parser("list", help="receivers, open alerts, silences and the latest deliveries")
+    shown.set_defaults(run=_list)
+    test = actions.add_parser("test", help="send a test to one receiver, or to all, and say what it answered")
+    test.add_argument("receiver", nargs="?", default="", metavar="RECEIVER", help="its name, as `list` has it")
+    test.set_defaults(run=_test)
+    silence = actions.add_parser(
+        "silence", help="tell nobody of what matches, for a while",
+        description="Alerts that match all of the patterns are not told until then. What still fires is told then.",
+    )  # fmt: skip
+    silence.add_argument(
+        "matchers", nargs="+", metavar="NAME=PATTERN", help="code, engine, severity or key; such as 'code=leak.*'"
+    )
+    silence.add_argument(
+        "--for", type=length, required=True, metavar="TIME", dest="seconds", help="how long: 30m, 2h, 1d12h"
+    )
+    silence.add_argument("--comment", default="", metavar="TEXT", help="why, for whoever looks at the list")
+    silence.set_defaults(run=_silence)
+    unsilence = actions.add_parser("unsilence", help="end a silence")
+    unsilence.add_argument("number", type=int, metavar="NUMBER", help="as `list` has it")
+    unsilence.set_defaults(run=_unsilence)
+    replay = actions.add_parser("replay", help="send a message of the delivery log again, with its id")
+    replay.add_argument("number", type=int, metavar="NUMBER", help="as `list` has it")
+    replay.set_defaults(run=_replay)
+    for action in (shown, test, silence, unsilence, replay):
+        action.epilog = f"{exit_codes}; 1 if a test did not arrive" if action is test else exit_codes
+        action.add_argument("--url", default="", metavar="URL", help=f"the service (KVSCOPE_URL, else {DEFAULT_URL})")
+        action.add_argument(
+            "--token", default=os.environ.get("KVSCOPE_TOKEN", ""), help="the service's token (KVSCOPE_TOKEN)"
+        )
+
+
+def _client(parsed: argparse.Namespace) -> AlertsClient:
+    return AlertsClient(parsed.url or default_url(), parsed.token)
+
+
+def _list(parsed: argparse.Namespace) -> int:
+    alerts_table(_client(parsed).view(), Console(highlight=False))
+    return NOTHING
+
+
+def _test(parsed: argparse.Namespace) -> int:
+    tried = _client(parsed).test(parsed.receiver)
+    for one in tried:
+        print(f"{'delivered' if one.delivered else 'NOT delivered'}  {one.receiver}  {one.answer}")
+    return NOTHING if all(one.delivered for one in tried) else FINDINGS
+
+
+def _silence(parsed: argparse.Namespace) -> int:
+    print(f"silence {_client(parsed).silence(parsed.matchers, parsed.seconds, parsed.comment)}")
+    return NOTHING
+
+
+def _unsilence(parsed: argparse.Namespace) -> int:
+    _client(parsed).unsilence(parsed.number)
+    return NOTHING
+
+
+def _replay(parsed: argparse.Namespace) -> int:
+    _client(parsed).replay(parsed.number)
+    return NOTHING

@@ -1,0 +1,147 @@
+"""`monitor explain`: the life of a request, why a block is held, what fell, where memory went."""
+
+from __future__ import annotations
+
+import argparse
+
+from rich.console import Console
+
+from monitor.commands.common import (
+    TARGETS,
+    Commands,
+    a_time,
+    add_shared,
+    default_url,
+    positive,
+    print_json,
+)
+from monitor.detectors.thresholds import Settings
+from monitor.doctor import explain
+from monitor.doctor.memory import bill_in_log, bill_of_engines
+from monitor.doctor.observe import CannotTell, observe
+from monitor.doctor.report import NOTHING
+from monitor.watch import NotKnown
+
+
+def add(commands: Commands) -> None:
+    """Put it on the command line."""
+    parser = commands.add_parser("explain", help="the life of a request, or why a block is held")
+    things = parser.add_subparsers(required=True, metavar="THING")
+    for thing, described in (
+        ("request", "the life of a request: its state, its cost, its story"),
+        ("block", "why a block is held, and its story"),
+    ):
+        one = things.add_parser(
+            thing, help=described, description=described, epilog=TARGETS,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )  # fmt: skip
+        one.add_argument(
+            "id", metavar="ID", help="a block's number" if thing == "block" else "a request's id, or #NUMBER"
+        )
+        one.add_argument("target", nargs="?", metavar="TARGET", help="where to look")
+        one.add_argument("--engine", default="", help="which engine, if there are several")
+        add_shared(one)
+        one.set_defaults(run=_run, thing=thing)
+    drop = things.add_parser(
+        "drop", help="what made usage fall or throughput vanish",
+        description="Says of a window of time what every block that became free was freed for, and what the steps in it"
+        " did. Without --at, of the window in which usage fell furthest.",
+        epilog=TARGETS, formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    drop.add_argument("target", nargs="?", metavar="TARGET", help="where to look: a recording, a stream or a service")
+    drop.add_argument("--at", type=a_time, metavar="TIME", help="14:02:11 (UTC) or 2026-01-31T14:02:11Z")
+    drop.add_argument("--window", type=positive, default=10.0, metavar="S", help="so many seconds around it (10)")
+    drop.add_argument("--engine", default="", help="which engine, if there are several")
+    drop.add_argument("--format", choices=("table", "json"), default="table", help="(default: table)")
+    add_shared(drop)
+    drop.set_defaults(run=_drop)
+    memory = things.add_parser(
+        "memory", help="what a device's memory went to, and what that leaves for KV",
+        description="Does the sums of an engine's memory bill again, from the figures in its log (vLLM's or kvscope's),"
+        " or shows the bill of a running kvscope engine beside its device's own figures.",
+        epilog=f"{TARGETS}\nexit codes: 0, 2 for a wrong command line, 3 for no bill (what is missing is named)",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    memory.add_argument("target", nargs="?", metavar="TARGET", help="where to look, if not in a log")
+    memory.add_argument("--log", metavar="FILE", help="an engine's log, plain or gzip")
+    memory.add_argument("--format", choices=("table", "json"), default="table", help="(default: table)")
+    add_shared(memory)
+    memory.set_defaults(run=_memory)
+
+
+def _run(parsed: argparse.Namespace) -> int:
+    if parsed.thing == "block" and not parsed.id.isdecimal():
+        raise ValueError(f"{parsed.id} is not the number of a block")
+    observation = observe(
+        parsed.target or default_url(),
+        Settings.parse(parsed.thresholds),
+        timeout_s=parsed.timeout,
+        watch_s=min(parsed.watch_s, 1.0),
+        token=parsed.token,
+    )
+    console = Console(highlight=False)
+    try:
+        query = observation.query
+        engines = [view.engine for view in query.engines() if parsed.engine in ("", view.engine)]
+        if not engines:
+            raise NotKnown(f"there is no engine {parsed.engine!r} at {observation.target}")
+        last_error: NotKnown | None = None
+        for engine in engines:
+            try:
+                if parsed.thing == "request":
+                    explain.request(query.request(engine, parsed.id), console)
+                else:
+                    explain.block(query.block(engine, int(parsed.id)), console)
+                return NOTHING
+            except NotKnown as error:
+                last_error = error
+        assert last_error is not None
+        raise last_error
+    finally:
+        observation.close()
+
+
+def _drop(parsed: argparse.Namespace) -> int:
+    observation = observe(
+        parsed.target or default_url(),
+        Settings.parse(parsed.thresholds),
+        timeout_s=parsed.timeout,
+        watch_s=parsed.watch_s,
+        token=parsed.token,
+    )
+    try:
+        query = observation.query
+        engines = [view.engine for view in query.engines() if parsed.engine in ("", view.engine)]
+        if not engines:
+            raise NotKnown(f"there is no engine {parsed.engine!r} at {observation.target}")
+        drops = [query.drop(engine, parsed.at or "", parsed.window) for engine in engines]
+    finally:
+        observation.close()
+    if parsed.format == "json":
+        print_json(drops)
+    else:
+        for drop in drops:
+            explain.drop(drop, Console(highlight=False))
+    return NOTHING
+
+
+def _memory(parsed: argparse.Namespace) -> int:
+    if parsed.log and parsed.target:
+        raise ValueError("give a TARGET or --log FILE, not both")
+    if parsed.log:
+        report = bill_in_log(parsed.log)
+    else:
+        report = bill_of_engines(
+            parsed.target or default_url(),
+            Settings.parse(parsed.thresholds),
+            parsed.timeout,
+            parsed.watch_s,
+            parsed.token,
+        )
+    if parsed.format == "json":
+        print_json(report)
+    else:
+        explain.memory(report, Console(highlight=False))
+    if report.missing:
+        raise CannotTell(f"{report.source} has no whole memory bill: {'; '.join(report.missing)}")
+    return NOTHING

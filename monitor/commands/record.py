@@ -1,0 +1,38 @@
+"""`monitor record`: a stream kept as a recording."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from rich.console import Console
+
+from monitor.commands.common import Commands, positive
+from monitor.doctor.report import NOTHING
+from monitor.events.publisher import EVENTS_ENDPOINT
+
+
+def add(commands: Commands) -> None:
+    """Put it on the command line."""
+    parser = commands.add_parser(
+        "record",
+        help="keep a stream as a recording",
+        description="Writes an engine's event stream to a directory, until Ctrl-C; doctor and explain read it.",
+    )
+    parser.add_argument("target", metavar="TARGET", help=f"an event stream, such as {EVENTS_ENDPOINT}")
+    parser.add_argument("directory", type=Path, metavar="DIR", help="a new or empty directory")
+    parser.add_argument("--seconds", type=positive, default=None, metavar="S", help="stop after this long")
+    parser.add_argument(
+        "--timeout", type=positive, default=10.0, metavar="S", help="wait this long for the stream (10)"
+    )
+    parser.set_defaults(run=_run)
+
+
+def _run(parsed: argparse.Namespace) -> int:
+    from monitor.sources.record import record
+
+    recorded = record(
+        parsed.target, parsed.directory, seconds=parsed.seconds, timeout_s=parsed.timeout, console=Console(stderr=True)
+    )
+    print(f"{recorded.batches:,} batches of {recorded.engine} in {parsed.directory} ({recorded.bytes:,} bytes)")
+    return NOTHING

@@ -1,0 +1,128 @@
+"""`monitor serve`: page, API, /metrics and alerts, on one port."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from monitor.commands.common import Commands, length, port, positive, size
+from monitor.detectors.thresholds import Settings
+from monitor.events.publisher import EVENTS_ENDPOINT
+
+
+def _repeat(text: str) -> int:
+    return 0 if text == "0" else length(text)
+
+
+def add(commands: Commands) -> None:
+    """Put it on the command line."""
+    parser = commands.add_parser(
+        "serve",
+        help="the service: page, API, /metrics, alerts",
+        description="Reads engines' event streams and metrics pages, and serves what they say: web page, API and"
+        " /metrics on one port.",
+    )
+    parser.add_argument(
+        "--events", action="append", metavar="ENDPOINT",
+        help=f"an engine's event stream; may be repeated (default: KVSCOPE_EVENTS, else {EVENTS_ENDPOINT}, or none if"
+        " --metrics is given)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--metrics", action="append", default=[], metavar="URL",
+        help="the metrics page of an engine without a probe, scraped every 5 s; may be repeated",
+    )  # fmt: skip
+    parser.add_argument("--host", default="127.0.0.1", help="where to listen (127.0.0.1); elsewhere a token is needed")
+    parser.add_argument("--port", type=port, default=8765, help="(8765; 0 picks a free one)")
+    parser.add_argument("--token", default=os.environ.get("KVSCOPE_TOKEN", ""), help="ask for this (KVSCOPE_TOKEN)")
+    parser.add_argument(
+        "--data", type=Path, default=os.environ.get("KVSCOPE_DATA"), metavar="DIR",
+        help="keep alerts here, so that a restart loses none and sends none anew, and all that is heard, so that any"
+        " moment of it can be asked for (KVSCOPE_DATA)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--keep-days", type=positive, default=7.0, metavar="DAYS", help="what is heard is kept for so long (7)"
+    )
+    parser.add_argument(
+        "--keep-bytes", type=size, default=10 << 30, metavar="SIZE",
+        help="and no more of it than this, the oldest goes first: 500M, 2G (10G)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--recording", action="append", type=Path, metavar="DIR",
+        help="show this recording, and nothing else: no engine is read; may be repeated, to compare them",
+    )  # fmt: skip
+    parser.add_argument(
+        "--alert", action="append", metavar="URL",
+        help="send alerts here: https://… (a webhook), alertmanager+http://HOST:9093, slack+https://… or"
+        " pagerduty+https://ROUTING_KEY@events.pagerduty.com; may be repeated (KVSCOPE_ALERTS, separated by spaces)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--alert-private", action="store_true", help="alerts may go to private addresses, this machine's among them"
+    )
+    parser.add_argument(
+        "--alert-repeat", type=_repeat, default=4 * 3600, metavar="TIME",
+        help="say again that an alert still fires: 30m, 4h (4h; 0 never)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--webhook-secret", default=os.environ.get("KVSCOPE_WEBHOOK_SECRET", ""), metavar="whsec_…",
+        help="sign what goes to webhooks with this (KVSCOPE_WEBHOOK_SECRET)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--otlp", default="", metavar="URL",
+        help="send traces of requests, findings as logs, and metrics to this OTLP endpoint: grpc://HOST:4317,"
+        " grpcs://… or http(s)://HOST:4318",
+    )  # fmt: skip
+    parser.add_argument(
+        "--otlp-sample", type=float, default=1.0, metavar="SHARE",
+        help="of the requests that were neither slow, preempted, stuck nor failed, trace this share (1; 0.1 a tenth)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="CODE.NAME=VALUE", dest="thresholds", help="change a threshold"
+    )
+    parser.set_defaults(run=_run)
+
+
+def _run(parsed: argparse.Namespace) -> int:
+    try:
+        from monitor.history.keeper import Keep
+        from monitor.outlets.alerts.alerts import AlertsConfig
+        from monitor.outlets.otel.outlet import OtelConfig
+        from monitor.service import ServiceConfig, serve
+    except ImportError as error:
+        raise ValueError(
+            f"`monitor serve` needs more than the base install: pip install 'kvscope[monitor]' ({error})"
+        ) from error
+    from dashboards.web.app import mount
+
+    if parsed.recording and (parsed.events or parsed.metrics or parsed.alert or parsed.otlp):
+        raise ValueError("--recording shows what is over, and alone: leave out --events, --metrics, --alert and --otlp")
+    by_default = os.environ.get("KVSCOPE_EVENTS", "" if parsed.metrics else EVENTS_ENDPOINT)
+    if parsed.recording:
+        return serve(
+            ServiceConfig(
+                events=(), recordings=tuple(parsed.recording), host=parsed.host, port=parsed.port, token=parsed.token,
+                settings=Settings.parse(parsed.thresholds),
+            ),
+            mount,
+        )  # fmt: skip
+    return serve(
+        ServiceConfig(
+            events=tuple(parsed.events or filter(None, by_default.split(","))),
+            metrics=tuple(parsed.metrics),
+            host=parsed.host,
+            port=parsed.port,
+            token=parsed.token,
+            alerts=AlertsConfig(
+                receivers=tuple(parsed.alert or os.environ.get("KVSCOPE_ALERTS", "").split()),
+                secret=parsed.webhook_secret,
+                allow_private=parsed.alert_private,
+                repeat_s=float(parsed.alert_repeat),
+                path=parsed.data / "alerts.sqlite" if parsed.data is not None else None,
+            ),
+            otlp=OtelConfig(parsed.otlp, parsed.otlp_sample) if parsed.otlp else None,
+            settings=Settings.parse(parsed.thresholds),
+            data=parsed.data,
+            keep=Keep(parsed.keep_days, parsed.keep_bytes),
+        ),
+        mount,
+    )
