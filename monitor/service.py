@@ -4,6 +4,7 @@ and the web out.
 
 from __future__ import annotations
 
+import gc
 import logging
 import signal
 import socket
@@ -57,6 +58,11 @@ POINTS_NS: Final = 3_600_000_000_000
 """So much comes with it of its points, and of what a page said."""
 AT_ONCE: Final = 200
 """Frames of a recording that are read before others have a turn."""
+COLLECT: Final = 50_000, 20, 10
+"""When the garbage collector looks at what is young, older, and old. With its own thresholds it walks the columns of all
+blocks of every state that is kept, a third of a second for a million, at each second moment that is asked for; and
+hardly anything here is in a cycle.
+"""
 Mount = Callable[[FastAPI, Query], None]
 """Puts the page on the app; the page knows only the query interface, which is handed to it."""
 
@@ -361,6 +367,7 @@ def serve(config: ServiceConfig, mount: Mount) -> int:
         service.watch, service.sources, service.alerts, service.collector, token=config.token, host=config.host
     )
     mount(app, service.watch)
+    collect_rarely()
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2))
     for wanted in (signal.SIGINT, signal.SIGTERM):
         # The server takes both while it runs, and raises them again when it has ended: there is still work to do then.
@@ -379,6 +386,13 @@ def serve(config: ServiceConfig, mount: Mount) -> int:
     finally:
         service.stop()
     return 0
+
+
+def collect_rarely() -> None:
+    """Of the process: the garbage collector leaves alone what is there now, and looks at the rest more rarely."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*COLLECT)
 
 
 def _listening(config: ServiceConfig) -> socket.socket:
