@@ -12,7 +12,7 @@ import sqlite3
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import Final
 
 import uvicorn
 from fastapi import FastAPI
+from msgspec.structs import replace
 
 from monitor.api import create_app
 from monitor.detectors.thresholds import Settings
@@ -29,6 +30,7 @@ from monitor.findings import Transition
 from monitor.history.findings_log import FindingsLog
 from monitor.history.history import History
 from monitor.history.keeper import Keep, Keeper
+from monitor.history.recordings import Recordings
 from monitor.ledger.ledger import MAX_POINTS, Record
 from monitor.outlets.alerts.alerts import Alerts, AlertsConfig
 from monitor.outlets.alerts.views import AlertFigures
@@ -81,7 +83,7 @@ class ServiceConfig:
     settings: Settings = field(default_factory=Settings)
     data: Path | None = None
     keep: Keep = field(default_factory=Keep)
-    recording: Path | None = None
+    recordings: tuple[Path, ...] = ()
 
 
 class Reader(threading.Thread):
@@ -162,13 +164,16 @@ class Reader(threading.Thread):
 
 
 class RecordingReader(threading.Thread):
-    """Reads a recording into the watch, to its end. What was told of it then is told to nobody again."""
+    """Reads a recording into the watch, to its end. What was told of it then is told to nobody again. `engine` is the
+    name that its engine has here; empty: its own.
+    """
 
-    def __init__(self, directory: Path, watch: Watch) -> None:
+    def __init__(self, directory: Path, watch: Watch, engine: str = "") -> None:
         super().__init__(name=f"kvscope-read {directory}", daemon=True)
         self.target = str(directory)
         self.watch = watch
         self.error = ""
+        self._engine = engine
         self._recording = Recording(directory)
         self._stopping = threading.Event()
         self._done = False
@@ -178,7 +183,7 @@ class RecordingReader(threading.Thread):
         frames = iter(self._recording)
         try:
             while not self._stopping.is_set() and (some := list(islice(frames, AT_ONCE))):
-                self.watch.feed(some)
+                self.watch.feed([replace(frame, engine=self._engine) for frame in some] if self._engine else some)
                 self.watch.take_transitions()
                 self.watch.take_ended()
             self.watch.settle()
@@ -195,11 +200,19 @@ class RecordingReader(threading.Thread):
 
     def view(self) -> SourceView:
         """How it is."""
-        engine = next(iter(self.watch.fleet.engines), "")
+        engine = self._engine or next(iter(self.watch.fleet.engines), "")
         lost = f"{self._recording.bytes_lost:,} bytes are cut off or damaged" if self._recording.bytes_lost else ""
         return SourceView(
             self.target, engine, self._done, self._recording.bad_frames, {}, self.error or lost, ended=bool(self.error)
         )
+
+
+def _recorded(directories: Sequence[Path]) -> tuple[History | None, dict[str, Path]]:
+    """What recordings have kept, and each of them by the name that its engine has here; empty: its own."""
+    if len(directories) < 2:
+        return (History(directories[0]), {"": directories[0]}) if directories else (None, {})
+    together = Recordings(directories)
+    return together, together.named
 
 
 class Service:
@@ -209,13 +222,14 @@ class Service:
         self.config = config
         self.keeper: Keeper | None = None
         self._findings_log: FindingsLog | None = None
-        past = config.recording
+        history, recorded = _recorded(config.recordings)
         if config.data is not None:
             past = config.data / "history"
             self.keeper = Keeper(past, config.keep)
             self._findings_log = FindingsLog(past)
             self._findings_log.drop(config.keep.days)
-        self.watch = Watch(config.settings, History(past) if past is not None else None)
+            history = History(past)
+        self.watch = Watch(config.settings, history)
         self.alerts: Alerts | None = None
         self.otel: OtelOutlet | None = None
         self.exemplars = Exemplars()
@@ -238,8 +252,7 @@ class Service:
         self.readers: list[Reader | RecordingReader] = [
             Reader(source, self.watch, self.keeper, self._follow, self._deliver) for source in sources
         ]
-        if config.recording is not None:
-            self.readers.append(RecordingReader(config.recording, self.watch))
+        self.readers += [RecordingReader(directory, self.watch, engine) for engine, directory in recorded.items()]
         self._delivering = threading.Lock()
         self._undelivered: list[Transition] = []
         if config.otlp is not None:  # it has threads from here on

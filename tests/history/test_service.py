@@ -11,6 +11,7 @@ import pytest
 from monitor.cli import main
 from monitor.history.findings_log import FindingsLog
 from monitor.history.history import History
+from monitor.history.recordings import Recordings
 from monitor.ledger.words import timestamp
 from monitor.service import Service, ServiceConfig
 from monitor.sources.recording import Recording
@@ -31,7 +32,7 @@ def test_a_recording_is_shown_to_its_end_and_at_any_moment(tmp_path: Path) -> No
     scene.live(15)
     frames = list(scene.lab.frames)
     write(tmp_path, frames)
-    service = Service(ServiceConfig(events=(), recording=tmp_path))
+    service = Service(ServiceConfig(events=(), recordings=(tmp_path,)))
     service.start()
     try:
         until(lambda: service.sources()[0].in_step)
@@ -52,6 +53,39 @@ def test_a_recording_is_shown_to_its_end_and_at_any_moment(tmp_path: Path) -> No
     assert past is not None
     (then,) = service.watch.engines(past)
     assert then.at == past
+
+
+@pytest.mark.parametrize("names", [("monday", "friday"), ("monday/run", "friday/run")])
+def test_two_recordings_of_one_engine_are_shown_together(tmp_path: Path, names: tuple[str, str]) -> None:
+    alone = {}
+    for name, living_s in zip(names, (15, 2), strict=True):
+        scene = finished_held()
+        scene.live(living_s)
+        write(tmp_path / name, scene.lab.frames)
+        alone[name] = Watch(history=History(tmp_path / name))
+        alone[name].feed(Recording(tmp_path / name))
+        alone[name].settle()
+    service = Service(ServiceConfig(events=(), recordings=tuple(tmp_path / name for name in names)))
+    service.start()
+    try:
+        until(lambda: all(source.in_step for source in service.sources()))
+    finally:
+        service.stop()
+    called = dict(zip(names, (source.engine for source in service.sources()), strict=True))
+    assert len(set(called.values())) == 2
+    for name, engine in called.items():
+        assert engine.endswith(f"{Path(name).name}: {ENGINE}")
+        (view,) = [view for view in service.watch.engines() if view.engine == engine]
+        (own,) = alone[name].engines()
+        assert (view.balance, view.at) == (own.balance, own.at)
+        codes = [finding.code for finding in service.watch.find(engine=engine)]
+        assert codes == [finding.code for finding in alone[name].find()]
+        then = service.watch.span(engine).first or ""
+        assert service.watch.block_map(engine, then).states == alone[name].block_map(ENGINE, then).states
+    # Each has a past of its own on disk too.
+    from_disk = Watch(history=Recordings([tmp_path / name for name in names]))
+    for name, engine in called.items():
+        assert from_disk.requests(engine) == Watch(history=History(tmp_path / name)).requests(ENGINE)
 
 
 def test_findings_outlast_the_service(tmp_path: Path) -> None:
