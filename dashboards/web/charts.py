@@ -64,9 +64,11 @@ _MARKS: Final = {
 
 def over_time(
     name: str, moments_ns: Sequence[int], rows: Sequence[Row], window: Window, *, marks: Sequence[Mark] = (),
-    at_ns: int | None = None, says: str = "",
+    at_ns: int | None = None, says: str = "", times: tuple[str, str] = ("from", "to"),
 ) -> html.Div:  # fmt: skip
-    """The chart `name`, of `rows` over the window; a value of each trace for every moment. `says`: it in words."""
+    """The chart `name`, of `rows` over the window; a value of each trace for every moment. `says`: it in words.
+    `times`: by which names the address has the window that is chosen on it.
+    """
     height = MARKS_PX + sum(row.height_px + GAP_PX for row in rows) + AXIS_PX
     at = [moment // 1_000_000 for moment in moments_ns]
     chosen = len(at) - 1
@@ -95,7 +97,7 @@ def over_time(
     figure["layout"] |= axes | {
         f"yaxis{len(rows) + 1}": _AXIS
         | {"domain": [(height - MARKS_PX) / height, 1], "range": [0, 1], "showgrid": False, "showticklabels": False},
-        "meta": {"legend": f"{name}-legend", "chosen": chosen},
+        "meta": {"legend": f"{name}-legend", "chosen": chosen, "times": times},
     }
     plot = html.Div(dcc.Graph(id=name, figure=figure), className="plot", role="img", style={"height": f"{height}px"},
                     **aria(label=says))  # fmt: skip

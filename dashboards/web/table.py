@@ -8,7 +8,19 @@ from __future__ import annotations
 from typing import Final
 
 from dashboards.web.view import Entry
-from dashboards.web.views import blocks, engine, finding, findings, held, memory, overview, prefixes, request, requests
+from dashboards.web.views import (
+    blocks,
+    compare,
+    engine,
+    finding,
+    findings,
+    held,
+    memory,
+    overview,
+    prefixes,
+    request,
+    requests,
+)  # fmt: skip
 
 TABLE: Final = (
     Entry("", "Overview", overview.view),
@@ -22,6 +34,7 @@ TABLE: Final = (
     Entry("memory", "Memory", memory.view),
     Entry("findings", "Findings", findings.view),
     Entry("finding", "", finding.view, tab="findings"),
+    Entry("compare", "Compare", compare.view),
 )
 PATHS: Final = {entry.path: entry for entry in TABLE}
 

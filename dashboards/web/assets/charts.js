@@ -67,14 +67,16 @@
         chart.on("plotly_unhover", rest);
         chart.on("plotly_relayout", (change) => {
           const [since, until] = [change["xaxis.range[0]"], change["xaxis.range[1]"]];
-          if (since && until) go({ from: rfc3339(since), to: rfc3339(until), at: "" });
+          const [from, to] = chart.layout.meta.times;
+          if (since && until) go({ [from]: rfc3339(since), [to]: rfc3339(until), at: "" });
         });
         chart.on("plotly_click", (event) => {
           const mark = event.points.find((one) => one.data.meta === "marks");
           if (mark) follow(mark.customdata);
           else if (event.points.length) {
-            const [from, to] = chart.layout.xaxis.range.map(rfc3339);
-            go({ from, to, at: rfc3339(event.points[0].x) });
+            const [from, to] = chart.layout.meta.times;
+            const [since, until] = chart.layout.xaxis.range.map(rfc3339);
+            go({ [from]: since, [to]: until, at: rfc3339(event.points[0].x) });
           }
         });
       });
