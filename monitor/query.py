@@ -146,8 +146,8 @@ class Query(Protocol):
 
         A window is an hour at most, and what is kept of it is measured; its findings are those that were told in it.
         Without a second one: as long a time just before the first, or of another engine the same time; where that was
-        not there then, the last of it. An empty `since` is the later half of what is known, if that is less than ten
-        minutes. Raises BadTime where nothing is kept of a window.
+        not there then, the last of it. An empty `since` leaves something to hold the rest against: it is no earlier
+        than half of what is known. Raises BadTime where nothing is kept of a window.
         """
         ...
 

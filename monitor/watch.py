@@ -353,8 +353,11 @@ class Watch:
         last_ns = self._moment(live, until).at_ns
         if since:
             first_ns = self._moment(live, since).at_ns
-        else:  # the other half is there to be held against it
-            first_ns = max(last_ns - WINDOW_NS, (last_ns + self._first_ns(live)) // 2)
+        else:
+            known_ns = self._first_ns(live)
+            if against is live and not other_until:  # the other half is there to be held against it
+                known_ns = (last_ns + known_ns) // 2
+            first_ns = max(last_ns - WINDOW_NS, known_ns)
         if other_since or other_until:
             to_ns = self._moment(against, other_until).at_ns
             from_ns = self._moment(against, other_since).at_ns if other_since else to_ns - (last_ns - first_ns)

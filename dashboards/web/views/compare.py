@@ -29,6 +29,9 @@ AGAINST: Final = ("with", "with_from", "with_to")
 SIGNS: Final = {"better": "▲", "worse": "▼", "same": "=", "differs": "↕", "": ""}
 CAME: Final = {"came": "+", "stayed": "=", "went": "−"}
 MANY_TIMES: Final = 10
+NO_TIME: Final = (
+    "Times are UTC. Where none is given: as long a time just before it, or of another engine the same time."
+)
 
 
 def view(query: Query, here: Here) -> View:
@@ -126,7 +129,7 @@ def _form(here: Here, told: Diff | None) -> html.Form:
         [
             html.Fieldset([html.Legend("This window"), *this], className="filter"),
             html.Fieldset([html.Legend("held against"), *against], className="filter"),
-            html.Div([*actions, html.P("UTC. No time given: as long a time just before it.", className="note")],
+            html.Div([*actions, html.P(NO_TIME, className="note")],
                      className="filter"),
         ],
         action="/compare",
@@ -225,7 +228,7 @@ def _finding(place: Place, told: Diff, row: FindingRow) -> html.Tr:
     then = place._replace(since="", until="", at=side.until or "")
     reports = {one.id: one for one in (*told.before.findings, *told.after.findings) if one.code == row.code}
     named: list[Any] = [request_link(then, side.engine, name) for name in row.requests[:MOST_LINKS]]
-    each: list[Any] = [_link(place, one) for one in list(reports.values())[:MOST_LINKS]]
+    each: list[Any] = [_link(place, told, one) for one in list(reports.values())[:MOST_LINKS]]
     return html.Tr(
         [
             html.Td([html.Span(CAME[row.change], className="sign", **aria(hidden="true")), row.change],
@@ -243,10 +246,12 @@ def _finding(place: Place, told: Diff, row: FindingRow) -> html.Tr:
     )  # fmt: skip
 
 
-def _link(place: Place, finding: FindingReport) -> html.A:
+def _link(place: Place, told: Diff, finding: FindingReport) -> html.A:
     words = f"since {clock(finding.since)}" if finding.since else "from the start"
+    if told.before.engine != told.after.engine:
+        words = f"{'before' if finding.engine == told.before.engine else 'after'}, {words}"
     there = place.to("finding", engine=finding.engine, id=finding.id, since="", until="", at="")
-    return html.A(words, href=there, title=finding.title)
+    return html.A(words, href=there, title=finding.title, className="id")
 
 
 # -------------------------------------------------------------------- over time

@@ -22,6 +22,8 @@ from monitor.views import AlertingView, EventView, PointView
 MOST_CULPRITS: Final = 60
 MOST_EVENTS: Final = 14
 LENGTHS: Final = (("3600", "an hour"), ("14400", "4 hours"), ("86400", "a day"), ("604800", "a week"))
+LEAST_COMPARED_NS: Final = 10_000_000_000
+MOST_COMPARED_NS: Final = 600_000_000_000
 SEEN_BEFORE_END_NS: Final = 3_500_000_000
 """A finding is over a moment after it was seen last: what it was about is there to be looked at so long before."""
 HEARD_AFTER_NS: Final = 1_000_000_000
@@ -44,7 +46,7 @@ def view(query: Query, here: Here) -> View:
                     *_roots(here.place, finding),
                     html.H2("What to do", className="unseen"),
                     *advice(finding),
-                    html.Nav(_links(then, finding), className="more", **aria(label="More about it")),
+                    html.Nav(_links(here, then, finding), className="more", **aria(label="More about it")),
                 ],
                 className=f"finding whole {finding.severity}",
                 id="finding",
@@ -82,14 +84,28 @@ def _roots(place: Place, finding: FindingReport) -> list[Any]:
     return [html.Dl([html.Dt("brought about by"), html.Dd(links)], className="culprits")]
 
 
-def _links(then: Place, finding: FindingReport) -> list[Any]:
+def _links(here: Here, then: Place, finding: FindingReport) -> list[Any]:
     return [
         html.A("Runbook", href=f"/{finding.runbook}"),
+        *_comparison(here, finding),
         html.A("The block map then", href=then.to("blocks")),
         html.A("What never came back", href=then.to("held")),
         html.A("The engine over that time", href=then.to("engine")),
         html.A("All findings", href=then.to("findings")),
     ]
+
+
+def _comparison(here: Here, finding: FindingReport) -> list[Any]:
+    """Its first minutes, held against as long a time before it began."""
+    if not finding.since:
+        return []
+    began_ns = wall_ns(finding.since, 0)
+    now = next((engine.at for engine in here.engines if engine.engine == finding.engine), None)
+    ended_ns = wall_ns(finding.resolved_at or now or finding.since, 0)
+    lasted_ns = min(max(ended_ns - began_ns, LEAST_COMPARED_NS), MOST_COMPARED_NS)
+    first = {"since": finding.since, "until": rfc3339(began_ns + lasted_ns), "at": ""}
+    there = here.place.to("compare", engine=finding.engine, **first)
+    return [html.A("Compare with before it began", href=there)]
 
 
 # -------------------------------------------------------------------- who was told
