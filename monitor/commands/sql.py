@@ -37,7 +37,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("query", metavar="QUERY", help="such as 'SELECT kind, count(*) FROM events GROUP BY kind'")
     parser.add_argument("recording", nargs="?", type=Path, metavar="RECORDING", help="ask this recording")
     parser.add_argument(
-        "--data", type=Path, default=os.environ.get("KVSCOPE_DATA"), metavar="DIR",
+        "--data", type=Path, metavar="DIR",
         help="or the history that `monitor serve --data DIR` keeps (KVSCOPE_DATA)",
     )  # fmt: skip
     parser.add_argument("--format", choices=("table", "csv", "json"), default="table", help="(default: table)")
@@ -53,7 +53,10 @@ def _sql(parsed: argparse.Namespace) -> int:
         ) from error
     points: dict[str, list[Point]] = {}
     told: list[Told] = []
+    data = parsed.data or os.environ.get("KVSCOPE_DATA")
     if parsed.recording is not None:
+        if parsed.data is not None:
+            raise BadTarget("give a RECORDING or --data DIR, not both")
         directory = parsed.recording
         if not directory.is_dir():
             raise BadTarget(f"{directory} is no recording: name the directory that `monitor record` wrote")
@@ -61,10 +64,10 @@ def _sql(parsed: argparse.Namespace) -> int:
             r"\b(points|findings)\b", parsed.query, re.IGNORECASE
         ):  # a recording has neither until it is judged
             points, told = _judged(directory)
-    elif parsed.data is not None:
-        directory = parsed.data / "history"
+    elif data:
+        directory = Path(data) / "history"
         if not directory.is_dir():
-            raise BadTarget(f"{parsed.data} holds no history: `monitor serve --data {parsed.data}` keeps one there")
+            raise BadTarget(f"{data} holds no history: `monitor serve --data {data}` keeps one there")
     else:
         raise BadTarget("name a RECORDING, or the directory that `monitor serve --data DIR` keeps its history in")
     with answer(parsed.query, directory, points, told) as found:

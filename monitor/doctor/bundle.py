@@ -6,11 +6,9 @@ import io
 import os
 import platform
 import tempfile
-import time
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
-from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -19,19 +17,15 @@ from rich.console import Console
 
 from monitor.detectors.thresholds import Settings
 from monitor.doctor import render
-from monitor.doctor.observe import CannotTell, nothing_heard
+from monitor.doctor.frames import frames_of
+from monitor.doctor.observe import CannotTell
 from monitor.doctor.redact import Redactor
 from monitor.doctor.report import Report, examine
 from monitor.doctor.terminal import WIDTH
-from monitor.doctor.window import ALWAYS, Span, Window, at_of
-from monitor.events import snapshot
+from monitor.doctor.window import ALWAYS, Window
 from monitor.events.journal import JournalWriter
 from monitor.events.wire import MAJOR, MINOR, Batch, ContractError, Frame, Keyframe, encode
-from monitor.ledger.ledger import EngineLedger
 from monitor.sources.bundle import EVENTS
-from monitor.sources.live import LiveStream
-from monitor.sources.recording import Recording
-from monitor.sources.target import BadTarget, Kind, kind_of
 
 README: Final = """\
 A support bundle of kvscope. `monitor doctor FILE` looks at it, and so does explain.
@@ -76,7 +70,9 @@ def make(
     with tempfile.TemporaryDirectory(prefix="kvscope-bundle-") as folder:
         directory = Path(folder)
         try:
-            frames = _keep((redactor.frame(frame) for frame in _frames(target, window, watch_s, timeout_s)), directory)
+            frames = _keep(
+                (redactor.frame(frame) for frame in frames_of(target, window, watch_s, timeout_s)), directory
+            )
         except ContractError as error:
             raise CannotTell(str(error)) from error
         if not frames:
@@ -100,58 +96,6 @@ def make(
         except OSError as error:
             raise ValueError(f"{file} cannot be written: {error.strerror}; name another file") from error
     return Made(frames, file.stat().st_size, shown)
-
-
-def _frames(target: str, window: Window, watch_s: float, timeout_s: float) -> Iterator[Frame]:
-    match kind_of(target):
-        case Kind.RECORDING if window == ALWAYS:
-            return iter(Recording(Path(target)))
-        case Kind.RECORDING:
-            end_ns = max(map(at_of, Recording(Path(target))), default=0)
-            return _within(Recording(Path(target)), window.span(end_ns))
-        case Kind.STREAM if window == ALWAYS:
-            return _live(target, watch_s, timeout_s)
-        case Kind.STREAM:
-            raise BadTarget(f"{target} is live and has no past: --since and --until are for a recording")
-        case _:
-            raise BadTarget(
-                f"{target} has no events to give away: a bundle is made of a recording or of an event stream"
-            )
-
-
-def _live(target: str, watch_s: float, timeout_s: float) -> Iterator[Frame]:
-    stream = LiveStream(target)
-    started = time.monotonic()
-    in_step_at = 0.0
-    try:
-        while not in_step_at or time.monotonic() - in_step_at < watch_s:
-            yield from (received.frame for received in stream.poll(0.1))
-            if not in_step_at and stream.in_step:
-                in_step_at = time.monotonic()
-            if not in_step_at and time.monotonic() - started > timeout_s:
-                raise nothing_heard(target, bool(stream.engine), timeout_s)
-    finally:
-        stream.close()
-
-
-def _within(frames: Iterable[Frame], span: Span) -> Iterator[Frame]:
-    """Those of that time, after a keyframe of what was so before."""
-    ledger: EngineLedger | None = None
-    frames = iter(frames)
-    for frame in frames:
-        if at_of(frame) >= span.since_ns:
-            frames = chain([frame], frames)
-            break
-        ledger = ledger or EngineLedger(frame.engine)
-        ledger.apply(frame)
-    if ledger is not None and ledger.ready:
-        state = ledger.state
-        now_ns = ledger.wall(state.now_ns)
-        yield Keyframe(
-            ledger.engine, ledger.epoch, ledger.sequence, state.last_step, now_ns, state.now_ns, state.damaged,
-            snapshot.dump(state),
-        )  # fmt: skip
-    yield from (frame for frame in frames if at_of(frame) <= span.until_ns)
 
 
 def _keep(frames: Iterable[Frame], directory: Path) -> int:

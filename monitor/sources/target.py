@@ -60,7 +60,7 @@ class BadTarget(Exception):
 
 
 def kind_of(target: str) -> Kind:
-    """What `target` is. Raises BadTarget if it is nothing we know, or a file that is not there."""
+    """What `target` is. Raises BadTarget if it is nothing we know, a directory without a recording, or not there."""
     if target.startswith(("tcp://", "ipc://")):
         return Kind.STREAM
     if target.startswith(("http://", "https://")):
@@ -70,6 +70,8 @@ def kind_of(target: str) -> Kind:
         return Kind.METRICS if address.endswith("/metrics") else Kind.SERVICE
     path = Path(target)
     if target and path.is_dir():
+        if not journal.segments(path):
+            raise BadTarget(f"{path} holds no recording: no file in it is named EPOCH-SEQUENCE{journal.SUFFIX}")
         return Kind.RECORDING
     if not target or not path.exists():
         raise BadTarget(

@@ -131,7 +131,7 @@ def test_what_cannot_be_told_is_named(capsys: pytest.CaptureFixture[str], tmp_pa
         ("empty.log", "cannot-tell", "Running: "),
         ("noise.bin", "cannot-tell", "Running: "),
         ("cut.log.gz", "cannot-tell", "Running: "),
-        ("folder", "cannot-tell", "EPOCH-SEQUENCE"),
+        ("folder", "bad-target", "EPOCH-SEQUENCE"),
         ("missing", "bad-target", "no such file"),
     ):
         _, printed = doctor_json(capsys, tmp_path / target)

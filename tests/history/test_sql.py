@@ -138,6 +138,7 @@ def test_where_nothing_is_kept_is_said(tmp_path: Path, capsys: pytest.CaptureFix
         ([str(tmp_path / "recording")], "is no recording"),
         ([str(tmp_path / "empty")], "no segment"),
         ([], "name a RECORDING"),
+        ([str(tmp_path), "--data", str(tmp_path)], "not both"),
     ):
         assert main(["sql", "FROM events", *arguments]) == 2
         assert says in capsys.readouterr().err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections import defaultdict
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,23 @@ def arguments(event: Any) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def read(file: Path) -> Read:
     return Read(file)
+
+
+def test_a_part_of_a_recording(lab: Lab, read: Read, tmp_path: Path) -> None:
+    times = sorted(frame.wall_ns for frame in lab.frames)
+    middle = times[len(times) // 2]
+    out = tmp_path / "part.pftrace"
+    since = datetime.fromtimestamp(middle / 1e9, UTC).isoformat()
+    assert cli.main(["export", str(recording_of(lab, tmp_path / "recording")), str(out), "--since", since]) == 0
+    part = Read(out)
+    there = {name for name, on in read.under("Requests") if on[-1][0] >= middle}
+    drawn = {name for name, _ in part.under("Requests")}
+    assert there <= drawn < {name for name, _ in read.under("Requests")}
+    ends = {name: on[-1] for name, on in read.under("Requests")}
+    for name, on in part.under("Requests"):
+        assert (on[-1][0], on[-1][1].type, on[-1][1].name) == (
+            ends[name][0], ends[name][1].type, ends[name][1].name,
+        )  # fmt: skip
 
 
 def test_the_first_packet_clears_the_sequences_state_and_all_are_of_one_sequence(read: Read) -> None:

@@ -32,13 +32,15 @@ def test_addresses(target: str, kind: Kind) -> None:
 
 
 def test_files_are_looked_into(tmp_path: Path) -> None:
-    assert kind_of(str(tmp_path)) is Kind.RECORDING
+    with pytest.raises(BadTarget, match="holds no recording"):
+        kind_of(str(tmp_path))
     log = tmp_path / "recording.kvj"  # a name says nothing
     log.write_text("INFO a log\n")
     assert kind_of(str(log)) is Kind.LOG
     writer = JournalWriter(tmp_path / "journal", 1)
     writer.append(encode(Lab().frames[0]), 0)
     writer.close()
+    assert kind_of(str(tmp_path / "journal")) is Kind.RECORDING
     (segment,) = (tmp_path / "journal").iterdir()
     renamed = segment.rename(tmp_path / "server.log")
     assert kind_of(str(renamed)) is Kind.RECORDING
