@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
+from typing import Any
 
 from monitor.commands.common import Commands, length, port, positive, size
 from monitor.detectors.thresholds import Settings
@@ -36,15 +37,13 @@ def add(commands: Commands) -> None:
     parser.add_argument("--port", type=port, default=8765, help="(8765; 0 picks a free one)")
     parser.add_argument("--token", default=os.environ.get("KVSCOPE_TOKEN", ""), help="ask for this (KVSCOPE_TOKEN)")
     parser.add_argument(
-        "--data", type=Path, default=os.environ.get("KVSCOPE_DATA"), metavar="DIR",
+        "--data", type=Path, metavar="DIR",
         help="keep alerts here, so that a restart loses none and sends none anew, and all that is heard, so that any"
         " moment of it can be asked for (KVSCOPE_DATA)",
     )  # fmt: skip
+    parser.add_argument("--keep-days", type=positive, metavar="DAYS", help="what is heard is kept for so long (7)")
     parser.add_argument(
-        "--keep-days", type=positive, default=7.0, metavar="DAYS", help="what is heard is kept for so long (7)"
-    )
-    parser.add_argument(
-        "--keep-bytes", type=size, default=10 << 30, metavar="SIZE",
+        "--keep-bytes", type=size, metavar="SIZE",
         help="and no more of it than this, the oldest goes first: 500M, 2G (10G)",
     )  # fmt: skip
     parser.add_argument(
@@ -73,7 +72,7 @@ def add(commands: Commands) -> None:
         " grpcs://… or http(s)://HOST:4318",
     )  # fmt: skip
     parser.add_argument(
-        "--otlp-sample", type=float, default=1.0, metavar="SHARE",
+        "--otlp-sample", type=float, metavar="SHARE",
         help="of the requests that were neither slow, preempted, stuck nor failed, trace this share (1; 0.1 a tenth)",
     )  # fmt: skip
     parser.add_argument(
@@ -94,8 +93,17 @@ def _run(parsed: argparse.Namespace) -> int:
         ) from error
     from dashboards.web.app import mount
 
-    if parsed.recording and (parsed.events or parsed.metrics or parsed.alert or parsed.otlp):
-        raise ValueError("--recording shows what is over, and alone: leave out --events, --metrics, --alert and --otlp")
+    if parsed.recording and (parsed.events or parsed.metrics or parsed.alert or parsed.otlp or parsed.data):
+        raise ValueError(
+            "--recording shows what is over, and alone: leave out --events, --metrics, --alert, --otlp and --data"
+        )
+    data = parsed.data or (Path(os.environ["KVSCOPE_DATA"]) if os.environ.get("KVSCOPE_DATA") else None)
+    keep = _given(days=parsed.keep_days, bytes=parsed.keep_bytes)
+    sample = _given(sample=parsed.otlp_sample)
+    if keep and data is None:
+        raise ValueError("--keep-days and --keep-bytes are of what --data DIR keeps: give that too")
+    if sample and not parsed.otlp:
+        raise ValueError("--otlp-sample is of what goes to --otlp URL: give that too")
     by_default = os.environ.get("KVSCOPE_EVENTS", "" if parsed.metrics else EVENTS_ENDPOINT)
     if parsed.recording:
         return serve(
@@ -117,12 +125,16 @@ def _run(parsed: argparse.Namespace) -> int:
                 secret=parsed.webhook_secret,
                 allow_private=parsed.alert_private,
                 repeat_s=float(parsed.alert_repeat),
-                path=parsed.data / "alerts.sqlite" if parsed.data is not None else None,
+                path=data / "alerts.sqlite" if data is not None else None,
             ),
-            otlp=OtelConfig(parsed.otlp, parsed.otlp_sample) if parsed.otlp else None,
+            otlp=OtelConfig(parsed.otlp, **sample) if parsed.otlp else None,
             settings=Settings.parse(parsed.thresholds),
-            data=parsed.data,
-            keep=Keep(parsed.keep_days, parsed.keep_bytes),
+            data=data,
+            keep=Keep(**keep),
         ),
         mount,
     )
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}

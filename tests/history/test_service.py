@@ -141,14 +141,18 @@ def test_two_services_do_not_share_a_history(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_a_recording_is_shown_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["serve", "--recording", str(tmp_path), "--events", "tcp://127.0.0.1:5757"]) == 2
-    assert "alone" in capsys.readouterr().err
+    for flag, value in (("--events", "tcp://127.0.0.1:5757"), ("--data", str(tmp_path))):
+        assert main(["serve", "--recording", str(tmp_path), flag, value]) == 2
+        assert "alone" in capsys.readouterr().err
     assert main(["serve", "--recording", str(tmp_path / "nothing")]) == 2
     assert "is no directory" in capsys.readouterr().err
     assert main(["serve", "--recording", str(tmp_path)]) == 2
     assert "holds no recording" in capsys.readouterr().err
     assert main(["serve", "--data", str(tmp_path), "--keep-bytes", "2G", "--host", "10.0.0.1"]) == 2
     (tmp_path / "file").touch()
+    for alone, needed in (("--keep-days", "--data"), ("--keep-bytes", "--data"), ("--otlp-sample", "--otlp")):
+        assert main(["serve", alone, "1"]) == 2
+        assert needed in capsys.readouterr().err
     capsys.readouterr()
     assert main(["serve", "--data", str(tmp_path / "file"), "--port", "0"]) == 2
     assert "cannot be written" in capsys.readouterr().err
