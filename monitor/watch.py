@@ -323,7 +323,7 @@ class Watch:
 
     def _drop(self, live: EngineLedger, at_ns: int, window_s: float) -> Drop:
         window_ns = round(window_s * 1e9)
-        until = Moment(min(at_ns + window_ns, live.now_ns))
+        until = Moment(min(at_ns + round(window_s * 5e8), live.now_ns))
         return drop(self._past.window(live, at_ns - 2 * window_ns, until), at_ns, window_s)
 
     def explain(self, engine: str, since: str = "", until: str = "") -> ExplanationView:
