@@ -47,6 +47,7 @@ class Road(NamedTuple):
     def walk(self) -> tuple[EngineLedger, list[Mark]]:
         """The ledger as it was then, and states on the way to it, itself the last where it is one to go on from."""
         ledger = fork(self.mark.of)
+        ledger.points = deque(self.points, ledger.points.maxlen)
         ledger.point_every_ns = NO_POINTS
         marks: list[Mark] = []
         walked = 0
@@ -56,7 +57,6 @@ class Road(NamedTuple):
             if walked >= max(MIN_ON_THE_WAY, _weight(ledger) // 16):
                 marks.append(mark_of(fork(ledger)))
                 walked = 0
-        ledger.points = deque(self.points, ledger.points.maxlen)
         ledger.point_every_ns = POINT_EVERY_NS
         for batch in self.batches[-1:]:
             ledger.apply(batch)

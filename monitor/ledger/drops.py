@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from monitor.events.kinds import Kind, Limit, Preempt, Release, name_of
-from monitor.events.wire import Batch, Run
+from monitor.events.wire import Batch, Run, fives
 from monitor.ledger.ledger import EngineLedger, Point
 from monitor.ledger.story import events, names_in
 from monitor.ledger.words import timestamp
@@ -148,7 +148,7 @@ def drop(ledger: EngineLedger, at_ns: int, window_s: float) -> Drop:
         freed_in_fall=dict(freed_in_fall.most_common()),
         freed=sorted(fold.freed.values(), key=lambda freed: -freed.blocks),
         taken=fold.taken,
-        taken_by=fold.taken_by,
+        taken_by=list(fold.taken_by),
         off_by=None if counted_up is None or used_after is None else used_after - counted_up,
         preempted=fold.preempted[:MOST_PREEMPTIONS],
         preemptions=len(fold.preempted),
@@ -213,10 +213,14 @@ def references_before(ledger: EngineLedger, batches: list[Batch]) -> list[int]:
     """The reference count of each block before these batches, which are all there were until now."""
     refs = list(ledger.state.refs)
     for batch in batches:
-        for _, _, event in events([batch], None, CHANGES):
-            for block in event.ids:
+        ids = batch.ids.cast("i").tolist()
+        i = 0
+        for kind, _, _, _, n_ids in fives(batch.runs.cast("i").tolist()):
+            change = CHANGES.get(kind, 0)
+            for block in ids[i : i + n_ids] if change else ():
                 if 0 <= block < len(refs):
-                    refs[block] -= CHANGES[event.kind]
+                    refs[block] -= change
+            i += n_ids
     return refs
 
 
@@ -232,9 +236,11 @@ class _Window:
     def __init__(self, ledger: EngineLedger, refs: list[int]) -> None:
         self.freed: dict[str, Freed] = {}
         self.taken = 0
-        self.taken_by: list[str] = []
+        self.taken_by: dict[str, None] = {}
+        """Names in order: there may be thousands."""
         self.preempted: list[Preempted] = []
         self.admitted = self.finished = self.allocation_failures = 0
+        self._freed_by: set[tuple[str, str]] = set()
         self._refs = refs
         self._names = names_in(ledger)
 
@@ -265,8 +271,8 @@ class _Window:
                 taken += self._refs[block] <= 0
                 self._refs[block] += 1
         self.taken += taken
-        if taken and (name := self._name(event.request)) not in self.taken_by:
-            self.taken_by.append(name)
+        if taken:
+            self.taken_by[self._name(event.request)] = None
 
     def _give_back(self, event: Run) -> None:
         reason = name_of(Release, event.args[0])
@@ -279,7 +285,8 @@ class _Window:
                 else:
                     freed.references_left += 1
         name = self._name(event.request) if event.kind == Kind.RELEASED else "blocks that were detached"
-        if name not in freed.requests:
+        if (reason, name) not in self._freed_by:
+            self._freed_by.add((reason, name))
             freed.requests.append(name)
 
     def _preempt(self, event: Run) -> None:
