@@ -26,8 +26,7 @@ def fork(ledger: EngineLedger) -> EngineLedger:
     requests = {number: _fork(record) for number, record in state.requests.items()}
     # By the id of what is there, what stands for it; all else, which is little, is copied in depth.
     memo: dict[int, Any] = {id(record): requests[number] for number, record in state.requests.items()}
-    memo |= {id(column): column.copy() for column in (state.refs, state.owner, state.hashes, state.since)}
-    memo[id(state.born)] = [0] * state.total  # of those stays that are only counted
+    memo |= {id(column): column.copy() for column in (state.refs, state.owner, state.hashes, state.since, state.born)}
     memo |= {id(state.requests): requests, id(state.in_flight): state.in_flight.copy()}
     memo[id(state.more)] = {block: owners.copy() for block, owners in state.more.items()}
     memo |= {id(state.stays): None, id(state.evictions): None, id(ledger.tally): Tally()}
