@@ -378,9 +378,9 @@ class Watch:
         with self._lock:
             told = [
                 finding.report()
-                for finding in (*self.findings.firing(), *self.findings.resolved())
+                for finding in (*self.findings.firing(), *self.findings.suppressed(), *self.findings.resolved())
                 if finding.judgement.engine == live.engine
-                and finding.fired_ns <= until_ns
+                and 0 < finding.fired_ns <= until_ns
                 and _touches(finding, since_ns, until_ns)
             ]
         return self._stretches.of(live, since_ns, until_ns, told)

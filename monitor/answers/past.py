@@ -208,6 +208,7 @@ class Past:
             frames = self.history.tail(live.engine, since_ns)
         within = takewhile(lambda frame: frame.wall_ns <= until_ns, frames)
         ledger.counting, ledger.point_every_ns = True, POINT_EVERY_NS
+        ledger.tally.follow(ledger.state)
         return Heard(ledger, _at_once(within, since_ns), since_ns)
 
     def _mended(self, live: EngineLedger, place: tuple[int, int], batches: Iterable[Batch]) -> Iterator[Frame]:
