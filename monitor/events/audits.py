@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from monitor.events.books import Books
-from monitor.events.kinds import Kind, Status
+from monitor.events.kinds import CAUSE_OF, Cause, Kind, Status
 from monitor.events.records import RequestState
 
 UNKNOWN_HASH: Final = 1
@@ -119,8 +119,10 @@ class AuditFold:
                     books.detached[block].append(number)
             return
         if record is None:
-            record = RequestState(number, name, status, since_ns=books.now_ns, waited_ns={})
+            record = RequestState(number, name, since_ns=books.now_ns, waited_ns={})
             books.requests[number] = record
+        if record.status != status:  # since when, and why, was said where nobody heard it
+            record.cause, record.since_ns, record.stalled_ns = CAUSE_OF.get(status, Cause.NONE), books.now_ns, 0
         record.status, record.computed_tokens, record.output_tokens, record.blocks = status, computed, outputs, ids
 
     def _end(self, books: Books, free: int, cached_idle: int, used: int, requests: int) -> None:

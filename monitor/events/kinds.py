@@ -103,6 +103,16 @@ class Cause(IntEnum):
     STEP_IN_FLIGHT = 14
 
 
+CAUSE_OF: Final = {
+    int(Status.WAITING): Cause.NEW,
+    int(Status.PREEMPTED): Cause.PREEMPTED,
+    int(Status.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR): Cause.GRAMMAR,
+    int(Status.WAITING_FOR_REMOTE_KVS): Cause.REMOTE_KV,
+    int(Status.WAITING_FOR_STREAMING_REQ): Cause.STREAMING_INPUT,
+}
+"""Why a request is in a state in which it waits, as far as the state alone tells."""
+
+
 class Release(IntEnum):
     """Why a reference to a block was given back."""
 

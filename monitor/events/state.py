@@ -11,7 +11,7 @@ from typing import Final
 
 from monitor.events.audits import AuditFold
 from monitor.events.books import Books
-from monitor.events.kinds import FIRST_FINISHED, Cause, Holder, Kind, Status, TierOp
+from monitor.events.kinds import CAUSE_OF, FIRST_FINISHED, Cause, Holder, Kind, Status, TierOp
 from monitor.events.records import Heartbeat, Preemption, Prompt, RequestState, StepInFlight, TierState
 from monitor.events.stays import Stays
 from monitor.events.trace_context import TraceContext
@@ -570,7 +570,7 @@ class State(Books):
                 totals.preemptions[args[0]] = totals.preemptions.get(args[0], 0) + 1
                 totals.tokens_lost += args[3]
             case Kind.WAITING_ON:
-                self._move(record, args[0], _CAUSE_OF_WAIT.get(args[0], Cause.NONE))
+                self._move(record, args[0], CAUSE_OF.get(args[0], Cause.NONE))
                 if args[0] == Status.WAITING_FOR_REMOTE_KVS:
                     record.fetching_ns = self.now_ns
                     if record.fetch_ended_ns < self.now_ns - FETCH_SLACK_NS:
@@ -593,12 +593,6 @@ class State(Books):
                 totals.finished[args[0]] = totals.finished.get(args[0], 0) + 1
                 self._end_if_over(record)
 
-
-_CAUSE_OF_WAIT = {
-    int(Status.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR): Cause.GRAMMAR,
-    int(Status.WAITING_FOR_REMOTE_KVS): Cause.REMOTE_KV,
-    int(Status.WAITING_FOR_STREAMING_REQ): Cause.STREAMING_INPUT,
-}
 
 # As plain numbers: comparing with an IntEnum's member costs several times as much, and this runs for every event.
 _CLOCK = int(Kind.CLOCK)

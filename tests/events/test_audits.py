@@ -8,7 +8,7 @@ import pytest
 
 from engine.request import Request
 from engine.sampling import SamplingParams
-from monitor.events.kinds import Status
+from monitor.events.kinds import Cause, Status
 from monitor.ledger.ledger import EngineLedger
 from tests.lab import Lab
 
@@ -41,3 +41,23 @@ def test_requests_that_wait_at_the_front_end_while_an_audit_is_read(lose: bool) 
     waiting = {request.number for _, request in at_front_end}
     received = {r.number for r in ledger.state.requests.values() if r.status == Status.RECEIVED}
     assert received == waiting
+
+
+def test_who_was_let_in_unheard_no_longer_waits_for_that() -> None:
+    lab = Lab(max_num_seqs=2, capacity=2)
+    ledger = EngineLedger(lab.packer.engine)
+    for _ in range(6):
+        lab.arrive(6, max_tokens=12)
+    taken_over = []
+    for step in range(100):
+        lab._pack = not 4 <= step < 30  # the drain thread sleeps while others are let in
+        waiting = {record.number for record in ledger.state.requests.values() if record.is_waiting}
+        lab.step()
+        for frame in lab.frames:
+            ledger.apply(frame)
+        lab.frames.clear()
+        running = [record for record in ledger.state.requests.values() if record.is_running]
+        taken_over += [record.number for record in running if ledger.state.damaged and record.number in waiting]
+        assert {record.cause for record in running} <= {Cause.NONE}
+    assert ledger.dropped_batches
+    assert taken_over
