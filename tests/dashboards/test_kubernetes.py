@@ -7,6 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import yaml
 
@@ -85,5 +86,4 @@ def test_a_container_may_do_as_little_as_it_can(name: str) -> None:
 
 @pytest.mark.parametrize("kind", ["Deployment", "Service", "PersistentVolumeClaim"])
 def test_a_resource_is_as_kubernetes_own_schema_says(kind: str) -> None:
-    validate = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate brings the schemas")
-    validate.validate(RESOURCES[kind], validate.latest_version(), strict=True)
+    kubernetes_validate.validate(RESOURCES[kind], kubernetes_validate.latest_version(), strict=True)
