@@ -54,9 +54,13 @@ class Measuring:
         joins = isinstance(frame, Keyframe) and (ledger is None or not ledger.ready)
         is_past = joins and frame.wall_ns - frame.epoch > YOUNG_NS
         if self._before is None and frame.wall_ns >= self._since_ns and not is_past:
-            self._before = self._total(ledger)
+            self._before = Counter() if ledger is None or self._is_whole(ledger) else self._total(ledger)
         if ledger is not None and frame.epoch > ledger.epoch:
             self._earlier.update(_counts(ledger))
+
+    def _is_whole(self, ledger: EngineLedger) -> bool:
+        """Whether all that the engine has counted so far is of the stretch."""
+        return ledger.joined_ns >= self._since_ns and ledger.joined_ns - ledger.epoch <= YOUNG_NS
 
     def end(self, requests: Iterable[RequestState]) -> None:
         """These have ended by the last frame."""
@@ -89,11 +93,10 @@ class Measuring:
             peak_at=timestamp(peak.at_ns) if peak is not None else None,
         )
 
-    def _total(self, ledger: EngineLedger | None) -> Counter[str]:
+    def _total(self, ledger: EngineLedger) -> Counter[str]:
         """Since we have listened, restarts included. A count of 0 is one too."""
         total = Counter(self._earlier)
-        if ledger is not None:
-            total.update(_counts(ledger))
+        total.update(_counts(ledger))
         return total
 
 

@@ -33,6 +33,9 @@ from tests.lab import Lab
 from tests.recordings import recording_of
 from tests.web.test_service import serving
 
+OF_TOTALS = ("/s", "/min")
+"""Units of the figures that an engine counts itself, so that they are known after a gap too."""
+
 
 def kept(records: Sequence[Record], directory: Path) -> Path:
     """A recording of them."""
@@ -92,13 +95,16 @@ def test_it_says_what_the_command_says(
     from_memory, from_disk = Watch(), Watch(history=History(recording))
     from_memory.feed(records)
     for since, until in windows(recording, 4, random.Random(seed)):
-        expected = diff(capsys, recording, "--window", f"{since}..{until}")
-        told = asked(from_memory, engine, since, until)
-        assert figures(told) == figures(expected)
-        assert {code: row[0] for code, row in codes(told).items()} == {
-            code: row[0] for code, row in codes(expected).items()
-        }
-        assert figures(asked(from_disk, engine, since, until)) == figures(expected)
+        expected = figures(diff(capsys, recording, "--window", f"{since}..{until}"))
+        for watch in (from_memory, from_disk):
+            told = figures(asked(watch, engine, since, until))
+            if losses:  # how long who waited, and which block stayed, is not known of where something is missing
+                told, known = (
+                    {name: row[name] for name in row if row[name]["unit"] in OF_TOTALS} for row in (told, expected)
+                )
+                assert told == known
+            else:
+                assert told == expected
 
 
 def test_of_two_recordings(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
