@@ -27,6 +27,10 @@ Place = tuple[str, str, str]
 """Engine, code and key: what tells one trouble from another."""
 
 RESOLVE_AFTER_NS: Final = 3_000_000_000
+SETTLES_NS: Final = {"sizing.kv-too-small": 120_000_000_000}
+"""By code, where it takes longer: what preemptions cost hovers about its threshold, and a pool that is too small has not
+become large enough in a minute in which they cost less.
+"""
 EFFECT_LASTS_NS: Final = 30_000_000_000
 """So long after its cause an effect may go on: a queue that has grown takes its time."""
 LOOK_AGAIN_S: Final = 300.0
@@ -183,7 +187,9 @@ class Findings:
             finding.judgement = judged
             finding.last_seen_ns = now_ns
         for key, finding in list(self._open.items()):
-            if key[0] == engine and now_ns - finding.last_seen_ns >= RESOLVE_AFTER_NS:
+            settles_ns = SETTLES_NS.get(key[1], RESOLVE_AFTER_NS)
+            after_ns = settles_ns if finding.state == "firing" else RESOLVE_AFTER_NS
+            if key[0] == engine and now_ns - finding.last_seen_ns >= after_ns:
                 del self._open[key]
                 if finding.state == "firing":
                     finding.state = "resolved"

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from monitor.detectors.judgement import CATALOGUE, SEVERITIES, Evidence, Judgement
-from monitor.findings import MAX_RESOLVED, RESOLVE_AFTER_NS, Findings, runbook, severity_at_least
+from monitor.findings import MAX_RESOLVED, RESOLVE_AFTER_NS, SETTLES_NS, Findings, runbook, severity_at_least
 
 S = 1_000_000_000
 ENGINE = "a@127.0.0.1:1/0"
@@ -50,6 +50,21 @@ def test_a_judgement_that_flickers_does_not_fire_twice() -> None:
     assert [t.to for t in told] == ["firing"]
     (finding,) = findings.firing()
     assert finding.fired_ns == 0
+
+
+def test_what_hovers_about_its_threshold_is_one_finding() -> None:
+    findings, told = Findings(), []
+    (code, settles), *_ = SETTLES_NS.items()
+    for at in range(0, 4 * settles, settles // 2):
+        told += findings.update(ENGINE, at, [judged(code)])
+        told += findings.update(ENGINE, at + settles // 4, [])
+    assert [t.to for t in told] == ["firing"]
+    (last,) = findings.update(ENGINE, 5 * settles, [])
+    assert last.to == "resolved"
+    assert last.finding.resolved_ns == at
+    assert findings.update(ENGINE, 6 * settles, [judged(code, pending=True)]) == []
+    findings.update(ENGINE, 6 * settles + RESOLVE_AFTER_NS, [])
+    assert not findings.pending()
 
 
 def test_the_same_trouble_again_is_another_finding() -> None:
