@@ -28,8 +28,8 @@ Place = tuple[str, str, str]
 
 RESOLVE_AFTER_NS: Final = 3_000_000_000
 SETTLES_NS: Final = {"sizing.kv-too-small": 120_000_000_000}
-"""By code, where it takes longer: what preemptions cost hovers about its threshold, and a pool that is too small has not
-become large enough in a minute in which they cost less.
+"""By code, where it takes longer: what preemptions cost hovers about its threshold, and a pool that is too small has
+not become large enough in a minute in which they cost less.
 """
 EFFECT_LASTS_NS: Final = 30_000_000_000
 """So long after its cause an effect may go on: a queue that has grown takes its time."""
