@@ -184,7 +184,7 @@ def _figure(row: FigureRow) -> html.Tr:
             html.Th(row.name, scope="row"),
             html.Td(_value(row.before, row.unit), className="n"),
             html.Td(_value(row.after, row.unit), className="n"),
-            html.Td([html.Span(SIGNS[row.change], className="sign", **aria(hidden="true")), row.change],
+            html.Td([html.Span(SIGNS[row.change], className="sign", **aria(hidden="true")), f" {row.change}"],
                     className=f"change {row.change}"),
             html.Td(_by(row), className="n"),
             html.Td(rods, className="rods", **aria(hidden="true")),
@@ -231,7 +231,7 @@ def _finding(place: Place, told: Diff, row: FindingRow) -> html.Tr:
     each: list[Any] = [_link(place, told, one) for one in list(reports.values())[:MOST_LINKS]]
     return html.Tr(
         [
-            html.Td([html.Span(CAME[row.change], className="sign", **aria(hidden="true")), row.change],
+            html.Td([html.Span(CAME[row.change], className="sign", **aria(hidden="true")), f" {row.change}"],
                     className=f"change {row.change} {row.severity}"),
             html.Th([html.Span(className=f"severity-dot {row.severity}", **aria(hidden="true")), row.title],
                     scope="row", title=row.severity),
