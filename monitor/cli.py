@@ -3,6 +3,7 @@
 monitor doctor [TARGET…]        what is wrong, and what to do
 monitor explain request ID      the life of a request
 monitor explain block ID        why a block is held, and its life
+monitor explain event POSITION  what an event was, around it, and how things stood after it
 monitor explain drop            what made usage fall or throughput vanish
 monitor explain memory          what a device's memory went to, and what that leaves for KV
 monitor top [TARGET]            engines, requests and findings at a terminal

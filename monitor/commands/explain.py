@@ -1,8 +1,10 @@
-"""`monitor explain`: the life of a request, why a block is held, what fell, where memory went."""
+"""`monitor explain`: the life of a request, why a block is held, what an event was, what fell, where memory went."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 from rich.console import Console
 
@@ -17,29 +19,41 @@ from monitor.commands.common import (
 )
 from monitor.detectors.thresholds import Settings
 from monitor.doctor import explain
+from monitor.doctor.event import EventReport, event_at
 from monitor.doctor.memory import bill_in_log, bill_of_engines
 from monitor.doctor.observe import CannotTell, observe
 from monitor.doctor.report import NOTHING
+from monitor.query import Query
+from monitor.views import BlockDetail, RequestDetail
 from monitor.watch import NotKnown
+
+SHOWN: Final[dict[str, Callable[[Any, Console], None]]] = {
+    "request": explain.request,
+    "block": explain.block,
+    "event": explain.event,
+}
 
 
 def add(commands: Commands) -> None:
     """Put it on the command line."""
     parser = commands.add_parser("explain", help="the life of a request, or why a block is held")
     things = parser.add_subparsers(required=True, metavar="THING")
-    for thing, described in (
-        ("request", "the life of a request: its state, its cost, its story"),
-        ("block", "why a block is held, and its story"),
-    ):
+    for thing, name, described, help in (
+        ("request", "ID", "the life of a request: its state, its cost, its story", "a request's id, or #NUMBER"),
+        ("block", "ID", "why a block is held, and its story", "a block's number"),
+        (
+            "event", "POSITION", "what happened at a position in the stream, around it, and how things stood after it",
+            "epoch/sequence/event, as the evidence of a finding has it (doctor --format json)",
+        ),
+    ):  # fmt: skip
         one = things.add_parser(
             thing, help=described, description=described, epilog=TARGETS,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )  # fmt: skip
-        one.add_argument(
-            "id", metavar="ID", help="a block's number" if thing == "block" else "a request's id, or #NUMBER"
-        )
+        one.add_argument("id", metavar=name, help=help)
         one.add_argument("target", nargs="?", metavar="TARGET", help="where to look")
         one.add_argument("--engine", default="", help="which engine, if there are several")
+        one.add_argument("--format", choices=("table", "json"), default="table", help="(default: table)")
         add_shared(one)
         one.set_defaults(run=_run, thing=thing)
     drop = things.add_parser(
@@ -79,26 +93,33 @@ def _run(parsed: argparse.Namespace) -> int:
         watch_s=min(parsed.watch_s, 1.0),
         token=parsed.token,
     )
-    console = Console(highlight=False)
     try:
         query = observation.query
         engines = [view.engine for view in query.engines() if parsed.engine in ("", view.engine)]
         if not engines:
             raise NotKnown(f"there is no engine {parsed.engine!r} at {observation.target}")
-        last_error: NotKnown | None = None
-        for engine in engines:
-            try:
-                if parsed.thing == "request":
-                    explain.request(query.request(engine, parsed.id), console)
-                else:
-                    explain.block(query.block(engine, int(parsed.id)), console)
-                return NOTHING
-            except NotKnown as error:
-                last_error = error
-        assert last_error is not None
-        raise last_error
+        told = _told(query, engines, parsed.thing, parsed.id)
     finally:
         observation.close()
+    if parsed.format == "json":
+        print_json(told)
+    else:
+        SHOWN[parsed.thing](told, Console(highlight=False))
+    return NOTHING
+
+
+def _told(query: Query, engines: Sequence[str], thing: str, name: str) -> RequestDetail | BlockDetail | EventReport:
+    """What is known of it, by the first of the engines that knows anything."""
+    if thing == "event":
+        return event_at(query, engines, name)
+    last_error: NotKnown | None = None
+    for engine in engines:
+        try:
+            return query.request(engine, name) if thing == "request" else query.block(engine, int(name))
+        except NotKnown as error:
+            last_error = error
+    assert last_error is not None
+    raise last_error
 
 
 def _drop(parsed: argparse.Namespace) -> int:

@@ -170,8 +170,8 @@ def _stream_gap(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]
         since_ns=losses[0].at_ns,
         position=losses[0].position,
         evidence=(
-            Evidence("batches_lost", batches, "batches"),
-            Evidence("events_dropped_in_engine", ledger.dropped_events, "events"),
+            Evidence("batches_lost", batches, "batches", position=losses[-1].position),
+            Evidence("events_dropped_in_engine", ledger.dropped_events, "events", position=losses[-1].position),
             *(Evidence("lost_at_stage", loss.stage.name.lower(), "", "stream", loss.position) for loss in losses[:3]),
             *(Evidence("unreadable", f.anomaly.detail, "", "stream", str(f.position)) for f in unreadable[:3]),
         ),

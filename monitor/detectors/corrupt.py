@@ -66,7 +66,7 @@ def _judged(ledger: EngineLedger, code: str, anomalies: list[FoundAnomaly]) -> J
         requests=tuple(requests),
         blocks=tuple(blocks),
         evidence=(
-            Evidence("times", len(anomalies), "times"),
+            Evidence("times", len(anomalies), "times", position=str(anomalies[-1].position)),
             *(Evidence("anomaly", _in_words(found), "", "stream", str(found.position)) for found in anomalies[:3]),
             *(
                 Evidence("story", f"{clock_time(line.at_ns)} {line.text}", "", "stream", str(line.position))

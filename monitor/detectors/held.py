@@ -36,11 +36,13 @@ def _prefix_cache(ledger: EngineLedger, settings: Settings) -> Iterator[Judgemen
         code=PREFIX_CACHE,
         engine=ledger.engine,
         verdict="confirmed",
-        position=str(ledger.position()),
+        position=ledger.at(state.places.pool),
         evidence=(
-            Evidence("cached_idle_blocks", state.cached_idle, "blocks"),
-            Evidence("share_of_pool", round(share, 4), "of the pool"),
-            Evidence("prefix_hit_rate", round(hit_rate, 4), "of the tokens"),
+            Evidence("cached_idle_blocks", state.cached_idle, "blocks", position=ledger.at(state.places.pool)),
+            Evidence("share_of_pool", round(share, 4), "of the pool", position=ledger.at(state.places.pool)),
+            Evidence(
+                "prefix_hit_rate", round(hit_rate, 4), "of the tokens", position=ledger.at(state.places.looked_up)
+            ),
         ),
         explanation=(
             f"{counted(state.cached_idle, 'block')} ({percent(share)} of the pool) hold prefixes that no request"
@@ -87,7 +89,7 @@ def _of_stream(ledger: EngineLedger) -> _Reserved | None:
     known = measured(ledger.state.memory)
     if not known.get("device_total") or "kv_pool" not in known:
         return None
-    return _Reserved(known["kv_pool"], known["device_total"], "stream", str(ledger.position()))
+    return _Reserved(known["kv_pool"], known["device_total"], "stream", ledger.at(ledger.state.places.memory))
 
 
 def _of_log(ledger: EngineLedger) -> _Reserved | None:
@@ -118,13 +120,15 @@ def _long_request(ledger: EngineLedger, settings: Settings) -> Iterator[Judgemen
             key=record.id,
             verdict="confirmed",
             since_ns=ledger.wall(record.admitted_ns),
-            position=str(ledger.position()),
+            position=ledger.at(record.since_at),
             requests=(record.id,),
             evidence=(
-                Evidence("blocks_held", len(record.blocks), "blocks"),
-                Evidence("share_of_pool", round(share, 4), "of the pool"),
-                Evidence("computed_tokens", record.computed_tokens, "tokens"),
-                Evidence("output_tokens", record.output_tokens, "tokens"),
+                Evidence("blocks_held", len(record.blocks), "blocks", position=ledger.at(state.places.pool)),
+                Evidence("share_of_pool", round(share, 4), "of the pool", position=ledger.at(state.places.pool)),
+                Evidence(
+                    "computed_tokens", record.computed_tokens, "tokens", position=ledger.at(state.places.progressed)
+                ),
+                Evidence("output_tokens", record.output_tokens, "tokens", position=ledger.at(state.places.progressed)),
             ),
             explanation=(
                 f"Request {record.id} holds {counted(len(record.blocks), 'block')} ({percent(share)} of the pool) and"

@@ -41,11 +41,12 @@ def freed_nothing(together: list[Preemption]) -> bool:
     return together[-1].released == together[0].released and sum(one.blocks for one in together[:-1]) > 0
 
 
-def cost_of(last: list[Preemption]) -> tuple[Evidence, ...]:
+def cost_of(ledger: EngineLedger, last: list[Preemption]) -> tuple[Evidence, ...]:
     """What a pass preempted, and what that took."""
+    first_at, last_at = ledger.at(last[0].at), ledger.at(last[-1].at)
     return (
-        Evidence("preempted_in_one_pass", len(last), "requests"),
-        Evidence("running_before", last[0].running, "requests"),
-        Evidence("blocks_taken_from_them", sum(one.blocks for one in last), "blocks"),
-        Evidence("tokens_lost", sum(one.tokens_lost for one in last), "tokens"),
+        Evidence("preempted_in_one_pass", len(last), "requests", position=last_at),
+        Evidence("running_before", last[0].running, "requests", position=first_at),
+        Evidence("blocks_taken_from_them", sum(one.blocks for one in last), "blocks", position=last_at),
+        Evidence("tokens_lost", sum(one.tokens_lost for one in last), "tokens", position=last_at),
     )

@@ -45,9 +45,10 @@ def _preemption(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]
     hit = names(in_vain)
     if len(hit) < settings(PREEMPTION, "min_requests"):
         return
-    wasted = sum(one.tokens_lost for one in in_vain)
+    wasted, last_at = sum(one.tokens_lost for one in in_vain), ledger.at(in_vain[-1].at)
+    state = ledger.state
     first = at(ledger, ledger.now_ns - window_s * 1e9)
-    computed = ledger.state.totals.computed_tokens - first.computed_tokens
+    computed = state.totals.computed_tokens - first.computed_tokens
     if wasted < settings(PREEMPTION, "min_share") * max(computed, 1):
         return
     began = in_vain[0].at_ns
@@ -56,16 +57,23 @@ def _preemption(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]
         engine=ledger.engine,
         verdict="likely" if ledger.state.damaged else "confirmed",
         since_ns=ledger.wall(began),
-        position=str(ledger.position()),
+        position=ledger.at(in_vain[0].at),
         requests=hit,
         evidence=(
-            Evidence("preemptions", len(recent), "preemptions"),
-            Evidence("preemptions_without_output", len(in_vain), "preemptions"),
-            Evidence("requests_preempted_without_output", len(hit), "requests"),
-            Evidence("tokens_computed_in_vain", wasted, "tokens"),
-            Evidence("tokens_computed", computed, "tokens"),
-            Evidence("share_computed_in_vain", round(wasted / max(computed, 1), 4), "of the computed"),
-            Evidence("most_for_one_request", max(map([o.id for o in in_vain].count, hit)), "preemptions"),
+            Evidence("preemptions", len(recent), "preemptions", position=ledger.at(recent[-1].at)),
+            Evidence("preemptions_without_output", len(in_vain), "preemptions", position=last_at),
+            Evidence("requests_preempted_without_output", len(hit), "requests", position=last_at),
+            Evidence("tokens_computed_in_vain", wasted, "tokens", position=last_at),
+            Evidence("tokens_computed", computed, "tokens", position=ledger.at(state.places.progressed)),
+            Evidence(
+                "share_computed_in_vain",
+                round(wasted / max(computed, 1), 4),
+                "of the computed",
+                position=ledger.at(in_vain[-1].at, state.places.progressed),
+            ),
+            Evidence(
+                "most_for_one_request", max(map([o.id for o in in_vain].count, hit)), "preemptions", position=last_at
+            ),
         ),
         explanation=(
             f"Since {clock_time(ledger.wall(began))}, {counted(len(hit), 'request')} lost their blocks"
@@ -111,12 +119,17 @@ def _cascade(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         engine=ledger.engine,
         verdict="likely" if ledger.state.damaged else "confirmed",
         since_ns=ledger.wall(found[0][0].at_ns),
-        position=str(ledger.position()),
+        position=ledger.at(found[0][0].at),
         requests=names([one for together in found for one in together]),
         evidence=(
-            *cost_of(last),
-            Evidence("blocks_given_back_meanwhile", last[-1].released - last[0].released, "blocks"),
-            Evidence("cascades_seen", len(found), "times"),
+            *cost_of(ledger, last),
+            Evidence(
+                "blocks_given_back_meanwhile",
+                last[-1].released - last[0].released,
+                "blocks",
+                position=ledger.at(last[-1].at),
+            ),
+            Evidence("cascades_seen", len(found), "times", position=ledger.at(last[-1].at)),
         ),
         explanation=(
             f"At {clock_time(ledger.wall(last[0].at_ns))} one pass of the scheduler preempted"
@@ -158,23 +171,31 @@ def _after_retract(ledger: EngineLedger, settings: Settings) -> Iterator[Judgeme
     if running > max(point.running for point in over[half:]):
         return  # it recovers
     waiting = [record for record in state.requests.values() if record.is_waiting]
+    moved, before_at = ledger.at(state.places.moved), str(at(ledger, began).position or "")
     yield Judgement(
         code=AFTER_RETRACT,
         engine=ledger.engine,
         verdict="likely" if state.damaged else "confirmed",
         pending=quiet_s < enough_s,
         since_ns=began,
-        position=str(ledger.position()),
+        position=ledger.at(first.at),
         requests=tuple(record.id for record in waiting),
         evidence=(
-            Evidence("output_tokens_a_step_before", round(before, 2), "tokens"),
-            Evidence("output_tokens_a_step_now", round(now, 2), "tokens"),
-            Evidence("running_at_most", running, "requests"),
-            Evidence("waiting", len(waiting), "requests"),
-            Evidence("max_num_seqs", ledger.description.max_num_seqs or "not said", "requests"),
-            Evidence("blocks_free", state.free, "blocks"),
-            Evidence("blocks_needed_by_the_head", head.blocks_to_admit, "blocks"),
-            Evidence("since_the_last_preemption_s", round(quiet_s, 1), "s"),
+            Evidence("output_tokens_a_step_before", round(before, 2), "tokens", position=before_at),
+            Evidence("output_tokens_a_step_now", round(now, 2), "tokens", position=ledger.at(state.places.progressed)),
+            Evidence("running_at_most", running, "requests", position=moved),
+            Evidence("waiting", len(waiting), "requests", position=moved),
+            Evidence(
+                "max_num_seqs",
+                ledger.description.max_num_seqs or "not said",
+                "requests",
+                position=ledger.at(state.places.started),
+            ),
+            Evidence("blocks_free", state.free, "blocks", position=ledger.at(state.places.pool)),
+            Evidence("blocks_needed_by_the_head", head.blocks_to_admit, "blocks", position=ledger.at(head.arrived_at)),
+            Evidence(
+                "since_the_last_preemption_s", round(quiet_s, 1), "s", position=ledger.at(ledger.preempted[-1].at)
+            ),
         ),
         explanation=(
             f"At {clock_time(began)} requests were preempted, and since then a step gives {now:.1f} tokens of output"

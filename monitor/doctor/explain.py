@@ -1,4 +1,4 @@
-"""What `monitor explain` prints: a request, a block, a fall of usage, a memory bill."""
+"""What `monitor explain` prints: a request, a block, an event, a fall of usage, a memory bill."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Final
 from rich.console import Console
 
 from monitor.answers.explain import drop_in_words
+from monitor.doctor.event import EventReport
 from monitor.doctor.memory import MemoryReport, Pool
 from monitor.doctor.terminal import WIDTH, clock, put, wrapped
 from monitor.ledger.drops import Drop
 from monitor.ledger.waits import Wait
 from monitor.ledger.words import counted, listed, percent
-from monitor.views import BlockDetail, PhaseView, RequestDetail, StoryView
+from monitor.views import BlockDetail, EventView, PhaseView, RequestDetail, StoryView
 
 MOST_PREEMPTED: Final = 8
 QUEUED: Final = ("RECEIVED", "WAITING", "PREEMPTED")
@@ -22,19 +23,8 @@ QUEUED: Final = ("RECEIVED", "WAITING", "PREEMPTED")
 
 def request(detail: RequestDetail, console: Console) -> None:
     """`monitor explain request`: what it is, and its life."""
-    r = detail.request
-    put(console, f"REQUEST {r.id} on {detail.engine}", "bold")
-    rows = [
-        ("state", f"{r.state}{f' ({r.reason})' if r.reason else ''} since {clock(r.since)}, {r.for_s:.1f} s"),
-        *([("stalled", "the engine's own watchdog says that it does not move")] if r.stalled else []),
-        ("blocks", f"{_blocks(r.blocks)}{' (free deferred)' if r.deferred else ''}{_unused(detail)}"),
-        ("tokens", f"{r.prompt_tokens:,} of prompt, {r.computed_tokens:,} computed, {r.output_tokens:,} generated"),
-        ("prefix", f"{counted(r.hit_tokens, 'token')} came from the prefix cache"),
-        ("waited", ", ".join(f"{s:.2f} s {cause}" for cause, s in detail.waited_s.items()) or "not at all"),
-        ("cost", f"{counted(r.preemptions, 'preemption')}, {counted(r.tokens_lost, 'token')} computed again"),
-    ]
-    for name, text in rows:
-        wrapped(console, text, f"  {name:<8}")
+    put(console, f"REQUEST {detail.request.id} on {detail.engine}", "bold")
+    _state(detail, console)
     console.print()
     if detail.waits is not None:
         put(console, "WAITS FOR (the blocks that would come back, the most first)", "bold")
@@ -55,15 +45,51 @@ def request(detail: RequestDetail, console: Console) -> None:
 def block(detail: BlockDetail, console: Console) -> None:
     """`monitor explain block`: what it is, why, and its life."""
     put(console, f"BLOCK {detail.block} on {detail.engine}", "bold")
-    hashed = "in the prefix cache" if detail.hashed else "not in the prefix cache"
-    wrapped(console, f"{detail.state}, {counted(detail.references, 'reference')}, {hashed}", "  ")
+    _held(detail, console)
     console.print()
     put(console, "BECAUSE", "bold")
-    for chain in detail.because:
-        for depth, link in enumerate(chain):
-            wrapped(console, link, "  " + ("   " * (depth - 1) + "← " if depth else ""))
+    _because(detail, console)
     console.print()
     _story(detail.story, console, whole=True)
+
+
+def event(told: EventReport, console: Console) -> None:
+    """`monitor explain event`: the event, its neighbours, and the pool, the request and the block just after it."""
+    one, pool = told.event, told.pool
+    put(console, f"EVENT {one.position} on {told.engine}", "bold")
+    wrapped(console, f"{clock(one.at, precise=True)} UTC, {_in_words(one)}", "  ")
+    console.print()
+    put(console, "AROUND IT", "bold")
+    for other in told.around:
+        sequence = other.position.partition("/")[2]
+        mark = "▸" if other.position == one.position else " "
+        wrapped(console, _in_words(other), f"{mark} {sequence:<9} {clock(other.at, precise=True):<12}  ")
+    console.print()
+    put(console, "JUST AFTER IT", "bold")
+    wrapped(console, f"{_count(pool.running)} running, {_count(pool.waiting)} waiting", f"  {'queues':<8}")
+    if (balance := pool.balance) is not None:
+        used = balance.running + balance.waiting + balance.finished + balance.unaccounted
+        parts = [
+            f"{held:,} {name}"
+            for name, held in (
+                ("running", balance.running), ("waiting", balance.waiting), ("finished, held", balance.finished),
+                ("UNACCOUNTED", balance.unaccounted),
+            )
+            if held
+        ]  # fmt: skip
+        free = f"{balance.free:,} free, {balance.cached_idle:,} cached-idle"
+        by = f" ({', '.join(parts)})" if parts else ""
+        wrapped(console, f"{counted(used, 'block')} in use{by}, {free}", f"  {'pool':<8}")
+    if told.request is not None:
+        console.print()
+        put(console, f"  REQUEST {told.request.request.id}", "bold")
+        _state(told.request, console)
+    if told.block is not None:
+        console.print()
+        of_several = f", the first of {one.block_count:,}" if one.block_count > 1 else ""
+        put(console, f"  BLOCK {told.block.block}{of_several}", "bold")
+        _held(told.block, console)
+        _because(told.block, console)
 
 
 def drop(told: Drop, console: Console) -> None:
@@ -170,6 +196,41 @@ def memory(report: MemoryReport, console: Console) -> None:
 
 
 # -------------------------------------------------------------------- parts
+
+
+def _state(detail: RequestDetail, console: Console) -> None:
+    """What a request is, has, and has cost."""
+    r = detail.request
+    rows = [
+        ("state", f"{r.state}{f' ({r.reason})' if r.reason else ''} since {clock(r.since)}, {r.for_s:.1f} s"),
+        *([("stalled", "the engine's own watchdog says that it does not move")] if r.stalled else []),
+        ("blocks", f"{_blocks(r.blocks)}{' (free deferred)' if r.deferred else ''}{_unused(detail)}"),
+        ("tokens", f"{r.prompt_tokens:,} of prompt, {r.computed_tokens:,} computed, {r.output_tokens:,} generated"),
+        ("prefix", f"{counted(r.hit_tokens, 'token')} came from the prefix cache"),
+        ("waited", ", ".join(f"{s:.2f} s {cause}" for cause, s in detail.waited_s.items()) or "not at all"),
+        ("cost", f"{counted(r.preemptions, 'preemption')}, {counted(r.tokens_lost, 'token')} computed again"),
+    ]
+    for name, text in rows:
+        wrapped(console, text, f"  {name:<8}")
+
+
+def _held(detail: BlockDetail, console: Console) -> None:
+    hashed = "in the prefix cache" if detail.hashed else "not in the prefix cache"
+    wrapped(console, f"{detail.state}, {counted(detail.references, 'reference')}, {hashed}", "  ")
+
+
+def _because(detail: BlockDetail, console: Console) -> None:
+    for chain in detail.because:
+        for depth, link in enumerate(chain):
+            wrapped(console, link, "  " + ("   " * (depth - 1) + "← " if depth else ""))
+
+
+def _in_words(one: EventView) -> str:
+    return f"{one.kind}{f' {one.request}' if one.request else ''}: {one.text}"
+
+
+def _count(number: int | None) -> str:
+    return "not said" if number is None else f"{number:,}"
 
 
 def _why_it_does_not_fall(pool: Pool, console: Console) -> None:

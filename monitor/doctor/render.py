@@ -9,16 +9,19 @@ from rich.console import Console
 
 from monitor.detectors.judgement import SEVERITIES, Evidence
 from monitor.doctor.changes import Change
+from monitor.doctor.event import POSITION
 from monitor.doctor.report import BalanceReport, Report, TargetReport
 from monitor.doctor.terminal import clock, put, wrapped
 from monitor.findings import FindingReport
 from monitor.ledger.words import counted, listed, percent
+from monitor.sources.target import Kind
 
 SIGNS = {"info": "·", "warning": "‼", "error": "×", "critical": "×"}
 STYLES = {"info": "dim", "warning": "yellow", "error": "red", "critical": "bold red"}
 HOLDERS = ("running", "waiting", "finished", "cached_idle", "free", "reserved", "unaccounted")
 LABELS = {"cached_idle": "cached-idle", "unaccounted": "UNACCOUNTED", "finished": "finished, held"}
 BAR = 34
+HAVE_A_PAST = tuple(kind.value for kind in (Kind.RECORDING, Kind.BUNDLE, Kind.SERVICE))
 NOT_EXPOSED = "not exposed"
 
 
@@ -38,7 +41,7 @@ def table(report: Report, console: Console) -> None:
     put(console, f"FINDINGS  {_tally(report.findings)}", "bold")
     console.print()
     for finding in report.findings:
-        _finding(finding, console)
+        _finding(finding, _look(report, finding), console)
     if not report.findings:
         looked = [target for target in report.targets if target.status == "ok"]
         seen = "Nothing is wrong as far as can be seen." if looked else "Nothing could be looked at."
@@ -83,6 +86,8 @@ def markdown(report: Report, console: Console) -> None:
         if culprits := _culprits(finding):
             out += [f"- Culprits: {culprits}"]
         out += [f"- Since: {_since(finding)}", f"- Evidence: {_evidence(finding.evidence)}"]
+        if look := _look(report, finding):
+            out += [f"- Look: `{look}`"]
         out += [f"- Effect: {effect}" for effect in _effects(finding)]
         for name, items in (("Do now", finding.do_now), ("Change", finding.change), ("Won't help", finding.wont_help)):
             out += [f"- {name}: {item}" for item in items]
@@ -157,7 +162,7 @@ def _headline(balance: BalanceReport) -> str:
     return " · ".join(parts)
 
 
-def _finding(finding: FindingReport, console: Console) -> None:
+def _finding(finding: FindingReport, look: str, console: Console) -> None:
     resolved = f", resolved {clock(finding.resolved_at)}" if finding.resolved_at else ""
     head = f"{SIGNS[finding.severity]} {finding.severity}  {finding.code}  {finding.verdict}{resolved}"
     put(console, head, STYLES[finding.severity])
@@ -168,6 +173,7 @@ def _finding(finding: FindingReport, console: Console) -> None:
         ("Since", [_since(finding)] if finding.since or finding.severity != "info" else []),
         ("Culprits", [_culprits(finding)]),
         ("Evidence", [_evidence(finding.evidence)]),
+        ("Look", [look if finding.severity != "info" else ""]),
         ("Effects", _effects(finding)),
         ("Do now", finding.do_now),
         ("Change", finding.change),
@@ -179,6 +185,16 @@ def _finding(finding: FindingReport, console: Console) -> None:
         for index, text in enumerate(filter(None, texts)):
             wrapped(console, text, f"  {name if index == 0 else '':<11}")
     console.print()
+
+
+def _look(report: Report, finding: FindingReport) -> str:
+    """What opens the event with which it began; empty where it is in no stream, or the target has no past."""
+    if not POSITION.fullmatch(finding.position):
+        return ""
+    for target in report.targets:
+        if finding.engine in target.engines and target.kind in HAVE_A_PAST:
+            return f"monitor explain event {finding.position} {target.target}"
+    return ""
 
 
 def _culprits(finding: FindingReport) -> str:

@@ -74,6 +74,7 @@ class AuditFold:
 
     def _adopt(self, books: Books, block: int, refs: int, hashed: bool) -> None:
         books.stays = None  # who counts stays must look again
+        books.places.pool = books.here
         was_used, was_cached = books.refs[block] > 0, bool(books.hashes[block]) and books.refs[block] <= 0
         books.refs[block] = refs
         if hashed != bool(books.hashes[block]):
@@ -123,16 +124,18 @@ class AuditFold:
             books.requests[number] = record
         if record.status != status:  # since when, and why, was said where nobody heard it
             record.cause, record.since_ns, record.stalled_ns = CAUSE_OF.get(status, Cause.NONE), books.now_ns, 0
+            record.since_at = books.here
         record.status, record.computed_tokens, record.output_tokens, record.blocks = status, computed, outputs, ids
 
     def _end(self, books: Books, free: int, cached_idle: int, used: int, requests: int) -> None:
         cycle, self._cycle = self._cycle, None
         assert cycle is not None
         books.audit_cycles += 1
-        books.audited_ns = cycle.began_ns
+        books.audited_ns, books.places.audited = cycle.began_ns, books.here
         if books.damaged:
             self._repair(books, cycle)
             books.damaged = False
+            books.places.moved = books.places.pool = books.here
             books.check(free, cached_idle, used)
             return
         if cycle.seen != requests:

@@ -20,6 +20,7 @@ from monitor.events.records import (
     Deferral,
     Heartbeat,
     Lapse,
+    Places,
     Preemption,
     Prompt,
     RequestState,
@@ -30,6 +31,8 @@ from monitor.events.records import (
 from monitor.events.stays import Stays
 
 MAX_ANOMALIES: Final = 1000
+EVENT_BITS: Final = 24
+"""Of a place in the stream: its lowest bits count the events of a batch, those above them the batches."""
 MAX_TURNS: Final = 4096
 """Preemptions and computed prompts that are kept for whoever folds; who does not take them has the last of them."""
 LEASE_SLACK_NS: Final = 100_000_000
@@ -89,9 +92,17 @@ class Books:
         self._prompts: deque[Prompt] = deque(maxlen=MAX_TURNS)
         self._recomputed = 0
         self._anomalies: list[Anomaly] = []
+        # Where we are: which event of which batch is folded in, and where what is so of the whole engine was said.
+        self._sequence = -1
         self._index = 0
+        self.places = Places()
 
     # ---------------------------------------------------------------- what a reader asks
+
+    @property
+    def here(self) -> int:
+        """The place in the stream of the event that is folded in: below 0 if its batch has no number."""
+        return self._sequence << EVENT_BITS | self._index
 
     @property
     def free(self) -> int:
@@ -213,14 +224,15 @@ class Books:
         """Note who holds these blocks beyond the request's end."""
         deferral = self.deferrals.get(number)
         if deferral is None:
-            deferral = Deferral(number, name, holder, self.now_ns, fence, lease_deadline_ns, set())
+            deferral = Deferral(number, name, holder, self.now_ns, fence, lease_deadline_ns, set(), since_at=self.here)
             self.deferrals[number] = deferral
             self._fence(deferral)
         elif deferral.holder != holder:
             deferral.holder, deferral.since_ns, deferral.fence = holder, self.now_ns, fence
-            deferral.lease_deadline_ns = lease_deadline_ns
+            deferral.lease_deadline_ns, deferral.since_at = lease_deadline_ns, self.here
             self._fence(deferral)
         deferral.blocks.update(blocks)
+        deferral.changed_at = self.here
 
     def undefer(self, number: int, blocks: Iterable[int]) -> None:
         """These blocks are kept for nobody any more."""
@@ -228,8 +240,9 @@ class Books:
         if deferral is not None:
             if 0 < deferral.lease_deadline_ns <= self.now_ns + LEASE_SLACK_NS:
                 lapsed = tuple(deferral.blocks.intersection(blocks))
-                self._lapsed.append(Lapse(deferral.id, deferral.since_ns, self.now_ns, lapsed))
+                self._lapsed.append(Lapse(deferral.id, deferral.since_ns, self.now_ns, lapsed, self.here))
             deferral.blocks.difference_update(blocks)
+            deferral.changed_at = self.here
             if not deferral.blocks:
                 del self.deferrals[number]
 
@@ -242,7 +255,7 @@ class Books:
     def _fence(self, deferral: Deferral) -> None:
         if deferral.holder == Holder.FENCE and not deferral.fence_passed_ns:
             if deferral.fence <= self.last_step:
-                deferral.fence_passed_ns = self.now_ns
+                deferral.fence_passed_ns, deferral.fence_passed_at = self.now_ns, self.here
             else:
                 self.fences.setdefault(deferral.fence, []).append(deferral.request)
 

@@ -129,7 +129,7 @@ class Packer:
         if batch.dropped_batches > self._shadow_dropped:
             self._shadow_dropped = batch.dropped_batches
             self.shadow.mark_damaged()
-        self.shadow.apply(runs, args, ids, texts)
+        self.shadow.apply(runs, args, ids, texts, batch.sequence)
         self.shadow.take_ended()
         self.shadow.take_finished()
         self.shadow.take_lapsed()

@@ -1,16 +1,20 @@
 """What the books hold of each thing: requests, deferrals, steps, totals.
 
-Times are in monotonic ns, 0 standing for "not yet".
+Times, which end in _ns, are monotonic, 0 standing for "not yet". What ends in _at is the place in the stream of the
+event that said it (Books.here), below 0 where that is not known.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
 from monitor.events.kinds import FIRST_FINISHED, Cause, Status
 from monitor.events.trace_context import TraceContext
+
+UNKNOWN: Final = -1
+"""The place of an event that was not heard, or not numbered."""
 
 
 class RequestState(msgspec.Struct, array_like=True):
@@ -72,6 +76,17 @@ class RequestState(msgspec.Struct, array_like=True):
     """How many blocks it had when it ended."""
     trace: TraceContext | None = None
     """Its caller's, if it has come with one."""
+    arrived_at: int = UNKNOWN
+    """Where it arrived; until then, where it was received."""
+    since_at: int = UNKNOWN
+    refused_at: int = UNKNOWN
+    """Where blocks were last asked for and not got."""
+    passed_over_at: int = UNKNOWN
+    preempted_at: int = UNKNOWN
+    fetching_at: int = UNKNOWN
+    fetch_ended_at: int = UNKNOWN
+    ready_at: int = UNKNOWN
+    stalled_at: int = UNKNOWN
 
     @property
     def is_finished(self) -> bool:
@@ -101,6 +116,10 @@ class Deferral(msgspec.Struct, array_like=True):
     blocks: set[int]
     fence_passed_ns: int = 0
     """When the step that it is fenced behind was complete; 0 before, and if there is none."""
+    since_at: int = UNKNOWN
+    changed_at: int = UNKNOWN
+    """Where some of its blocks were announced, or given back, last."""
+    fence_passed_at: int = UNKNOWN
 
 
 class Lapse(NamedTuple):
@@ -110,6 +129,8 @@ class Lapse(NamedTuple):
     since_ns: int
     at_ns: int
     blocks: tuple[int, ...]
+    at: int = UNKNOWN
+    """Where they came back."""
 
 
 class Preemption(NamedTuple):
@@ -128,6 +149,7 @@ class Preemption(NamedTuple):
     """Blocks that were free just before."""
     released: int
     """References to blocks that had been given back until then, over the engine's life."""
+    at: int = UNKNOWN
 
 
 class Prompt(NamedTuple):
@@ -139,6 +161,8 @@ class Prompt(NamedTuple):
     hit: int
     again: int
     """Blocks, at least, that were computed though their very content was cached when the request was let in."""
+    at: int = UNKNOWN
+    """Where its first token came."""
 
 
 class Anomaly(NamedTuple):
@@ -181,6 +205,7 @@ class StepInFlight(msgspec.Struct, array_like=True, frozen=True):
     since_ns: int
     requests: int
     tokens: int
+    at: int = UNKNOWN
 
 
 class Heartbeat(msgspec.Struct, array_like=True, frozen=True):
@@ -204,7 +229,29 @@ class TierState(msgspec.Struct, array_like=True):
     used: int = 0
     capacity: int = 0
     operations: dict[int, int] = {}
-    pins: dict[int, tuple[int, int]] = {}
-    """By key, the longest pinned first: how many pins are on it, and since when it has not been without one."""
+    pins: dict[int, tuple[int, ...]] = {}
+    """By key, the longest pinned first: how many pins are on it, since when it has not been without one, and where."""
     unpinned_ns: int = 0
     """When something was last unpinned: the engine then takes in all fetches that have ended."""
+    at: int = UNKNOWN
+    """Where it was last told of."""
+
+
+class Places(msgspec.Struct, array_like=True):
+    """Where what is so of the whole engine was said, or became so, last."""
+
+    started: int = UNKNOWN
+    heartbeat: int = UNKNOWN
+    memory: int = UNKNOWN
+    launched: int = UNKNOWN
+    """A step."""
+    completed: int = UNKNOWN
+    progressed: int = UNKNOWN
+    """Tokens computed or generated."""
+    moved: int = UNKNOWN
+    """A request from one state, or reason, to another."""
+    looked_up: int = UNKNOWN
+    pool: int = UNKNOWN
+    """The counts of blocks in use, or of those that are cached and idle."""
+    audited: int = UNKNOWN
+    """The end of an audit."""

@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from monitor.events.records import Deferral, Heartbeat, RequestState, StepInFlight, TierState, Totals
+from monitor.events.records import Deferral, Heartbeat, Places, RequestState, StepInFlight, TierState, Totals
 from monitor.events.state import State
 from monitor.events.wire import NotAFrame
 
@@ -43,6 +43,7 @@ class _Dump(msgspec.Struct, array_like=True):
     early: dict[int, int] = {}
     launched_ns: int = 0
     prompt_blocks_cached: int = 0
+    places: Places = msgspec.field(default_factory=Places)
 
 
 SLICE: Final = 1 << 14
@@ -63,7 +64,7 @@ def dump(state: State) -> memoryview:
                 list(state.deferrals.values()), list(state.requests.values()), state.totals,
                 list(state.in_flight.values()), state.heartbeat, state.memory, state.tiers, state.damaged,
                 state.audit_cycles, state.audited_ns, sorted(state.orphans), state.early,
-                state.launched_ns, state.prompt_blocks_cached,
+                state.launched_ns, state.prompt_blocks_cached, state.places,
             )
         )
     )  # fmt: skip
@@ -108,7 +109,7 @@ def load(packed: memoryview) -> State:
     state.damaged, state.audit_cycles = dump.damaged, dump.audit_cycles
     state.audited_ns, state.orphans = dump.audited_ns, set(dump.orphans)
     state.early, state.launched_ns = dump.early, dump.launched_ns
-    state.prompt_blocks_cached = dump.prompt_blocks_cached
+    state.prompt_blocks_cached, state.places = dump.prompt_blocks_cached, dump.places
     state.fences_anew()
     state.recount()
     return state

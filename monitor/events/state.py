@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from monitor.events.audits import AuditFold
-from monitor.events.books import Books
+from monitor.events.books import EVENT_BITS, Books
 from monitor.events.kinds import CAUSE_OF, FIRST_FINISHED, Cause, Holder, Kind, Status, TierOp
 from monitor.events.records import Heartbeat, Preemption, Prompt, RequestState, StepInFlight, TierState
 from monitor.events.stays import Stays
@@ -34,8 +34,11 @@ class State(Books):
 
     # ---------------------------------------------------------------- the fold
 
-    def apply(self, runs: list[int], args: list[int], ids: list[int], texts: Mapping[int, str]) -> None:
-        """Fold events in, in order. The lists are a batch's columns, or a log's lists before they are packed.
+    def apply(
+        self, runs: list[int], args: list[int], ids: list[int], texts: Mapping[int, str], sequence: int = -1
+    ) -> None:
+        """Fold events in, in order. The lists are a batch's columns, or a log's lists before they are packed;
+        `sequence` is the batch's number.
 
         Events laid out as SCHEMA says never make it raise; others may (IndexError, ValueError, OverflowError).
         """
@@ -43,6 +46,8 @@ class State(Books):
         requests, totals, evictions = self.requests, self.totals, self.evictions
         gone = evictions.gone.keys() if evictions else ()
         stays = self.stays or Stays()
+        self._sequence = sequence
+        pool = self.used, self.cached_idle
         allocated = cached = a = i = 0
         index = -1
         for kind, group, number, n_args, n_ids in fives(runs):
@@ -90,7 +95,7 @@ class State(Books):
                     record.blocks += blocks
                     if evictions and n_args and not record.first_token_ns:
                         unused = self.free - self.cached_idle  # of a prompt, counted already
-                        evictions.evict(record, now, args[a:a_end], self.cached_idle + n_args, unused)
+                        evictions.evict(record, now, args[a:a_end], self.cached_idle + n_args, unused, self.here)
                 elif kind == _CACHED:
                     if n_args != n_ids:
                         raise ValueError(f"{n_ids} blocks cached under {n_args} hashes")
@@ -100,7 +105,7 @@ class State(Books):
                         hashes[block] = args[at]
                     cached += n_ids
                     if evictions and gone and not gone.isdisjoint(args[a:a_end]):
-                        evictions.store(args[a:a_end])
+                        evictions.store(args[a:a_end], self.here)
                     cacher = requests.get(number)
                     if cacher is not None and not cacher.first_token_ns and not group:  # of each token once
                         cacher.cached_blocks += n_ids
@@ -137,11 +142,14 @@ class State(Books):
             elif kind == _CLOCK:
                 self.now_ns = args[a]
             elif kind == _PROGRESSED:
+                self._index = index
                 self._progressed(ids[i:i_end], args[a:a_end])
             elif kind == _STEP_LAUNCHED:
+                self._index = index
                 self.now_ns = self.launched_ns = args[a]
-                step = args[a + 1]
-                self.in_flight[step] = StepInFlight(step, args[a], n_ids, sum(args[a + 2 : a_end]))
+                step, at = args[a + 1], self.here
+                self.places.launched = at
+                self.in_flight[step] = StepInFlight(step, args[a], n_ids, sum(args[a + 2 : a_end]), at)
             elif kind == _STEP_COMPLETED:
                 self._index = index
                 self._step_completed(*args[a:a_end][:7])
@@ -151,6 +159,8 @@ class State(Books):
             a, i = a_end, i_end
         totals.allocated += allocated
         totals.cached += cached
+        if pool != (self.used, self.cached_idle):
+            self.places.pool = max(self.places.pool, sequence << EVENT_BITS | _last_of(_BLOCK_KINDS, runs))
 
     def mark_damaged(self) -> None:
         """Events were lost for good: take the engine's audits for truth until one is complete."""
@@ -329,6 +339,7 @@ class State(Books):
 
     def _progressed(self, numbers: list[int], column: list[int]) -> None:
         now, half, requests = self.now_ns, len(numbers), self.requests
+        self.places.progressed = self.here
         more_computed = more_outputs = 0
         for number, computed, outputs in zip(numbers, column[:half], column[half:], strict=True):
             record = requests.get(number)
@@ -361,6 +372,7 @@ class State(Books):
     ) -> None:
         self.now_ns = at_ns
         self.last_step = step
+        self.places.completed = self.here
         self.in_flight.pop(step, None)
         if self.in_flight:  # steps end in order: the end of an earlier one is among what was lost
             self.in_flight = {later: launched for later, launched in self.in_flight.items() if later > step}
@@ -378,7 +390,7 @@ class State(Books):
         for number in self.fences.pop(step, ()):
             deferral = self.deferrals.get(number)
             if deferral is not None and deferral.fence == step:
-                deferral.fence_passed_ns = self.now_ns
+                deferral.fence_passed_ns, deferral.fence_passed_at = self.now_ns, self.here
 
     def _request(self, number: int) -> RequestState:
         """The request's record; one that was never announced gets a name made of its number, and is an anomaly."""
@@ -399,12 +411,13 @@ class State(Books):
         if record.status != status:
             record.stalled_ns = 0
         record.status, record.cause, record.since_ns = status, cause, self.now_ns
+        record.since_at = self.places.moved = self.here
 
-    @staticmethod
-    def _stalled(record: RequestState, at_ns: int, status: int, since_step: int, cause: int) -> None:
+    def _stalled(self, record: RequestState, at_ns: int, status: int, since_step: int, cause: int) -> None:
         """The watchdog's word, taken if the books agree: it looks from another thread, and may be late."""
         if record.status == status and not record.is_finished:
             record.stalled_ns, record.stalled_since_step, record.stalled_cause = at_ns, since_step, cause
+            record.stalled_at = self.here
 
     def _self_preempted(self, record: RequestState) -> None:
         if record.output_tokens != record.self_preempted_outputs:
@@ -422,16 +435,16 @@ class State(Books):
         """Everything that is not about blocks and not once a step."""
         match kind:
             case Kind.HEARTBEAT:
-                self.heartbeat = Heartbeat(*args[:10])
+                self.heartbeat, self.places.heartbeat = Heartbeat(*args[:10]), self.here
             case Kind.STARTED:
                 self._started(*args[:4], description=texts.get(-1, ""))
             case Kind.STOPPED:
                 self.now_ns = self.stopped_ns = args[0]
             case Kind.MEMORY:
-                self.memory = args
+                self.memory, self.places.memory = args, self.here
             case Kind.TIER:
                 tier = self.tiers.setdefault(args[1], TierState(operations={}))
-                tier.used, tier.capacity = args[2], args[3]
+                tier.used, tier.capacity, tier.at = args[2], args[3], self.here
                 tier.operations[args[0]] = tier.operations.get(args[0], 0) + len(args) - 4
                 self._pins(tier.pins, args[0], args[4:])
                 if args[0] == TierOp.UNPINNED:
@@ -449,6 +462,7 @@ class State(Books):
                 record = self.requests.get(number)
                 if record is not None and not record.is_finished:
                     record.fetch_ended_ns = args[0] if args else self.now_ns  # older engines tell no time
+                    record.fetch_ended_at = self.here
             case Kind.STALLED:
                 if (record := self.requests.get(number)) is not None:
                     self._stalled(record, *args[:4])
@@ -459,16 +473,16 @@ class State(Books):
             case _ if number >= 0 and kind in _REQUEST_KINDS:
                 self._request_event(kind, self._request(number), args)
 
-    def _pins(self, pins: dict[int, tuple[int, int]], op: int, keys: list[int]) -> None:
+    def _pins(self, pins: dict[int, tuple[int, ...]], op: int, keys: list[int]) -> None:
         if op == TierOp.PINNED:
             for key in keys:
-                count, since_ns = pins.get(key, (0, self.now_ns))
-                pins[key] = count + 1, since_ns
+                count, *since = pins.get(key, (0, self.now_ns, self.here))
+                pins[key] = count + 1, *since
         elif op == TierOp.UNPINNED:
             for key in keys:
-                count, since_ns = pins.pop(key, (0, 0))
+                count, *since = pins.pop(key, (0,))
                 if count > 1:
-                    pins[key] = count - 1, since_ns
+                    pins[key] = count - 1, *since
 
     def _started(self, at_ns: int, total: int, reserved: int, block_size: int, *, description: str) -> None:
         if self.total:
@@ -477,6 +491,7 @@ class State(Books):
             raise ValueError(f"a pool of {total} blocks, {reserved} of them reserved")
         self.description = description
         self.now_ns = self.started_ns = at_ns
+        self.places.started = self.places.pool = self.here
         self.total, self.reserved, self.block_size = total, reserved, block_size
         # In place: `apply` holds these very lists.
         self.refs[:] = [0] * total
@@ -490,12 +505,14 @@ class State(Books):
         if record is None:
             record = RequestState(number, texts.get(number, f"#{number}"), blocks=[], waited_ns={})
             self.requests[number] = record
+        record.arrived_at = record.since_at = self.here
         if kind == Kind.RECEIVED:
             record.status, record.cause, record.since_ns = Status.RECEIVED, Cause.NONE, args[0]
             record.received_ns, record.prompt_tokens = args[:2]
             return
         self.now_ns = args[0]
         self.totals.arrived += 1
+        self.places.moved = self.here
         record.arrived_ns, record.prompt_tokens, record.max_tokens, record.priority = args[:4]
         record.blocks_to_admit, record.blocks_to_finish = args[4:6]
         record.status, record.cause, record.since_ns = Status.WAITING, Cause.NEW, args[0]
@@ -505,7 +522,7 @@ class State(Books):
         full, hit = record.prompt_tokens // self.block_size, record.hit_tokens // self.block_size
         others = self.prompt_blocks_cached - record.cached_until_then - record.cached_blocks
         again = max(full - hit - record.cached_blocks - others, 0)
-        self._prompts.append(Prompt(record.id, self.now_ns, full, hit, again))
+        self._prompts.append(Prompt(record.id, self.now_ns, full, hit, again, self.here))
 
     def _note_preemption(self, record: RequestState, args: list[int]) -> None:
         last = self._last_preemption
@@ -515,12 +532,15 @@ class State(Books):
             running = sum(other.is_running for other in self.requests.values())
         outputs = record.output_tokens - record.admitted_outputs
         released = sum(self.totals.released.values())
-        last = Preemption(record.id, self.now_ns, args[0], args[2], args[3], outputs, running, self.free, released)
+        last = Preemption(
+            record.id, self.now_ns, args[0], args[2], args[3], outputs, running, self.free, released, self.here
+        )
         self._last_preemption = last
         self._preempted.append(last)
 
     def _looked_up(self, group: int, record: RequestState, tokens: int, hit_tokens: int) -> None:
         """Each group after the first is asked for what those before it had: the last one's hit is the request's."""
+        self.places.looked_up = self.here
         if group == 0:
             self.totals.looked_up_tokens += tokens
             record.looked_up_tokens, record.hit_tokens = tokens, 0
@@ -538,9 +558,10 @@ class State(Books):
             case Kind.ALLOCATION_FAILED:
                 totals.allocation_failures += 1
                 record.blocks_needed, record.blocks_free_then = args[:2]
+                record.refused_at = self.here
             case Kind.NOT_SCHEDULED:
                 self._move(record, record.status, args[0])
-                record.times_passed_over = args[1]
+                record.times_passed_over, record.passed_over_at = args[1], self.here
             case Kind.ADMITTED:
                 self._move(record, Status.RUNNING, Cause.NONE)
                 if self._lost_tokens:
@@ -561,6 +582,7 @@ class State(Books):
                 self._note_preemption(record, args)
                 self._move(record, Status.PREEMPTED, Cause.PREEMPTED)
                 record.preemptions += 1
+                record.preempted_at = self.here
                 if args[1] == record.number and self.used <= len(record.blocks):
                     self._self_preempted(record)
                 record.tokens_lost += args[3]
@@ -572,17 +594,18 @@ class State(Books):
             case Kind.WAITING_ON:
                 self._move(record, args[0], CAUSE_OF.get(args[0], Cause.NONE))
                 if args[0] == Status.WAITING_FOR_REMOTE_KVS:
-                    record.fetching_ns = self.now_ns
+                    record.fetching_ns, record.fetching_at = self.now_ns, self.here
                     if record.fetch_ended_ns < self.now_ns - FETCH_SLACK_NS:
                         record.fetch_ended_ns = 0  # of a fetch before this one
             case Kind.READY:
                 self._move(record, Status.WAITING, Cause.NEW)
                 record.fetching_ns = record.fetch_ended_ns = 0
-                record.ready_ns = record.ready_ns or self.now_ns
+                if not record.ready_ns:
+                    record.ready_ns, record.ready_at = self.now_ns, self.here
             case Kind.REMOTE_LOAD:
                 record.fetching_ns = record.fetch_ended_ns = 0
                 if not record.is_finished:
-                    record.ready_ns = self.now_ns
+                    record.ready_ns, record.ready_at = self.now_ns, self.here
             case Kind.FINISHED:
                 self._move(record, args[0], Cause.NONE)
                 self._lost_tokens.pop(record.number, None)
@@ -617,3 +640,11 @@ _REQUEST_KINDS = frozenset(
         Kind.PREEMPTED, Kind.WAITING_ON, Kind.READY, Kind.FINISHED, Kind.REMOTE_LOAD,
     )
 )  # fmt: skip
+
+
+def _last_of(kinds: frozenset[int], runs: list[int]) -> int:
+    """Which event of a batch is the last of these kinds."""
+    index = len(runs) // 5 - 1
+    while index > 0 and runs[5 * index] not in kinds:
+        index -= 1
+    return index

@@ -16,6 +16,8 @@ class Floor(NamedTuple):
 
     at: int
     in_use: float
+    where: str = ""
+    """The position in the stream of the last event until it was that low, where there is one."""
 
 
 class Floors:
@@ -27,12 +29,12 @@ class Floors:
         self._floors: deque[Floor] = deque(maxlen=MAX_FLOORS)
         self._idle = False
 
-    def look(self, at: int, *, idle: bool, worked: bool, in_use: float) -> None:
+    def look(self, at: int, *, idle: bool, worked: bool, in_use: float, where: str = "") -> None:
         """What was seen at one moment, and whether the engine has worked since the moment before."""
         if idle and (worked or not self._idle):
-            self._floors.append(Floor(at, in_use))
+            self._floors.append(Floor(at, in_use, where))
         elif idle and in_use < self._floors[-1].in_use:
-            self._floors[-1] = self._floors[-1]._replace(in_use=in_use)
+            self._floors[-1] = self._floors[-1]._replace(in_use=in_use, where=where)
         self._idle = idle
 
     @property

@@ -12,10 +12,11 @@ from typing import Final, NamedTuple
 import msgspec
 
 from monitor.events import snapshot
+from monitor.events.books import EVENT_BITS
 from monitor.events.description import EngineDescription, parse
 from monitor.events.evictions import Evictions
 from monitor.events.kinds import FIRST_FINISHED, Cause, Kind, Stage, Status
-from monitor.events.records import Anomaly, Heartbeat, Lapse, Preemption, Prompt, RequestState
+from monitor.events.records import UNKNOWN, Anomaly, Heartbeat, Lapse, Preemption, Prompt, RequestState
 from monitor.events.sample import Fact, KvEvents, Sample
 from monitor.events.state import State
 from monitor.events.wire import ADDED_BY_SOURCE, NO_REQUEST, Batch, Keyframe, NotAFrame
@@ -36,6 +37,8 @@ MAX_PREEMPTED: Final = 4_096
 MAX_PROMPTS: Final = 4_096
 MAX_SAMPLES: Final = 2_000
 MAX_RECENT_BYTES: Final = 64 << 20
+RUN_BYTES: Final = 20
+EVENTS: Final = (1 << EVENT_BITS) - 1
 
 Record = Batch | Keyframe | Sample | Fact | KvEvents
 """All that a source can bring."""
@@ -88,6 +91,8 @@ class Point(NamedTuple):
     """Steps by what kept each from being larger."""
     unused_tokens: int = -1
     """That the blocks of living requests have room for; -1 where that cannot be told."""
+    position: Position | None = None
+    """Of the last event until then."""
 
 
 class EngineLedger:
@@ -143,6 +148,8 @@ class EngineLedger:
         """Whether the scheduler went over its queue between the last two heartbeats."""
         self._passed_ns = 0
         self._polled_ns = 0
+        self.polled_at = UNKNOWN
+        """Where a heartbeat last told of polls of the KV connector since the one before."""
         self._recent_bytes = 0
         self._wall_minus_mono = 0
         self._head: RequestState | None = None
@@ -200,7 +207,7 @@ class EngineLedger:
         before = state.heartbeat
         try:
             runs, args, ids = batch.runs.cast("i").tolist(), batch.args.cast("q").tolist(), batch.ids.cast("i").tolist()
-            state.apply(runs, args, ids, batch.texts)
+            state.apply(runs, args, ids, batch.texts, batch.sequence)
             if self.counting:
                 self.tally.follow(state)
             if NO_REQUEST in batch.texts:
@@ -217,7 +224,7 @@ class EngineLedger:
         if self.uncertain_since_ns and not state.damaged:
             self.uncertain_since_ns = 0
         if not self.points or self.now_ns - self.points[-1].at_ns >= self.point_every_ns:
-            point = self._point()
+            point = self._point(Position(batch.epoch, batch.sequence, max(len(batch.runs) // RUN_BYTES - 1, 0)))
             if not state.damaged:
                 self._look_at_floor(point)
             self.points.append(point)
@@ -245,7 +252,8 @@ class EngineLedger:
     def _look_at_floor(self, point: Point) -> None:
         worked = bool(self.points) and point.finished_requests != self.points[-1].finished_requests
         in_use = point.balance.finished + point.balance.unaccounted
-        self.floors.look(point.at_ns, idle=not (point.running or point.waiting), worked=worked, in_use=in_use)
+        idle = not (point.running or point.waiting)
+        self.floors.look(point.at_ns, idle=idle, worked=worked, in_use=in_use, where=str(point.position))
 
     def _heard(self, before: Heartbeat | None, last: Heartbeat | None) -> None:
         if before is not None and last is not None:
@@ -254,7 +262,7 @@ class EngineLedger:
             if self.passes_advanced:
                 self._passed_ns = before.at_ns
         if last is not None and (before is None or last.connector_polls != before.connector_polls):
-            self._polled_ns = last.at_ns
+            self._polled_ns, self.polled_at = last.at_ns, self.state.places.heartbeat
 
     def _apply_source_batch(self, batch: Batch) -> None:
         for event in batch.events():
@@ -302,6 +310,7 @@ class EngineLedger:
         self.heartbeats = 0
         self.passes_advanced = False
         self._passed_ns = self._polled_ns = 0
+        self.polled_at = UNKNOWN
         self.lapses.clear()
         self.preempted.clear()
         self.prompts.clear()
@@ -336,7 +345,7 @@ class EngineLedger:
         while self._recent_bytes > MAX_RECENT_BYTES and len(self.recent) > 1:
             self._recent_bytes -= _size(self.recent.popleft())
 
-    def _point(self) -> Point:
+    def _point(self, position: Position) -> Point:
         state, totals = self.state, self.state.totals
         statuses = Counter([record.status for record in state.requests.values()])
         running = statuses[Status.RUNNING]
@@ -355,6 +364,7 @@ class EngineLedger:
             waiting_by=tuple(self.waiting_by_cause().items()),
             limits=tuple(totals.limits.items()),
             unused_tokens=-1 if (unused := unused_by_all(state, self.description)) is None else unused,
+            position=position,
         )
 
     def count_anew(self) -> None:
@@ -402,6 +412,18 @@ class EngineLedger:
     def position(self) -> Position:
         """Where the ledger is in the stream."""
         return Position(self.epoch, self.sequence)
+
+    @property
+    def heard_at(self) -> Position:
+        """Where the ledger is in the stream: the last event that was heard."""
+        last = self.recent[-1] if self.recent else None
+        events = len(last.runs) // RUN_BYTES if last is not None and last.sequence == self.sequence else 1
+        return Position(self.epoch, self.sequence, max(events - 1, 0))
+
+    def at(self, *places: int) -> str:
+        """The position of the last of these places in the stream of this life; empty if none of them is known."""
+        place = max(places, default=UNKNOWN)
+        return str(Position(self.epoch, place >> EVENT_BITS, place & EVENTS)) if place >= 0 else ""
 
     def request(self, name: str) -> RequestState | None:
         """A request by its id or `#number`, whether it lives or has ended of late."""

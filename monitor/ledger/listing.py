@@ -74,7 +74,8 @@ def in_words(event: Run, names: Mapping[int, str]) -> str:
             bound = f", bound by {name_of(Limit, a[3])}" if a[3] else ""
             return f"step {a[1]:,} done in {a[2] / 1e6:,.1f} ms{bound}{pool}"
         case Kind.HEARTBEAT:
-            return f"alive: {a[5]:,} running, {a[6]:,} waiting"
+            polls = f", the KV connector asked {counted(a[8], 'time')}" if a[8] else ""
+            return f"alive: {a[5]:,} running, {a[6]:,} waiting, {counted(a[9], 'pass', 'passes')}{polls}"
         case Kind.PROGRESSED:
             return f"{counted(len(event.ids), 'request')} moved on"
         case Kind.CACHED:

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from monitor.events import journal
+from monitor.events.records import UNKNOWN
 from monitor.events.snapshot import dump
 from monitor.events.wire import Batch, Frame, encode
 from monitor.ledger.ledger import EngineLedger
@@ -50,4 +51,5 @@ def books(ledger: EngineLedger) -> object:
 def state_of(ledger: EngineLedger) -> object:
     """An audit that was under way at a keyframe does not count for who begins there."""
     ledger.state.audit_cycles = ledger.state.audited_ns = 0
+    ledger.state.places.audited = UNKNOWN
     return msgspec.msgpack.decode(dump(ledger.state))

@@ -81,10 +81,14 @@ def test_just_after_an_event_is_the_fold_up_to_it(tmp_path: Path, which: str) ->
                 expected.apply(frame)
         batch = next(frame for frame in lab.frames if frame.sequence == position.sequence)
         assert isinstance(batch, Batch)
-        for index, event in enumerate(batch.events()):
-            if index <= position.event:
-                runs = [event.kind, event.group, event.request, len(event.args), len(event.ids)]
-                expected.state.apply(runs, event.args, event.ids, batch.texts)
+        runs: list[int] = []
+        args: list[int] = []
+        ids: list[int] = []
+        for event in list(batch.events())[: position.event + 1]:
+            runs += (event.kind, event.group, event.request, len(event.args), len(event.ids))
+            args += event.args
+            ids += event.ids
+        expected.state.apply(runs, args, ids, batch.texts, position.sequence)
         ledger = history.ledger_at_position(lab.packer.engine, position)
         assert state_of(ledger) == state_of(expected)
 

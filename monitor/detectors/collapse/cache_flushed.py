@@ -74,13 +74,13 @@ def _by_one_prompt(ledger: EngineLedger, settings: Settings, evictors: list[Evic
         engine=ledger.engine,
         verdict="likely" if ledger.state.damaged else "confirmed",
         since_ns=ledger.wall(min(one.at_ns for one in flushes)),
-        position=str(ledger.position()),
+        position=ledger.at(min(flushes, key=lambda one: one.at_ns).at),
         requests=tuple(one.id for one in flushes),
         evidence=(
-            Evidence("blocks_cached_idle_before", worst.cached_before, "blocks"),
-            Evidence("blocks_it_evicted", worst.evicted, "blocks"),
-            Evidence("of_these_computed_again", worst.missed, "blocks"),
-            Evidence("flushes_seen", len(flushes), "times"),
+            Evidence("blocks_cached_idle_before", worst.cached_before, "blocks", position=ledger.at(worst.at)),
+            Evidence("blocks_it_evicted", worst.evicted, "blocks", position=ledger.at(worst.evicted_at)),
+            Evidence("of_these_computed_again", worst.missed, "blocks", position=ledger.at(worst.missed_at)),
+            Evidence("flushes_seen", len(flushes), "times", position=ledger.at(*(one.missed_at for one in flushes))),
         ),
         explanation=(
             f"From {clock_time(ledger.wall(worst.at_ns))} on request {worst.id} pushed out {worst.evicted:,} of the"
@@ -101,21 +101,29 @@ def _needlessly(ledger: EngineLedger, settings: Settings, evictors: list[Evictor
     missed = sum(one.missed for one in needless)
     if missed < settings(CODE, "min_blocks"):
         return
-    unused = min(one.unused for one in needless)
+    least = min(needless, key=lambda one: one.unused)
+    unused, evicted_at = least.unused, ledger.at(*(one.evicted_at for one in needless))
     yield Judgement(
         code=CODE,
         engine=ledger.engine,
         verdict="likely" if ledger.state.damaged else "confirmed",
         key="needless",
         since_ns=ledger.wall(needless[0].at_ns),
-        position=str(ledger.position()),
+        position=ledger.at(needless[0].at),
         requests=tuple(one.id for one in needless),
         evidence=(
-            Evidence("requests_that_evicted", len(needless), "requests"),
-            Evidence("blocks_they_evicted", sum(one.evicted for one in needless), "blocks"),
-            Evidence("of_these_computed_again", missed, "blocks"),
-            Evidence("least_free_and_empty_then", unused, "blocks"),
-            Evidence("share_free_and_empty_then", round(unused / usable, 4), "of the pool"),
+            Evidence("requests_that_evicted", len(needless), "requests", position=evicted_at),
+            Evidence("blocks_they_evicted", sum(one.evicted for one in needless), "blocks", position=evicted_at),
+            Evidence(
+                "of_these_computed_again", missed, "blocks", position=ledger.at(*(one.missed_at for one in needless))
+            ),
+            Evidence("least_free_and_empty_then", unused, "blocks", position=ledger.at(least.unused_at)),
+            Evidence(
+                "share_free_and_empty_then",
+                round(unused / usable, 4),
+                "of the pool",
+                position=ledger.at(least.unused_at),
+            ),
         ),
         explanation=(
             f"Since {clock_time(ledger.wall(needless[0].at_ns))} {counted(len(needless), 'request')} pushed prefixes"

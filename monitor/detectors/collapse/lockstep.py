@@ -128,6 +128,8 @@ def _judged(ledger: EngineLedger, burst: Sequence[RequestState], wave: Point, ti
     before, after = _around(ledger, burst)
     assert before is not None
     assert after is not None
+    before_at, after_at, wave_at = (str(point.position or "") for point in (before, after, wave))
+    ended_at = ledger.at(*(record.since_at for record in burst))
     usable = before.balance.total - before.balance.reserved
     first, last = burst[0].finished_ns, burst[-1].finished_ns
     spread = (last - first) / 1e9
@@ -137,18 +139,18 @@ def _judged(ledger: EngineLedger, burst: Sequence[RequestState], wave: Point, ti
         engine=ledger.engine,
         verdict="likely" if ledger.state.damaged else "confirmed",
         since_ns=ledger.wall(first),
-        position=str(ledger.position()),
+        position=ledger.at(burst[0].since_at),
         requests=tuple(record.id for record in burst),
         evidence=(
-            Evidence("requests_finished_together", len(burst), "requests"),
-            Evidence("within_s", round(spread, 3), "s"),
-            Evidence("blocks_freed_by_finishing", freed, "blocks"),
-            Evidence("preemptions", after.preemptions - before.preemptions, "preemptions"),
-            Evidence("usage_before", round(100 * _held(before) / usable, 1), "%"),
-            Evidence("usage_after", round(100 * _held(after) / usable, 1), "%"),
-            Evidence("waiting_in_next_wave", wave.waiting, "requests"),
-            Evidence("running_in_next_wave", wave.running, "requests"),
-            Evidence("collapses_seen", times, "times"),
+            Evidence("requests_finished_together", len(burst), "requests", position=ended_at),
+            Evidence("within_s", round(spread, 3), "s", position=ended_at),
+            Evidence("blocks_freed_by_finishing", freed, "blocks", position=ended_at),
+            Evidence("preemptions", after.preemptions - before.preemptions, "preemptions", position=after_at),
+            Evidence("usage_before", round(100 * _held(before) / usable, 1), "%", position=before_at),
+            Evidence("usage_after", round(100 * _held(after) / usable, 1), "%", position=after_at),
+            Evidence("waiting_in_next_wave", wave.waiting, "requests", position=wave_at),
+            Evidence("running_in_next_wave", wave.running, "requests", position=wave_at),
+            Evidence("collapses_seen", times, "times", position=ended_at),
         ),
         explanation=(
             f"At {clock_time(ledger.wall(first))}, {counted(len(burst), 'request')} finished within {duration(spread)}"

@@ -37,12 +37,12 @@ def judge(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         engine=ledger.engine,
         verdict="likely" if ledger.state.damaged else "confirmed",
         since_ns=ledger.wall(found[0][0].at_ns),
-        position=str(ledger.position()),
+        position=ledger.at(found[0][0].at),
         requests=names([one for together in found for one in together]),
         evidence=(
-            *cost_of(last),
-            Evidence("usage_before", round(100 * (1 - last[0].free / usable), 1), "%"),
-            Evidence("collapses_seen", len(found), "times"),
+            *cost_of(ledger, last),
+            Evidence("usage_before", round(100 * (1 - last[0].free / usable), 1), "%", position=ledger.at(last[0].at)),
+            Evidence("collapses_seen", len(found), "times", position=ledger.at(last[-1].at)),
         ),
         explanation=(
             f"At {clock_time(ledger.wall(last[0].at_ns))} one pass of the scheduler preempted {len(last)} of the"

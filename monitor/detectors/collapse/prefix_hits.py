@@ -45,23 +45,25 @@ def _by_stream(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
     computed = sum(prompt.blocks - prompt.hit for prompt in recent)
     if not _enough(again, computed, settings):
         return
-    began = ledger.wall(missed[0].at_ns)
+    began, last_at = ledger.wall(missed[0].at_ns), ledger.at(recent[-1].at)
     hit, asked = sum(prompt.hit for prompt in recent), sum(prompt.blocks for prompt in recent)
     yield Judgement(
         code=CODE,
         engine=ledger.engine,
         verdict="likely" if ledger.state.damaged else "confirmed",
         since_ns=began,
-        position=str(ledger.position()),
+        position=ledger.at(missed[0].at),
         requests=tuple(dict.fromkeys(prompt.id for prompt in missed)),
         evidence=(
-            Evidence("prompts_computed", len(recent), "prompts"),
-            Evidence("blocks_of_them", asked, "blocks"),
-            Evidence("blocks_hit", hit, "blocks"),
-            Evidence("blocks_computed", computed, "blocks"),
-            Evidence("computed_though_cached", again, "blocks"),
-            Evidence("share_computed_though_cached", round(100 * again / computed, 1), "%"),
-            Evidence("blocks_cached_idle", ledger.state.cached_idle, "blocks"),
+            Evidence("prompts_computed", len(recent), "prompts", position=last_at),
+            Evidence("blocks_of_them", asked, "blocks", position=last_at),
+            Evidence("blocks_hit", hit, "blocks", position=last_at),
+            Evidence("blocks_computed", computed, "blocks", position=last_at),
+            Evidence("computed_though_cached", again, "blocks", position=ledger.at(missed[-1].at)),
+            Evidence("share_computed_though_cached", round(100 * again / computed, 1), "%", position=last_at),
+            Evidence(
+                "blocks_cached_idle", ledger.state.cached_idle, "blocks", position=ledger.at(ledger.state.places.pool)
+            ),
         ),
         explanation=(
             f"Since {clock_time(began)} {counted(len(missed), 'prompt')} were looked up in the prefix cache and"

@@ -72,8 +72,8 @@ def _finished_held(ledger: EngineLedger, settings: Settings, sending: list[Defer
     late, pending = overdue(sending, lambda deferral: _waited(ledger, settings, deferral))
     if not late:
         return
-    held = kept(ledger, late)
-    count = len(held.deferrals)
+    held, at = kept(ledger, late), ledger.at
+    count, records = len(held.deferrals), _records(ledger, late)
     yield Judgement(
         code=FINISHED_HELD,
         engine=ledger.engine,
@@ -81,17 +81,34 @@ def _finished_held(ledger: EngineLedger, settings: Settings, sending: list[Defer
         # After a loss its release may be among what was lost; the next audit tells.
         pending=pending or state.damaged,
         since_ns=ledger.wall(held.deferrals[0].since_ns),
-        position=str(ledger.position()),
+        position=at(held.kept_at[0]),
         requests=held.ids,
         blocks=tuple(held.blocks),
         evidence=(
-            Evidence("requests_held", count, "requests"),
-            Evidence("blocks_held", len(held.blocks), "blocks"),
-            Evidence("share_of_pool", round(held.share, 4), "of the pool"),
-            Evidence("oldest_age_s", round(ledger.age_s(held.deferrals[0].since_ns), 1), "s"),
-            Evidence("prompt_tokens_of_them", sum(r.prompt_tokens for r in _records(ledger, late)), "tokens"),
-            Evidence("running", sum(r.is_running for r in state.requests.values()), "requests"),
-            Evidence("connector_polls", state.heartbeat.connector_polls if state.heartbeat else "not heard", "polls"),
+            Evidence("requests_held", count, "requests", position=at(*held.kept_at)),
+            Evidence("blocks_held", len(held.blocks), "blocks", position=at(*held.blocks_at)),
+            Evidence("share_of_pool", round(held.share, 4), "of the pool", position=at(*held.blocks_at)),
+            Evidence(
+                "oldest_age_s", round(ledger.age_s(held.deferrals[0].since_ns), 1), "s", position=at(held.kept_at[0])
+            ),
+            Evidence(
+                "prompt_tokens_of_them",
+                sum(r.prompt_tokens for r in records),
+                "tokens",
+                position=at(*(r.arrived_at for r in records)),
+            ),
+            Evidence(
+                "running",
+                sum(r.is_running for r in state.requests.values()),
+                "requests",
+                position=at(state.places.moved),
+            ),
+            Evidence(
+                "connector_polls",
+                state.heartbeat.connector_polls if state.heartbeat else "not heard",
+                "polls",
+                position=at(state.places.heartbeat),
+            ),
         ),
         explanation=(
             f"{counted(count, 'finished request')} still {'holds' if count == 1 else 'hold'}"
@@ -135,7 +152,7 @@ def _idle_not_polled(ledger: EngineLedger, settings: Settings, sending: list[Def
     late, pending = overdue(sending, lambda deferral: (min(unpolled, heard_s(ledger, deferral.since_ns)), grace))
     if not late:
         return
-    held = kept(ledger, late)
+    held, at = kept(ledger, late), ledger.at
     count = len(held.deferrals)
     assert state.heartbeat is not None
     yield Judgement(
@@ -144,17 +161,17 @@ def _idle_not_polled(ledger: EngineLedger, settings: Settings, sending: list[Def
         verdict="likely" if state.damaged else "confirmed",
         pending=pending or state.damaged,
         since_ns=ledger.wall(state.heartbeat.at_ns) - round(unpolled * 1e9),
-        position=str(ledger.position()),
+        position=at(ledger.polled_at),
         requests=held.ids,
         blocks=tuple(held.blocks),
         evidence=(
-            Evidence("requests_held", count, "requests"),
-            Evidence("blocks_held", len(held.blocks), "blocks"),
-            Evidence("share_of_pool", round(held.share, 4), "of the pool"),
-            Evidence("not_polled_for_s", round(unpolled, 1), "s"),
-            Evidence("connector_polls", state.heartbeat.connector_polls, "polls"),
-            Evidence("running", 0, "requests"),
-            Evidence("waiting", 0, "requests"),
+            Evidence("requests_held", count, "requests", position=at(*held.kept_at)),
+            Evidence("blocks_held", len(held.blocks), "blocks", position=at(*held.blocks_at)),
+            Evidence("share_of_pool", round(held.share, 4), "of the pool", position=at(*held.blocks_at)),
+            Evidence("not_polled_for_s", round(unpolled, 1), "s", position=at(ledger.polled_at)),
+            Evidence("connector_polls", state.heartbeat.connector_polls, "polls", position=at(state.places.heartbeat)),
+            Evidence("running", 0, "requests", position=at(state.places.moved)),
+            Evidence("waiting", 0, "requests", position=at(state.places.moved)),
         ),
         explanation=(
             f"The engine has nothing to run and has not asked {_by(ledger)} for {duration(unpolled)}:"
@@ -186,28 +203,41 @@ def _remote_load_lost(ledger: EngineLedger, settings: Settings, fetching: list[D
     late, pending = overdue(fetching, lambda deferral: (heard_s(ledger, deferral.since_ns), grace))
     if not late:
         return
-    held = kept(ledger, late)
+    held, at = kept(ledger, late), ledger.at
     count = len(held.deferrals)
     records = _records(ledger, late)
-    began = min(record.fetching_ns for record in records)
-    ended = sum(record.fetch_ended_ns > 0 for record in records)
+    first = min(records, key=lambda record: record.fetching_ns)
+    began = first.fetching_ns
+    ended = [record for record in records if record.fetch_ended_ns]
     yield Judgement(
         code=REMOTE_LOAD_LOST,
         engine=ledger.engine,
         verdict="likely" if state.damaged else "confirmed",
         pending=pending or state.damaged,
         since_ns=ledger.wall(held.deferrals[0].since_ns),
-        position=str(ledger.position()),
+        position=at(held.kept_at[0]),
         requests=held.ids,
         blocks=tuple(held.blocks),
         evidence=(
-            Evidence("requests_held", count, "requests"),
-            Evidence("blocks_held", len(held.blocks), "blocks"),
-            Evidence("share_of_pool", round(held.share, 4), "of the pool"),
-            Evidence("oldest_age_s", round(ledger.age_s(held.deferrals[0].since_ns), 1), "s"),
-            Evidence("oldest_fetch_s", round(ledger.age_s(began), 1), "s"),
-            Evidence("of_which_the_connector_said_it_ended", ended, "fetches"),
-            Evidence("running", sum(r.is_running for r in state.requests.values()), "requests"),
+            Evidence("requests_held", count, "requests", position=at(*held.kept_at)),
+            Evidence("blocks_held", len(held.blocks), "blocks", position=at(*held.blocks_at)),
+            Evidence("share_of_pool", round(held.share, 4), "of the pool", position=at(*held.blocks_at)),
+            Evidence(
+                "oldest_age_s", round(ledger.age_s(held.deferrals[0].since_ns), 1), "s", position=at(held.kept_at[0])
+            ),
+            Evidence("oldest_fetch_s", round(ledger.age_s(began), 1), "s", position=at(first.fetching_at)),
+            Evidence(
+                "of_which_the_connector_said_it_ended",
+                len(ended),
+                "fetches",
+                position=at(*held.kept_at, *(r.fetch_ended_at for r in ended)),
+            ),
+            Evidence(
+                "running",
+                sum(r.is_running for r in state.requests.values()),
+                "requests",
+                position=at(state.places.moved),
+            ),
         ),
         explanation=(
             f"{counted(count, 'request')} ended while {_by(ledger)} was fetching KV into"

@@ -23,8 +23,10 @@ def judge(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
     passed_over = hold_one_another(ledger)
     if not passed_over:
         return
-    state = ledger.state
-    since_ns = max(record.since_ns for record in passed_over)
+    state, at = ledger.state, ledger.at
+    last = max(passed_over, key=lambda record: record.since_ns)
+    most = max(passed_over, key=lambda record: record.times_passed_over)
+    since_ns = last.since_ns
     # Until when they could have gone on: a scheduler that makes no pass leaves nobody out.
     age, grace = (ledger.looked_ns - since_ns) / 1e9, settings(ENCODER_CACHE, "grace_s")
     if age < grace / 2:
@@ -35,15 +37,22 @@ def judge(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         verdict="likely",
         pending=age < grace or state.damaged,
         since_ns=ledger.wall(since_ns),
-        position=str(ledger.position()),
+        position=at(last.since_at),
         requests=tuple(record.id for record in passed_over),
         blocks=tuple(sorted(set().union(*(record.blocks for record in passed_over)))),
         evidence=(
-            Evidence("requests_passed_over", len(passed_over), "requests"),
-            Evidence("of_them_running", sum(record.is_running for record in passed_over), "requests"),
-            Evidence("nobody_advanced_for_s", round(age, 1), "s"),
-            Evidence("times_passed_over", max(r.times_passed_over for r in passed_over), "times, at the least"),
-            Evidence("blocks_free", state.free, "blocks"),
+            Evidence("requests_passed_over", len(passed_over), "requests", position=at(last.since_at)),
+            Evidence(
+                "of_them_running",
+                sum(record.is_running for record in passed_over),
+                "requests",
+                position=at(last.since_at),
+            ),
+            Evidence("nobody_advanced_for_s", round(age, 1), "s", position=at(last.since_at)),
+            Evidence(
+                "times_passed_over", most.times_passed_over, "times, at the least", position=at(most.passed_over_at)
+            ),
+            Evidence("blocks_free", state.free, "blocks", position=at(state.places.pool)),
         ),
         explanation=(
             f"{counted(len(passed_over), 'request')} are passed over for the encoder at every pass, and since"

@@ -32,9 +32,10 @@ def judge(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
     )
     if not late:
         return
-    held = kept(ledger, late)
+    held, at = kept(ledger, late), ledger.at
     first = min(late, key=lambda deferral: passed[deferral.request])
     since = ledger.wall(passed[first.request])
+    over_at = at(first.fence_passed_at if first.fence_passed_ns else first.since_at)
     yield Judgement(
         code=DEFERRED_FREE_STALLED,
         engine=ledger.engine,
@@ -42,16 +43,16 @@ def judge(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         # After a loss the reclaim may be among what was lost; the next audit tells.
         pending=pending or state.damaged,
         since_ns=since,
-        position=str(ledger.position()),
+        position=over_at,
         requests=held.ids,
         blocks=tuple(held.blocks),
         evidence=(
-            Evidence("requests_held", len(held.deferrals), "requests"),
-            Evidence("blocks_held", len(held.blocks), "blocks"),
-            Evidence("share_of_pool", round(held.share, 4), "of the pool"),
-            Evidence("fenced_behind_step", first.fence, "step"),
-            Evidence("last_step", state.last_step, "step"),
-            Evidence("since_the_step_s", round(ledger.age_s(passed[first.request]), 1), "s"),
+            Evidence("requests_held", len(held.deferrals), "requests", position=at(*held.kept_at)),
+            Evidence("blocks_held", len(held.blocks), "blocks", position=at(*held.blocks_at)),
+            Evidence("share_of_pool", round(held.share, 4), "of the pool", position=at(*held.blocks_at)),
+            Evidence("fenced_behind_step", first.fence, "step", position=at(first.since_at)),
+            Evidence("last_step", state.last_step, "step", position=at(state.places.completed)),
+            Evidence("since_the_step_s", round(ledger.age_s(passed[first.request]), 1), "s", position=over_at),
         ),
         explanation=(
             f"{counted(len(held.blocks), 'block')} ({percent(held.share)} of the pool) that"

@@ -22,6 +22,16 @@ class Kept(NamedTuple):
         """The requests that they are of."""
         return tuple(deferral.id for deferral in self.deferrals)
 
+    @property
+    def kept_at(self) -> list[int]:
+        """Where each was announced."""
+        return [deferral.since_at for deferral in self.deferrals]
+
+    @property
+    def blocks_at(self) -> list[int]:
+        """Where the blocks of each became these."""
+        return [deferral.changed_at for deferral in self.deferrals]
+
 
 def kept(ledger: EngineLedger, deferrals: Iterable[Deferral]) -> Kept:
     """All of these together."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from monitor.detectors.judgement import Evidence, Judgement
 from monitor.detectors.thresholds import Settings
 from monitor.events.kinds import Holder
-from monitor.events.records import Lapse
+from monitor.events.records import UNKNOWN, Lapse
 from monitor.ledger.ledger import EngineLedger
 from monitor.ledger.words import counted, duration, percent
 
@@ -21,32 +22,36 @@ def judge(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
     requests = tuple(dict.fromkeys(lapse.id for lapse in lapses))
     if len(requests) < settings(LEASE_BURST, "min_requests"):
         return
-    state = ledger.state
+    state, at = ledger.state, ledger.at
     usable = state.total - state.reserved
     blocks = sorted({block for lapse in lapses for block in lapse.blocks})
-    lease = max((lapse.at_ns - lapse.since_ns) / 1e9 for lapse in lapses)
+    longest = max(lapses, key=lambda lapse: lapse.at_ns - lapse.since_ns)
+    lease = (longest.at_ns - longest.since_ns) / 1e9
     burst = _largest_burst(lapses, settings(LEASE_BURST, "burst_s"))
-    leased = sum(d.holder == Holder.CONNECTOR and d.lease_deadline_ns > 0 for d in state.deferrals.values())
+    under_lease = [d for d in state.deferrals.values() if d.holder == Holder.CONNECTOR and d.lease_deadline_ns > 0]
+    leased = len(under_lease)
     yield Judgement(
         code=LEASE_BURST,
         engine=ledger.engine,
         verdict="confirmed",
         since_ns=ledger.wall(lapses[0].since_ns),
-        position=str(ledger.position()),
+        position=at(lapses[0].at),
         requests=requests,
         blocks=tuple(blocks),
         evidence=(
-            Evidence("leases_that_ran_out", len(requests), "leases"),
-            Evidence("blocks_they_kept", len(blocks), "blocks"),
-            Evidence("lease_s", round(lease, 1), "s"),
-            Evidence("largest_burst", burst, "blocks"),
-            Evidence("largest_burst_share", round(burst / usable, 4), "of the pool"),
-            Evidence("under_lease_now", leased, "requests"),
+            Evidence("leases_that_ran_out", len(requests), "leases", position=at(lapses[-1].at)),
+            Evidence("blocks_they_kept", len(blocks), "blocks", position=at(lapses[-1].at)),
+            Evidence("lease_s", round(lease, 1), "s", position=at(longest.at)),
+            Evidence("largest_burst", burst.blocks, "blocks", position=at(burst.at)),
+            Evidence("largest_burst_share", round(burst.blocks / usable, 4), "of the pool", position=at(burst.at)),
+            Evidence(
+                "under_lease_now", leased, "requests", position=at(lapses[-1].at, *(d.changed_at for d in under_lease))
+            ),
         ),
         explanation=(
             f"{counted(len(requests), 'finished request')} kept {counted(len(blocks), 'block')} until"
             f" their leases of {duration(lease)} ran out: nobody had confirmed the transfers. At most"
-            f" {counted(burst, 'block')} ({percent(burst / usable)} of the pool) came back at once."
+            f" {counted(burst.blocks, 'block')} ({percent(burst.blocks / usable)} of the pool) came back at once."
             f" {counted(leased, 'more finished request')} {'is' if leased == 1 else 'are'} under one now."
         ),
         do_now=(
@@ -68,13 +73,21 @@ def judge(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
     )
 
 
-def _largest_burst(lapses: Sequence[Lapse], within_s: float) -> int:
+class _Burst(NamedTuple):
+    """Blocks that came back together, and where the last of them did."""
+
+    blocks: int
+    at: int
+
+
+def _largest_burst(lapses: Sequence[Lapse], within_s: float) -> _Burst:
     """The most blocks that came back within so long; `lapses` in the order of their ends."""
-    most = first = blocks = 0
+    most = _Burst(0, UNKNOWN)
+    first = blocks = 0
     for lapse in lapses:
         blocks += len(lapse.blocks)
         while lapse.at_ns - lapses[first].at_ns > within_s * 1e9:
             blocks -= len(lapses[first].blocks)
             first += 1
-        most = max(most, blocks)
+        most = max(most, _Burst(blocks, lapse.at), key=lambda burst: burst.blocks)
     return most

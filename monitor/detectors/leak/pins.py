@@ -26,15 +26,16 @@ def judge(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
 
 
 def _old_pins(ledger: EngineLedger, settings: Settings, name: str, tier: TierState) -> Iterator[Judgement]:
-    _, since_ns = next(iter(tier.pins.values()))
+    _, since_ns, *pinned_at = next(iter(tier.pins.values()))
     age, allowed = heard_s(ledger, since_ns), settings(EXTERNAL_PINS, "oldest_s")
-    fetches = [r.fetching_ns for r in ledger.state.requests.values() if r.fetching_ns]
-    if age < allowed / 2 or min(fetches, default=since_ns + 1) <= since_ns:
+    fetching = [record for record in ledger.state.requests.values() if record.fetching_ns]
+    if age < allowed / 2 or any(record.fetching_ns <= since_ns for record in fetching):
         return  # a fetch that goes on needs its pins: stuck.remote-load, if it is for too long
     capacity = tier.capacity or tier.used
     share = len(tier.pins) / capacity if capacity else 1.0
     operations = {op: tier.operations.get(op, 0) for op in TierOp}
     full = tier.used >= tier.capacity > 0
+    told = ledger.at(tier.at)
     yield Judgement(
         code=EXTERNAL_PINS,
         engine=ledger.engine,
@@ -42,18 +43,23 @@ def _old_pins(ledger: EngineLedger, settings: Settings, name: str, tier: TierSta
         verdict="confirmed",
         pending=age < allowed or share < settings(EXTERNAL_PINS, "min_share"),
         since_ns=ledger.wall(since_ns),
-        position=str(ledger.position()),
+        position=ledger.at(*pinned_at),
         evidence=(
-            Evidence("pinned_blocks", len(tier.pins), "blocks of the tier"),
-            Evidence("pinned_share", round(share, 4), "of the tier"),
-            Evidence("oldest_pin_s", round(age, 1), "s"),
-            Evidence("tier_used", tier.used, "blocks of the tier"),
-            Evidence("tier_capacity", tier.capacity, "blocks of the tier"),
-            Evidence("pins", operations[TierOp.PINNED], "blocks of the tier"),
-            Evidence("unpins", operations[TierOp.UNPINNED], "blocks of the tier"),
-            Evidence("stored", operations[TierOp.STORED], "blocks of the tier"),
-            Evidence("evicted", operations[TierOp.EVICTED], "blocks of the tier"),
-            Evidence("fetches_that_go_on", len(fetches), "requests"),
+            Evidence("pinned_blocks", len(tier.pins), "blocks of the tier", position=told),
+            Evidence("pinned_share", round(share, 4), "of the tier", position=told),
+            Evidence("oldest_pin_s", round(age, 1), "s", position=ledger.at(*pinned_at)),
+            Evidence("tier_used", tier.used, "blocks of the tier", position=told),
+            Evidence("tier_capacity", tier.capacity, "blocks of the tier", position=told),
+            Evidence("pins", operations[TierOp.PINNED], "blocks of the tier", position=told),
+            Evidence("unpins", operations[TierOp.UNPINNED], "blocks of the tier", position=told),
+            Evidence("stored", operations[TierOp.STORED], "blocks of the tier", position=told),
+            Evidence("evicted", operations[TierOp.EVICTED], "blocks of the tier", position=told),
+            Evidence(
+                "fetches_that_go_on",
+                len(fetching),
+                "requests",
+                position=ledger.at(tier.at, *(r.fetching_at for r in fetching)),
+            ),
         ),
         explanation=(
             f"{counted(len(tier.pins), 'block')} ({percent(share)}) of the outer tier {name} are pinned, the"

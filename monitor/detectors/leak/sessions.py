@@ -15,16 +15,18 @@ SESSION_PINNED = "leak.session-pinned"
 
 
 class _Session(NamedTuple):
-    """One that waits for its next input: of which request, since when, with which blocks."""
+    """One that waits for its next input: of which request, since when, with which blocks, and where that was said."""
 
     id: str
     since_ns: int
     blocks: set[int]
+    since_at: int
+    blocks_at: int
 
 
 def judge(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
     """Sessions that have been idle for too long."""
-    state = ledger.state
+    state, at = ledger.state, ledger.at
     idle_s = settings(SESSION_PINNED, "idle_s")
     idle = sorted(
         (session for session in _sessions(ledger) if ledger.age_s(session.since_ns) > idle_s),
@@ -43,14 +45,16 @@ def judge(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         # Few blocks in a session are what sessions are for; and after a loss the session may have gone on.
         pending=state.damaged or share < settings(SESSION_PINNED, "min_share"),
         since_ns=ledger.wall(idle[0].since_ns),
-        position=str(ledger.position()),
+        position=at(idle[0].since_at),
         requests=tuple(session.id for session in idle),
         blocks=tuple(blocks),
         evidence=(
-            Evidence("idle_sessions", len(idle), "sessions"),
-            Evidence("blocks_held", len(blocks), "blocks"),
-            Evidence("share_of_pool", round(share, 4), "of the pool"),
-            Evidence("longest_idle_s", round(oldest, 1), "s"),
+            Evidence("idle_sessions", len(idle), "sessions", position=at(*(session.since_at for session in idle))),
+            Evidence("blocks_held", len(blocks), "blocks", position=at(*(session.blocks_at for session in idle))),
+            Evidence(
+                "share_of_pool", round(share, 4), "of the pool", position=at(*(session.blocks_at for session in idle))
+            ),
+            Evidence("longest_idle_s", round(oldest, 1), "s", position=at(idle[0].since_at)),
         ),
         explanation=(
             f"{counted(len(idle), 'session')} {'wait' if many else 'waits'} for {'their' if many else 'its'} next input"
@@ -80,10 +84,10 @@ def _sessions(ledger: EngineLedger) -> Iterator[_Session]:
     state = ledger.state
     for deferral in state.deferrals.values():
         if deferral.holder == Holder.SESSION:
-            yield _Session(deferral.id, deferral.since_ns, deferral.blocks)
+            yield _Session(deferral.id, deferral.since_ns, deferral.blocks, deferral.since_at, deferral.changed_at)
     for record in state.requests.values():
         if record.status == _STREAMING and record.blocks:
-            yield _Session(record.id, record.since_ns, set(record.blocks))
+            yield _Session(record.id, record.since_ns, set(record.blocks), record.since_at, record.since_at)
 
 
 _STREAMING = int(Status.WAITING_FOR_STREAMING_REQ)  # as a plain number: this is compared with every request's

@@ -34,6 +34,15 @@ class _Lost(NamedTuple):
         since = ledger.state.since
         return min(ended, default=ledger.wall(min((since[block] for block in self.references), default=0)))
 
+    def first_at(self, ledger: EngineLedger) -> str:
+        """The position of that: of the end of the request that left it, or of the audit that showed it."""
+        first = min(self.culprits, key=lambda record: record.finished_ns, default=None)
+        return ledger.at(first.since_at if first is not None else ledger.state.places.audited)
+
+    def last_at(self, ledger: EngineLedger) -> str:
+        """The position of the end of the last request that left some."""
+        return ledger.at(*(record.since_at for record in self.culprits)) or self.first_at(ledger)
+
 
 def judge(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
     """References that neither a living request nor an announcement explains."""
@@ -83,6 +92,7 @@ def _unaccounted(ledger: EngineLedger, settings: Settings, lost: _Lost) -> Judge
     since = lost.since_ns(ledger)
     age = (ledger.now_ns - since) / 1e9
     audited = _is_audited(ledger, since)
+    left_at = lost.last_at(ledger)
     shared = len(lost.references) - len(unaccounted)
     share = len(unaccounted) / (state.total - state.reserved)
     explanation = (
@@ -103,15 +113,15 @@ def _unaccounted(ledger: EngineLedger, settings: Settings, lost: _Lost) -> Judge
         # Until an audit has put the books right after a loss, what is missing may be missing from them alone.
         pending=state.damaged or age < settings(UNACCOUNTED, "grace_s"),
         since_ns=since,
-        position=str(ledger.position()),
+        position=lost.first_at(ledger),
         requests=tuple(record.id for record in lost.culprits),
         blocks=tuple(lost.references),
         evidence=(
-            Evidence("unaccounted_blocks", len(unaccounted), "blocks"),
-            Evidence("unexplained_references", references, "references"),
-            Evidence("share_of_pool", round(share, 4), "of the pool"),
-            Evidence("requests_that_left_them", len(lost.culprits), "requests"),
-            Evidence("audits_since", int(audited), "audits", "audit"),
+            Evidence("unaccounted_blocks", len(unaccounted), "blocks", position=left_at),
+            Evidence("unexplained_references", references, "references", position=left_at),
+            Evidence("share_of_pool", round(share, 4), "of the pool", position=left_at),
+            Evidence("requests_that_left_them", len(lost.culprits), "requests", position=left_at),
+            Evidence("audits_since", int(audited), "audits", "audit", position=ledger.at(state.places.audited)),
         ),
         explanation=explanation,
         do_now=(_RESTART, _STORY),
@@ -131,6 +141,7 @@ def _rising_floor(ledger: EngineLedger, settings: Settings, lost: _Lost) -> Judg
     usable = state.total - state.reserved
     since = lost.since_ns(ledger)
     audited = _is_audited(ledger, since)
+    left_at = lost.last_at(ledger)
     rises = len(floors) - 1
     each = (last.in_use - first.in_use) / rises
     left = (usable - last.in_use) / each
@@ -140,17 +151,17 @@ def _rising_floor(ledger: EngineLedger, settings: Settings, lost: _Lost) -> Judg
         verdict="confirmed" if audited else "likely",
         pending=state.damaged or (ledger.now_ns - since) / 1e9 < settings(UNACCOUNTED, "grace_s"),
         since_ns=since,
-        position=str(ledger.position()),
+        position=lost.first_at(ledger),
         requests=tuple(record.id for record in lost.culprits),
         blocks=tuple(lost.references),
         evidence=(
-            Evidence("times_the_floor_rose", rises, "drains to idle"),
-            Evidence("first_floor", int(first.in_use), "blocks"),
-            Evidence("last_floor", int(last.in_use), "blocks"),
-            Evidence("each_time", round(each, 2), "blocks"),
-            Evidence("share_of_pool", round(len(lost.references) / usable, 4), "of the pool"),
-            Evidence("requests_that_left_them", len(lost.culprits), "requests"),
-            Evidence("audits_since", int(audited), "audits", "audit"),
+            Evidence("times_the_floor_rose", rises, "drains to idle", position=last.where),
+            Evidence("first_floor", int(first.in_use), "blocks", position=first.where),
+            Evidence("last_floor", int(last.in_use), "blocks", position=last.where),
+            Evidence("each_time", round(each, 2), "blocks", position=last.where),
+            Evidence("share_of_pool", round(len(lost.references) / usable, 4), "of the pool", position=left_at),
+            Evidence("requests_that_left_them", len(lost.culprits), "requests", position=left_at),
+            Evidence("audits_since", int(audited), "audits", "audit", position=ledger.at(state.places.audited)),
         ),
         explanation=(
             f"Each time the engine drains to idle, more blocks stay in use than the time before:"

@@ -70,8 +70,8 @@ def _of_event(ledger: EngineLedger, known: dict[str, int]) -> Figures | None:
     )
     right = fits if twice else None
     return Figures(
-        "stream", str(ledger.position()), known["device_total"], known["device_free"], pool, graphs, kept,
-        advised, right, block,
+        "stream", ledger.at(ledger.state.places.memory), known["device_total"], known["device_free"], pool, graphs,
+        kept, advised, right, block,
     )  # fmt: skip
 
 
@@ -197,7 +197,7 @@ def _elsewhere(ledger: EngineLedger, settings: Settings, known: dict[str, int]) 
     others = known.get("used_by_others")
     total = known["device_total"]
     theirs = others is not None and others >= unknown / 2
-    position = str(ledger.position())
+    position = ledger.at(ledger.state.places.memory)
     named = ("weights", "activations_peak", "graphs_actual", "non_torch", "kv_pool", "allocator_reserved",
              "allocator_allocated")  # fmt: skip
     yield Judgement(

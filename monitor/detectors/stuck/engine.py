@@ -26,7 +26,7 @@ WONT_HELP: Final = ("Waiting for the queue to drain, or lowering the load: nothi
 
 def judge(ledger: EngineLedger, settings: Settings, living: Living) -> Iterator[Judgement]:
     """Whether the whole engine stands still."""
-    state, running, waiting = ledger.state, living.running, living.waiting
+    state, at, running, waiting = ledger.state, ledger.at, living.running, living.waiting
     in_flight = _steps_in_flight(ledger)
     if state.stopped_ns or not (running or waiting or in_flight):
         return
@@ -46,6 +46,7 @@ def judge(ledger: EngineLedger, settings: Settings, living: Living) -> Iterator[
         allowed = grace
         since = max(state.now_ns, _last_progress(running))
         what = "no step was launched though there is work"
+    since_at = at(step.at) if step else at(state.places.completed, state.places.moved)
     age = ledger.age_s(since)
     if not heard:
         age = max(age if step else 0.0, silent_s)
@@ -62,18 +63,32 @@ def judge(ledger: EngineLedger, settings: Settings, living: Living) -> Iterator[
         verdict=verdict,
         pending=age < allowed,
         since_ns=ledger.wall(since),
-        position=str(ledger.position()),
+        position=since_at,
         requests=tuple(record.id for record in (*running, *waiting)),
         evidence=(
-            Evidence("stalled_s", round(age, 1), "s"),
-            Evidence("allowed_s", round(allowed, 1), "s"),
-            Evidence("silent_s", round(silent_s, 1), "s"),
-            Evidence("step_in_flight", step.step if step else "none", "step"),
-            Evidence("tokens_in_flight", step.tokens if step else 0, "tokens"),
-            Evidence("last_step", state.last_step, "step"),
-            Evidence("running", len(running), "requests"),
-            Evidence("waiting", len(waiting), "requests"),
-            Evidence("engine_watchdog", watchdog((*running, *waiting))),
+            Evidence("stalled_s", round(age, 1), "s", position=since_at),
+            Evidence("allowed_s", round(allowed, 1), "s", position=at(state.places.started)),
+            Evidence("silent_s", round(silent_s, 1), "s", position=str(ledger.heard_at)),
+            Evidence(
+                "step_in_flight",
+                step.step if step else "none",
+                "step",
+                position=at(step.at if step else state.places.completed),
+            ),
+            Evidence(
+                "tokens_in_flight",
+                step.tokens if step else 0,
+                "tokens",
+                position=at(step.at if step else state.places.completed),
+            ),
+            Evidence("last_step", state.last_step, "step", position=at(state.places.completed)),
+            Evidence("running", len(running), "requests", position=at(state.places.moved)),
+            Evidence("waiting", len(waiting), "requests", position=at(state.places.moved)),
+            Evidence(
+                "engine_watchdog",
+                watchdog((*running, *waiting)),
+                position=at(*(r.stalled_at for r in (*running, *waiting) if r.stalled_ns)),
+            ),
         ),
         explanation=(
             f"Since {clock_time(ledger.wall(since))} ({duration(age)}) {what}, with {counted(len(running), 'request')}"

@@ -20,7 +20,7 @@ def judge(ledger: EngineLedger, settings: Settings, living: Living) -> Iterator[
     waiting = [record for record in living.received if not record.client_gone_ns]
     if not waiting:
         return
-    state, beat = ledger.state, ledger.state.heartbeat
+    state, at, beat = ledger.state, ledger.at, ledger.state.heartbeat
     free_ns = ledger.looked_ns
     if beat is not None and not (beat.running or beat.waiting or state.in_flight):
         free_ns = max(free_ns, beat.at_ns)  # it has nothing else to do
@@ -32,12 +32,18 @@ def judge(ledger: EngineLedger, settings: Settings, living: Living) -> Iterator[
         ledger,
         late,
         code=FRONT_END,
+        began_at=late.records[0].arrived_at,
         evidence=(
-            Evidence("never_arrived", count, "requests"),
-            Evidence("oldest_s", round(late.age_s, 1), "s"),
-            Evidence("front_end_in_flight", beat.front_end_in_flight if beat else "not heard", "requests"),
-            Evidence("at_the_scheduler", known, "requests"),
-            Evidence("last_step", state.last_step, "step"),
+            Evidence("never_arrived", count, "requests", position=at(*(record.arrived_at for record in late.records))),
+            Evidence("oldest_s", round(late.age_s, 1), "s", position=at(late.records[0].arrived_at)),
+            Evidence(
+                "front_end_in_flight",
+                beat.front_end_in_flight if beat else "not heard",
+                "requests",
+                position=at(state.places.heartbeat),
+            ),
+            Evidence("at_the_scheduler", known, "requests", position=at(state.places.moved)),
+            Evidence("last_step", state.last_step, "step", position=at(state.places.completed)),
         ),
         explanation=(
             f"{requests(late)} {'was' if count == 1 else 'were'} taken in by the front end,"
@@ -57,4 +63,4 @@ def judge(ledger: EngineLedger, settings: Settings, living: Living) -> Iterator[
             "A larger pool, or a higher max_num_seqs: the scheduler does not know of the request.",
             "The engine's own figures: Running and Waiting do not count it.",
         ),
-    )  # fmt: skip
+    )

@@ -88,14 +88,16 @@ def what_is_missing(ledger: EngineLedger) -> str:
     return LOST if ledger.state.damaged else ""
 
 
-def judged(ledger: EngineLedger, late: Overdue, **own: Any) -> Judgement:
-    """What is judged of those that are overdue, on the stream's word; `own` is what the code has for itself."""
+def judged(ledger: EngineLedger, late: Overdue, *, began_at: int, **own: Any) -> Judgement:
+    """What is judged of those that are overdue, on the stream's word, since the event at `began_at`; `own` is what the
+    code has for itself.
+    """
     return Judgement(
         engine=ledger.engine,
         verdict=verdict_of(ledger),
         pending=late.pending or ledger.state.damaged,
         since_ns=ledger.wall(late.since_ns),
-        position=str(ledger.position()),
+        position=ledger.at(began_at),
         requests=late.ids,
         missing=what_is_missing(ledger),
         **own,

@@ -77,6 +77,11 @@ def _their_blocks(records: list[RequestState]) -> list[int]:
     return sorted({block for record in records for block in record.blocks})
 
 
+def _began_at(record: RequestState) -> int:
+    """Where its fetch began, or its wait where that is not known."""
+    return record.fetching_at if record.fetching_ns else record.since_at
+
+
 # -------------------------------------------------------------------- stuck.remote-load
 
 
@@ -85,7 +90,7 @@ def _remote_load(ledger: EngineLedger, settings: Settings, fetching: list[Reques
     late = overdue(fetching, lambda r: r.fetching_ns or r.since_ns, _until_ns(ledger), grace)
     if late is None:
         return
-    state, count = ledger.state, len(late.records)
+    state, at, count = ledger.state, ledger.at, len(late.records)
     blocks = _their_blocks(late.records)
     share = len(blocks) / (state.total - state.reserved)
     ended = [record for record in late.records if record.fetch_ended_ns]
@@ -100,14 +105,25 @@ def _remote_load(ledger: EngineLedger, settings: Settings, fetching: list[Reques
         ledger,
         late,
         code=REMOTE_LOAD,
+        began_at=_began_at(late.records[0]),
         blocks=tuple(blocks),
         evidence=(
-            Evidence("requests_waiting", count, "requests"),
-            Evidence("oldest_fetch_s", round(late.age_s, 1), "s"),
-            Evidence("blocks_held", len(blocks), "blocks"),
-            Evidence("share_of_pool", round(share, 4), "of the pool"),
-            Evidence("said_to_have_ended", len(ended), "requests"),
-            Evidence("connector_polls", state.heartbeat.connector_polls if state.heartbeat else "not heard", "polls"),
+            Evidence("requests_waiting", count, "requests", position=at(*map(_began_at, late.records))),
+            Evidence("oldest_fetch_s", round(late.age_s, 1), "s", position=at(_began_at(late.records[0]))),
+            Evidence("blocks_held", len(blocks), "blocks", position=at(*map(_began_at, late.records))),
+            Evidence("share_of_pool", round(share, 4), "of the pool", position=at(*map(_began_at, late.records))),
+            Evidence(
+                "said_to_have_ended",
+                len(ended),
+                "requests",
+                position=at(*map(_began_at, late.records), *(record.fetch_ended_at for record in ended)),
+            ),
+            Evidence(
+                "connector_polls",
+                state.heartbeat.connector_polls if state.heartbeat else "not heard",
+                "polls",
+                position=at(state.places.heartbeat),
+            ),
         ),
         explanation=(
             f"{requests(late)} {'waits' if count == 1 else 'wait'} for KV that is fetched from elsewhere,"
@@ -131,14 +147,14 @@ def _remote_load(ledger: EngineLedger, settings: Settings, fetching: list[Reques
             "A lease (VLLM_NIXL_ABORT_REQUEST_TIMEOUT, --kv-lease-seconds): it ends what is kept to be sent, not what"
             " is fetched.",
         ),
-    )  # fmt: skip
+    )
 
 
 # -------------------------------------------------------------------- stuck.lost-wakeup
 
 
 def _lost_wakeup(ledger: EngineLedger, settings: Settings, unheard: list[RequestState]) -> Iterator[Judgement]:
-    state, beat, awake_ns = ledger.state, ledger.state.heartbeat, ledger.looked_ns
+    state, at, beat, awake_ns = ledger.state, ledger.at, ledger.state.heartbeat, ledger.looked_ns
     if beat is None:
         return
     late = overdue(unheard, lambda r: max(r.fetch_ended_ns, awake_ns), beat.at_ns, settings(LOST_WAKEUP, "grace_s"))
@@ -149,13 +165,16 @@ def _lost_wakeup(ledger: EngineLedger, settings: Settings, unheard: list[Request
         ledger,
         late,
         code=LOST_WAKEUP,
+        began_at=late.records[0].fetch_ended_at,
         blocks=tuple(blocks),
         evidence=(
-            Evidence("requests_waiting", count, "requests"),
-            Evidence("asleep_s", round(late.age_s, 1), "s"),
-            Evidence("scheduler_passes", beat.scheduler_passes, "passes"),
-            Evidence("last_step", state.last_step, "step"),
-            Evidence("blocks_held", len(blocks), "blocks"),
+            Evidence(
+                "requests_waiting", count, "requests", position=at(*(record.fetch_ended_at for record in late.records))
+            ),
+            Evidence("asleep_s", round(late.age_s, 1), "s", position=at(late.records[0].fetch_ended_at)),
+            Evidence("scheduler_passes", beat.scheduler_passes, "passes", position=at(state.places.heartbeat)),
+            Evidence("last_step", state.last_step, "step", position=at(state.places.completed)),
+            Evidence("blocks_held", len(blocks), "blocks", position=at(*(record.since_at for record in late.records))),
         ),
         explanation=(
             f"The KV connector has said that the fetch of {listed(late.ids)} has ended, and for"
@@ -190,21 +209,22 @@ def _promotion_starved(
     late = overdue(ready, lambda r: r.ready_ns, ledger.looked_ns, settings(PROMOTION_STARVED, "grace_s"))
     if late is None:
         return
-    state, count = ledger.state, len(late.records)
+    state, at, count = ledger.state, ledger.at, len(late.records)
     blocks = _their_blocks(late.records)
     overtaken = sum(record.admitted_ns > late.since_ns for record in living.running)
     yield judged(
         ledger,
         late,
         code=PROMOTION_STARVED,
+        began_at=late.records[0].ready_at,
         blocks=tuple(blocks),
         evidence=(
-            Evidence("requests_ready", count, "requests"),
-            Evidence("ready_for_s", round(late.age_s, 1), "s"),
-            Evidence("last_step", state.last_step, "step"),
-            Evidence("let_in_since", overtaken, "requests"),
-            Evidence("running", len(living.running), "requests"),
-            Evidence("blocks_held", len(blocks), "blocks"),
+            Evidence("requests_ready", count, "requests", position=at(*(record.ready_at for record in late.records))),
+            Evidence("ready_for_s", round(late.age_s, 1), "s", position=at(late.records[0].ready_at)),
+            Evidence("last_step", state.last_step, "step", position=at(state.places.completed)),
+            Evidence("let_in_since", overtaken, "requests", position=at(state.places.moved)),
+            Evidence("running", len(living.running), "requests", position=at(state.places.moved)),
+            Evidence("blocks_held", len(blocks), "blocks", position=at(*(record.ready_at for record in late.records))),
         ),
         explanation=(
             f"{requests(late)} {'is' if count == 1 else 'are'} ready, {since_in_words(ledger, late)}"
@@ -245,15 +265,16 @@ def _grammar(ledger: EngineLedger, settings: Settings, waiting: list[RequestStat
     late = overdue(waiting, lambda r: r.since_ns, _until_ns(ledger), settings(GRAMMAR, "grace_s"))
     if late is None:
         return
-    count = len(late.records)
+    at, count = ledger.at, len(late.records)
     yield judged(
         ledger,
         late,
         code=GRAMMAR,
+        began_at=late.records[0].since_at,
         evidence=(
-            Evidence("requests_waiting", count, "requests"),
-            Evidence("oldest_wait_s", round(late.age_s, 1), "s"),
-            Evidence("last_step", ledger.state.last_step, "step"),
+            Evidence("requests_waiting", count, "requests", position=at(*(record.since_at for record in late.records))),
+            Evidence("oldest_wait_s", round(late.age_s, 1), "s", position=at(late.records[0].since_at)),
+            Evidence("last_step", ledger.state.last_step, "step", position=at(ledger.state.places.completed)),
         ),
         explanation=(
             f"{requests(late)} {'waits for its grammar' if count == 1 else 'wait for their grammars'},"
@@ -276,4 +297,4 @@ def _grammar(ledger: EngineLedger, settings: Settings, waiting: list[RequestStat
             "A larger pool, or a lower load: it has no block, and waits for none.",
             "Sending the same request again: the same grammar is waited for again.",
         ),
-    )  # fmt: skip
+    )

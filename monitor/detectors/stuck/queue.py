@@ -48,7 +48,7 @@ def judge(ledger: EngineLedger, settings: Settings, living: Living) -> Iterator[
 
 
 def _never_fits(ledger: EngineLedger, settings: Settings, living: Living) -> Iterator[Judgement]:
-    state = ledger.state
+    state, at = ledger.state, ledger.at
     usable = state.total - state.reserved
     waiting = living.waiting
     for record in waiting:
@@ -60,6 +60,10 @@ def _never_fits(ledger: EngineLedger, settings: Settings, living: Living) -> Ite
         behind = [other for other in waiting if other is not record and other.arrived_ns >= record.arrived_ns]
         at_head = bool(record.times_passed_over)
         began = record.since_ns if record.preemptions else record.arrived_ns
+        asked = record.blocks_needed == needed  # else it follows from its tokens, of which its arrival tells
+        needed_at = record.refused_at if asked else record.arrived_at
+        if record.preemptions and not asked:
+            needed_at = max(needed_at, record.preempted_at)
         tokens = usable * state.block_size
         held_back = (
             f" It stands at the head of the queue and holds back {counted(len(behind), 'request')} behind it:"
@@ -74,17 +78,24 @@ def _never_fits(ledger: EngineLedger, settings: Settings, living: Living) -> Ite
             verdict="confirmed",
             pending=ledger.age_s(began) < settings(NEVER_FITS, "grace_s"),
             since_ns=ledger.wall(began),
-            position=str(ledger.position()),
+            position=at(record.since_at if record.preemptions else record.arrived_at),
             requests=(record.id,),
             evidence=(
-                Evidence("blocks_needed", needed, "blocks"),
-                Evidence("blocks_usable", usable, "blocks"),
-                Evidence("prompt_tokens", record.prompt_tokens, "tokens"),
-                Evidence("blocks_free", state.free, "blocks"),
-                Evidence("running", len(living.running), "requests"),
-                Evidence("waiting_behind", len(behind), "requests"),
-                Evidence("times_passed_over", record.times_passed_over, "times"),
-                Evidence("engine_watchdog", watchdog((record,))),
+                Evidence("blocks_needed", needed, "blocks", position=at(needed_at)),
+                Evidence("blocks_usable", usable, "blocks", position=at(state.places.started)),
+                Evidence("prompt_tokens", record.prompt_tokens, "tokens", position=at(record.arrived_at)),
+                Evidence("blocks_free", state.free, "blocks", position=at(state.places.pool)),
+                Evidence("running", len(living.running), "requests", position=at(state.places.moved)),
+                Evidence("waiting_behind", len(behind), "requests", position=at(state.places.moved)),
+                Evidence(
+                    "times_passed_over",
+                    record.times_passed_over,
+                    "times",
+                    position=at(record.passed_over_at if at_head else record.arrived_at),
+                ),
+                Evidence(
+                    "engine_watchdog", watchdog((record,)), position=at(record.stalled_at) if record.stalled_ns else ""
+                ),
             ),
             explanation=(
                 f"Request {record.id} ({counted(record.prompt_tokens, 'prompt token')}) needs"
@@ -118,7 +129,7 @@ def blocks_to_run(ledger: EngineLedger, record: RequestState) -> int:
 
 def _parked_loads(ledger: EngineLedger, settings: Settings, living: Living, head: RequestState) -> Iterator[Judgement]:
     """Nothing is launched, though the scheduler looks: those who wait with blocks hold what the head lacks."""
-    state = ledger.state
+    state, at = ledger.state, ledger.at
     holders = [record for record in living.waiting if record is not head and record.blocks]
     if not holders or any(record.fetching_ns for record in living.waiting):
         return
@@ -130,24 +141,26 @@ def _parked_loads(ledger: EngineLedger, settings: Settings, living: Living, head
     if age < grace / 2:
         return
     usable = state.total - state.reserved
+    held_at = at(*(record.since_at for record in holders))
+    since_at = at(state.places.launched, head.since_at, *(record.since_at for record in holders))
     yield Judgement(
         code=PARKED_LOADS,
         engine=ledger.engine,
         verdict=verdict_of(ledger),
         pending=age < grace or state.damaged,
         since_ns=ledger.wall(since),
-        position=str(ledger.position()),
+        position=since_at,
         requests=tuple(record.id for record in holders),
         blocks=tuple(held),
         evidence=(
-            Evidence("head", head.id, "request"),
-            Evidence("blocks_needed", head.blocks_needed, "blocks"),
-            Evidence("blocks_free_for_it", head.blocks_free_then, "blocks"),
-            Evidence("blocks_parked", len(held), "blocks"),
-            Evidence("share_of_pool", round(len(held) / usable, 4), "of the pool"),
-            Evidence("running", 0, "requests"),
-            Evidence("waiting", len(living.waiting), "requests"),
-            Evidence("no_step_for_s", round(age, 1), "s"),
+            Evidence("head", head.id, "request", position=at(head.passed_over_at)),
+            Evidence("blocks_needed", head.blocks_needed, "blocks", position=at(head.refused_at)),
+            Evidence("blocks_free_for_it", head.blocks_free_then, "blocks", position=at(head.refused_at)),
+            Evidence("blocks_parked", len(held), "blocks", position=held_at),
+            Evidence("share_of_pool", round(len(held) / usable, 4), "of the pool", position=held_at),
+            Evidence("running", 0, "requests", position=at(state.places.moved)),
+            Evidence("waiting", len(living.waiting), "requests", position=at(state.places.moved)),
+            Evidence("no_step_for_s", round(age, 1), "s", position=since_at),
         ),
         explanation=(
             f"Nothing runs. {head.id}, at the head of the queue, lacks"
@@ -178,7 +191,7 @@ def _parked_loads(ledger: EngineLedger, settings: Settings, living: Living, head
 
 def _head_of_line(ledger: EngineLedger, settings: Settings, living: Living, head: RequestState) -> Iterator[Judgement]:
     """The head waits for running requests to end; in the room that it leaves unused, others could run."""
-    state = ledger.state
+    state, at = ledger.state, ledger.at
     age, grace = (ledger.looked_ns - head.since_ns) / 1e9, settings(HEAD_OF_LINE, "grace_s")
     usable = state.total - state.reserved
     if age < grace / 2 or state.free < settings(HEAD_OF_LINE, "min_free") * usable:
@@ -195,18 +208,18 @@ def _head_of_line(ledger: EngineLedger, settings: Settings, living: Living, head
         verdict=verdict_of(ledger),
         pending=age < grace or state.damaged,
         since_ns=ledger.wall(head.since_ns),
-        position=str(ledger.position()),
+        position=at(head.since_at),
         requests=(head.id,),
         evidence=(
-            Evidence("blocks_needed", head.blocks_needed, "blocks"),
-            Evidence("blocks_free_for_it", head.blocks_free_then, "blocks"),
-            Evidence("blocks_free", state.free, "blocks"),
-            Evidence("blocks_of_its_tokens", own, "blocks"),
-            Evidence("share_free", round(state.free / usable, 4), "of the pool"),
-            Evidence("waiting_behind", len(behind), "requests"),
-            Evidence("that_would_fit", len(fitting), "requests"),
-            Evidence("running", len(living.running), "requests"),
-            Evidence("waited_s", round(age, 1), "s"),
+            Evidence("blocks_needed", head.blocks_needed, "blocks", position=at(head.refused_at)),
+            Evidence("blocks_free_for_it", head.blocks_free_then, "blocks", position=at(head.refused_at)),
+            Evidence("blocks_free", state.free, "blocks", position=at(state.places.pool)),
+            Evidence("blocks_of_its_tokens", own, "blocks", position=at(head.arrived_at)),
+            Evidence("share_free", round(state.free / usable, 4), "of the pool", position=at(state.places.pool)),
+            Evidence("waiting_behind", len(behind), "requests", position=at(state.places.moved)),
+            Evidence("that_would_fit", len(fitting), "requests", position=at(state.places.moved, state.places.pool)),
+            Evidence("running", len(living.running), "requests", position=at(state.places.moved)),
+            Evidence("waited_s", round(age, 1), "s", position=at(head.since_at)),
         ),
         explanation=(
             f"For {duration(age)} request {head.id} has stood at the head of the queue: it needs"

@@ -41,15 +41,17 @@ def told_apart(judged: Judgement, siblings: Sequence[EngineLedger], settings: Se
         return judged
     _, _, rank = judged.engine.rpartition("/")
     ranks = sorted(other.engine.rpartition("/")[2] for other in going_on)
-    last_ns = max(_stepped_ns(other) for other in going_on)
+    latest = max(going_on, key=_stepped_ns)
+    last_ns, source = _stepped_ns(latest), judged.evidence[0].source
+    stepped_at = latest.at(latest.state.places.launched)  # in the stream of that rank
     return msgspec.structs.replace(
         judged,
         code=RANK_DIVERGED,
         evidence=(
             *judged.evidence,
-            Evidence("ranks_that_go_on", ", ".join(ranks), "", judged.evidence[0].source),
-            Evidence("they_went_on_for_s", round((last_ns - judged.since_ns) / 1e9, 1), "s", judged.evidence[0].source),
-            Evidence("ranks_known", 1 + len(siblings), "ranks", judged.evidence[0].source),
+            Evidence("ranks_that_go_on", ", ".join(ranks), "", source, stepped_at),
+            Evidence("they_went_on_for_s", round((last_ns - judged.since_ns) / 1e9, 1), "s", source, stepped_at),
+            Evidence("ranks_known", 1 + len(siblings), "ranks", source, stepped_at),
         ),
         explanation=(
             f"Rank {rank} stands still, while {'rank' if len(ranks) == 1 else 'ranks'} {listed(ranks)} of the same"

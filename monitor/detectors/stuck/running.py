@@ -49,7 +49,7 @@ def judge(ledger: EngineLedger, settings: Settings, living: Living) -> Iterator[
 
 
 def _zero_token(ledger: EngineLedger, settings: Settings, passed_over: list[RequestState]) -> Iterator[Judgement]:
-    state = ledger.state
+    state, at = ledger.state, ledger.at
     late = overdue(passed_over, lambda r: r.since_ns, ledger.looked_ns, settings(ZERO_TOKEN, "grace_s"))
     if late is None:
         return
@@ -60,15 +60,18 @@ def _zero_token(ledger: EngineLedger, settings: Settings, passed_over: list[Requ
         ledger,
         late,
         code=ZERO_TOKEN,
+        began_at=first.since_at,
         blocks=tuple(blocks),
         evidence=(
-            Evidence("requests_at_zero", count, "requests"),
-            Evidence("longest_s", round(late.age_s, 1), "s"),
-            Evidence("times_passed_over", first.times_passed_over, "times, at the least"),
-            Evidence("computed_tokens", first.computed_tokens, "tokens"),
-            Evidence("blocks_free", state.free, "blocks"),
-            Evidence("blocks_held", len(blocks), "blocks"),
-            Evidence("last_step", state.last_step, "step"),
+            Evidence("requests_at_zero", count, "requests", position=at(*(record.since_at for record in late.records))),
+            Evidence("longest_s", round(late.age_s, 1), "s", position=at(first.since_at)),
+            Evidence(
+                "times_passed_over", first.times_passed_over, "times, at the least", position=at(first.passed_over_at)
+            ),
+            Evidence("computed_tokens", first.computed_tokens, "tokens", position=at(first.since_at)),
+            Evidence("blocks_free", state.free, "blocks", position=at(state.places.pool)),
+            Evidence("blocks_held", len(blocks), "blocks", position=at(state.places.pool)),
+            Evidence("last_step", state.last_step, "step", position=at(state.places.completed)),
         ),
         explanation=(
             f"{requests(late)} {'runs and is' if count == 1 else 'run and are'} given 0 tokens at every step,"
@@ -97,21 +100,26 @@ def _encoder_budget(ledger: EngineLedger, settings: Settings, passed_over: list[
     late = overdue(passed_over, lambda r: r.since_ns, ledger.looked_ns, settings(ENCODER_BUDGET, "grace_s"))
     if late is None:
         return
-    state, count = ledger.state, len(late.records)
+    state, at, count = ledger.state, ledger.at, len(late.records)
     yield Judgement(
         code=ENCODER_BUDGET,
         engine=ledger.engine,
         verdict="likely",
         pending=late.pending or state.damaged,
         since_ns=ledger.wall(late.since_ns),
-        position=str(ledger.position()),
+        position=at(late.records[0].since_at),
         requests=late.ids,
         evidence=(
-            Evidence("requests_waiting", count, "requests"),
-            Evidence("longest_s", round(late.age_s, 1), "s"),
-            Evidence("times_passed_over", late.records[0].times_passed_over, "times, at the least"),
-            Evidence("blocks_free", state.free, "blocks"),
-            Evidence("last_step", state.last_step, "step"),
+            Evidence("requests_waiting", count, "requests", position=at(*(record.since_at for record in late.records))),
+            Evidence("longest_s", round(late.age_s, 1), "s", position=at(late.records[0].since_at)),
+            Evidence(
+                "times_passed_over",
+                late.records[0].times_passed_over,
+                "times, at the least",
+                position=at(late.records[0].passed_over_at),
+            ),
+            Evidence("blocks_free", state.free, "blocks", position=at(state.places.pool)),
+            Evidence("last_step", state.last_step, "step", position=at(state.places.completed)),
         ),
         explanation=(
             f"{requests(late)} {'is' if count == 1 else 'are'} passed over for the encoder at every step,"
@@ -131,15 +139,16 @@ def _encoder_budget(ledger: EngineLedger, settings: Settings, passed_over: list[
             "Waiting, if the item alone is too large.",
         ),
         missing="how large the item and the encoder's cache are: the event stream tells neither, the engine's log may",
-    )  # fmt: skip
+    )
 
 
 # -------------------------------------------------------------------- stuck.self-preempt
 
 
 def _self_preempt(ledger: EngineLedger, settings: Settings, record: RequestState) -> Judgement:
-    state = ledger.state
+    state, at = ledger.state, ledger.at
     usable = state.total - state.reserved
+    preempted_at = at(record.preempted_at)
     times = record.self_preemptions
     holds = usable * state.block_size
     return Judgement(
@@ -149,16 +158,16 @@ def _self_preempt(ledger: EngineLedger, settings: Settings, record: RequestState
         verdict=verdict_of(ledger),
         pending=times < settings(SELF_PREEMPT, "min_times"),
         since_ns=ledger.wall(record.self_preempted_ns),
-        position=str(ledger.position()),
+        position=preempted_at,
         requests=(record.id,),
         blocks=tuple(sorted(record.blocks)),
         evidence=(
-            Evidence("preempted_itself", times, "times in a row"),
-            Evidence("output_tokens", record.output_tokens, "tokens"),
-            Evidence("peak_blocks", record.peak_blocks, "blocks"),
-            Evidence("blocks_usable", usable, "blocks"),
-            Evidence("share_of_pool", round(record.peak_blocks / usable, 4), "of the pool"),
-            Evidence("tokens_lost", record.tokens_lost, "tokens"),
+            Evidence("preempted_itself", times, "times in a row", position=preempted_at),
+            Evidence("output_tokens", record.output_tokens, "tokens", position=preempted_at),
+            Evidence("peak_blocks", record.peak_blocks, "blocks", position=preempted_at),
+            Evidence("blocks_usable", usable, "blocks", position=at(state.places.started)),
+            Evidence("share_of_pool", round(record.peak_blocks / usable, 4), "of the pool", position=preempted_at),
+            Evidence("tokens_lost", record.tokens_lost, "tokens", position=preempted_at),
         ),
         explanation=(
             f"Request {record.id} has filled the pool ({record.peak_blocks:,} of {usable:,} blocks,"
