@@ -1,0 +1,1 @@
+"""What is sent by OpenTelemetry, to a real receiver over HTTP and over gRPC."""
