@@ -30,6 +30,7 @@ from dashboards.web.rendering import Pages
 from monitor.api import create_app
 from monitor.events.log import count_events
 from monitor.events.wire import Batch
+from monitor.service import collect_rarely
 from monitor.watch import Watch
 from tests.lab import Lab
 
@@ -71,6 +72,7 @@ def main() -> None:
         raise SystemExit("there is no chromium here: apt-get install chromium")
     print(machine("dash", "playwright"))
     lab, watch = full(arguments.blocks, arguments.requests)
+    collect_rarely()
     (engine,) = watch.engines()
     print(f"{arguments.blocks:,} blocks, {engine.running:,} requests running, {engine.waiting:,} waiting\n")
     print(f"{'ms':30}{'p50':>8}{'p95':>8}{'aim':>8}   CPU of the server: {'p50':>6}{'p95':>8}")

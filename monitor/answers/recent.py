@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
 from typing import Final, NamedTuple
 
@@ -18,8 +18,9 @@ MAX_BETWEEN: Final = 16 << 20
 """And at most: a quarter of the batches that are kept. In between, as many as the last state kept takes."""
 MIN_ON_THE_WAY: Final = 1 << 20
 """The same while somebody replays, who has the time: whoever asks for a moment asks for one near it next."""
-MAX_ON_THE_WAY: Final = 128 << 20
-"""Bytes of states that are kept from replays: the oldest of them make room."""
+MAX_ON_THE_WAY: Final = 256 << 20
+"""Bytes of states that are kept from replays: those make room that stand closest between others."""
+MOST_ON_THE_WAY: Final = 64
 POINTS_BEFORE_NS: Final = 10_000_000_000
 """Of points, so much is there from the start: rates are made of them."""
 NO_POINTS: Final = 1 << 62
@@ -54,12 +55,14 @@ class Road(NamedTuple):
         for batch in self.batches[:-1]:
             ledger.apply(batch)
             walked += size_of(batch)
-            if walked >= max(MIN_ON_THE_WAY, _weight(ledger) // 16):
+            if walked >= max(MIN_ON_THE_WAY, _weight(ledger) // 32):
                 marks.append(mark_of(fork(ledger)))
                 walked = 0
-        ledger.point_every_ns = POINT_EVERY_NS
+        if self.moment.position is not None:
+            ledger.point_every_ns = POINT_EVERY_NS
         for batch in self.batches[-1:]:
             ledger.apply(batch)
+        ledger.point_every_ns = POINT_EVERY_NS
         if self.moment.position is None:
             ledger.apply(observed(ledger.engine, ledger.epoch, self.moment.at_ns))
             marks.append(mark_of(ledger))
@@ -81,8 +84,8 @@ class Recent:
 
     def __init__(self) -> None:
         self._marks: deque[Mark] = deque()
-        self._on_the_way: deque[Mark] = deque()
-        self._bytes_on_the_way = 0
+        self._on_the_way: list[Mark] = []
+        """In order."""
         self._state: State | None = None
         self._bytes = 0
         """Of batches since the last mark."""
@@ -108,6 +111,8 @@ class Recent:
             self._keep(ledger, mark_of(fork(ledger)))
         while self._marks and self._is_cut_off(self._marks[0], ledger):
             self._marks.popleft()
+        while self._on_the_way and self._is_cut_off(self._on_the_way[0], ledger):
+            del self._on_the_way[0]
 
     def _keep(self, ledger: EngineLedger, mark: Mark) -> None:
         self._state, self._bytes = ledger.state, 0
@@ -116,10 +121,13 @@ class Recent:
 
     def keep_on_the_way(self, marks: list[Mark]) -> None:
         """States that a replay came by."""
-        self._on_the_way.extend(marks)
-        self._bytes_on_the_way += sum(_weight(mark.of) for mark in marks)
-        while self._bytes_on_the_way > MAX_ON_THE_WAY:
-            self._bytes_on_the_way -= _weight(self._on_the_way.popleft().of)
+        kept = sorted((*self._on_the_way, *marks), key=_place)
+        most = min(MOST_ON_THE_WAY, MAX_ON_THE_WAY // max((_weight(mark.of) for mark in kept), default=1))
+        while len(kept) > most:
+            times = sorted(mark.at_ns for mark in (*self._marks, *kept))
+            rooms = [_room(times, mark.at_ns) for mark in kept]
+            del kept[rooms.index(min(rooms))]
+        self._on_the_way = kept
 
     @staticmethod
     def _is_cut_off(mark: Mark, ledger: EngineLedger) -> bool:
@@ -145,11 +153,22 @@ class Recent:
         ]
         if not before:
             return None
-        mark = max(before, key=lambda mark: mark.place)
+        mark = max(before, key=_place)
         first = bisect_right(batches, mark.place, key=lambda batch: (batch.epoch, batch.sequence))
         batches = batches[first:]
-        until_ns = batches[-1].wall_ns - 1 if batches else mark.at_ns
+        # Of a batch that is cut short the live one's point tells too much.
+        until_ns = batches[-1].wall_ns - (place is not None) if batches else mark.at_ns
         return Road(mark, _points_until(ledger, until_ns), batches, moment)
+
+
+def _place(mark: Mark) -> tuple[int, int]:
+    return mark.place
+
+
+def _room(times: list[int], at_ns: int) -> int:
+    """How much time there is around one of these times, from the one before to the one after it."""
+    index = bisect_left(times, at_ns)
+    return times[min(index + 1, len(times) - 1)] - times[max(index - 1, 0)]
 
 
 def _weight(ledger: EngineLedger) -> int:
