@@ -165,7 +165,7 @@ def _swapped(place: Place, told: Diff) -> str:
 def _figures(told: Diff) -> list[Any]:
     head = html.Thead(
         html.Tr([html.Th(name, scope="col", className=kind) for name, kind in (
-            ("Figure", ""), ("Before", "n"), ("After", "n"), ("Change", ""), ("", "n"), ("Before over after", ""))])
+            ("Figure", ""), ("Before", "n"), ("After", "n"), ("Change", ""), ("By", "n"), ("Before over after", ""))])
     )  # fmt: skip
     rows = [_figure(row) for row in told.figures if row.before is not None or row.after is not None]
     note = "Within 5 % two figures are the same; differs is said where neither direction is better."
@@ -217,7 +217,7 @@ def _findings(place: Place, told: Diff) -> list[Any]:
     heading = html.H2("Findings that came, stayed and went")
     if not told.findings:
         return [heading, html.P("None in either window.", className="note")]
-    columns = ("", "Finding", "Code", "How sure", "Before", "After", "Whom it names", "Each")
+    columns = ("Change", "Finding", "Code", "How sure", "Before", "After", "Whom it names", "Each")
     head = html.Thead(html.Tr([html.Th(name, scope="col") for name in columns]))
     rows = [_finding(place, told, row) for row in told.findings]
     return [heading, html.Div(html.Table([head, html.Tbody(rows)], className="compared"), className="wide")]

@@ -198,10 +198,10 @@ def _chart(here: Here, points: Sequence[PointView], marks: Sequence[Mark]) -> li
         at_ns = None
     chart = over_time("history", [point.at_ns for point in points], rows, here.window, marks=marks, at_ns=at_ns,
                       says=_in_words(points))  # fmt: skip
-    hint = "Drag over the chart to look at a part of the time, click to choose a moment. "
+    hint = "Drag over the chart to look at a part of the time, click to choose a moment."
     before = here.place.to("compare", since=here.window.since, until=here.window.until, at="")
     compare = html.A("Compare this window with the one before", href=before, **key("c", "compare with the time before"))
-    return [chart, html.P([hint, compare], className="note hint")]
+    return [chart, html.P(hint, className="note hint"), html.P(compare, className="hint")]
 
 
 def _tokens(points: Sequence[PointView]) -> list[Trace]:
