@@ -12,8 +12,10 @@ The frames come back from it as they were sent, so that the state at a moment is
 from __future__ import annotations
 
 import shutil
+from array import array
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, get_type_hints
 
@@ -241,20 +243,38 @@ class Closed:
 
     def __init__(self, segment: ClosedSegment) -> None:
         self.path = segment.path
-        self.index = Index()
+
+    @property
+    def index(self) -> Index:
+        """What is where in it."""
+        return self._frames_known[0]
+
+    @cached_property
+    def _frames_known(self) -> tuple[Index, Ints]:
+        """The index, and how many events there are before each frame, and in all."""
+        index = Index()
         head = self._table("frames", ["engine", "keyframe", "sequence", "wall_ns", "events"])
-        self.index.engine = head["engine"][0].as_py() if len(head) else ""
+        index.engine = head["engine"][0].as_py() if len(head) else ""
         keyframe, sequence, wall, events = (
             head[name].to_numpy() for name in ("keyframe", "sequence", "wall_ns", "events")
         )
-        self.index.anchors = np.flatnonzero(keyframe | (sequence == 0)).tolist()
+        index.anchors = np.flatnonzero(keyframe | (sequence == 0)).tolist()
         for column, values in (
-            (self.index.wall, np.maximum.accumulate(wall)),
-            (self.index.sequence, np.maximum.accumulate(sequence)),
-            (self.index.place, np.arange(len(head))),
+            (index.wall, np.maximum.accumulate(wall)),
+            (index.sequence, np.maximum.accumulate(sequence)),
+            (index.place, np.arange(len(head))),
         ):
             column.frombytes(values.tobytes())
-        self._events_until = np.concatenate(([0], np.cumsum(events)))
+        return index, np.concatenate(([0], np.cumsum(events)))
+
+    @property
+    def _events_until(self) -> Ints:
+        return self._frames_known[1]
+
+    @cached_property
+    def point_times(self) -> array[int]:
+        """See Opened."""
+        return array("q", self._table("points", ["at_ns"])["at_ns"].to_numpy().tobytes())
 
     def refresh(self) -> None:
         """There is nothing to come."""
@@ -281,6 +301,14 @@ class Closed:
         notes = self._table("notes").to_pylist()
         yield from (Packed(LETTER_OF_POINTS, point["at_ns"], point["packed"]) for point in points)
         yield from (Packed(**note) for note in notes)
+
+    def points(self, rows: Sequence[int]) -> Iterator[Point]:
+        """See Opened."""
+        kept = self._table("points", ["packed"])["packed"] if rows else []
+        for row in rows:
+            point = Packed(LETTER_OF_POINTS, 0, kept[row].as_py()).note()
+            if isinstance(point, Point):
+                yield point
 
     def _table(self, name: str, columns: list[str] | None = None) -> pa.Table:
         with pq.ParquetFile(self.path / f"{name}.parquet") as file:

@@ -6,10 +6,12 @@ engine's own journal. What is asked of a moment is answered from the last keyfra
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from array import array
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol, TypeVar
 
@@ -94,6 +96,8 @@ class History:
         self._readers: OrderedDict[Path, Reader] = OrderedDict()
         self._ledgers: OrderedDict[tuple[str, str], tuple[_Place, EngineLedger]] = OrderedDict()
         self._cuts: OrderedDict[tuple[str, _Place], Keyframe] = OrderedDict()
+        self._point_times: dict[Path, array[int]] = {}
+        """Of closed segments."""
         self._recorded = ""
         if not directory.is_dir():
             raise journal.NotAJournal(f"{directory} is no directory, and neither a recording nor a service's history")
@@ -146,11 +150,19 @@ class History:
         """The pool and the queues from `from_ns` to `to_ns` (wall), at most `most` moments, evenly thinned: those that
         the service kept, or in what another has written those that its batches add up to.
         """
-        kept = [each for each in self._notes(engine, from_ns, to_ns) if each.letter == LETTER_OF_POINTS]
-        if not kept:
+        kept = list(self._kept_points(engine, from_ns, to_ns))
+        count = sum(len(rows) for _, rows in kept)
+        if not count:
             return thinned(list(self._folded_points(engine, from_ns, to_ns)), most)
         # Thinned before they are read: a week has millions.
-        return [point for each in thinned(kept, most) if isinstance(point := each.note(), Point)]
+        stride = _stride(count, most)
+        first = (count - 1) % stride
+        points: list[Point] = []
+        for reader, rows in kept:
+            with contextlib.suppress(FileNotFoundError):  # it has become too old to be kept
+                points += reader.points(rows[first::stride])
+            first = (first - len(rows)) % stride
+        return points
 
     def last_ns(self, engine: str) -> int:
         """When `engine` was last heard, or its page last read (wall ns); 0 if nothing of it is kept."""
@@ -188,6 +200,26 @@ class History:
             ledgers[-1].apply(frame)
         for ledger in ledgers:
             yield from (point for point in ledger.points if from_ns <= point.at_ns <= to_ns)
+
+    def _kept_points(self, engine: str, from_ns: int, to_ns: int) -> Iterator[tuple[Reader, range]]:
+        """Which points were kept of that time: where they are read, and which of those there."""
+        found = self._segments(engine)
+        known = {segment.path: self._point_times.get(segment.path) for segment in found}
+        self._point_times = {path: times for path, times in known.items() if times is not None}
+        for segment in found:
+            if isinstance(segment, ClosedSegment) and not (segment.from_ns <= to_ns and from_ns <= segment.to_ns):
+                continue
+            # Of a closed one nothing else is needed, so that it takes no other reader's place.
+            reader = _reader(segment) if isinstance(segment, ClosedSegment) else self._open(segment)
+            times = self._point_times.get(segment.path)
+            if times is None:
+                try:
+                    times = reader.point_times
+                except FileNotFoundError:  # as in `points`
+                    continue
+                if isinstance(segment, ClosedSegment):
+                    self._point_times[segment.path] = times
+            yield reader, range(bisect_left(times, from_ns), bisect_right(times, to_ns))
 
     def _notes(self, engine: str, from_ns: int, to_ns: int) -> Iterator[Packed]:
         for segment in self._segments(engine):
@@ -333,7 +365,14 @@ class Reader(Protocol):
     """A segment as it is read, open or closed."""
 
     path: Path
-    index: Index
+
+    @property
+    def index(self) -> Index:
+        """What is where in it."""
+
+    @property
+    def point_times(self) -> array[int]:
+        """When each point of the ledger that is kept there was (wall ns), in order."""
 
     @property
     def bytes_lost(self) -> int:
@@ -347,6 +386,9 @@ class Reader(Protocol):
 
     def kept_notes(self) -> Iterator[Packed]:
         """What is kept beside the frames."""
+
+    def points(self, rows: Sequence[int]) -> Iterator[Point]:
+        """Those of the points whose times are at these places of `point_times`."""
 
 
 def _reader(segment: Segment) -> Reader:
@@ -412,5 +454,9 @@ class _Until(NamedTuple):
 
 def thinned(points: list[T], most: int) -> list[T]:
     """At most `most` of them, evenly, the last among them."""
-    stride = max(1, -(-len(points) // max(1, most)))
+    stride = _stride(len(points), most)
     return points[(len(points) - 1) % stride :: stride]
+
+
+def _stride(count: int, most: int) -> int:
+    return max(1, -(-count // max(1, most)))

@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 import zlib
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 import msgspec
 
 from monitor.events.journal import HEADER, MAX_PAYLOAD, RECORD, NotAJournal
 from monitor.events.wire import MAGIC, MAJOR, PREFIX, Frame, NewerVersion, NotAFrame, decode
 from monitor.history.index import Index
-from monitor.history.notes import Packed, packed
+from monitor.history.notes import LETTER_OF_POINTS, Packed, packed
+from monitor.ledger.ledger import Point
 
 
 class _BatchHead(msgspec.Struct, array_like=True):
@@ -49,6 +50,9 @@ class Opened:
         self.index = Index()
         self.notes = array("q")
         """Offsets of what is kept there and is no frame: see notes.py."""
+        self.point_times = array("q")
+        """When each point of the ledger that is kept there was (wall ns), in order."""
+        self._point_offsets = array("q")
         self.bytes_lost = 0
         """At the end of the file, or behind damage: no whole records."""
         self._read = 0
@@ -87,11 +91,17 @@ class Opened:
             return
         with self.path.open("rb") as file:
             for offset in self.notes[:]:
-                file.seek(offset)
-                length, _ = RECORD.unpack(file.read(RECORD.size))
-                note = packed(file.read(length))
+                note = _note_at(file, offset)
                 if note is not None:
                     yield note
+
+    def points(self, rows: Sequence[int]) -> Iterator[Point]:
+        """Those of the points whose times are at these places of `point_times`."""
+        with self.path.open("rb") as file:
+            for row in rows:
+                note = _note_at(file, self._point_offsets[row])
+                if note is not None and isinstance(point := note.note(), Point):
+                    yield point
 
     def _read_header(self) -> int:
         with self.path.open("rb") as file:
@@ -108,6 +118,10 @@ class Opened:
         decoder = _HEADS.get(payload[4])
         if decoder is None:
             self.notes.append(offset)
+            note = packed(payload)
+            if note is not None and note.letter == LETTER_OF_POINTS:
+                self.point_times.append(note.at_ns)
+                self._point_offsets.append(offset)
             return
         try:
             head = decoder.decode(memoryview(payload)[PREFIX:])
@@ -115,6 +129,12 @@ class Opened:
             return
         self.index.engine = self.index.engine or head.engine
         self.index.add(payload[4] == _KEYFRAME, head.sequence, head.wall_ns, offset)
+
+
+def _note_at(file: BinaryIO, offset: int) -> Packed | None:
+    file.seek(offset)
+    length, _ = RECORD.unpack(file.read(RECORD.size))
+    return packed(file.read(length))
 
 
 def _records(path: Path, offset: int) -> Iterator[tuple[int, bytes]]:
