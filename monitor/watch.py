@@ -33,7 +33,7 @@ from monitor.events.sample import Fact
 from monitor.events.wire import Batch
 from monitor.findings import Finding, FindingReport, Findings, Transition
 from monitor.history.history import History
-from monitor.ledger.drops import Drop, drop, steepest_fall
+from monitor.ledger.drops import Drop, drop, fall, steepest_fall
 from monitor.ledger.ledger import MAX_POINTS, EngineLedger, Fleet, Point, Record
 from monitor.ledger.never_freed import never_freed
 from monitor.ledger.words import timestamp
@@ -316,15 +316,17 @@ class Watch:
         """
         live = self._streamed(engine)
         if at:
-            return self._drop(live, self._moment(live, at).at_ns, window_s)
-        with self._lock:
-            points = [point for point in live.points if point.at_ns >= self._past.oldest_ns(live)]
-        return self._drop(live, steepest_fall(points, window_s) or live.now_ns, window_s)
+            at_ns = self._moment(live, at).at_ns
+        else:
+            with self._lock:
+                points = [point for point in live.points if point.at_ns >= self._past.oldest_ns(live)]
+            at_ns = steepest_fall(points, window_s) or live.now_ns
+        return drop(self._around(live, at_ns, window_s), at_ns, window_s)
 
-    def _drop(self, live: EngineLedger, at_ns: int, window_s: float) -> Drop:
-        window_ns = round(window_s * 1e9)
+    def _around(self, live: EngineLedger, at_ns: int, window_s: float) -> EngineLedger:
+        """The ledger as it was at the end of the window around a time (wall), with what was heard in it and before."""
         until = Moment(min(at_ns + round(window_s * 5e8), live.now_ns))
-        return drop(self._past.window(live, at_ns - 2 * window_ns, until), at_ns, window_s)
+        return self._past.window(live, at_ns - round(window_s * 2e9), until)
 
     def explain(self, engine: str, since: str = "", until: str = "") -> ExplanationView:
         """What happened in a window, in two or three sentences."""
@@ -334,7 +336,7 @@ class Watch:
         width_s = min((last.at_ns - first.at_ns) / 1e9, FALL_S)
         half_ns = round(width_s * 5e8)
         at_ns = min(max(steepest_fall(points, width_s), first.at_ns + half_ns), last.at_ns - half_ns)
-        told = self._drop(live, at_ns, width_s)
+        told = fall(self._around(live, at_ns, width_s), at_ns, width_s)
         found = self._findings_between(None, engine, first.at_ns, last.at_ns)
         return explanation(told, first.at_ns, last.at_ns, points, found)
 

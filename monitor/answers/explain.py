@@ -7,7 +7,7 @@ from typing import Final
 
 from monitor.events.kinds import Cause, Limit, name_of
 from monitor.findings import FindingReport
-from monitor.ledger.drops import Drop
+from monitor.ledger.drops import Drop, Fall
 from monitor.ledger.ledger import Point
 from monitor.ledger.words import clock_time, counted, duration, percent, timestamp
 from monitor.views import ExplanationView
@@ -16,7 +16,7 @@ MOST_FINDINGS: Final = 3
 
 
 def explanation(
-    told: Drop, since_ns: int, until_ns: int, points: Sequence[Point], findings: list[FindingReport]
+    told: Fall, since_ns: int, until_ns: int, points: Sequence[Point], findings: list[FindingReport]
 ) -> ExplanationView:
     """Of a window (wall ns): how usage fell, which `told` is about, what the queue did and what bounded the steps, and
     what was found. `points` are the window's own, `findings` those whose life touches it.
@@ -40,7 +40,7 @@ def drop_in_words(told: Drop) -> str:
     return f"{said} {_work_in_words(told)}".strip()
 
 
-def _fall_in_words(told: Drop) -> str:
+def _fall_in_words(told: Fall) -> str:
     if told.highest is None or told.lowest is None or not told.usable:
         return "Nothing is known of what was used then."
     if told.lowest.used >= told.highest.used:
@@ -54,7 +54,7 @@ def _fall_in_words(told: Drop) -> str:
     return f"{fell}: {counted(freed, 'block')} became free, {by}." if freed else f"{fell}."
 
 
-def _work_in_words(told: Drop) -> str:
+def _work_in_words(told: Fall) -> str:
     work, before = told.work, told.work_before
     if work.output_tokens >= before.output_tokens / 2:
         return ""

@@ -8,11 +8,12 @@ the window come from those of now, with all that happened since undone.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Final
 
 import msgspec
+from msgspec.structs import asdict
 
 from monitor.events.kinds import Kind, Limit, Preempt, Release, name_of
 from monitor.events.wire import Batch, Run, fives
@@ -61,22 +62,34 @@ class Level(msgspec.Struct, frozen=True):
     used: int
 
 
-class Drop(msgspec.Struct):
-    """A window of an engine's past. Counts of blocks and requests are None where the engine said none."""
+class Fall(msgspec.Struct, kw_only=True):
+    """How usage fell furthest in a window of an engine's past, and what was done meanwhile. Counts of blocks and of
+    requests are None where the engine said none.
+    """
 
     engine: str
     since: str | None
     until: str | None
-    is_whole: bool
-    """Whether all of its batches are still kept."""
     usable: int
-    used_before: int | None
     used_after: int | None
     highest: Level | None
     lowest: Level | None
     """From where to where it fell furthest within the window."""
     freed_in_fall: dict[str, int]
     """Blocks that became free between these two, by reason."""
+    running_after: int | None
+    waiting_after: int | None
+    work: Work
+    work_before: Work
+    """In as long a time just before."""
+
+
+class Drop(Fall, kw_only=True):
+    """The same, with all that was taken and given back in the window, by whom."""
+
+    is_whole: bool
+    """Whether all of its batches are still kept."""
+    used_before: int | None
     freed: list[Freed]
     taken: int
     taken_by: list[str]
@@ -88,12 +101,7 @@ class Drop(msgspec.Struct):
     finished: int
     allocation_failures: int
     running_before: int | None
-    running_after: int | None
     waiting_before: int | None
-    waiting_after: int | None
-    work: Work
-    work_before: Work
-    """In as long a time just before."""
 
 
 def steepest_fall(points: Sequence[Point], window_s: float) -> int:
@@ -113,55 +121,77 @@ def steepest_fall(points: Sequence[Point], window_s: float) -> int:
     return at_ns
 
 
-def drop(ledger: EngineLedger, at_ns: int, window_s: float) -> Drop:
-    """The `window_s` seconds around `at_ns` (wall)."""
-    half_ns = round(window_s * 1e9 / 2)
-    since_ns, until_ns = at_ns - half_ns, at_ns + half_ns
-    batches = [batch for batch in ledger.recent if batch.epoch == ledger.epoch]
+def fall(ledger: EngineLedger, at_ns: int, window_s: float) -> Fall:
+    """Of the `window_s` seconds around `at_ns` (wall)."""
+    since_ns, until_ns = _ends(at_ns, window_s)
+    batches = _of_this_life(ledger)
     window = [batch for batch in batches if since_ns < batch.wall_ns <= until_ns]
-    earlier = [batch for batch in batches if since_ns - 2 * half_ns < batch.wall_ns <= since_ns]
-    later = [batch for batch in batches if batch.wall_ns > until_ns]
-    before = next((batch for batch in reversed(batches) if batch.wall_ns <= since_ns), None)
-    fold = _Window(ledger, references_before(ledger, window + later))
-    top, bottom = _fall([point for point in ledger.points if since_ns <= point.at_ns <= until_ns])
-    freed_in_fall: Counter[str] = Counter()
-    for batch in window:
-        already = fold.freed_by_reason()
-        fold.apply(batch)
-        if top is not None and bottom is not None and top.at_ns < batch.wall_ns <= bottom.at_ns:
-            freed_in_fall += fold.freed_by_reason() - already
-    used_before = _used(before) if before is not None else 0 if window and window[0].sequence == 0 else None
-    used_after = _used(window[-1]) if window else used_before
-    counted_up = None if used_before is None else used_before + fold.taken - sum(f.blocks for f in fold.freed.values())
-    first = _queues(_point_at(ledger.points, since_ns))
-    last = _queues(_point_at(ledger.points, until_ns)) if later else _queues_now(ledger)
-    return Drop(
+    earlier = [batch for batch in batches if 2 * since_ns - until_ns < batch.wall_ns <= since_ns]
+    before = _last_before(batches, since_ns)
+    top, bottom = _deepest([point for point in ledger.points if since_ns <= point.at_ns <= until_ns])
+    freed: Counter[str] = Counter()
+    if top is not None and bottom is not None and _used_at(bottom) < _used_at(top):
+        freed = _freed_between(ledger, batches, top.at_ns, bottom.at_ns)
+    is_then = not batches or batches[-1].wall_ns <= until_ns
+    last = _queues_now(ledger) if is_then else _queues(_point_at(ledger.points, until_ns))
+    return Fall(
         engine=ledger.engine,
         since=timestamp(since_ns),
         until=timestamp(until_ns),
-        is_whole=before is not None or (bool(window) and window[0].sequence == 0),
         usable=ledger.state.total - ledger.state.reserved,
-        used_before=used_before,
-        used_after=used_after,
+        used_after=_used(window[-1]) if window else _used_before(before, window),
         highest=_level(top),
         lowest=_level(bottom),
-        freed_in_fall=dict(freed_in_fall.most_common()),
+        freed_in_fall=dict(freed.most_common()),
+        running_after=last[0],
+        waiting_after=last[1],
+        work=_work(ledger, window, since_ns, until_ns),
+        work_before=_work(ledger, earlier, 2 * since_ns - until_ns, since_ns),
+    )
+
+
+def drop(ledger: EngineLedger, at_ns: int, window_s: float) -> Drop:
+    """Of the `window_s` seconds around `at_ns` (wall)."""
+    fell = fall(ledger, at_ns, window_s)
+    since_ns, until_ns = _ends(at_ns, window_s)
+    batches = _of_this_life(ledger)
+    window = [batch for batch in batches if since_ns < batch.wall_ns <= until_ns]
+    before = _last_before(batches, since_ns)
+    fold = _Window(ledger, references_before(ledger, [batch for batch in batches if batch.wall_ns > since_ns]))
+    for batch in window:
+        fold.apply(batch)
+    used_before = _used_before(before, window)
+    counted_up = None if used_before is None else used_before + fold.taken - sum(f.blocks for f in fold.freed.values())
+    first = _queues(_point_at(ledger.points, since_ns))
+    return Drop(
+        **asdict(fell),
+        is_whole=before is not None or (bool(window) and window[0].sequence == 0),
+        used_before=used_before,
         freed=sorted(fold.freed.values(), key=lambda freed: -freed.blocks),
         taken=fold.taken,
         taken_by=list(fold.taken_by),
-        off_by=None if counted_up is None or used_after is None else used_after - counted_up,
+        off_by=None if counted_up is None or fell.used_after is None else fell.used_after - counted_up,
         preempted=fold.preempted[:MOST_PREEMPTIONS],
         preemptions=len(fold.preempted),
         admitted=fold.admitted,
         finished=fold.finished,
         allocation_failures=fold.allocation_failures,
         running_before=first[0],
-        running_after=last[0],
         waiting_before=first[1],
-        waiting_after=last[1],
-        work=_work(ledger, window, since_ns, until_ns),
-        work_before=_work(ledger, earlier, since_ns - 2 * half_ns, since_ns),
     )
+
+
+def _ends(at_ns: int, window_s: float) -> tuple[int, int]:
+    half_ns = round(window_s * 1e9 / 2)
+    return at_ns - half_ns, at_ns + half_ns
+
+
+def _of_this_life(ledger: EngineLedger) -> list[Batch]:
+    return [batch for batch in ledger.recent if batch.epoch == ledger.epoch]
+
+
+def _last_before(batches: Sequence[Batch], at_ns: int) -> Batch | None:
+    return next((batch for batch in reversed(batches) if batch.wall_ns <= at_ns), None)
 
 
 def _queues(point: Point | None) -> tuple[int | None, int | None]:
@@ -178,6 +208,13 @@ def _used(batch: Batch) -> int | None:
     return batch.used if batch.total > 0 else None
 
 
+def _used_before(before: Batch | None, window: Sequence[Batch]) -> int | None:
+    """By the last batch before a window; nothing was where a life begins in it."""
+    if before is not None:
+        return _used(before)
+    return 0 if window and window[0].sequence == 0 else None
+
+
 def _used_at(point: Point) -> int:
     balance = point.balance
     return balance.total - balance.reserved - balance.free - balance.cached_idle
@@ -187,7 +224,7 @@ def _level(point: Point | None) -> Level | None:
     return Level(timestamp(point.at_ns), _used_at(point)) if point is not None else None
 
 
-def _fall(points: Sequence[Point]) -> tuple[Point | None, Point | None]:
+def _deepest(points: Sequence[Point]) -> tuple[Point | None, Point | None]:
     """The deepest fall: from where to where."""
     deepest: tuple[int, Point, Point] | None = None
     highest: Point | None = None
@@ -207,6 +244,25 @@ def _point_at(points: Iterable[Point], at_ns: int) -> Point | None:
             break
         found = point
     return found
+
+
+def _freed_between(ledger: EngineLedger, batches: Sequence[Batch], from_ns: int, to_ns: int) -> Counter[str]:
+    """Blocks that became free in the batches packed after `from_ns` and until `to_ns` (wall), by reason. `batches` are
+    all there were until now; what happened in them is undone one event after another.
+    """
+    refs, freed = list(ledger.state.refs), Counter[str]()
+    for batch in reversed(batches):
+        if batch.wall_ns <= from_ns:
+            break
+        for _, _, event in reversed(list(events([batch], None, CHANGES))):
+            change, became_free = CHANGES[event.kind], 0
+            for block in event.ids:
+                if 0 <= block < len(refs):
+                    became_free += change < 0 and refs[block] == 0
+                    refs[block] -= change
+            if became_free and batch.wall_ns <= to_ns:
+                freed[name_of(Release, event.args[0])] += became_free
+    return freed
 
 
 def references_before(ledger: EngineLedger, batches: list[Batch]) -> list[int]:
@@ -243,9 +299,6 @@ class _Window:
         self._freed_by: set[tuple[str, str]] = set()
         self._refs = refs
         self._names = names_in(ledger)
-
-    def freed_by_reason(self) -> Counter[str]:
-        return Counter({reason: freed.blocks for reason, freed in self.freed.items()})
 
     def apply(self, batch: Batch) -> None:
         self._names.update({number: text for number, text in batch.texts.items() if number >= 0})
@@ -305,15 +358,24 @@ def _work(ledger: EngineLedger, batches: list[Batch], since_ns: int, until_ns: i
     work = Work(round(max(0.0, (until_ns - since_ns) / 1e9), 3), output_tokens=max(0, generated), limits={})
     ends = [since_ns]
     for batch in batches:
-        for _, _, event in events([batch], None, _STEPS):
-            if event.kind == Kind.STEP_COMPLETED:
+        for kind, args in _steps(batch):
+            if kind == Kind.STEP_LAUNCHED:
+                work.computed_tokens += sum(args[2:])
+            elif len(args) > 3:
                 work.steps += 1
-                limit = name_of(Limit, event.args[3])
+                limit = name_of(Limit, args[3])
                 work.limits[limit] = work.limits.get(limit, 0) + 1
-                ends.append(event.args[0] + batch.wall_ns - batch.mono_ns)
-            elif event.kind == Kind.STEP_LAUNCHED:
-                work.computed_tokens += sum(event.args[2:])
+                ends.append(args[0] + batch.wall_ns - batch.mono_ns)
     if until_ns > since_ns:
         gaps = [after - before for before, after in pairwise(sorted([*ends, until_ns]))]
         work.longest_without_step_s = round(max(gaps) / 1e9, 3)
     return work
+
+
+def _steps(batch: Batch) -> Iterator[tuple[int, list[int]]]:
+    """The launches and ends of steps, with their args: few among many events."""
+    runs, args = batch.runs.cast("i").tolist(), batch.args.cast("q")
+    for index, kind in enumerate(runs[::5]):
+        if kind in _STEPS:
+            first = sum(runs[3 : 5 * index : 5])
+            yield kind, args[first : first + runs[5 * index + 3]].tolist()
