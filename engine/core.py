@@ -60,6 +60,8 @@ AUDIT_PAUSE_S: Final = 0.002
 """Between passes when all is done but the audit of it, in cycles of about a thousand slices at most."""
 AUDITS_AT_REST: Final = 3
 """One may have begun before the last change, one tells of it, and one more is for a reader who came during that."""
+AUDIT_TOLD_EVERY_NS: Final = 1_000_000_000
+"""Between slices once that is told, and nothing has happened since but the polling of a connector."""
 HOST_STORE_POOLS: Final = 2
 """The host connector keeps at most so many times the blocks of the pool."""
 NO_STEP: Final = (-1, 0)
@@ -377,8 +379,9 @@ class EngineCore:
     def _audit(self) -> None:
         """A slice of it, if one is due."""
         now = self.clock.monotonic_ns()
-        if self.log.on and (now >= self._next_slice_ns or not self._worked):
-            self._next_slice_ns = now + AUDIT_EVERY_NS
+        told = self.auditor.cycles >= self._audited_from + AUDITS_AT_REST
+        if self.log.on and (now >= self._next_slice_ns or not (self._worked or told)):
+            self._next_slice_ns = now + (AUDIT_TOLD_EVERY_NS if told and not self._worked else AUDIT_EVERY_NS)
             self.auditor.slice()
 
     def _take_in(self) -> list[Output]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,25 @@ def test_ten_minutes_of_completions_that_are_not_delivered(fault: bool) -> None:
     lease_minutes = round(LEASE_S / 60)
     assert all((used > 0.5) == fault for used in usage[: lease_minutes - 1])
     assert usage[lease_minutes + 1 :] == [0] * (10 - lease_minutes - 1)
+
+
+def test_an_engine_that_only_polls_its_connector_says_little(tmp_path: Path) -> None:
+    """What it holds is read out a few times, and then a slice a second: a night of it must not fill a disk."""
+    with closing(engine("leak.finished-held", kv_connector="host", kv_lease_seconds=3600, journal=tmp_path)) as e:
+        clients(e, 3, every_s=1)
+        e.run(60)
+        assert e.scheduler.deferred
+        assert e.auditor.cycles > 3
+        slices, minutes = sliced(tmp_path), 5
+        e.run(60 * minutes)
+    assert 0 < sliced(tmp_path) - slices <= 60 * minutes + 1
+
+
+def sliced(directory: Path) -> int:
+    """How many slices of the block tables were read out."""
+    frames = map(decode, chain.from_iterable(map(journal.read_segment, sorted(directory.iterdir()))))
+    events = (event for frame in frames if isinstance(frame, Batch) for event in frame.events())
+    return sum(event.kind == Kind.AUDIT_BLOCKS for event in events)
 
 
 @pytest.mark.parametrize("fault", [True, False])
