@@ -164,6 +164,8 @@ class Query(Protocol):
         ...
 
 
+COMPARE_TIMEOUT_S = 60.0
+"""All that happened in two windows is gone through."""
 _REFUSALS = {"bad-time": BadTime, "bad-question": BadQuestion}
 
 
@@ -273,7 +275,7 @@ class RemoteQuery:
         """What got better and what got worse."""
         window = {"since": since, "until": until}
         against = {"other": other, "other_since": other_since, "other_until": other_until}
-        return self._get("/api/compare", Diff, engine=engine, **window, **against)
+        return self._get("/api/compare", Diff, COMPARE_TIMEOUT_S, engine=engine, **window, **against)
 
     def memory(self, engine: str) -> MemoryView:
         """The bill of the device's memory."""
@@ -288,9 +290,9 @@ class RemoteQuery:
         """Which past can be asked about."""
         return self._get("/api/span", SpanView, engine=engine)
 
-    def _get(self, path: str, answer: type[T], **params: Any) -> T:
+    def _get(self, path: str, answer: type[T], timeout_s: float = 0.0, /, **params: Any) -> T:
         try:
-            response = self._client.get(path, params=params)
+            response = self._client.get(path, params=params, timeout=timeout_s or self._client.timeout)
         except httpx.HTTPError as error:
             raise Unreachable(
                 f"{self.url} does not answer ({type(error).__name__}): is `monitor serve` running there?"

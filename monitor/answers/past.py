@@ -272,11 +272,11 @@ class Past:
 
 
 def _at_once(frames: Iterable[F], since_ns: int) -> Iterator[F]:
-    """The frames, unless they are too many to be read at once: raises BadQuestion."""
+    """The frames, unless those since then (wall) are too many to be read at once: raises BadQuestion."""
     size = 0
     for frame in frames:
         yield frame
-        size += size_of(frame) if isinstance(frame, Batch) else 0
+        size += size_of(frame) if isinstance(frame, Batch) and frame.wall_ns >= since_ns else 0
         if size > MAX_WINDOW_BYTES:
             until = timestamp(frame.wall_ns)
             raise BadQuestion(f"from {timestamp(since_ns)} on there are too many events: ask until {until} or less")

@@ -108,24 +108,22 @@ class Stretches:
     def __init__(self, past: Past) -> None:
         self._past = past
         self._measuring = threading.Lock()
-        self._known: OrderedDict[tuple[str, int, int], Stretch] = OrderedDict()
+        self._known: OrderedDict[tuple[str, int, int, int], Stretch] = OrderedDict()
 
     def of(self, live: EngineLedger, since_ns: int, until_ns: int, findings: Sequence[FindingReport]) -> Stretch:
         """That of an engine from one time to another (wall), `findings` being those told of in it. Raises BadTime where
         nothing of it is kept, and for more than MOST_S.
         """
-        key = (live.engine, since_ns, until_ns)
+        heard_ns = live.heard_ns if until_ns >= live.now_ns else 0  # of what goes on, only until something is heard
+        key = (live.engine, since_ns, until_ns, heard_ns)
         if until_ns - since_ns > MOST_S * 1e9:
             asked = duration((until_ns - since_ns) / 1e9)
             raise BadTime(f"a window of {asked} is too long to be measured: ask for {duration(MOST_S)} at most")
         with self._measuring:
             known = self._known.get(key)
             if known is None:
-                known = self._measured(live, since_ns, until_ns)
-                if until_ns < live.now_ns:
-                    self._known[key] = known
-            else:
-                self._known.move_to_end(key)
+                known = self._known[key] = self._measured(live, since_ns, until_ns)
+            self._known.move_to_end(key)
             while len(self._known) > MAX_STRETCHES:
                 self._known.popitem(last=False)
         return msgspec.structs.replace(known, findings=list(findings))
