@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from engine.clock import VirtualClock
 from monitor.answers import recent
+from monitor.answers.recent import size_of
 from monitor.answers.stretch import MOST_S
 from monitor.api import create_app
 from monitor.cli import main
@@ -24,7 +25,7 @@ from monitor.history.history import History
 from monitor.history.recordings import Recordings
 from monitor.ledger.ledger import Record
 from monitor.ledger.words import timestamp
-from monitor.query import BadTime, RemoteQuery
+from monitor.query import BadQuestion, BadTime, RemoteQuery
 from monitor.sources.recording import Recording
 from monitor.watch import Watch
 from tests.answers.test_past import random_life
@@ -198,6 +199,16 @@ def test_what_cannot_be_compared() -> None:
         with pytest.raises(BadTime, match=says):
             watch.compare(ENGINE, *arguments)
     assert MOST_S == 3600
+
+
+def test_so_much_is_not_gone_through_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = leaking()
+    told = scene.watch.compare(ENGINE)
+    heard = sum(size_of(frame) for frame in scene.lab.frames if isinstance(frame, Batch))
+    monkeypatch.setattr("monitor.answers.past.MAX_WINDOW_BYTES", heard // 10)
+    assert scene.watch.compare(ENGINE) == told, "what was measured is kept"
+    with pytest.raises(BadQuestion, match=r"there are too many events: ask until .* or less"):
+        scene.watch.compare(ENGINE, told.before.since or "", told.after.until or "", ENGINE, told.before.since or "")
 
 
 def test_a_window_that_begins_before_anything_was_heard_is_what_there_is_of_it() -> None:
