@@ -81,10 +81,10 @@ class EventLog:
         self._runs += (Kind.STOPPED, 0, NO_REQUEST, 1, 0)
         self._args.append(self.clock.monotonic_ns())
 
-    def tick(self) -> None:
-        """The events that follow happen now. Steps say their own time."""
+    def tick(self, at_ns: int | None = None) -> None:
+        """The events that follow happen now, unless told when. Steps say their own time."""
         self._runs += (_CLOCK, 0, NO_REQUEST, 1, 0)
-        self._args.append(self.clock.monotonic_ns())
+        self._args.append(self.clock.monotonic_ns() if at_ns is None else at_ns)
 
     def step_launched(
         self, step: int, requests: Sequence[int], tokens: Collection[int], at_ns: int | None = None

@@ -3,8 +3,9 @@
     PYTHONPATH=. PYTHON -m tests.probes.bare_scheduler MODEL_DIRECTORY OUT '{"LIFE": {"steps": 2000, …}, …}'
 
 It leads random lives: shared prefixes, a pool too small for all, aborts, resets; with a connector also fetches and
-blocks that outlive their request. After each call of schedule or update_from_output it writes to OUT/LIFE what the
-probe said and what vLLM's tables hold, each as a msgpack map after its length, of four bytes.
+blocks that outlive their request. After each call of schedule or update_from_output, or after each `every` of them, it
+writes to OUT/LIFE what the probe said and what vLLM's tables hold, each as a msgpack map after its length, of four
+bytes.
 """
 
 from __future__ import annotations
@@ -156,12 +157,12 @@ class Bare:
 def main() -> None:
     model, out, lives = sys.argv[1:]
     for life, settings in json.loads(lives).items():
-        steps = settings.pop("steps")
+        steps, every = settings.pop("steps"), settings.pop("every", 1)
         with (Path(out) / life).open("wb") as file:
-            record(Bare(model, **settings), steps, file)
+            record(Bare(model, **settings), steps, every, file)
 
 
-def record(bare: Bare, steps: int, file: BinaryIO) -> None:
+def record(bare: Bare, steps: int, every: int, file: BinaryIO) -> None:
     log = EventLog(time)
     probe = Probe(bare.scheduler, log, b"test")
     probe.start()
@@ -170,8 +171,14 @@ def record(bare: Bare, steps: int, file: BinaryIO) -> None:
     pool = scheduler.kv_cache_manager.block_pool
     (manager,) = scheduler.kv_cache_manager.coordinator.single_type_managers
 
+    calls = 0
+
     def write() -> None:
-        probe.flush()  # which the probe does once a step
+        nonlocal calls
+        calls += 1
+        if calls % every:
+            return
+        probe.flush()
         now = {
             "frames": [encode(batch) for batch in packer.pack()],
             "refs": [block.ref_cnt for block in pool.blocks],

@@ -166,7 +166,7 @@ def test_the_owner_is_who_called_the_pool_unless_the_scheduler_did(pool: Any) ->
     Hooks(lambda: None).wrap(pool, "free", before)
     scheduler.run("r-1")
     scheduler.schedule()
-    assert found == [Caller("r-1", 2, "allocate"), None]
+    assert found == [("r-1", 2, "allocate"), None]
 
 
 @pytest.mark.parametrize(

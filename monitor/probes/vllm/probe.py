@@ -30,7 +30,7 @@ from hashlib import blake2b
 from typing import Any, Final
 
 from monitor.events import trace_context
-from monitor.events.kinds import Cause, Evict, Holder, Limit, Load, Preempt, Release, Status
+from monitor.events.kinds import Cause, Evict, Holder, Kind, Limit, Load, Preempt, Release, Status
 from monitor.events.log import Clock, EventLog
 from monitor.events.packer import Vitals
 from monitor.events.wire import NO_REQUEST
@@ -41,11 +41,10 @@ from monitor.probes.vllm.owner import beneficiary, caller
 
 RESERVED: Final = 1
 """vLLM's null block, which is block 0 and never handed out."""
-AUDIT_EVERY_NS: Final = 10_000_000
+LOOK_EVERY_NS: Final = 10_000_000
+"""How often, between two steps, what was noted is said and handed over, and a slice of the audit read."""
 PROGRESS_EVERY_NS: Final = 50_000_000
 """How often the tokens of running requests are said. Batches go out no more often, and the last of one counts."""
-FLUSH_EVERY_NS: Final = 20_000_000
-"""How often what was said is handed over while steps follow each other: batches go out every 50 ms."""
 NO_STEP: Final = (-1, 0)
 SUFFIX: Final = re.compile(r"-[0-9a-f]{8}$")
 """What vLLM adds to a client's request id (from 0.14 on) to make its own."""
@@ -56,6 +55,9 @@ STATUSES: Final = {status.name: status for status in Status} | {
 BLOCKED: Final = (
     Status.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR, Status.WAITING_FOR_REMOTE_KVS, Status.WAITING_FOR_STREAMING_REQ,
 )  # fmt: skip
+ALLOCATED, CACHED = int(Kind.ALLOCATED), int(Kind.CACHED)
+STEP_LAUNCHED, STEP_COMPLETED = int(Kind.STEP_LAUNCHED), int(Kind.STEP_COMPLETED)
+NO_LIMIT = Limit.NONE  # looked up once: a member of an enum is slow to find
 RELEASES: Final = {Status.FINISHED_ABORTED: Release.ABORTED, Status.FINISHED_ERROR: Release.ERROR}
 
 
@@ -71,8 +73,8 @@ class Probe:
         self.manager = scheduler.kv_cache_manager
         self.pool = self.manager.block_pool
         self.log = log
-        self.clock = clock
-        self.hooks = Hooks(self._missed)
+        self._clock_ns = clock.monotonic_ns
+        self.hooks = Hooks(self._unheard)
         self.numbers: dict[str, int] = {}
         """By vLLM's request id, which is not the one that clients know."""
         self.deferred: dict[str, int] = {}
@@ -112,10 +114,12 @@ class Probe:
         """Whether the log was told when the call under way is made."""
         self._passed_over: dict[str, tuple[Cause, int]] = {}
         self._shortage: tuple[str, int, int] | None = None
-        self._batch: list[str] = []
-        self._batch_numbers: list[int] = []
+        self._notes: list[tuple[Any, ...]] = []
+        """What happens at every step and has not been said yet, in order: a kind, and what `_catch_up` says of it."""
+        self._everybody: list[int] = []
+        """The numbers of all requests; empty if they may have changed."""
         self._auditor = Auditor(self)
-        self._next_slice_ns = self._next_progress_ns = self._next_flush_ns = 0
+        self._next_look_ns = self._next_progress_ns = 0
         names = ("kv_holding_waiting", "skipped_waiting", "waiting")
         self._queue_names = [name for name in names if hasattr(scheduler, name)]
 
@@ -185,12 +189,13 @@ class Probe:
 
     def stop(self) -> None:
         """Say that it ends in good order."""
-        self.log.tick()
-        self.log.stopped()
+        self._later()
+        self._now.stopped()
         self.flush()
 
     def flush(self) -> None:
-        """Hand over what was said, for the drain thread to send."""
+        """Hand over what happened until now, for the drain thread to send."""
+        self._catch_up()
         self.log.flush(self.step - 1, self.step - 1, self.counts())
 
     def _missed(self) -> None:
@@ -198,13 +203,22 @@ class Probe:
         self.log.dropped_batches += 1
         self.log.dropped_events += 1
 
+    def _unheard(self) -> None:
+        """A call that a broken hook did not see, perhaps the one that would have said what was noted."""
+        self._notes.clear()
+        self._missed()
+
     @property
     def _now(self) -> EventLog:
-        """The log, once it was told the time: for all that does not say its own. Most steps have nothing such."""
+        """The log, up to date and told the time: for all that does not say its own. Most steps have nothing such."""
+        self._catch_up()
+        self._say_time()
+        return self.log
+
+    def _say_time(self) -> None:
         if not self._timed:
             self._timed = True
             self.log.tick()
-        return self.log
 
     def _later(self, *_args: Any, **_kwargs: Any) -> None:
         """What follows happens at a time of its own."""
@@ -217,7 +231,9 @@ class Probe:
         if request_id in self.numbers:
             self._session_goes_on(request_id)
             return
+        self._catch_up()
         number = self.numbers[request_id] = next(self._next)
+        self._everybody = []
         self._names.setdefault(SUFFIX.sub("", request_id), number)
         prompt = request.num_prompt_tokens
         longest = min(prompt + request.max_tokens, self.scheduler.max_model_len)
@@ -259,7 +275,7 @@ class Probe:
         self._preempted.discard(request_id)
         if request_id not in self.scheduler.requests:
             return
-        deadline = self.clock.monotonic_ns() + self._lease_ns if self._lease_ns else 0
+        deadline = self._clock_ns() + self._lease_ns if self._lease_ns else 0
         self.deferred[request_id] = deadline
         blocks = self.blocks_of(request_id)
         if blocks:
@@ -272,8 +288,9 @@ class Probe:
 
     def _freed(self, _: None, request: Any) -> None:
         """The last that is heard of a request."""
+        self._catch_up()
         request_id = request.request_id
-        self._batch = []  # its id may come again, for another
+        self._everybody = []
         if self.deferred.pop(request_id, None) is not None:
             self._why = None
         number, name = self.numbers.pop(request_id), SUFFIX.sub("", request_id)
@@ -313,38 +330,60 @@ class Probe:
     # ---------------------------------------------------------------- a step
 
     def _scheduled(self, output: Any, *_args: Any, **_kwargs: Any) -> None:
-        scheduled: dict[str, int] = output.num_scheduled_tokens
+        count = len(output.num_scheduled_tokens)
         self.passes += 1
+        limit, numbers, tokens = NO_LIMIT, None, None
+        # Mostly everybody decodes a token: then no request need be looked at.
+        if (
+            count != len(self.numbers)
+            or count != output.total_num_scheduled_tokens
+            or output.scheduled_new_reqs
+            or self._preempted
+            or self._blocked
+        ):
+            limit, numbers, tokens = self._look_at_whom(output)
+        now = self._clock_ns()
+        if count:
+            step = self.step
+            self.step = step + 1
+            self.launched.append((output, step, now, limit))
+            self._notes.append((STEP_LAUNCHED, now, step, numbers, tokens))
+        self._gave_blocks.clear()
+        self._short = self._timed = False
+        if now >= self._next_look_ns:
+            self._look_around(now)
+        elif not count:
+            self.flush()
+
+    def _look_at_whom(self, output: Any) -> tuple[Limit, list[int], list[int]]:
+        """Says who begins or ends to run or to wait; what limits the step, and who computes how many tokens in it."""
+        scheduled: dict[str, int] = output.num_scheduled_tokens
         if self._blocked:
             for request_id in [i for i, request in self._blocked.items() if _status(request) not in BLOCKED]:
                 self._unblock(request_id)
-        if self._gave_blocks:
-            for request_id in self._gave_blocks:
-                if request_id not in scheduled and request_id in self.scheduler.requests:
-                    self._block(self.scheduler.requests[request_id])
-            self._gave_blocks = []
+        for request_id in self._gave_blocks:
+            if request_id not in scheduled and request_id in self.scheduler.requests:
+                self._block(self.scheduler.requests[request_id])
         for new in output.scheduled_new_reqs:
             self._admit(new.req_id, scheduled)
         if self._preempted:
             for request_id in self._preempted & scheduled.keys():
                 self._admit(request_id, scheduled)
         limit = Limit.NONE
-        now = self.clock.monotonic_ns()
         # The cheap question first: mostly all that there are were given tokens.
-        if len(scheduled) < len(self.scheduler.requests):
+        if len(scheduled) < len(self.numbers):
             limit = self._look_at_who_waits(scheduled, output.total_num_scheduled_tokens)
-        if scheduled:
-            request_ids = [*scheduled]
-            if request_ids != self._batch:  # from one decode step to the next it is the same
-                self._batch, self._batch_numbers = request_ids, [self.numbers[i] for i in request_ids]
-            step = self.step
-            self.log.step_launched(step, self._batch_numbers, scheduled.values(), now)
-            self.launched.append((output, step, now, limit))
-            self.step = step + 1
-        self._short = self._timed = False
-        if now >= self._next_flush_ns or not scheduled:
-            self._next_flush_ns = now + FLUSH_EVERY_NS
-            self.flush()
+        return limit, [self.numbers[request_id] for request_id in scheduled], [*scheduled.values()]
+
+    def _look_around(self, now: int) -> None:
+        """What is done now and then: before the model runs, so that what a long step is about is known meanwhile."""
+        self._next_look_ns = now + LOOK_EVERY_NS
+        if now >= self._next_progress_ns:
+            self._next_progress_ns = now + PROGRESS_EVERY_NS
+            self._progressed(self.scheduler.running)
+        self._catch_up()
+        self._auditor.slice()
+        self.flush()
 
     def _update(self, scheduler_output: Any, *_args: Any, **_kwargs: Any) -> None:
         self._updating = scheduler_output
@@ -356,25 +395,56 @@ class Probe:
             for request_id in [i for i, request in self._without_token.items() if request.num_output_tokens]:
                 del self._without_token[request_id]
                 self._now.first_token(self.numbers[request_id])
-        now = self.clock.monotonic_ns()
-        if now >= self._next_progress_ns:
-            self._next_progress_ns = now + PROGRESS_EVERY_NS
-            self._progressed(self.scheduler.running)
+        now = self._clock_ns()
         if scheduler_output.num_scheduled_tokens:
             free: int = self._free_queue.num_free_blocks
             while self.launched:
                 output, step, at_ns, limit = self.launched.popleft()
-                self.log.step_completed(step, now - at_ns, limit, free, -1, self._usable - free, now)
+                self._notes.append((STEP_COMPLETED, now, step, now - at_ns, limit, free))
                 if output is scheduler_output:
                     break
-        if now >= self._next_slice_ns:
-            self._next_slice_ns = now + AUDIT_EVERY_NS
-            self._auditor.slice()
         self._timed = False
         if not self.scheduler.running or getattr(self.scheduler, "_pause_state", None):
             self.flush()  # else another step follows
 
+    def _catch_up(self) -> None:
+        """Say what was noted. All at once it costs a third of what it would at each step, between vLLM's own work."""
+        if not self._notes:
+            return
+        notes, self._notes = self._notes, []
+        log = self.log
+        of_pass: list[tuple[Any, ...]] = []
+        for note in notes:
+            kind = note[0]
+            if kind == STEP_COMPLETED:
+                _, at_ns, step, duration_ns, limit, free = note
+                log.step_completed(step, duration_ns, limit, free, -1, self._usable - free, at_ns)
+            elif kind == STEP_LAUNCHED:
+                _, at_ns, step, numbers, tokens = note
+                if of_pass:
+                    log.tick(at_ns)
+                    self._say_blocks(of_pass)
+                    of_pass = []
+                if numbers is None:
+                    numbers = self._everybody = self._everybody or [*self.numbers.values()]
+                    tokens = [1] * len(numbers)
+                log.step_launched(step, numbers, tokens, at_ns)
+            else:
+                of_pass.append(note)
+        if of_pass:
+            self._say_time()
+            self._say_blocks(of_pass)
+
+    def _say_blocks(self, notes: Iterable[tuple[Any, ...]]) -> None:
+        for kind, request_id, blocks, group in notes:
+            number = self.numbers.get(request_id, NO_REQUEST)
+            if kind == CACHED:
+                self._say_cached(self.log, number, blocks)
+            else:
+                self._say_allocated(number, blocks, group)
+
     def _progressed(self, requests: Sequence[Any]) -> None:
+        self._catch_up()
         if requests:
             numbers = self.numbers
             self.log.progressed(
@@ -470,6 +540,15 @@ class Probe:
     def _allocated(self, blocks: Sequence[Any], *_args: Any, **_kwargs: Any) -> None:
         if not blocks:
             return
+        who = caller(self.scheduler)
+        if who is None or who[0] not in self.numbers:
+            self._missed()
+            return
+        request_id, group, _ = who
+        self._gave_blocks.append(request_id)
+        self._notes.append((ALLOCATED, request_id, blocks, group))
+
+    def _say_allocated(self, number: int, blocks: Sequence[Any], group: int) -> None:
         # Mostly one block: a plain loop costs less than two comprehensions.
         ids: list[int] = []
         evicted: list[int] = []
@@ -479,25 +558,19 @@ class Probe:
             ids.append(block)
             if block in hashes:
                 evicted.append(hashes.pop(block))
-        who = caller(self.scheduler)
-        number = self.numbers.get(who.request_id) if who is not None else None
-        if who is None or number is None:
-            self._missed()
-            return
-        self._gave_blocks.append(who.request_id)
-        self._now.allocated(number, ids, evicted, who.group)
+        self.log.allocated(number, ids, evicted, group)
 
     def _touched(self, blocks: Iterable[Any], *_args: Any, **_kwargs: Any) -> None:
         ids = [block.block_id for block in _flat(blocks) if not block.is_null]
         if not ids:
             return
         who = caller(self.scheduler)
-        number = self.numbers.get(who.request_id) if who is not None else None
-        if who is None or number is None:
+        if who is None or who[0] not in self.numbers:
             self._missed()
             return
-        self._gave_blocks.append(who.request_id)
-        self._now.reused(number, ids, who.group)
+        request_id, group, _ = who
+        self._gave_blocks.append(request_id)
+        self._now.reused(self.numbers[request_id], ids, group)
 
     def _released(
         self, ordered_blocks: Iterable[Any], *rest: Any, **more: Any
@@ -506,13 +579,14 @@ class Probe:
         pool = self.pool
         ids = [b.block_id for b in blocks if not b.is_null and getattr(b, "pool", pool) in (pool, None)]
         if ids:
+            self._catch_up()
             who = caller(self.scheduler)
-            number = self.numbers.get(who.request_id) if who is not None else None
-            if who is not None and number is not None:
-                by_window = Release.OUT_OF_WINDOW if who.function != "free" else Release.ROLLED_BACK
-                self._now.released(number, ids, self._why or by_window, who.group)
-            else:
+            if who is None or who[0] not in self.numbers:
                 self._reclaimed(ids)
+            else:
+                request_id, group, function = who
+                by_window = Release.OUT_OF_WINDOW if function != "free" else Release.ROLLED_BACK
+                self._now.released(self.numbers[request_id], ids, self._why or by_window, group)
         return (blocks, *rest), more
 
     def _reclaimed(self, ids: list[int]) -> None:
@@ -546,18 +620,17 @@ class Probe:
         self, _: None, request: Any, blocks: Sequence[Any], num_cached_blocks: int, num_full_blocks: int,
         *_args: Any, **_kwargs: Any,
     ) -> None:  # fmt: skip
-        number = self.numbers.get(request.request_id, NO_REQUEST)
-        self._say_cached(number, blocks[num_cached_blocks:num_full_blocks])
+        self._notes.append((CACHED, request.request_id, blocks[num_cached_blocks:num_full_blocks], 0))
 
     def _cached_partial(self, _: Any, *args: Any, **kwargs: Any) -> None:
         blocks = [value for value in (*args, *kwargs.values()) if hasattr(value, "block_id")]
-        self._say_cached(NO_REQUEST, blocks)
+        self._say_cached(self._now, NO_REQUEST, blocks)
 
     def _moved(self, _: None, src_block: Any, dst_block: Any) -> None:
         self._say_evicted([src_block.block_id], Evict.INVALIDATED)
-        self._say_cached(NO_REQUEST, [dst_block])
+        self._say_cached(self._now, NO_REQUEST, [dst_block])
 
-    def _say_cached(self, number: int, blocks: Sequence[Any]) -> None:
+    def _say_cached(self, log: EventLog, number: int, blocks: Sequence[Any]) -> None:
         ids: list[int] = []
         hashes: list[int] = []
         for block in blocks:
@@ -568,7 +641,7 @@ class Probe:
                 ids.append(block.block_id)
                 hashes.append(told)
         if ids:
-            self._now.cached(number, ids, hashes)
+            log.cached(number, ids, hashes)
 
     def _evicted(self, _: None, block_ids: Iterable[int]) -> None:
         self._say_evicted(
@@ -581,6 +654,7 @@ class Probe:
             self._say_evicted(list(self.hashes), Evict.RESET)
 
     def _say_evicted(self, blocks: Sequence[int], cause: Evict) -> None:
+        self._catch_up()
         known = [block for block in blocks if self.hashes.pop(block, None) is not None]
         if known:
             self._now.evicted(known, cause)
