@@ -27,6 +27,7 @@ from pathlib import Path
 
 from benchmarks.again import Episode
 from benchmarks.machine import machine
+from engine.clock import VirtualClock
 from monitor.events.log import count_events
 from monitor.events.wire import Batch, encode
 from monitor.history.closed import close
@@ -43,6 +44,8 @@ BYTES_AN_EVENT = 8
 STATE_MS = 100
 OLDER_MS = 1_000
 STEP_S = 0.05
+RATE = 5_700
+"""About so many events a second come of that."""
 EPISODE_S = 600
 MOMENTS = 20
 OLDER_THAN_S = 20
@@ -73,9 +76,22 @@ def main() -> None:
         measure(Path(folder), parsed.events, parsed.blocks)
 
 
+class EndsNow(VirtualClock):
+    """A virtual clock that began so long ago: what is kept of it is not too old to be kept."""
+
+    def __init__(self, lasts_ns: int) -> None:
+        super().__init__()
+        self._began_ns = time.time_ns() - lasts_ns
+
+    def time_ns(self) -> int:
+        """Now, as a date."""
+        return self._began_ns + self.ns
+
+
 def measure(folder: Path, events: int, blocks: int) -> None:
     """Take so many events in, and ask; print what each takes."""
-    lab = Lab(total=blocks, block_size=16, max_num_seqs=64, max_num_batched_tokens=2048, seed=3)
+    clock = EndsNow(round(events / RATE * 1e9))
+    lab = Lab(total=blocks, block_size=16, max_num_seqs=64, max_num_batched_tokens=2048, seed=3, clock=clock)
     directory = directory_of(folder, lab.packer.engine)
     ended: list[Path] = []
     spent: Counter[str] = Counter()
