@@ -22,13 +22,14 @@ from monitor.cli import main
 from monitor.events.journal import JournalWriter
 from monitor.events.wire import Batch, Frame, Keyframe, encode
 from monitor.history.history import History
+from monitor.history.keyframes import keyframe_of
 from monitor.history.recordings import Recordings
 from monitor.ledger.ledger import Record
 from monitor.ledger.words import timestamp
 from monitor.query import BadQuestion, BadTime, RemoteQuery
 from monitor.sources.recording import Recording
 from monitor.watch import Watch
-from tests.answers.test_past import random_life
+from tests.answers.test_past import folded, random_life
 from tests.detectors.scenes import ENGINE, Watched, finished_held
 from tests.lab import Lab
 from tests.recordings import recording_of
@@ -106,6 +107,20 @@ def test_it_says_what_the_command_says(
                 assert told == known
             else:
                 assert told == expected
+
+
+def test_a_window_that_begins_on_disk_and_ends_in_memory(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Of a service that was started again meanwhile."""
+    lab, records = random_life(64, 150, losses=False)
+    recording = kept(records, tmp_path / "run")
+    half = len(records) // 2
+    joined = keyframe_of(folded(records[:half]))
+    assert joined is not None
+    watch = Watch(history=History(recording))
+    watch.feed([joined, *records[half:]])
+    since, until = (timestamp(joined.wall_ns + s * 10**9) or "" for s in (-1, 1))
+    told = asked(watch, lab.packer.engine, since, until)
+    assert figures(told) == figures(diff(capsys, recording, "--window", f"{since}..{until}"))
 
 
 def test_of_two_recordings(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 import httpx
 import pytest
@@ -138,6 +138,26 @@ def test_the_form_leads_to_other_windows_and_back(page: Page, incident: Incident
     page.go_back()
     page.go_back()
     expect(page).to_have_url(incident.url + asked.but())
+
+
+def test_each_window_is_chosen_on_its_own_pool(page: Page, incident: Incident) -> None:
+    page.goto(incident.url + Place("compare", ENGINE).but())
+    for name, window in (("after", ("from", "to")), ("before", ("with_from", "with_to"))):
+        earlier = dict(parse_qsl(urlsplit(page.url).query))
+        chart = page.locator(f"#{name}-pool")
+        expect(chart.locator(".scatterlayer .trace").first).to_be_attached()
+        chart.scroll_into_view_if_needed()
+        box = chart.locator(".nsewdrag").first.bounding_box()
+        assert box is not None
+        page.mouse.move(box["x"] + 0.3 * box["width"], box["y"] + box["height"] / 2)
+        page.mouse.down()
+        page.mouse.move(box["x"] + 0.6 * box["width"], box["y"] + box["height"] / 2, steps=5)
+        page.mouse.up()
+        expect(page).to_have_url(re.compile(f"[?&]{window[1]}="))
+        asked = dict(parse_qsl(urlsplit(page.url).query))
+        assert {key: value for key, value in asked.items() if key not in window} == earlier
+        side = page.locator(".sides dd").nth(["before", "after"].index(name))
+        expect(side).to_contain_text(f"{asked[window[0]][11:19]} – {asked[window[1]][11:19]} UTC")
 
 
 def test_a_window_and_a_finding_lead_here(page: Page, incident: Incident) -> None:
