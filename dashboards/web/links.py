@@ -100,7 +100,10 @@ def place_of(address: str) -> Place:
 def wall_ns(text: str, now_ns: int) -> int:
     """A TIME in ns since 1970. Raises BadTime."""
     if relative := _RELATIVE.fullmatch(text):
-        return now_ns - int(relative[1] or 0) * _UNITS[relative[2] or "s"] * 1_000_000_000
+        at_ns = now_ns - int(relative[1] or 0) * _UNITS[relative[2] or "s"] * 1_000_000_000
+        if at_ns < 0:
+            raise BadTime(f"{text} is before 1970")
+        return at_ns
     try:
         if text.isdecimal():
             datetime.fromtimestamp(int(text) / 1000, UTC)  # is it one?

@@ -68,7 +68,7 @@ def assert_says(page: Page, expected: dict[str, Any]) -> None:
     assert changes == [
         row["change"] for row in expected["figures"] if row["before"] is not None or row["after"] is not None
     ]
-    found = {(row[2], row[0].split()[-1]) for row in rows(page.locator("#compared-findings"))}
+    found = {(row[3], row[0].split()[-1]) for row in rows(page.locator("#compared-findings"))}
     assert found == {(row["code"], row["change"]) for row in expected["findings"]}
 
 

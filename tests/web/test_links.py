@@ -46,7 +46,7 @@ def test_other_ways_to_write_a_time() -> None:
     assert wall_ns("now-30m", NOW_NS) == NOW_NS - 1800 * SECOND
 
 
-@pytest.mark.parametrize("text", ["teatime", "", "now-", "99999999999999999999", "25:00:00", "3/17/2"])
+@pytest.mark.parametrize("text", ["teatime", "", "now-", "99999999999999999999", "25:00:00", "3/17/2", "now-999999d"])
 def test_what_is_no_time(text: str) -> None:
     with pytest.raises(BadTime):
         wall_ns(text, NOW_NS)

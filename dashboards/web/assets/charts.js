@@ -73,10 +73,9 @@
         chart.on("plotly_click", (event) => {
           const mark = event.points.find((one) => one.data.meta === "marks");
           if (mark) follow(mark.customdata);
-          else if (event.points.length) {
-            const [from, to] = chart.layout.meta.times;
-            const [since, until] = chart.layout.xaxis.range.map(rfc3339);
-            go({ [from]: since, [to]: until, at: rfc3339(event.points[0].x) });
+          else if (event.points.length && chart.layout.meta.times[0] === "from") { // a moment is in the view's own window
+            const [from, to] = chart.layout.xaxis.range.map(rfc3339);
+            go({ from, to, at: rfc3339(event.points[0].x) });
           }
         });
       });

@@ -70,13 +70,9 @@ def _in_words(told: Diff) -> list[Any]:
     came = sum(row.change == "came" and row.severity != "info" for row in told.findings)
     went = sum(row.change == "went" and row.severity != "info" for row in told.findings)
     better, worse, same = (sum(row.change == word for row in told.figures) for word in ("better", "worse", "same"))
-    words = (
-        f"{counted(came, 'finding')} came"
-        if came
-        else f"{counted(went, 'finding')} went"
-        if went
-        else "No finding came"
-    )
+    words = f"{counted(came, 'finding')} came" if came else "No finding came"
+    if went:
+        words += f", {went:,} went"
     figures = f"{counted(worse, 'figure')} worse, {better:,} better, {same:,} the same"
     return [html.H1(f"{words}; {figures}", className="bad" if told.is_worse else "well" if not worse else "")]
 
@@ -217,7 +213,7 @@ def _findings(place: Place, told: Diff) -> list[Any]:
     heading = html.H2("Findings that came, stayed and went")
     if not told.findings:
         return [heading, html.P("None in either window.", className="note")]
-    columns = ("Change", "Finding", "Code", "How sure", "Before", "After", "Whom it names", "Each")
+    columns = ("Change", "Severity", "Finding", "Code", "How sure", "Before", "After", "Whom it names", "Each")
     head = html.Thead(html.Tr([html.Th(name, scope="col") for name in columns]))
     rows = [_finding(place, told, row) for row in told.findings]
     return [heading, html.Div(html.Table([head, html.Tbody(rows)], className="compared"), className="wide")]
@@ -233,8 +229,8 @@ def _finding(place: Place, told: Diff, row: FindingRow) -> html.Tr:
         [
             html.Td([html.Span(CAME[row.change], className="sign", **aria(hidden="true")), f" {row.change}"],
                     className=f"change {row.change} {row.severity}"),
-            html.Th([html.Span(className=f"severity-dot {row.severity}", **aria(hidden="true")), row.title],
-                    scope="row", title=row.severity),
+            html.Td(row.severity, className=f"severity {row.severity}"),
+            html.Th(row.title, scope="row"),
             html.Td(html.Code(row.code)),
             html.Td(row.verdict),
             html.Td(f"{row.before:,}", className="n"),
