@@ -22,7 +22,7 @@ from dashboards.web import bar, story
 from dashboards.web.links import Place, wall_ns
 from dashboards.web.table import PATHS
 from dashboards.web.view import Here, Tree, View, worst_first
-from monitor.query import BadTime, NotKnown, Query
+from monitor.query import BadQuestion, BadTime, NotKnown, Query
 from monitor.views import EngineView
 
 logger = logging.getLogger(__name__)
@@ -144,7 +144,7 @@ def _shown(query: Query, here: Here) -> dict[str, str]:
         if entry is None:
             raise NotKnown(f"There is no page /{here.place.view} here.")
         view = entry.make(query, here)
-    except (NotKnown, BadTime) as error:
+    except (NotKnown, BadQuestion) as error:
         view = _sentence(str(error))
     except Exception:  # a fault of ours in one view, which is no reason to show nothing at all
         logger.exception("the view /%s could not be made", here.place.view)

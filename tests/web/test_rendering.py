@@ -85,7 +85,7 @@ def test_a_live_view_is_made_once_a_tick_and_a_past_one_is_kept() -> None:
     assert asyncio.run(both()) == ([1, 1, 2, 3], [1, 1, 1, 1])
 
 
-@pytest.mark.parametrize("path", [path for path in PATHS if path not in ("finding", "compare")])
+@pytest.mark.parametrize("path", [path for path in PATHS if path != "finding"])
 def test_every_view_can_be_made_now_and_of_a_moment(path: str) -> None:
     watch = CountingWatch()
     pages = Pages(watch)
@@ -106,6 +106,12 @@ def test_a_view_that_cannot_be_made_says_so_and_the_page_stays(caplog: pytest.Lo
     assert "could not be made" in page.sections["main sentence"]
     assert ENGINE in page.sections["bar"]
     assert "on purpose" in caplog.text
+
+
+def test_so_much_that_it_cannot_be_shown_at_once_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("monitor.answers.past.MAX_WINDOW_BYTES", 0)
+    page = look(Pages(CountingWatch()), Place("held", ENGINE))
+    assert "too many events" in page.sections["main sentence"]
 
 
 @pytest.mark.parametrize("path", PATHS)
