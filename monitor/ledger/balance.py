@@ -60,10 +60,13 @@ def balance(state: State) -> Balance:
         for number in former:
             counts[_FINISHED if state.is_deferred(number, block) else _UNACCOUNTED] += 1
     # Every holder has counted its shared blocks; the liveliest keeps the count. A prefix may have thousands of owners.
-    for block, others in state.more.items():
-        if block not in looked_at and state.owner[block] >= 0:
-            counts[_RUNNING] -= len(others)
-    for block in looked_at & (state.more.keys() | state.detached.keys()):
+    more, owner = state.more, state.owner
+    counts[_RUNNING] -= sum(map(len, more.values()))
+    if more and min(map(owner.__getitem__, more)) < 0:  # where events were lost
+        counts[_RUNNING] += sum(len(others) for block, others in more.items() if owner[block] < 0)
+    shared = more.keys() & looked_at
+    counts[_RUNNING] += sum(len(more[block]) for block in shared if owner[block] >= 0)
+    for block in shared | (state.detached.keys() & looked_at):
         owners = state.owners(block)
         ranks = [*filter(None, map(rank_of.get, owners))]
         ended = [number for number in owners if number not in rank_of] if len(ranks) < len(owners) else []
