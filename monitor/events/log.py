@@ -104,6 +104,21 @@ class EventLog:
         at_ns = self.clock.monotonic_ns() if at_ns is None else at_ns
         self._args += (at_ns, step, duration_ns, limit, free, cached_idle, used)
 
+    def step(
+        self, step: int, requests: Sequence[int], tokens: Collection[int], limit: Limit,
+        free: int, cached_idle: int, used: int, launched_ns: int, completed_ns: int,
+    ) -> None:  # fmt: skip
+        """Both, of a step during which nothing else happened."""
+        self._runs += (
+            _STEP_LAUNCHED, 0, NO_REQUEST, 2 + len(tokens), len(requests),
+            _STEP_COMPLETED, 0, NO_REQUEST, 7, 0,
+        )  # fmt: skip
+        self._ids += requests
+        args = self._args
+        args += (launched_ns, step)
+        args += tokens
+        args += (completed_ns, step, completed_ns - launched_ns, limit, free, cached_idle, used)
+
     def allocated(self, request: int, ids: Sequence[int], evicted: Sequence[int] = (), group: int = 0) -> None:
         """Free blocks became the request's; `evicted` are the hashes they lost."""
         self._runs += (_ALLOCATED, group, request, len(evicted), len(ids))

@@ -49,6 +49,33 @@ def test_a_hook_sees_arguments_and_result_and_changes_neither(pool: Any) -> None
     assert seen == [("before", (3, 4), {"prepend": True}), ("after", 1, (3, 4), {"prepend": True})]
 
 
+def test_a_hook_is_handed_the_arguments_it_names_however_they_were_given() -> None:
+    class Pool:
+        def cache(
+            self, request: str, blocks: list[int], first: int = 0, *rest: int, size: int = 16, **more: int
+        ) -> int:
+            return len(blocks[first:]) + sum(rest) + size + sum(more.values())
+
+    seen: list[tuple[Any, ...]] = []
+
+    def after(result: int, blocks: list[int], first: int) -> None:
+        seen.append((result, blocks, first))
+
+    pool, untouched = Pool(), Pool.cache
+    Hooks(lambda: seen.append(("missed",))).wrap(pool, "cache", after=after)
+    for args, more in (
+        (("r-1", [1, 2]), {}),
+        (("r-1",), {"first": 1, "blocks": [1, 2]}),
+        (("r-1", [1, 2, 3], 1, 4, 5), {"size": 32, "another": 1}),
+    ):
+        seen.clear()
+        expected = untouched(pool, *args, **more)  # type: ignore[arg-type]
+        assert pool.cache(*args, **more) == expected  # type: ignore[arg-type]
+        given = [*args[1:3], *([] if len(args) > 1 else [more["blocks"]])]
+        first = args[2] if len(args) > 2 else more.get("first", 0)
+        assert seen == [(expected, given[0], first)]
+
+
 def test_what_can_be_read_only_once_is_handed_on(pool: Any) -> None:
     seen: list[Any] = []
 

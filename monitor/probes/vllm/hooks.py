@@ -7,16 +7,32 @@ reads the attributes of an object slower once something was put into it from out
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 from collections.abc import Callable
-from typing import Any
+from inspect import Parameter
+from types import FunctionType
+from typing import Any, Final
 
 logger = logging.getLogger("vllm.kvscope")
 
 Before = Callable[..., tuple[tuple[Any, ...], dict[str, Any]] | None]
 """Called with the method's arguments; may return others for it, by place and by name."""
 After = Callable[..., None]
-"""Called with the method's result, and then its arguments."""
+"""Called with the method's result, and then those of its arguments that it names, or all if it takes any."""
+
+HEARD: Final = """
+def heard({takes}):
+    kvscope_result = kvscope_method({hands})
+    if {called} is kvscope_owner:
+        try:
+            kvscope_last(kvscope_result{told})
+        except Exception:
+            kvscope_fail()
+    return kvscope_result
+"""
+"""The wrapper of what is called at every step, with the parameters of the method itself: to collect any arguments and
+to hand them on twice takes three times as long as all the rest of it. The names are such as no method has."""
 
 
 class Hooks:
@@ -36,6 +52,17 @@ class Hooks:
         if kind is None:
             return False
         method = vars(kind)[name]
+        place = f"{kind.__name__}.{name}"
+        if before is None and isinstance(method, FunctionType):
+            wrapper = self._heard(place, method, owner, after or _nothing)
+        else:
+            wrapper = self._hooked(place, method, owner, before, after)
+        setattr(kind, name, functools.wraps(method)(wrapper))
+        return True
+
+    def _hooked(
+        self, place: str, method: Callable[..., Any], owner: object, before: Before | None, after: After | None
+    ) -> Callable[..., Any]:
         first, last = before or _nothing, after or _nothing
 
         def missed(*_args: Any, **_kwargs: Any) -> None:
@@ -44,9 +71,7 @@ class Hooks:
         def fail() -> None:
             nonlocal first, last
             first, last = (missed, _nothing) if before else (_nothing, missed)
-            self.errors += 1
-            self._missed()
-            logger.exception("kvscope: the hook on %s.%s is off after an error in it", kind.__name__, name)
+            self._failed(place)
 
         def hooked(called: object, *args: Any, **kwargs: Any) -> Any:
             if called is not owner:
@@ -62,18 +87,71 @@ class Hooks:
                 fail()
             return result
 
-        def heard(called: object, *args: Any, **kwargs: Any) -> Any:
-            # What is called at every step: to hand on an empty mapping would cost as much as all the rest here.
-            result = method(called, *args, **kwargs) if kwargs else method(called, *args)
-            if called is owner:
-                try:
-                    last(result, *args, **kwargs) if kwargs else last(result, *args)
-                except Exception:
-                    fail()
-            return result
+        return hooked
 
-        setattr(kind, name, functools.wraps(method)(hooked if before else heard))
-        return True
+    def _heard(self, place: str, method: FunctionType, owner: object, after: After) -> Callable[..., Any]:
+        def missed(*_args: Any, **_kwargs: Any) -> None:
+            self._missed()
+
+        def fail() -> None:
+            names["kvscope_last"] = missed
+            self._failed(place)
+
+        names: dict[str, Any] = {
+            "kvscope_method": method, "kvscope_owner": owner, "kvscope_last": after, "kvscope_fail": fail,
+        }  # fmt: skip
+        exec(_heard_source(method, after), names)
+        heard: FunctionType = names["heard"]
+        heard.__defaults__, heard.__kwdefaults__ = method.__defaults__, method.__kwdefaults__
+        return heard
+
+    def _failed(self, place: str) -> None:
+        self.errors += 1
+        self._missed()
+        logger.exception("kvscope: the hook on %s is off after an error in it", place)
+
+
+def _heard_source(method: FunctionType, after: After) -> str:
+    """HEARD for this method and what is called after it."""
+    has = inspect.signature(method, follow_wrapped=False).parameters
+    called, *arguments = has
+    asked = list(inspect.signature(after).parameters.values())[1:]
+    told: list[str] = []
+    for one in asked:
+        if one.kind is Parameter.VAR_POSITIONAL:
+            told += [_handed(has[name]) for name in arguments if has[name].kind not in _BY_NAME]
+        elif one.kind is Parameter.VAR_KEYWORD:
+            told += [_handed(has[name]) for name in arguments if has[name].kind in _BY_NAME]
+        elif one.name in has:
+            told.append(one.name)
+    # That there is a default must be written here; what it is, is set afterwards.
+    bare = [
+        one.replace(annotation=Parameter.empty, default=Parameter.empty if one.default is Parameter.empty else None)
+        for one in has.values()
+    ]
+    return HEARD.format(
+        takes=str(inspect.Signature(bare))[1:-1],
+        hands=", ".join(map(_handed, has.values())),
+        called=called,
+        told="".join(f", {argument}" for argument in told),
+    )
+
+
+_BY_NAME: Final = (Parameter.KEYWORD_ONLY, Parameter.VAR_KEYWORD)
+
+
+def _handed(parameter: Parameter) -> str:
+    """How it is handed on in a call."""
+    name = parameter.name
+    match parameter.kind:
+        case Parameter.VAR_POSITIONAL:
+            return f"*{name}"
+        case Parameter.VAR_KEYWORD:
+            return f"**{name}"
+        case Parameter.KEYWORD_ONLY:
+            return f"{name}={name}"
+        case _:
+            return name
 
 
 def _nothing(*_args: Any, **_kwargs: Any) -> None:
