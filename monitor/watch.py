@@ -351,7 +351,7 @@ class Watch:
     ) -> Diff:
         """What got better and what got worse in a window of an engine, held against another of it or of another."""
         live = self._streamed(engine)
-        against = self._streamed(other) if other else live
+        against = live if other in ("", engine) else self._streamed(other)
         last_ns = self._moment(live, until).at_ns
         if since:
             first_ns = self._moment(live, since).at_ns

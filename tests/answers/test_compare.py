@@ -123,6 +123,24 @@ def test_a_window_that_begins_on_disk_and_ends_in_memory(capsys: pytest.CaptureF
     assert figures(told) == figures(diff(capsys, recording, "--window", f"{since}..{until}"))
 
 
+def test_what_was_counted_before_a_recording_began_is_not_of_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    lab = Lab()
+    for n in range(30):
+        lab.arrive(10 + n, max_tokens=8)
+        lab.step(0.2)
+    lab.run_until_idle()
+    lab.flush()
+    half = len(lab.frames) // 2
+    joined = keyframe_of(folded(lab.frames[:half]))
+    assert joined is not None
+    whole, late = kept(lab.frames, tmp_path / "whole"), kept([joined, *lab.frames[half:]], tmp_path / "late")
+    told = diff(capsys, whole, late)
+    rest = folded(lab.frames).state.totals.output_tokens - folded(lab.frames[:half]).state.totals.output_tokens
+    assert 0 < rest == told["after"]["counts"]["output_tokens"] < told["before"]["counts"]["output_tokens"]
+
+
 def test_of_two_recordings(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Of one engine at different times, as a service shows them together."""
     for name, faults in (("monday", False), ("friday", True)):
