@@ -149,7 +149,8 @@ def _local(text: str, now_ns: int) -> str:
 
 def _swapped(place: Place, told: Diff) -> str:
     before, after = told.before, told.after
-    against = dict(zip(AGAINST, (after.engine, after.since or "", after.until or ""), strict=True))
+    other = after.engine if after.engine != before.engine else ""
+    against = dict(zip(AGAINST, (other, after.since or "", after.until or ""), strict=True))
     return place.to(
         "compare", engine=before.engine, since=before.since or "", until=before.until or "", at="", **against
     )
