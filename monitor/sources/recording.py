@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from monitor.events import journal
-from monitor.events.wire import Frame, NewerVersion, NotAFrame, decode
+from monitor.events.wire import Batch, Frame, Keyframe, NewerVersion, NotAFrame, decode
 
 
 class Recording:
@@ -26,7 +26,21 @@ class Recording:
             )
 
     def __iter__(self) -> Iterator[Frame]:
-        """The frames. Raises NewerVersion if the recording is of a version that this release cannot read."""
+        """The frames, but for a keyframe that stands before the beginning of the very life that it is of: the batches
+        say all that it does, and how it came about. Raises NewerVersion if the recording is of a version that this
+        release cannot read.
+        """
+        held: Keyframe | None = None
+        for frame in self._frames():
+            if held is not None and not (isinstance(frame, Batch) and (frame.epoch, frame.sequence) == (held.epoch, 0)):
+                yield held
+            held = frame if isinstance(frame, Keyframe) else None
+            if held is None:
+                yield frame
+        if held is not None:
+            yield held
+
+    def _frames(self) -> Iterator[Frame]:
         for file in self._files:
             for payload in journal.read_segment(file):
                 try:

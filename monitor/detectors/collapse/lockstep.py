@@ -49,7 +49,7 @@ def _lockstep(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
     for burst in reversed(bursts):
         wave = _next_wave(ledger, settings, burst)
         if wave is not None:
-            yield _judged(ledger, burst, wave, len(bursts))
+            yield _judged(ledger, burst, wave, bursts)
             return
 
 
@@ -124,7 +124,9 @@ def _next_wave(ledger: EngineLedger, settings: Settings, burst: Sequence[Request
     return None
 
 
-def _judged(ledger: EngineLedger, burst: Sequence[RequestState], wave: Point, times: int) -> Judgement:
+def _judged(
+    ledger: EngineLedger, burst: Sequence[RequestState], wave: Point, bursts: Sequence[Sequence[RequestState]]
+) -> Judgement:
     before, after = _around(ledger, burst)
     assert before is not None
     assert after is not None
@@ -150,7 +152,7 @@ def _judged(ledger: EngineLedger, burst: Sequence[RequestState], wave: Point, ti
             Evidence("usage_after", round(100 * _held(after) / usable, 1), "%", position=after_at),
             Evidence("waiting_in_next_wave", wave.waiting, "requests", position=wave_at),
             Evidence("running_in_next_wave", wave.running, "requests", position=wave_at),
-            Evidence("collapses_seen", times, "times", position=ended_at),
+            Evidence("collapses_seen", len(bursts), "times", position=ledger.at(*(r.since_at for r in bursts[-1]))),
         ),
         explanation=(
             f"At {clock_time(ledger.wall(first))}, {counted(len(burst), 'request')} finished within {duration(spread)}"

@@ -1,0 +1,54 @@
+"""What is found of an incident rests on events: each figure of the stream's has the position of one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from monitor.events.kinds import Kind
+from monitor.events.wire import Run
+from monitor.findings import FindingReport
+from monitor.incidents.run import bring_about, frames
+from monitor.incidents.scenarios import INCIDENTS
+from monitor.ledger.story import BLOCK_KINDS
+from monitor.watch import Watch
+from tests.incidents.test_lab import SMALL_SAMPLE, scenario
+
+OF_NOBODY = frozenset((Kind.STARTED, Kind.STEP_LAUNCHED, Kind.STEP_COMPLETED, Kind.PROGRESSED, Kind.HEARTBEAT,
+                       Kind.MEMORY, Kind.EVICTED, Kind.RECLAIMED, Kind.TIER, Kind.AUDIT_END, Kind.STOPPED))  # fmt: skip
+"""What such an event says is of the engine, its pool, or a step."""
+
+
+@pytest.mark.parametrize("name", [name for name in SMALL_SAMPLE if scenario(name) in INCIDENTS])
+def test_each_finding_has_the_positions_of_events_about_its_culprits_or_the_pool(name: str, tmp_path: Path) -> None:
+    _, life = bring_about(scenario(name), 0, tmp_path)
+    life.engine.close()
+    batches = list(frames(tmp_path))
+    watch = Watch()
+    watch.feed(batches)
+    watch.settle()
+    said = {
+        f"{batch.epoch}/{batch.sequence}/{index}": event
+        for batch in batches
+        for index, event in enumerate(batch.events())
+    }
+    numbers = {text: number for batch in batches for number, text in batch.texts.items() if number >= 0}
+    found = [finding for finding in watch.find() if finding.code == scenario(name).code]
+    assert found
+    for finding in watch.find():
+        named = [said[item.position] for item in finding.evidence if item.position]
+        assert len(named) == len(finding.evidence), [item for item in finding.evidence if not item.position]
+        assert said[finding.position]
+        assert any(is_about(event, finding, numbers) for event in named), finding
+
+
+def is_about(event: Run, finding: FindingReport, numbers: dict[str, int]) -> bool:
+    """Whether the event is about a culprit; of a finding that names nobody, about the pool or the engine."""
+    requests, blocks = finding.culprits.requests, finding.culprits.blocks
+    if not (requests or blocks):
+        return event.request < 0 or event.kind in BLOCK_KINDS
+    own = {numbers[name] for name in requests}
+    if event.request in own or (event.kind in OF_NOBODY and own.intersection(event.ids)):
+        return True
+    return event.kind not in OF_NOBODY and not set(blocks).isdisjoint(event.ids)

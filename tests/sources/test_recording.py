@@ -1,0 +1,57 @@
+"""A recording's keyframes: needed where what is before them is gone, and in the way of the beginning of a life."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from monitor.events import journal
+from monitor.events.wire import Batch, Keyframe, encode
+from monitor.ledger.ledger import EngineLedger
+from monitor.sources.recording import Recording
+from tests.lab import Lab
+
+
+def worked(directory: Path, segment_bytes: int) -> Lab:
+    """A lab, and its journal, each segment of which begins with a keyframe of all that was packed by then."""
+    lab = Lab(seed=3)
+    writer = journal.JournalWriter(
+        directory, lab.packer.epoch, lambda: encode(lab.keyframe()), segment_bytes=segment_bytes, clock=lab.clock
+    )
+    written = 0
+    for step in range(60):
+        if step % 4 == 0:
+            lab.arrive(12, max_tokens=5)
+        lab.step()
+        for frame in lab.frames[written:]:
+            writer.append(encode(frame), frame.sequence)
+        written = len(lab.frames)
+    writer.close()
+    return lab
+
+
+def test_a_recording_from_the_start_begins_with_its_first_batch(tmp_path: Path) -> None:
+    lab = worked(tmp_path, 1 << 20)
+    (segment,) = journal.segments(tmp_path)
+    kept = list(journal.read_segment(segment.path))
+    frames = list(Recording(tmp_path))
+    assert len(kept) == len(lab.frames) + 1
+    assert [encode(frame) for frame in frames] == [encode(frame) for frame in lab.frames]
+    ledger = EngineLedger(lab.packer.engine)
+    for frame in frames:
+        ledger.apply(frame)
+    assert ledger.recent[0].sequence == 0
+
+
+def test_what_is_left_of_a_recording_begins_with_its_keyframe(tmp_path: Path) -> None:
+    lab = worked(tmp_path, 4_000)
+    first, second, *_ = journal.segments(tmp_path)
+    assert isinstance(next(iter(Recording(tmp_path))), Batch)
+    first.path.unlink()
+    frames = list(Recording(tmp_path))
+    assert isinstance(frames[0], Keyframe)
+    assert frames[0].sequence >= second.first_sequence
+    assert isinstance(next(iter(Recording(second.path))), Keyframe)
+    ledger = EngineLedger(lab.packer.engine)
+    for frame in frames:
+        ledger.apply(frame)
+    assert (ledger.ready, ledger.sequence, ledger.anomalies) == (True, lab.frames[-1].sequence, [])
