@@ -31,14 +31,16 @@ def title(here: Here) -> str:
     return f"{name} · {tab.label}" if tab else name
 
 
-def bar(here: Here) -> list[Any]:
-    """All of it, as it stands at the top of the page."""
+def bar(here: Here, every_s: float = 0) -> list[Any]:
+    """All of it, as it stands at the top of the page. `every_s`: the view is made anew only so often; 0: as often as
+    one looks.
+    """
     return [
         html.Div(
             [
                 html.A([html.Span(className="mark", **aria(hidden="true")), "kvscope"], href="/", className="brand"),
                 html.Nav(_engines(here), **aria(label="Engines")),
-                html.Div(_health(here.engine), id="health", role="status", **aria(label="Stream health")),
+                html.Div(_health(here.engine, every_s), id="health", role="status", **aria(label="Stream health")),
             ],
             className="row",
         ),
@@ -105,20 +107,26 @@ def _tabs(here: Here) -> html.Ul:
     return html.Ul(links)
 
 
-def _health(engine: EngineView) -> list[Any]:
-    """Whether figures are exact, and what was lost."""
+def _health(engine: EngineView, every_s: float) -> list[Any]:
+    """Whether figures are exact, and what was lost; and how old they may be."""
+    slow = [html.Span(f"updated every {duration(every_s)}", className="lost", title="Making this view takes long: the"
+                      " stream is read first")] if every_s else []  # fmt: skip
     lost = []
     if engine.batches_lost:
         lost.append(f"{engine.batches_lost:,} {'batch' if engine.batches_lost == 1 else 'batches'} lost")
     if engine.events_dropped:
         lost.append(f"{counted(engine.events_dropped, 'event')} dropped by the engine")
     if engine.attached == "figures":
-        return [html.Span("figures only", className="health unsure"), html.Span("no event stream", className="lost")]
+        return [
+            html.Span("figures only", className="health unsure"),
+            html.Span("no event stream", className="lost"),
+            *slow,
+        ]
     if engine.uncertain_since:
         verdict = html.Span(f"not exact since {clock(engine.uncertain_since)} UTC", className="health unsure")
     else:
         verdict = html.Span("exact", className="health exact", title="every figure rests on every event")
-    return [verdict, html.Span(", ".join(lost) or "nothing lost", className="lost")]
+    return [verdict, html.Span(", ".join(lost) or "nothing lost", className="lost"), *slow]
 
 
 def alarms(here: Here, complaint: str) -> list[Any]:

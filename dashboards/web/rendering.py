@@ -1,8 +1,9 @@
 """Pages as they are now, each made at most once a tick for all viewers, and only the one that somebody looks at.
 
-A query may wait for the ledger, so it runs in a thread. What is costly to make is made less often: no view takes more
-than a tenth of the time, however many blocks a pool has. What is past does not change, and is looked at again only for
-what is found of it later.
+A query may wait for the ledger, so it runs in a thread. What is costly to make is made less often: all views together
+take no more than a tenth of the time, however many blocks a pool has and however many people look on, for whoever reads
+the stream has the same processor. Views that are looked at are made again one after another, and say how often that is.
+What is past does not change, and is looked at again only for what is found of it later.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -29,7 +31,11 @@ logger = logging.getLogger(__name__)
 
 TICK_S: Final = 1.0
 REST: Final = 9
-"""A view rests for this many times what it took to make."""
+"""A view rests for this many times what it took to make, and those that are to be made again rest with it."""
+LOOKED_AT_S: Final = 3 * TICK_S
+"""Whoever looks at a view asks for it every tick. Of one that was not asked for so long nobody is shown what it was."""
+SLOW_S: Final = 2.5
+"""What is made again less often than that says so."""
 PAST_RESTS_S: Final = 30.0
 KEPT: Final = 64
 
@@ -50,6 +56,19 @@ class _Shared:
         self.value: Any = None
         self.is_made = False
         self.fresh_until = 0.0
+        self.asked_at = 0.0
+        self.made_at = 0.0
+        self.every_s = 0.0
+        """From the making before the last to the last, if somebody looked on."""
+        self.in_turn = False
+
+    def is_due(self, now: float) -> bool:
+        """Whether it may be made, or made again."""
+        return self.making is None or (self.making.done() and now >= self.fresh_until)
+
+    def is_looked_at(self, now: float) -> bool:
+        """Whether it was asked for of late."""
+        return now < self.asked_at + LOOKED_AT_S
 
 
 class Pages:
@@ -59,6 +78,7 @@ class Pages:
         self._query = query
         self._clock = clock
         self._shared: OrderedDict[object, _Shared] = OrderedDict()
+        self._rests_until = 0.0
 
     async def page(self, place: Place) -> Page:
         """The page at `place`."""
@@ -66,10 +86,11 @@ class Pages:
         if not known:
             return Page(_told("waiting for an engine", place, [], empty=True), {})
         here, complaint = _here(place, known)
-        around: dict[str, str] = await self._once(("around", place), lambda: _around(here, complaint))
         live = here.window.live or here.window.until_ns > _now_ns(here.engine)
         rests_s = 0 if live else PAST_RESTS_S
-        shown: dict[str, str] = await self._once(here.place, lambda: _shown(self._query, here), rests_s)
+        shown: dict[str, str] = await self._once(here.place, lambda: _shown(self._query, here), rests_s, in_turn=True)
+        every_s = self._every_s(here.place) if live else 0
+        around: dict[str, str] = await self._once(("around", place, every_s), lambda: _around(here, complaint, every_s))
         main = [name for name in shown if name.startswith("main ")]
         told = _told(bar.title(here), place, main, engine=here.name, moment=here.moment)
         return Page(told, around | shown)
@@ -79,25 +100,51 @@ class Pages:
         children: list[Any] = await self._once(("pointed", place, block), lambda: _pointed(self._query, place, block))
         return children
 
-    async def _once(self, key: object, make: Callable[[], Any], rest_s: float = 0.0) -> Any:
-        """What `make` makes, or made not long ago. What takes longer than a tick is shown as it was meanwhile."""
+    def _every_s(self, key: object) -> int:
+        """How often what is shown is made again, where that is not about as often as one looks."""
+        shared = self._shared.get(key)
+        return round(shared.every_s) if shared is not None and shared.every_s > SLOW_S else 0
+
+    async def _once(self, key: object, make: Callable[[], Any], rest_s: float = 0.0, *, in_turn: bool = False) -> Any:
+        """What `make` makes, or made not long ago. What takes longer than a tick is shown as it was meanwhile, to who
+        looks at it already. `in_turn`: it is made again when it is its turn among all that are.
+        """
         shared = self._shared.setdefault(key, _Shared())
         self._shared.move_to_end(key)
         while len(self._shared) > KEPT:
             self._shared.popitem(last=False)
-        if shared.making is None or (shared.making.done() and self._clock() >= shared.fresh_until):
-            shared.making = asyncio.create_task(self._make(shared, make, rest_s))
-        if not shared.making.done():
-            await asyncio.wait({shared.making}, timeout=TICK_S if shared.is_made else None)
-        if shared.making.done():
-            shared.making.result()  # raises what making it raised
+        is_looked_at = shared.is_made and shared.is_looked_at(self._clock())
+        shared.asked_at, shared.in_turn = self._clock(), in_turn
+        if shared.is_due(self._clock()) and (not (in_turn and is_looked_at) or self._is_its_turn(shared)):
+            shared.making = asyncio.create_task(self._make(shared, make, rest_s, again=is_looked_at))
+        making = shared.making
+        assert making is not None, "what was never made is due"
+        if not making.done():
+            await asyncio.wait({making}, timeout=TICK_S if is_looked_at else None)
+        if making.done():
+            making.result()  # raises what making it raised
         return shared.value
 
-    async def _make(self, shared: _Shared, make: Callable[[], Any], rest_s: float) -> None:
+    def _is_its_turn(self, shared: _Shared) -> bool:
+        """Whether none is being made again, nor made just now, and this is the oldest of those that are due."""
+        now = self._clock()
+        due = [one for one in self._shared.values() if one.in_turn and one.is_due(now) and one.is_looked_at(now)]
+        return now >= self._rests_until and all(shared.made_at <= one.made_at for one in due)
+
+    async def _make(self, shared: _Shared, make: Callable[[], Any], rest_s: float, *, again: bool) -> None:
         started = self._clock()
-        shared.value = await asyncio.to_thread(make)
-        shared.is_made = True
-        shared.fresh_until = started + max(0.9 * TICK_S, REST * (self._clock() - started), rest_s)
+        is_turn = again and shared.in_turn
+        if is_turn:
+            self._rests_until = math.inf
+        try:
+            shared.value = await asyncio.to_thread(make)
+        finally:
+            took_s = self._clock() - started
+            if is_turn:
+                self._rests_until = started + (1 + REST) * took_s
+        shared.every_s = started - shared.made_at if again else 0.0
+        shared.made_at, shared.is_made = started, True
+        shared.fresh_until = started + max(0.9 * TICK_S, REST * took_s, rest_s)
 
 
 def _told(
@@ -134,8 +181,8 @@ def _now_ns(engine: EngineView) -> int:
     return wall_ns(engine.at, 0) if engine.at else time.time_ns()
 
 
-def _around(here: Here, complaint: str) -> dict[str, str]:
-    return {"bar": _json(bar.bar(here)), "alarms": _json(bar.alarms(here, complaint))}
+def _around(here: Here, complaint: str, every_s: float) -> dict[str, str]:
+    return {"bar": _json(bar.bar(here, every_s)), "alarms": _json(bar.alarms(here, complaint))}
 
 
 def _shown(query: Query, here: Here) -> dict[str, str]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections import Counter
 from typing import Any
 
 import pytest
 
 from dashboards.web.links import Place, rfc3339
-from dashboards.web.rendering import TICK_S, Page, Pages
+from dashboards.web.rendering import REST, TICK_S, Page, Pages
 from dashboards.web.table import PATHS
 from monitor.events.sample import Sample
 from monitor.views import BlockMap, PointView
@@ -83,6 +84,41 @@ def test_a_live_view_is_made_once_a_tick_and_a_past_one_is_kept() -> None:
         return await counts(Place("engine", ENGINE)), await counts(Place("engine", ENGINE, until=past))
 
     assert asyncio.run(both()) == ([1, 1, 2, 3], [1, 1, 1, 1])
+
+
+def test_views_that_take_long_are_made_again_one_after_another_and_say_how_often() -> None:
+    """So that all of them together take no more than a tenth of the time, and each has its turn."""
+    clock = Clock()
+    took_s = 0.25
+
+    class SlowWatch(CountingWatch):
+        def block_map(self, engine: str, at: str = "") -> BlockMap:
+            clock.now += took_s
+            return super().block_map(engine, at)
+
+    watch = SlowWatch()
+    pages = Pages(watch, clock)
+    places = [Place("blocks", ENGINE, more=(("colour", colour),)) for colour in ("state", "owner", "age", "references")]
+    looks = 100
+
+    async def watched() -> list[Page]:
+        seen: list[Page] = []
+        for _ in range(looks):
+            seen = [await pages.page(place) for place in places]
+            clock.now += TICK_S
+        return seen
+
+    began = clock.now
+    seen = asyncio.run(watched())
+    made = watch.asked["block_map"]
+    assert 2 * len(places) < made
+    assert (made - len(places)) * took_s <= (clock.now - began) / (1 + REST)
+    every = [re.search(r"updated every (\d+) s", page.sections["bar"]) for page in seen]
+    cycle_s = len(places) * (1 + REST) * took_s
+    assert all(found and cycle_s <= int(found[1]) <= 1.5 * cycle_s for found in every)
+    clock.now += 600  # nobody looks on; who comes back sees it as it is now
+    assert "updated every" not in asyncio.run(pages.page(places[0])).sections["bar"]
+    assert watch.asked["block_map"] == made + 1
 
 
 @pytest.mark.parametrize("path", [path for path in PATHS if path != "finding"])
