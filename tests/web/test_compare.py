@@ -140,6 +140,7 @@ def test_the_form_leads_to_other_windows_and_back(page: Page, incident: Incident
     expect(page).to_have_url(incident.url + asked.but())
 
 
+@pytest.mark.slow
 def test_each_window_is_chosen_on_its_own_pool(page: Page, incident: Incident) -> None:
     page.goto(incident.url + Place("compare", ENGINE).but())
     for name, window in (("after", ("from", "to")), ("before", ("with_from", "with_to"))):
