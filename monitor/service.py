@@ -61,8 +61,8 @@ POINTS_NS: Final = 3_600_000_000_000
 AT_ONCE: Final = 200
 """Frames of a recording that are read before others have a turn."""
 COLLECT: Final = 50_000, 20, 10
-"""When the garbage collector looks at what is young, older, and old. With its own thresholds it walks the columns of all
-blocks of every state that is kept, a third of a second for a million, at each second moment that is asked for; and
+"""When the garbage collector looks at what is young, older, and old. With its own thresholds it walks the columns of
+all blocks of every state that is kept, a third of a second for a million, at each second moment that is asked for; and
 hardly anything here is in a cycle.
 """
 Mount = Callable[[FastAPI, Query], None]
