@@ -169,7 +169,7 @@ def test_who_has_no_token_hears_nothing_of_engines(browser: Browser, tmp_path: P
         asked = [*(entry.path for entry in TABLE), "api/engines", "api/findings", "metrics", "_dash-layout", "alerts"]
         for given in ("", "not-this", TOKEN[:-1]):
             for path in asked:
-                answer = httpx.get(f"{incident.url}/{path}", params={"token": given}, trust_env=False)
+                answer = httpx.get(f"{incident.url}/{path}", params={"token": given}, trust_env=False, timeout=60)
                 assert answer.status_code == 401, path
                 assert ENGINE not in answer.text
             status, said = handshake(incident.url, f"/_dash-ws-callback?token={given}")
