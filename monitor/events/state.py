@@ -159,6 +159,7 @@ class State(Books):
             a, i = a_end, i_end
         totals.allocated += allocated
         totals.cached += cached
+        self._index = max(index, 0)  # what is found of all of them together is found there
         if pool != (self.used, self.cached_idle):
             self.places.pool = max(self.places.pool, sequence << EVENT_BITS | _last_of(_BLOCK_KINDS, runs))
 

@@ -23,6 +23,8 @@ from monitor.watch import Watch
 from tests.lab import Lab
 
 ENGINE = "lab@127.0.0.1:0/0"
+NOTHING_SAID = ("has not spoken", "not heard", 0, -1)
+"""Evidence that there is no event of."""
 
 
 class Observer:
@@ -42,7 +44,20 @@ class Observer:
         """The one finding of that code that fires; nothing else of warning or above may."""
         graver = [f for f in self.firing() if f.code == code or severity_at_least(f.severity, "warning")]
         assert [f.code for f in graver] == [code]
+        self.is_borne_out(graver[0])
         return graver[0]
+
+    def is_borne_out(self, finding: FindingReport) -> None:
+        """What was read of the stream has the position of an event of it, where nothing was lost."""
+        ledger = self.watch.fleet.engines.get(finding.engine)
+        if ledger is None or not ledger.recent or ledger.losses:
+            return
+        counts = {(batch.epoch, batch.sequence): len(batch.runs) // 20 for batch in ledger.recent}
+        for item in finding.evidence:
+            if item.source in ("stream", "audit") and item.value not in NOTHING_SAID:
+                epoch, sequence, event = map(int, item.position.split("/"))
+                came_before_us = sequence < ledger.recent[0].sequence
+                assert came_before_us or event < max(counts[epoch, sequence], 1), item
 
     def alarms(self) -> list[str]:
         """Codes of warning or above that ever fired, or are about to."""
