@@ -71,7 +71,8 @@ CATALOGUE: Final[dict[str, Entry]] = {
 
 class Evidence(msgspec.Struct, frozen=True):
     """A number that made a judgement. `source` tells where it was read (stream, audit, log, metrics, prometheus,
-    kv-events, or report: told by a person), `position` where in it.
+    kv-events, or report: told by a person), `position` where in it: of a stream the event (epoch/sequence/event) by
+    which it became so, of a log the line; empty where there is none, as on a metrics page.
     """
 
     name: str
