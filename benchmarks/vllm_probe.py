@@ -45,14 +45,14 @@ def main() -> None:
     if done.returncode:
         raise SystemExit(done.stderr)
     print("\nµs of CPU time a step, medians of", arguments.rounds)
-    print(f"{'running':>8}{'without':>10}{'with':>8}{'probe':>8}{'beside it, in the drain thread':>33}")
+    print(f"{'running':>8}{'without':>10}{'with':>8}{'probe':>8}{'share':>8}{'beside it, in the drain thread':>33}")
     for running, rounds in json.loads(done.stdout.splitlines()[-1]).items():
         off = statistics.median(without[0] for without, _ in rounds)
         on = statistics.median(probed[0] for _, probed in rounds)
         thread = statistics.median(probed[0] - without[0] for without, probed in rounds)
         drain = statistics.median(probed[1] - probed[0] for _, probed in rounds)
         aim = f" (aim: under {AIM_US} in the engine's thread)" if int(running) == RUNNING[0] else ""
-        print(f"{running:>8}{off:10.0f}{on:8.0f}{thread:+8.1f}{drain:+33.1f}{aim}")
+        print(f"{running:>8}{off:10.0f}{on:8.0f}{thread:+8.1f}{thread / off:8.1%}{drain:+33.1f}{aim}")
 
 
 if __name__ == "__main__":

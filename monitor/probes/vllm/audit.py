@@ -11,7 +11,7 @@ from monitor.events.kinds import Holder, Status
 if TYPE_CHECKING:
     from monitor.probes.vllm.probe import Probe
 
-BLOCKS_A_SLICE = 16
+BLOCKS_A_SLICE = 8
 """A block takes half a microsecond to read."""
 
 

@@ -26,7 +26,9 @@ import re
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
+from functools import partial
 from hashlib import blake2b
+from operator import methodcaller
 from typing import Any, Final
 
 from monitor.events import trace_context
@@ -58,6 +60,7 @@ BLOCKED: Final = (
 ALLOCATED, CACHED = int(Kind.ALLOCATED), int(Kind.CACHED)
 STEP_LAUNCHED, STEP_COMPLETED = int(Kind.STEP_LAUNCHED), int(Kind.STEP_COMPLETED)
 _BLOCKS: Final = frozenset((ALLOCATED, CACHED))
+_DIGEST: Final = methodcaller("digest")
 STEP: Final = 0
 """Of a note: launched and completed, and nothing between."""
 NO_LIMIT = Limit.NONE  # looked up once: a member of an enum is slow to find
@@ -96,7 +99,7 @@ class Probe:
         self.polls = 0
         self._names: dict[str, int] = {}
         self._next = itertools.count(1)
-        self._keyed = blake2b(digest_size=8, key=hash_key or os.urandom(32))
+        self._keyed = partial(blake2b, digest_size=8, key=hash_key or os.urandom(32))
         self._lease_ns = lease_ns(scheduler)
         self._block_sizes = [manager.block_size for manager in self.manager.coordinator.single_type_managers]
         self._max_running = scheduler.max_num_running_reqs
@@ -124,6 +127,7 @@ class Probe:
         self._auditor = Auditor(self)
         self._next_look_ns = self._next_progress_ns = 0
         names = ("kv_holding_waiting", "skipped_waiting", "waiting")
+        self._pauses = hasattr(scheduler, "_pause_state")
         self._queue_names = [name for name in names if hasattr(scheduler, name)]
 
     # ---------------------------------------------------------------- what others ask
@@ -392,7 +396,7 @@ class Probe:
         self._updating = scheduler_output
 
     def _updated(self, _: Any, scheduler_output: Any, model_runner_output: Any) -> None:
-        if getattr(model_runner_output, "kv_connector_output", None) is not None:
+        if model_runner_output.kv_connector_output is not None:
             self.polls += 1
         if self._without_token:
             for request_id in [i for i, request in self._without_token.items() if request.num_output_tokens]:
@@ -410,7 +414,8 @@ class Probe:
                 if output is scheduler_output:
                     break
         self._timed = False
-        if not self.scheduler.running or getattr(self.scheduler, "_pause_state", None):
+        scheduler = self.scheduler
+        if not scheduler.running or (self._pauses and scheduler._pause_state):
             self.flush()  # else another step follows
 
     def _catch_up(self) -> None:
@@ -422,6 +427,7 @@ class Probe:
         everybody = self._everybody = self._everybody or [*self.numbers.values()]
         one_each = [1] * len(everybody)
         of_pass: list[tuple[Any, ...]] = []
+        hashes = self._public_hashes([block for note in notes if note[0] == CACHED for block in note[2]])
         for note in notes:
             kind = note[0]
             if kind in _BLOCKS:
@@ -430,7 +436,7 @@ class Probe:
             at_ns = note[1]
             if of_pass:
                 log.tick(at_ns)
-                self._say_blocks(of_pass)
+                self._say_blocks(of_pass, hashes)
                 of_pass = []
             if kind == STEP:
                 _, _, step, numbers, tokens, done_ns, limit, free = note
@@ -443,13 +449,13 @@ class Probe:
                 log.step_completed(step, duration_ns, limit, free, -1, usable - free, at_ns)
         if of_pass:
             self._say_time()
-            self._say_blocks(of_pass)
+            self._say_blocks(of_pass, hashes)
 
-    def _say_blocks(self, notes: Iterable[tuple[Any, ...]]) -> None:
+    def _say_blocks(self, notes: Iterable[tuple[Any, ...]], hashes: dict[int, int]) -> None:
         for kind, request_id, blocks, group in notes:
             number = self.numbers.get(request_id, NO_REQUEST)
             if kind == CACHED:
-                self._say_cached(self.log, number, blocks)
+                self._say_cached(self.log, number, blocks, hashes)
             else:
                 self._say_allocated(number, blocks, group)
 
@@ -457,11 +463,12 @@ class Probe:
         self._catch_up()
         if requests:
             numbers = self.numbers
-            self.log.progressed(
-                [numbers[r.request_id] for r in requests],
-                [self.computed(r) for r in requests],
-                [r.num_output_tokens for r in requests],
-            )
+            if self._counts_in_flight:  # as `computed` has it, without a call for each
+                computed = [max(0, r.num_computed_tokens - r.num_in_flight_tokens) for r in requests]
+            else:
+                computed = [self.computed(r) for r in requests]
+            outputs = [r.num_output_tokens for r in requests]
+            self.log.progressed([numbers[r.request_id] for r in requests], computed, outputs)
 
     def _admit(self, request_id: str, scheduled: dict[str, int]) -> None:
         request, number = self.scheduler.requests[request_id], self.numbers[request_id]
@@ -504,7 +511,7 @@ class Probe:
         if self._short:
             self._pass_over(head, Cause.PREEMPTION_IN_STEP)
             return Limit.KV
-        if getattr(scheduler, "_pause_state", None) and scheduler._pause_state.name != "UNPAUSED":
+        if self._pauses and scheduler._pause_state.name != "UNPAUSED":
             self._pass_over(head, Cause.PAUSED)
             return Limit.NONE
         if tokens >= self._max_tokens:
@@ -633,24 +640,18 @@ class Probe:
 
     def _cached_partial(self, _: Any, *args: Any, **kwargs: Any) -> None:
         blocks = [value for value in (*args, *kwargs.values()) if hasattr(value, "block_id")]
-        self._say_cached(self._now, NO_REQUEST, blocks)
+        self._say_cached(self._now, NO_REQUEST, blocks, self._public_hashes(blocks))
 
     def _moved(self, _: None, src_block: Any, dst_block: Any) -> None:
         self._say_evicted([src_block.block_id], Evict.INVALIDATED)
-        self._say_cached(self._now, NO_REQUEST, [dst_block])
+        self._say_cached(self._now, NO_REQUEST, [dst_block], self._public_hashes([dst_block]))
 
-    def _say_cached(self, log: EventLog, number: int, blocks: Sequence[Any]) -> None:
-        ids: list[int] = []
-        hashes: list[int] = []
-        for block in blocks:
-            block_hash = block.block_hash
-            if block_hash is not None and not block.is_null:
-                told = self._public_hash(block_hash)
-                self.hashes[block.block_id] = told
-                ids.append(block.block_id)
-                hashes.append(told)
+    def _say_cached(self, log: EventLog, number: int, blocks: Sequence[Any], hashes: dict[int, int]) -> None:
+        ids = [block.block_id for block in blocks if block.block_id in hashes]
         if ids:
-            log.cached(number, ids, hashes)
+            told = [hashes[block] for block in ids]
+            self.hashes.update(zip(ids, told, strict=True))
+            log.cached(number, ids, told)
 
     def _evicted(self, _: None, block_ids: Iterable[int]) -> None:
         self._say_evicted(
@@ -672,12 +673,16 @@ class Probe:
         """A connector's own references: whose they are is not known, so only the audits tell of them."""
         self._missed()
 
-    def _public_hash(self, block_hash: Any) -> int:
-        """64 bits that tell equal prefixes from others and nothing more, never 0."""
-        raw = block_hash if isinstance(block_hash, bytes) else repr(block_hash).encode()
-        keyed = self._keyed.copy()
-        keyed.update(raw)
-        return int.from_bytes(keyed.digest(), "little", signed=True) or 1
+    def _public_hashes(self, blocks: Iterable[Any]) -> dict[int, int]:
+        """By block that has one, 64 bits that tell equal prefixes from others and nothing more, never 0.
+
+        All in one go, in which the processor need fetch the interpreter's code but once.
+        """
+        by_block = {block.block_id: block.block_hash for block in blocks if not block.is_null}
+        by_block = {block: value for block, value in by_block.items() if value is not None}
+        raw = [value if isinstance(value, bytes) else repr(value).encode() for value in by_block.values()]
+        digests = memoryview(b"".join(map(_DIGEST, map(self._keyed, raw)))).cast("q")
+        return {block: value or 1 for block, value in zip(by_block, digests, strict=True)}
 
 
 def counts_in_flight() -> bool:
