@@ -1,9 +1,10 @@
 """How quick the web app is, in a browser and of the server's own time, and what viewers cost the reading of events.
 
-    python -m benchmarks.web [--blocks N] [--requests N] [--repeats N] [--viewers N]
+    python -m benchmarks.web [--blocks N] [--requests N] [--repeats N] [--viewers N] [--turns N]
 
 One engine with so many blocks, and requests over four system prompts that they share; the service and its pages in one
-process, as `monitor serve` has them; Debian's Chromium on the same two cores. Aims, as medians: first paint of the
+process, as `monitor serve` has them; Debian's Chromium on the same two cores, and viewers without a browser
+(benchmarks.viewers), so that what the push costs is told apart from what a browser takes. Aims, as medians: first paint of the
 overview 1.5 s, a random moment on the block map 250 ms, another window over time 400 ms.
 """
 
@@ -14,11 +15,13 @@ import asyncio
 import random
 import shutil
 import statistics
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import uvicorn
 from playwright.sync_api import Browser, Page, sync_playwright
@@ -37,7 +40,9 @@ from tests.lab import Lab
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run")
 PAST_STEPS = 60
 STEP_S = 0.5
-INGEST_S = 5.0
+TURN_STEPS = 60
+PAUSE_S = 0.08
+SETTLED_S = 3.0
 AIMS_MS = {"overview, first paint": 1500, "block map, a random moment": 250, "over time, another window": 400}
 SCRUB = """async (to) => {
   const scrub = document.getElementById("scrub"), began = performance.now();
@@ -66,6 +71,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=2_000)
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--viewers", type=int, default=10)
+    parser.add_argument("--turns", type=int, default=4)
     arguments = parser.parse_args()
     path = shutil.which("chromium")
     if path is None:
@@ -79,7 +85,7 @@ def main() -> None:
     with served(watch) as url, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=list(FLAGS))
         latencies(browser, url, watch, arguments.repeats)
-        ingest(browser, url, lab, watch, arguments.viewers)
+        ingest(browser, url, lab, watch, arguments.viewers, arguments.turns)
         browser.close()
 
 
@@ -189,35 +195,77 @@ def figures(taken: list[float]) -> tuple[float, float]:
 # -------------------------------------------------------------------- what viewers cost
 
 
-def ingest(browser: Browser, url: str, lab: Lab, watch: Watch, viewers: int) -> None:
-    """Events a second that are entered as fast as may be, by nobody looking on and by so many, in turns."""
-    said: list[Batch] = []
-    while sum(count_events(batch.runs.cast("i")) for batch in said) < 400_000:
+def ingest(browser: Browser, url: str, lab: Lab, watch: Watch, viewers: int, turns: int) -> None:
+    """Events a second that are entered as fast as may be, a step at a time with a pause between, while nobody looks on
+    and while some do, in turns.
+    """
+    requests = len(lab.scheduler.requests)
+    looks: dict[str, Callable[[], AbstractContextManager[None]]] = {
+        "nobody": nullcontext,
+        f"{viewers} viewers of one view": lambda: connected(url, ["/engine"] * viewers),
+        f"{viewers} viewers of different views": lambda: connected(url, [f"/{view}" for view in VIEWS[:viewers]]),
+        f"{viewers} tabs of a browser": lambda: tabs(browser, url, viewers),
+    }
+    rates: dict[str, list[float]] = {name: [] for name in looks}
+    for _ in range(turns):
+        for name, look in looks.items():
+            steps = more(lab, requests)
+            events, took = 0, 0.0
+            with look():
+                time.sleep(SETTLED_S)
+                for batches in steps:
+                    began = time.perf_counter()
+                    watch.feed(batches)
+                    took += time.perf_counter() - began
+                    events += sum(count_events(batch.runs.cast("i")) for batch in batches)
+                    time.sleep(PAUSE_S)
+            rates[name].append(events / took)
+    nobody = rates["nobody"]
+    print(f"\n{'entered as fast as may be':34}{'events/s':>10}{'ratio':>8}{'from':>8}{'to':>6}")
+    for name, seen in rates.items():
+        ratios = [some / alone for some, alone in zip(seen, nobody, strict=True)]
+        most, least = max(ratios), min(ratios)
+        print(f"{name:34}{statistics.median(seen):10,.0f}{statistics.median(ratios):8.2f}{least:8.2f}{most:6.2f}")
+
+
+def more(lab: Lab, requests: int) -> list[list[Batch]]:
+    """What the engine says in its next steps; whoever ends makes room for another."""
+    steps = []
+    for _ in range(TURN_STEPS):
+        for number in range(requests - len(lab.scheduler.requests)):
+            lab.arrive([number] * 400, max_tokens=1000)
         lab.step(STEP_S)
-        said += [frame for frame in lab.frames if isinstance(frame, Batch)]
+        steps.append([frame for frame in lab.frames if isinstance(frame, Batch)])
         lab.frames.clear()
-    share = len(said) // 4
-    rates: dict[int, list[float]] = {0: [], viewers: []}
-    pages: list[Page] = []
-    for turn in range(4):
-        looking = viewers if turn % 2 else 0
-        pages = [opened(browser, f"{url}/{view}", "#view h1") for view in VIEWS[:looking]] if looking else []
-        batches = said[turn * share : (turn + 1) * share]
-        events = sum(count_events(batch.runs.cast("i")) for batch in batches)
-        began = time.perf_counter()
-        for batch in batches:
-            watch.feed([batch])
-        rates[looking].append(events / (time.perf_counter() - began))
-        for page in pages:
-            page.close()
-    nobody, some = (statistics.mean(rates[looking]) for looking in (0, viewers))
-    print(
-        f"\nentered as fast as may be: {nobody:,.0f} events/s with nobody looking on, {some:,.0f} with {viewers}"
-        f" viewers, {some / nobody:.2f} times as many"
-    )
+    return steps
 
 
-VIEWS = ("", "engine", "blocks", "held", "requests", "prefixes", "memory", "findings", "engine", "blocks") * 3
+@contextmanager
+def connected(url: str, paths: list[str]) -> Iterator[None]:
+    """Viewers without a browser, all of them told something."""
+    command = [sys.executable, "-m", "benchmarks.viewers", url, *paths]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        if not process.stdout.readline():
+            raise SystemExit("the viewers could not connect")
+        yield
+        process.stdin.close()
+
+
+@contextmanager
+def tabs(browser: Browser, url: str, viewers: int) -> Iterator[None]:
+    """Viewers in one browser, which has the same two cores."""
+    pages = [opened(browser, f"{url}/{view}", "#view h1") for view in VIEWS[:viewers]]
+    yield
+    for page in pages:
+        page.close()
+
+
+VIEWS = (
+    "", "engine", "blocks", "held", "requests", "prefixes", "memory", "findings", "engine?from=now-1m",
+    "blocks?colour=owner",
+)  # fmt: skip
 
 
 if __name__ == "__main__":
