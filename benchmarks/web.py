@@ -4,8 +4,8 @@
 
 One engine with so many blocks, and requests over four system prompts that they share; the service and its pages in one
 process, as `monitor serve` has them; Debian's Chromium on the same two cores, and viewers without a browser
-(benchmarks.viewers), so that what the push costs is told apart from what a browser takes. Aims, as medians: first paint of the
-overview 1.5 s, a random moment on the block map 250 ms, another window over time 400 ms.
+(benchmarks.viewers), so that what the push costs is told apart from what a browser takes. Aims, as medians: first paint
+of the overview 1.5 s, a random moment on the block map 250 ms, another window over time 400 ms.
 """
 
 from __future__ import annotations
