@@ -172,7 +172,7 @@ def latencies(browser: Browser, url: str, watch: Watch, repeats: int) -> None:
 def opened(browser: Browser, address: str, there: str) -> Page:
     page = browser.new_page(viewport={"width": 1280, "height": 900})
     page.goto(address)
-    page.wait_for_selector(there)
+    page.wait_for_selector(there, timeout=120_000)  # ten at once, of a million blocks, while a stream is read
     return page
 
 
