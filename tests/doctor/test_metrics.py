@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import time
+from datetime import datetime
 
 import pytest
 
@@ -112,8 +114,10 @@ def test_a_past_that_has_nothing(prometheus: str, capsys: pytest.CaptureFixture[
     assert "scrape targets" in printed["targets"][0]["error"]
     assert doctor_json(capsys, "--prometheus", prometheus, "--since", "3h", "--until", "2h")[0] == 3
     _, whole = doctor_json(capsys, "--prometheus", prometheus, "--since", "3h")
-    _, until = doctor_json(capsys, "--prometheus", prometheus, "--since", "3h", "--until", "90s")
     last = {balance["engine"]: balance["at"] for balance in whole["balances"]}
+    ended_s_ago = time.time() - min(map(datetime.fromisoformat, last.values())).timestamp()
+    before = f"{round(ended_s_ago) + 30}s"
+    _, until = doctor_json(capsys, "--prometheus", prometheus, "--since", "3h", "--until", before)
     assert all(balance["at"] < last[balance["engine"]] for balance in until["balances"])
 
 

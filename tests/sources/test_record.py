@@ -165,7 +165,7 @@ def test_nobody_there_is_said(tmp_path: Path) -> None:
 
 def test_only_a_stream_can_be_recorded(tmp_path: Path) -> None:
     with pytest.raises(BadTarget, match="no event stream"):
-        record(str(tmp_path), tmp_path / "r", seconds=1, timeout_s=1, console=quiet())
+        record("tests/data/seed-000.log", tmp_path / "r", seconds=1, timeout_s=1, console=quiet())
 
 
 def test_a_directory_without_segments_is_no_recording(tmp_path: Path) -> None:
