@@ -139,4 +139,7 @@ def evidence(place: Place, finding: FindingReport) -> html.Table:
 def _position(place: Place, finding: FindingReport, position: str) -> Any:
     if not position:
         return ""
-    return html.A(position, href=place.to("blocks", engine=finding.engine, at=position), title="the pool at that event")
+    # Without the life of the engine, which is long, and the same for nearly all that a page has.
+    words = position.partition("/")[2] or position
+    there = place.to("blocks", engine=finding.engine, at=position)
+    return html.A(words, href=there, title=f"{position}: the pool at that event")
