@@ -105,6 +105,11 @@ def _serve_answers(app: FastAPI, query: Query) -> None:
         """Every engine at a glance."""
         return await _json(query.engines, at)
 
+    @app.get("/api/past_engines")
+    async def past_engines() -> Response:
+        """Engines that only history knows, as each was last."""
+        return await _json(query.past_engines)
+
     @app.get("/api/findings")
     async def findings(state: str = "", engine: str = "", since: str = "", until: str = "") -> Response:
         """Findings: ?state=pending, firing, suppressed or resolved; firing and resolved without."""

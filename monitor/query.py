@@ -56,6 +56,10 @@ class Query(Protocol):
         """Every engine at a glance, by name."""
         ...
 
+    def past_engines(self) -> list[EngineView]:
+        """Engines that only history knows, as each was last: those that were not heard since the service began."""
+        ...
+
     def find(
         self, state: FindingState | None = None, engine: str = "", since: str = "", until: str = ""
     ) -> list[FindingReport]:
@@ -188,6 +192,10 @@ class RemoteQuery:
     def engines(self, at: str = "") -> list[EngineView]:
         """Every engine at a glance, by name."""
         return self._get("/api/engines", list[EngineView], at=at)
+
+    def past_engines(self) -> list[EngineView]:
+        """Engines that only history knows."""
+        return self._get("/api/past_engines", list[EngineView])
 
     def find(
         self, state: FindingState | None = None, engine: str = "", since: str = "", until: str = ""

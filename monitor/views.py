@@ -32,7 +32,7 @@ class EngineView(msgspec.Struct, frozen=True):
     model: str
     version: str
     attached: Literal["stream", "figures"]
-    status: Literal["serving", "idle", "silent", "stopped", "unknown"]
+    status: Literal["serving", "idle", "silent", "stopped", "gone", "unknown"]
     at: str | None
     heard_s_ago: float
     epoch: int

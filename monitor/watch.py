@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Final, NamedTuple
 
+import msgspec
+
 from monitor import detectors
 from monitor.answers import BadQuestion, BadTime
 from monitor.answers import NotKnown as NotKnown
@@ -98,6 +100,8 @@ class Watch:
         self._lock = threading.RLock()
         self._past = Past(self._lock, history)
         self._stretches = Stretches(self._past)
+        self._gone: dict[str, EngineView] = {}
+        """Engines that only history knows, as they were last."""
         self.tells: Callable[[str], AlertingView] = lambda _finding: AlertingView()
         """What was told of a finding by its id; of a service that sends alerts, these."""
 
@@ -181,6 +185,23 @@ class Watch:
         if not views:
             raise NotKnown(f"of no engine is it kept how it was at {moment}")
         return views
+
+    def past_engines(self) -> list[EngineView]:
+        """Engines that only history knows, as each was last: those that were not heard since the service began."""
+        with self._lock:
+            live = set(self.fleet.engines)
+        known: dict[str, EngineView] = {}
+        for engine in self._past.engines():
+            if engine in live:
+                continue
+            view = self._gone.get(engine)
+            ledger = self._past.last(engine) if view is None else None
+            if ledger is not None and ledger.has_stream:
+                view = msgspec.structs.replace(engine_view(ledger, {}), status="gone")
+            if view is not None:
+                known[engine] = view
+        self._gone = known
+        return list(known.values())
 
     def find(
         self, state: FindingState | None = None, engine: str = "", since: str = "", until: str = ""

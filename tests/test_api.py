@@ -82,6 +82,7 @@ def test_a_remote_query_gives_what_the_watch_gives(leaking: Watched) -> None:
         remote = RemoteQuery(url)
         try:
             assert remote.engines() == watch.engines()
+            assert remote.past_engines() == watch.past_engines() == []
             for state in (None, "pending", "firing", "suppressed", "resolved"):
                 assert remote.find(state) == watch.find(state)
             assert remote.find("firing")

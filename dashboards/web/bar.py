@@ -149,6 +149,9 @@ def alarms(here: Here, complaint: str) -> list[Any]:
     if engine.status == "stopped":
         banners.append(html.P(html.Strong("This engine has stopped. What is shown is as it was at the end."),
                               className="banner quiet"))  # fmt: skip
+    if engine.status == "gone":
+        text = "This engine was not heard since the service began. What is shown is as it was last."
+        banners.append(html.P(html.Strong(text), className="banner quiet"))
     return banners
 
 

@@ -82,14 +82,16 @@ class Pages:
 
     async def page(self, place: Place) -> Page:
         """The page at `place`."""
-        known: list[EngineView] = await self._once("engines", lambda: worst_first(self._query.engines()))
+        live: list[EngineView] = await self._once("engines", self._query.engines)
+        gone: list[EngineView] = await self._once("gone", self._query.past_engines, PAST_RESTS_S)
+        known = worst_first([*live, *gone])
         if not known:
             return Page(_told("waiting for an engine", place, [], empty=True), {})
         here, complaint = _here(place, known)
-        live = here.window.live or here.window.until_ns > _now_ns(here.engine)
-        rests_s = 0 if live else PAST_RESTS_S
+        goes_on = here.window.live or here.window.until_ns > _now_ns(here.engine)
+        rests_s = 0 if goes_on else PAST_RESTS_S
         shown: dict[str, str] = await self._once(here.place, lambda: _shown(self._query, here), rests_s, in_turn=True)
-        every_s = self._every_s(here.place) if live else 0
+        every_s = self._every_s(here.place) if goes_on else 0
         around: dict[str, str] = await self._once(("around", place, every_s), lambda: _around(here, complaint, every_s))
         main = [name for name in shown if name.startswith("main ")]
         told = _told(bar.title(here), place, main, engine=here.name, moment=here.moment)

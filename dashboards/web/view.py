@@ -57,11 +57,13 @@ class Entry(NamedTuple):
 
 
 def worst_first(engines: Sequence[EngineView]) -> list[EngineView]:
-    """Engines in need of attention before others: by their open findings, then silent ones, then by name."""
+    """Engines in need of attention before others: by their open findings, then silent ones, then by name; those that
+    only history knows last.
+    """
 
     def need(engine: EngineView) -> tuple[Any, ...]:
         grave = tuple(-engine.findings.get(severity, 0) for severity in ("critical", "error", "warning"))
-        return *grave, engine.status not in ("silent", "stopped"), engine.engine
+        return engine.status == "gone", *grave, engine.status not in ("silent", "stopped"), engine.engine
 
     return sorted(engines, key=need)
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from dashboards.web.links import Place
+from dashboards.web.rendering import Pages
 from monitor.cli import main
 from monitor.history.findings_log import FindingsLog
 from monitor.history.history import History
 from monitor.history.recordings import Recordings
+from monitor.history.segments import directory_of
 from monitor.ledger.words import timestamp
 from monitor.service import Service, ServiceConfig
 from monitor.sources.recording import Recording
@@ -160,3 +164,29 @@ def test_a_recording_is_shown_alone(tmp_path: Path, capsys: pytest.CaptureFixtur
         with pytest.raises(SystemExit, match="2"):
             main(["serve", flag, value])
         assert f"{value} is" in capsys.readouterr().err
+
+
+def test_engines_that_are_gone_are_known_as_they_were_last(tmp_path: Path) -> None:
+    """A service that begins long after them hears none, and its web app shows what they were."""
+    scene = finished_held()
+    scene.live(15)
+    write(directory_of(tmp_path, ENGINE), scene.lab.frames)
+    watch = Watch(history=History(tmp_path))
+    assert watch.engines() == []
+    (gone,) = watch.past_engines()
+    read = Watch()
+    read.feed(scene.lab.frames)
+    (last,) = read.engines()
+    assert (gone.engine, gone.status, gone.balance) == (ENGINE, "gone", last.balance)
+    place = Place("requests", engine=ENGINE)
+    page = asyncio.run(Pages(watch).page(place))
+    assert page.told["engine"] == ENGINE
+    shown = "".join(page.sections.values())
+    assert all(view.id in shown for view in watch.requests(ENGINE))
+    assert watch.requests(ENGINE)
+    overview = asyncio.run(Pages(watch).page(Place("")))
+    assert "No engine is heard" in overview.sections["main head"]
+    # One that is heard again is not gone.
+    watch.feed(scene.lab.frames)
+    assert watch.past_engines() == []
+    assert [view.engine for view in watch.engines()] == [ENGINE]

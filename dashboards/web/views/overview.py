@@ -31,27 +31,40 @@ def view(query: Query, here: Here) -> View:
     found = [finding for finding in found if finding.severity != "info"]
     rows = [_row(query, here, engine, [f for f in found if f.engine == engine.engine]) for engine in engines]
     head = html.Thead(html.Tr([html.Th(name, scope="col") for name in COLUMNS]))
+    how = "bad" if found else "well" if _heard(engines) else ""
     return View(
         {
-            "head": html.H1(_in_a_sentence(engines, found), className="bad" if found else "well"),
+            "head": html.H1(_in_a_sentence(engines, found), className=how),
             "engines": html.Section(html.Table([head, html.Tbody(rows)]), id="engines", className="card"),
-            "findings": html.Section(cards(here, found, IN_FULL), id="findings", **aria(label="Findings")),
+            "findings": html.Section(
+                cards(here, found, IN_FULL) if found or _heard(engines) else [],
+                id="findings", **aria(label="Findings"),
+            ),
         }
-    )
+    )  # fmt: skip
 
 
 def _in_a_sentence(engines: Sequence[EngineView], found: Sequence[FindingReport]) -> str:
+    there = _heard(engines)
+    if not there:
+        return f"No engine is heard; the past of {counted(len(engines), 'engine')} is kept"
     if not found:
-        return f"All is well with {counted(len(engines), 'engine')}"
+        return f"All is well with {counted(there, 'engine')}"
     what = counted(len(found), "open finding")
     troubled = {finding.engine for finding in found}
-    return f"{what} on {len(troubled):,} of {counted(len(engines), 'engine')}"
+    return f"{what} on {len(troubled):,} of {counted(there, 'engine')}"
+
+
+def _heard(engines: Sequence[EngineView]) -> int:
+    """How many of them the service has heard itself."""
+    return sum(engine.status != "gone" for engine in engines)
 
 
 def _row(query: Query, here: Here, engine: EngineView, found: Sequence[FindingReport]) -> html.Tr:
     link = html.A(engine.engine, href=here.place.to("engine", engine=engine.engine), className="name")
     name = [html.Span(className=f"status {engine.status}", **aria(hidden="true")), link]
-    about = " · ".join(filter(None, (engine.status, engine.model, engine.version)))
+    status = f"gone, last heard {engine.at[:19].replace('T', ' ')} UTC" if engine.status == "gone" and engine.at else ""
+    about = " · ".join(filter(None, (status or engine.status, engine.model, engine.version)))
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(engine.waiting_by_reason.items()))
     used = "not exposed" if engine.usage is None else f"{percent(engine.usage)} in use"
     cells: list[Any] = [
