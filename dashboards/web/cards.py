@@ -128,7 +128,8 @@ def evidence(place: Place, finding: FindingReport) -> html.Table:
                 html.Th(one.name.removesuffix("_s").replace("_", " "), scope="row"),
                 html.Td(f"{one.value:,}" if isinstance(one.value, int | float) else one.value, className="n"),
                 html.Td(one.unit),
-                html.Td([f"{one.source} ", _position(place, finding, one.position)]),
+                html.Td(one.source),
+                html.Td(_position(place, finding, one.position)),
             ]
         )
         for one in finding.evidence
