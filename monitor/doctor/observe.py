@@ -286,7 +286,12 @@ def _read_recording(target: str, path: Path, settings: Settings, window: Window)
     if window == ALWAYS:
         watch.feed(recording)
     else:
-        span = window.span(max(map(at_of, Recording(path)), default=0))
+        times = [at for at in map(at_of, Recording(path)) if at]
+        span = window.span(max(times, default=0))
+        if times and span.until_ns < min(times):
+            raise CannotTell(
+                f"{target} begins at {timestamp(min(times))}: there is nothing of it until {timestamp(span.until_ns)}"
+            )
         watch.feed(takewhile(lambda record: at_of(record) <= span.until_ns, recording))
         notes, since = [_looked_at(span)], timestamp(span.since_ns) or ""
     watch.settle()
@@ -295,10 +300,7 @@ def _read_recording(target: str, path: Path, settings: Settings, window: Window)
     if recording.bytes_lost:
         notes.append(f"its last {recording.bytes_lost} bytes are no whole record: the writer was stopped in mid-write")
     if not any(engine.attached == "stream" for engine in watch.engines()):
-        until = f"until {window.until} " if window.until else ""
-        raise CannotTell(
-            f"{target}: {until}the recording has neither an engine's start nor a keyframe, so no state is known"
-        )
+        raise CannotTell(f"{target}: the recording has neither an engine's start nor a keyframe, so no state is known")
     return Observation(target, Kind.RECORDING, watch, is_past=True, notes=notes, since=since)
 
 
