@@ -14,7 +14,7 @@ from dashboards.web.links import Window
 from dashboards.web.markup import aria, data
 from dashboards.web.palette import css
 
-GAP_PX: Final = 16
+GAP_PX: Final = 20
 MARKS_PX: Final = 22
 AXIS_PX: Final = 26
 
@@ -213,7 +213,7 @@ def _legend(name: str, rows: Sequence[Row], chosen: int) -> html.Div:
                     [
                         html.Span(className=f"swatch {trace.drawn}", style=colour),
                         html.Span(trace.label, className="what"),
-                        html.Span(f"{value:,.0f}", className="count", **data(trace=number)),
+                        html.Span(f"{value:,.0f}{row.unit}", className="count", **data(trace=number, unit=row.unit)),
                     ],
                     title=trace.title,
                     className="bad" if trace.bad else "",

@@ -165,3 +165,15 @@ def test_of_an_engine_known_by_figures_alone_every_view_says_what_it_can(path: s
     assert "figures only" in page.sections["bar"]
     if path == "":
         assert "not exposed" in page.sections["main engines"]
+    if path in ("blocks", "held", "requests", "prefixes"):
+        assert f'"{PATHS[path].label}"' in page.sections["main sentence"]
+        assert "event stream" in page.sections["main sentence"]
+
+
+def test_a_bad_link_is_told_of_in_full_and_a_name_is_not_changed() -> None:
+    page = look(Pages(CountingWatch()), Place("engine", "nonsense", at="garbage"))
+    assert "'nonsense'" in page.sections["alarms"]
+    assert "'garbage'" in page.sections["alarms"]
+    page = look(Pages(CountingWatch()), Place("request", ENGINE, id="nobody"))
+    assert f'"{ENGINE} has no request' in page.sections["main not-known"]
+    assert page.sections["aside"] == '""', "it would say the same once more"

@@ -125,16 +125,18 @@ def _calculator(query: Query, here: Here) -> list[Any]:
 
 def _answer(told: CalculatorView) -> list[Any]:
     tokens = told.prompt_tokens + told.max_tokens
-    verdict = (
-        f"{counted(told.concurrency, 'such request')} fit: {told.blocks_needed:,} of {told.usable_blocks:,} blocks"
-        if told.fits
-        else f"{counted(told.concurrency, 'such request')} do not fit: they need {told.blocks_needed:,} blocks of"
-        f" {told.usable_blocks:,}"
-    )
+    requests, one = counted(told.concurrency, "such request"), told.concurrency == 1
     share = f", {percent(told.share)}" if told.share is not None else ""
+    verdict = (
+        f"{requests} {'fits' if one else 'fit'}: {told.blocks_needed:,} of {told.usable_blocks:,} blocks{share}."
+        if told.fits
+        else f"{requests} {'does' if one else 'do'} not fit: {told.blocks_needed:,} blocks are needed, and there are"
+        f" {told.usable_blocks:,}."
+    )
+    most = f" At most {told.max_concurrency:,} fit at once." if told.max_concurrency else " Not even one fits."
     size = f", {told.bytes_per_request / 2**20:,.1f} MiB" if told.bytes_per_request else ""
     lines = [
-        html.P([html.Strong(f"{verdict}{share}."), f" At most {told.max_concurrency:,} fit at once."]),
+        html.P([html.Strong(verdict), most]),
         html.P(
             f"Each is {tokens:,} tokens at its end: {counted(told.blocks_per_request, 'block')} of"
             f" {told.block_size:,} tokens{size}.",
