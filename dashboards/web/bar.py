@@ -46,15 +46,15 @@ def bar(here: Here, every_s: float = 0) -> list[Any]:
             [
                 html.A([html.Span(className="mark", **aria(hidden="true")), "kvscope"], href="/", className="brand"),
                 html.Nav(_engines(here), **aria(label="Engines")),
-                html.Div(_health(here.engine, every_s), id="health", role="status", **aria(label="Stream health")),
+                html.Div(_time(here), id="time"),
+                html.Button("?", type="button", id="keys-button", title="Keys (?)", **aria(label="Keys")),
             ],
             className="row",
         ),
         html.Div(
             [
                 html.Nav(_tabs(here), id="views", **aria(label="Views")),
-                html.Div(_time(here), id="time"),
-                html.Button("?", type="button", id="keys-button", title="Keys (?)", **aria(label="Keys")),
+                html.Div(_health(here.engine, every_s), id="health", role="status", **aria(label="Stream health")),
             ],
             className="row",
         ),
@@ -202,7 +202,8 @@ def _past_in_words(here: Here) -> str:
 
     if here.place.at:
         return f"at {then(here.place.at)} UTC" if "T" in here.place.at else f"at {here.place.at}"
-    return f"{then(here.window.since)} – {then(here.window.until)} UTC"
+    since, until = here.window.since, here.window.until
+    return f"{then(since)} – {clock(until) if since[:10] == until[:10] else then(until)} UTC"
 
 
 def _spans(place: Place) -> html.Ul:

@@ -8,7 +8,7 @@ from typing import Any
 from dash import html
 
 from dashboards.web.links import Place
-from dashboards.web.markup import and_more, block_links, event_link, request_link
+from dashboards.web.markup import and_more, block_links, event_link, headings, request_link
 from dashboards.web.view import Here
 from dashboards.web.words import age, clock
 from monitor.findings import FindingReport
@@ -134,4 +134,4 @@ def evidence(place: Place, finding: FindingReport) -> html.Table:
         )
         for one in finding.evidence
     ]
-    return html.Table(html.Tbody(rows))
+    return html.Table([headings("Figure", "Value#", "Unit", "From", "Event"), html.Tbody(rows)])

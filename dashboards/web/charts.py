@@ -80,7 +80,8 @@ def over_time(
     for number, row in enumerate(rows, start=1):
         axis = f"y{number}" if number > 1 else "y"
         traces += [_trace(trace, at, axis) for trace in row.traces]
-        most = row.top or max(_most(row), default=0) * 1.08 or 1
+        highest = max(_most(row), default=0)
+        most = row.top or highest * 1.08 or 1
         axes[axis.replace("y", "yaxis")] = _AXIS | {
             "domain": [(top - row.height_px) / height, top / height],
             "range": [0, most],
@@ -88,6 +89,7 @@ def over_time(
             "nticks": 4 if row.height_px > 120 else 3,
             "gridcolor": "rgba(128,140,160,0.18)",
             "ticksuffix": row.unit,
+            **({"dtick": 1} if highest in (0, 1, 2) and not row.top else {}),  # half a request is none
         }
         top -= row.height_px + GAP_PX
     figure: dict[str, Any] = {

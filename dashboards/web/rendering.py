@@ -14,7 +14,7 @@ import logging
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from dash import html
@@ -195,21 +195,36 @@ def _shown(query: Query, here: Here) -> dict[str, str]:
             raise NotKnown(f"There is no page /{here.place.view} here.")
         view = entry.make(query, here)
     except (NotKnown, BadQuestion) as error:
-        view = _sentence(here, str(error))
+        view = _sentence(here, str(error), _known(query, here))
     except Exception:  # a fault of ours in one view, which is no reason to show nothing at all
         logger.exception("the view /%s could not be made", here.place.view)
         view = _sentence(here, "This view could not be made: it is a fault in kvscope, and its log says which.")
     return {f"main {name}": _json(tree) for name, tree in view.sections.items()} | {"aside": _json(view.aside)}
 
 
-def _sentence(here: Here, text: str) -> View:
-    """Instead of a view: its name, and why it is not there."""
+def _known(query: Query, here: Here) -> list[Any]:
+    """Of which time there is something to see, where another is looked at."""
+    if here.window.live:
+        return []
+    try:
+        span = query.span(here.name)
+    except NotKnown:
+        return []
+    if not span.first or not span.last:
+        return []
+    first, last = (at[:19].replace("T", " ") for at in (span.first, span.last))
+    there = here.place.but(since=span.first, until=span.last, at="")
+    return [html.P([f"What is known of {here.name} goes ", html.A(f"from {first} to {last} UTC", href=there), "."])]
+
+
+def _sentence(here: Here, text: str, more: Sequence[Any] = ()) -> View:
+    """Instead of a view: its name, why it is not there, and `more`."""
     tab = tab_of(here.place.view)
     parts = [html.H1(tab.label if tab else "No such page"), html.P(sentence(text), className="note")]
     if here.engine.attached == "figures" and tab and not here.place.id:
         parts.append(html.P(["With its event stream, all of it is shown here: ",
                              html.Code("monitor serve --events ENDPOINT"), "."], className="note"))  # fmt: skip
-    return View({"sentence": html.Section(parts, className="card")})
+    return View({"sentence": html.Section([*parts, *more], className="card")})
 
 
 def _json(tree: Tree) -> str:

@@ -201,8 +201,9 @@ def _value(value: float | None, unit: str) -> str:
 
 def _by(row: FigureRow) -> str:
     """By how much it changed, of what it was; of next to nothing there is no such figure."""
-    nothing = not row.before or _value(row.before, row.unit) == _value(0.0, row.unit)
-    if row.change in ("same", "") or nothing or row.after is None:
+    if row.change in ("same", "") or not row.before or row.after is None:
+        return ""
+    if _value(row.before, row.unit) == _value(0.0, row.unit):
         return ""
     if row.after >= MANY_TIMES * row.before:
         return f"× {row.after / row.before:,.0f}"

@@ -162,7 +162,10 @@ def _then(here: Here, at_ns: int) -> str:
 
 def _list(here: Here, marks: Sequence[Mark]) -> list[Any]:
     if not marks:
-        return [html.H2("In this window"), html.P("No finding, no preemption, no restart.", className="note")]
+        return [
+            html.H2("In this window"),
+            html.P("No finding began, nothing was preempted, the engine was not restarted.", className="note"),
+        ]
     items = [
         html.Li(
             [

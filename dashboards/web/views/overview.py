@@ -9,7 +9,7 @@ from dash import html
 
 from dashboards.web import pool
 from dashboards.web.cards import cards
-from dashboards.web.markup import aria
+from dashboards.web.markup import aria, data
 from dashboards.web.palette import LIMITS, css
 from dashboards.web.view import Here, View, worst_first
 from dashboards.web.words import number
@@ -73,8 +73,9 @@ def _row(query: Query, here: Here, engine: EngineView, found: Sequence[FindingRe
         html.Td([f"{number(engine.running)} running, {number(engine.waiting)} waiting",
                  html.Span(reasons, className="note")]),
         html.Td(_output(engine)),
-        html.Td(_bound(query, engine, here.moment)),
-        html.Td([_finding(here, finding) for finding in found] or html.Span("none", className="none")),
+        html.Td(_bound(query, engine, here.moment), **data(label=COLUMNS[4])),
+        html.Td([_finding(here, finding) for finding in found] or html.Span("none", className="none"),
+                **data(label=COLUMNS[5])),
     ]  # fmt: skip
     return html.Tr(cells, key=engine.engine, className="bad" if found else "")
 

@@ -130,7 +130,7 @@ def _wait(place: Place, wait: Wait) -> html.Li:
 
 
 def _conditions(detail: RequestDetail) -> list[Any]:
-    return [html.H2("What is so of it"), html.Table(html.Tbody([_condition(one) for one in detail.conditions]))]
+    return [html.H2("Conditions"), html.Table(html.Tbody([_condition(one) for one in detail.conditions]))]
 
 
 def _condition(one: ConditionView) -> html.Tr:
