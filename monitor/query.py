@@ -311,8 +311,12 @@ class RemoteQuery:
             raise NotKnown(response.json()["detail"])
         if response.status_code == httpx.codes.BAD_REQUEST and response.headers.get("x-kvscope") in _REFUSALS:
             raise _REFUSALS[response.headers["x-kvscope"]](response.json()["detail"])
+        if not response.is_success:
+            raise Unreachable(
+                f"{self.url} answers {response.status_code} {response.reason_phrase}, as no kvscope service does. If an"
+                f" engine is there, give its metrics page: {self.url}/metrics"
+            )
         try:
-            response.raise_for_status()
             return msgspec.json.decode(response.content, type=answer)
-        except (httpx.HTTPStatusError, msgspec.DecodeError) as error:
+        except msgspec.DecodeError as error:
             raise Unreachable(f"{self.url} does not answer as a kvscope service does: {error}") from error

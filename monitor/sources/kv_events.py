@@ -147,6 +147,11 @@ def publishers(url: str, timeout_s: float) -> list[Publisher]:
     address = address_of(url)
     try:
         answer = httpx.get(address, timeout=timeout_s, trust_env=False, follow_redirects=True)
+        if answer.status_code == httpx.codes.NOT_FOUND:
+            raise ContractError(
+                f"{shown(url)} answers 404 Not Found: this server does not tell where KV events are, as an older vLLM"
+                " may not (0.32 does). Name the stream itself: tcp://HOST:5557"
+            )
         answer.raise_for_status()
         sources = msgspec.json.decode(answer.content, type=list[_Source])
     except (httpx.HTTPError, msgspec.DecodeError) as error:

@@ -98,7 +98,10 @@ class MetricsPage:
         try:
             with self._client.stream("GET", self._address) as response:
                 if not response.is_success:
-                    raise BadPage(f"{self.url} answers {response.status_code} {response.reason_phrase}")
+                    said = f"{self.url} answers {response.status_code} {response.reason_phrase}"
+                    if response.status_code == httpx.codes.NOT_FOUND:
+                        said += ": an engine's page is at http://HOST:PORT/metrics"
+                    raise BadPage(said)
                 for chunk in response.iter_bytes():
                     body += chunk
                     if len(body) > MAX_BYTES:

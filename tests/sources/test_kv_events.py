@@ -226,7 +226,8 @@ def test_where_a_server_says_its_events_are() -> None:
         (b"[]", 200, "--kv-events-config"),
         (b"{}", 200, "does not tell where KV events are"),
         (b"<html>", 200, "does not tell where KV events are"),
-        (b"[]", 404, "404"),
+        (b"[]", 404, r"answers 404 Not Found.*tcp://HOST:5557"),
+        (b"[]", 500, "500"),
     ],
 )
 def test_a_server_that_says_nothing_of_them(body: bytes, status: int, says: str) -> None:

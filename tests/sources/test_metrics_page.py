@@ -186,6 +186,9 @@ def test_who_does_not_answer(server: Served) -> None:
     reader = MetricsPage(server.url.replace("//", "//someone:secret@"), 0.2)
     with pytest.raises(BadPage, match="answers 503") as caught:
         reader.scrape()
+    server.answer = 404
+    with pytest.raises(BadPage, match=r"answers 404 Not Found: an engine's page is at http://HOST:PORT/metrics"):
+        reader.scrape()
     reader.close()
     assert "secret" not in str(caught.value)
     with socket.create_server(("127.0.0.1", 0)) as silent:  # it connects, and that is all
