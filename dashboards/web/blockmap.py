@@ -19,8 +19,6 @@ from dashboards.web.palette import SHADES, colour_of
 from monitor.views import BLOCK_STATES, BlockColours, BlockMap
 
 MAX_CELLS: Final = 32_768
-CELL_PX: Final = 20
-"""The widest that one block is drawn, in CSS pixels."""
 
 # Palette entries, the least in need of attention first: max() of several blocks is the one to show.
 _BY_NAME: Final = {shade.state: shade for shade in SHADES}
@@ -43,10 +41,10 @@ class Grid(NamedTuple):
 
 
 def grid(total: int) -> Grid:
-    """The grid for a pool of `total` blocks: four to sixteen times as wide as high, its width a power of two."""
+    """The grid for a pool of `total` blocks: two to eight times as wide as high, its width a power of two."""
     per_cell = max(1, math.ceil(total / MAX_CELLS))
     cells = max(1, math.ceil(total / per_cell))
-    columns = min(2 ** math.ceil(math.log2(math.sqrt(4 * cells))), cells)
+    columns = min(2 ** math.ceil(math.log2(math.sqrt(2 * cells))), cells)
     return Grid(total, per_cell, columns, math.ceil(cells / columns))
 
 

@@ -126,7 +126,9 @@ def evidence(place: Place, finding: FindingReport) -> html.Table:
         html.Tr(
             [
                 html.Th(one.name.removesuffix("_s").replace("_", " "), scope="row"),
-                html.Td(f"{one.value:,}" if isinstance(one.value, int | float) else one.value, className="n"),
+                html.Td(f"{one.value:,}", className="n")
+                if isinstance(one.value, int | float)
+                else html.Td(one.value, className="said"),
                 html.Td(one.unit),
                 html.Td(one.source),
                 html.Td(event_link(place, finding.engine, one.position) if one.position else ""),

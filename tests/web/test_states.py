@@ -11,7 +11,7 @@ import pytest
 from dashboards.web.links import place_of, wall_ns
 from dashboards.web.view import Here, View
 from dashboards.web.views import held, memory, prefixes, request, requests
-from monitor.query import counted
+from monitor.query import counted, duration
 from monitor.watch import Watch
 from tests.lab import Lab
 from tests.web.parts import ENGINE
@@ -232,3 +232,40 @@ def test_what_was_computed_again_is_hatched() -> None:
     assert [f"({phase.recomputed:,} again)" in cell for phase, cell in zip(life, computed, strict=True)] == [
         bool(phase.recomputed) for phase in life
     ]
+
+
+def test_how_long_ago_a_request_has_ended_is_no_part_of_its_life() -> None:
+    lab = Lab()
+    lab.arrive(20, name="one")
+    lab.run_until_idle()
+    lab.step(1000.0)
+    lab.step()
+    lab.heartbeat()
+    watch = looked_at(lab)
+    detail = watch.request(ENGINE, "one")
+    life = text(request.view(watch, at(watch, "/request?id=one")), "life")
+    ended = detail.life[-1]
+    assert ended.state.startswith("FINISHED")
+    assert ended.for_s >= 1000
+    assert f"Its life {duration(sum(phase.for_s for phase in detail.life[:-1]))} from" in life
+    assert duration(ended.for_s) in life
+
+
+def test_where_no_request_matches_there_is_a_sentence_and_no_table() -> None:
+    watch = waiting()
+    view = requests.view(watch, at(watch, "/requests?q=nobody"))
+    assert f"None of {counted(len(watch.requests(ENGINE)), 'request')} matches" in text(view, "requests")
+    assert not rows(view, "requests")
+
+
+def test_the_pool_inside_the_memory_is_as_it_was_then() -> None:
+    watch = waiting()
+    first = watch.span(ENGINE).first
+    assert first is not None
+    (then,) = watch.engines(first)
+    (now,) = watch.engines()
+    assert then.balance is not None
+    assert now.balance is not None
+    assert then.balance.free != now.balance.free
+    told = text(memory.view(watch, at(watch, f"/memory?at={first}")), "pool")
+    assert f"free {then.balance.free:,} " in told

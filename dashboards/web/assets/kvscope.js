@@ -5,6 +5,7 @@
 
   const STALE_MS = 5000;
   const RELOAD_MS = 15000;
+  const ANSWER_MS = 1500;
   const POINT_MS = 120;
   const SOURCES_MS = 3000;
 
@@ -160,7 +161,7 @@
       stale.hidden = true;
       return;
     }
-    const answer = await fetch("/healthz").catch(() => null);
+    const answer = await fetch("/healthz", { signal: AbortSignal.timeout(ANSWER_MS) }).catch(() => null);
     if (Date.now() - toldAt < STALE_MS) return; // it came meanwhile
     const since = new Date(toldAt).toISOString().slice(11, 19);
     stale.hidden = false;

@@ -60,7 +60,7 @@ def _is_open(finding: FindingReport, window: Window) -> bool:
 
 def _in_words(here: Here, wanted: Sequence[FindingReport]) -> str:
     if not wanted:
-        return "No finding in this window" + (" is such" if any(map(here.place.get, ASKED)) else "")
+        return "No finding in this window" + (" matches" if any(map(here.place.get, ASKED)) else "")
     grave = [finding for finding in wanted if finding.severity != "info"]
     still = sum(_is_open(finding, here.window) for finding in grave)
     words = [f"{counted(still, 'finding')} open" if still else "No finding open"]

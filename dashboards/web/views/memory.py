@@ -138,7 +138,7 @@ def _answer(told: CalculatorView) -> list[Any]:
         f" {told.usable_blocks:,}."
     )
     most = f" At most {told.max_concurrency:,} fit at once." if told.max_concurrency else " Not even one fits."
-    size = f", {told.bytes_per_request / 2**20:,.1f} MiB" if told.bytes_per_request else ""
+    size = f", {_gib(told.bytes_per_request)}" if told.bytes_per_request else ""
     lines = [
         html.P([html.Strong(verdict), most]),
         html.P(

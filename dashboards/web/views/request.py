@@ -52,8 +52,12 @@ def _waterfall(detail: RequestDetail) -> list[Any]:
     if not known:
         return [heading, html.P("No event about it is kept.", className="note")]
     began = _seconds(known[0])
-    whole = max(_seconds(phase) + phase.for_s for phase in known) - began or 1.0
-    rows = [_phase(phase, (_seconds(phase) - began) / whole, phase.for_s / whole) for phase in known]
+    lasted = [0.0 if _is_past(phase) else phase.for_s for phase in known]
+    whole = max(_seconds(phase) + seconds for phase, seconds in zip(known, lasted, strict=True)) - began or 1.0
+    rows = [
+        _phase(phase, (_seconds(phase) - began) / whole, seconds / whole)
+        for phase, seconds in zip(known, lasted, strict=True)
+    ]
     left = len(detail.life) - len(life)
     notes = [f"{duration(whole)} from {clock(known[0].since)} UTC."]
     if left:
@@ -71,6 +75,11 @@ def _waterfall(detail: RequestDetail) -> list[Any]:
     header = html.Tr([html.Th(name, className=kind, scope="col") for name, kind in columns])
     table = html.Table([html.Thead(header), html.Tbody(rows)], className="waterfall")
     return [heading, html.P(" ".join(notes), className="note"), html.Div(table, className="wide")]
+
+
+def _is_past(phase: PhaseView) -> bool:
+    """Whether it has ended and has nothing any more: how long ago that is, is no part of its life."""
+    return phase.state.startswith("FINISHED") and not phase.blocks
 
 
 def _seconds(phase: PhaseView) -> float:

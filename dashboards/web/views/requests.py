@@ -67,7 +67,8 @@ def view(query: Query, here: Here) -> View:
     if not every:
         parts.append(html.P("No request has been heard of yet.", className="note"))
     else:
-        parts += [html.P(_in_words(every, wanted), className="note"), *_table(place, wanted, culprits)]
+        parts.append(html.P(_in_words(every, wanted), className="note"))
+        parts += _table(place, wanted, culprits) if wanted else []
     return View({"requests": html.Section(parts, id="requests", className="card")})
 
 
@@ -92,10 +93,12 @@ def _ordered(place: Place, requests: list[RequestView], culprits: Collection[str
 
 
 def _in_words(every: Sequence[RequestView], wanted: Sequence[RequestView]) -> str:
+    if not wanted:
+        return f"None of {counted(len(every), 'request')} matches."
     alive, ended = (sum(one.ended == is_so for one in wanted) for is_so in (False, True))
     words = f"{counted(alive, 'request')} alive or holding blocks"
     if ended:
-        words += f", and the last {ended:,} that ended"
+        words += f", and the last {f'{ended:,} ' if ended > 1 else ''}that ended"
     return f"{words}; {len(every) - len(wanted):,} others do not match." if len(wanted) < len(every) else f"{words}."
 
 
