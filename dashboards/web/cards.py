@@ -17,7 +17,7 @@ from monitor.query import counted
 MOST_CULPRITS = 12
 
 
-def cards(here: Here, findings: Sequence[FindingReport], in_full: int = 1_000) -> list[Any]:
+def cards(here: Here, findings: Sequence[FindingReport], in_full: int) -> list[Any]:
     """Those that need somebody, the first of them in full; then those that only inform. What is not in full unfolds."""
     grave = [finding for finding in findings if finding.severity != "info"]
     others = [finding for finding in findings if finding.severity == "info"]

@@ -10,7 +10,7 @@ import pytest
 
 from dashboards.web.links import place_of, wall_ns
 from dashboards.web.view import Here, View
-from dashboards.web.views import held, memory, prefixes, request, requests
+from dashboards.web.views import findings, held, memory, overview, prefixes, request, requests
 from monitor.query import counted, duration
 from monitor.watch import Watch
 from tests.lab import Lab
@@ -269,3 +269,22 @@ def test_the_pool_inside_the_memory_is_as_it_was_then() -> None:
     assert then.balance.free != now.balance.free
     told = text(memory.view(watch, at(watch, f"/memory?at={first}")), "pool")
     assert f"free {then.balance.free:,} " in told
+
+
+def test_of_many_findings_the_first_are_shown_in_full_and_none_is_lost() -> None:
+    lab = Lab(total=20)
+    for _ in range(overview.MOST_NAMED + findings.IN_FULL):
+        lab.arrive(20 * 4 + 1)
+        lab.step(1.0)
+    for _ in range(10):
+        lab.step(1.0)
+        lab.heartbeat()
+    watch = looked_at(lab)
+    grave = [one for one in watch.find("firing") if one.severity != "info"]
+    assert len(grave) > max(overview.MOST_NAMED, findings.IN_FULL)
+    row = text(overview.view(watch, at(watch, "/")), "engines")
+    assert f"and {len(grave) - overview.MOST_NAMED} more" in row
+    view = findings.view(watch, at(watch, "/findings"))
+    kinds = [type(one).__name__ for one in view.sections["findings"].children]
+    assert kinds.count("Article") == findings.IN_FULL
+    assert kinds.count("Article") + kinds.count("Details") >= len(grave)

@@ -65,7 +65,7 @@ def _summary(engine: EngineView) -> list[Any]:
                 engine.version,
                 f"step {engine.step:,}" if engine.step is not None else "",
                 f"restarted {counted(engine.restarts, 'time')}" if engine.restarts else "",
-                f"as of {clock(engine.at)} UTC" if engine.at else "",
+                f"as of {engine.at[:10]} {clock(engine.at)} UTC" if engine.at else "",
             ),
         )
     )

@@ -22,6 +22,8 @@ from monitor.query import Query, counted, duration
 
 SEVERITIES: Final = ("critical", "error", "warning", "info")
 ASKED: Final = ("severity", "code", "state", "of")
+IN_FULL: Final = 6
+"""So many are shown in full; the rest unfold."""
 OPEN: Final = ("open", "open")
 OVER: Final = ("over", "over")
 
@@ -42,7 +44,7 @@ def view(query: Query, here: Here) -> View:
         sections["lives"] = lives
     full: list[Any] = []
     if still or not any(place.get(name) for name in ASKED):
-        full = [html.H2("Open", className="unseen"), *cards(here, still)]
+        full = [html.H2("Open", className="unseen"), *cards(here, still, IN_FULL)]
     return View(sections | {"findings": html.Section(full, id="findings")})
 
 

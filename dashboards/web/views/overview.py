@@ -19,6 +19,8 @@ from monitor.views import EngineView
 
 IN_FULL: Final = 2
 """So many findings are shown in full; the rest unfold."""
+MOST_NAMED: Final = 5
+"""Findings of one engine in its row."""
 BOUND_OVER_S: Final = 10.0
 COLUMNS: Final = ("Engine", "Pool", "Requests", "Output", "Steps bound by", "Open findings")
 
@@ -74,7 +76,7 @@ def _row(query: Query, here: Here, engine: EngineView, found: Sequence[FindingRe
                  html.Span(reasons, className="note")]),
         html.Td(_output(engine)),
         html.Td(_bound(query, engine, here.moment), **data(label=COLUMNS[4])),
-        html.Td([_finding(here, finding) for finding in found] or html.Span("none", className="none"),
+        html.Td(_findings(here, engine.engine, found) or html.Span("none", className="none"),
                 **data(label=COLUMNS[5])),
     ]  # fmt: skip
     return html.Tr(cells, key=engine.engine, className="bad" if found else "")
@@ -106,6 +108,15 @@ def _bound(query: Query, engine: EngineView, then: str) -> list[Any]:
         words,
         html.Span(f"{percent(grew[most] / steps)} of {counted(steps, 'step')}", className="note"),
     ]
+
+
+def _findings(here: Here, engine: str, found: Sequence[FindingReport]) -> list[Any]:
+    """The first of them, and where the others are."""
+    links: list[Any] = [_finding(here, finding) for finding in found[:MOST_NAMED]]
+    if len(found) > MOST_NAMED:
+        there = here.place.to("findings", engine=engine)
+        links.append(html.A(f"and {len(found) - MOST_NAMED:,} more", href=there, className="brief-finding", key="more"))
+    return links
 
 
 def _finding(here: Here, finding: FindingReport) -> html.A:
