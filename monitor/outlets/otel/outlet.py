@@ -140,7 +140,7 @@ class OtelOutlet:
             thread.start()
         for thread in closing:
             thread.join()
-        self._reasons.close()
+        self._reasons.stop()
 
     def _measure(self) -> None:
         while not self._stopping.wait(self._every_s):

@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
@@ -33,27 +33,32 @@ class Pace(NamedTuple):
 
 
 class Reasons(logging.Handler):
-    """What exporters last said, in each thread. They say it at every try; it is told once, and the figures count."""
+    """What exporters last said, in each thread. They say it at every try; it is told once, and the figures count.
+
+    Of two lines the one before the last is kept too: it says why, and the last that it was given up.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self._said: dict[str, str] = {}
+        self._said: defaultdict[str, deque[str]] = defaultdict(lambda: deque(maxlen=2))
         exporters = logging.getLogger("opentelemetry.exporter")
         exporters.propagate = False
         exporters.addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep it."""
-        self._said[record.threadName or ""] = record.getMessage()
+        self._said[record.threadName or ""].append(record.getMessage())
 
     def here(self) -> str:
         """What was said last in this thread."""
-        return self._said.get(threading.current_thread().name, "no reason is known")
+        return " ".join(self._said[threading.current_thread().name]) or "no reason is known"
 
-    def close(self) -> None:
-        """Listen no longer."""
+    def stop(self) -> None:
+        """Listen no longer. It is not `close`, which logging calls of every handler that there is when it is configured
+        anew, as the web server does at its start.
+        """
         logging.getLogger("opentelemetry.exporter").removeHandler(self)
-        super().close()
+        self.close()
 
 
 class Sender(Generic[Item]):

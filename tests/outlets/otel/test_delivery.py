@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging.config
 import time
 from collections.abc import Iterator
 
@@ -52,7 +53,15 @@ def not_arriving(caplog: pytest.LogCaptureFixture) -> list[str]:
 def reasons() -> Iterator[Reasons]:
     made = Reasons()
     yield made
-    made.close()
+    made.stop()
+
+
+def test_why_is_heard_after_logging_is_configured_anew(reasons: Reasons) -> None:
+    logging.config.dictConfig({"version": 1, "disable_existing_loggers": False})  # which closes every handler
+    exporter = logging.getLogger("opentelemetry.exporter.otlp")
+    exporter.warning("connection %s", "refused")
+    exporter.error("given up")
+    assert reasons.here() == "connection refused given up"
 
 
 class Deaf:
