@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -209,3 +210,22 @@ def test_the_page_says_that_the_service_is_gone(page: Page, tmp_path: Path) -> N
         with service("--events", engine.events, "--port", url.rpartition(":")[2]):
             expect(page.locator("#stale")).to_be_hidden()
             next_tick(page)
+
+
+def test_long_names_fit_into_narrow_windows_and_into_their_tables(page: Page, tmp_path: Path) -> None:
+    name = f"a-family/{'a-model-with-a-long-name-' * 5}@{'a-node-with-a-long-name.' * 3}internal:8000/0"
+    with Engine(tmp_path, name, total=100) as engine, service("--events", engine.events) as url:
+        for one in range(3):
+            engine.soon(partial(engine.lab.arrive, 1000, name=f"{'request-of-a-tenant-' * 6}{one}"))
+        page.goto(url)
+        expect(page.locator("#engines .brief-finding").first).to_be_visible()
+        for path in ("", "requests", "findings"):
+            page.goto(url + Place(path, name).but())
+            expect(page.locator("#view h1").first).to_be_visible()
+            for width in (400, 768, 1280):
+                page.set_viewport_size({"width": width, "height": 800})
+                fits(page)
+            tables = page.locator("#engines, .wide:not(#requests *)")
+            assert tables.evaluate_all("all => all.every(one => one.scrollWidth <= one.clientWidth)"), path
+            names = page.locator("#requests tbody th")
+            assert names.evaluate_all("all => all.every(one => one.offsetWidth < innerWidth / 3)"), path

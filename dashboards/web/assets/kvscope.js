@@ -51,6 +51,7 @@
     toldAt = Date.now();
     byId("page").dataset.told = data.at;
     byId("empty").hidden = !data.empty;
+    byId("stale").hidden = true;
     document.title = `${data.title} · kvscope`;
     if (data.address !== location.href) return; // of where one was before a link was followed
     const names = [...data.main, "bar", "alarms", "aside"];
