@@ -10,15 +10,18 @@ bytes.
 
 from __future__ import annotations
 
+import inspect
 import json
 import random
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
+import numpy as np
 
 from monitor.events.log import EventLog
 from monitor.events.packer import Packer
@@ -33,6 +36,11 @@ def traceparent(number: int) -> str:
     return f"00-{number:032x}-{number:016x}-01"
 
 
+def takes(called: Callable[..., Any], **arguments: Any) -> dict[str, Any]:
+    """Those of `arguments` that it takes in this release of vLLM."""
+    return {name: value for name, value in arguments.items() if name in inspect.signature(called).parameters}
+
+
 class Bare:
     """A scheduler over `blocks` blocks, and what stands in for the model and for the connector's worker."""
 
@@ -42,10 +50,16 @@ class Bare:
     ) -> None:  # fmt: skip
         import torch
         from vllm.engine.arg_utils import EngineArgs
-        from vllm.utils.hashing import get_hash_fn_by_name
         from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+        from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+        from vllm.v1.core.sched.scheduler import Scheduler
         from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
         from vllm.v1.structured_output import StructuredOutputManager
+
+        try:
+            from vllm.utils.hashing import get_hash_fn_by_name
+        except ImportError:  # up to 0.10
+            from vllm.utils import get_hash_fn_by_name
 
         self.rng = random.Random(seed)
         self.block_size = 32
@@ -55,13 +69,16 @@ class Bare:
         ).create_engine_config()  # fmt: skip
         config.cache_config.num_gpu_blocks = blocks
         config.scheduler_config.async_scheduling = a_step_ahead  # vLLM itself never has it on the CPU
-        spec = FullAttentionSpec(block_size=self.block_size, num_kv_heads=1, head_size=16, dtype=torch.float32)
-        self.scheduler = config.scheduler_config.get_scheduler_cls()(
+        spec = FullAttentionSpec(
+            block_size=self.block_size, num_kv_heads=1, head_size=16, dtype=torch.float32,
+            **takes(FullAttentionSpec, use_mla=False),
+        )  # fmt: skip
+        self.scheduler = (AsyncScheduler if a_step_ahead else Scheduler)(
             vllm_config=config,
             kv_cache_config=KVCacheConfig(blocks, [], [KVCacheGroupSpec(["layer"], spec)]),
             structured_output_manager=StructuredOutputManager(config),
-            block_size=self.block_size,
             log_stats=True,
+            **takes(Scheduler, block_size=self.block_size),
         )
         hash_of = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
         init_none_hash(hash_of)
@@ -86,7 +103,7 @@ class Bare:
         params.update_from_generation_config({}, 2)
         request = Request(
             request_id=f"{name}-{self.rng.randrange(1 << 32):08x}", prompt_token_ids=prompt, sampling_params=params,
-            pooling_params=None, priority=priority, block_hasher=self.hasher,
+            pooling_params=None, priority=priority, block_hasher=self.hasher, **takes(Request, eos_token_id=2),
         )  # fmt: skip
         if self.arrived % 3 == 0:
             request.trace_headers = {"traceparent": traceparent(self.arrived)}
@@ -100,9 +117,11 @@ class Bare:
         self.arrive(f"{what}-{self.arrived}", prompt, rng.randrange(1, 120), rng.randrange(3))
 
     def schedule(self) -> Any:
+        requests = self.scheduler.requests
+        ends = {i: r.num_tokens + r.num_output_placeholders for i, r in requests.items()}
         output = self.scheduler.schedule()
         # A token comes of a step that brings a request to its end.
-        partial = {i for i in output.num_scheduled_tokens if self.scheduler.requests[i].is_prefill_chunk}
+        partial = {i for i in output.num_scheduled_tokens if requests[i].num_computed_tokens < ends[i]}
         self.in_flight.append((output, partial))
         for request_id in output.finished_req_ids:
             if "keep" not in request_id:
@@ -116,7 +135,9 @@ class Bare:
         output, partial = self.in_flight.popleft()
         request_ids = list(output.num_scheduled_tokens)
         requests = self.scheduler.requests
-        sampled = [[] if request_id in partial else [self.rng.randrange(1, 300)] for request_id in request_ids]
+        sampled: list[Any] = [[] if i in partial else [self.rng.randrange(1, 300)] for i in request_ids]
+        if "ndarray" in str(ModelRunnerOutput.__annotations__["sampled_token_ids"]):  # 0.11.1 to 0.12
+            sampled = [np.array(tokens, dtype=int) for tokens in sampled]
         transfers = None
         if self.scheduler.connector is not None:
             sent = {i for due, i in self.sending if due <= self.steps}
@@ -137,7 +158,8 @@ class Bare:
             output,
             ModelRunnerOutput(
                 req_ids=request_ids, req_id_to_index={r: i for i, r in enumerate(request_ids)},
-                sampled_token_ids=sampled, kv_connector_output=transfers,
+                sampled_token_ids=sampled, logprobs=None, prompt_logprobs_dict={}, pooler_output=[],
+                kv_connector_output=transfers,
             ),
         )  # fmt: skip
 
@@ -151,7 +173,8 @@ class Bare:
         if rng.random() < 0.03 and self.scheduler.requests:
             self.scheduler.finish_requests(rng.choice(list(self.scheduler.requests)), RequestStatus.FINISHED_ABORTED)
         if rng.random() < 0.003 and self.scheduler.connector is None:
-            self.scheduler.reset_prefix_cache(reset_running_requests=rng.random() < 0.5)
+            reset = self.scheduler.reset_prefix_cache
+            reset(**takes(reset, reset_running_requests=rng.random() < 0.5))
 
 
 def main() -> None:
@@ -192,9 +215,8 @@ def record(bare: Bare, steps: int, every: int, file: BinaryIO) -> None:
         encoded = msgspec.msgpack.encode(now)
         file.write(len(encoded).to_bytes(4, "little") + encoded)
 
-    while (
-        bare.steps < steps or not packer.shadow.audit_cycles
-    ):  # whose slices are so long apart, however quick steps are
+    # An audit's slices are so long apart, however quick steps are; without its hook there would be none.
+    while bare.steps < steps or not (packer.shadow.audit_cycles or probe.hooks.errors):
         bare.live()
         while len(bare.in_flight) < bare.ahead:
             bare.schedule()
