@@ -10,13 +10,15 @@ bytes.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import inspect
 import json
 import random
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -46,7 +48,7 @@ class Bare:
 
     def __init__(
         self, model: str, *, seed: int = 0, blocks: int = 120, max_num_seqs: int = 16, a_step_ahead: bool = False,
-        **settings: Any,
+        preempts_within: bool = False, **settings: Any,
     ) -> None:  # fmt: skip
         import torch
         from vllm.engine.arg_utils import EngineArgs
@@ -84,6 +86,7 @@ class Bare:
         init_none_hash(hash_of)
         self.hasher = get_request_block_hasher(self.block_size, hash_of)
         self.ahead = 2 if a_step_ahead else 1
+        self.preempts_within = preempts_within
         self.in_flight: deque[Any] = deque()
         self.sending: list[tuple[int, str]] = []
         self.receiving: dict[str, int] = {}
@@ -174,15 +177,30 @@ class Bare:
             self.scheduler.finish_requests(rng.choice(list(self.scheduler.requests)), RequestStatus.FINISHED_ABORTED)
         if rng.random() < 0.003 and self.scheduler.connector is None:
             reset = self.scheduler.reset_prefix_cache
-            reset(**takes(reset, reset_running_requests=rng.random() < 0.5))
+            reset(**takes(reset, reset_running_requests=rng.random() < 0.5 and not self.preempts_within))
 
 
 def main() -> None:
     model, out, lives = sys.argv[1:]
     for life, settings in json.loads(lives).items():
         steps, every = settings.pop("steps"), settings.pop("every", 1)
-        with (Path(out) / life).open("wb") as file:
-            record(Bare(model, **settings), steps, every, file)
+        bare = Bare(model, **settings)
+        within = preempting_within(bare.scheduler) if bare.preempts_within else contextlib.nullcontext()
+        with (Path(out) / life).open("wb") as file, within:
+            record(bare, steps, every, file)
+
+
+@contextlib.contextmanager
+def preempting_within(scheduler: Any) -> Iterator[None]:
+    """As in releases up to 0.11, whose schedulers have no method to preempt, and so none that can be wrapped."""
+    method = getattr(type(scheduler), "_preempt_request", None)
+    if method is None:
+        yield
+        return
+    scheduler._preempt_request = functools.partial(method, scheduler)
+    del type(scheduler)._preempt_request
+    yield
+    type(scheduler)._preempt_request = method
 
 
 def record(bare: Bare, steps: int, every: int, file: BinaryIO) -> None:
