@@ -16,7 +16,6 @@ import pytest
 
 from monitor.cli import main
 from monitor.ledger.balance import balance
-from monitor.ledger.bill import measured
 from monitor.ledger.ledger import EngineLedger
 from monitor.sources.live import LiveStream
 from tests.engine.process import follow
@@ -109,7 +108,6 @@ def test_doctor_names_the_requests_whose_blocks_a_connector_never_gave_back(
         assert ledger.description.engine == "vllm"
         assert ledger.description.kv_connector == CONNECTOR["kv_connector"]
         assert ledger.description.num_gpu_blocks == 200
-        assert measured(ledger.state.memory) == {"kv_pool": 200 * ledger.description.kv_bytes_per_block}
         names = [f"{'keep' if index % 4 == 0 else 'give'}-{index}" for index in range(CLIENTS)]
         for index, name in enumerate(names):
             server.complete(name, [1 + (index * token) % 300 for token in range(40 + 10 * index)], 4 + index)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -10,8 +14,22 @@ import pytest
 import torch
 
 from monitor.events.kinds import SCHEMA, Kind
+from monitor.cli import main
 from monitor.ledger.bill import measured
+from monitor.ledger.ledger import EngineLedger
 from monitor.probes.vllm.memory import bill
+from monitor.sources.live import LiveStream
+from tests.engine.process import follow
+from tests.probes.vllm_python import (
+    PYTHON,
+    ROOT,
+    announce,
+    environment,
+    free_ports,
+    needs_vllm,
+    save_model,
+    save_tokenizer,
+)  # fmt: skip
 
 GIB = 1 << 30
 TOTAL, SHARE = 80 * GIB, 0.9
@@ -124,3 +142,46 @@ def test_several_workers_and_those_of_other_processes_are_not_asked() -> None:
     worker = on_a_device(together=True, estimates=True, in_peak=True)
     assert Core(worker, world_size=2).figures == []
     assert Core(None).figures == []
+
+
+IN_ONE_PROCESS = """
+import sys
+from vllm import LLM
+llm = LLM(sys.argv[1], load_format="dummy", served_model_name="tiny", enforce_eager=True, dtype="float32", block_size=32,
+          num_gpu_blocks_override=200, kv_cache_memory_bytes=1 << 26, max_model_len=1024, max_num_seqs=8)
+print("made", flush=True)
+sys.stdin.read()
+"""
+
+
+@needs_vllm
+@pytest.mark.slow
+def test_a_vllm_in_one_process_says_what_its_pool_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On the CPU with a process for all; with one for the worker, as its server has it, nothing can be read."""
+    model = save_model(tmp_path / "model")
+    save_tokenizer(model)
+    port = free_ports()
+    events = f"tcp://127.0.0.1:{port}"
+    of_vllm = environment(
+        PYTHONPATH=f"{ROOT}{os.pathsep}{announce(tmp_path)}", KVSCOPE_EVENTS=events, VLLM_ENABLE_V1_MULTIPROCESSING="0"
+    )
+    log = tmp_path / "log"
+    with (
+        log.open("wb") as errors,
+        subprocess.Popen(
+            [PYTHON, "-c", IN_ONE_PROCESS, str(model)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
+            env=of_vllm, cwd=tmp_path, text=True,
+        ) as process,
+    ):  # fmt: skip
+        try:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            assert any(line == "made\n" for line in process.stdout), log.read_text()
+            ledger = EngineLedger(f"tiny@127.0.0.1:{port}/0")
+            with contextlib.closing(LiveStream(events)) as stream:
+                follow(stream, [ledger], lambda: ledger.ready)
+            assert measured(ledger.state.memory) == {"kv_pool": 200 * ledger.description.kv_bytes_per_block}
+            assert main(["explain", "memory", events]) == 0
+            assert "kv pool" in capsys.readouterr().out
+        finally:
+            process.kill()
