@@ -162,7 +162,7 @@ class Bare:
             ModelRunnerOutput(
                 req_ids=request_ids, req_id_to_index={r: i for i, r in enumerate(request_ids)},
                 sampled_token_ids=sampled, logprobs=None, prompt_logprobs_dict={}, pooler_output=[],
-                kv_connector_output=transfers,
+                kv_connector_output=transfers, **takes(ModelRunnerOutput, spec_token_ids=None),
             ),
         )  # fmt: skip
 

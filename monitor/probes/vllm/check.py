@@ -179,7 +179,8 @@ def main() -> int:
         needed |= bool(wrong) and hook.needed
         where = f"{hook.place.rpartition(':')[2]}.{hook.method}"
         print(f"  {'MISSING' if wrong and hook.needed else 'absent ' if wrong else 'ok     '} {where}", end="")
-        print(f": {wrong}; not said: {hook.not_said}" if wrong else "")
+        elsewhere = ": heard within schedule" if hook.instead is not None and hook.instead(Imported()) else ""
+        print(f": {wrong}; not said: {hook.not_said}" if wrong else elsewhere)
     found = any(point.name == "kvscope" for point in entry_points(group=GROUP))
     allowed = os.environ.get("VLLM_PLUGINS")
     left_out = allowed is not None and "kvscope" not in allowed.split(",")

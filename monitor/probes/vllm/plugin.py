@@ -95,8 +95,8 @@ def attach(scheduler: Any) -> tuple[Probe, Publisher]:
 def _say_memory(probe: Probe) -> None:
     try:
         figures = bill(probe.scheduler)
-    except Exception:
-        logger.exception("kvscope: what vLLM measured of its device's memory could not be read, and is not said")
+    except Exception as error:
+        logger.warning("kvscope: what vLLM measured of its device's memory is not said: %r", error)
         return
     if figures:
         probe.log.memory(figures)
