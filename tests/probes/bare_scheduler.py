@@ -104,9 +104,12 @@ class Bare:
         self.arrived += 1
         params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
         params.update_from_generation_config({}, 2)
+        of_early_releases = takes(
+            Request, eos_token_id=2, multi_modal_kwargs=None, multi_modal_hashes=None, multi_modal_placeholders=None
+        )
         request = Request(
             request_id=f"{name}-{self.rng.randrange(1 << 32):08x}", prompt_token_ids=prompt, sampling_params=params,
-            pooling_params=None, priority=priority, block_hasher=self.hasher, **takes(Request, eos_token_id=2),
+            pooling_params=None, priority=priority, block_hasher=self.hasher, **of_early_releases,
         )  # fmt: skip
         if self.arrived % 3 == 0:
             request.trace_headers = {"traceparent": traceparent(self.arrived)}
