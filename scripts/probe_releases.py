@@ -4,6 +4,7 @@
 
 DIRECTORY has a folder a release, named as it is, with the package `vllm` in it; vllm/v1/core is enough. What is in
 RUN has also led the lives of tests/probes/test_vllm_bare.py, each with its events held against vLLM's own tables.
+Its Python files, ahead on the path of an environment that another release's needs are installed in, are enough for that.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from pathlib import Path
 from monitor.probes.vllm.check import HOOKS, Unpacked, problem
 from scripts.docs import ROOT, between
 
-RUN = ("0.10.2", "0.11.2", "0.14.1", "0.18.0", "0.20.2", "0.24.0", "0.28.0", "0.31.0", "0.32.0", "0.33.0")
+RUN = (
+    "0.10.2", "0.11.2", "0.12.0", "0.14.1", "0.16.0", "0.18.0", "0.20.2", "0.22.1", "0.24.0", "0.26.0", "0.28.0",
+    "0.30.0", "0.31.0", "0.32.0", "0.33.0",
+)  # fmt: skip
 
 
 def main() -> None:
