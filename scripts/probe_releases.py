@@ -4,7 +4,7 @@
 
 DIRECTORY has a folder a release, named as it is, with the package `vllm` in it; vllm/v1/core is enough. What is in
 RUN has also led the lives of tests/probes/test_vllm_bare.py, each with its events held against vLLM's own tables.
-Its Python files, ahead on the path of an environment that another release's needs are installed in, are enough for that.
+Its Python files, ahead on the path of an environment that has the needs of another release, are enough for that.
 """
 
 from __future__ import annotations

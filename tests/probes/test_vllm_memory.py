@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from monitor.events.kinds import SCHEMA, Kind
 from monitor.cli import main
+from monitor.events.kinds import SCHEMA, Kind
 from monitor.ledger.bill import measured
 from monitor.ledger.ledger import EngineLedger
 from monitor.probes.vllm.memory import bill
@@ -147,8 +147,10 @@ def test_several_workers_and_those_of_other_processes_are_not_asked() -> None:
 IN_ONE_PROCESS = """
 import sys
 from vllm import LLM
-llm = LLM(sys.argv[1], load_format="dummy", served_model_name="tiny", enforce_eager=True, dtype="float32", block_size=32,
-          num_gpu_blocks_override=200, kv_cache_memory_bytes=1 << 26, max_model_len=1024, max_num_seqs=8)
+llm = LLM(
+    sys.argv[1], load_format="dummy", served_model_name="tiny", enforce_eager=True, dtype="float32", block_size=32,
+    num_gpu_blocks_override=200, kv_cache_memory_bytes=1 << 26, max_model_len=1024, max_num_seqs=8,
+)
 print("made", flush=True)
 sys.stdin.read()
 """
@@ -163,7 +165,9 @@ def test_a_vllm_in_one_process_says_what_its_pool_takes(tmp_path: Path, capsys: 
     port = free_ports()
     events = f"tcp://127.0.0.1:{port}"
     of_vllm = environment(
-        PYTHONPATH=f"{ROOT}{os.pathsep}{announce(tmp_path)}", KVSCOPE_EVENTS=events, VLLM_ENABLE_V1_MULTIPROCESSING="0"
+        PYTHONPATH=f"{ROOT}{os.pathsep}{announce(tmp_path)}",
+        KVSCOPE_EVENTS=events,
+        VLLM_ENABLE_V1_MULTIPROCESSING="0",
     )
     log = tmp_path / "log"
     with (
