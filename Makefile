@@ -33,7 +33,7 @@ slow: .venv/.ready
 
 prove: SHELL := /bin/bash -o pipefail
 prove: .venv/.ready
-	$(PYTEST) -m prove -q --durations=5 | tee docs/proof.txt
+	$(PYTEST) -m prove -q --durations=5 -o faulthandler_timeout=0 | tee docs/proof.txt
 
 lint: .venv/.ready
 	.venv/bin/ruff check .

@@ -58,6 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (BadTarget, ValueError) as error:
         print(f"monitor: {error}", file=sys.stderr)
         return USAGE
+    except PermissionError as error:
+        print(f"monitor: {error.filename}: permission denied; name another path, or run as its owner", file=sys.stderr)
+        return USAGE
     except (CannotTell, Unreachable, NotKnown, ContractError) as error:
         print(f"monitor: {error}", file=sys.stderr)
         return CANNOT_TELL

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
 
 import psutil
 import pytest
+
+# Whoever runs tests in the background ignores it, and so would every command that a test starts and interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _open_things() -> tuple[set[threading.Thread], set[int], set[str]]:

@@ -12,12 +12,18 @@ from dashboards.web.links import Place, Window, rfc3339
 from dashboards.web.markup import aria, field, key
 from dashboards.web.table import TABLE, tab_of
 from dashboards.web.view import Here, open_findings
-from dashboards.web.words import clock
+from dashboards.web.words import clock, sentence
 from monitor.query import counted, duration
 from monitor.views import EngineView
 
 SPANS = (("now-1m", "last minute"), ("", "last 10 minutes"), ("now-1h", "last hour"), ("now-6h", "last 6 hours"))
 """What `from` can be with a click."""
+QUIET = {
+    "silent": "nothing was heard from {which} for {ago}. What is shown of it is as it was then",
+    "stopped": "{which} has stopped. What is shown of it is as it was at the end",
+    "gone": "{which} was not heard since the service began. What is shown of it is as it was last",
+}
+"""What is said above every view of an engine in such a state."""
 
 
 def title(here: Here) -> str:
@@ -40,15 +46,15 @@ def bar(here: Here, every_s: float = 0) -> list[Any]:
             [
                 html.A([html.Span(className="mark", **aria(hidden="true")), "kvscope"], href="/", className="brand"),
                 html.Nav(_engines(here), **aria(label="Engines")),
-                html.Div(_health(here.engine, every_s), id="health", role="status", **aria(label="Stream health")),
+                html.Div(_time(here), id="time"),
+                html.Button("?", type="button", id="keys-button", title="Keys (?)", **aria(label="Keys")),
             ],
             className="row",
         ),
         html.Div(
             [
                 html.Nav(_tabs(here), id="views", **aria(label="Views")),
-                html.Div(_time(here), id="time"),
-                html.Button("?", type="button", id="keys-button", title="Keys (?)", **aria(label="Keys")),
+                html.Div(_health(here.engine, every_s), id="health", role="status", **aria(label="Stream health")),
             ],
             className="row",
         ),
@@ -72,8 +78,8 @@ def _engines(here: Here) -> Any:
         )
         for engine in here.engines
     ]
-    summary = html.Summary([*chosen, html.Span(f"1 of {len(here.engines):,}", className="how")], className="engine",
-                           **key("e", "choose an engine"))  # fmt: skip
+    count = html.Span(f"of {counted(len(here.engines), 'engine')}", className="how")
+    summary = html.Summary([*chosen, count], className="engine", **key("e", "choose an engine"))
     return html.Details([summary, html.Ul(others)], className="menu")
 
 
@@ -132,26 +138,21 @@ def _health(engine: EngineView, every_s: float) -> list[Any]:
 def alarms(here: Here, complaint: str) -> list[Any]:
     """What is wrong with the address; a fault that is switched on; an engine that has gone quiet."""
     engine = here.engine
+    which = engine.engine if len(here.engines) > 1 and not here.place.view else "this engine"
     banners = [html.P(complaint, className="banner quiet")] if complaint else []
     if engine.faults:
         banners.append(
             html.P(
                 [
-                    html.Strong(f"Fault switched on in this engine: {', '.join(engine.faults)}"),
+                    html.Strong(f"Fault switched on in {which}: {', '.join(engine.faults)}"),
                     html.Span("It was started to show an incident. Do not serve with it."),
                 ],
                 className="banner fault",
             )
         )
-    if engine.status == "silent":
-        text = f"Nothing heard from this engine for {duration(engine.heard_s_ago)}. What is shown is as it was then."
-        banners.append(html.P(html.Strong(text), className="banner quiet"))
-    if engine.status == "stopped":
-        banners.append(html.P(html.Strong("This engine has stopped. What is shown is as it was at the end."),
-                              className="banner quiet"))  # fmt: skip
-    if engine.status == "gone":
-        text = "This engine was not heard since the service began. What is shown is as it was last."
-        banners.append(html.P(html.Strong(text), className="banner quiet"))
+    if engine.status in QUIET:
+        told = QUIET[engine.status].format(which=which, ago=duration(engine.heard_s_ago))
+        banners.append(html.P(html.Strong(sentence(told)), className="banner quiet"))
     return banners
 
 
@@ -201,7 +202,8 @@ def _past_in_words(here: Here) -> str:
 
     if here.place.at:
         return f"at {then(here.place.at)} UTC" if "T" in here.place.at else f"at {here.place.at}"
-    return f"{then(here.window.since)} – {then(here.window.until)} UTC"
+    since, until = here.window.since, here.window.until
+    return f"{then(since)} – {clock(until) if since[:10] == until[:10] else then(until)} UTC"
 
 
 def _spans(place: Place) -> html.Ul:

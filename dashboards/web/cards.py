@@ -8,7 +8,7 @@ from typing import Any
 from dash import html
 
 from dashboards.web.links import Place
-from dashboards.web.markup import and_more, block_links, request_link
+from dashboards.web.markup import and_more, block_links, event_link, headings, request_link
 from dashboards.web.view import Here
 from dashboards.web.words import age, clock
 from monitor.findings import FindingReport
@@ -129,18 +129,9 @@ def evidence(place: Place, finding: FindingReport) -> html.Table:
                 html.Td(f"{one.value:,}" if isinstance(one.value, int | float) else one.value, className="n"),
                 html.Td(one.unit),
                 html.Td(one.source),
-                html.Td(_position(place, finding, one.position)),
+                html.Td(event_link(place, finding.engine, one.position) if one.position else ""),
             ]
         )
         for one in finding.evidence
     ]
-    return html.Table(html.Tbody(rows))
-
-
-def _position(place: Place, finding: FindingReport, position: str) -> Any:
-    if not position:
-        return ""
-    # Without the life of the engine, which is long, and the same for nearly all that a page has.
-    words = position.partition("/")[2] or position
-    there = place.to("blocks", engine=finding.engine, at=position)
-    return html.A(words, href=there, title=f"{position}: the pool at that event")
+    return html.Table([headings("Figure", "Value#", "Unit", "From", "Event"), html.Tbody(rows)])

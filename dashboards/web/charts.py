@@ -14,7 +14,7 @@ from dashboards.web.links import Window
 from dashboards.web.markup import aria, data
 from dashboards.web.palette import css
 
-GAP_PX: Final = 16
+GAP_PX: Final = 20
 MARKS_PX: Final = 22
 AXIS_PX: Final = 26
 
@@ -80,7 +80,8 @@ def over_time(
     for number, row in enumerate(rows, start=1):
         axis = f"y{number}" if number > 1 else "y"
         traces += [_trace(trace, at, axis) for trace in row.traces]
-        most = row.top or max(_most(row), default=0) * 1.08 or 1
+        highest = max(_most(row), default=0)
+        most = row.top or highest * 1.08 or 1
         axes[axis.replace("y", "yaxis")] = _AXIS | {
             "domain": [(top - row.height_px) / height, top / height],
             "range": [0, most],
@@ -88,6 +89,7 @@ def over_time(
             "nticks": 4 if row.height_px > 120 else 3,
             "gridcolor": "rgba(128,140,160,0.18)",
             "ticksuffix": row.unit,
+            **({"dtick": 1} if highest in (0, 1, 2) and not row.top else {}),  # half a request is none
         }
         top -= row.height_px + GAP_PX
     figure: dict[str, Any] = {
@@ -213,7 +215,7 @@ def _legend(name: str, rows: Sequence[Row], chosen: int) -> html.Div:
                     [
                         html.Span(className=f"swatch {trace.drawn}", style=colour),
                         html.Span(trace.label, className="what"),
-                        html.Span(f"{value:,.0f}", className="count", **data(trace=number)),
+                        html.Span(f"{value:,.0f}{row.unit}", className="count", **data(trace=number, unit=row.unit)),
                     ],
                     title=trace.title,
                     className="bad" if trace.bad else "",

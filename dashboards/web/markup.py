@@ -68,6 +68,22 @@ def block_links(place: Place, engine: str, blocks: Sequence[int], most: int) -> 
     return links + and_more(len(runs) - most)
 
 
+def event_link(place: Place, engine: str, position: str) -> html.A:
+    """The position of an event, which leads to the pool as it was then."""
+    # Without the life of the engine, which is long, and the same for nearly all that a page has.
+    words = position.partition("/")[2] or position
+    there = place.to("blocks", engine=engine, at=position)
+    return html.A(words, href=there, title=f"{position}: the pool at that event", className="id")
+
+
+def headings(*names: str) -> html.Thead:
+    """The head of a table; `#` behind a name: of figures."""
+    return html.Thead(
+        html.Tr([html.Th(name.removesuffix("#"), scope="col", className="n" if name.endswith("#") else "")
+                 for name in names])
+    )  # fmt: skip
+
+
 def and_more(count: int) -> list[Any]:
     """`and 12 more`, if there are."""
     return [html.Span(f"and {count:,} more", className="rest")] if count > 0 else []

@@ -14,7 +14,7 @@ import logging
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from dash import html
@@ -22,8 +22,9 @@ from dash.development.base_component import Component
 
 from dashboards.web import bar, story
 from dashboards.web.links import Place, wall_ns
-from dashboards.web.table import PATHS
+from dashboards.web.table import PATHS, tab_of
 from dashboards.web.view import Here, Tree, View, worst_first
+from dashboards.web.words import sentence
 from monitor.query import BadQuestion, BadTime, NotKnown, Query
 from monitor.views import EngineView
 
@@ -164,18 +165,18 @@ def _told(
 
 def _here(place: Place, known: list[EngineView]) -> tuple[Here, str]:
     """Where that is; what is wrong with the address, if anything."""
-    complaint = ""
+    complaints = []
     engine = next((view for view in known if view.engine == place.engine), known[0])
     if place.engine not in ("", engine.engine):
-        complaint = f"There is no engine {place.engine} here any more; this is {engine.engine}."
+        complaints.append(f"No engine '{place.engine[:80]}' is known here. This is {engine.engine}.")
     now_ns = _now_ns(engine)
     try:
         window = place.window(now_ns)
     except BadTime as error:
-        complaint = f"{error}. The last ten minutes are shown."
+        complaints.append(f"{error}. The last ten minutes are shown.")
         place = place._replace(since="", until="", at="")
         window = place.window(now_ns)
-    return Here(place._replace(engine=engine.engine), window, engine, known), complaint
+    return Here(place._replace(engine=engine.engine), window, engine, known), " ".join(complaints)
 
 
 def _now_ns(engine: EngineView) -> int:
@@ -194,15 +195,36 @@ def _shown(query: Query, here: Here) -> dict[str, str]:
             raise NotKnown(f"There is no page /{here.place.view} here.")
         view = entry.make(query, here)
     except (NotKnown, BadQuestion) as error:
-        view = _sentence(str(error))
+        view = _sentence(here, str(error), _known(query, here))
     except Exception:  # a fault of ours in one view, which is no reason to show nothing at all
         logger.exception("the view /%s could not be made", here.place.view)
-        view = _sentence("This view could not be made: it is a fault in kvscope, and its log says which.")
+        view = _sentence(here, "This view could not be made: it is a fault in kvscope, and its log says which.")
     return {f"main {name}": _json(tree) for name, tree in view.sections.items()} | {"aside": _json(view.aside)}
 
 
-def _sentence(text: str) -> View:
-    return View({"sentence": html.P(text[:1].upper() + text[1:], className="card note")})
+def _known(query: Query, here: Here) -> list[Any]:
+    """Of which time there is something to see, where another is looked at."""
+    if here.window.live:
+        return []
+    try:
+        span = query.span(here.name)
+    except NotKnown:
+        return []
+    if not span.first or not span.last:
+        return []
+    first, last = (at[:19].replace("T", " ") for at in (span.first, span.last))
+    there = here.place.but(since=span.first, until=span.last, at="")
+    return [html.P([f"What is known of {here.name} goes ", html.A(f"from {first} to {last} UTC", href=there), "."])]
+
+
+def _sentence(here: Here, text: str, more: Sequence[Any] = ()) -> View:
+    """Instead of a view: its name, why it is not there, and `more`."""
+    tab = tab_of(here.place.view)
+    parts = [html.H1(tab.label if tab else "No such page"), html.P(sentence(text), className="note")]
+    if here.engine.attached == "figures" and tab and not here.place.id:
+        parts.append(html.P(["With its event stream, all of it is shown here: ",
+                             html.Code("monitor serve --events ENDPOINT"), "."], className="note"))  # fmt: skip
+    return View({"sentence": html.Section([*parts, *more], className="card")})
 
 
 def _json(tree: Tree) -> str:
@@ -213,4 +235,4 @@ def _pointed(query: Query, place: Place, block: int) -> list[Any]:
     try:
         return story.pointed(place, query.block(place.engine, block, place.at))
     except NotKnown as error:
-        return [html.P(str(error), className="note")]
+        return [html.P(sentence(str(error)), className="note")]

@@ -9,7 +9,7 @@ from dash import html
 
 from dashboards.web.links import Place
 from dashboards.web.markup import block_links, dot, request_link
-from dashboards.web.words import clock, family_of, reason_of
+from dashboards.web.words import clock, family_of, reason_of, sentence
 from monitor.query import counted, duration
 from monitor.views import BlockDetail, RequestDetail, StoryView
 
@@ -72,7 +72,7 @@ def point_here() -> list[Any]:
 
 def unknown(place: Place, message: str) -> list[Any]:
     """There is no such thing here (any more)."""
-    return [*_head(place, "Not known", ""), html.P(message, className="note")]
+    return [*_head(place, "Not known", ""), html.P(sentence(message), className="note")]
 
 
 def _head(place: Place, kind: str, name: str) -> list[Any]:

@@ -21,10 +21,16 @@ def age(since: str | None, now: str | None) -> str:
     return duration((datetime.fromisoformat(now) - datetime.fromisoformat(since)).total_seconds())
 
 
-def number(value: float | None, unit: str = "") -> str:
-    """A figure with its unit; `not exposed` for None, which is not 0."""
+def sentence(text: str) -> str:
+    """What was said, as a sentence; a name that it begins with stays as it is."""
+    first = text.partition(" ")[0]
+    return (text[:1].upper() + text[1:] if first.isalpha() else text).removesuffix(".") + "."
+
+
+def number(value: float | None, unit: str = "", none: str = "not exposed") -> str:
+    """A figure with its unit; `none` for None, which is not 0."""
     if value is None:
-        return "not exposed"
+        return none
     return f"{value:,.0f} {unit}".rstrip()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from typing import Final, NamedTuple
 
 
@@ -238,8 +239,10 @@ class Settings:
             name, _, value = text.partition("=")
             if name not in THRESHOLDS:
                 near = [known for known in THRESHOLDS if known.split(".")[:2] == name.split(".")[:2]]
+                near = near or get_close_matches(name, THRESHOLDS, cutoff=0)
                 raise ValueError(
-                    f"--set {text}: there is no threshold {name!r}; there are {', '.join(near or THRESHOLDS)}"
+                    f"--set {text}: there is no threshold {name!r}; near it are {', '.join(near)}, and"
+                    " docs/reference.md has all of them"
                 )
             try:
                 changed[name] = float(value)

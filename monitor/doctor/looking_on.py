@@ -31,6 +31,11 @@ class Live(Protocol):
         """What can be asked of it."""
         ...
 
+    @property
+    def engine(self) -> str:
+        """All that it is about, though `query` knows others; empty: all that `query` knows."""
+        ...
+
     def listen(self, timeout_s: float) -> str:
         """Take in what it says within that time; why it cannot be heard just now, or nothing."""
         ...
@@ -41,8 +46,10 @@ class Live(Protocol):
 
 
 class _Stream:
-    def __init__(self, target: str, settings: Settings, timeout_s: float) -> None:
-        self.query = self._watch = Watch(settings)
+    """`watch` is fed the other streams too: a rank that stands still is known by its siblings."""
+
+    def __init__(self, target: str, watch: Watch, timeout_s: float) -> None:
+        self.query = self._watch = watch
         self._stream = LiveStream(target)
         until = time.monotonic() + timeout_s
         while not self._stream.in_step:
@@ -54,6 +61,10 @@ class _Stream:
                 self.close()
                 raise nothing_heard(target, bool(self._stream.engine), timeout_s)
 
+    @property
+    def engine(self) -> str:
+        return self._stream.engine
+
     def listen(self, timeout_s: float) -> str:
         self._watch.feed(received.frame for received in self._stream.poll(timeout_s))
         return ""
@@ -63,6 +74,8 @@ class _Stream:
 
 
 class _Page:
+    engine = ""
+
     def __init__(self, target: str, settings: Settings, timeout_s: float) -> None:
         from monitor.sources.metrics_page import BadPage, MetricsPage
 
@@ -84,6 +97,8 @@ class _Page:
 
 
 class _Service:
+    engine = ""
+
     def __init__(self, target: str, token: str, timeout_s: float) -> None:
         self.query = self._remote = RemoteQuery(target, token, timeout_s)
         try:
@@ -100,13 +115,15 @@ class _Service:
         self._remote.close()
 
 
-def open_live(target: str, settings: Settings, timeout_s: float, token: str) -> Live:
-    """The target, which has been heard. Raises BadTarget for what is over or none, and CannotTell."""
+def open_live(target: str, settings: Settings, timeout_s: float, token: str, streams: Watch | None = None) -> Live:
+    """The target, which has been heard; `streams` is what watches other event streams too. Raises BadTarget for what is
+    over or none, and CannotTell.
+    """
     kind = kind_of(target)
     try:
         match kind:
             case Kind.STREAM:
-                return _Stream(target, settings, timeout_s)
+                return _Stream(target, streams or Watch(settings), timeout_s)
             case Kind.METRICS:
                 return _Page(target, settings, timeout_s)
             case Kind.SERVICE:
@@ -138,8 +155,9 @@ def look_on(
     """Look on until Ctrl-C; what fired at the end. `tell` takes each change, `note` what else has to be said (that a
     target is not heard any more, and is again), `beat` a line each round on how things are. Raises as open_live does.
     """
+    streams = Watch(settings)
     with ExitStack() as opened:
-        lives = [opened.enter_context(closing(open_live(t, settings, timeout_s, token))) for t in targets]
+        lives = [opened.enter_context(closing(open_live(t, settings, timeout_s, token, streams))) for t in targets]
         seen = [Changes() for _ in lives]
         deaf = [""] * len(lives)
         try:
@@ -148,8 +166,8 @@ def look_on(
                 for index, live in enumerate(lives):
                     try:
                         failure = live.listen(ROUND_S / len(lives))
-                        found = live.query.find()
-                        engines += live.query.engines()
+                        found = live.query.find(engine=live.engine)
+                        engines += [view for view in live.query.engines() if live.engine in ("", view.engine)]
                     except Unreachable as error:
                         failure, found = str(error), None
                     if bool(failure) != bool(deaf[index]):

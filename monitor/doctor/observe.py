@@ -28,6 +28,7 @@ from monitor.sources.live import LiveStream
 from monitor.sources.prometheus import BadHistory, history
 from monitor.sources.recording import Recording
 from monitor.sources.target import SOURCES_PATH, BadTarget, Kind, kind_of, read_log, read_prose
+from monitor.views import EngineView
 from monitor.watch import Watch
 
 WATCH_S = 3.0
@@ -51,7 +52,8 @@ class CannotTell(Exception):
 @dataclass
 class Observation:
     """A target that was looked at. `is_past`: what it shows is over, or has an end, so what was resolved by then counts
-    too; `since` and `until` (RFC 3339): but only what touches that window, and as it was at its end.
+    too; `since` and `until` (RFC 3339): but only what touches that window, and as it was at its end. `engine`: all that
+    it is about, though `query` knows others.
     """
 
     target: str
@@ -61,11 +63,16 @@ class Observation:
     notes: list[str] = field(default_factory=list)
     since: str = ""
     until: str = ""
+    engine: str = ""
+
+    def engines(self) -> list[EngineView]:
+        """As they are, or were at its end."""
+        return [view for view in self.query.engines(self.until) if self.engine in ("", view.engine)]
 
     def findings(self) -> list[FindingReport]:
         """What fires; and, of what is past, what was resolved: the worst first."""
         if not self.is_past:
-            return self.query.find("firing")
+            return self.query.find("firing", self.engine)
         found = self.query.find(since=self.since, until=self.until)
         return [self._at_the_end(finding) for finding in found]
 
@@ -83,14 +90,15 @@ class Observation:
 def observe(
     target: str,
     settings: Settings,
+    streams: Watch | None = None,
     *,
     timeout_s: float = 10.0,
     watch_s: float = WATCH_S,
     token: str = "",
     window: Window = ALWAYS,
 ) -> Observation:
-    """Look at `target`. Raises BadTarget for what is none, or has no past where a window of it is asked for, and
-    CannotTell.
+    """Look at `target`; `streams` is what watches other event streams too. Raises BadTarget for what is
+    none, or has no past where a window of it is asked for, and CannotTell.
     """
     kind = kind_of(target)
     if window != ALWAYS and kind in (Kind.STREAM, Kind.KV_EVENTS, Kind.METRICS):
@@ -101,7 +109,7 @@ def observe(
     try:
         match kind:
             case Kind.STREAM:
-                return _watch_stream(target, settings, timeout_s, watch_s)
+                return _watch_stream(target, streams or Watch(settings), settings, timeout_s, watch_s)
             case Kind.SERVICE:
                 return _ask_service(target, token, timeout_s, window)
             case Kind.RECORDING:
@@ -120,8 +128,8 @@ def observe(
         raise CannotTell(str(error)) from error
 
 
-def _watch_stream(target: str, settings: Settings, timeout_s: float, watch_s: float) -> Observation:
-    watch = Watch(settings)
+def _watch_stream(target: str, watch: Watch, settings: Settings, timeout_s: float, watch_s: float) -> Observation:
+    """Into what watches the other streams too: a rank that stands still is known by its siblings."""
     stream = LiveStream(target)
     started = time.monotonic()
     in_step_at: float | None = None
@@ -138,7 +146,7 @@ def _watch_stream(target: str, settings: Settings, timeout_s: float, watch_s: fl
         return _watch_kv_events(target, [publisher_at(target)], settings, timeout_s, watch_s)
     watch.settle()
     notes = [f"{stream.bad_frames} messages were not of the contract and were left out"] if stream.bad_frames else []
-    return Observation(target, Kind.STREAM, watch, is_past=False, notes=notes)
+    return Observation(target, Kind.STREAM, watch, is_past=False, notes=notes, engine=stream.engine)
 
 
 def nothing_heard(target: str, publishes: bool, timeout_s: float) -> CannotTell:
@@ -278,7 +286,12 @@ def _read_recording(target: str, path: Path, settings: Settings, window: Window)
     if window == ALWAYS:
         watch.feed(recording)
     else:
-        span = window.span(max(map(at_of, Recording(path)), default=0))
+        times = [at for at in map(at_of, Recording(path)) if at]
+        span = window.span(max(times, default=0))
+        if times and span.until_ns < min(times):
+            raise CannotTell(
+                f"{target} begins at {timestamp(min(times))}: there is nothing of it until {timestamp(span.until_ns)}"
+            )
         watch.feed(takewhile(lambda record: at_of(record) <= span.until_ns, recording))
         notes, since = [_looked_at(span)], timestamp(span.since_ns) or ""
     watch.settle()
@@ -287,10 +300,7 @@ def _read_recording(target: str, path: Path, settings: Settings, window: Window)
     if recording.bytes_lost:
         notes.append(f"its last {recording.bytes_lost} bytes are no whole record: the writer was stopped in mid-write")
     if not any(engine.attached == "stream" for engine in watch.engines()):
-        until = f"until {window.until} " if window.until else ""
-        raise CannotTell(
-            f"{target}: {until}the recording has neither an engine's start nor a keyframe, so no state is known"
-        )
+        raise CannotTell(f"{target}: the recording has neither an engine's start nor a keyframe, so no state is known")
     return Observation(target, Kind.RECORDING, watch, is_past=True, notes=notes, since=since)
 
 

@@ -19,6 +19,7 @@ from monitor.query import Unreachable
 from monitor.sources.exposition import shown
 from monitor.sources.target import BadTarget
 from monitor.views import EngineView
+from monitor.watch import Watch
 
 SCHEMA_VERSION: Final = "1"
 
@@ -95,9 +96,10 @@ def examine(
     window: Window = ALWAYS,
 ) -> Report:
     """Look at all targets at once, and at what the Prometheus servers stored; in the window, where there is a past."""
+    streams = Watch(settings)
 
     def open_target(target: str) -> Observation:
-        return observe(target, settings, timeout_s=timeout_s, watch_s=watch_s, token=token, window=window)
+        return observe(target, settings, streams, timeout_s=timeout_s, watch_s=watch_s, token=token, window=window)
 
     def open_past(url: str) -> Observation:
         return look_back(url, window, settings, timeout_s=timeout_s)
@@ -132,7 +134,7 @@ def examine(
 
 
 def _reported(observation: Observation) -> tuple[TargetReport, list[BalanceReport], list[FindingReport]]:
-    engines = observation.query.engines(observation.until)
+    engines = observation.engines()
     findings = observation.findings()
     target = TargetReport(
         observation.target, observation.kind.value, "ok", "", observation.notes, [engine.engine for engine in engines]

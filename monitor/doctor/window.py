@@ -36,10 +36,10 @@ class Window(NamedTuple):
         since_ns = when(self.since, end_ns) if self.since else 0
         until_ns = min(when(self.until, end_ns), end_ns) if self.until else end_ns
         if since_ns >= until_ns:
-            raise BadTarget(
-                f"from {timestamp(since_ns) or 'the beginning'} to {timestamp(until_ns)} there is nothing to look at:"
-                f" what there is ends at {timestamp(end_ns)}"
-            )
+            backwards = self.until and since_ns >= when(self.until, end_ns)
+            why = "the first must be earlier than the second" if backwards else "what there is ends with the second"
+            began, ended = timestamp(since_ns) or "the beginning", timestamp(until_ns)
+            raise BadTarget(f"from {began} to {ended} there is nothing to look at: {why}")
         return Span(since_ns, until_ns)
 
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from monitor.events.kinds import Cause, Holder, Kind, Limit, Load, Preempt, Release, Status, Tier, TierOp
 from monitor.events.trace_context import TraceContext
@@ -31,6 +31,10 @@ class Clock(Protocol):
         ...
 
 
+Hash: TypeAlias = int | bytes
+"""Of a prefix: keyed, or the bytes that `EventLog.keyed` makes it of before anything is packed."""
+
+
 class Flushed(NamedTuple):
     """What happened between two flushes, still as lists."""
 
@@ -43,7 +47,7 @@ class Flushed(NamedTuple):
     dropped_events: int
     texts: dict[int, str]
     runs: list[int]
-    args: list[int]
+    args: list[Any]
     ids: list[int]
 
 
@@ -61,13 +65,15 @@ class EventLog:
         self.capacity = capacity
         self.flushed: deque[tuple[Any, ...]] = deque()
         """The fields of a Flushed each: making a named tuple is left to whoever takes them."""
+        self.keyed: Callable[[bytes], int] | None = None
+        """Makes hashes that may leave the process of those that may not: in the drain thread, as it takes longer."""
         self.side: deque[tuple[tuple[int, int, int, int, int], tuple[int, ...], str | None]] = deque()
         self.dropped_batches = 0
         self.dropped_events = 0
         self._dropping = threading.Lock()
         self._texts: dict[int, str] = {}
         self._runs: list[int] = []
-        self._args: list[int] = []
+        self._args: list[Any] = []
         self._ids: list[int] = []
 
     def started(self, total: int, reserved: int, block_size: int, description: str) -> None:
@@ -119,7 +125,7 @@ class EventLog:
         args += tokens
         args += (completed_ns, step, completed_ns - launched_ns, limit, free, cached_idle, used)
 
-    def allocated(self, request: int, ids: Sequence[int], evicted: Sequence[int] = (), group: int = 0) -> None:
+    def allocated(self, request: int, ids: Sequence[int], evicted: Sequence[Hash] = (), group: int = 0) -> None:
         """Free blocks became the request's; `evicted` are the hashes they lost."""
         self._runs += (_ALLOCATED, group, request, len(evicted), len(ids))
         self._ids += ids
@@ -131,8 +137,8 @@ class EventLog:
         self._runs += (_REUSED, group, request, 0, len(ids))
         self._ids += ids
 
-    def cached(self, request: int, ids: Sequence[int], hashes: Sequence[int], group: int = 0) -> None:
-        """Full blocks entered the prefix cache under these keyed hashes."""
+    def cached(self, request: int, ids: Sequence[int], hashes: Sequence[Hash], group: int = 0) -> None:
+        """Full blocks entered the prefix cache under these hashes."""
         self._runs += (_CACHED, group, request, len(hashes), len(ids))
         self._ids += ids
         self._args += hashes

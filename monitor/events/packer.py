@@ -7,14 +7,15 @@ a keyframe cut from it is the state after the last batch packed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from monitor.events import snapshot
 from monitor.events.kinds import Kind
 from monitor.events.log import EventLog, Flushed
 from monitor.events.state import State
-from monitor.events.wire import Batch, Keyframe, column
+from monitor.events.wire import Batch, Keyframe, column, fives
 
+_WITH_HASHES: Final = (int(Kind.CACHED), int(Kind.ALLOCATED))
 MAX_RUN_VALUES = 5 * 65536
 """Flushes are merged into one batch up to about this many numbers."""
 
@@ -96,6 +97,9 @@ class Packer:
         self._last_step = max(self._last_step, last.last_step)
         self._counts = last.counts
         self._dropped = (last.dropped_batches, last.dropped_events)
+        if self.log.keyed is not None:
+            for flush in flushes:
+                _key_hashes(flush, self.log.keyed)
         if len(flushes) == 1:
             return self._batch(first.texts, first.runs, first.args, first.ids, first.first_step, last.last_step, last)
         texts: dict[int, str] = {}
@@ -135,3 +139,12 @@ class Packer:
         self.shadow.take_lapsed()
         self.shadow.take_anomalies()
         return batch
+
+
+def _key_hashes(flush: Flushed, keyed: Callable[[bytes], int]) -> None:
+    """Put keyed hashes in the place of those that are not: nothing else could be packed, as bytes are no number."""
+    args, at = flush.args, 0
+    for kind, _, _, count, _ in fives(flush.runs):
+        if count and kind in _WITH_HASHES:
+            args[at : at + count] = [keyed(value) for value in args[at : at + count]]
+        at += count

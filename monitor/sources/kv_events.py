@@ -219,7 +219,7 @@ class KvEventStream:
                 self._dealer.connect(publisher.replay)
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
-            raise ContractError(f"{publisher.events} is no endpoint to connect to: {error}") from error
+            raise ContractError(f"{publisher.events} is no endpoint to connect to: {error.strerror}") from error
         self._poller = zmq.Poller()
         self._poller.register(self._sub, zmq.POLLIN)
         self._poller.register(self._dealer, zmq.POLLIN)

@@ -80,7 +80,9 @@ class LiveStream:
             self._dealer = self._connect_dealer()
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
-            raise ContractError(f"{events} is no endpoint to connect to: {error}") from error
+            raise ContractError(
+                f"{events} is no endpoint to connect to: {error.strerror}; one looks like tcp://127.0.0.1:5757"
+            ) from error
         self._poller = zmq.Poller()
         self._poller.register(self._sub, zmq.POLLIN)
         self._poller.register(self._dealer, zmq.POLLIN)

@@ -60,30 +60,44 @@ class BadTarget(Exception):
 
 
 def kind_of(target: str) -> Kind:
-    """What `target` is. Raises BadTarget if it is nothing we know, a directory without a recording, or not there."""
-    if target.startswith(("tcp://", "ipc://")):
+    """What `target` is. Raises BadTarget if it is nothing we know, a directory without a recording, not there, or
+    cannot be read.
+    """
+    if target.startswith("tcp://"):
+        port = target.rpartition(":")[2]
+        if not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+            raise BadTarget(f"{target} names no port from 1 to 65535: an event stream looks like tcp://127.0.0.1:5757")
+        return Kind.STREAM
+    if target.startswith("ipc://"):
         return Kind.STREAM
     if target.startswith(("http://", "https://")):
         address = target.partition("?")[0].rstrip("/")
         if address.endswith(SOURCES_PATH):
             return Kind.KV_EVENTS
         return Kind.METRICS if address.endswith("/metrics") else Kind.SERVICE
+    try:
+        return _kind_of_path(target)
+    except OSError as error:
+        raise BadTarget(f"{error.filename or target}: cannot be read: {error.strerror}") from error
+
+
+def _kind_of_path(target: str) -> Kind:
     path = Path(target)
     if target and path.is_dir():
-        if not journal.segments(path):
+        segments = journal.segments(path)
+        if not segments:
             raise BadTarget(f"{path} holds no recording: no file in it is named EPOCH-SEQUENCE{journal.SUFFIX}")
+        for segment in segments:
+            segment.path.open("rb").close()  # one that may not be read is told before anything is looked at
         return Kind.RECORDING
     if not target or not path.exists():
         raise BadTarget(
-            f"{target}: there is no such file or directory. A target is an event stream (tcp://127.0.0.1:5757),"
+            f"{target or repr(target)}: there is no such file or directory. A target is an event stream (tcp://127.0.0.1:5757),"
             " a metrics page (http://127.0.0.1:8000/metrics), a kvscope service (http://127.0.0.1:8765), a recording"
             " (a directory) or an engine's log (a file)"
         )
-    try:
-        with path.open("rb") as file:
-            head = file.read(len(journal.HEADER))
-    except OSError as error:
-        raise BadTarget(f"{target}: cannot be read: {error.strerror}") from error
+    with path.open("rb") as file:
+        head = file.read(len(journal.HEADER))
     if head.startswith(ZIP):
         return Kind.BUNDLE
     return Kind.RECORDING if head == journal.HEADER else Kind.LOG

@@ -135,6 +135,8 @@ def test_below_its_grace_it_is_pending_and_above_it_fires(code: str, grace_s: fl
 def test_what_cannot_be_set_is_named() -> None:
     with pytest.raises(ValueError, match=r"no threshold 'leak\.finished-held\.grase_s'.*leak\.finished-held\.grace_s"):
         Settings.parse(["leak.finished-held.grase_s=1"])
+    with pytest.raises(ValueError, match=r"no threshold 'leak\.finishd-held\.grace_s'.* leak\.finished-held\.grace_s,"):
+        Settings.parse(["leak.finishd-held.grace_s=1"])
     with pytest.raises(ValueError, match=r"'soon' is not a number"):
         Settings.parse(["leak.finished-held.grace_s=soon"])
     with pytest.raises(ValueError, match=r"'' is not a number"):

@@ -21,6 +21,8 @@ CELL = 12.2
 class Still:
     """What is over, as something that goes on: it says nothing more."""
 
+    engine = ""
+
     def __init__(self, query: Query) -> None:
         self.query = query
 

@@ -10,6 +10,7 @@ import sys
 import termios
 import threading
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -46,12 +47,14 @@ def test_a_stream_goes_by(tmp_path: Path) -> None:
             looker.stop()
 
 
+def _shows(app: Top, words: str) -> bool:
+    return words in screen_of(app)
+
+
 async def _look_at_a_stream(app: Top, pilot: Pilot[None]) -> None:
     table = app.query_one(DataTable)
-    await until(pilot, lambda: table.row_count > 1)
-    seen = screen_of(app)
     for words in (LIVE, "serving", "in use", "requests live or hold blocks, by blocks held", "RUNNING"):
-        assert words in seen
+        await until(pilot, partial(_shows, app, words))
     step = app.looker.view.engines[0].step if app.looker.view else None
     await until(pilot, lambda: app.looker.view is not None and app.looker.view.engines[0].step != step)
     await pilot.press("s")

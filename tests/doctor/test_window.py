@@ -75,6 +75,14 @@ def test_what_fired_in_the_window_as_it_was_at_its_end(
         assert looked_at(capsys, target, "--until", long_before)[0] is None
 
 
+def test_a_recording_has_nothing_of_before_it_began(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, lab: Lab
+) -> None:
+    code, printed = doctor_json(capsys, recording_of(lab, tmp_path), "--until", "1d")
+    assert code == 3
+    assert "begins at" in printed["targets"][0]["error"]
+
+
 def test_of_a_log_only_the_window_is_judged(capsys: pytest.CaptureFixture[str]) -> None:
     log = DATA / "never-freed.log.gz"
     whole, balance = looked_at(capsys, log)
@@ -103,5 +111,7 @@ def test_when() -> None:
     assert Window("90s", "").span(NOON) == (when("90s", NOON), NOON)
     assert Window("", "90s").span(NOON) == (0, when("90s", NOON))
     assert Window("", "2026-02-01T00:00:00Z").span(NOON).until_ns == NOON
-    with pytest.raises(BadTarget, match="nothing to look at"):
+    with pytest.raises(BadTarget, match="nothing to look at: the first must be earlier than the second"):
         Window("90s", "2m").span(NOON)
+    with pytest.raises(BadTarget, match="nothing to look at: what there is ends with the second"):
+        Window("2026-02-01T00:00:00Z", "").span(NOON)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -157,6 +158,19 @@ def test_the_docs_have_every_column(history: tuple[Path, list[Batch], EngineLedg
             for name in line.split("|")[1].split(",")
         ]
         assert documented == columns
+
+
+def test_the_queries_in_the_docs_run(history: tuple[Path, list[Batch], EngineLedger]) -> None:
+    """The last one's answer is what the books have: how many references each block has."""
+    directory, _, ledger = history
+    queries = re.findall(r'monitor sql "(.+?)"', DOCS.read_text(), re.DOTALL)
+    assert len(queries) == 3
+    *_, held = [ask(query.replace("LIMIT 20", ""), directory) for query in queries]
+    refs = ledger.state.refs
+    assert any(refs)
+    assert {row["block"]: row["holds"] for row in held} == {
+        block: refs[block] for block in range(len(refs)) if refs[block]
+    }
 
 
 def test_an_engine_is_named_as_its_directory_says(history: tuple[Path, list[Batch], EngineLedger]) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import monitor.sources.record  # noqa: F401 - the command's own import comes too late, if it may not read the checkout
+from monitor.cli import main
 from monitor.events.journal import HEADER, JournalWriter
 from monitor.events.wire import encode
 from monitor.sources.target import BadTarget, Kind, kind_of
@@ -52,3 +56,43 @@ def test_what_is_nothing_hears_what_would_be(target: str, tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
     with pytest.raises(BadTarget, match=r"tcp://127\.0\.0\.1:5757.*http://127\.0\.0\.1:8765.*a directory.*a file"):
         kind_of(target)
+
+
+@pytest.mark.parametrize("target", ["tcp://127.0.0.1", "tcp://127.0.0.1:", "tcp://[::1]", "tcp://a:0", "tcp://a:65536"])
+def test_a_stream_needs_a_port(target: str) -> None:
+    with pytest.raises(BadTarget, match=r"names no port from 1 to 65535.*tcp://127\.0\.0\.1:5757"):
+        kind_of(target)
+
+
+def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
+    """A segment whose name is a directory's cannot be read by anybody, root included."""
+    segment = tmp_path / f"{1:020d}-{0:015d}.kvj"
+    segment.mkdir()
+    with pytest.raises(BadTarget, match=f"{segment}: cannot be read: Is a directory"):
+        kind_of(str(tmp_path))
+    long = "a" * 300
+    with pytest.raises(BadTarget, match=f"{long}: cannot be read: File name too long"):
+        kind_of(long)
+
+
+@pytest.fixture
+def not_ours(tmp_path: Path) -> Iterator[Path]:
+    """A folder that this process may neither read nor write while the test runs."""
+    folder = tmp_path / "kept"
+    folder.mkdir(mode=0)
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)
+    yield folder
+    os.seteuid(user)
+
+
+def test_what_this_user_may_not_read(not_ours: Path) -> None:
+    for target in (not_ours, not_ours / "server.log"):
+        with pytest.raises(BadTarget, match=f"{target}: cannot be read: Permission denied"):
+            kind_of(str(target))
+
+
+def test_where_this_user_may_not_write(not_ours: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["record", "tcp://127.0.0.1:1", str(not_ours / "run"), "--timeout", "1"]) == 2
+    assert f"monitor: {not_ours / 'run'}: permission denied" in capsys.readouterr().err

@@ -138,11 +138,13 @@ def test_updates_leave_focus_and_what_was_unfolded_alone(page: Page, leaking: tu
 def test_what_is_not_known_is_said(page: Page, leaking: tuple[Engine, str]) -> None:
     _, url = leaking
     page.goto(url + address("request", id="nobody"))
-    expect(page.get_by_role("complementary", name="Story")).to_contain_text("nobody")
+    expect(page.locator("#view")).to_contain_text("has no request 'nobody'")
+    page.get_by_role("link", name="All requests").click()
+    expect(page).to_have_url(url + address("requests"))
     page.goto(url + address("block", id=str(10**9)))
-    expect(page.get_by_role("complementary", name="Story")).to_contain_text("there is no block")
+    expect(page.get_by_role("complementary", name="Story")).to_contain_text("There is no block")
     page.goto(url + "/engine?engine=another")
-    expect(page.locator("#alarms")).to_contain_text("There is no engine another here")
+    expect(page.locator("#alarms")).to_contain_text("No engine 'another' is known here")
     page.goto(url + address("engine", since="teatime"))
     expect(page.locator("#alarms")).to_contain_text("'teatime' is no time")
     page.goto(url + address("nowhere"))

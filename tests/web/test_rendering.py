@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dashboards.web.links import Place, rfc3339
+from dashboards.web.links import Place, place_of, rfc3339
 from dashboards.web.rendering import REST, TICK_S, Page, Pages
 from dashboards.web.table import PATHS
 from monitor.events.sample import Sample
@@ -165,3 +165,25 @@ def test_of_an_engine_known_by_figures_alone_every_view_says_what_it_can(path: s
     assert "figures only" in page.sections["bar"]
     if path == "":
         assert "not exposed" in page.sections["main engines"]
+    if path in ("blocks", "held", "requests", "prefixes"):
+        assert f'"{PATHS[path].label}"' in page.sections["main sentence"]
+        assert "event stream" in page.sections["main sentence"]
+
+
+def test_who_looks_at_a_time_of_which_nothing_is_known_is_led_to_what_is() -> None:
+    watch = CountingWatch()
+    span = watch.span(ENGINE)
+    page = look(Pages(watch), Place("blocks", ENGINE, at="2020-11-20T00:00:00Z"))
+    known = Place("blocks", ENGINE, span.first or "", span.last or "").but()
+    assert json.dumps(known)[1:-1] in page.sections["main sentence"]
+    page = look(Pages(watch), place_of(known))
+    assert "main sentence" not in page.sections
+
+
+def test_a_bad_link_is_told_of_in_full_and_a_name_is_not_changed() -> None:
+    page = look(Pages(CountingWatch()), Place("engine", "nonsense", at="garbage"))
+    assert "'nonsense'" in page.sections["alarms"]
+    assert "'garbage'" in page.sections["alarms"]
+    page = look(Pages(CountingWatch()), Place("request", ENGINE, id="nobody"))
+    assert f'"{ENGINE} has no request' in page.sections["main not-known"]
+    assert page.sections["aside"] == '""', "it would say the same once more"

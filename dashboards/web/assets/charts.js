@@ -40,7 +40,7 @@
     if (!legend || !chart.data || !chart.data[0].x.length) return;
     for (const place of legend.querySelectorAll("[data-trace]")) {
       const value = chart.data[place.dataset.trace].y[index];
-      place.textContent = written(value);
+      place.textContent = written(value) + (place.dataset.unit || "");
       place.classList.toggle("zero", !value);
     }
     for (const place of legend.querySelectorAll("[data-moment]")) place.textContent = moment(chart, index);

@@ -156,14 +156,18 @@
     const quietMs = Date.now() - toldAt;
     const stale = byId("stale");
     if (!stale) return;
-    stale.hidden = quietMs < STALE_MS;
-    if (stale.hidden) return;
-    const since = new Date(toldAt).toISOString().slice(11, 19);
-    stale.textContent = `No answer from the kvscope service since ${since} UTC. What is shown is as it was then.`;
-    if (quietMs > RELOAD_MS && !document.hidden) {
-      const answer = await fetch("/healthz").catch(() => null);
-      if (answer && answer.ok) location.reload();
+    if (quietMs < STALE_MS) {
+      stale.hidden = true;
+      return;
     }
+    const answer = await fetch("/healthz").catch(() => null);
+    if (Date.now() - toldAt < STALE_MS) return; // it came meanwhile
+    const since = new Date(toldAt).toISOString().slice(11, 19);
+    stale.hidden = false;
+    stale.textContent = answer && answer.ok
+      ? "The kvscope service is at work on this view, which takes long."
+      : `No answer from the kvscope service since ${since} UTC. What is shown is as it was then.`;
+    if (answer && answer.ok && quietMs > RELOAD_MS && !document.hidden) location.reload();
   }
 
   // ------------------------------------------------------------------ what does it listen to?

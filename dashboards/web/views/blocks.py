@@ -44,8 +44,10 @@ def view(query: Query, here: Here) -> View:
             "scrub": html.Section(_scrub(_since_heard(query, here), blocks.at, events, chosen), className="card scrub"),
             "map": html.Div(
                 [
-                    html.Section([html.Ul(legend, className="legend"), _map(blocks, colours, marked)],
-                                 className="card", key="map"),
+                    html.Section(
+                        [html.Ul(legend, className="legend"), _map(blocks, colours, marked), *_several(blocks, by)],
+                        className="card", key="map",
+                    ),
                     html.Section(_events(place, events, chosen), className="card happened", key="events",
                                  **aria(label="Events until then")),
                 ],
@@ -97,6 +99,14 @@ def _map(blocks: BlockMap, colours: BlockColours | None, marked: Sequence[int]) 
         **data(total=laid.total, per_cell=laid.per_cell, columns=laid.columns),
         **aria(label="Block map: arrow keys go from block to block, Enter opens a block’s story"),
     )
+
+
+def _several(blocks: BlockMap, by: str) -> list[html.P]:
+    """What a cell is, where it is not one block."""
+    per_cell = blockmap.grid(blocks.total).per_cell
+    which = "the one that asks for attention most" if by == COLOURINGS[0] else "one of them"
+    words = f"Each cell is {per_cell:,} blocks, in the colour of {which}."
+    return [html.P(words, className="note hint")] if per_cell > 1 else []
 
 
 def _colourings(place: Place, chosen: str) -> html.Nav:

@@ -18,7 +18,7 @@ from dashboards.web.markup import and_more, aria, choice, data, field, request_l
 from dashboards.web.palette import SHADES
 from dashboards.web.traces import blocks, requests
 from dashboards.web.view import Here, View
-from dashboards.web.words import clock
+from dashboards.web.words import clock, sentence
 from monitor.findings import FindingReport
 from monitor.query import BadQuestion, NotKnown, Query, counted, duration, percent
 from monitor.views import Diff, FigureRow, FindingRow, PointView, Stretch
@@ -39,8 +39,7 @@ def view(query: Query, here: Here) -> View:
     try:
         told = _compared(query, here)
     except (NotKnown, BadQuestion) as error:
-        said = str(error)
-        why = html.P(f"{said[:1].upper()}{said[1:]}.".replace("..", "."), role="alert")
+        why = html.P(sentence(str(error)), role="alert")
         return View({"head": html.Header([html.H1("Nothing to compare"), why, _form(here, None)], className="card")})
     both = (told.before, told.after)
     points = [query.points(side.engine, most=MOMENTS, since=side.since or "", until=side.until or "") for side in both]
@@ -195,12 +194,16 @@ def _value(value: float | None, unit: str) -> str:
         return "none"
     if unit == "share":
         return percent(value)
-    return f"{value:,.3f} s" if unit == "s" else f"{value:,.1f} {unit}"
+    if unit == "s":
+        return f"{value:,.{3 if value < 10 else 1}f} s"
+    return f"{value:,.1f} {unit}"
 
 
 def _by(row: FigureRow) -> str:
-    """By how much it changed, of what it was."""
+    """By how much it changed, of what it was; of next to nothing there is no such figure."""
     if row.change in ("same", "") or not row.before or row.after is None:
+        return ""
+    if _value(row.before, row.unit) == _value(0.0, row.unit):
         return ""
     if row.after >= MANY_TIMES * row.before:
         return f"× {row.after / row.before:,.0f}"

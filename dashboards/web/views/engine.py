@@ -70,12 +70,13 @@ def _summary(engine: EngineView) -> list[Any]:
         )
     )
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(engine.waiting_by_reason.items()))
+    none = "not exposed" if engine.attached == "figures" else "not known"
     tiles = (
         ("Running", number(engine.running), ""),
         ("Waiting", number(engine.waiting), reasons),
         ("Pool in use", _percent(engine.usage), "cached, idle blocks not counted"),
-        ("Output", number(engine.output_tokens_per_s, "tok/s"), ""),
-        ("Computed", number(engine.computed_tokens_per_s, "tok/s"), ""),
+        ("Output", number(engine.output_tokens_per_s, "tok/s", none), ""),
+        ("Computed", number(engine.computed_tokens_per_s, "tok/s", none), ""),
         ("Preemptions", number(engine.preemptions), ""),
         ("Prefix hits", _percent(engine.prefix_hit_rate), ""),
     )
@@ -161,7 +162,10 @@ def _then(here: Here, at_ns: int) -> str:
 
 def _list(here: Here, marks: Sequence[Mark]) -> list[Any]:
     if not marks:
-        return [html.H2("In this window"), html.P("No finding, no preemption, no restart.", className="note")]
+        return [
+            html.H2("In this window"),
+            html.P("No finding began, nothing was preempted, the engine was not restarted.", className="note"),
+        ]
     items = [
         html.Li(
             [
@@ -190,7 +194,7 @@ def _chart(here: Here, points: Sequence[PointView], marks: Sequence[Mark]) -> li
         Row("Requests", 120, requests(points)),
         Row("Tokens per second", 84, _tokens(points)),
         Row("Setbacks per second", 58, _lost(points)),
-        Row("Steps, by what bound them", 64, _limits(points), 100, "%"),
+        Row("Steps, by what bound them", 64, _limits(points), 100, " %"),
     ]
     try:
         at_ns = wall_ns(here.place.at, here.window.until_ns) if here.place.at else None

@@ -14,7 +14,7 @@ from dashboards.web.markup import aria, data, field
 from dashboards.web.palette import SHADES
 from dashboards.web.traces import blocks, requests
 from dashboards.web.view import Here, View
-from dashboards.web.words import clock
+from dashboards.web.words import clock, sentence
 from monitor.findings import FindingReport
 from monitor.query import BadTime, NotKnown, Query, counted
 from monitor.views import AlertingView, EventView, PointView
@@ -220,7 +220,7 @@ def _began(query: Query, then: Place, finding: FindingReport) -> list[Any]:
             if before:
                 events = query.events(finding.engine, around=before[-1].position, most=MOST_EVENTS)
         except NotKnown as error:
-            return [heading, html.P(f"{error}.", className="note")]
+            return [heading, html.P(sentence(str(error)), className="note")]
     if not events:
         return [heading, html.P("No event of that time is kept.", className="note")]
     items = [

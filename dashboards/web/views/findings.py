@@ -112,7 +112,7 @@ def _lives(here: Here, findings: Sequence[FindingReport]) -> list[Any]:
         cells.append(html.Td(lasted if finding.resolved_at else f"{lasted}, open"))
         cells.append(html.Td(_bar(finding, here.window), className="track"))
         rows.append(html.Tr(cells, key=finding.id))
-    return [html.Table([head, html.Tbody(rows)], className="lives")]
+    return [html.Div(html.Table([head, html.Tbody(rows)], className="lives"), className="wide")]
 
 
 def _axis(window: Window) -> html.Span:

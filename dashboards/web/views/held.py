@@ -9,7 +9,7 @@ from dash import html
 
 from dashboards.web.bars import Bar, bars
 from dashboards.web.links import Place
-from dashboards.web.markup import aria, block_links, dot, request_link
+from dashboards.web.markup import aria, block_links, dot, headings, request_link
 from dashboards.web.view import Here, View
 from dashboards.web.words import clock
 from monitor.query import Query, counted, duration
@@ -47,7 +47,7 @@ def _head(told: NeverFreedView) -> list[Any]:
         ("Handed out", told.allocated, "times a block got an owner"),
         ("Came back", told.freed, "within the window"),
         ("In living requests", told.held_blocks - suspect, "in use, as they should be"),
-        ("Nobody lives who has them", suspect, "of ended requests, or unaccounted"),
+        ("Held by nobody alive", suspect, "of ended requests, or unaccounted"),
         ("Warm cache", told.warm, "back, and kept for their prefix: no leak"),
     )
     figures = [
@@ -69,9 +69,9 @@ def _held(place: Place, told: NeverFreedView) -> list[Any]:
     parts: list[Any] = [html.H2("Who has them, the longest first")]
     if not told.held:
         return [*parts, html.P("Nobody has any.", className="note")]
-    header = ("Owner", "State", "Why", "Since", "For", "Blocks", "Which")
+    head = headings("Owner", "State", "Why", "Since", "For", "Blocks#", "Which")
     rows = [_row(place, told.engine, one) for one in told.held]
-    parts.append(html.Table([html.Thead(html.Tr([html.Th(name, scope="col") for name in header])), html.Tbody(rows)]))
+    parts.append(html.Table([head, html.Tbody(rows)]))
     return parts
 
 

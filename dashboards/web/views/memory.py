@@ -9,10 +9,10 @@ from dash import html
 from dashboards.web import pool
 from dashboards.web.bars import Bar, bars
 from dashboards.web.markup import aria, field
-from dashboards.web.view import Here, View
-from dashboards.web.words import clock
+from dashboards.web.view import Here, View, engine_then
+from dashboards.web.words import clock, sentence
 from monitor.query import BadQuestion, NotKnown, Query, counted, percent
-from monitor.views import CalculatorView, EngineView, MemoryView
+from monitor.views import CalculatorView, MemoryView
 
 GIB: Final = 1 << 30
 FAMILIES: Final = {"free": "free", "not named": "bad", "other processes": "waiting", "KV cache": "running"}
@@ -36,7 +36,7 @@ def view(query: Query, here: Here) -> View:
         {
             "head": html.H1("What the device’s memory went to"),
             "bill": html.Section(_bill(query, here), className="card", **aria(label="The bill")),
-            "pool": html.Section(_pool(here.engine), className="card", **aria(label="The pool inside it")),
+            "pool": html.Section(_pool(query, here), className="card", **aria(label="The pool inside it")),
             "calculator": html.Section(_calculator(query, here), className="card", **aria(label="Calculator")),
         }
     )
@@ -50,7 +50,7 @@ def _bill(query: Query, here: Here) -> list[Any]:
         memory = query.memory(here.name)
     except NotKnown as error:
         return [
-            html.P(f"{error}.", className="note"),
+            html.P(sentence(str(error)), className="note"),
             html.P(
                 [
                     "kvscope’s engine says it where it plans its memory (on the CPU with ",
@@ -98,9 +98,13 @@ def _suggestions(memory: MemoryView) -> list[Any]:
 # -------------------------------------------------------------------- the pool
 
 
-def _pool(engine: EngineView) -> list[Any]:
-    parts: list[Any] = [html.H2("The pool inside it"), pool.bar(engine)]
-    return [*parts, html.Ul(pool.legend(engine), className="legend narrow")]
+def _pool(query: Query, here: Here) -> list[Any]:
+    heading = html.H2("The pool inside it")
+    try:
+        engine = engine_then(query, here)
+    except NotKnown as error:
+        return [heading, html.P(sentence(str(error)), className="note")]
+    return [heading, pool.bar(engine), html.Ul(pool.legend(engine), className="legend narrow")]
 
 
 # -------------------------------------------------------------------- the calculator
@@ -120,21 +124,23 @@ def _calculator(query: Query, here: Here) -> list[Any]:
             raise BadQuestion("Each is a whole number, 1 or more")
         return [heading, form, *_answer(query.calculator(here.name, **numbers))]
     except (BadQuestion, NotKnown) as error:
-        return [heading, form, html.P(f"{error}.", className="missing")]
+        return [heading, form, html.P(sentence(str(error)), className="missing")]
 
 
 def _answer(told: CalculatorView) -> list[Any]:
     tokens = told.prompt_tokens + told.max_tokens
-    verdict = (
-        f"{counted(told.concurrency, 'such request')} fit: {told.blocks_needed:,} of {told.usable_blocks:,} blocks"
-        if told.fits
-        else f"{counted(told.concurrency, 'such request')} do not fit: they need {told.blocks_needed:,} blocks of"
-        f" {told.usable_blocks:,}"
-    )
+    requests, one = counted(told.concurrency, "such request"), told.concurrency == 1
     share = f", {percent(told.share)}" if told.share is not None else ""
+    verdict = (
+        f"{requests} {'fits' if one else 'fit'}: {told.blocks_needed:,} of {told.usable_blocks:,} blocks{share}."
+        if told.fits
+        else f"{requests} {'does' if one else 'do'} not fit: {told.blocks_needed:,} blocks are needed, and there are"
+        f" {told.usable_blocks:,}."
+    )
+    most = f" At most {told.max_concurrency:,} fit at once." if told.max_concurrency else " Not even one fits."
     size = f", {told.bytes_per_request / 2**20:,.1f} MiB" if told.bytes_per_request else ""
     lines = [
-        html.P([html.Strong(f"{verdict}{share}."), f" At most {told.max_concurrency:,} fit at once."]),
+        html.P([html.Strong(verdict), most]),
         html.P(
             f"Each is {tokens:,} tokens at its end: {counted(told.blocks_per_request, 'block')} of"
             f" {told.block_size:,} tokens{size}.",

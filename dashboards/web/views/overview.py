@@ -9,7 +9,7 @@ from dash import html
 
 from dashboards.web import pool
 from dashboards.web.cards import cards
-from dashboards.web.markup import aria
+from dashboards.web.markup import aria, data
 from dashboards.web.palette import LIMITS, css
 from dashboards.web.view import Here, View, worst_first
 from dashboards.web.words import number
@@ -72,12 +72,21 @@ def _row(query: Query, here: Here, engine: EngineView, found: Sequence[FindingRe
         html.Td([pool.bar(engine), html.Span(used, className="note")], className="pool"),
         html.Td([f"{number(engine.running)} running, {number(engine.waiting)} waiting",
                  html.Span(reasons, className="note")]),
-        html.Td([number(engine.output_tokens_per_s, "tok/s"),
-                 html.Span(f"{number(engine.computed_tokens_per_s)} computed", className="note")]),
-        html.Td(_bound(query, engine, here.moment)),
-        html.Td([_finding(here, finding) for finding in found] or html.Span("none", className="none")),
+        html.Td(_output(engine)),
+        html.Td(_bound(query, engine, here.moment), **data(label=COLUMNS[4])),
+        html.Td([_finding(here, finding) for finding in found] or html.Span("none", className="none"),
+                **data(label=COLUMNS[5])),
     ]  # fmt: skip
     return html.Tr(cells, key=engine.engine, className="bad" if found else "")
+
+
+def _output(engine: EngineView) -> Any:
+    """Tokens a second; of an engine that is not heard, or has just begun, nothing is known."""
+    if engine.output_tokens_per_s is None and engine.computed_tokens_per_s is None:
+        words = "not exposed" if engine.attached == "figures" else "not known"
+        return html.Span(words, className="note")
+    computed = html.Span(f"{number(engine.computed_tokens_per_s)} computed", className="note")
+    return [number(engine.output_tokens_per_s, "tok/s"), computed]
 
 
 def _bound(query: Query, engine: EngineView, then: str) -> list[Any]:

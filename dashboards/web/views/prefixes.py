@@ -8,7 +8,7 @@ from typing import Any, Final
 from dash import html
 
 from dashboards.web.links import Place
-from dashboards.web.markup import and_more, aria, block_links, dot, request_link
+from dashboards.web.markup import and_more, aria, block_links, dot, event_link, headings, request_link
 from dashboards.web.view import Here, View
 from dashboards.web.words import clock
 from monitor.query import Query, counted, duration, percent
@@ -18,6 +18,8 @@ MOST_NODES: Final = 200
 MOST_HOLDERS: Final = 3
 MOST_RUNS: Final = 3
 MOST_EVICTIONS: Final = 50
+LONGEST_PX: Final = 60
+"""The bar of the longest stretch."""
 DEEPEST: Final = 12
 """Further in, the tree goes on at the same indent."""
 
@@ -67,9 +69,11 @@ def _tree(place: Place, told: PrefixesView) -> list[Any]:
         return [*parts, html.P("None is kept.", className="note")]
     ordered = _in_order(told.nodes)
     widest = max(node.blocks for _, node in ordered)
-    header = ("Prefix", "Blocks", "Tokens", "References", "Hits", "Computed", "Idle for", "Who has it", "Blocks")
+    head = headings(
+        "Prefix", "Blocks#", "Tokens#", "References#", "Hits#", "Computed", "Idle for", "Who has it", "Which"
+    )
     rows = [_row(place, told.engine, depth, node, widest) for depth, node in ordered[:MOST_NODES]]
-    parts.append(html.Table([html.Thead(html.Tr([html.Th(name, scope="col") for name in header])), html.Tbody(rows)]))
+    parts.append(html.Table([head, html.Tbody(rows)]))
     left = told.left_out + max(0, len(ordered) - MOST_NODES)
     return [*parts, html.P(f"{counted(left, 'smaller one')} left out.", className="note")] if left else parts
 
@@ -95,6 +99,7 @@ def _last_first(nodes: Sequence[PrefixNode]) -> list[PrefixNode]:
 
 def _row(place: Place, engine: str, depth: int, node: PrefixNode, widest: int) -> html.Tr:
     holders: list[Any] = []
+    length = max(2, round(LONGEST_PX * node.blocks / widest))
     for name in node.holders[:MOST_HOLDERS]:
         holders += [request_link(place, engine, name), " "]
     return html.Tr(
@@ -106,7 +111,8 @@ def _row(place: Place, engine: str, depth: int, node: PrefixNode, widest: int) -
             ),
             html.Td(
                 [html.Span(f"{node.blocks:,}"),
-                 html.Span(className="share-of", style={"width": f"{max(2, 60 * node.blocks / widest):.0f}px"})],
+                 html.Span(className="share-of",
+                           style={"width": f"{length}px", "marginRight": f"{LONGEST_PX - length}px"})],
                 className="n",
             ),
             html.Td(f"{node.tokens:,}", className="n"),
@@ -128,9 +134,9 @@ def _evictions(place: Place, told: PrefixesView) -> list[Any]:
     heading = html.H2("Evicted of late")
     if not told.evictions:
         return [heading, html.P("Nothing, as far as events are kept.", className="note")]
-    header = ("When", "To make room for", "Blocks", "Needed again since", "Event")
+    head = headings("When", "To make room for", "Blocks#", "Needed again since#", "Event")
     rows = [_evicted(place, told.engine, one) for one in told.evictions[:MOST_EVICTIONS]]
-    table = html.Table([html.Thead(html.Tr([html.Th(name, scope="col") for name in header])), html.Tbody(rows)])
+    table = html.Table([head, html.Tbody(rows)])
     return [heading, table, html.P(and_more(len(told.evictions) - MOST_EVICTIONS), className="note")]
 
 
@@ -141,7 +147,7 @@ def _evicted(place: Place, engine: str, one: EvictionView) -> html.Tr:
             html.Th(request_link(place, engine, one.by) if one.by else one.cause, scope="row"),
             html.Td(f"{one.blocks:,}", className="n"),
             html.Td(f"{one.needed_again:,}" if one.needed_again else "none", className="n"),
-            html.Td(html.A(one.position, href=place.to("blocks", at=one.position), className="id")),
+            html.Td(event_link(place, engine, one.position)),
         ],
         key=one.position,
         className="culprit" if one.needed_again else "",

@@ -12,7 +12,7 @@ from dashboards.web import story
 from dashboards.web.links import Place
 from dashboards.web.markup import aria, request_link
 from dashboards.web.view import Here, View
-from dashboards.web.words import clock
+from dashboards.web.words import clock, sentence
 from monitor.query import NotKnown, Query, counted, duration
 from monitor.views import ConditionView, PhaseView, RequestDetail, Wait
 
@@ -26,17 +26,19 @@ def view(query: Query, here: Here) -> View:
     try:
         detail = query.request(here.name, place.id, here.moment)
     except NotKnown as error:
-        sentence = str(error)
-        note = html.P(f"{sentence[:1].upper()}{sentence[1:]}.", className="card note")
-        return View({"not-known": note}, story.unknown(place, sentence))
-    parts: dict[str, Any] = {
+        back = html.A("All requests", href=place.to("requests"))
+        parts = [html.H1("Request"), html.P(sentence(str(error)), className="note"), html.P(back)]
+        return View({"not-known": html.Section(parts, className="card")})
+    sections: dict[str, Any] = {
         "head": html.H1(["Request ", html.Span(detail.request.id, className="id")]),
         "life": html.Section(_waterfall(detail), className="card", **aria(label="Its life")),
     }
     if detail.waits is not None:
-        parts["waits"] = html.Section(_waits(place, detail.waits), className="card", **aria(label="What it waits for"))
-    parts["conditions"] = html.Section(_conditions(detail), className="card", **aria(label="Conditions"))
-    return View(parts, story.of_request(place, detail))
+        sections["waits"] = html.Section(
+            _waits(place, detail.waits), className="card", **aria(label="What it waits for")
+        )
+    sections["conditions"] = html.Section(_conditions(detail), className="card", **aria(label="Conditions"))
+    return View(sections, story.of_request(place, detail))
 
 
 # -------------------------------------------------------------------- the waterfall
@@ -128,7 +130,7 @@ def _wait(place: Place, wait: Wait) -> html.Li:
 
 
 def _conditions(detail: RequestDetail) -> list[Any]:
-    return [html.H2("What is so of it"), html.Table(html.Tbody([_condition(one) for one in detail.conditions]))]
+    return [html.H2("Conditions"), html.Table(html.Tbody([_condition(one) for one in detail.conditions]))]
 
 
 def _condition(one: ConditionView) -> html.Tr:

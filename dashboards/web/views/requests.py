@@ -16,7 +16,7 @@ from dashboards.web.links import Place
 from dashboards.web.markup import aria, choice, dot, field, request_link
 from dashboards.web.view import Here, View
 from dashboards.web.words import family_of, reason_of
-from monitor.query import Query, counted, duration
+from monitor.query import NotKnown, Query, counted, duration
 from monitor.views import RequestView
 
 A_PAGE: Final = 100
@@ -57,6 +57,8 @@ ASKED: Final = ("q", "state", "reason", "holding", "sort")
 def view(query: Query, here: Here) -> View:
     """The table, with what it is narrowed to."""
     place = here.place
+    if here.engine.attached == "figures":
+        raise NotKnown("requests are in the event stream, one by one: this engine is known by its figures alone")
     every = query.requests(here.name, here.moment)
     found = query.find("firing", here.name)
     culprits = {request for finding in found for request in finding.culprits.requests}

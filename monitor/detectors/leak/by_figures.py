@@ -41,8 +41,8 @@ _DO_NOW_BY_FIGURES = (
     " finished request's blocks.",
 )
 _CHANGE_BY_FIGURES = (
-    "Give the connector a lease (vLLM with NIXL: VLLM_NIXL_ABORT_REQUEST_TIMEOUT), or run without it if requests need"
-    " not be handed on (drop --kv-transfer-config).",
+    "Give the connector a lease (vLLM with NIXL: VLLM_NIXL_ABORT_REQUEST_TIMEOUT, or a release since PR #41383, whose"
+    " leases are renewed), or run without it if requests need not be handed on (drop --kv-transfer-config).",
 )
 _MISSING_BY_FIGURES = (
     "which request owns each block, and whether its free was deferred: attach the event stream (monitor doctor"

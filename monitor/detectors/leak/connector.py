@@ -25,7 +25,10 @@ FINISHED_HELD = "leak.finished-held"
 REMOTE_LOAD_LOST = "leak.remote-load-lost"
 IDLE_NOT_POLLED = "leak.idle-not-polled"
 
-_LEASE: Final = {"vllm": "VLLM_NIXL_ABORT_REQUEST_TIMEOUT=480 with NIXL", "kvscope": "--kv-lease-seconds 480"}
+_LEASE: Final = {
+    "vllm": "VLLM_NIXL_ABORT_REQUEST_TIMEOUT=480 with NIXL, or a release since PR #41383, whose leases are renewed",
+    "kvscope": "--kv-lease-seconds 480",
+}
 NOT_ASKED_S: Final = 3.0
 """An engine asks in each pass, and heartbeats come once a second: after so long without, it does not ask."""
 

@@ -40,6 +40,11 @@ def caller(scheduler: object) -> Caller | None:
     return None
 
 
+def gives(frame: FrameType) -> bool:
+    """Whether this is a cache manager's method that has the request's id: it is all that need be asked."""
+    return _look_at(frame.f_code)[1] == "request_id" and hasattr(frame.f_locals.get("self"), "kv_cache_group_id")
+
+
 _arguments: dict[int, tuple[CodeType, str]] = {}
 """By a function's code, kept so that its id stays its own: which of its arguments tells. Looking is slow."""
 

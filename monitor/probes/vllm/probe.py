@@ -24,12 +24,13 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from hashlib import blake2b
-from operator import methodcaller
+from types import CodeType
 from typing import Any, Final
 
 from monitor.events import trace_context
@@ -40,7 +41,7 @@ from monitor.events.wire import NO_REQUEST
 from monitor.probes.vllm.audit import Auditor
 from monitor.probes.vllm.describe import describe, lease_ns
 from monitor.probes.vllm.hooks import Hooks
-from monitor.probes.vllm.owner import beneficiary, caller
+from monitor.probes.vllm.owner import beneficiary, caller, gives
 
 RESERVED: Final = 1
 """vLLM's null block, which is block 0 and never handed out."""
@@ -60,8 +61,6 @@ BLOCKED: Final = (
 )  # fmt: skip
 ALLOCATED, CACHED = int(Kind.ALLOCATED), int(Kind.CACHED)
 STEP_LAUNCHED, STEP_COMPLETED = int(Kind.STEP_LAUNCHED), int(Kind.STEP_COMPLETED)
-_BLOCKS: Final = frozenset((ALLOCATED, CACHED))
-_DIGEST: Final = methodcaller("digest")
 STEP: Final = 0
 """Of a note: launched and completed, and nothing between."""
 NO_LIMIT = Limit.NONE  # looked up once: a member of an enum is slow to find
@@ -88,19 +87,19 @@ class Probe:
         """Finished requests whose blocks the connector still needs, with their lease deadline (0: none)."""
         self.detached: dict[int, deque[tuple[int, Release]]] = {}
         """Blocks that wait for a step in flight to end: whose they were, and why they were freed."""
-        self.hashes: dict[int, int] = {}
-        """What the blocks in the prefix cache were said to hold."""
-        self.launched: deque[tuple[Any, int, int, Limit]] = deque()
-        """Steps whose output has not come yet: vLLM's own, number, when, and the limit."""
+        self.hashes: dict[int, bytes] = {}
+        """What the blocks in the prefix cache were said to hold: vLLM's own hashes, which the drain thread keys."""
+        self.launched: deque[tuple[Any, ...]] = deque()
+        """Steps whose output has not come yet: kind, number, when, of whom how many tokens, vLLM's own, the limit."""
         self._counts_in_flight = counts_in_flight()
         self._updating: object = None
         """The step whose output the scheduler was given last, where vLLM does not count what is in flight."""
         self.step = 0
-        self.passes = 0
+        self.empty_passes = 0
         self.polls = 0
         self._names: dict[str, int] = {}
         self._next = itertools.count(1)
-        self._keyed = partial(blake2b, digest_size=8, key=hash_key or os.urandom(32))
+        log.keyed = partial(_keyed, partial(blake2b, digest_size=8, key=hash_key or os.urandom(32)))
         self._lease_ns = lease_ns(scheduler)
         self._block_sizes = [manager.block_size for manager in self.manager.coordinator.single_type_managers]
         self._max_running = scheduler.max_num_running_reqs
@@ -114,11 +113,15 @@ class Probe:
         self._preempted: set[str] = set()
         self._without_token: dict[str, Any] = {}
         self._gave_blocks: list[str] = []
-        """Whom the pool gave blocks in this pass of the scheduler."""
+        """Whom the pool gave blocks in this pass of the scheduler, and perhaps in some before."""
+        self._giver: CodeType | None = None
+        """What mostly asks the pool for blocks: a cache manager's method that has the request's id."""
         self._short = False
         """Whether somebody was preempted in it."""
         self._timed = False
         """Whether the log was told when the call under way is made."""
+        self._eventful = True
+        """Whether somebody has come, waits or was preempted, or anything else was said than that all decode."""
         self._passed_over: dict[str, tuple[Cause, int]] = {}
         self._shortage: tuple[str, int, int] | None = None
         self._notes: list[tuple[Any, ...]] = []
@@ -137,8 +140,9 @@ class Probe:
         """What heartbeats say, from the drain thread. What the front end holds beyond these is not known here."""
         launched = next(iter(tuple(self.launched)), None)
         running, waiting = len(self.scheduler.running), sum(len(queue) for queue in self._queues())
-        in_flight = NO_STEP if launched is None else launched[1:3]
-        return Vitals(*in_flight, running, waiting, running + waiting, self.polls, self.passes)
+        step, since_ns = NO_STEP if launched is None else launched[1:3]
+        passes = self.step + self.empty_passes
+        return Vitals(step, since_ns, running, waiting, running + waiting, self.polls, passes)
 
     def counts(self) -> tuple[int, int, int, int]:
         """The pool's own: free, used, total; vLLM does not count cached-idle blocks (-1)."""
@@ -159,7 +163,7 @@ class Probe:
         if self._counts_in_flight:
             told: int = request.num_in_flight_tokens
             return told
-        steps = (output for output, *_ in self.launched if output is not self._updating)
+        steps = (output for *_, output, _ in self.launched if output is not self._updating)
         return sum(output.num_scheduled_tokens.get(request.request_id, 0) for output in steps)
 
     def name(self, request_id: str) -> str:
@@ -226,7 +230,7 @@ class Probe:
 
     def _say_time(self) -> None:
         if not self._timed:
-            self._timed = True
+            self._timed = self._eventful = True
             self.log.tick()
 
     def _later(self, *_args: Any, **_kwargs: Any) -> None:
@@ -243,6 +247,7 @@ class Probe:
         self._catch_up()
         number = self.numbers[request_id] = next(self._next)
         self._everybody = []
+        self._eventful = True
         self._names.setdefault(SUFFIX.sub("", request_id), number)
         prompt = request.num_prompt_tokens
         longest = min(prompt + request.max_tokens, self.scheduler.max_model_len)
@@ -349,25 +354,20 @@ class Probe:
 
     def _scheduled(self, output: Any) -> None:
         count = len(output.num_scheduled_tokens)
-        self.passes += 1
-        limit, numbers, tokens = NO_LIMIT, None, None
         # Mostly everybody decodes a token: then no request need be looked at.
-        if (
-            count != len(self.numbers)
-            or count != output.total_num_scheduled_tokens
-            or output.scheduled_new_reqs
-            or self._preempted
-            or self._blocked
-        ):
+        if self._eventful or count != len(self.numbers) or count != output.total_num_scheduled_tokens:
             limit, numbers, tokens = self._look_at_whom(output)
+        else:
+            limit, numbers, tokens = NO_LIMIT, None, None
         now = self._clock_ns()
         if count:
             step = self.step
             self.step = step + 1
-            self.launched.append((output, step, now, limit))
-            self._notes.append((STEP_LAUNCHED, now, step, numbers, tokens))
-        self._gave_blocks.clear()
-        self._short = self._timed = False
+            note = (STEP_LAUNCHED, step, now, numbers, tokens, output, limit)
+            self.launched.append(note)
+            self._notes.append(note)
+        else:
+            self.empty_passes += 1
         if now >= self._next_look_ns:
             self._look_around(now)
         elif not count:
@@ -393,6 +393,9 @@ class Probe:
         # The cheap question first: mostly all that there are were given tokens.
         if len(scheduled) < len(self.numbers):
             limit = self._look_at_who_waits(scheduled, output.total_num_scheduled_tokens)
+        self._gave_blocks.clear()
+        self._short = self._timed = False
+        self._eventful = bool(self._preempted or self._blocked or self._without_token)
         return limit, [self.numbers[request_id] for request_id in scheduled], [*scheduled.values()]
 
     def _look_around(self, now: int) -> None:
@@ -404,6 +407,8 @@ class Probe:
         self._catch_up()
         self._auditor.slice()
         self.flush()
+        self._gave_blocks.clear()
+        self._timed = False
 
     def _update(self, scheduler_output: Any, *_args: Any, **_kwargs: Any) -> None:
         self._updating = scheduler_output
@@ -411,28 +416,35 @@ class Probe:
     def _updated(self, _: Any, scheduler_output: Any, model_runner_output: Any) -> None:
         if model_runner_output.kv_connector_output is not None:
             self.polls += 1
-        if self._without_token:
+        if self._eventful:
             for request_id in [i for i, request in self._without_token.items() if request.num_output_tokens]:
                 del self._without_token[request_id]
                 self._now.first_token(self.numbers[request_id])
-        now = self._clock_ns()
+            self._timed = False
         if scheduler_output.num_scheduled_tokens:
-            free, notes = self._free_queue.num_free_blocks, self._notes
-            while self.launched:
-                output, step, at_ns, limit = self.launched.popleft()
-                if notes and notes[-1][0] == STEP_LAUNCHED and notes[-1][2] == step:
-                    notes[-1] = (STEP, *notes[-1][1:], now, limit, free)
-                else:
-                    notes.append((STEP_COMPLETED, now, step, now - at_ns, limit, free))
-                if output is scheduler_output:
-                    break
-        self._timed = False
+            self._completed(scheduler_output)
         scheduler = self.scheduler
         if not scheduler.running or (self._pauses and scheduler._pause_state):
             self.flush()  # else another step follows
 
+    def _completed(self, scheduler_output: Any) -> None:
+        now = self._clock_ns()
+        free, notes, launched = self._free_queue.num_free_blocks, self._notes, self.launched
+        while launched:
+            note = launched.popleft()
+            _, step, at_ns, numbers, tokens, output, limit = note
+            if notes and notes[-1] is note:
+                notes[-1] = (STEP, step, at_ns, numbers, tokens, now, limit, free)
+            else:
+                notes.append((STEP_COMPLETED, step, now, now - at_ns, limit, free))
+            if output is scheduler_output:
+                break
+
     def _catch_up(self) -> None:
-        """Say what was noted: all at once it costs less than at each step, between vLLM's own work."""
+        """Say what was noted: all at once it costs less than at each step, between vLLM's own work.
+
+        Most notes are of one step or of one block, for which plain loops cost less than comprehensions.
+        """
         if not self._notes:
             return
         notes, self._notes = self._notes, []
@@ -440,37 +452,40 @@ class Probe:
         everybody = self._everybody = self._everybody or [*self.numbers.values()]
         one_each = [1] * len(everybody)
         of_pass: list[tuple[Any, ...]] = []
-        hashes = self._public_hashes([block for note in notes if note[0] == CACHED for block in note[2]])
         for note in notes:
             kind = note[0]
-            if kind in _BLOCKS:
-                of_pass.append(note)
-                continue
-            at_ns = note[1]
-            if of_pass:
-                log.tick(at_ns)
-                self._say_blocks(of_pass, hashes)
-                of_pass = []
             if kind == STEP:
-                _, _, step, numbers, tokens, done_ns, limit, free = note
+                _, step, at_ns, numbers, tokens, done_ns, limit, free = note
+                if of_pass:
+                    of_pass = self._say_blocks(of_pass, at_ns)
                 log.step(step, numbers or everybody, tokens or one_each, limit, free, -1, usable - free, at_ns, done_ns)
             elif kind == STEP_LAUNCHED:
-                _, _, step, numbers, tokens = note
+                _, step, at_ns, numbers, tokens, _, _ = note
+                if of_pass:
+                    of_pass = self._say_blocks(of_pass, at_ns)
                 log.step_launched(step, numbers or everybody, tokens or one_each, at_ns)
-            else:
-                _, _, step, duration_ns, limit, free = note
+            elif kind == STEP_COMPLETED:
+                _, step, at_ns, duration_ns, limit, free = note
+                if of_pass:
+                    of_pass = self._say_blocks(of_pass, at_ns)
                 log.step_completed(step, duration_ns, limit, free, -1, usable - free, at_ns)
+            else:
+                of_pass.append(note)
         if of_pass:
             self._say_time()
-            self._say_blocks(of_pass, hashes)
+            self._say_blocks(of_pass)
 
-    def _say_blocks(self, notes: Iterable[tuple[Any, ...]], hashes: dict[int, int]) -> None:
+    def _say_blocks(self, notes: Iterable[tuple[Any, ...]], at_ns: int | None = None) -> list[tuple[Any, ...]]:
+        """What is left of the notes: nothing. `at_ns` None: the log was told when."""
+        if at_ns is not None:
+            self.log.tick(at_ns)
         for kind, request_id, blocks, group in notes:
             number = self.numbers.get(request_id, NO_REQUEST)
             if kind == CACHED:
-                self._say_cached(self.log, number, blocks, hashes)
+                self._say_cached(self.log, number, blocks)
             else:
                 self._say_allocated(number, blocks, group)
+        return []
 
     def _progressed(self, requests: Sequence[Any]) -> None:
         self._catch_up()
@@ -570,18 +585,24 @@ class Probe:
     def _allocated(self, blocks: Sequence[Any]) -> None:
         if not blocks:
             return
-        who = caller(self.scheduler)
-        if who is None or who[0] not in self.numbers:
-            self._missed()
-            return
-        request_id, group, _ = who
+        frame = sys._getframe(2)  # beyond the wrapper
+        if frame.f_code is self._giver:
+            known = frame.f_locals
+            request_id, group = known["request_id"], known["self"].kv_cache_group_id
+        else:
+            who = caller(self.scheduler)
+            if who is None or who[0] not in self.numbers:
+                self._missed()
+                return
+            request_id, group, _ = who
+            if gives(frame):
+                self._giver = frame.f_code
         self._gave_blocks.append(request_id)
         self._notes.append((ALLOCATED, request_id, blocks, group))
 
     def _say_allocated(self, number: int, blocks: Sequence[Any], group: int) -> None:
-        # Mostly one block: a plain loop costs less than two comprehensions.
         ids: list[int] = []
-        evicted: list[int] = []
+        evicted: list[bytes] = []
         hashes = self.hashes
         for one in blocks:
             block: int = one.block_id
@@ -653,17 +674,23 @@ class Probe:
 
     def _cached_partial(self, _: Any, *args: Any, **kwargs: Any) -> None:
         blocks = [value for value in (*args, *kwargs.values()) if hasattr(value, "block_id")]
-        self._say_cached(self._now, NO_REQUEST, blocks, self._public_hashes(blocks))
+        self._say_cached(self._now, NO_REQUEST, blocks)
 
     def _moved(self, _: None, src_block: Any, dst_block: Any) -> None:
         self._say_evicted([src_block.block_id], Evict.INVALIDATED)
-        self._say_cached(self._now, NO_REQUEST, [dst_block], self._public_hashes([dst_block]))
+        self._say_cached(self._now, NO_REQUEST, [dst_block])
 
-    def _say_cached(self, log: EventLog, number: int, blocks: Sequence[Any], hashes: dict[int, int]) -> None:
-        ids = [block.block_id for block in blocks if block.block_id in hashes]
+    def _say_cached(self, log: EventLog, number: int, blocks: Iterable[Any]) -> None:
+        ids: list[int] = []
+        told: list[bytes] = []
+        for one in blocks:
+            value = one.block_hash
+            if value is not None and not one.is_null:
+                block = one.block_id
+                raw = self.hashes[block] = value if isinstance(value, bytes) else repr(value).encode()
+                ids.append(block)
+                told.append(raw)
         if ids:
-            told = [hashes[block] for block in ids]
-            self.hashes.update(zip(ids, told, strict=True))
             log.cached(number, ids, told)
 
     def _evicted(self, _: None, block_ids: Iterable[int]) -> None:
@@ -686,16 +713,10 @@ class Probe:
         """A connector's own references: whose they are is not known, so only the audits tell of them."""
         self._missed()
 
-    def _public_hashes(self, blocks: Iterable[Any]) -> dict[int, int]:
-        """By block that has one, 64 bits that tell equal prefixes from others and nothing more, never 0.
 
-        All in one go, in which the processor need fetch the interpreter's code but once.
-        """
-        by_block = {block.block_id: block.block_hash for block in blocks if not block.is_null}
-        by_block = {block: value for block, value in by_block.items() if value is not None}
-        raw = [value if isinstance(value, bytes) else repr(value).encode() for value in by_block.values()]
-        digests = memoryview(b"".join(map(_DIGEST, map(self._keyed, raw)))).cast("q")
-        return {block: value or 1 for block, value in zip(by_block, digests, strict=True)}
+def _keyed(keyed: Callable[..., Any], value: bytes) -> int:
+    """64 bits that tell equal prefixes from others and nothing more, never 0."""
+    return int.from_bytes(keyed(value).digest(), sys.byteorder, signed=True) or 1
 
 
 def counts_in_flight() -> bool:
