@@ -10,15 +10,20 @@ bytes.
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import inspect
 import json
 import random
 import sys
 import time
 from collections import deque
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
+import numpy as np
 
 from monitor.events.log import EventLog
 from monitor.events.packer import Packer
@@ -33,19 +38,30 @@ def traceparent(number: int) -> str:
     return f"00-{number:032x}-{number:016x}-01"
 
 
+def takes(called: Callable[..., Any], **arguments: Any) -> dict[str, Any]:
+    """Those of `arguments` that it takes in this release of vLLM."""
+    return {name: value for name, value in arguments.items() if name in inspect.signature(called).parameters}
+
+
 class Bare:
     """A scheduler over `blocks` blocks, and what stands in for the model and for the connector's worker."""
 
     def __init__(
         self, model: str, *, seed: int = 0, blocks: int = 120, max_num_seqs: int = 16, a_step_ahead: bool = False,
-        **settings: Any,
+        preempts_within: bool = False, **settings: Any,
     ) -> None:  # fmt: skip
         import torch
         from vllm.engine.arg_utils import EngineArgs
-        from vllm.utils.hashing import get_hash_fn_by_name
         from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+        from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+        from vllm.v1.core.sched.scheduler import Scheduler
         from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
         from vllm.v1.structured_output import StructuredOutputManager
+
+        try:
+            from vllm.utils.hashing import get_hash_fn_by_name
+        except ImportError:  # up to 0.10
+            from vllm.utils import get_hash_fn_by_name
 
         self.rng = random.Random(seed)
         self.block_size = 32
@@ -55,18 +71,22 @@ class Bare:
         ).create_engine_config()  # fmt: skip
         config.cache_config.num_gpu_blocks = blocks
         config.scheduler_config.async_scheduling = a_step_ahead  # vLLM itself never has it on the CPU
-        spec = FullAttentionSpec(block_size=self.block_size, num_kv_heads=1, head_size=16, dtype=torch.float32)
-        self.scheduler = config.scheduler_config.get_scheduler_cls()(
+        spec = FullAttentionSpec(
+            block_size=self.block_size, num_kv_heads=1, head_size=16, dtype=torch.float32,
+            **takes(FullAttentionSpec, use_mla=False),
+        )  # fmt: skip
+        self.scheduler = (AsyncScheduler if a_step_ahead else Scheduler)(
             vllm_config=config,
             kv_cache_config=KVCacheConfig(blocks, [], [KVCacheGroupSpec(["layer"], spec)]),
             structured_output_manager=StructuredOutputManager(config),
-            block_size=self.block_size,
             log_stats=True,
+            **takes(Scheduler, block_size=self.block_size),
         )
         hash_of = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
         init_none_hash(hash_of)
         self.hasher = get_request_block_hasher(self.block_size, hash_of)
         self.ahead = 2 if a_step_ahead else 1
+        self.preempts_within = preempts_within
         self.in_flight: deque[Any] = deque()
         self.sending: list[tuple[int, str]] = []
         self.receiving: dict[str, int] = {}
@@ -84,9 +104,12 @@ class Bare:
         self.arrived += 1
         params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
         params.update_from_generation_config({}, 2)
+        of_early_releases = takes(
+            Request, eos_token_id=2, multi_modal_kwargs=None, multi_modal_hashes=None, multi_modal_placeholders=None
+        )
         request = Request(
             request_id=f"{name}-{self.rng.randrange(1 << 32):08x}", prompt_token_ids=prompt, sampling_params=params,
-            pooling_params=None, priority=priority, block_hasher=self.hasher,
+            pooling_params=None, priority=priority, block_hasher=self.hasher, **of_early_releases,
         )  # fmt: skip
         if self.arrived % 3 == 0:
             request.trace_headers = {"traceparent": traceparent(self.arrived)}
@@ -100,9 +123,11 @@ class Bare:
         self.arrive(f"{what}-{self.arrived}", prompt, rng.randrange(1, 120), rng.randrange(3))
 
     def schedule(self) -> Any:
+        requests = self.scheduler.requests
+        ends = {i: r.num_tokens + r.num_output_placeholders for i, r in requests.items()}
         output = self.scheduler.schedule()
         # A token comes of a step that brings a request to its end.
-        partial = {i for i in output.num_scheduled_tokens if self.scheduler.requests[i].is_prefill_chunk}
+        partial = {i for i in output.num_scheduled_tokens if requests[i].num_computed_tokens < ends[i]}
         self.in_flight.append((output, partial))
         for request_id in output.finished_req_ids:
             if "keep" not in request_id:
@@ -116,7 +141,9 @@ class Bare:
         output, partial = self.in_flight.popleft()
         request_ids = list(output.num_scheduled_tokens)
         requests = self.scheduler.requests
-        sampled = [[] if request_id in partial else [self.rng.randrange(1, 300)] for request_id in request_ids]
+        sampled: list[Any] = [[] if i in partial else [self.rng.randrange(1, 300)] for i in request_ids]
+        if "ndarray" in str(ModelRunnerOutput.__annotations__["sampled_token_ids"]):  # 0.11.1 to 0.12
+            sampled = [np.array(tokens, dtype=int) for tokens in sampled]
         transfers = None
         if self.scheduler.connector is not None:
             sent = {i for due, i in self.sending if due <= self.steps}
@@ -137,7 +164,8 @@ class Bare:
             output,
             ModelRunnerOutput(
                 req_ids=request_ids, req_id_to_index={r: i for i, r in enumerate(request_ids)},
-                sampled_token_ids=sampled, kv_connector_output=transfers,
+                sampled_token_ids=sampled, logprobs=None, prompt_logprobs_dict={}, pooler_output=[],
+                kv_connector_output=transfers, **takes(ModelRunnerOutput, spec_token_ids=None),
             ),
         )  # fmt: skip
 
@@ -151,15 +179,31 @@ class Bare:
         if rng.random() < 0.03 and self.scheduler.requests:
             self.scheduler.finish_requests(rng.choice(list(self.scheduler.requests)), RequestStatus.FINISHED_ABORTED)
         if rng.random() < 0.003 and self.scheduler.connector is None:
-            self.scheduler.reset_prefix_cache(reset_running_requests=rng.random() < 0.5)
+            reset = self.scheduler.reset_prefix_cache
+            reset(**takes(reset, reset_running_requests=rng.random() < 0.5 and not self.preempts_within))
 
 
 def main() -> None:
     model, out, lives = sys.argv[1:]
     for life, settings in json.loads(lives).items():
         steps, every = settings.pop("steps"), settings.pop("every", 1)
-        with (Path(out) / life).open("wb") as file:
-            record(Bare(model, **settings), steps, every, file)
+        bare = Bare(model, **settings)
+        within = preempting_within(bare.scheduler) if bare.preempts_within else contextlib.nullcontext()
+        with (Path(out) / life).open("wb") as file, within:
+            record(bare, steps, every, file)
+
+
+@contextlib.contextmanager
+def preempting_within(scheduler: Any) -> Iterator[None]:
+    """As in releases up to 0.11, whose schedulers have no method to preempt, and so none that can be wrapped."""
+    method = getattr(type(scheduler), "_preempt_request", None)
+    if method is None:
+        yield
+        return
+    scheduler._preempt_request = functools.partial(method, scheduler)
+    del type(scheduler)._preempt_request
+    yield
+    type(scheduler)._preempt_request = method
 
 
 def record(bare: Bare, steps: int, every: int, file: BinaryIO) -> None:
@@ -192,9 +236,8 @@ def record(bare: Bare, steps: int, every: int, file: BinaryIO) -> None:
         encoded = msgspec.msgpack.encode(now)
         file.write(len(encoded).to_bytes(4, "little") + encoded)
 
-    while (
-        bare.steps < steps or not packer.shadow.audit_cycles
-    ):  # whose slices are so long apart, however quick steps are
+    # An audit's slices are so long apart, however quick steps are; without its hook there would be none.
+    while bare.steps < steps or not (packer.shadow.audit_cycles or probe.hooks.errors):
         bare.live()
         while len(bare.in_flight) < bare.ahead:
             bare.schedule()

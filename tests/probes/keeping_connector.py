@@ -5,6 +5,7 @@ for the last block.
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata
@@ -19,7 +20,8 @@ class Sent(KVConnectorMetadata):
 
 class KeepingConnector(KVConnectorBase_V1):
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
-        super().__init__(vllm_config, role, kv_cache_config)
+        up_to_0_10 = "kv_cache_config" not in inspect.signature(KVConnectorBase_V1).parameters
+        super().__init__(vllm_config, role, *(() if up_to_0_10 else (kv_cache_config,)))
         self._block_size = vllm_config.cache_config.block_size
         self._asked: set[str] = set()
         self._sent: set[str] = set()

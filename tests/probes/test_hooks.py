@@ -14,7 +14,7 @@ import pytest
 
 from monitor.cli import main
 from monitor.probes.vllm import plugin
-from monitor.probes.vllm.check import HOOKS, Hook, problem, written
+from monitor.probes.vllm.check import HOOKS, MANAGER, Hook, Unpacked, preempts_within_schedule, problem
 from monitor.probes.vllm.hooks import Hooks
 from monitor.probes.vllm.owner import Caller, caller
 from tests.probes.vllm_python import PYTHON, environment, needs_vllm
@@ -224,31 +224,73 @@ def test_the_plugin_does_not_raise_where_there_is_no_vllm(
     assert "no events will be published" in caplog.text
 
 
-def test_a_vllm_that_lacks_a_hook_is_left_alone_and_told_so(tmp_path: Path) -> None:
-    """What could not be said would make the rest wrong."""
-    methods: dict[str, dict[str, list[Hook]]] = {}
-    for hook in HOOKS:
+SCHEDULE = """
+    def schedule(self):
+        while self.running:
+            preempted = self.running.pop()
+            self.kv_cache_manager.free(preempted)
+            self.encoder_cache_manager.free(preempted)
+            preempted.status = RequestStatus.PREEMPTED
+            self.waiting.prepend_request(preempted)
+"""
+"""How the schedulers of vLLM up to 0.11 preempt."""
+
+
+def write_vllm(root: Path, schedule: str) -> None:
+    """A package with all that the probe wraps but `_preempt_request`."""
+    methods: dict[str, dict[str, list[str]]] = {}
+    for hook in (*HOOKS, Hook(MANAGER, "free", ("request",), "")):
         if hook.method not in ("__init__", "_preempt_request"):
             module, _, kind = hook.place.partition(":")
-            methods.setdefault(module, {}).setdefault(kind, []).append(hook)
-    for module, kinds in methods.items():
-        path = (tmp_path / module.replace(".", "/")).with_suffix(".py")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(
-            "\n".join(
-                f"class {kind}:\n"
-                + "\n".join(f"    def {hook.method}(self, {', '.join(hook.arguments)}): ..." for hook in hooks)
-                for kind, hooks in kinds.items()
+            text = f"    def {hook.method}(self, {', '.join(hook.arguments)}): ...\n"
+            methods.setdefault(module, {}).setdefault(kind, []).append(
+                schedule if hook.method == "schedule" and schedule else text
             )
-        )
+    for module, kinds in methods.items():
+        path = (root / module.replace(".", "/")).with_suffix(".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(f"class {kind}:\n{''.join(texts)}" for kind, texts in kinds.items()))
+
+
+@pytest.mark.parametrize(("schedule", "watched"), [("", False), (SCHEDULE, True)], ids=["not heard", "heard within"])
+def test_a_vllm_that_lacks_a_hook_is_left_alone_and_told_so(schedule: str, watched: bool, tmp_path: Path) -> None:
+    """What could not be said would make the rest wrong; but up to 0.11 preemptions are heard without the method."""
+    write_vllm(tmp_path, schedule)
     code = (
         "from monitor.probes.vllm.plugin import register; register();"
         "from vllm.v1.core.sched.scheduler import Scheduler; print(hasattr(Scheduler.__init__, 'kvscope'))"
     )
     environment = os.environ | {"KVSCOPE_EVENTS": "tcp://127.0.0.1:*", "PYTHONPATH": str(tmp_path)}
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment, text=True, check=True)
-    assert ran.stdout == "False\n"
-    assert "_preempt_request (type object 'Scheduler' has no attribute '_preempt_request')" in ran.stderr
+    assert ran.stdout == f"{watched}\n"
+    told = "_preempt_request (type object 'Scheduler' has no attribute '_preempt_request')"
+    assert (told in ran.stderr) is not watched
+
+
+@pytest.mark.parametrize(
+    ("there", "instead"),
+    [
+        ("free(preempted)", "free(self.other)"),
+        ("preempted.status", "self.other.status"),
+        ("self.waiting.", "self.kv_cache_manager.free(self.other)\n            self.waiting."),
+        ("            self.kv_cache_manager.free(preempted)", "            self.give_up(preempted)"),
+        ("self.waiting.", "self.kv_cache_manager.free(preempted)\n            self.waiting."),
+        ("def schedule", "def other(self, r):\n        r.status = RequestStatus.PREEMPTED\n\n    def schedule"),
+    ],
+)
+def test_a_schedule_that_preempts_in_another_way_is_not_taken_for_the_one_that_is_known(
+    there: str, instead: str, tmp_path: Path
+) -> None:
+    write_vllm(tmp_path, SCHEDULE)
+    assert preempts_within_schedule(Unpacked(tmp_path))
+    other = SCHEDULE.replace(there, instead)
+    assert other != SCHEDULE
+    write_vllm(tmp_path, other)
+    assert not preempts_within_schedule(Unpacked(tmp_path))
+
+
+def test_a_vllm_that_is_not_there_preempts_in_no_known_way(tmp_path: Path) -> None:
+    assert not preempts_within_schedule(Unpacked(tmp_path))
 
 
 def test_a_check_without_vllm_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -266,7 +308,7 @@ def test_the_source_of_a_release_is_checked_without_running_it(tmp_path: Path) -
     )
 
     def wrong(place: str, method: str, *arguments: str) -> str:
-        return problem(Hook(place, method, arguments, "all"), written(tmp_path))
+        return problem(Hook(place, method, arguments, "all"), Unpacked(tmp_path))
 
     assert wrong("pool:Pool", "free", "blocks", "prepend") == ""
     assert wrong("pool:Pool", "free", "blocks", "request") == "it takes no request"

@@ -29,6 +29,7 @@ LIVES: dict[str, dict[str, Any]] = {
     "many steps at a time": {"steps": 2000, "every": 41, "seed": 6},
     "a step ahead": {"steps": 600, "a_step_ahead": True, "seed": 1},
     "by priority": {"steps": 600, "scheduling_policy": "priority", "seed": 2},
+    "preempted within schedule": {"steps": 600, "preempts_within": True, "seed": 8},
     "no prefix cache": {"steps": 300, "a_step_ahead": True, "enable_prefix_caching": False, "seed": 3},
     "a connector": {"steps": 900, "kv_transfer_config": CONNECTOR, "seed": 4, "blocks": 240},
     "a connector, a step ahead": {"steps": 900, "a_step_ahead": True, "kv_transfer_config": CONNECTOR, "seed": 5,

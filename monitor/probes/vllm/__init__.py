@@ -9,5 +9,6 @@ switches it on. It wraps what is there and replaces nothing; what goes wrong in 
     owner.py     whose blocks the pool is handing out or taking back
     audit.py     reads vLLM's own tables out, in slices
     describe.py  what is said of the engine when it starts
+    memory.py    the memory bill, as vLLM's worker measured it
     check.py     whether this vLLM has what the probe hooks into
 """

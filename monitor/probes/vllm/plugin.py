@@ -12,6 +12,7 @@ from monitor.events.log import EventLog
 from monitor.events.publisher import Publisher, replay_endpoint_for
 from monitor.probes.vllm.check import HOOKS, problem
 from monitor.probes.vllm.describe import served_model_name
+from monitor.probes.vllm.memory import bill
 from monitor.probes.vllm.probe import Probe
 
 logger = logging.getLogger("vllm.kvscope")
@@ -83,11 +84,23 @@ def attach(scheduler: Any) -> tuple[Probe, Publisher]:
         publisher.close()
 
     probe.start()
+    _say_memory(probe)
     probe.hooks.wrap(scheduler, "shutdown", stop)
     publisher.start()
     _attached.append((probe, publisher))
     logger.info("kvscope: events on %s, replay on %s", publisher.events_endpoint, publisher.replay_endpoint)
     return probe, publisher
+
+
+def _say_memory(probe: Probe) -> None:
+    try:
+        figures = bill(probe.scheduler)
+    except Exception as error:
+        logger.warning("kvscope: what vLLM measured of its device's memory is not said: %r", error)
+        return
+    if figures:
+        probe.log.memory(figures)
+        probe.flush()
 
 
 def of_rank(endpoint: str, rank: int) -> str:

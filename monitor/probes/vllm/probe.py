@@ -9,6 +9,7 @@ happened. What happens at every step is kept short; all else hangs on calls that
     Scheduler.schedule                step launched, looked up, admitted, waiting on remote KV, ready; passed over
     Scheduler.update_from_output      first token, progressed, step completed; then a slice of the audit
     Scheduler._preempt_request        allocation failed, preempted, queued
+    KVCacheManager.free               the same, in releases up to 0.11, which preempt within `schedule`
     Scheduler._free_request           finished; free deferred, if the blocks are still there afterwards
     Scheduler._free_blocks            completion delivered, for those
     Scheduler._handle_stopped_request   a streaming session waits
@@ -182,7 +183,8 @@ class Probe:
         wrap(scheduler, "schedule", after=self._scheduled)
         wrap(scheduler, "update_from_output", None if self._counts_in_flight else self._update, self._updated)
         wrap(scheduler, "finish_requests", self._later)
-        wrap(scheduler, "_preempt_request", self._preempt, self._preempted_one)
+        if not wrap(scheduler, "_preempt_request", self._preempt, self._preempted_one):
+            wrap(manager, "free", self._preempt_by_free, self._preempted_by_free)
         wrap(scheduler, "_free_request", self._finish, self._finished)
         wrap(scheduler, "_free_blocks", self._free, self._freed)
         wrap(scheduler, "_handle_stopped_request", after=self._stopped)
@@ -330,11 +332,20 @@ class Probe:
         self._preempted.add(request.request_id)
         self._now.queued(self.numbers[request.request_id], Cause.PREEMPTED, at_front=True)
 
+    def _preempt_by_free(self, request: Any) -> None:
+        """Up to 0.11 `schedule` preempts itself, and frees no other request that runs; what ends has its status."""
+        if _status(request) == Status.RUNNING and beneficiary() is not None:
+            self._preempt(request)
+
+    def _preempted_by_free(self, _: None, request: Any) -> None:
+        if self._why == Release.PREEMPTED:
+            self._preempted_one(None, request)
+
     def _transfers(self, kv_connector_output: Any) -> None:
         """The connector's news, before the scheduler acts on them."""
         for request_id in kv_connector_output.finished_recving or ():
-            request = self.scheduler.requests[request_id]
-            if _status(request) == Status.WAITING_FOR_REMOTE_KVS:
+            request = self.scheduler.requests.get(request_id)  # early releases let go of it if aborted
+            if request is not None and _status(request) == Status.WAITING_FOR_REMOTE_KVS:
                 failed = request_id in getattr(self.scheduler, "failed_recving_kv_req_ids", ())
                 outcome = Load.FAILED if failed else Load.DELIVERED
                 self._now.remote_load(self.numbers[request_id], outcome, request.num_computed_tokens)
@@ -375,7 +386,9 @@ class Probe:
             self._admit(new.req_id, scheduled)
         if self._preempted:
             for request_id in self._preempted & scheduled.keys():
-                self._admit(request_id, scheduled)
+                # 0.10 by priority: a step may be launched with a request that was preempted to make room for it.
+                if _status(self.scheduler.requests[request_id]) == Status.RUNNING:
+                    self._admit(request_id, scheduled)
         limit = Limit.NONE
         # The cheap question first: mostly all that there are were given tokens.
         if len(scheduled) < len(self.numbers):
