@@ -40,7 +40,12 @@ def traceparent(number: int) -> str:
 
 def takes(called: Callable[..., Any], **arguments: Any) -> dict[str, Any]:
     """Those of `arguments` that it takes in this release of vLLM."""
-    return {name: value for name, value in arguments.items() if name in inspect.signature(called).parameters}
+    return {name: value for name, value in arguments.items() if name in _parameters(called)}
+
+
+@functools.cache
+def _parameters(called: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(inspect.signature(called).parameters)
 
 
 class Bare:
@@ -56,6 +61,8 @@ class Bare:
         from vllm.v1.core.sched.async_scheduler import AsyncScheduler
         from vllm.v1.core.sched.scheduler import Scheduler
         from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+        from vllm.v1.outputs import ModelRunnerOutput
+        from vllm.v1.request import Request
         from vllm.v1.structured_output import StructuredOutputManager
 
         try:
@@ -87,6 +94,8 @@ class Bare:
         self.hasher = get_request_block_hasher(self.block_size, hash_of)
         self.ahead = 2 if a_step_ahead else 1
         self.preempts_within = preempts_within
+        self.takes_arrays = "ndarray" in str(ModelRunnerOutput.__annotations__["sampled_token_ids"])  # 0.11.1 to 0.12
+        self.tells_chunks = "is_prefill_chunk" in inspect.getsource(Request)
         self.in_flight: deque[Any] = deque()
         self.sending: list[tuple[int, str]] = []
         self.receiving: dict[str, int] = {}
@@ -124,10 +133,14 @@ class Bare:
 
     def schedule(self) -> Any:
         requests = self.scheduler.requests
-        ends = {i: r.num_tokens + r.num_output_placeholders for i, r in requests.items()}
+        ends = {i: r.num_tokens + r.num_output_placeholders for i, r in requests.items() if not self.tells_chunks}
         output = self.scheduler.schedule()
         # A token comes of a step that brings a request to its end.
-        partial = {i for i in output.num_scheduled_tokens if requests[i].num_computed_tokens < ends[i]}
+        partial = {
+            i
+            for i in output.num_scheduled_tokens
+            if (requests[i].is_prefill_chunk if self.tells_chunks else requests[i].num_computed_tokens < ends[i])
+        }
         self.in_flight.append((output, partial))
         for request_id in output.finished_req_ids:
             if "keep" not in request_id:
@@ -142,7 +155,7 @@ class Bare:
         request_ids = list(output.num_scheduled_tokens)
         requests = self.scheduler.requests
         sampled: list[Any] = [[] if i in partial else [self.rng.randrange(1, 300)] for i in request_ids]
-        if "ndarray" in str(ModelRunnerOutput.__annotations__["sampled_token_ids"]):  # 0.11.1 to 0.12
+        if self.takes_arrays:
             sampled = [np.array(tokens, dtype=int) for tokens in sampled]
         transfers = None
         if self.scheduler.connector is not None:

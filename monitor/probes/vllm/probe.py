@@ -359,7 +359,8 @@ class Probe:
             limit, numbers, tokens = self._look_at_whom(output)
         else:
             limit, numbers, tokens = NO_LIMIT, None, None
-        now = self._clock_ns()
+        clock_ns = self._clock_ns  # read, and then called: to call it as if it were a method takes longer
+        now = clock_ns()
         if count:
             step = self.step
             self.step = step + 1
@@ -422,23 +423,21 @@ class Probe:
                 self._now.first_token(self.numbers[request_id])
             self._timed = False
         if scheduler_output.num_scheduled_tokens:
-            self._completed(scheduler_output)
+            clock_ns = self._clock_ns
+            now = clock_ns()
+            free, notes, launched = self._free_queue.num_free_blocks, self._notes, self.launched
+            while launched:
+                note = launched.popleft()
+                _, step, at_ns, numbers, tokens, output, limit = note
+                if notes and notes[-1] is note:
+                    notes[-1] = (STEP, step, at_ns, numbers, tokens, now, limit, free)
+                else:
+                    notes.append((STEP_COMPLETED, step, now, now - at_ns, limit, free))
+                if output is scheduler_output:
+                    break
         scheduler = self.scheduler
         if not scheduler.running or (self._pauses and scheduler._pause_state):
             self.flush()  # else another step follows
-
-    def _completed(self, scheduler_output: Any) -> None:
-        now = self._clock_ns()
-        free, notes, launched = self._free_queue.num_free_blocks, self._notes, self.launched
-        while launched:
-            note = launched.popleft()
-            _, step, at_ns, numbers, tokens, output, limit = note
-            if notes and notes[-1] is note:
-                notes[-1] = (STEP, step, at_ns, numbers, tokens, now, limit, free)
-            else:
-                notes.append((STEP_COMPLETED, step, now, now - at_ns, limit, free))
-            if output is scheduler_output:
-                break
 
     def _catch_up(self) -> None:
         """Say what was noted: all at once it costs less than at each step, between vLLM's own work.
