@@ -102,7 +102,8 @@ def test_the_same_without_a_mouse(page: Page, incident: Incident) -> None:
 
 
 def go(page: Page, there: str) -> None:
-    """Follow a link to there, as the page itself does, and wait until that is shown."""
+    """Follow a link to there, as the page itself does once it is there, and wait until that is shown."""
+    page.wait_for_selector("#page[data-told]", state="attached")
     page.evaluate(
         "href => document.body.append(Object.assign(document.createElement('a'), { href, id: 'way' }))", there
     )

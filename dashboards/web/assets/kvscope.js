@@ -76,7 +76,8 @@
 
   // ------------------------------------------------------------------ addresses
 
-  const isOwn = (path) => byId("page").dataset.paths.split(" ").includes(path);
+  // Before the page is there, none is.
+  const isOwn = (path) => (byId("page")?.dataset.paths ?? "").split(" ").includes(path);
 
   // The page's own links change the address and nothing else; the service is told, and answers with what to show.
   function go(pathname, search) {
