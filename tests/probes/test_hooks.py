@@ -275,6 +275,7 @@ def test_a_vllm_that_lacks_a_hook_is_left_alone_and_told_so(schedule: str, watch
         ("self.waiting.", "self.kv_cache_manager.free(self.other)\n            self.waiting."),
         ("            self.kv_cache_manager.free(preempted)", "            self.give_up(preempted)"),
         ("self.waiting.", "self.kv_cache_manager.free(preempted)\n            self.waiting."),
+        ("def schedule", "def plan"),
         ("def schedule", "def other(self, r):\n        r.status = RequestStatus.PREEMPTED\n\n    def schedule"),
     ],
 )

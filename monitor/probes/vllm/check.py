@@ -62,7 +62,7 @@ def preempts_within_schedule(release: Release) -> bool:
         release.arguments(MANAGER, "free")
     except (ImportError, AttributeError, OSError):
         return False
-    (schedule,) = (one for one in scheduler.body if getattr(one, "name", "") == "schedule")
+    schedule = ast.Module([one for one in scheduler.body if getattr(one, "name", "") == "schedule"], [])
     heard = 0
     for block in (node.body for node in ast.walk(schedule) if isinstance(node, ast.FunctionDef | ast.While | ast.If)):
         said = [ast.unparse(one) for one in block if isinstance(one, ast.Expr | ast.Assign)]

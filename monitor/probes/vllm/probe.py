@@ -61,6 +61,7 @@ BLOCKED: Final = (
 )  # fmt: skip
 ALLOCATED, CACHED = int(Kind.ALLOCATED), int(Kind.CACHED)
 STEP_LAUNCHED, STEP_COMPLETED = int(Kind.STEP_LAUNCHED), int(Kind.STEP_COMPLETED)
+_BLOCKS: Final = frozenset((ALLOCATED, CACHED))
 STEP: Final = 0
 """Of a note: launched and completed, and nothing between."""
 NO_LIMIT = Limit.NONE  # looked up once: a member of an enum is slow to find
@@ -453,38 +454,34 @@ class Probe:
         of_pass: list[tuple[Any, ...]] = []
         for note in notes:
             kind = note[0]
+            if kind in _BLOCKS:
+                of_pass.append(note)
+                continue
+            at_ns = note[2]
+            if of_pass:
+                log.tick(at_ns)
+                self._say_blocks(of_pass)
+                of_pass = []
             if kind == STEP:
-                _, step, at_ns, numbers, tokens, done_ns, limit, free = note
-                if of_pass:
-                    of_pass = self._say_blocks(of_pass, at_ns)
+                _, step, _, numbers, tokens, done_ns, limit, free = note
                 log.step(step, numbers or everybody, tokens or one_each, limit, free, -1, usable - free, at_ns, done_ns)
             elif kind == STEP_LAUNCHED:
-                _, step, at_ns, numbers, tokens, _, _ = note
-                if of_pass:
-                    of_pass = self._say_blocks(of_pass, at_ns)
+                _, step, _, numbers, tokens, _, _ = note
                 log.step_launched(step, numbers or everybody, tokens or one_each, at_ns)
-            elif kind == STEP_COMPLETED:
-                _, step, at_ns, duration_ns, limit, free = note
-                if of_pass:
-                    of_pass = self._say_blocks(of_pass, at_ns)
-                log.step_completed(step, duration_ns, limit, free, -1, usable - free, at_ns)
             else:
-                of_pass.append(note)
+                _, step, _, duration_ns, limit, free = note
+                log.step_completed(step, duration_ns, limit, free, -1, usable - free, at_ns)
         if of_pass:
             self._say_time()
             self._say_blocks(of_pass)
 
-    def _say_blocks(self, notes: Iterable[tuple[Any, ...]], at_ns: int | None = None) -> list[tuple[Any, ...]]:
-        """What is left of the notes: nothing. `at_ns` None: the log was told when."""
-        if at_ns is not None:
-            self.log.tick(at_ns)
+    def _say_blocks(self, notes: Iterable[tuple[Any, ...]]) -> None:
         for kind, request_id, blocks, group in notes:
             number = self.numbers.get(request_id, NO_REQUEST)
             if kind == CACHED:
                 self._say_cached(self.log, number, blocks)
             else:
                 self._say_allocated(number, blocks, group)
-        return []
 
     def _progressed(self, requests: Sequence[Any]) -> None:
         self._catch_up()
@@ -590,12 +587,15 @@ class Probe:
             request_id, group = known["request_id"], known["self"].kv_cache_group_id
         else:
             who = caller(self.scheduler)
-            if who is None or who[0] not in self.numbers:
+            if who is None:
                 self._missed()
                 return
             request_id, group, _ = who
             if gives(frame):
                 self._giver = frame.f_code
+        if request_id not in self.numbers:
+            self._missed()
+            return
         self._gave_blocks.append(request_id)
         self._notes.append((ALLOCATED, request_id, blocks, group))
 
