@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from monitor.query import duration
-from monitor.views import RequestView
+from monitor.views import EngineView, RequestView
 
 
 def clock(at: str | None) -> str:
@@ -32,6 +32,11 @@ def number(value: float | None, unit: str = "", none: str = "not exposed") -> st
     if value is None:
         return none
     return f"{value:,.0f} {unit}".rstrip()
+
+
+def no_rate(engine: EngineView) -> str:
+    """In the place of a rate that there is none of: its figures lack it, or it is not heard or has just begun."""
+    return "not exposed" if engine.attached == "figures" else "not known"
 
 
 def spans(numbers: Sequence[int]) -> list[tuple[int, int]]:

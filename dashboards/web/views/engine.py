@@ -15,7 +15,7 @@ from dashboards.web.markup import aria, key
 from dashboards.web.palette import LIMITS, REASONS, SHADES
 from dashboards.web.traces import RUNNING, blocks, requests
 from dashboards.web.view import Here, View, engine_then
-from dashboards.web.words import clock, number
+from dashboards.web.words import clock, no_rate, number
 from monitor.findings import FindingReport
 from monitor.query import BadTime, Query, counted
 from monitor.views import EngineView, ExplanationView, PointView
@@ -70,13 +70,12 @@ def _summary(engine: EngineView) -> list[Any]:
         )
     )
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(engine.waiting_by_reason.items()))
-    none = "not exposed" if engine.attached == "figures" else "not known"
     tiles = (
         ("Running", number(engine.running), ""),
         ("Waiting", number(engine.waiting), reasons),
         ("Pool in use", _percent(engine.usage), "cached, idle blocks not counted"),
-        ("Output", number(engine.output_tokens_per_s, "tok/s", none), ""),
-        ("Computed", number(engine.computed_tokens_per_s, "tok/s", none), ""),
+        ("Output", number(engine.output_tokens_per_s, "tok/s", no_rate(engine)), ""),
+        ("Computed", number(engine.computed_tokens_per_s, "tok/s", no_rate(engine)), ""),
         ("Preemptions", number(engine.preemptions), ""),
         ("Prefix hits", _percent(engine.prefix_hit_rate), ""),
     )

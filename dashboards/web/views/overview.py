@@ -12,7 +12,7 @@ from dashboards.web.cards import cards
 from dashboards.web.markup import aria, data
 from dashboards.web.palette import LIMITS, css
 from dashboards.web.view import Here, View, worst_first
-from dashboards.web.words import number
+from dashboards.web.words import no_rate, number
 from monitor.findings import FindingReport
 from monitor.query import Query, counted, percent
 from monitor.views import EngineView
@@ -83,10 +83,9 @@ def _row(query: Query, here: Here, engine: EngineView, found: Sequence[FindingRe
 
 
 def _output(engine: EngineView) -> Any:
-    """Tokens a second; of an engine that is not heard, or has just begun, nothing is known."""
+    """Tokens a second."""
     if engine.output_tokens_per_s is None and engine.computed_tokens_per_s is None:
-        words = "not exposed" if engine.attached == "figures" else "not known"
-        return html.Span(words, className="note")
+        return html.Span(no_rate(engine), className="note")
     computed = html.Span(f"{number(engine.computed_tokens_per_s)} computed", className="note")
     return [number(engine.output_tokens_per_s, "tok/s"), computed]
 
