@@ -1,4 +1,4 @@
-# One image for both: `python -m engine serve` and `monitor serve`.
+# One image for both: `kvscope engine serve` and `monitor serve`.
 FROM python:3.11-slim
 
 # More for pip, such as an index that has a CPU build of torch: the default build brings CUDA's gigabytes.

@@ -37,6 +37,7 @@ prove: .venv/.ready
 
 lint: .venv/.ready
 	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 
 bench: .venv/.ready
@@ -50,8 +51,8 @@ bench: .venv/.ready
 
 docs: .venv/.ready
 	.venv/bin/python -m scripts.docs
-	.venv/bin/python -m dashboards.prometheus
-	.venv/bin/python -m dashboards.grafana
+	.venv/bin/python -m kvscope.dashboards.prometheus
+	.venv/bin/python -m kvscope.dashboards.grafana
 	.venv/bin/python -m tests.doctor.by_source
 	.venv/bin/python -m tests.web.screens
 

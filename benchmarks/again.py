@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from monitor.events.kinds import SCHEMA, Kind
-from monitor.events.wire import Batch, fives
+from kvscope.monitor.events.kinds import SCHEMA, Kind
+from kvscope.monitor.events.wire import Batch, fives
 
 Array = NDArray[np.int64]
 
@@ -69,11 +69,16 @@ class Episode:
             batch = sheet.batch
             yield msgspec.structs.replace(
                 batch,
-                sequence=batch.sequence + sequence, first_step=batch.first_step + step,
-                last_step=batch.last_step + step, wall_ns=batch.wall_ns + shift_ns, mono_ns=batch.mono_ns + shift_ns,
+                sequence=batch.sequence + sequence,
+                first_step=batch.first_step + step,
+                last_step=batch.last_step + step,
+                wall_ns=batch.wall_ns + shift_ns,
+                mono_ns=batch.mono_ns + shift_ns,
                 texts={number + request: f"{name}-{times}" for number, name in batch.texts.items()},
-                runs=memoryview(runs).cast("B"), args=memoryview(args).cast("B"), ids=memoryview(ids).cast("B"),
-            )  # fmt: skip
+                runs=memoryview(runs).cast("B"),
+                args=memoryview(args).cast("B"),
+                ids=memoryview(ids).cast("B"),
+            )
 
 
 def _sheet(batch: Batch) -> _Sheet:
@@ -96,6 +101,9 @@ def _sheet(batch: Batch) -> _Sheet:
         i += n_ids
     places = (np.array(each, dtype=np.int64) for each in (*moving.values(), of_runs, of_ids))
     return _Sheet(
-        batch, np.array(runs, dtype=np.int32), np.array(args, dtype=np.int64),
-        np.frombuffer(batch.ids, dtype=np.int32), *places,
-    )  # fmt: skip
+        batch,
+        np.array(runs, dtype=np.int32),
+        np.array(args, dtype=np.int64),
+        np.frombuffer(batch.ids, dtype=np.int32),
+        *places,
+    )

@@ -18,16 +18,16 @@ from collections.abc import Iterator
 from typing import Final
 
 from benchmarks.machine import machine
-from engine.blocks.pool import RESERVED
-from engine.clock import VirtualClock
-from monitor import detectors
-from monitor.detectors.thresholds import Settings
-from monitor.events.kinds import Cause, Limit, Release, Status
-from monitor.events.log import EventLog
-from monitor.events.packer import Packer, Vitals
-from monitor.events.wire import Batch, Keyframe, decode, encode
-from monitor.findings import Findings
-from monitor.ledger.ledger import EngineLedger
+from kvscope.engine.blocks.block_pool import RESERVED
+from kvscope.engine.lab.clock import VirtualClock
+from kvscope.monitor import detectors
+from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.events.event_log import EventLog
+from kvscope.monitor.events.kinds import Cause, Limit, Release, Status
+from kvscope.monitor.events.wire import Batch, Keyframe, decode, encode
+from kvscope.monitor.findings import Findings
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.publishing.packer import Packer, Vitals
 
 AIM: Final = 0.10
 RUNNING, WAITING = 1_800, 200

@@ -19,12 +19,12 @@ from functools import partial
 from typing import Any
 
 from benchmarks.machine import machine
-from engine.blocks.pool import RESERVED
-from monitor.events.kinds import Kind, Release
-from monitor.events.log import EventLog, count_events
-from monitor.events.packer import Packer, Vitals
-from monitor.events.wire import Batch, decode, encode
-from monitor.ledger.ledger import EngineLedger
+from kvscope.engine.blocks.block_pool import RESERVED
+from kvscope.monitor.events.event_log import EventLog, count_events
+from kvscope.monitor.events.kinds import Kind, Release
+from kvscope.monitor.events.wire import Batch, decode, encode
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.publishing.packer import Packer, Vitals
 from tests.lab import Lab, VirtualClock
 
 EMIT_AIM_NS = 60

@@ -35,8 +35,8 @@ def main() -> None:
 
 
 def kvscope(checkpoint: str, settings: dict[str, Any]) -> Generate:
-    from engine.llm import LLM
-    from engine.sampling import SamplingParams
+    from kvscope.engine.sampling_params import SamplingParams
+    from kvscope.engine.serving.llm import LLM
 
     llm = LLM(checkpoint, **settings)
 

@@ -27,16 +27,16 @@ from pathlib import Path
 
 from benchmarks.again import Episode
 from benchmarks.machine import machine
-from engine.clock import VirtualClock
-from monitor.events.log import count_events
-from monitor.events.wire import Batch, encode
-from monitor.history.closed import close
-from monitor.history.history import History
-from monitor.history.segments import closed_segments, directory_of
-from monitor.history.sql import answer
-from monitor.history.writer import Writer
-from monitor.ledger.ledger import EngineLedger
-from monitor.sources.live import Received
+from kvscope.engine.lab.clock import VirtualClock
+from kvscope.monitor.events.event_log import count_events
+from kvscope.monitor.events.wire import Batch, encode
+from kvscope.monitor.history.history import History
+from kvscope.monitor.history.sealed_segment import close
+from kvscope.monitor.history.segment_files import closed_segments, directory_of
+from kvscope.monitor.history.segment_writer import Writer
+from kvscope.monitor.history.sql_tables import answer
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.sources.live_stream import Received
 from tests.lab import Lab
 
 EVENTS_A_SECOND = 1_000_000

@@ -18,11 +18,11 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.machine import machine
-from kernels.kv_write_twin import kv_write_torch
-from kernels.paged_decode_twin import gather_pages, paged_decode_torch
-from kernels.paged_prefill_twin import paged_prefill_torch
-from kernels.rms_norm_twin import rms_norm_torch
-from kernels.rotary_twin import rotary_torch
+from kvscope.kernels.kv_write_twin import kv_write_torch
+from kvscope.kernels.paged_decode_twin import gather_pages, paged_decode_torch
+from kvscope.kernels.paged_prefill_twin import paged_prefill_torch
+from kvscope.kernels.rms_norm_twin import rms_norm_torch
+from kvscope.kernels.rotary_twin import rotary_torch
 
 DEVICE: Final = "cuda"
 BLOCK_SIZE: Final = 16
@@ -91,7 +91,7 @@ def measurements(dtype: torch.dtype) -> Iterator[Measurement]:
 
 
 def decode(dtype: torch.dtype, sequences: int, length: int) -> Measurement:
-    from kernels.paged_decode import paged_decode
+    from kvscope.kernels.paged_decode import paged_decode
 
     caches, tables, lens = pages(dtype, sequences, length)
     query = random(dtype, sequences, HEADS, HEAD_SIZE)
@@ -108,7 +108,7 @@ def decode(dtype: torch.dtype, sequences: int, length: int) -> Measurement:
 
 
 def prefill(dtype: torch.dtype, sequences: int, rows: int, length: int) -> Measurement:
-    from kernels.paged_prefill import paged_prefill
+    from kvscope.kernels.paged_prefill import paged_prefill
 
     caches, tables, lens = pages(dtype, sequences, length)
     query = random(dtype, sequences * rows, HEADS, HEAD_SIZE)
@@ -140,7 +140,7 @@ def prefill(dtype: torch.dtype, sequences: int, rows: int, length: int) -> Measu
 
 
 def write(dtype: torch.dtype, tokens: int) -> Measurement:
-    from kernels.kv_write import kv_write
+    from kvscope.kernels.kv_write import kv_write
 
     key, value = (random(dtype, tokens, KV_HEADS, HEAD_SIZE) for _ in range(2))
     slots = torch.randperm(2 * tokens, device=DEVICE)[:tokens]
@@ -162,7 +162,7 @@ def write(dtype: torch.dtype, tokens: int) -> Measurement:
 
 
 def add_and_norm(dtype: torch.dtype, tokens: int) -> Measurement:
-    from kernels.rms_norm import rms_norm
+    from kvscope.kernels.rms_norm import rms_norm
 
     hidden, delta = (random(dtype, tokens, HEADS * HEAD_SIZE) for _ in range(2))
     weight = random(dtype, HEADS * HEAD_SIZE)
@@ -178,7 +178,7 @@ def add_and_norm(dtype: torch.dtype, tokens: int) -> Measurement:
 
 
 def turn(dtype: torch.dtype, tokens: int) -> Measurement:
-    from kernels.rotary import rotary
+    from kvscope.kernels.rotary import rotary
 
     heads = random(dtype, tokens, HEADS + KV_HEADS, HEAD_SIZE)
     angles = torch.rand(tokens, HEAD_SIZE // 2, device=DEVICE)

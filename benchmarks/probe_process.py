@@ -14,9 +14,9 @@ import json
 import sys
 import time
 
-from monitor.events.log import EventLog
-from monitor.events.publisher import Publisher
-from monitor.probes.vllm.probe import Probe
+from kvscope.monitor.events.event_log import EventLog
+from kvscope.monitor.probes.vllm.probe import Probe
+from kvscope.monitor.publishing.publisher import Publisher
 from tests.probes.bare_scheduler import ENGINE, Bare
 
 STEPS = 100

@@ -15,8 +15,8 @@ import time
 from prometheus_client import CollectorRegistry, generate_latest
 
 from benchmarks.machine import machine
-from monitor.outlets.prometheus import WatchCollector
-from monitor.watch import Watch
+from kvscope.monitor.exporters.prometheus import WatchCollector
+from kvscope.monitor.pipeline import Watch
 from tests.lab import Lab
 
 BLOCKS = 100_000

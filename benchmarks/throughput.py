@@ -89,10 +89,10 @@ def report(seconds: dict[str, list[float]]) -> None:
 
 def engine_contenders(prompts: list[list[int]]) -> dict[str, Callable[[], float]]:
     """Runs of the engine's own loop, in seconds; what it takes to start and stop is not in them."""
-    from engine.config import EngineConfig
-    from engine.core import EngineCore, Stream
-    from engine.models import load
-    from engine.sampling import SamplingParams
+    from kvscope.engine.config import EngineConfig
+    from kvscope.engine.core import EngineCore, Stream
+    from kvscope.engine.models import load
+    from kvscope.engine.sampling_params import SamplingParams
 
     config = EngineConfig()
     loaded = load(config)
@@ -142,8 +142,8 @@ def read(events: str, replay: str) -> None:
     """Apply the stream to a ledger until a line comes in; then say what was read."""
     import select
 
-    from monitor.ledger.ledger import EngineLedger
-    from monitor.sources.live import LiveStream
+    from kvscope.monitor.ledger.engine_ledger import EngineLedger
+    from kvscope.monitor.sources.live_stream import LiveStream
 
     stream = LiveStream(events, replay)
     ledger: EngineLedger | None = None
@@ -167,7 +167,7 @@ def transformers_contenders(prompts: list[list[int]], directory: Path) -> dict[s
     from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig
     from transformers.utils import logging as transformers_logging
 
-    from engine.models import tiny
+    from kvscope.engine.models import tiny
 
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()

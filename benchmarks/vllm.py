@@ -6,7 +6,7 @@ PYTHON is that of an environment with vLLM for the CPU in it (0.32.0 is what the
 nothing of ours needs to be installed there. The model is a random Qwen3 of 4 million parameters; everyone computes
 greedily in fp32 with OMP_NUM_THREADS=1, in blocks of 32 tokens, on the same --cores.
 
-Offline is one call of generate with all prompts, transformers' generate_batch beside it. Served is `python -m engine
+Offline is one call of generate with all prompts, transformers' generate_batch beside it. Served is `kvscope engine
 bench` against both servers. Contenders take turns, with new prompts in each, so that no prefix cache helps; whoever has
 not the turn is stopped by a signal. CPU seconds are those of all processes of a contender, and tell more than tokens a
 second on a machine that has other work. Where tokens differ there is no figure: the run ends and says where.
@@ -37,17 +37,25 @@ import psutil
 from benchmarks.machine import machine
 
 BESIDE = {
-    "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-}  # fmt: skip
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
 """The environment of all contenders. vLLM would otherwise choose threads and cores itself."""
 REQUESTS = 32
 PROMPT_LENS = (16, 96)
 OUTPUT_TOKENS = 96
 VOCAB_SIZE = 320
 SETTINGS: dict[str, Any] = {
-    "dtype": "float32", "block_size": 32, "num_gpu_blocks_override": 512, "kv_cache_memory_bytes": 64 << 20,
-    "max_model_len": 512, "max_num_seqs": 64, "max_num_batched_tokens": 2048,
-}  # fmt: skip
+    "dtype": "float32",
+    "block_size": 32,
+    "num_gpu_blocks_override": 512,
+    "kv_cache_memory_bytes": 64 << 20,
+    "max_model_len": 512,
+    "max_num_seqs": 64,
+    "max_num_batched_tokens": 2048,
+}
 SERVED = {"num-prompts": 64, "max-concurrency": 16, "input-len": 64, "output-len": 64}
 PATIENCE_S = 300
 OURS, VLLM, TRANSFORMERS = "kvscope", "vllm", "transformers"
@@ -63,8 +71,9 @@ def main() -> None:
     os.environ.update(BESIDE)
     found = subprocess.run(
         [arguments.vllm_python, "-P", "-c", "from importlib.metadata import version; print(version('vllm'))"],
-        capture_output=True, text=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+    )
     if found.returncode:
         parser.error(f"--vllm-python {arguments.vllm_python} has no vLLM: {found.stderr.strip().splitlines()[-1]}")
     if not 1 <= arguments.cores <= len(os.sched_getaffinity(0)):
@@ -89,10 +98,18 @@ def save_checkpoint(directory: Path) -> int:
 
     torch.manual_seed(0)
     config = Qwen3Config(
-        vocab_size=VOCAB_SIZE, max_position_embeddings=512, hidden_size=256, intermediate_size=768,
-        num_hidden_layers=5, num_attention_heads=4, num_key_value_heads=2, head_dim=64, tie_word_embeddings=True,
-        bos_token_id=0, eos_token_id=0,
-    )  # fmt: skip
+        vocab_size=VOCAB_SIZE,
+        max_position_embeddings=512,
+        hidden_size=256,
+        intermediate_size=768,
+        num_hidden_layers=5,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        tie_word_embeddings=True,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for weight in model.parameters():  # as they are initialised, logits are almost flat
@@ -154,7 +171,7 @@ def draw_prompts(seed: int) -> list[list[int]]:
 def served(pythons: dict[str, str], checkpoint: str, arguments: argparse.Namespace) -> None:
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in SETTINGS.items()]
     commands = {
-        OURS: [pythons[OURS], "-m", "engine", "serve", checkpoint, "--events", "tcp://127.0.0.1:*"],
+        OURS: [pythons[OURS], "-m", "kvscope.engine", "serve", checkpoint, "--events", "tcp://127.0.0.1:*"],
         VLLM: [pythons[VLLM], "-P", "-m", "vllm.entrypoints.cli.main", "serve", checkpoint, "--enforce-eager"],
     }
     ports = {name: free_port() for name in commands}
@@ -180,7 +197,7 @@ def served(pythons: dict[str, str], checkpoint: str, arguments: argparse.Namespa
                         reports[name].append(report)
     load = " ".join(f"--{name} {value}" for name, value in SERVED.items())
     same = len(texts[OURS])
-    print(f"\nserved: python -m engine bench {load};\n{same} of {same} answers to others are the same in both")
+    print(f"\nserved: kvscope engine bench {load};\n{same} of {same} answers to others are the same in both")
     show(runs, SERVED["num-prompts"] * SERVED["output-len"])
     for name, made in reports.items():
         first, between = (statistics.median(r[field]["p50"] for r in made) for field in ("ttft_ms", "inter_token_ms"))
@@ -188,7 +205,16 @@ def served(pythons: dict[str, str], checkpoint: str, arguments: argparse.Namespa
 
 
 def bench(port: int, seed: int) -> dict[str, Any]:
-    command = [sys.executable, "-m", "engine", "bench", "--base-url", f"http://127.0.0.1:{port}", "--format", "json"]
+    command = [
+        sys.executable,
+        "-m",
+        "kvscope.engine",
+        "bench",
+        "--base-url",
+        f"http://127.0.0.1:{port}",
+        "--format",
+        "json",
+    ]
     load = [f"--{name}={value}" for name, value in SERVED.items()]
     done = subprocess.run([*command, *load, "--seed", str(seed)], capture_output=True, text=True)
     if done.returncode:
@@ -233,9 +259,14 @@ class Contender:
         os.sched_setaffinity(0, sorted(ours)[:cores])  # inherited
         try:
             self.process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE if talks else self._log, stderr=self._log,
-                text=True, cwd=FILE.parent.parent, start_new_session=True,
-            )  # fmt: skip
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE if talks else self._log,
+                stderr=self._log,
+                text=True,
+                cwd=FILE.parent.parent,
+                start_new_session=True,
+            )
         finally:
             os.sched_setaffinity(0, ours)
 

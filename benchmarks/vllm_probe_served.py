@@ -3,7 +3,7 @@
     python -m benchmarks.vllm_probe_served --vllm-python PYTHON [--repeats N]
 
 Two servers of the same vLLM with the same model, on the same core; one has the probe, which publishes to nobody.
-Whoever has not the turn is stopped by a signal. The load is `python -m engine bench`, on the other core. The noise is
+Whoever has not the turn is stopped by a signal. The load is `kvscope engine bench`, on the other core. The noise is
 what two neighbouring turns of the server without the probe differ by.
 """
 
@@ -42,9 +42,19 @@ def main() -> None:
                 os.environ["PYTHONPATH"] = f"{ROOT}{os.pathsep}{announce(Path(directory))}"
                 os.environ["KVSCOPE_EVENTS"] = f"tcp://127.0.0.1:{free_ports()}"
             command = [
-                arguments.vllm_python, "-P", "-m", "vllm.entrypoints.cli.main", "serve", directory, "--enforce-eager",
-                "--port", str(ports[name]), "--served-model-name", "model", *flags,
-            ]  # fmt: skip
+                arguments.vllm_python,
+                "-P",
+                "-m",
+                "vllm.entrypoints.cli.main",
+                "serve",
+                directory,
+                "--enforce-eager",
+                "--port",
+                str(ports[name]),
+                "--served-model-name",
+                "model",
+                *flags,
+            ]
             servers[name] = stack.enter_context(Contender(command, cores=1))
             with servers[name].turn():
                 wait(servers[name], ports[name])
@@ -61,7 +71,7 @@ def main() -> None:
 def show(runs: dict[str, list[Run]]) -> None:
     load = " ".join(f"--{name} {value}" for name, value in SERVED.items())
     tokens = SERVED["num-prompts"] * SERVED["output-len"]
-    print(f"python -m engine bench {load}; {len(runs[WITH])} turns each")
+    print(f"kvscope engine bench {load}; {len(runs[WITH])} turns each")
     print(f"{'':10}tokens/s   fastest   slowest   tokens a CPU second")
     for name, made in runs.items():
         rates = [tokens / run.seconds for run in made]

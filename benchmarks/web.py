@@ -27,14 +27,14 @@ import uvicorn
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from benchmarks.machine import machine
-from dashboards.web.app import mount
-from dashboards.web.links import place_of, rfc3339
-from dashboards.web.rendering import Pages
-from monitor.api import create_app
-from monitor.events.log import count_events
-from monitor.events.wire import Batch
-from monitor.service import collect_rarely
-from monitor.watch import Watch
+from kvscope.dashboards.web.app import mount
+from kvscope.dashboards.web.links import place_of, rfc3339
+from kvscope.dashboards.web.rendering import Pages
+from kvscope.monitor.events.event_log import count_events
+from kvscope.monitor.events.wire import Batch
+from kvscope.monitor.pipeline import Watch
+from kvscope.monitor.service.http_api import create_app
+from kvscope.monitor.service.service import collect_rarely
 from tests.lab import Lab
 
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run")
@@ -263,9 +263,17 @@ def tabs(browser: Browser, url: str, viewers: int) -> Iterator[None]:
 
 
 VIEWS = (
-    "", "engine", "blocks", "held", "requests", "prefixes", "memory", "findings", "engine?from=now-1m",
+    "",
+    "engine",
+    "blocks",
+    "held",
+    "requests",
+    "prefixes",
+    "memory",
+    "findings",
+    "engine?from=now-1m",
     "blocks?colour=owner",
-)  # fmt: skip
+)
 
 
 if __name__ == "__main__":

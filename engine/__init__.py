@@ -1,9 +1,9 @@
-"""A paged-attention engine: real tokens through a paged KV cache, and every mutation of a block, queue or request said.
+"""A paged-attention engine: real tokens through a paged KV cache, with an event for every change of a block or queue.
 
-config.py    what can be set                      request.py, sampling.py, queues.py   the nouns
-blocks/      which block belongs to whom          scheduler.py                         what each step computes
-models/      weights and tokenizers               runner.py                            one step's tokens:
-                                                  batch.py, attention.py, sampler.py   laid out, attended, chosen
-core.py      the loop over all of these           llm.py, server.py, __main__.py       its ways in
-connectors/  KV kept outside the pool             watchdog.py, faults.py               stalls, and incidents on purpose
+config.py      settings                                   request.py, sampling_params.py   the nouns
+blocks/        which block belongs to which request       scheduling/   what each step computes
+models/        weights and tokenizers                     execution/    one step on the device
+connectors/    KV kept outside the pool                   serving/      HTTP server, offline use, metrics
+core.py        the loop over all of these                 watchdog.py   stalls, seen from outside
+lab/           faults, virtual time, the load bench       command_line.py   `kvscope engine`
 """

@@ -22,31 +22,31 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from engine.blocks.audit import Auditor
-from engine.blocks.hashing import PrefixHasher
-from engine.blocks.manager import KVCacheManager
-from engine.blocks.pool import RESERVED, BlockPool
-from engine.config import EngineConfig
-from engine.connectors.base import KVConnector
-from engine.connectors.host import HostConnector
-from engine.connectors.peer import PeerConnector
-from engine.connectors.transfer import KVTransferParams
-from engine.describe import describe
-from engine.faults import PLACES, Faults
-from engine.grammar import GrammarCompiler
-from engine.memory import Device, Meter, capture_graphs, device_of, make_plan
-from engine.models import LoadedModel
-from engine.output import Output, Sampled
-from engine.request import Request
-from engine.runner import ModelRunner, Runner
-from engine.sampling import SamplingParams
-from engine.scheduler import Scheduler, SchedulerOutput
-from engine.watchdog import Watchdog
-from monitor.events.kinds import Status
-from monitor.events.log import Clock, EventLog, SilentLog
-from monitor.events.packer import Vitals
-from monitor.events.publisher import RING_BYTES, Publisher
-from monitor.events.trace_context import TraceContext
+from kvscope.engine.blocks.block_pool import RESERVED, BlockPool
+from kvscope.engine.blocks.kv_cache_manager import KVCacheManager
+from kvscope.engine.blocks.prefix_hashes import PrefixHasher
+from kvscope.engine.blocks.table_audit import Auditor
+from kvscope.engine.config import EngineConfig
+from kvscope.engine.connectors.base import KVConnector
+from kvscope.engine.connectors.host import HostConnector
+from kvscope.engine.connectors.peer import PeerConnector
+from kvscope.engine.connectors.transfer import KVTransferParams
+from kvscope.engine.engine_description import describe
+from kvscope.engine.execution.memory_plan import Device, Meter, capture_graphs, device_of, make_plan
+from kvscope.engine.execution.model_runner import ModelRunner, Runner
+from kvscope.engine.lab.faults import PLACES, Faults
+from kvscope.engine.models import LoadedModel
+from kvscope.engine.request import Request
+from kvscope.engine.sampling_params import SamplingParams
+from kvscope.engine.scheduling.scheduler import Scheduler, SchedulerOutput
+from kvscope.engine.serving.output import Output, Sampled
+from kvscope.engine.structured_output import GrammarCompiler
+from kvscope.engine.watchdog import Watchdog
+from kvscope.monitor.events.event_log import Clock, EventLog, SilentLog
+from kvscope.monitor.events.kinds import Status
+from kvscope.monitor.events.trace_context import TraceContext
+from kvscope.monitor.publishing.packer import Vitals
+from kvscope.monitor.publishing.publisher import RING_BYTES, Publisher
 
 logger = logging.getLogger(__name__)
 
@@ -143,9 +143,13 @@ class EngineCore:
         hasher = PrefixHasher(config.block_size, config.hash_key) if config.enable_prefix_caching else None
         self._most_in_flight = 1 + STEPS_AHEAD * config.async_scheduling
         self.manager = KVCacheManager(
-            self.pool, config.block_size, hasher, self.faults,
-            [group.window for group in loaded.config.kv_groups], self._most_in_flight * config.max_num_batched_tokens,
-        )  # fmt: skip
+            self.pool,
+            config.block_size,
+            hasher,
+            self.faults,
+            [group.window for group in loaded.config.kv_groups],
+            self._most_in_flight * config.max_num_batched_tokens,
+        )
         self.runner: Runner = runner or ModelRunner(
             loaded, total, config.block_size, config.device, config.dtype, config.seed, self.faults
         )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from engine.connectors.transfer import KVTransferParams
-from engine.grammar import Matcher
-from engine.sampling import SamplingParams
-from monitor.events.kinds import FIRST_FINISHED, Cause, Status
+from kvscope.engine.connectors.transfer import KVTransferParams
+from kvscope.engine.sampling_params import SamplingParams
+from kvscope.engine.structured_output import Matcher
+from kvscope.monitor.events.kinds import FIRST_FINISHED, Cause, Status
 
 
 class Request:
@@ -22,11 +22,29 @@ class Request:
     """
 
     __slots__ = (
-        "arrived_ns", "cause", "digests", "id", "kv_offer", "kv_transfer", "last_step", "matcher",
-        "num_computed_tokens", "num_in_flight_tokens", "num_output_placeholders", "num_preemptions",
-        "num_prompt_tokens", "number", "output_token_ids", "params", "priority", "progressed_step", "shortage",
-        "status", "times_passed_over", "token_ids",
-    )  # fmt: skip
+        "arrived_ns",
+        "cause",
+        "digests",
+        "id",
+        "kv_offer",
+        "kv_transfer",
+        "last_step",
+        "matcher",
+        "num_computed_tokens",
+        "num_in_flight_tokens",
+        "num_output_placeholders",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "number",
+        "output_token_ids",
+        "params",
+        "priority",
+        "progressed_step",
+        "shortage",
+        "status",
+        "times_passed_over",
+        "token_ids",
+    )
 
     def __init__(
         self,

@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from engine.request import Request
-from engine.scheduler import Scheduler
-from monitor.events.kinds import Cause, Status
-from monitor.events.log import Clock, EventLog
+from kvscope.engine.request import Request
+from kvscope.engine.scheduling.scheduler import Scheduler
+from kvscope.monitor.events.event_log import Clock, EventLog
+from kvscope.monitor.events.kinds import Cause, Status
 
 logger = logging.getLogger(__name__)
 
@@ -117,5 +117,9 @@ class Watchdog:
         since = f"step {stall.since_step}" if stall.since_step >= 0 else "it arrived"
         logger.warning(
             "Request %s has made no progress for %.1f s, since %s: %s, %s",
-            stall.request, (now - stall.since_ns) / 1e9, since, stall.status.name, stall.cause.name,
-        )  # fmt: skip
+            stall.request,
+            (now - stall.since_ns) / 1e9,
+            since,
+            stall.status.name,
+            stall.cause.name,
+        )

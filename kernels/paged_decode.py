@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.tiles import COMMON, LEAST, LOG2_E, MIN_SIDE, NO_WINDOW, fold_tile, head_constants
+from kvscope.kernels.tiles import COMMON, LEAST, LOG2_E, MIN_SIDE, NO_WINDOW, fold_tile, head_constants
 
 MIN_SPLIT: Final = 256
 """Tokens of a split at least: its result, four bytes a value and written and read again, is then little beside them."""
@@ -49,16 +49,36 @@ def paged_decode(
         part = torch.empty(sequences, splits, heads, head_size, device=query.device, dtype=torch.float32)
         log_sums = torch.empty(sequences, splits, heads, device=query.device, dtype=torch.float32)
     paged_decode_kernel[(sequences, kv_heads, splits)](
-        part, log_sums, query, key_cache, value_cache, block_tables, seq_lens, scale * LOG2_E, window or NO_WINDOW,
-        splits, query.stride(0), block_tables.stride(0), **fixed, DIRECT=splits == 1,
+        part,
+        log_sums,
+        query,
+        key_cache,
+        value_cache,
+        block_tables,
+        seq_lens,
+        scale * LOG2_E,
+        window or NO_WINDOW,
+        splits,
+        query.stride(0),
+        block_tables.stride(0),
+        **fixed,
+        DIRECT=splits == 1,
         **options(head_size, amd=torch.version.hip is not None),
-    )  # fmt: skip
+    )
     if splits > 1:
         reduce_splits_kernel[(sequences, heads)](
-            out, part, log_sums, seq_lens, window or NO_WINDOW, splits, HEAD_SIZE=head_size,
-            HEAD_PADDED=fixed["HEAD_PADDED"], SPLITS_PADDED=triton.next_power_of_2(splits), TILE=fixed["TILE"],
+            out,
+            part,
+            log_sums,
+            seq_lens,
+            window or NO_WINDOW,
+            splits,
+            HEAD_SIZE=head_size,
+            HEAD_PADDED=fixed["HEAD_PADDED"],
+            SPLITS_PADDED=triton.next_power_of_2(splits),
+            TILE=fixed["TILE"],
             **COMMON,
-        )  # fmt: skip
+        )
     return out
 
 
@@ -154,9 +174,23 @@ def paged_decode_kernel(  # type: ignore[no-untyped-def]
         tokens = start + tl.arange(0, TILE)
         written = tokens < end
         largest, total, weighted = fold_tile(
-            query, key_ptr, value_ptr, table_ptr, tokens, written, written[None, :], kv_head, scale,
-            largest, total, weighted, KV_HEADS, HEAD_SIZE, HEAD_PADDED, BLOCK_SIZE,
-        )  # fmt: skip
+            query,
+            key_ptr,
+            value_ptr,
+            table_ptr,
+            tokens,
+            written,
+            written[None, :],
+            kv_head,
+            scale,
+            largest,
+            total,
+            weighted,
+            KV_HEADS,
+            HEAD_SIZE,
+            HEAD_PADDED,
+            BLOCK_SIZE,
+        )
 
     row = (sequence * splits + split) * KV_HEADS * GROUP
     out = (weighted / total[:, None]).to(out_ptr.dtype.element_ty)

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.tiles import COMMON, LEAST, LOG2_E, NO_WINDOW, fold_tile, head_constants
+from kvscope.kernels.tiles import COMMON, LEAST, LOG2_E, NO_WINDOW, fold_tile, head_constants
 
 
 def paged_prefill(
@@ -36,9 +36,20 @@ def paged_prefill(
     out = torch.empty(query.shape, device=query.device, dtype=query.dtype)
     tiles = triton.cdiv(longest * fixed["GROUP"], fixed["ROWS"])
     paged_prefill_kernel[(tiles, kv_heads, len(seq_lens))](
-        out, query, key_cache, value_cache, block_tables, query_starts, seq_lens, scale * LOG2_E, window or NO_WINDOW,
-        query.stride(0), block_tables.stride(0), **fixed, **options(query.dtype.itemsize),
-    )  # fmt: skip
+        out,
+        query,
+        key_cache,
+        value_cache,
+        block_tables,
+        query_starts,
+        seq_lens,
+        scale * LOG2_E,
+        window or NO_WINDOW,
+        query.stride(0),
+        block_tables.stride(0),
+        **fixed,
+        **options(query.dtype.itemsize),
+    )
     return out
 
 
@@ -109,9 +120,23 @@ def paged_prefill_kernel(  # type: ignore[no-untyped-def]
         tokens = start + tl.arange(0, TILE)
         visible = (tokens[None, :] <= positions[:, None]) & (tokens[None, :] > positions[:, None] - window)
         largest, total, weighted = fold_tile(
-            query, key_ptr, value_ptr, table_ptr, tokens, tokens < end, visible, kv_head, scale,
-            largest, total, weighted, KV_HEADS, HEAD_SIZE, HEAD_PADDED, BLOCK_SIZE,
-        )  # fmt: skip
+            query,
+            key_ptr,
+            value_ptr,
+            table_ptr,
+            tokens,
+            tokens < end,
+            visible,
+            kv_head,
+            scale,
+            largest,
+            total,
+            weighted,
+            KV_HEADS,
+            HEAD_SIZE,
+            HEAD_PADDED,
+            BLOCK_SIZE,
+        )
 
     out = (weighted / total[:, None]).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + (query_rows * (KV_HEADS * GROUP * HEAD_SIZE))[:, None] + in_row, out, mask=mask)

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.tiles import COMMON
+from kvscope.kernels.tiles import COMMON
 
 VALUES: Final = 1024
 """Of a program, unless a single row has more."""
@@ -36,9 +36,19 @@ def rms_norm(
     if delta is None:
         delta = hidden
     rms_norm_kernel[(triton.cdiv(rows, fixed["ROWS"]),)](
-        out, hidden, delta, weight, rows, heads, epsilon, out.stride(0), hidden.stride(0), delta.stride(0),
-        **fixed, **options(size),
-    )  # fmt: skip
+        out,
+        hidden,
+        delta,
+        weight,
+        rows,
+        heads,
+        epsilon,
+        out.stride(0),
+        hidden.stride(0),
+        delta.stride(0),
+        **fixed,
+        **options(size),
+    )
     return out
 
 

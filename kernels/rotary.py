@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.tiles import COMMON
+from kvscope.kernels.tiles import COMMON
 
 PAIRS: Final = 1024
 """Of a program: enough for 16 bytes a thread."""

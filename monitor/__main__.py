@@ -1,7 +1,7 @@
-"""`python -m monitor` is `monitor`."""
+"""`python -m kvscope.monitor` is `monitor`."""
 
 import sys
 
-from monitor.cli import main
+from kvscope.monitor.cli import main
 
 sys.exit(main())

@@ -27,7 +27,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from monitor.commands import (
+from kvscope.monitor.commands import (
     alerts,
     bundle,
     diff,
@@ -35,19 +35,19 @@ from monitor.commands import (
     explain,
     export,
     incidents,
-    probe,
+    probe_check,
     record,
     replay,
     serve,
     sql,
     top,
 )
-from monitor.doctor.observe import CannotTell
-from monitor.doctor.report import CANNOT_TELL, NOTHING, USAGE
-from monitor.events.wire import ContractError
-from monitor.query import Unreachable
-from monitor.sources.target import BadTarget
-from monitor.watch import NotKnown
+from kvscope.monitor.doctor.observe import CannotTell
+from kvscope.monitor.doctor.report import CANNOT_TELL, NOTHING, USAGE
+from kvscope.monitor.events.wire import ContractError
+from kvscope.monitor.pipeline import NotKnown
+from kvscope.monitor.query import Unreachable
+from kvscope.monitor.sources.targets import BadTarget
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -88,7 +88,7 @@ def parser() -> argparse.ArgumentParser:
     replay.add(commands)
     sql.add(commands)
     top.add(commands)
-    probe.add(commands)
+    probe_check.add(commands)
     incidents.add(commands)
     serve.add(commands)
     alerts.add(commands)

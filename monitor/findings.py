@@ -3,9 +3,9 @@
 The same trouble (engine, code, key) is one finding that grows, not many. One that is not judged any more is resolved
 after a moment, so that a judgement that flickers does not fire twice.
 
-What another finding explains (monitor.detectors.effects) is suppressed: its root cause lists it, and it does not fire.
-One that fired before its cause did is over for those who were told of it. When the cause has ended and the effect goes
-on nevertheless, it fires.
+What another finding explains (kvscope.monitor.detectors.effects) is suppressed: its root cause lists it, and it does
+not fire. One that fired before its cause did is over for those who were told of it. When the cause has ended and the
+effect goes on nevertheless, it fires.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from monitor.detectors.effects import EFFECTS, explains
-from monitor.detectors.judgement import CATALOGUE, SEVERITIES, Evidence, Judgement, Severity, Verdict
-from monitor.ledger.words import timestamp
+from kvscope.monitor.detectors.effects import EFFECTS, explains
+from kvscope.monitor.detectors.judgement import CATALOGUE, SEVERITIES, Evidence, Judgement, Severity, Verdict
+from kvscope.monitor.text import timestamp
 
 State = Literal["pending", "firing", "suppressed", "resolved"]
 

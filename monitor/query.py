@@ -11,15 +11,12 @@ from typing import Any, Protocol, TypeVar
 import httpx
 import msgspec
 
-from monitor.answers import BadQuestion as BadQuestion
-from monitor.answers import BadTime as BadTime
-from monitor.answers import NotKnown as NotKnown
-from monitor.findings import FindingReport
-from monitor.ledger.drops import Drop
-from monitor.ledger.words import counted as counted
-from monitor.ledger.words import duration as duration
-from monitor.ledger.words import percent as percent
-from monitor.views import (
+from kvscope.monitor.analysis.usage_drop import Drop
+from kvscope.monitor.findings import FindingReport
+from kvscope.monitor.queries import BadQuestion as BadQuestion
+from kvscope.monitor.queries import BadTime as BadTime
+from kvscope.monitor.queries import NotKnown as NotKnown
+from kvscope.monitor.schema import (
     AlertingView,
     BlockColours,
     BlockDetail,
@@ -39,7 +36,10 @@ from monitor.views import (
     RequestDetail,
     RequestView,
     SpanView,
-)  # fmt: skip
+)
+from kvscope.monitor.text import counted as counted
+from kvscope.monitor.text import duration as duration
+from kvscope.monitor.text import percent as percent
 
 T = TypeVar("T")
 

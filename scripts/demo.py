@@ -25,8 +25,8 @@ import httpx
 from rich.console import Console
 from rich.text import Text
 
-from monitor.detectors.judgement import SEVERITIES
-from monitor.query import RemoteQuery, Unreachable
+from kvscope.monitor.detectors.judgement import SEVERITIES
+from kvscope.monitor.query import RemoteQuery, Unreachable
 
 console = Console(highlight=False)
 
@@ -228,18 +228,33 @@ def main() -> int:
         console.print("  Starting the engine: a small random model, paged KV cache, on CPU …")
         log = Path(folder, "engine.log")
         arguments = (
-            "engine", "serve", "--model", "tiny", "--port", str(engine_port), "--events", events,
-            "--block-size", str(BLOCK_SIZE), "--num-gpu-blocks-override", str(NUM_BLOCKS),
-            "--max-model-len", str(MAX_MODEL_LEN), "--kv-connector", "host",
-            "--fault", f"leak.finished-held:after={HEALTHY_REQUESTS}:every=3:limit={LEAKS}",
-            "--fault", "stuck.never-fits",
-        )  # fmt: skip
+            "kvscope.engine",
+            "serve",
+            "--model",
+            "tiny",
+            "--port",
+            str(engine_port),
+            "--events",
+            events,
+            "--block-size",
+            str(BLOCK_SIZE),
+            "--num-gpu-blocks-override",
+            str(NUM_BLOCKS),
+            "--max-model-len",
+            str(MAX_MODEL_LEN),
+            "--kv-connector",
+            "host",
+            "--fault",
+            f"leak.finished-held:after={HEALTHY_REQUESTS}:every=3:limit={LEAKS}",
+            "--fault",
+            "stuck.never-fits",
+        )
         engine = stack.enter_context(running("The engine", log, *arguments))
         wait_for("The engine", f"{engine_url}/health", engine, log)
         console.print("  Starting the monitor …")
         log = Path(folder, "monitor.log")
         service = stack.enter_context(
-            running("The monitor", log, "monitor", "serve", "--events", events, "--port", str(service_port))
+            running("The monitor", log, "kvscope.monitor", "serve", "--events", events, "--port", str(service_port))
         )
         wait_for("The monitor", f"{url}/healthz", service, log)
         console.print(f"\n  Open [bold]{url}[/bold] in a browser.")

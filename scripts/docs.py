@@ -16,16 +16,16 @@ from pathlib import Path
 import msgspec
 from fastapi.routing import APIRoute
 
-import engine.__main__
-import engine.faults
-from monitor import cli
-from monitor.api import create_app
-from monitor.detectors.judgement import CATALOGUE
-from monitor.detectors.thresholds import THRESHOLDS
-from monitor.doctor import report
-from monitor.events import kinds
-from monitor.outlets.prometheus import WatchCollector
-from monitor.watch import Watch
+import kvscope.engine.command_line
+import kvscope.engine.lab.faults
+from kvscope.monitor import cli
+from kvscope.monitor.detectors.judgement import CATALOGUE
+from kvscope.monitor.detectors.thresholds import THRESHOLDS
+from kvscope.monitor.doctor import report
+from kvscope.monitor.events import kinds
+from kvscope.monitor.exporters.prometheus import WatchCollector
+from kvscope.monitor.pipeline import Watch
+from kvscope.monitor.service.http_api import create_app
 
 ROOT = Path(__file__).parent.parent
 
@@ -87,9 +87,18 @@ def _kinds() -> Iterator[str]:
 
 def _enums() -> Iterator[str]:
     named = (
-        kinds.Status, kinds.Cause, kinds.Release, kinds.Evict, kinds.Preempt, kinds.Holder, kinds.Limit, kinds.Load,
-        kinds.TierOp, kinds.Tier, kinds.Stage,
-    )  # fmt: skip
+        kinds.Status,
+        kinds.Cause,
+        kinds.Release,
+        kinds.Evict,
+        kinds.Preempt,
+        kinds.Holder,
+        kinds.Limit,
+        kinds.Load,
+        kinds.TierOp,
+        kinds.Tier,
+        kinds.Stage,
+    )
     for enum in named:
         says = (enum.__doc__ or "").splitlines()[0]
         yield f"- **{enum.__name__}** ({says}): " + ", ".join(f"{int(m)} {m.name}" for m in enum) + "."
@@ -104,7 +113,7 @@ def _reference() -> Iterator[str]:
     os.environ["COLUMNS"] = "100"
     for name in ENVIRONMENT:
         os.environ.pop(name, None)
-    for parser in (*_commands(cli.parser()), *_commands(engine.__main__.parser())):
+    for parser in (*_commands(cli.parser()), *_commands(kvscope.engine.command_line.parser())):
         yield from ("", f"### `{parser.prog}`", "", "```text", parser.format_help().strip(), "```")
     yield ""
     yield "## Environment"
@@ -131,9 +140,11 @@ def _reference() -> Iterator[str]:
     yield ""
     yield "## Faults of kvscope's own engine"
     yield ""
-    yield "`python -m engine serve --fault CODE[:every=N][:after=N][:limit=N]` breaks one mechanism on purpose."
+    yield "`kvscope engine serve --fault CODE[:every=N][:after=N][:limit=N]` breaks one mechanism on purpose."
     yield ""
-    yield from _table(("code", "what is broken"), ((f"`{c}`", place) for c, place in engine.faults.PLACES.items()))
+    yield from _table(
+        ("code", "what is broken"), ((f"`{c}`", place) for c, place in kvscope.engine.lab.faults.PLACES.items())
+    )
     yield ""
     yield "## API of `monitor serve`"
     yield ""

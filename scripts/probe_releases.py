@@ -13,13 +13,26 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
-from monitor.probes.vllm.check import HOOKS, Unpacked, problem
+from kvscope.monitor.probes.vllm.compatibility import HOOKS, Unpacked, problem
 from scripts.docs import ROOT, between
 
 RUN = (
-    "0.10.2", "0.11.2", "0.12.0", "0.14.1", "0.16.0", "0.18.0", "0.20.2", "0.22.1", "0.24.0", "0.26.0", "0.28.0",
-    "0.30.0", "0.31.0", "0.32.0", "0.33.0",
-)  # fmt: skip
+    "0.10.2",
+    "0.11.2",
+    "0.12.0",
+    "0.14.1",
+    "0.16.0",
+    "0.18.0",
+    "0.20.2",
+    "0.22.1",
+    "0.24.0",
+    "0.26.0",
+    "0.28.0",
+    "0.30.0",
+    "0.31.0",
+    "0.32.0",
+    "0.33.0",
+)
 
 
 def main() -> None:

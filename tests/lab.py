@@ -9,20 +9,20 @@ import random
 from collections import deque
 from collections.abc import Iterable
 
-from engine.blocks.audit import Auditor
-from engine.blocks.hashing import PrefixHasher
-from engine.blocks.manager import KVCacheManager
-from engine.blocks.pool import RESERVED, BlockPool
-from engine.clock import VirtualClock
-from engine.connectors.base import KVLoad
-from engine.faults import Faults
-from engine.request import Request
-from engine.sampling import SamplingParams
-from engine.scheduler import Scheduler, SchedulerOutput
-from monitor.events.description import EngineDescription, KVGroup
-from monitor.events.log import Clock, EventLog
-from monitor.events.packer import Packer, Vitals
-from monitor.events.wire import Batch, Keyframe, decode, encode
+from kvscope.engine.blocks.block_pool import RESERVED, BlockPool
+from kvscope.engine.blocks.kv_cache_manager import KVCacheManager
+from kvscope.engine.blocks.prefix_hashes import PrefixHasher
+from kvscope.engine.blocks.table_audit import Auditor
+from kvscope.engine.connectors.base import KVLoad
+from kvscope.engine.lab.clock import VirtualClock
+from kvscope.engine.lab.faults import Faults
+from kvscope.engine.request import Request
+from kvscope.engine.sampling_params import SamplingParams
+from kvscope.engine.scheduling.scheduler import Scheduler, SchedulerOutput
+from kvscope.monitor.events.description import EngineDescription, KVGroup
+from kvscope.monitor.events.event_log import Clock, EventLog
+from kvscope.monitor.events.wire import Batch, Keyframe, decode, encode
+from kvscope.monitor.publishing.packer import Packer, Vitals
 
 
 class SlowConnector:
@@ -138,11 +138,16 @@ class Lab:
         self.launched = (-1, 0)
         self._numbers = 0
         description = EngineDescription(
-            engine="kvscope", block_size=block_size, num_gpu_blocks=total, max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens, enable_prefix_caching=prefix_caching,
-            scheduling_policy=policy, faults=list(faults),
+            engine="kvscope",
+            block_size=block_size,
+            num_gpu_blocks=total,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            enable_prefix_caching=prefix_caching,
+            scheduling_policy=policy,
+            faults=list(faults),
             groups=[KVGroup("sliding_window" if w else "full_attention", 1, w or 0) for w in windows],
-        )  # fmt: skip
+        )
         self.log.started(total, RESERVED, block_size, description.to_json())
         self.flush()
 
@@ -158,9 +163,13 @@ class Lab:
             prompt = [self.rng.randrange(1000) for _ in range(prompt)]
         self.log.tick()
         request = Request(
-            self._numbers, name or f"r-{self._numbers}", prompt, SamplingParams(max_tokens=max_tokens), priority,
+            self._numbers,
+            name or f"r-{self._numbers}",
+            prompt,
+            SamplingParams(max_tokens=max_tokens),
+            priority,
             self.clock.monotonic_ns(),
-        )  # fmt: skip
+        )
         self.scheduler.add(request)
         return request
 

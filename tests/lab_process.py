@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from monitor.events.publisher import Publisher
+from kvscope.monitor.publishing.publisher import Publisher
 from tests.lab import Lab
 
 
@@ -18,9 +18,14 @@ def main() -> None:
     events, replay, journal, seed, *faults = sys.argv[1:]
     lab = Lab(total=200, connector_share=0.3, faults=faults, clock=time, pack=False, seed=int(seed))
     publisher = Publisher(
-        lab.log, "lab@127.0.0.1:0/0", lab.vitals, events=events, replay=replay,
-        journal_dir=Path(journal) if journal else None, heartbeat_s=0.2,
-    )  # fmt: skip
+        lab.log,
+        "lab@127.0.0.1:0/0",
+        lab.vitals,
+        events=events,
+        replay=replay,
+        journal_dir=Path(journal) if journal else None,
+        heartbeat_s=0.2,
+    )
     publisher.start()
     print("ready", flush=True)
     rng = random.Random(seed)

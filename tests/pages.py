@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from monitor.events.sample import Fact, Sample
-from monitor.sources.metrics_page import MetricsPage
+from kvscope.monitor.events.samples import Fact, Sample
+from kvscope.monitor.sources.metrics_page import MetricsPage
 
 DATA = Path(__file__).parent / "data"
 COLUMNS = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from monitor.events.journal import JournalWriter
-from monitor.events.wire import encode
+from kvscope.monitor.events.journal import JournalWriter
+from kvscope.monitor.events.wire import encode
 from tests.lab import Lab
 
 

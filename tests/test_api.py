@@ -19,11 +19,11 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 from websockets.typing import Origin
 
-from monitor.api import COOKIE, create_app
-from monitor.outlets.alerts.alerts import Alerts
-from monitor.query import BadQuestion, BadTime, NotKnown, Query, RemoteQuery, Unreachable
-from monitor.views import SourceView
-from monitor.watch import Watch
+from kvscope.monitor.alerting.alerting import Alerts
+from kvscope.monitor.pipeline import Watch
+from kvscope.monitor.query import BadQuestion, BadTime, NotKnown, Query, RemoteQuery, Unreachable
+from kvscope.monitor.schema import SourceView
+from kvscope.monitor.service.http_api import COOKIE, create_app
 from tests.detectors.scenes import ENGINE, Watched, finished_held, unaccounted
 
 TOKEN = 's3cret;with "odd" characters=é'

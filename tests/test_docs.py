@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from monitor.detectors.judgement import CATALOGUE
+from kvscope.monitor.detectors.judgement import CATALOGUE
 from scripts import docs
 
 ROOT = Path(__file__).parent.parent
@@ -25,9 +25,13 @@ def test_what_is_generated_is_up_to_date(monkeypatch: pytest.MonkeyPatch) -> Non
     """`make docs` writes these; in a process of its own, since the reference must not depend on this one's settings."""
     code = "from scripts import docs; print(*[p for p, text in docs.generated().items() if p.read_text() != text])"
     stale = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True,
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
         env={**os.environ, "KVSCOPE_URL": "http://elsewhere:1", "COLUMNS": "40"},
-    )  # fmt: skip
+    )
     assert stale.stdout.split() == [], "run `make docs`"
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from monitor.detectors.effects import EFFECTS, MIN_SHARE, explains
-from monitor.detectors.judgement import CATALOGUE, SEVERITIES, Evidence, Judgement
-from monitor.findings import EFFECT_LASTS_NS, RESOLVE_AFTER_NS, Findings
+from kvscope.monitor.detectors.effects import EFFECTS, MIN_SHARE, explains
+from kvscope.monitor.detectors.judgement import CATALOGUE, SEVERITIES, Evidence, Judgement
+from kvscope.monitor.findings import EFFECT_LASTS_NS, RESOLVE_AFTER_NS, Findings
 from tests.detectors.scenes import Watched, value
 
 S = 1_000_000_000

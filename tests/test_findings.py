@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from monitor.detectors.judgement import CATALOGUE, SEVERITIES, Evidence, Judgement
-from monitor.findings import MAX_RESOLVED, RESOLVE_AFTER_NS, SETTLES_NS, Findings, runbook, severity_at_least
+from kvscope.monitor.detectors.judgement import CATALOGUE, SEVERITIES, Evidence, Judgement
+from kvscope.monitor.findings import MAX_RESOLVED, RESOLVE_AFTER_NS, SETTLES_NS, Findings, runbook, severity_at_least
 
 S = 1_000_000_000
 ENGINE = "a@127.0.0.1:1/0"
@@ -107,8 +107,12 @@ def test_the_worst_is_named_first_then_the_oldest() -> None:
     for at, code in enumerate(codes):
         findings.update(ENGINE, at, [judged(code)])
     assert [f.judgement.code for f in findings.firing()] == [
-        "stuck.engine-stalled", "leak.unaccounted", "leak.finished-held", "collapse.lockstep", "held.prefix-cache",
-    ]  # fmt: skip
+        "stuck.engine-stalled",
+        "leak.unaccounted",
+        "leak.finished-held",
+        "collapse.lockstep",
+        "held.prefix-cache",
+    ]
 
 
 def test_the_resolved_are_kept_but_not_for_ever() -> None:

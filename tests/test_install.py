@@ -12,22 +12,23 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 
 
-def test_the_wheel_carries_monitor_and_dashboards_only(tmp_path: Path) -> None:
-    """`engine` and `kernels` run from the checkout: another project's distribution imports as `kernels`."""
+def test_the_wheel_installs_kvscope_and_nothing_else(tmp_path: Path) -> None:
     subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)],
-        cwd=ROOT, check=True, capture_output=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+    )
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     tops = {name.split("/")[0] for name in names}
-    assert {top for top in tops if not top.endswith(".dist-info")} == {"monitor", "dashboards"}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"kvscope"}
     for needed in (
-        "monitor/doctor/report.schema.json",
-        "monitor/runbooks/leak.finished-held.md",
-        "dashboards/grafana/generated/fleet.json",
-        "dashboards/web/app.py",
+        "kvscope/monitor/doctor/report.schema.json",
+        "kvscope/monitor/runbooks/leak.finished-held.md",
+        "kvscope/dashboards/grafana/generated/fleet.json",
+        "kvscope/dashboards/web/app.py",
     ):
         assert needed in names
 

@@ -19,7 +19,7 @@ import httpx
 import pytest
 from standardwebhooks.webhooks import Webhook
 
-from monitor.cli import main
+from kvscope.monitor.cli import main
 from tests.pages import page, rows, served
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
@@ -76,11 +76,25 @@ def test_from_a_leak_to_an_alert_a_span_and_a_figure(tmp_path: Path) -> None:
         receiver() as (url, received),
         process("tests.lab_process", events, f"{events}-replay", "", "4", LEAK) as engine,
         process(
-            "monitor", "serve", "--port", "0", "--events", events, "--data", str(tmp_path / "data"),
-            "--alert", f"{url}/alerts", "--alert-private", "--webhook-secret", SECRET, "--otlp", url,
-            "--set", "leak.finished-held.grace_s=1",
+            "kvscope.monitor",
+            "serve",
+            "--port",
+            "0",
+            "--events",
+            events,
+            "--data",
+            str(tmp_path / "data"),
+            "--alert",
+            f"{url}/alerts",
+            "--alert-private",
+            "--webhook-secret",
+            SECRET,
+            "--otlp",
+            url,
+            "--set",
+            "leak.finished-held.grace_s=1",
         ) as service,
-    ):  # fmt: skip
+    ):
         assert engine.stdout is not None
         assert engine.stdout.readline() == "ready\n"
         assert service.stderr is not None
@@ -112,7 +126,7 @@ def test_an_engine_without_a_probe_is_watched_by_its_metrics_page() -> None:
     row = rows("never-freed")[30]
     with (
         served(page(row)) as engine,
-        process("monitor", "serve", "--port", "0", "--metrics", engine.url) as service,
+        process("kvscope.monitor", "serve", "--port", "0", "--metrics", engine.url) as service,
     ):
         assert service.stderr is not None
         address = re.search(r"http://127\.0\.0\.1:\d+", service.stderr.readline())
@@ -149,9 +163,12 @@ def test_what_cannot_be_served_is_refused_in_words(tmp_path: Path) -> None:
             (["--set", "leak.finished-held.nothing=1"], "no threshold"),
         ):
             refused = subprocess.run(
-                [sys.executable, "-m", "monitor", "serve", *arguments], capture_output=True, text=True, check=False,
+                [sys.executable, "-m", "kvscope.monitor", "serve", *arguments],
+                capture_output=True,
+                text=True,
+                check=False,
                 timeout=60,
-            )  # fmt: skip
+            )
             assert refused.returncode == 2, arguments
             assert says in refused.stderr, refused.stderr
             assert "Traceback" not in refused.stderr

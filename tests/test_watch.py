@@ -10,11 +10,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from monitor.events.kinds import SCHEMA, Cause, Kind, Status
-from monitor.events.wire import Batch, Keyframe, Run, batch_of, decode, encode
-from monitor.sources.target import read_log
-from monitor.views import BLOCK_STATES
-from monitor.watch import NotKnown, Watch
+from kvscope.monitor.events.kinds import SCHEMA, Cause, Kind, Status
+from kvscope.monitor.events.wire import Batch, Keyframe, Run, batch_of, decode, encode
+from kvscope.monitor.pipeline import NotKnown, Watch
+from kvscope.monitor.schema import BLOCK_STATES
+from kvscope.monitor.sources.targets import read_log
 from tests.detectors.scenes import ENGINE, Watched, finished_held, never_fits, stalled, unaccounted
 from tests.lab import Lab
 
@@ -82,10 +82,14 @@ def test_nothing_that_an_engine_can_say_breaks_it(seed: int) -> None:
     for n in range(60):
         events = [garbage(rng) for _ in range(rng.randint(1, 5))]
         batch = batch_of(
-            ENGINE, lab.packer.epoch, events, sequence=sequence + 1 + n,
-            wall_ns=lab.clock.time_ns() + n * 400_000_000, mono_ns=lab.clock.monotonic_ns() + n * 400_000_000,
+            ENGINE,
+            lab.packer.epoch,
+            events,
+            sequence=sequence + 1 + n,
+            wall_ns=lab.clock.time_ns() + n * 400_000_000,
+            mono_ns=lab.clock.monotonic_ns() + n * 400_000_000,
             texts={rng.choice((-1, 1, 2)): rng.choice(("", "{", "r-x", '{"engine": 7}', "null"))} if n % 7 == 0 else {},
-        )  # fmt: skip
+        )
         frame = decode(encode(batch))
         assert isinstance(frame, Batch)
         watch.feed([frame])
@@ -173,11 +177,14 @@ def test_the_block_map_is_the_pool() -> None:
     assert len(shown.states) == shown.total == pool.total
     for block in range(1, pool.total):
         expected = (
-            "running" if block in living
-            else "UNACCOUNTED" if pool.refs[block]
-            else "cached-idle" if pool.digests[block] is not None
+            "running"
+            if block in living
+            else "UNACCOUNTED"
+            if pool.refs[block]
+            else "cached-idle"
+            if pool.digests[block] is not None
             else "free"
-        )  # fmt: skip
+        )
         assert BLOCK_STATES[shown.states[block]] == expected
     assert BLOCK_STATES[shown.states[0]] == "reserved"
 
@@ -188,10 +195,14 @@ def test_the_block_map_and_the_balance_count_alike() -> None:
         states = scene.watch.block_map(ENGINE).states
         counts = dict(zip(BLOCK_STATES, (states.count(i) for i in range(len(BLOCK_STATES))), strict=True))
         assert counts == {
-            "free": balance.free, "cached-idle": balance.cached_idle, "running": balance.running,
-            "waiting": balance.waiting, "finished": balance.finished, "reserved": balance.reserved,
+            "free": balance.free,
+            "cached-idle": balance.cached_idle,
+            "running": balance.running,
+            "waiting": balance.waiting,
+            "finished": balance.finished,
+            "reserved": balance.reserved,
             "UNACCOUNTED": balance.unaccounted,
-        }  # fmt: skip
+        }
 
 
 def test_every_request_is_in_one_state_for_one_reason() -> None:

@@ -1,6 +1,6 @@
 """Writes the dashboards to where Grafana's provisioning reads them."""
 
-from dashboards.grafana.pages import GENERATED, PAGES, as_json
+from kvscope.dashboards.grafana.pages import GENERATED, PAGES, as_json
 
 for name in PAGES:
     (GENERATED / f"{name}.json").write_text(as_json(name), encoding="utf-8")

@@ -10,7 +10,7 @@ from typing import Final
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
-from dashboards.grafana import engine, findings, fleet, kv_cache, requests, vllm
+from kvscope.dashboards.grafana import engine_page, findings_page, fleet_page, kv_cache_page, requests_page, vllm_page
 
 ANNOTATIONS: Final = {
     "Findings": {"titleFormat": "{{code}}", "textFormat": "{{severity}} on {{engine}}", "step": "15s"},
@@ -29,12 +29,12 @@ ANNOTATIONS: Final = {
 """What each annotation is drawn with."""
 GENERATED: Final = Path(__file__).parent / "generated"
 PAGES: Final[dict[str, Callable[[], Dashboard]]] = {
-    "fleet": fleet.page,
-    "engine": engine.page,
-    "kv-cache": kv_cache.page,
-    "requests": requests.page,
-    "findings": findings.page,
-    "vllm": vllm.page,
+    "fleet": fleet_page.page,
+    "engine": engine_page.page,
+    "kv-cache": kv_cache_page.page,
+    "requests": requests_page.page,
+    "findings": findings_page.page,
+    "vllm": vllm_page.page,
 }
 
 

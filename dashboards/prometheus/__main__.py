@@ -1,6 +1,6 @@
 """Writes the rules to where prometheus.yml reads them, and as Kubernetes takes them."""
 
-from dashboards.prometheus.rules import GENERATED, KUBERNETES, as_kubernetes, as_yaml
+from kvscope.dashboards.prometheus.rules import GENERATED, KUBERNETES, as_kubernetes, as_yaml
 
 for path, text in ((GENERATED, as_yaml()), (KUBERNETES, as_kubernetes())):
     path.write_text(text, encoding="utf-8")

@@ -13,11 +13,11 @@ from typing import Any
 from dash import ClientsideFunction, Dash, Input, Output, ctx
 from fastapi import FastAPI
 
-from dashboards.web.frame import INDEX, layout
-from dashboards.web.links import place_of
-from dashboards.web.rendering import TICK_S, Page, Pages
-from dashboards.web.story import point_here
-from monitor.query import Query
+from kvscope.dashboards.web.history_panel import point_here
+from kvscope.dashboards.web.links import place_of
+from kvscope.dashboards.web.page_frame import INDEX, layout
+from kvscope.dashboards.web.rendering import TICK_S, Page, Pages
+from kvscope.monitor.query import Query
 
 
 def mount(app: FastAPI, query: Query) -> None:

@@ -10,9 +10,9 @@ from typing import Any, Final, Literal, NamedTuple
 
 from dash import dcc, html
 
-from dashboards.web.links import Window
-from dashboards.web.markup import aria, data
-from dashboards.web.palette import css
+from kvscope.dashboards.web.links import Window
+from kvscope.dashboards.web.markup import aria, data
+from kvscope.dashboards.web.palette import css
 
 GAP_PX: Final = 20
 MARKS_PX: Final = 22
@@ -63,9 +63,16 @@ _MARKS: Final = {
 
 
 def over_time(
-    name: str, moments_ns: Sequence[int], rows: Sequence[Row], window: Window, *, marks: Sequence[Mark] = (),
-    at_ns: int | None = None, says: str = "", times: tuple[str, str] = ("from", "to"),
-) -> html.Div:  # fmt: skip
+    name: str,
+    moments_ns: Sequence[int],
+    rows: Sequence[Row],
+    window: Window,
+    *,
+    marks: Sequence[Mark] = (),
+    at_ns: int | None = None,
+    says: str = "",
+    times: tuple[str, str] = ("from", "to"),
+) -> html.Div:
     """The chart `name`, of `rows` over the window; a value of each trace for every moment. `says`: it in words.
     `times`: by which names the address has the window that is chosen on it.
     """
@@ -101,8 +108,13 @@ def over_time(
         | {"domain": [(height - MARKS_PX) / height, 1], "range": [0, 1], "showgrid": False, "showticklabels": False},
         "meta": {"legend": f"{name}-legend", "chosen": chosen, "times": times},
     }
-    plot = html.Div(dcc.Graph(id=name, figure=figure), className="plot", role="img", style={"height": f"{height}px"},
-                    **aria(label=says))  # fmt: skip
+    plot = html.Div(
+        dcc.Graph(id=name, figure=figure),
+        className="plot",
+        role="img",
+        style={"height": f"{height}px"},
+        **aria(label=says),
+    )
     return html.Div([_legend(name, rows, chosen), plot], className="chart")
 
 

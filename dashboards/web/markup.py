@@ -11,8 +11,8 @@ from typing import Any
 
 from dash import dcc, html
 
-from dashboards.web.links import Place
-from dashboards.web.words import spans
+from kvscope.dashboards.web.display_text import spans
+from kvscope.dashboards.web.links import Place
 
 
 def aria(**names: str) -> dict[str, Any]:
@@ -79,9 +79,13 @@ def event_link(place: Place, engine: str, position: str) -> html.A:
 def headings(*names: str) -> html.Thead:
     """The head of a table; `#` behind a name: of figures."""
     return html.Thead(
-        html.Tr([html.Th(name.removesuffix("#"), scope="col", className="n" if name.endswith("#") else "")
-                 for name in names])
-    )  # fmt: skip
+        html.Tr(
+            [
+                html.Th(name.removesuffix("#"), scope="col", className="n" if name.endswith("#") else "")
+                for name in names
+            ]
+        )
+    )
 
 
 def and_more(count: int) -> list[Any]:

@@ -29,7 +29,10 @@ class Shade(NamedTuple):
 SHADES: Final = (
     Shade("UNACCOUNTED", "unaccounted", "UNACCOUNTED", "in use, and nobody may hold them", (226, 49, 45)),
     Shade(
-        "finished", "finished", "finished but held", "of requests that have ended; their free is deferred",
+        "finished",
+        "finished",
+        "finished but held",
+        "of requests that have ended; their free is deferred",
         (139, 70, 170),
     ),
     Shade("running", "running", "running", "of requests that are being computed", (104, 168, 235)),
@@ -37,7 +40,7 @@ SHADES: Final = (
     Shade("cached-idle", "cached_idle", "cached, idle", "kept for prefix hits until needed", (58, 145, 134)),
     Shade("free", "free", "free", "empty, ready to be handed out", (128, 140, 160), 0.22),
     Shade("reserved", "reserved", "reserved", "never handed out", (112, 118, 130)),
-)  # fmt: skip
+)
 
 REASONS: Final = {
     "KV_BLOCKS": (230, 140, 40),
@@ -64,9 +67,21 @@ LIMITS: Final = {
 
 
 MANY: Final = (
-    (66, 133, 214), (230, 140, 40), (58, 160, 120), (190, 80, 150), (120, 98, 205), (180, 160, 40), (60, 180, 190),
-    (215, 95, 90), (100, 150, 70), (150, 110, 75), (235, 150, 190), (90, 110, 160), (160, 200, 110), (240, 190, 110),
-)  # fmt: skip
+    (66, 133, 214),
+    (230, 140, 40),
+    (58, 160, 120),
+    (190, 80, 150),
+    (120, 98, 205),
+    (180, 160, 40),
+    (60, 180, 190),
+    (215, 95, 90),
+    (100, 150, 70),
+    (150, 110, 75),
+    (235, 150, 190),
+    (90, 110, 160),
+    (160, 200, 110),
+    (240, 190, 110),
+)
 """Things of one kind that are told apart, such as owners."""
 RISING: Final = ((205, 225, 245), (160, 195, 235), (110, 160, 220), (70, 120, 195), (45, 80, 160), (25, 40, 110))
 """A figure that rises, such as an age: seen on light and dark alike by its order, not by its ends."""

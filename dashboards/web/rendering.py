@@ -20,13 +20,13 @@ from typing import Any, Final, NamedTuple
 from dash import html
 from dash.development.base_component import Component
 
-from dashboards.web import bar, story
-from dashboards.web.links import Place, wall_ns
-from dashboards.web.table import PATHS, tab_of
-from dashboards.web.view import Here, Tree, View, worst_first
-from dashboards.web.words import sentence
-from monitor.query import BadQuestion, BadTime, NotKnown, Query
-from monitor.views import EngineView
+from kvscope.dashboards.web import header, history_panel
+from kvscope.dashboards.web.display_text import sentence
+from kvscope.dashboards.web.links import Place, wall_ns
+from kvscope.dashboards.web.view import Here, Tree, View, worst_first
+from kvscope.dashboards.web.view_registry import PATHS, tab_of
+from kvscope.monitor.query import BadQuestion, BadTime, NotKnown, Query
+from kvscope.monitor.schema import EngineView
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class Pages:
         every_s = self._every_s(here.place) if goes_on else 0
         around: dict[str, str] = await self._once(("around", place, every_s), lambda: _around(here, complaint, every_s))
         main = [name for name in shown if name.startswith("main ")]
-        told = _told(bar.title(here), place, main, engine=here.name, moment=here.moment)
+        told = _told(header.title(here), place, main, engine=here.name, moment=here.moment)
         return Page(told, around | shown)
 
     async def pointed(self, place: Place, block: int) -> list[Any]:
@@ -185,7 +185,7 @@ def _now_ns(engine: EngineView) -> int:
 
 
 def _around(here: Here, complaint: str, every_s: float) -> dict[str, str]:
-    return {"bar": _json(bar.bar(here, every_s)), "alarms": _json(bar.alarms(here, complaint))}
+    return {"bar": _json(header.bar(here, every_s)), "alarms": _json(header.alarms(here, complaint))}
 
 
 def _shown(query: Query, here: Here) -> dict[str, str]:
@@ -222,8 +222,12 @@ def _sentence(here: Here, text: str, more: Sequence[Any] = ()) -> View:
     tab = tab_of(here.place.view)
     parts = [html.H1(tab.label if tab else "No such page"), html.P(sentence(text), className="note")]
     if here.engine.attached == "figures" and tab and not here.place.id:
-        parts.append(html.P(["With its event stream, all of it is shown here: ",
-                             html.Code("monitor serve --events ENDPOINT"), "."], className="note"))  # fmt: skip
+        parts.append(
+            html.P(
+                ["With its event stream, all of it is shown here: ", html.Code("monitor serve --events ENDPOINT"), "."],
+                className="note",
+            )
+        )
     return View({"sentence": html.Section([*parts, *more], className="card")})
 
 
@@ -233,6 +237,6 @@ def _json(tree: Tree) -> str:
 
 def _pointed(query: Query, place: Place, block: int) -> list[Any]:
     try:
-        return story.pointed(place, query.block(place.engine, block, place.at))
+        return history_panel.pointed(place, query.block(place.engine, block, place.at))
     except NotKnown as error:
         return [html.P(sentence(str(error)), className="note")]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from dashboards.web.links import Place, Window
-from monitor.query import NotKnown, Query
-from monitor.views import EngineView
+from kvscope.dashboards.web.links import Place, Window
+from kvscope.monitor.query import NotKnown, Query
+from kvscope.monitor.schema import EngineView
 
 Tree = Any
 """A component of dash.html or dash.dcc, a text, or a list of these. assets/kvscope.js renders it."""

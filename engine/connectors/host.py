@@ -19,12 +19,12 @@ from typing import Final, NamedTuple
 
 import torch
 
-from engine.blocks.hashing import public_hash
-from engine.connectors.base import KVLoad
-from engine.faults import Faults
-from engine.request import Request
-from monitor.events.kinds import Tier, TierOp
-from monitor.events.log import EventLog
+from kvscope.engine.blocks.prefix_hashes import public_hash
+from kvscope.engine.connectors.base import KVLoad
+from kvscope.engine.lab.faults import Faults
+from kvscope.engine.request import Request
+from kvscope.monitor.events.event_log import EventLog
+from kvscope.monitor.events.kinds import Tier, TierOp
 
 logger = logging.getLogger(__name__)
 

@@ -30,10 +30,10 @@ import torch
 import zmq
 from torch import Tensor
 
-from engine.connectors.base import KVLoad
-from engine.connectors.transfer import KVTransferParams
-from engine.request import Request
-from monitor.events.log import EventLog
+from kvscope.engine.connectors.base import KVLoad
+from kvscope.engine.connectors.transfer import KVTransferParams
+from kvscope.engine.request import Request
+from kvscope.monitor.events.event_log import EventLog
 
 logger = logging.getLogger(__name__)
 
@@ -153,10 +153,14 @@ class PeerConnector:
         assert asked is not None
         self._ask(
             _Fetch(
-                load.request.number, load.blocks, load.first, asked.remote_endpoint, asked.remote_request_id,
+                load.request.number,
+                load.blocks,
+                load.first,
+                asked.remote_endpoint,
+                asked.remote_request_id,
                 time.monotonic() + self.timeout_s,
             )
-        )  # fmt: skip
+        )
 
     def loaded(self) -> list[tuple[int, bool]]:
         """See KVConnector."""
@@ -279,9 +283,10 @@ class PeerConnector:
         shape[2] = len(fetch.blocks)
         if (header.shape, header.dtype) != (shape, dtype):
             self._fail(
-                fetch, f"it has the form {header.shape} {header.dtype}, and here it is {shape} {dtype}: both engines"
-                " need the same model, dtype and block size"
-            )  # fmt: skip
+                fetch,
+                f"it has the form {header.shape} {header.dtype}, and here it is {shape} {dtype}: both engines"
+                " need the same model, dtype and block size",
+            )
             return
         kv = torch.frombuffer(bytearray(frames[1]), dtype=getattr(torch, dtype.removeprefix("torch."))).view(shape)
         try:

@@ -8,7 +8,7 @@ llama.py        Llama, Mistral, Qwen2, Qwen3, which families.py tells apart
 gpt2.py         GPT-2        tiny.py   the model that the engine brings itself
 """
 
-from engine.models.layers import ModelConfig
-from engine.models.loading import LoadedModel, load
+from kvscope.engine.models.layers import ModelConfig
+from kvscope.engine.models.loading import LoadedModel, load
 
 __all__ = ["LoadedModel", "ModelConfig", "load"]

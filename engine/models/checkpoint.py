@@ -14,15 +14,46 @@ from torch import Tensor
 
 _REQUIRED = object()
 
-_NO_EFFECT: Final = frozenset([
-    "_attn_implementation", "_name_or_path", "attention_dropout", "attn_pdrop", "bos_token_id",
-    "chunk_size_feed_forward", "dtype", "embd_pdrop", "finetuning_task", "gradient_checkpointing", "id2label",
-    "initializer_range", "is_llama_config", "label2id", "max_sequence_length", "n_ctx", "output_attentions",
-    "output_hidden_states", "pad_token_id", "pretraining_tp", "problem_type", "resid_pdrop", "return_dict",
-    "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj",
-    "task_specific_params", "torch_dtype", "torchscript", "transformers.js_config", "transformers_version",
-    "unsloth_fixed", "unsloth_version", "use_cache",
-])  # fmt: skip
+_NO_EFFECT: Final = frozenset(
+    [
+        "_attn_implementation",
+        "_name_or_path",
+        "attention_dropout",
+        "attn_pdrop",
+        "bos_token_id",
+        "chunk_size_feed_forward",
+        "dtype",
+        "embd_pdrop",
+        "finetuning_task",
+        "gradient_checkpointing",
+        "id2label",
+        "initializer_range",
+        "is_llama_config",
+        "label2id",
+        "max_sequence_length",
+        "n_ctx",
+        "output_attentions",
+        "output_hidden_states",
+        "pad_token_id",
+        "pretraining_tp",
+        "problem_type",
+        "resid_pdrop",
+        "return_dict",
+        "summary_activation",
+        "summary_first_dropout",
+        "summary_proj_to_labels",
+        "summary_type",
+        "summary_use_proj",
+        "task_specific_params",
+        "torch_dtype",
+        "torchscript",
+        "transformers.js_config",
+        "transformers_version",
+        "unsloth_fixed",
+        "unsloth_version",
+        "use_cache",
+    ]
+)
 """Settings that tell of training, of other tasks or of how transformers works, and change no logit."""
 _COMPUTED: Final = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
 """Ends of the names of tables that old releases saved with the weights: masks and frequencies."""

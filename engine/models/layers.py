@@ -13,9 +13,9 @@ from typing import Any, Final, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from kernels import run_on
-from kernels.rms_norm_twin import rms_norm_torch
-from kernels.rotary_twin import rotary_torch
+from kvscope.kernels import run_on
+from kvscope.kernels.rms_norm_twin import rms_norm_torch
+from kvscope.kernels.rotary_twin import rotary_torch
 
 
 class LayerGroup(NamedTuple):
@@ -100,7 +100,7 @@ def rms_norm_on(device: str) -> RMSNorm:
     """The kernel where it runs, else its twin."""
     if run_on(device):
         # Triton is there where there is a GPU for it.
-        from kernels.rms_norm import rms_norm
+        from kvscope.kernels.rms_norm import rms_norm
 
         return rms_norm
     return rms_norm_torch
@@ -160,7 +160,7 @@ class Rotary:
         self._table = table.to(device, dtype)
         self._rotary = rotary_torch
         if run_on(device):
-            from kernels.rotary import rotary
+            from kvscope.kernels.rotary import rotary
 
             self._rotary = rotary
 

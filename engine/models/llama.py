@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, linear, silu
 
-from engine.models.checkpoint import Checkpoint
-from engine.models.families import TRAITS
-from engine.models.layers import Attend, ModelConfig, Rotary, by_inputs, rms_norm_on
+from kvscope.engine.models.checkpoint import Checkpoint
+from kvscope.engine.models.layers import Attend, ModelConfig, Rotary, by_inputs, rms_norm_on
+from kvscope.engine.models.llama_families import TRAITS
 
 
 class _Layer(NamedTuple):
@@ -55,9 +55,12 @@ class Llama:
         self._epsilon = float(checkpoint.setting("rms_norm_eps"))
         self._rms_norm = rms_norm_on(checkpoint.device)
         self._rotary = Rotary(
-            _rope_parameters(checkpoint), self.config.head_size, self.config.max_model_len,
-            checkpoint.dtype, checkpoint.device,
-        )  # fmt: skip
+            _rope_parameters(checkpoint),
+            self.config.head_size,
+            self.config.max_model_len,
+            checkpoint.dtype,
+            checkpoint.device,
+        )
         vocabulary = (self.config.vocab_size, self._hidden)
         self._embedding = checkpoint.take("model.embed_tokens.weight", *vocabulary)
         self._layers = [self._take_layer(checkpoint, index) for index in range(self.config.num_layers)]

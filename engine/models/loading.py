@@ -9,14 +9,14 @@ from typing import Final
 
 import torch
 
-from engine.config import TINY, EngineConfig
-from engine.models import tiny
-from engine.models.checkpoint import Checkpoint
-from engine.models.families import TRAITS
-from engine.models.gpt2 import GPT2
-from engine.models.layers import Model, ModelConfig
-from engine.models.llama import Llama
-from engine.models.tokens import ByteTokenizer, DirectoryTokenizer, Tokenizer
+from kvscope.engine.config import TINY, EngineConfig
+from kvscope.engine.models import tiny
+from kvscope.engine.models.checkpoint import Checkpoint
+from kvscope.engine.models.gpt2 import GPT2
+from kvscope.engine.models.layers import Model, ModelConfig
+from kvscope.engine.models.llama import Llama
+from kvscope.engine.models.llama_families import TRAITS
+from kvscope.engine.models.tokens import ByteTokenizer, DirectoryTokenizer, Tokenizer
 
 ARCHITECTURES: Final[dict[str, Callable[[Checkpoint, int | None], Model]]] = {
     "GPT2LMHeadModel": GPT2,

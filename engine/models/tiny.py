@@ -12,8 +12,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from engine.models.checkpoint import Checkpoint
-from engine.models.tokens import ByteTokenizer
+from kvscope.engine.models.checkpoint import Checkpoint
+from kvscope.engine.models.tokens import ByteTokenizer
 
 CONFIG: Final[dict[str, Any]] = {
     "architectures": ["LlamaForCausalLM"],
@@ -58,10 +58,14 @@ def weights(seed: int) -> dict[str, Tensor]:
         "lm_head.weight": head,
     }
     shapes = {
-        "self_attn.q_proj": (query, hidden), "self_attn.k_proj": (key, hidden), "self_attn.v_proj": (key, hidden),
-        "self_attn.o_proj": (hidden, query), "mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden),
+        "self_attn.q_proj": (query, hidden),
+        "self_attn.k_proj": (key, hidden),
+        "self_attn.v_proj": (key, hidden),
+        "self_attn.o_proj": (hidden, query),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
         "mlp.down_proj": (hidden, inner),
-    }  # fmt: skip
+    }
     for layer in range(CONFIG["num_hidden_layers"]):
         prefix = f"model.layers.{layer}"
         for name in ("input_layernorm", "post_attention_layernorm"):

@@ -1,1 +1,1 @@
-"""Commands of `monitor` that have a module each: `add` puts one on the command line. The others are in monitor.cli."""
+"""The commands of `monitor`, one module each: `add` defines one on the command line."""

@@ -7,10 +7,10 @@ import os
 
 from rich.console import Console
 
-from monitor.commands.common import DEFAULT_URL, Commands, default_url, length
-from monitor.doctor.report import FINDINGS, NOTHING
-from monitor.outlets.alerts.client import AlertsClient
-from monitor.outlets.alerts.table import alerts_table
+from kvscope.monitor.alerting.alerts_client import AlertsClient
+from kvscope.monitor.alerting.alerts_table import alerts_table
+from kvscope.monitor.commands.shared_flags import DEFAULT_URL, Commands, default_url, length
+from kvscope.monitor.doctor.report import FINDINGS, NOTHING
 
 
 def add(commands: Commands) -> None:
@@ -24,9 +24,10 @@ def add(commands: Commands) -> None:
     test.add_argument("receiver", nargs="?", default="", metavar="RECEIVER", help="its name, as `list` has it")
     test.set_defaults(run=_test)
     silence = actions.add_parser(
-        "silence", help="tell nobody of what matches, for a while",
+        "silence",
+        help="tell nobody of what matches, for a while",
         description="Alerts that match all of the patterns are not told until then. What still fires is told then.",
-    )  # fmt: skip
+    )
     silence.add_argument(
         "matchers", nargs="+", metavar="NAME=PATTERN", help="code, engine, severity or key; such as 'code=leak.*'"
     )

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from monitor.commands.common import Commands, add_for, add_thresholds, add_timeout, add_window, window_of
-from monitor.detectors.thresholds import Settings
-from monitor.doctor.bundle import make
-from monitor.doctor.report import NOTHING
-from monitor.ledger.words import counted
+from kvscope.monitor.commands.shared_flags import Commands, add_for, add_thresholds, add_timeout, add_window, window_of
+from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.doctor.bundle_writer import make
+from kvscope.monitor.doctor.report import NOTHING
+from kvscope.monitor.text import counted
 
 
 def add(commands: Commands) -> None:

@@ -7,20 +7,20 @@ from pathlib import Path
 
 from rich.console import Console
 
-from monitor.answers.compare import compare
-from monitor.answers.stretch import Measuring
-from monitor.commands.common import Commands, add_thresholds, print_json
-from monitor.detectors.thresholds import Settings
-from monitor.doctor.diff_table import table
-from monitor.doctor.observe import CannotTell
-from monitor.doctor.report import FINDINGS, NOTHING
-from monitor.doctor.window import ALWAYS, Span, Window, at_of, when
-from monitor.events.wire import ContractError
-from monitor.ledger.words import timestamp
-from monitor.sources.recording import Recording
-from monitor.sources.target import BadTarget, Kind, kind_of
-from monitor.views import Stretch
-from monitor.watch import Watch
+from kvscope.monitor.commands.shared_flags import Commands, add_thresholds, print_json
+from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.doctor.diff_table import table
+from kvscope.monitor.doctor.observe import CannotTell
+from kvscope.monitor.doctor.report import FINDINGS, NOTHING
+from kvscope.monitor.doctor.time_window import ALWAYS, Span, Window, at_of, when
+from kvscope.monitor.events.wire import ContractError
+from kvscope.monitor.pipeline import Watch
+from kvscope.monitor.queries.comparison import compare
+from kvscope.monitor.queries.window_stats import Measuring
+from kvscope.monitor.schema import Stretch
+from kvscope.monitor.sources.recording import Recording
+from kvscope.monitor.sources.targets import BadTarget, Kind, kind_of
+from kvscope.monitor.text import timestamp
 
 
 def add(commands: Commands) -> None:
@@ -35,10 +35,14 @@ def add(commands: Commands) -> None:
     parser.add_argument("before", metavar="BEFORE", help="a recording, or a file of one")
     parser.add_argument("after", nargs="?", metavar="AFTER", help="another; without it, two windows of the first")
     parser.add_argument(
-        "--window", action="append", default=[], type=_window, metavar="FROM..UNTIL",
+        "--window",
+        action="append",
+        default=[],
+        type=_window,
+        metavar="FROM..UNTIL",
         help="only this part, such as 14:02:00..14:05:00 or 10m..5m (before the end): the first of BEFORE, the"
         " second of AFTER, or both of the one. One window of one recording is compared with as long a time before it",
-    )  # fmt: skip
+    )
     parser.add_argument("--format", choices=("table", "json"), default="table", help="(default: table)")
     add_thresholds(parser)
     parser.set_defaults(run=_run)

@@ -9,15 +9,23 @@ from typing import Final
 import msgspec
 from rich.console import Console
 
-from monitor.commands.common import TARGETS, Commands, add_shared, add_window, default_url, print_json, window_of
-from monitor.detectors.thresholds import Settings
-from monitor.doctor import render
-from monitor.doctor.changes import Change
-from monitor.doctor.looking_on import look_on
-from monitor.doctor.report import FINDINGS, NOTHING, examine
-from monitor.doctor.terminal import wrapped
-from monitor.findings import severity_at_least
-from monitor.ledger.words import clock_time
+from kvscope.monitor.commands.shared_flags import (
+    TARGETS,
+    Commands,
+    add_shared,
+    add_window,
+    default_url,
+    print_json,
+    window_of,
+)
+from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.doctor import report_table
+from kvscope.monitor.doctor.finding_changes import Change
+from kvscope.monitor.doctor.report import FINDINGS, NOTHING, examine
+from kvscope.monitor.doctor.terminal import wrapped
+from kvscope.monitor.doctor.watch_mode import look_on
+from kvscope.monitor.findings import severity_at_least
+from kvscope.monitor.text import clock_time
 
 EXIT_CODES: Final = """\
 exit codes
@@ -46,16 +54,20 @@ def add(commands: Commands) -> None:
         "--fail-on", choices=("error", "warning", "never"), default="warning", help="the bar for exit code 1 (warning)"
     )
     parser.add_argument(
-        "--prometheus", action="append", default=[], metavar="URL",
+        "--prometheus",
+        action="append",
+        default=[],
+        metavar="URL",
         help="look at what this Prometheus server stored of engines, of the last 2 h without --since, such as"
         " http://127.0.0.1:9090; may be repeated",
-    )  # fmt: skip
+    )
     add_window(parser)
     parser.add_argument(
-        "--watch", action="store_true",
+        "--watch",
+        action="store_true",
         help="look on until Ctrl-C, and say when a finding begins to fire, grows, or is resolved; the exit code is that"
         " of the last look, and JSON is a line for each change",
-    )  # fmt: skip
+    )
     add_shared(parser)
     parser.set_defaults(run=_doctor)
 
@@ -90,7 +102,7 @@ def _watch(parsed: argparse.Namespace) -> int:
         if parsed.format == "json":
             print(msgspec.json.encode(change).decode(), flush=True)
         else:
-            render.change(change, console)
+            report_table.change(change, console)
 
     with console.status("", refresh_per_second=1) as status:
         fired = look_on(
@@ -106,4 +118,4 @@ def _watch(parsed: argparse.Namespace) -> int:
     return FINDINGS if bar != "never" and any(severity_at_least(f.severity, bar) for f in fired) else NOTHING
 
 
-_RENDERERS = {"table": render.table, "short": render.short, "markdown": render.markdown}
+_RENDERERS = {"table": report_table.table, "short": report_table.short, "markdown": report_table.markdown}

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from monitor.commands.common import (
+from kvscope.monitor.commands.shared_flags import (
     TARGETS,
     Commands,
     a_time,
@@ -17,20 +17,20 @@ from monitor.commands.common import (
     positive,
     print_json,
 )
-from monitor.detectors.thresholds import Settings
-from monitor.doctor import explain
-from monitor.doctor.event import EventReport, event_at
-from monitor.doctor.memory import bill_in_log, bill_of_engines
-from monitor.doctor.observe import CannotTell, observe
-from monitor.doctor.report import NOTHING
-from monitor.query import Query
-from monitor.views import BlockDetail, RequestDetail
-from monitor.watch import NotKnown
+from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.doctor import explain_text
+from kvscope.monitor.doctor.event_report import EventReport, event_at
+from kvscope.monitor.doctor.memory_report import bill_in_log, bill_of_engines
+from kvscope.monitor.doctor.observe import CannotTell, observe
+from kvscope.monitor.doctor.report import NOTHING
+from kvscope.monitor.pipeline import NotKnown
+from kvscope.monitor.query import Query
+from kvscope.monitor.schema import BlockDetail, RequestDetail
 
 SHOWN: Final[dict[str, Callable[[Any, Console], None]]] = {
-    "request": explain.request,
-    "block": explain.block,
-    "event": explain.event,
+    "request": explain_text.request,
+    "block": explain_text.block,
+    "event": explain_text.event,
 }
 
 
@@ -42,14 +42,19 @@ def add(commands: Commands) -> None:
         ("request", "ID", "the life of a request: its state, its cost, its story", "a request's id, or #NUMBER"),
         ("block", "ID", "why a block is held, and its story", "a block's number"),
         (
-            "event", "POSITION", "what happened at a position in the stream, around it, and how things stood after it",
+            "event",
+            "POSITION",
+            "what happened at a position in the stream, around it, and how things stood after it",
             "epoch/sequence/event, as the evidence of a finding has it (doctor --format json)",
         ),
-    ):  # fmt: skip
+    ):
         one = things.add_parser(
-            thing, help=described, description=described, epilog=TARGETS,
+            thing,
+            help=described,
+            description=described,
+            epilog=TARGETS,
             formatter_class=argparse.RawDescriptionHelpFormatter,
-        )  # fmt: skip
+        )
         one.add_argument("id", metavar=name, help=help)
         one.add_argument("target", nargs="?", metavar="TARGET", help="where to look")
         one.add_argument("--engine", default="", help="which engine, if there are several")
@@ -57,11 +62,13 @@ def add(commands: Commands) -> None:
         add_shared(one)
         one.set_defaults(run=_run, thing=thing)
     drop = things.add_parser(
-        "drop", help="what made usage fall or throughput vanish",
+        "drop",
+        help="what made usage fall or throughput vanish",
         description="Says of a window of time what every block that became free was freed for, and what the steps in it"
         " did. Without --at, of the window in which usage fell furthest.",
-        epilog=TARGETS, formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+        epilog=TARGETS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     drop.add_argument("target", nargs="?", metavar="TARGET", help="where to look: a recording, a stream or a service")
     drop.add_argument("--at", type=a_time, metavar="TIME", help="14:02:11 (UTC) or 2026-01-31T14:02:11Z")
     drop.add_argument("--window", type=positive, default=10.0, metavar="S", help="so many seconds around it (10)")
@@ -70,12 +77,13 @@ def add(commands: Commands) -> None:
     add_shared(drop)
     drop.set_defaults(run=_drop)
     memory = things.add_parser(
-        "memory", help="what a device's memory went to, and what that leaves for KV",
+        "memory",
+        help="what a device's memory went to, and what that leaves for KV",
         description="Does the sums of an engine's memory bill again, from the figures in its log (vLLM's or kvscope's),"
         " or shows the bill of a running kvscope engine beside its device's own figures.",
         epilog=f"{TARGETS}\nexit codes: 0, 2 for a wrong command line, 3 for no bill (what is missing is named)",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    )
     memory.add_argument("target", nargs="?", metavar="TARGET", help="where to look, if not in a log")
     memory.add_argument("--log", metavar="FILE", help="an engine's log, plain or gzip")
     memory.add_argument("--format", choices=("table", "json"), default="table", help="(default: table)")
@@ -142,7 +150,7 @@ def _drop(parsed: argparse.Namespace) -> int:
         print_json(drops)
     else:
         for drop in drops:
-            explain.drop(drop, Console(highlight=False))
+            explain_text.drop(drop, Console(highlight=False))
     return NOTHING
 
 
@@ -162,7 +170,7 @@ def _memory(parsed: argparse.Namespace) -> int:
     if parsed.format == "json":
         print_json(report)
     else:
-        explain.memory(report, Console(highlight=False))
+        explain_text.memory(report, Console(highlight=False))
     if report.missing:
         raise CannotTell(f"{report.source} has no whole memory bill: {'; '.join(report.missing)}")
     return NOTHING

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from monitor.commands.common import Commands, add_for, add_thresholds, add_timeout, add_window, window_of
-from monitor.detectors.thresholds import Settings
-from monitor.doctor.frames import frames_of
-from monitor.doctor.observe import CannotTell
-from monitor.events.wire import ContractError
-from monitor.query import counted
+from kvscope.monitor.commands.shared_flags import Commands, add_for, add_thresholds, add_timeout, add_window, window_of
+from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.doctor.frame_reader import frames_of
+from kvscope.monitor.doctor.observe import CannotTell
+from kvscope.monitor.events.wire import ContractError
+from kvscope.monitor.query import counted
 
 
 def add(commands: Commands) -> None:
@@ -34,7 +34,7 @@ def add(commands: Commands) -> None:
 
 def _run(parsed: argparse.Namespace) -> int:
     try:
-        from monitor.outlets.perfetto.export import export
+        from kvscope.monitor.exporters.perfetto.trace import export
     except ImportError as error:
         raise ValueError(
             f"`monitor export` needs more than the base install: pip install 'kvscope[monitor]' ({error})"

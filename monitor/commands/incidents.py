@@ -8,8 +8,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from monitor.commands.common import Commands
-from monitor.doctor.report import FINDINGS, NOTHING
+from kvscope.monitor.commands.shared_flags import Commands
+from kvscope.monitor.doctor.report import FINDINGS, NOTHING
 
 
 def add(commands: Commands) -> None:
@@ -30,22 +30,25 @@ def add(commands: Commands) -> None:
         "--code", action="append", default=[], metavar="CODE", help="only this code's scenarios; may be repeated"
     )
     parser.add_argument(
-        "--keep", type=Path, default=Path("failed-incidents"), metavar="DIR",
+        "--keep",
+        type=Path,
+        default=Path("failed-incidents"),
+        metavar="DIR",
         help="where recordings of runs that were not right go (failed-incidents): monitor doctor and explain read them",
-    )  # fmt: skip
+    )
     parser.add_argument("--jobs", type=int, default=0, metavar="N", help="processes (as many as there are cores)")
     parser.set_defaults(run=_run)
 
 
 def _run(parsed: argparse.Namespace) -> int:
     try:
-        from monitor.incidents import report
+        from kvscope.monitor.incidents import lab_report
     except ImportError as error:
         raise ValueError(
             f"`monitor incidents` runs kvscope's own engine, which is not installed: run it from a checkout ({error})"
         ) from error
-    seeds = range(parsed.seed, parsed.seed + (report.SEEDS if parsed.full else 1))
-    jobs = report.jobs(seeds, parsed.code)
-    runs = report.do(jobs, parsed.keep, max(parsed.jobs, 0) or report.cores(), Console(stderr=True))
-    report.show(runs, Console(highlight=False, width=None if sys.stdout.isatty() else 120))
+    seeds = range(parsed.seed, parsed.seed + (lab_report.SEEDS if parsed.full else 1))
+    jobs = lab_report.jobs(seeds, parsed.code)
+    runs = lab_report.do(jobs, parsed.keep, max(parsed.jobs, 0) or lab_report.cores(), Console(stderr=True))
+    lab_report.show(runs, Console(highlight=False, width=None if sys.stdout.isatty() else 120))
     return FINDINGS if any(run.problems for run in runs) else NOTHING

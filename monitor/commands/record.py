@@ -7,9 +7,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from monitor.commands.common import Commands, positive
-from monitor.doctor.report import NOTHING
-from monitor.events.publisher import EVENTS_ENDPOINT
+from kvscope.monitor.commands.shared_flags import Commands, positive
+from kvscope.monitor.doctor.report import NOTHING
+from kvscope.monitor.publishing.publisher import EVENTS_ENDPOINT
 
 
 def add(commands: Commands) -> None:
@@ -29,7 +29,7 @@ def add(commands: Commands) -> None:
 
 
 def _run(parsed: argparse.Namespace) -> int:
-    from monitor.sources.record import record
+    from kvscope.monitor.sources.recorder import record
 
     recorded = record(
         parsed.target, parsed.directory, seconds=parsed.seconds, timeout_s=parsed.timeout, console=Console(stderr=True)

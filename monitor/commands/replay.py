@@ -6,12 +6,12 @@ import argparse
 import sys
 from pathlib import Path
 
-from monitor.commands.common import Commands
-from monitor.events.publisher import EVENTS_ENDPOINT
-from monitor.events.wire import ContractError
-from monitor.history.replay import Replayer
-from monitor.sources.recording import Recording
-from monitor.sources.target import BadTarget, Kind, kind_of
+from kvscope.monitor.commands.shared_flags import Commands
+from kvscope.monitor.events.wire import ContractError
+from kvscope.monitor.history.replay_publisher import Replayer
+from kvscope.monitor.publishing.publisher import EVENTS_ENDPOINT
+from kvscope.monitor.sources.recording import Recording
+from kvscope.monitor.sources.targets import BadTarget, Kind, kind_of
 
 
 def add(commands: Commands) -> None:

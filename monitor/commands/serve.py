@@ -7,9 +7,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from monitor.commands.common import Commands, length, port, positive, size
-from monitor.detectors.thresholds import Settings
-from monitor.events.publisher import EVENTS_ENDPOINT
+from kvscope.monitor.commands.shared_flags import Commands, length, port, positive, size
+from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.publishing.publisher import EVENTS_ENDPOINT
 
 
 def _repeat(text: str) -> int:
@@ -25,56 +25,79 @@ def add(commands: Commands) -> None:
         " /metrics on one port.",
     )
     parser.add_argument(
-        "--events", action="append", metavar="ENDPOINT",
+        "--events",
+        action="append",
+        metavar="ENDPOINT",
         help=f"an engine's event stream; may be repeated (default: KVSCOPE_EVENTS, else {EVENTS_ENDPOINT}, or none if"
         " --metrics is given)",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--metrics", action="append", default=[], metavar="URL",
+        "--metrics",
+        action="append",
+        default=[],
+        metavar="URL",
         help="the metrics page of an engine without a probe, scraped every 5 s; may be repeated",
-    )  # fmt: skip
+    )
     parser.add_argument("--host", default="127.0.0.1", help="where to listen (127.0.0.1); elsewhere a token is needed")
     parser.add_argument("--port", type=port, default=8765, help="(8765; 0 picks a free one)")
     parser.add_argument("--token", default=os.environ.get("KVSCOPE_TOKEN", ""), help="ask for this (KVSCOPE_TOKEN)")
     parser.add_argument(
-        "--data", type=Path, metavar="DIR",
+        "--data",
+        type=Path,
+        metavar="DIR",
         help="keep alerts here, so that a restart loses none and sends none anew, and all that is heard, so that any"
         " moment of it can be asked for (KVSCOPE_DATA)",
-    )  # fmt: skip
+    )
     parser.add_argument("--keep-days", type=positive, metavar="DAYS", help="what is heard is kept for so long (7)")
     parser.add_argument(
-        "--keep-bytes", type=size, metavar="SIZE",
+        "--keep-bytes",
+        type=size,
+        metavar="SIZE",
         help="and no more of it than this, the oldest goes first: 500M, 2G (10G)",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--recording", action="append", type=Path, metavar="DIR",
+        "--recording",
+        action="append",
+        type=Path,
+        metavar="DIR",
         help="show this recording, and nothing else: no engine is read; may be repeated, to compare them",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--alert", action="append", metavar="URL",
+        "--alert",
+        action="append",
+        metavar="URL",
         help="send alerts here: https://… (a webhook), alertmanager+http://HOST:9093, slack+https://… or"
         " pagerduty+https://ROUTING_KEY@events.pagerduty.com; may be repeated (KVSCOPE_ALERTS, separated by spaces)",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--alert-private", action="store_true", help="alerts may go to private addresses, this machine's among them"
     )
     parser.add_argument(
-        "--alert-repeat", type=_repeat, default=4 * 3600, metavar="TIME",
+        "--alert-repeat",
+        type=_repeat,
+        default=4 * 3600,
+        metavar="TIME",
         help="say again that an alert still fires: 30m, 4h (4h; 0 never)",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--webhook-secret", default=os.environ.get("KVSCOPE_WEBHOOK_SECRET", ""), metavar="whsec_…",
+        "--webhook-secret",
+        default=os.environ.get("KVSCOPE_WEBHOOK_SECRET", ""),
+        metavar="whsec_…",
         help="sign what goes to webhooks with this (KVSCOPE_WEBHOOK_SECRET)",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--otlp", default="", metavar="URL",
+        "--otlp",
+        default="",
+        metavar="URL",
         help="send traces of requests, findings as logs, and metrics to this OTLP endpoint: grpc://HOST:4317,"
         " grpcs://… or http(s)://HOST:4318",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--otlp-sample", type=float, metavar="SHARE",
+        "--otlp-sample",
+        type=float,
+        metavar="SHARE",
         help="of the requests that were neither slow, preempted, stuck nor failed, trace this share (1; 0.1 a tenth)",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--set", action="append", default=[], metavar="CODE.NAME=VALUE", dest="thresholds", help="change a threshold"
     )
@@ -83,15 +106,15 @@ def add(commands: Commands) -> None:
 
 def _run(parsed: argparse.Namespace) -> int:
     try:
-        from monitor.history.keeper import Keep
-        from monitor.outlets.alerts.alerts import AlertsConfig
-        from monitor.outlets.otel.outlet import OtelConfig
-        from monitor.service import ServiceConfig, serve
+        from kvscope.monitor.alerting.alerting import AlertsConfig
+        from kvscope.monitor.exporters.otel.otel_exporter import OtelConfig
+        from kvscope.monitor.history.retention import Keep
+        from kvscope.monitor.service.service import ServiceConfig, serve
     except ImportError as error:
         raise ValueError(
             f"`monitor serve` needs more than the base install: pip install 'kvscope[monitor]' ({error})"
         ) from error
-    from dashboards.web.app import mount
+    from kvscope.dashboards.web.app import mount
 
     if parsed.recording and (parsed.events or parsed.metrics or parsed.alert or parsed.otlp or parsed.data):
         raise ValueError(
@@ -108,11 +131,15 @@ def _run(parsed: argparse.Namespace) -> int:
     if parsed.recording:
         return serve(
             ServiceConfig(
-                events=(), recordings=tuple(parsed.recording), host=parsed.host, port=parsed.port, token=parsed.token,
+                events=(),
+                recordings=tuple(parsed.recording),
+                host=parsed.host,
+                port=parsed.port,
+                token=parsed.token,
                 settings=Settings.parse(parsed.thresholds),
             ),
             mount,
-        )  # fmt: skip
+        )
     return serve(
         ServiceConfig(
             events=tuple(parsed.events or filter(None, by_default.split(","))),

@@ -15,14 +15,14 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from monitor.commands.common import Commands
-from monitor.ledger.ledger import Point
-from monitor.sources.recording import Recording
-from monitor.sources.target import BadTarget
+from kvscope.monitor.commands.shared_flags import Commands
+from kvscope.monitor.ledger.engine_ledger import Point
+from kvscope.monitor.sources.recording import Recording
+from kvscope.monitor.sources.targets import BadTarget
 
 if TYPE_CHECKING:
-    from monitor.history.findings_log import Told
-    from monitor.history.sql import Answer
+    from kvscope.monitor.history.findings_log import Told
+    from kvscope.monitor.history.sql_tables import Answer
 
 
 def add(commands: Commands) -> None:
@@ -37,16 +37,18 @@ def add(commands: Commands) -> None:
     parser.add_argument("query", metavar="QUERY", help="such as 'SELECT kind, count(*) FROM events GROUP BY kind'")
     parser.add_argument("recording", nargs="?", type=Path, metavar="RECORDING", help="ask this recording")
     parser.add_argument(
-        "--data", type=Path, metavar="DIR",
+        "--data",
+        type=Path,
+        metavar="DIR",
         help="or the history that `monitor serve --data DIR` keeps (KVSCOPE_DATA)",
-    )  # fmt: skip
+    )
     parser.add_argument("--format", choices=("table", "csv", "json"), default="table", help="(default: table)")
     parser.set_defaults(run=_sql)
 
 
 def _sql(parsed: argparse.Namespace) -> int:
     try:
-        from monitor.history.sql import answer
+        from kvscope.monitor.history.sql_tables import answer
     except ImportError as error:
         raise ValueError(
             f"`monitor sql` needs more than the base install: pip install 'kvscope[monitor]' ({error})"
@@ -77,8 +79,8 @@ def _sql(parsed: argparse.Namespace) -> int:
 
 def _judged(directory: Path) -> tuple[dict[str, list[Point]], list[Told]]:
     """The points of each engine in a recording, and what is told of it."""
-    from monitor.history.findings_log import told_of
-    from monitor.watch import Watch
+    from kvscope.monitor.history.findings_log import told_of
+    from kvscope.monitor.pipeline import Watch
 
     watch = Watch()
     points: dict[str, list[Point]] = {}

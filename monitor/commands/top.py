@@ -6,10 +6,10 @@ import argparse
 import sys
 from contextlib import closing
 
-from monitor.commands.common import Commands, add_thresholds, add_timeout, add_token, default_url
-from monitor.detectors.thresholds import Settings
-from monitor.doctor.looking_on import open_live
-from monitor.doctor.report import NOTHING
+from kvscope.monitor.commands.shared_flags import Commands, add_thresholds, add_timeout, add_token, default_url
+from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.doctor.report import NOTHING
+from kvscope.monitor.doctor.watch_mode import open_live
 
 
 def add(commands: Commands) -> None:
@@ -30,7 +30,7 @@ def add(commands: Commands) -> None:
 
 def _run(parsed: argparse.Namespace) -> int:
     try:
-        from monitor.doctor.top import Looker, Top
+        from kvscope.monitor.doctor.top_screen import Looker, Top
     except ImportError as error:
         raise ValueError(
             f"`monitor top` needs more than the base install: pip install 'kvscope[monitor]' ({error})"

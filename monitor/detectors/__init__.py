@@ -2,20 +2,20 @@
 only told. No I/O, no clock, no memory of their own.
 
 Each family's `judge` looks at one engine's ledger and yields a Judgement for each trouble that it sees now; what a
-trouble's life is, over time, is monitor.findings' business. No detector knows which faults an engine has on.
+trouble's life is, over time, is kvscope.monitor.findings' business. No detector knows which faults an engine has on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from monitor.detectors import blind, collapse, corrupt, held, leak, sizing, stuck, thrash, told
-from monitor.detectors.judgement import Judgement
-from monitor.detectors.stuck.ranks import told_apart
-from monitor.detectors.thresholds import Settings
-from monitor.ledger.ledger import EngineLedger
+from kvscope.monitor.detectors import blind, collapse, corrupt, held_by_design, leak, reported, sizing, stuck, thrash
+from kvscope.monitor.detectors.judgement import Judgement
+from kvscope.monitor.detectors.stuck.rank_diverged import told_apart
+from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
 
-FAMILIES = (leak, stuck, thrash, collapse, corrupt, sizing, held, blind, told)
+FAMILIES = (leak, stuck, thrash, collapse, corrupt, sizing, held_by_design, blind, reported)
 
 
 def judge(ledger: EngineLedger, settings: Settings, siblings: Sequence[EngineLedger] = ()) -> Iterator[Judgement]:

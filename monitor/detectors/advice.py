@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from monitor.ledger.ledger import EngineLedger
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
 
 DEFAULT_BUDGET = 8192
 """Tokens a step: what serving a stream of unlike requests was seen to do well with."""

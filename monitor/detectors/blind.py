@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from monitor.detectors.figures import DEFAULT_INTERVAL_S, apart_s
-from monitor.detectors.judgement import Evidence, Judgement
-from monitor.detectors.thresholds import Settings
-from monitor.events.sample import Sample
-from monitor.ledger.ledger import EngineLedger
-from monitor.ledger.words import clock_time, counted, duration
+from kvscope.monitor.detectors.judgement import Evidence, Judgement
+from kvscope.monitor.detectors.sample_math import DEFAULT_INTERVAL_S, apart_s
+from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.events.samples import Sample
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.text import clock_time, counted, duration
 
 STREAM_GAP = "blind.stream-gap"
 LOG_SILENCE = "blind.log-silence"

@@ -7,13 +7,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from monitor.detectors.advice import named
-from monitor.detectors.blind import UNREADABLE
-from monitor.detectors.judgement import CATALOGUE, Evidence, Judgement
-from monitor.detectors.thresholds import Settings
-from monitor.ledger.ledger import EngineLedger, FoundAnomaly
-from monitor.ledger.story import StoryLine, names_in, story_of_block
-from monitor.ledger.words import clock_time
+from kvscope.monitor.analysis.event_history import StoryLine, names_in, story_of_block
+from kvscope.monitor.detectors.advice import named
+from kvscope.monitor.detectors.blind import UNREADABLE
+from kvscope.monitor.detectors.judgement import CATALOGUE, Evidence, Judgement
+from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.ledger.engine_ledger import EngineLedger, FoundAnomaly
+from kvscope.monitor.text import clock_time
 
 DOUBLE_FREE: Final = "corrupt.double-free"
 CODE_OF: Final[dict[str, str]] = {

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from monitor.detectors.judgement import Judgement
+from kvscope.monitor.detectors.judgement import Judgement
 
 Tie = Callable[[Judgement, Judgement], bool]
 """Of a cause and an effect that are both judged in one engine: whether the one may be the other's."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from itertools import groupby, takewhile
 
-from monitor.detectors.judgement import Evidence
-from monitor.events.kinds import Preempt
-from monitor.events.records import Preemption
-from monitor.ledger.ledger import EngineLedger, Point
+from kvscope.monitor.detectors.judgement import Evidence
+from kvscope.monitor.events.kinds import Preempt
+from kvscope.monitor.ledger.engine_ledger import EngineLedger, Point
+from kvscope.monitor.state.records import Preemption
 
 LOST = "the events that were lost"
 

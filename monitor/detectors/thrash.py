@@ -13,14 +13,14 @@ from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from typing import Final
 
-from monitor.detectors.advice import whole_prompts_only
-from monitor.detectors.judgement import Evidence, Judgement
-from monitor.detectors.preemptions import LOST, at, cost_of, freed_nothing, names, of_late, passes
-from monitor.detectors.thresholds import Settings
-from monitor.events.kinds import Cause
-from monitor.events.records import Preemption
-from monitor.ledger.ledger import EngineLedger
-from monitor.ledger.words import clock_time, counted, duration, percent
+from kvscope.monitor.detectors.advice import whole_prompts_only
+from kvscope.monitor.detectors.judgement import Evidence, Judgement
+from kvscope.monitor.detectors.preemptions import LOST, at, cost_of, freed_nothing, names, of_late, passes
+from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.events.kinds import Cause
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.state.records import Preemption
+from kvscope.monitor.text import clock_time, counted, duration, percent
 
 PREEMPTION = "thrash.preemption"
 CASCADE = "thrash.cascade"

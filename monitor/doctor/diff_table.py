@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from monitor.doctor.render import STYLES
-from monitor.doctor.terminal import put, wrapped
-from monitor.ledger.words import counted, duration, listed, percent
-from monitor.views import Diff, FigureRow, FindingRow, Stretch
+from kvscope.monitor.doctor.report_table import STYLES
+from kvscope.monitor.doctor.terminal import put, wrapped
+from kvscope.monitor.schema import Diff, FigureRow, FindingRow, Stretch
+from kvscope.monitor.text import counted, duration, listed, percent
 
 NAME, FIGURE = 34, 16
 CHANGES = {"better": "green", "worse": "bold red"}

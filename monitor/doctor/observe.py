@@ -1,4 +1,4 @@
-"""Opens a target and looks at it: whatever it is, what comes out answers monitor.query's questions."""
+"""Opens a target and looks at it: whatever it is, what comes out answers kvscope.monitor.query's questions."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from pathlib import Path
 
 import msgspec
 
-from monitor.detectors.thresholds import Settings
-from monitor.doctor.told import in_words, kv_events_in_words
-from monitor.doctor.window import ALWAYS, Span, Window, at_of
-from monitor.events.sample import Fact, Sample
-from monitor.events.wire import ContractError
-from monitor.findings import FindingReport
-from monitor.ledger.words import counted, timestamp
-from monitor.query import Query, RemoteQuery, Unreachable
-from monitor.sources.bundle import NotABundle, unpack_events
-from monitor.sources.exposition import shown
-from monitor.sources.kv_events import KvEventStream, Publisher, publisher_at, publishers
-from monitor.sources.live import LiveStream
-from monitor.sources.prometheus import BadHistory, history
-from monitor.sources.recording import Recording
-from monitor.sources.target import SOURCES_PATH, BadTarget, Kind, kind_of, read_log, read_prose
-from monitor.views import EngineView
-from monitor.watch import Watch
+from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.doctor.facts_text import in_words, kv_events_in_words
+from kvscope.monitor.doctor.time_window import ALWAYS, Span, Window, at_of
+from kvscope.monitor.events.samples import Fact, Sample
+from kvscope.monitor.events.wire import ContractError
+from kvscope.monitor.findings import FindingReport
+from kvscope.monitor.pipeline import Watch
+from kvscope.monitor.query import Query, RemoteQuery, Unreachable
+from kvscope.monitor.schema import EngineView
+from kvscope.monitor.sources.exposition import shown
+from kvscope.monitor.sources.kv_events import KvEventStream, Publisher, publisher_at, publishers
+from kvscope.monitor.sources.live_stream import LiveStream
+from kvscope.monitor.sources.prometheus_history import BadHistory, history
+from kvscope.monitor.sources.recording import Recording
+from kvscope.monitor.sources.support_bundle import NotABundle, unpack_events
+from kvscope.monitor.sources.targets import SOURCES_PATH, BadTarget, Kind, kind_of, read_log, read_prose
+from kvscope.monitor.text import counted, timestamp
 
 WATCH_S = 3.0
 """How long what is live is watched: two heartbeats, so that what moves can be told from what does not."""
@@ -195,7 +195,7 @@ def _watch_page(target: str, settings: Settings, timeout_s: float, watch_s: floa
     ended meanwhile is told too.
     """
     try:
-        from monitor.sources.metrics_page import BadPage, MetricsPage
+        from kvscope.monitor.sources.metrics_page import BadPage, MetricsPage
     except ImportError as error:
         raise CannotTell(
             f"{target}: a metrics page needs more than the base install: pip install 'kvscope[monitor]' ({error})"

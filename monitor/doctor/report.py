@@ -9,17 +9,17 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from monitor.detectors.thresholds import Settings
-from monitor.doctor.joined import joined
-from monitor.doctor.observe import WATCH_S, CannotTell, Observation, look_back, observe
-from monitor.doctor.window import ALWAYS, Window
-from monitor.findings import FindingReport, severity_at_least
-from monitor.ledger.words import timestamp
-from monitor.query import Unreachable
-from monitor.sources.exposition import shown
-from monitor.sources.target import BadTarget
-from monitor.views import EngineView
-from monitor.watch import Watch
+from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.doctor.merged_findings import joined
+from kvscope.monitor.doctor.observe import WATCH_S, CannotTell, Observation, look_back, observe
+from kvscope.monitor.doctor.time_window import ALWAYS, Window
+from kvscope.monitor.findings import FindingReport, severity_at_least
+from kvscope.monitor.pipeline import Watch
+from kvscope.monitor.query import Unreachable
+from kvscope.monitor.schema import EngineView
+from kvscope.monitor.sources.exposition import shown
+from kvscope.monitor.sources.targets import BadTarget
+from kvscope.monitor.text import timestamp
 
 SCHEMA_VERSION: Final = "1"
 

@@ -8,22 +8,31 @@ from typing import Final
 
 from rich.text import Text
 
-from monitor.doctor.render import SIGNS, STYLES
-from monitor.doctor.terminal import WIDTH
-from monitor.findings import FindingReport
-from monitor.ledger.words import counted, duration, percent
-from monitor.views import EngineView, RequestView
+from kvscope.monitor.doctor.report_table import SIGNS, STYLES
+from kvscope.monitor.doctor.terminal import WIDTH
+from kvscope.monitor.findings import FindingReport
+from kvscope.monitor.schema import EngineView, RequestView
+from kvscope.monitor.text import counted, duration, percent
 
 BAR: Final = 60
 HOLDERS: Final = (
-    ("running", "█", "green"), ("waiting", "▒", "yellow"), ("finished", "▓", "magenta"),
-    ("unaccounted", "!", "bold red"), ("cached_idle", "░", "cyan"), ("free", "·", "dim"),
-)  # fmt: skip
+    ("running", "█", "green"),
+    ("waiting", "▒", "yellow"),
+    ("finished", "▓", "magenta"),
+    ("unaccounted", "!", "bold red"),
+    ("cached_idle", "░", "cyan"),
+    ("free", "·", "dim"),
+)
 """Each with its sign, so that colours are not needed."""
 LEGEND: Final = "█ running  ▒ waiting  ▓ finished, held  ! UNACCOUNTED  ░ cached-idle  · free"
 COLUMNS: Final = (
-    ("request", 17), ("state, reason", 26), ("for", 8), ("blocks", 7), ("computed/prompt", 16), ("out", 5),
-)  # fmt: skip
+    ("request", 17),
+    ("state, reason", 26),
+    ("for", 8),
+    ("blocks", 7),
+    ("computed/prompt", 16),
+    ("out", 5),
+)
 """Of the requests: name and width."""
 
 
@@ -65,9 +74,13 @@ def row(view: RequestView) -> list[str]:
     """One request, a text for each of COLUMNS."""
     state = view.reason if view.ended or view.state.startswith("FINISHED") else f"{view.state} {view.reason}".strip()
     cells = (
-        view.id, state or view.state, duration(view.for_s), f"{view.blocks:,}",
-        f"{view.computed_tokens:,}/{view.prompt_tokens:,}", f"{view.output_tokens:,}",
-    )  # fmt: skip
+        view.id,
+        state or view.state,
+        duration(view.for_s),
+        f"{view.blocks:,}",
+        f"{view.computed_tokens:,}/{view.prompt_tokens:,}",
+        f"{view.output_tokens:,}",
+    )
     return [_cut(cell, width - 1) for cell, (_, width) in zip(cells, COLUMNS, strict=True)]
 
 

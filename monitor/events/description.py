@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from monitor.events.wire import NotAFrame
+from kvscope.monitor.events.wire import NotAFrame
 
 
 class KVGroup(msgspec.Struct, omit_defaults=True):

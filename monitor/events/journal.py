@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from monitor.events.log import Clock
-from monitor.events.wire import ContractError
+from kvscope.monitor.events.event_log import Clock
+from kvscope.monitor.events.wire import ContractError
 
 HEADER: Final = b"KVSCOPE\x01"
 RECORD: Final = struct.Struct("<II")

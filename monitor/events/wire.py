@@ -189,6 +189,21 @@ def batch_of(
         args += event.args
         ids += event.ids
     return Batch(
-        engine, epoch, sequence, -1, -1, wall_ns, mono_ns, -1, -1, -1, -1, 0, 0, texts or {},
-        column("i", runs), column("q", args), column("i", ids),
-    )  # fmt: skip
+        engine,
+        epoch,
+        sequence,
+        -1,
+        -1,
+        wall_ns,
+        mono_ns,
+        -1,
+        -1,
+        -1,
+        -1,
+        0,
+        0,
+        texts or {},
+        column("i", runs),
+        column("q", args),
+        column("i", ids),
+    )

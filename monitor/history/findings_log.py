@@ -14,8 +14,8 @@ from typing import Final, Literal
 
 import msgspec
 
-from monitor.detectors.judgement import CATALOGUE, Judgement
-from monitor.findings import Finding, Place, Transition
+from kvscope.monitor.detectors.judgement import CATALOGUE, Judgement
+from kvscope.monitor.findings import Finding, Place, Transition
 
 NAME: Final = "findings.jsonl"
 
@@ -102,9 +102,15 @@ def told_of(transition: Transition) -> Told:
     """The transition as it is kept."""
     finding = transition.finding
     return Told(
-        transition.to, transition.at_ns, finding.id, finding.severity, finding.first_seen_ns, finding.fired_ns,
-        finding.resolved_ns, finding.judgement,
-    )  # fmt: skip
+        transition.to,
+        transition.at_ns,
+        finding.id,
+        finding.severity,
+        finding.first_seen_ns,
+        finding.fired_ns,
+        finding.resolved_ns,
+        finding.judgement,
+    )
 
 
 def _last_byte(path: Path) -> bytes:

@@ -15,14 +15,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol, TypeVar
 
-from monitor.events import journal
-from monitor.events.sample import Fact, Sample
-from monitor.events.wire import Batch, Frame, Keyframe
-from monitor.history.index import Index
-from monitor.history.keyframes import sound_keyframe_of
-from monitor.history.notes import LETTER_OF_POINTS, Packed
-from monitor.history.opened import Opened
-from monitor.history.segments import (
+from kvscope.monitor.analysis.partial_replay import first_events, observed
+from kvscope.monitor.events import journal
+from kvscope.monitor.events.samples import Fact, Sample
+from kvscope.monitor.events.wire import Batch, Frame, Keyframe
+from kvscope.monitor.history.active_segment import Opened
+from kvscope.monitor.history.keyframe_cutter import sound_keyframe_of
+from kvscope.monitor.history.observations import LETTER_OF_POINTS, Packed
+from kvscope.monitor.history.segment_files import (
     ClosedSegment,
     OpenSegment,
     Segment,
@@ -31,9 +31,9 @@ from monitor.history.segments import (
     engine_in,
     segments,
 )
-from monitor.ledger.ledger import EngineLedger, Point, Position
-from monitor.ledger.replay import first_events, observed
-from monitor.ledger.words import timestamp
+from kvscope.monitor.history.segment_index import Index
+from kvscope.monitor.ledger.engine_ledger import EngineLedger, Point, Position
+from kvscope.monitor.text import timestamp
 
 GAP_NS: Final = 5_000_000_000
 """A reader of a stream hears something every second, or notes that it heard nothing: so long without is a gap."""
@@ -394,7 +394,7 @@ class Reader(Protocol):
 def _reader(segment: Segment) -> Reader:
     if isinstance(segment, OpenSegment):
         return Opened(segment.path)
-    from monitor.history.closed import Closed  # a recording is read without what reads Parquet
+    from kvscope.monitor.history.sealed_segment import Closed  # a recording is read without what reads Parquet
 
     return Closed(segment)
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from monitor.history.history import History
-from monitor.history.segments import Segment, segments
+from kvscope.monitor.history.history import History
+from kvscope.monitor.history.segment_files import Segment, segments
 
 BETWEEN: Final = ": "
 """A recording's name and its engine's. Ranks of one server are known by the engine's, so it stands last."""

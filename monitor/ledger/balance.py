@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import msgspec
 
-from monitor.events.kinds import FIRST_FINISHED, Status
-from monitor.events.state import State
+from kvscope.monitor.events.kinds import FIRST_FINISHED, Status
+from kvscope.monitor.state.fold import State
 
 RUNNING = int(Status.RUNNING)
 _UNACCOUNTED, _FINISHED, _WAITING, _RUNNING = range(4)

@@ -6,10 +6,10 @@ in what they keep of a request, its tokens say nothing of how full its blocks ar
 
 from __future__ import annotations
 
-from monitor.events.description import EngineDescription
-from monitor.events.kinds import FIRST_FINISHED
-from monitor.events.records import RequestState
-from monitor.events.state import State
+from kvscope.monitor.events.description import EngineDescription
+from kvscope.monitor.events.kinds import FIRST_FINISHED
+from kvscope.monitor.state.fold import State
+from kvscope.monitor.state.records import RequestState
 
 
 def unused_tokens(state: State, description: EngineDescription, record: RequestState) -> int | None:

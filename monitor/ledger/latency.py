@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from monitor.events.kinds import Status
-from monitor.events.records import RequestState
-from monitor.ledger.histogram import Histogram
+from kvscope.monitor.events.kinds import Status
+from kvscope.monitor.ledger.histogram import Histogram
+from kvscope.monitor.state.records import RequestState
 
 BOUNDS_S: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0)
 TOKEN_BOUNDS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from monitor.events.records import Preemption, Prompt
+from kvscope.monitor.state.records import Preemption, Prompt
 
 
 class Recompute:

@@ -11,9 +11,9 @@ from bisect import bisect_left
 from operator import sub
 from typing import Final
 
-from monitor.events.state import State
-from monitor.events.stays import Stays
-from monitor.ledger.histogram import Buckets, Histogram
+from kvscope.monitor.ledger.histogram import Buckets, Histogram
+from kvscope.monitor.state.fold import State
+from kvscope.monitor.state.residency_samples import Stays
 
 BOUNDS_S: Final = (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0)
 AGE_BOUNDS_S: Final = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0)

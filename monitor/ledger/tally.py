@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from monitor.events.records import RequestState
-from monitor.events.state import State
-from monitor.ledger.latency import SERVED, Latencies
-from monitor.ledger.recompute import Recompute
-from monitor.ledger.residency import Residency
+from kvscope.monitor.ledger.latency import SERVED, Latencies
+from kvscope.monitor.ledger.recompute import Recompute
+from kvscope.monitor.ledger.residency import Residency
+from kvscope.monitor.state.fold import State
+from kvscope.monitor.state.records import RequestState
 
 MOST_NOTED: Final = 4_096
 """Of blocks that come and go: so many are counted in one go."""

@@ -34,8 +34,8 @@ from typing import Final, NamedTuple
 
 import httpx
 
-from monitor.events.sample import Fact, Sample
-from monitor.sources.target import BadTarget
+from kvscope.monitor.events.samples import Fact, Sample
+from kvscope.monitor.sources.targets import BadTarget
 
 FIELDS: Final[dict[str, str]] = {
     "vllm:num_requests_running": "running",
@@ -64,8 +64,14 @@ FIELDS: Final[dict[str, str]] = {
     "sglang:cache_hit_rate": "prefix_hit_rate",
 }
 COUNTERS: Final = (
-    "steps", "preemptions", "finished", "prompt_tokens", "generation_tokens", "prefix_queries", "prefix_hits"
-)  # fmt: skip
+    "steps",
+    "preemptions",
+    "finished",
+    "prompt_tokens",
+    "generation_tokens",
+    "prefix_queries",
+    "prefix_hits",
+)
 LABELLED: Final = ("deferred", "awake")
 """Fields that are one of their metric's series: the one with a label of that value."""
 CONFIGURATION: Final = "vllm:cache_config_info"

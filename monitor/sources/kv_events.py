@@ -19,11 +19,11 @@ import httpx
 import msgspec
 import zmq
 
-from monitor.events.log import Clock
-from monitor.events.publisher import replay_endpoint_for
-from monitor.events.sample import KvEvent, KvEvents
-from monitor.events.wire import ContractError
-from monitor.sources.exposition import address_of, shown
+from kvscope.monitor.events.event_log import Clock
+from kvscope.monitor.events.samples import KvEvent, KvEvents
+from kvscope.monitor.events.wire import ContractError
+from kvscope.monitor.publishing.publisher import replay_endpoint_for
+from kvscope.monitor.sources.exposition import address_of, shown
 
 DEVICE: Final = "GPU"
 """vLLM's word for where blocks are that a request can run on, on any device; what other tiers keep is left out."""

@@ -11,9 +11,9 @@ from typing import Final
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from monitor.events.log import Clock
-from monitor.events.sample import Fact, Sample
-from monitor.sources.exposition import (
+from kvscope.monitor.events.event_log import Clock
+from kvscope.monitor.events.samples import Fact, Sample
+from kvscope.monitor.sources.exposition import (
     CONFIGURATION,
     FIELDS,
     NONE_KNOWN,
@@ -26,7 +26,7 @@ from monitor.sources.exposition import (
     facts_of,
     put,
     shown,
-)  # fmt: skip
+)
 
 MAX_BYTES: Final = 64 << 20
 EVERY_S: Final = 5.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from monitor.events import journal
-from monitor.events.wire import Batch, Frame, Keyframe, NewerVersion, NotAFrame, decode
+from kvscope.monitor.events import journal
+from kvscope.monitor.events.wire import Batch, Frame, Keyframe, NewerVersion, NotAFrame, decode
 
 
 class Recording:

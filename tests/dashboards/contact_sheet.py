@@ -23,7 +23,7 @@ import plotly.graph_objects as go
 from playwright.sync_api import sync_playwright
 from plotly.offline import get_plotlyjs
 
-from dashboards.grafana.pages import GENERATED, PAGES
+from kvscope.dashboards.grafana.pages import GENERATED, PAGES
 from tests.dashboards.programs import (
     ROOT,
     Prometheus,
@@ -33,9 +33,9 @@ from tests.dashboards.programs import (
     quick_prometheus,
     running,
     until,
-)  # fmt: skip
+)
 from tests.dashboards.scene import filled_in, lab, service, vllm_page
-from tests.outlets.receiving import Server
+from tests.receiving import Server
 from tests.web.parts import CHROMIUM_FLAGS
 
 PICTURES: Final = ROOT / "docs" / "dashboards"
@@ -83,9 +83,11 @@ def watched(folder: Path) -> Iterator[Prometheus]:
     hook = Server()
     with vllm_page(first=30, every_s=0.5) as vllm:
         command = [
-            program("prometheus", "prometheus"), f"--config.file={quick_prometheus(folder, service_at, vllm)}",
-            f"--storage.tsdb.path={folder}/data", f"--web.listen-address={own}",
-        ]  # fmt: skip
+            program("prometheus", "prometheus"),
+            f"--config.file={quick_prometheus(folder, service_at, vllm)}",
+            f"--storage.tsdb.path={folder}/data",
+            f"--web.listen-address={own}",
+        ]
         with (
             running(command, folder / "prometheus.log") as process,
             running(service(events, service_at, hook.url), folder / "service.log"),
@@ -176,10 +178,17 @@ def _lines(
             figure.add_vline(_time(since), line={"color": NAMED[colour], "dash": "dash", "width": 1})
     tick, suffix = UNITS[of["defaults"]["unit"]]
     figure.update_layout(
-        template="plotly_dark", paper_bgcolor="#181b1f", plot_bgcolor="#181b1f", width=width - 8, height=height,
-        margin={"l": 50, "r": 10, "t": 10, "b": 10}, font={"size": 11}, showlegend=True,
-        legend={"orientation": "h", "yanchor": "top", "y": -0.12}, colorway=COLOURS,
-    )  # fmt: skip
+        template="plotly_dark",
+        paper_bgcolor="#181b1f",
+        plot_bgcolor="#181b1f",
+        width=width - 8,
+        height=height,
+        margin={"l": 50, "r": 10, "t": 10, "b": 10},
+        font={"size": 11},
+        showlegend=True,
+        legend={"orientation": "h", "yanchor": "top", "y": -0.12},
+        colorway=COLOURS,
+    )
     figure.update_yaxes(tickformat=tick, ticksuffix=suffix, rangemode="tozero", gridcolor="#2c3235")
     figure.update_xaxes(gridcolor="#2c3235", tickformat="%H:%M:%S")
     text: str = figure.to_html(full_html=False, include_plotlyjs=False, config={"displayModeBar": False})

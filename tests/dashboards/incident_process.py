@@ -13,8 +13,8 @@ import random
 import sys
 import time
 
-from engine.request import Request
-from monitor.events.publisher import Publisher, replay_endpoint_for
+from kvscope.engine.request import Request
+from kvscope.monitor.publishing.publisher import Publisher, replay_endpoint_for
 from tests.lab import Lab
 
 TOTAL = 101
@@ -28,9 +28,15 @@ FAULTS = ("leak.finished-held:limit=3", "leak.unaccounted:limit=2")
 def main() -> None:
     events = sys.argv[1]
     lab = Lab(
-        total=TOTAL, block_size=BLOCK_SIZE, connector_share=1.0, faults=FAULTS, capacity=BUFFER,
-        policy="priority", clock=time, pack=False,
-    )  # fmt: skip
+        total=TOTAL,
+        block_size=BLOCK_SIZE,
+        connector_share=1.0,
+        faults=FAULTS,
+        capacity=BUFFER,
+        policy="priority",
+        clock=time,
+        pack=False,
+    )
     publisher = Publisher(
         lab.log, "lab@127.0.0.1:0/0", lab.vitals, events=events, replay=replay_endpoint_for(events), heartbeat_s=0.2
     )

@@ -14,7 +14,7 @@ import httpx
 import pytest
 import yaml
 
-from dashboards.prometheus.rules import GENERATED
+from kvscope.dashboards.prometheus.rules import GENERATED
 from tests.dashboards.programs import ROOT, answers, free_port, program, running, until
 
 CONFIG = ROOT / "dashboards" / "alertmanager" / "alertmanager.yml"
@@ -26,16 +26,18 @@ Labels = dict[str, str]
 def alert(name: str, engine: str, **wanted: str) -> Labels:
     """What the rule of that name and those labels makes of an engine."""
     (labels,) = (
-        rule["labels"] for rule in RULES
+        rule["labels"]
+        for rule in RULES
         if rule.get("alert") == name and all(rule["labels"].get(key, value) == value for key, value in wanted.items())
-    )  # fmt: skip
+    )
     return {**labels, **wanted, "alertname": name, "engine": engine}
 
 
 LEAKS = [
-    alert("KvscopeFinding", GONE, code=rule["labels"]["code"]) for rule in RULES
+    alert("KvscopeFinding", GONE, code=rule["labels"]["code"])
+    for rule in RULES
     if rule.get("labels", {}).get("code", "").startswith("leak.")
-]  # fmt: skip
+]
 SILENT = alert("KvscopeBlind", GONE, why="it is not heard")
 STALL = alert("KvscopeFinding", STALLED, code="stuck.engine-stalled")
 BURNS = [alert("KvscopeGoodputBurn", STALLED, severity=severity) for severity in ("critical", "error", "warning")]
@@ -82,9 +84,12 @@ def alertmanager(
     (folder / "alertmanager.yml").write_text(config)
     own = f"127.0.0.1:{free_port()}"
     arguments = [
-        command, f"--config.file={folder}/alertmanager.yml", f"--storage.path={folder}/data",
-        f"--web.listen-address={own}", "--cluster.listen-address=",
-    ]  # fmt: skip
+        command,
+        f"--config.file={folder}/alertmanager.yml",
+        f"--storage.path={folder}/data",
+        f"--web.listen-address={own}",
+        "--cluster.listen-address=",
+    ]
     with running(arguments, folder / "alertmanager.log") as process:
         until(lambda: answers(f"http://{own}/-/ready"), "Alertmanager is ready", process)
         given = [{"labels": labels} for labels in (SILENT, STALL, FAST, LEAK, *SILENCED)]

@@ -26,7 +26,7 @@ from tests.dashboards.programs import (
     program,
     running,
     until,
-)  # fmt: skip
+)
 
 SERVICES: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
 PYTHON = Path(sys.executable).parent
@@ -228,11 +228,13 @@ def test_the_images_pip_line_and_its_command_run(tmp_path: Path) -> None:
     subprocess.run(["sh", "-ec", run], cwd=image, env={**inside, **offline}, check=True)
     for source in _let_in():
         _copy(source, image / (Path(source).parent if (ROOT / source).is_dir() else ""))
-    where = "import engine, monitor; print(engine.__file__, monitor.__file__)"
+    where = "import kvscope.engine as e, kvscope.monitor as m; print(e.__file__, m.__file__)"
     told = subprocess.run(
         [venv / "bin" / "python", "-c", where], cwd=tmp_path, env=inside, capture_output=True, text=True
     )
-    assert told.stdout.split() == [str(image / room / "__init__.py") for room in ("engine", "monitor")], told.stderr
+    assert told.stdout.split() == [str(image / "kvscope" / room / "__init__.py") for room in ("engine", "monitor")], (
+        told.stderr
+    )
     command = json.loads(lines[-1].removeprefix("CMD "))
     port = free_port()
     wanted = [str(venv / "bin" / command[0]), *command[1:], f"--port={port}", f"--events=ipc://{tmp_path}/events"]

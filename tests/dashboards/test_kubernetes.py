@@ -11,9 +11,9 @@ import kubernetes_validate
 import pytest
 import yaml
 
-import engine.__main__
-from dashboards.prometheus.rules import GENERATED, KUBERNETES, as_kubernetes
-from monitor import cli
+import kvscope.engine.command_line
+from kvscope.dashboards.prometheus.rules import GENERATED, KUBERNETES, as_kubernetes
+from kvscope.monitor import cli
 from tests.dashboards.programs import ROOT, program
 
 FOLDER = ROOT / "dashboards" / "kubernetes"
@@ -25,7 +25,7 @@ SERVICE: dict[str, Any] = RESOURCES["Service"]
 
 
 def test_the_checked_in_rules_are_the_generated_ones_and_prometheus_own() -> None:
-    assert KUBERNETES.read_text() == as_kubernetes(), "run `python -m dashboards.prometheus`"
+    assert KUBERNETES.read_text() == as_kubernetes(), "run `python -m kvscope.dashboards.prometheus`"
     assert RESOURCES["PrometheusRule"]["spec"] == yaml.safe_load(GENERATED.read_text())
 
 
@@ -39,7 +39,7 @@ def test_promtool_accepts_the_rules(tmp_path: Path) -> None:
 
 def test_the_commands_are_commands() -> None:
     known = {
-        ("python", "-m", "engine"): engine.__main__.parser(),
+        ("python", "-m", "kvscope.engine"): kvscope.engine.command_line.parser(),
         ("monitor",): cli.parser(),
     }
     for container in CONTAINERS.values():

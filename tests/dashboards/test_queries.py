@@ -16,12 +16,12 @@ from typing import NamedTuple
 import pytest
 import yaml
 
-from dashboards.grafana.kv_cache import HOLDER_COLOURS
-from dashboards.grafana.pages import ANNOTATIONS, GENERATED, PAGES, as_json
-from dashboards.grafana.parts import HEIGHT, WIDTH
-from dashboards.prometheus.rules import GENERATED as RULES_FILE
-from monitor.findings import runbook
-from monitor.outlets.prometheus import HOLDERS
+from kvscope.dashboards.grafana.kv_cache_page import HOLDER_COLOURS
+from kvscope.dashboards.grafana.pages import ANNOTATIONS, GENERATED, PAGES, as_json
+from kvscope.dashboards.grafana.panels import HEIGHT, WIDTH
+from kvscope.dashboards.prometheus.rules import GENERATED as RULES_FILE
+from kvscope.monitor.exporters.prometheus import HOLDERS
+from kvscope.monitor.findings import runbook
 from tests.dashboards.incident_process import TOTAL
 from tests.dashboards.programs import (
     Prometheus,
@@ -31,16 +31,19 @@ from tests.dashboards.programs import (
     quick_prometheus,
     running,
     until,
-)  # fmt: skip
+)
 from tests.dashboards.scene import filled_in, lab, service, vllm_page
-from tests.outlets.receiving import Server
+from tests.receiving import Server
 
 DASHBOARDS = {name: json.loads((GENERATED / f"{name}.json").read_text()) for name in PAGES}
 PANELS = [(name, panel) for name, dashboard in DASHBOARDS.items() for panel in dashboard["panels"]]
 NEVER = {
-    "In use with nothing running", "Batches that had to be asked for, per second", "GPU memory, by who has it",
-    "GPU busy", "Sent by OpenTelemetry, and lost on the way, per second",
-}  # fmt: skip
+    "In use with nothing running",
+    "Batches that had to be asked for, per second",
+    "GPU memory, by who has it",
+    "GPU busy",
+    "Sent by OpenTelemetry, and lost on the way, per second",
+}
 """Panels of what need not happen: they say themselves that no data is well."""
 MAY_BE_ZERO = re.compile(r"Engines with inexact figures|engine:kvscope_requests_(queued|waiting)_late")
 
@@ -165,7 +168,7 @@ def test_the_bands_of_the_balance_add_up_to_the_pool_while_the_ledger_is_exact(p
 
 @pytest.mark.parametrize("name", PAGES)
 def test_the_checked_in_dashboard_is_the_generated_one(name: str) -> None:
-    assert (GENERATED / f"{name}.json").read_text() == as_json(name), "run `python -m dashboards.grafana`"
+    assert (GENERATED / f"{name}.json").read_text() == as_json(name), "run `python -m kvscope.dashboards.grafana`"
 
 
 def test_no_other_dashboard_is_checked_in() -> None:

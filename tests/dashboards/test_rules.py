@@ -11,11 +11,11 @@ import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from dashboards.prometheus.rules import GENERATED, as_yaml
-from monitor.detectors.judgement import CATALOGUE
-from monitor.findings import runbook, severity_at_least
-from monitor.outlets.prometheus import WatchCollector
-from monitor.watch import Watch
+from kvscope.dashboards.prometheus.rules import GENERATED, as_yaml
+from kvscope.monitor.detectors.judgement import CATALOGUE
+from kvscope.monitor.exporters.prometheus import WatchCollector
+from kvscope.monitor.findings import runbook, severity_at_least
+from kvscope.monitor.pipeline import Watch
 from tests.dashboards.programs import program
 from tests.lab import Lab
 
@@ -34,7 +34,7 @@ def test_the_rules_are_well_formed() -> None:
 
 
 def test_the_checked_in_rules_are_the_generated_ones() -> None:
-    assert GENERATED.read_text() == as_yaml(), "run `python -m dashboards.prometheus`"
+    assert GENERATED.read_text() == as_yaml(), "run `python -m kvscope.dashboards.prometheus`"
 
 
 def test_every_code_that_is_more_than_information_has_its_alert_with_severity_and_runbook() -> None:

@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from engine.clock import VirtualClock
-from engine.request import Request
-from monitor.detectors.thresholds import Settings
-from monitor.events.description import EngineDescription
-from monitor.events.kinds import Kind
-from monitor.events.log import EventLog
-from monitor.events.packer import Packer, Vitals
-from monitor.events.wire import Batch, Run, batch_of, decode, encode
-from monitor.findings import FindingReport, severity_at_least
-from monitor.ledger.ledger import EngineLedger
-from monitor.watch import Watch
+from kvscope.engine.lab.clock import VirtualClock
+from kvscope.engine.request import Request
+from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.events.description import EngineDescription
+from kvscope.monitor.events.event_log import EventLog
+from kvscope.monitor.events.kinds import Kind
+from kvscope.monitor.events.wire import Batch, Run, batch_of, decode, encode
+from kvscope.monitor.findings import FindingReport, severity_at_least
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.pipeline import Watch
+from kvscope.monitor.publishing.packer import Packer, Vitals
 from tests.lab import Lab
 
 ENGINE = "lab@127.0.0.1:0/0"

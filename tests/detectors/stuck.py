@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from engine.request import Request
-from monitor.events.kinds import Cause, Status
+from kvscope.engine.request import Request
+from kvscope.monitor.events.kinds import Cause, Status
 from tests.detectors.leaks import Set, fetching, on
 from tests.detectors.scenes import Watched
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from monitor.detectors import advice
-from monitor.events.description import EngineDescription
-from monitor.events.sample import Fact
-from monitor.ledger.ledger import EngineLedger
+from kvscope.monitor.detectors import advice
+from kvscope.monitor.events.description import EngineDescription
+from kvscope.monitor.events.samples import Fact
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
 
 
 def ledger(**said: object) -> EngineLedger:

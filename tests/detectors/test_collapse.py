@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from monitor.events.kinds import Status
+from kvscope.monitor.events.kinds import Status
 from tests.detectors.scenes import Watched, lockstep, value
 
 LOCKSTEP = "collapse.lockstep"

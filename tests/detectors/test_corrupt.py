@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from monitor.events.kinds import Kind, Release, Stage, Status
-from monitor.events.wire import Run, batch_of
-from monitor.ledger.ledger import MAX_ANOMALIES
+from kvscope.monitor.events.kinds import Kind, Release, Stage, Status
+from kvscope.monitor.events.wire import Run, batch_of
+from kvscope.monitor.ledger.engine_ledger import MAX_ANOMALIES
 from tests.detectors.scenes import ENGINE, Spoken, value
 
 

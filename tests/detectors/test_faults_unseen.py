@@ -9,11 +9,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from monitor import detectors
-from monitor.events.description import parse
-from monitor.events.wire import NO_REQUEST, Batch, Keyframe
-from monitor.findings import FindingReport
-from monitor.watch import Watch
+from kvscope.monitor import detectors
+from kvscope.monitor.events.description import parse
+from kvscope.monitor.events.wire import NO_REQUEST, Batch, Keyframe
+from kvscope.monitor.findings import FindingReport
+from kvscope.monitor.pipeline import Watch
 from tests.detectors.scenes import ENGINE, Watched, finished_held, unaccounted
 
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from monitor.detectors.thresholds import Settings
-from monitor.events.sample import Fact, Sample
-from monitor.findings import FindingReport
-from monitor.sources.exposition import COUNTERS, Engine, Figures, Sampler
+from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.events.samples import Fact, Sample
+from kvscope.monitor.findings import FindingReport
+from kvscope.monitor.sources.exposition import COUNTERS, Engine, Figures, Sampler
 from tests.detectors.scenes import Observer, value
 from tests.pages import rows, scraped
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from monitor.findings import severity_at_least
+from kvscope.monitor.findings import severity_at_least
 from tests.detectors.scenes import ENGINE, Observer, Watched
 from tests.lab import Lab
 
@@ -66,9 +66,14 @@ def test_random_traffic_of_which_batches_are_lost(seed: int) -> None:
     rng = random.Random(seed)
     total = rng.choice((65, 200, 2000))
     lab = Lab(
-        engine=ENGINE, total=total, seed=seed, connector_share=rng.choice((0.0, 0.5)), max_num_batched_tokens=64,
-        load_share=rng.choice((0.0, 0.3)), async_scheduling=rng.random() < 0.5,
-    )  # fmt: skip
+        engine=ENGINE,
+        total=total,
+        seed=seed,
+        connector_share=rng.choice((0.0, 0.5)),
+        max_num_batched_tokens=64,
+        load_share=rng.choice((0.0, 0.3)),
+        async_scheduling=rng.random() < 0.5,
+    )
     observer = Observer()
     observer.watch.feed(lab.frames)
     requests = []

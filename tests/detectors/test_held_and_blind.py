@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from monitor.events.kinds import SCHEMA, Kind, Stage
-from monitor.events.sample import Fact
-from monitor.events.wire import Run, batch_of
-from monitor.ledger.bill import bill_of
-from monitor.sources.log import Log
-from monitor.sources.target import read_log
+from kvscope.monitor.analysis.memory_breakdown import bill_of
+from kvscope.monitor.events.kinds import SCHEMA, Kind, Stage
+from kvscope.monitor.events.samples import Fact
+from kvscope.monitor.events.wire import Run, batch_of
+from kvscope.monitor.sources.engine_log import Log
+from kvscope.monitor.sources.targets import read_log
 from tests.detectors.scenes import ENGINE, Observer, Spoken, Watched, value
 
 DATA = Path(__file__).parent.parent / "data"

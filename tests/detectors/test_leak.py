@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from monitor.events.kinds import Holder, Release, Status
-from monitor.findings import severity_at_least
+from kvscope.monitor.events.kinds import Holder, Release, Status
+from kvscope.monitor.findings import severity_at_least
 from tests.detectors.scenes import Spoken, Watched, finished_held, unaccounted, value
 
 FINISHED_HELD = "leak.finished-held"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from monitor.events.kinds import Holder, Status
+from kvscope.monitor.events.kinds import Holder, Status
 from tests.detectors.leaks import fetching, idle_not_polled, remote_load_lost
 from tests.detectors.scenes import Spoken, Watched, finished_held, value
 

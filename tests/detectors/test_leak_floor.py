@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from monitor.ledger.floors import Floors
+from kvscope.monitor.ledger.idle_floors import Floors
 from tests.detectors.leaks import rising_floor
 from tests.detectors.scenes import Observer, Watched, value
 from tests.detectors.test_logs import judged, line

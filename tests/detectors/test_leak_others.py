@@ -9,12 +9,12 @@ from itertools import count
 import pytest
 import torch
 
-from engine.connectors.base import KVLoad
-from engine.connectors.host import HostConnector
-from engine.faults import Faults
-from engine.request import Request
-from engine.sampling import SamplingParams
-from monitor.events.kinds import Holder, Release, Status
+from kvscope.engine.connectors.base import KVLoad
+from kvscope.engine.connectors.host import HostConnector
+from kvscope.engine.lab.faults import Faults
+from kvscope.engine.request import Request
+from kvscope.engine.sampling_params import SamplingParams
+from kvscope.monitor.events.kinds import Holder, Release, Status
 from tests.detectors.leaks import deferred_free_stalled, encoder_cache, lease_burst
 from tests.detectors.scenes import Spoken, Watched, value
 from tests.engine.process import wait_for
@@ -240,9 +240,13 @@ class Host:
 
     def __init__(self, scene: Spoken, faults: list[str], capacity: int) -> None:
         self.connector = HostConnector(
-            lambda blocks: torch.zeros(1, 1, len(blocks)), lambda *_: None,
-            block_size=4, capacity=capacity, log=scene.log, faults=Faults.parse(faults),
-        )  # fmt: skip
+            lambda blocks: torch.zeros(1, 1, len(blocks)),
+            lambda *_: None,
+            block_size=4,
+            capacity=capacity,
+            log=scene.log,
+            faults=Faults.parse(faults),
+        )
         self.scene = scene
         self._numbers = count(1)
 

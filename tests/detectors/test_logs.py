@@ -10,10 +10,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from monitor.detectors.thresholds import Settings
-from monitor.events.sample import Fact, Sample
-from monitor.sources.log import Log
-from monitor.sources.target import read_log
+from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.events.samples import Fact, Sample
+from kvscope.monitor.sources.engine_log import Log
+from kvscope.monitor.sources.targets import read_log
 from tests.detectors.scenes import Observer, value
 
 DATA = Path(__file__).parent.parent / "data"
@@ -38,9 +38,14 @@ def samples(name: str) -> list[Sample]:
 
 def line(running: int, usage: float, prompt: float = 100.0, waiting: int = 0) -> Sample:
     return Sample(
-        "made-up@x/0", "x:1", running=running, waiting=waiting, usage=usage, prompt_tokens_per_s=prompt,
+        "made-up@x/0",
+        "x:1",
+        running=running,
+        waiting=waiting,
+        usage=usage,
+        prompt_tokens_per_s=prompt,
         generation_tokens_per_s=1.0,
-    )  # fmt: skip
+    )
 
 
 # -------------------------------------------------------------------- seed 000

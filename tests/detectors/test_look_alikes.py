@@ -14,17 +14,16 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.models import LoadedModel, load
-from engine.output import Output
-from engine.simulated import SimulatedEngine, StepTime
-from monitor.detectors.thresholds import Settings
-from monitor.incidents.life import Life, alive, blocks_struck, long_ones, ownerless_blocks, struck
-from monitor.incidents.load import Clients, Crowd
-from monitor.incidents.run import Seen, look
-from monitor.incidents.scenarios.collapse import WAVES
-from monitor.incidents.scenarios.scenario import Load
-from monitor.incidents.scenarios.shapes import (
+from kvscope.engine.config import EngineConfig
+from kvscope.engine.lab.simulated_engine import SimulatedEngine, StepTime
+from kvscope.engine.models import LoadedModel, load
+from kvscope.engine.serving.output import Output
+from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.incidents.client_load import Clients, Crowd
+from kvscope.monitor.incidents.lab_run import Seen, look
+from kvscope.monitor.incidents.scenarios.collapse_scenarios import WAVES
+from kvscope.monitor.incidents.scenarios.scenario import Load
+from kvscope.monitor.incidents.scenarios.shapes import (
     CHAT,
     FETCHED,
     FETCHED_POOL,
@@ -36,8 +35,9 @@ from monitor.incidents.scenarios.shapes import (
     SMALL,
     TIGHT,
 )
-from monitor.incidents.scenarios.stuck import DEMANDING, HOG, ON_AND_ON, STEADY
-from monitor.incidents.scenarios.thrash import LONG_PROMPTS
+from kvscope.monitor.incidents.scenarios.stuck_scenarios import DEMANDING, HOG, ON_AND_ON, STEADY
+from kvscope.monitor.incidents.scenarios.thrash_scenarios import LONG_PROMPTS
+from kvscope.monitor.incidents.simulated_run import Life, alive, blocks_struck, long_ones, ownerless_blocks, struck
 
 SLOW: Final = StepTime(0.02)
 MINUTES: Final = StepTime(0.15)
@@ -94,45 +94,93 @@ CASES: Final = (
     case(LEAK_CACHE, "one", {**MEDIUM, **NO_PREFIXES}, (LEAVING,), "leak.unaccounted:every=2"),
     case(LEAK_CACHE, "other", MEDIUM, (WARM,), held=["held.prefix-cache"]),
     case(
-        LEAK_CACHE, "both", MEDIUM, (LEAVING, WARM), "leak.unaccounted:every=2",
-        held=["held.prefix-cache"], named=(("leak.unaccounted", ownerless_blocks),),
+        LEAK_CACHE,
+        "both",
+        MEDIUM,
+        (LEAVING, WARM),
+        "leak.unaccounted:every=2",
+        held=["held.prefix-cache"],
+        named=(("leak.unaccounted", ownerless_blocks),),
     ),
     case(LEAK_LONG, "one", {**MEDIUM, **HOST}, (CHAT,), "leak.finished-held"),
     case(LEAK_LONG, "other", {**SMALL, "num_gpu_blocks_override": 301}, (LONG,), held=["held.long-request"]),
     case(
-        LEAK_LONG, "both", {**MEDIUM, **HOST}, (CHAT, LONG), "leak.finished-held", held=["held.long-request"],
+        LEAK_LONG,
+        "both",
+        {**MEDIUM, **HOST},
+        (CHAT, LONG),
+        "leak.finished-held",
+        held=["held.long-request"],
         named=(
-            ("leak.finished-held", struck), ("leak.finished-held", blocks_struck), ("held.long-request", long_ones),
+            ("leak.finished-held", struck),
+            ("leak.finished-held", blocks_struck),
+            ("held.long-request", long_ones),
         ),
     ),
     case(WAVE_PREEMPT, "one", WAVING, WAVES, "collapse.lockstep"),
     case(WAVE_PREEMPT, "other", WAVING, (OUTGROWING,), "collapse.preempt-all"),
     case(
-        WAVE_PREEMPT, "both", WAVING, (*WAVES, OUTGROWING), "collapse.preempt-all", "collapse.lockstep", seconds=60,
+        WAVE_PREEMPT,
+        "both",
+        WAVING,
+        (*WAVES, OUTGROWING),
+        "collapse.preempt-all",
+        "collapse.lockstep",
+        seconds=60,
     ),
     case(
-        FITS_LINE, "one", {**MEDIUM, "num_gpu_blocks_override": 241}, (RUNS, LARGER, SHORT), "stuck.never-fits",
-        held=["held.long-request"], step_time=MINUTES, seconds=150,
+        FITS_LINE,
+        "one",
+        {**MEDIUM, "num_gpu_blocks_override": 241},
+        (RUNS, LARGER, SHORT),
+        "stuck.never-fits",
+        held=["held.long-request"],
+        step_time=MINUTES,
+        seconds=150,
     ),
     case(
-        FITS_LINE, "other", MEDIUM, (HOG, DEMANDING, SHORT), "stuck.head-of-line", held=["held.long-request"],
-        step_time=MINUTES, seconds=150,
+        FITS_LINE,
+        "other",
+        MEDIUM,
+        (HOG, DEMANDING, SHORT),
+        "stuck.head-of-line",
+        held=["held.long-request"],
+        step_time=MINUTES,
+        seconds=150,
     ),
     case(STALL_REST, "one", PREFILLING, (STEADY,), "stuck.engine-stalled:after=100:limit=1"),
     case(STALL_REST, "other", PREFILLING, (Clients(times=(1.0, 2.0)),), seconds=60),
     case(
-        STALL_REST, "the third", PREFILLING, ONE_LONG_PREFILL, held=["held.long-request"], seconds=60,
+        STALL_REST,
+        "the third",
+        PREFILLING,
+        ONE_LONG_PREFILL,
+        held=["held.long-request"],
+        seconds=60,
         step_time=BY_TOKENS,
     ),
     case(
-        STALL_REST, "both", PREFILLING, ONE_LONG_PREFILL, "stuck.engine-stalled:after=150:limit=1", seconds=60,
-        step_time=BY_TOKENS, held=["held.long-request"], named=(("stuck.engine-stalled", alive),),
+        STALL_REST,
+        "both",
+        PREFILLING,
+        ONE_LONG_PREFILL,
+        "stuck.engine-stalled:after=150:limit=1",
+        seconds=60,
+        step_time=BY_TOKENS,
+        held=["held.long-request"],
+        named=(("stuck.engine-stalled", alive),),
     ),
     case(READY_FETCH, "one", FETCHED_POOL, (FETCHED, ON_AND_ON), "stuck.promotion-starved:limit=2", seconds=60),
     case(READY_FETCH, "other", FETCHED_POOL, (FETCHED, ON_AND_ON), "stuck.remote-load:limit=2", seconds=60),
     case(
-        READY_FETCH, "both", FETCHED_POOL, (FETCHED, ON_AND_ON), "stuck.promotion-starved:limit=1",
-        "stuck.remote-load:after=2:limit=1", seconds=60, named=(("stuck.promotion-starved", struck),),
+        READY_FETCH,
+        "both",
+        FETCHED_POOL,
+        (FETCHED, ON_AND_ON),
+        "stuck.promotion-starved:limit=1",
+        "stuck.remote-load:after=2:limit=1",
+        seconds=60,
+        named=(("stuck.promotion-starved", struck),),
     ),
     case(THRASH_GROWTH, "one", {**TIGHT, **NO_PREFIXES}, LONG_PROMPTS, "thrash.preemption"),
     case(THRASH_GROWTH, "other", {**ROOMY, **NO_PREFIXES}, GROWING),
@@ -140,9 +188,14 @@ CASES: Final = (
     case(FREE_DRIFT, "one", {**SMALL, **NO_PREFIXES}, (CHAT,), "corrupt.double-free:limit=1"),
     case(FREE_DRIFT, "other", SMALL, (CHAT,), "corrupt.counter-drift:limit=1"),
     case(
-        FREE_DRIFT, "both", SMALL, (CHAT,), "corrupt.double-free:after=4:limit=1", "corrupt.counter-drift:limit=1",
+        FREE_DRIFT,
+        "both",
+        SMALL,
+        (CHAT,),
+        "corrupt.double-free:after=4:limit=1",
+        "corrupt.counter-drift:limit=1",
     ),
-)  # fmt: skip
+)
 
 
 @cache

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from monitor.detectors.thresholds import Settings
-from monitor.ledger.ledger import EngineLedger
+from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from tests.detectors import waste
 from tests.detectors.scenes import Spoken, Watched, value
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from monitor.detectors.thresholds import Settings
-from monitor.events.sample import KvEvent, KvEvents
+from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.events.samples import KvEvent, KvEvents
 from tests.detectors.scenes import Observer, value
 from tests.ledger.test_prefixes import RECORDINGS, records, removed, step, stored
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.models import LoadedModel, load
-from engine.sampling import SamplingParams
-from engine.simulated import SimulatedEngine, StepTime
-from monitor.events.sample import Sample
-from monitor.incidents.run import frames
-from monitor.watch import Watch
+from kvscope.engine.config import EngineConfig
+from kvscope.engine.lab.simulated_engine import SimulatedEngine, StepTime
+from kvscope.engine.models import LoadedModel, load
+from kvscope.engine.sampling_params import SamplingParams
+from kvscope.monitor.events.samples import Sample
+from kvscope.monitor.incidents.lab_run import frames
+from kvscope.monitor.pipeline import Watch
 from tests.detectors.scenes import Observer, value
 
 ENGINE_STALLED = "stuck.engine-stalled"
@@ -60,8 +60,11 @@ def test_one_of_two_ranks_stops(tmp_path: Path) -> None:
     observer = watched(tmp_path, "m@h:1/0", "m@h:1/1", hang=(1,))
     (finding,) = [f for f in observer.watch.find() if f.severity != "info"]
     assert (finding.code, finding.engine, finding.verdict, finding.severity) == (
-        RANK_DIVERGED, "m@h:1/1", "confirmed", "critical",
-    )  # fmt: skip
+        RANK_DIVERGED,
+        "m@h:1/1",
+        "confirmed",
+        "critical",
+    )
     state = observer.watch.fleet.engines["m@h:1/1"].state
     assert set(finding.culprits.requests) == {r.id for r in state.requests.values() if r.is_running or r.is_waiting}
     assert value(finding, "ranks_that_go_on") == "0"

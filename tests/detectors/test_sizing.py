@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.memory import HEADROOM, Plan, Reading
-from engine.models import load
-from engine.sampling import SamplingParams
-from engine.simulated import SimulatedEngine
-from monitor.events.description import KVGroup
-from monitor.events.sample import Fact
-from monitor.ledger.bill import bill_of, fit_requested, rounding
-from monitor.sources.log import Log
-from monitor.sources.recording import Recording
+from kvscope.engine.config import EngineConfig
+from kvscope.engine.execution.memory_plan import HEADROOM, Plan, Reading
+from kvscope.engine.lab.simulated_engine import SimulatedEngine
+from kvscope.engine.models import load
+from kvscope.engine.sampling_params import SamplingParams
+from kvscope.monitor.analysis.memory_breakdown import bill_of, fit_requested, rounding
+from kvscope.monitor.events.description import KVGroup
+from kvscope.monitor.events.samples import Fact
+from kvscope.monitor.sources.engine_log import Log
+from kvscope.monitor.sources.recording import Recording
 from tests.detectors.scenes import Observer, Spoken, value
 from tests.engine.test_memory import TOKEN, bill_with_graphs
 
@@ -35,9 +35,13 @@ ANY_SHARE = ["sizing.overreserved.min_share=0"]
 def served(folder: Path, *faults: str) -> Observer:
     """Eight at once of 64 tokens each, in a pool that was to hold just these."""
     config = EngineConfig(
-        block_size=4, max_model_len=64, max_num_seqs=8, max_num_batched_tokens=64,
-        kv_cache_memory_bytes=(1 + 8 * 16) * 4 * TOKEN, faults=faults,
-    )  # fmt: skip
+        block_size=4,
+        max_model_len=64,
+        max_num_seqs=8,
+        max_num_batched_tokens=64,
+        kv_cache_memory_bytes=(1 + 8 * 16) * 4 * TOKEN,
+        faults=faults,
+    )
     with closing(SimulatedEngine(config, load(config), journal=folder)) as engine:
         for n in range(16):
             engine.submit(f"r-{n}", [n] * 8, SamplingParams(max_tokens=56, ignore_eos=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from monitor.events.kinds import Cause, Limit, Preempt, Release
+from kvscope.monitor.events.kinds import Cause, Limit, Preempt, Release
 from tests.detectors.scenes import Spoken, Watched, never_fits, stalled, value
 
 NEVER_FITS = "stuck.never-fits"

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.grammar import StructuredOutputs
-from engine.models import load
-from engine.sampling import SamplingParams
-from engine.simulated import SimulatedEngine
-from monitor.events import journal
-from monitor.events.wire import decode
-from monitor.findings import FindingReport, severity_at_least
-from monitor.watch import Watch
+from kvscope.engine.config import EngineConfig
+from kvscope.engine.lab.simulated_engine import SimulatedEngine
+from kvscope.engine.models import load
+from kvscope.engine.sampling_params import SamplingParams
+from kvscope.engine.structured_output import StructuredOutputs
+from kvscope.monitor.events import journal
+from kvscope.monitor.events.wire import decode
+from kvscope.monitor.findings import FindingReport, severity_at_least
+from kvscope.monitor.pipeline import Watch
 
 PROMPT = list(range(1, 101))
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from monitor.events.kinds import Cause, Limit, Status
-from monitor.findings import FindingReport
+from kvscope.monitor.events.kinds import Cause, Limit, Status
+from kvscope.monitor.findings import FindingReport
 from tests.detectors import stuck
 from tests.detectors.leaks import fetching
 from tests.detectors.scenes import Spoken, Watched, never_fits, value

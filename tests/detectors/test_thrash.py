@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from monitor.events.kinds import Kind, Preempt, Release, Status
+from kvscope.monitor.events.kinds import Kind, Preempt, Release, Status
 from tests.detectors import waste
 from tests.detectors.scenes import Spoken, Watched, value
 

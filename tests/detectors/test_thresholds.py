@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from monitor.detectors.judgement import CATALOGUE
-from monitor.detectors.thresholds import THRESHOLDS, Settings
-from monitor.events.kinds import Holder, Status, Tier, TierOp
+from kvscope.monitor.detectors.judgement import CATALOGUE
+from kvscope.monitor.detectors.thresholds import THRESHOLDS, Settings
+from kvscope.monitor.events.kinds import Holder, Status, Tier, TierOp
 from tests.detectors import leaks, scenes, stuck, waste
 from tests.detectors.scenes import Observer, Watched
 from tests.detectors.test_figures import figures, spoken

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from engine.watchdog import Watchdog
-from monitor.events.kinds import Cause, Status
-from monitor.outlets.prometheus import WatchCollector
+from kvscope.engine.watchdog import Watchdog
+from kvscope.monitor.events.kinds import Cause, Status
+from kvscope.monitor.exporters.prometheus import WatchCollector
 from tests.detectors.scenes import Watched, never_fits, value
 
 

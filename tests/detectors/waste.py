@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from monitor.detectors.thresholds import Settings
-from monitor.events.kinds import Preempt
+from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.events.kinds import Preempt
 from tests.detectors.scenes import Spoken, Watched
 
 Set = Iterable[str] | Settings

@@ -15,12 +15,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from engine.bench import Load, simulate
-from engine.config import EngineConfig
-from monitor.detectors.thresholds import Settings
-from monitor.doctor.report import examine
-from monitor.findings import FindingReport, severity_at_least
-from monitor.watch import Watch
+from kvscope.engine.config import EngineConfig
+from kvscope.engine.lab.load_bench import Load, simulate
+from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.doctor.report import examine
+from kvscope.monitor.findings import FindingReport, severity_at_least
+from kvscope.monitor.pipeline import Watch
 from tests.dashboards.programs import answers, free_port, running, until
 from tests.pages import DATA, Row, page, rows, scraped
 
@@ -149,9 +149,11 @@ def remembered(series: dict[str, list[Row]], server: str, tool: str, folder: Pat
     with running(blocks, folder / "promtool.log") as process:
         assert process.wait(60) == 0, (folder / "promtool.log").read_text()
     command = [
-        server, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data",
+        server,
+        f"--config.file={folder}/prometheus.yml",
+        f"--storage.tsdb.path={folder}/data",
         f"--web.listen-address={own}",
-    ]  # fmt: skip
+    ]
     with running(command, folder / "prometheus.log") as process:
         until(lambda: answers(f"http://{own}/-/ready"), "Prometheus is ready", process)
         yield f"http://{own}"

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from monitor.cli import main
-from monitor.incidents.run import bring_about
-from monitor.incidents.scenarios import SCENARIOS
-from monitor.sources.recording import Recording
-from monitor.watch import Watch
+from kvscope.monitor.cli import main
+from kvscope.monitor.incidents.lab_run import bring_about
+from kvscope.monitor.incidents.scenarios import SCENARIOS
+from kvscope.monitor.pipeline import Watch
+from kvscope.monitor.sources.recording import Recording
 from tests.doctor.screen import shown
 
 GOLDEN: Final = Path(__file__).parent / "golden"
@@ -41,9 +41,7 @@ def _commands(explain: str, *windows: str) -> dict[str, tuple[str, ...]]:
 
 
 TOLD: Final = {
-    "leak.finished-held": Told(
-        "leak.finished-held chat", _commands("request r-0", "..22:13:24", "22:13:24..22:13:42")
-    ),
+    "leak.finished-held": Told("leak.finished-held chat", _commands("request r-0", "..22:13:24", "22:13:24..22:13:42")),
     "stuck.never-fits": Told("stuck.never-fits chat", _commands("request large-0", "..22:13:25", "22:13:25..")),
     "collapse.lockstep": Told("collapse.lockstep bare", _commands("drop", "20s..")),
     "thrash.preemption": Told("thrash.preemption bare", _commands("request r-1", "20s..")),
@@ -53,7 +51,7 @@ TOLD: Final = {
     "corrupt.double-free": Told(
         "corrupt.double-free:limit=1 once", _commands("block 1", "..22:13:24", "22:13:24..22:13:37")
     ),
-}  # fmt: skip
+}
 
 
 @contextlib.contextmanager

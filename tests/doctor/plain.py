@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from monitor.events.kinds import Cause, Kind, Limit, Release, Status
-from monitor.events.wire import Batch, Run
-from monitor.sources.recording import Recording
+from kvscope.monitor.events.kinds import Cause, Kind, Limit, Release, Status
+from kvscope.monitor.events.wire import Batch, Run
+from kvscope.monitor.sources.recording import Recording
 
 TELLS_THE_TIME: Final = frozenset(
     (Kind.CLOCK, Kind.STARTED, Kind.STEP_LAUNCHED, Kind.STEP_COMPLETED, Kind.ARRIVED, Kind.STOPPED)

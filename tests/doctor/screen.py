@@ -10,8 +10,8 @@ from html import unescape
 
 from textual.pilot import Pilot
 
-from monitor.doctor.top import Looker, Top
-from monitor.query import Query
+from kvscope.monitor.doctor.top_screen import Looker, Top
+from kvscope.monitor.query import Query
 
 SIZE = (80, 24)
 CELL = 12.2

@@ -11,13 +11,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from monitor.cli import main
-from monitor.events.description import parse
-from monitor.events.kinds import Kind
-from monitor.events.publisher import Publisher
-from monitor.events.trace_context import TraceContext
-from monitor.events.wire import NO_REQUEST, Batch
-from monitor.sources.recording import Recording
+from kvscope.monitor.cli import main
+from kvscope.monitor.events.description import parse
+from kvscope.monitor.events.kinds import Kind
+from kvscope.monitor.events.trace_context import TraceContext
+from kvscope.monitor.events.wire import NO_REQUEST, Batch
+from kvscope.monitor.publishing.publisher import Publisher
+from kvscope.monitor.sources.recording import Recording
 from tests.doctor.test_doctor import doctor_json
 from tests.lab import Lab
 from tests.recordings import recording_of
@@ -45,9 +45,14 @@ def private(batch: Batch) -> Batch:
     if NO_REQUEST not in batch.texts:
         return batch
     said = msgspec.structs.replace(
-        parse(batch.texts[NO_REQUEST]), model=MODEL, served_model_name=MODEL, pid=4711, max_num_seqs=8,
-        device=f"cuda on {socket.gethostname()} of {HOST}", other={"cache_dir": "/home/s3cret-path", "layers": 12},
-    )  # fmt: skip
+        parse(batch.texts[NO_REQUEST]),
+        model=MODEL,
+        served_model_name=MODEL,
+        pid=4711,
+        max_num_seqs=8,
+        device=f"cuda on {socket.gethostname()} of {HOST}",
+        other={"cache_dir": "/home/s3cret-path", "layers": 12},
+    )
     return msgspec.structs.replace(batch, texts={**batch.texts, NO_REQUEST: said.to_json()})
 
 
@@ -69,9 +74,11 @@ def contents(bundle: Path) -> dict[str, bytes]:
 def secrets_in(bundle: Path) -> list[tuple[str, str]]:
     names = (*SECRETS, socket.gethostname())
     return [
-        (name, secret) for name, text in contents(bundle).items() for secret in names
+        (name, secret)
+        for name, text in contents(bundle).items()
+        for secret in names
         if secret.encode() in text or secret.encode() in name.encode()
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize("since", [(), ("--since", "12s")])
@@ -132,8 +139,13 @@ def test_another_bundle_has_other_words_and_ids_can_be_kept(
 def test_of_a_stream(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     lab = leaking_lab(clock=time, pack=False)
     publisher = Publisher(
-        lab.log, ENGINE, lab.vitals, events=f"ipc://{tmp_path}/e", replay=f"ipc://{tmp_path}/e-replay", heartbeat_s=0.1,
-    )  # fmt: skip
+        lab.log,
+        ENGINE,
+        lab.vitals,
+        events=f"ipc://{tmp_path}/e",
+        replay=f"ipc://{tmp_path}/e-replay",
+        heartbeat_s=0.1,
+    )
     publisher.start()
     try:
         for _ in range(20):

@@ -9,8 +9,8 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from monitor.detectors.thresholds import Settings
-from monitor.doctor.report import examine
+from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.doctor.report import examine
 from tests.doctor import by_source
 from tests.doctor.by_source import INCIDENTS, SOURCES, grave, in_the_docs
 from tests.pages import Served, page, rows, served

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from engine.bench import Load, simulate
-from engine.config import EngineConfig
-from monitor.cli import main
+from kvscope.engine.config import EngineConfig
+from kvscope.engine.lab.load_bench import Load, simulate
+from kvscope.monitor.cli import main
 
 LOAD = Load(num_prompts=30, request_rate=3, input_len=200, output_len=100, prefix_len=64)
 SECONDS = 30.0
@@ -22,8 +22,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The same load on a sound engine, on one whose connector keeps blocks, and on one with too small a pool."""
     made = {}
     for name, blocks, faults in (
-        ("sound", 513, ()), ("leaking", 513, ("leak.finished-held:every=2",)), ("tight", 40, ()),
-    ):  # fmt: skip
+        ("sound", 513, ()),
+        ("leaking", 513, ("leak.finished-held:every=2",)),
+        ("tight", 40, ()),
+    ):
         made[name] = tmp_path_factory.mktemp(name)
         config = EngineConfig(num_gpu_blocks_override=blocks, kv_connector="host", faults=faults, max_model_len=512)
         simulate(LOAD, config, SECONDS, made[name])

@@ -18,10 +18,10 @@ import jsonschema
 import msgspec
 import pytest
 
-from monitor.cli import main
-from monitor.detectors.judgement import SEVERITIES
-from monitor.doctor import report
-from monitor.events.publisher import Publisher
+from kvscope.monitor.cli import main
+from kvscope.monitor.detectors.judgement import SEVERITIES
+from kvscope.monitor.doctor import report
+from kvscope.monitor.publishing.publisher import Publisher
 from tests.lab import Lab
 from tests.recordings import healthy_lab, leaking_lab, recording_of
 
@@ -144,9 +144,13 @@ def test_what_cannot_be_told_is_named(capsys: pytest.CaptureFixture[str], tmp_pa
 def test_a_live_stream(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     lab = Lab(total=50, clock=time, pack=False)
     publisher = Publisher(
-        lab.log, "lab@127.0.0.1:0/0", lab.vitals, events=f"ipc://{tmp_path}/e", replay=f"ipc://{tmp_path}/e-replay",
+        lab.log,
+        "lab@127.0.0.1:0/0",
+        lab.vitals,
+        events=f"ipc://{tmp_path}/e",
+        replay=f"ipc://{tmp_path}/e-replay",
         heartbeat_s=0.1,
-    )  # fmt: skip
+    )
     publisher.start()
     try:
         lab.arrive(30, name="alive")
@@ -167,9 +171,12 @@ def in_a_terminal(arguments: list[str], columns: int = 80) -> str:
     primary, secondary = pty.openpty()
     termios.tcsetwinsize(secondary, (40, columns))
     with subprocess.Popen(
-        [sys.executable, "-m", "monitor", *arguments], stdout=secondary, stdin=secondary, stderr=subprocess.STDOUT,
+        [sys.executable, "-m", "kvscope.monitor", *arguments],
+        stdout=secondary,
+        stdin=secondary,
+        stderr=subprocess.STDOUT,
         env={**os.environ, "TERM": "xterm-256color", "LC_ALL": "C.UTF-8"},
-    ):  # fmt: skip
+    ):
         os.close(secondary)
         chunks = []
         while True:
@@ -198,8 +205,11 @@ def test_the_table_fits_a_terminal_of_80_columns(target: str, leaking: Path) -> 
 
 def test_black_and_white_when_it_is_no_terminal(leaking: Path) -> None:
     printed = subprocess.run(
-        [sys.executable, "-m", "monitor", "doctor", str(leaking)], capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", "kvscope.monitor", "doctor", str(leaking)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert "\x1b" not in printed.stdout
     assert max(map(len, printed.stdout.splitlines())) <= 80
     assert "finished, held" in printed.stdout
@@ -224,8 +234,12 @@ def test_explain(capsys: pytest.CaptureFixture[str], leaking: Path) -> None:
     text = capsys.readouterr().out
     assert "FINISHED_LENGTH_CAPPED" in text
     assert [line.split()[0] for line in text.splitlines() if line[:1].isalpha()] == [
-        "REQUEST", "WAITS", "LIFE", "CONDITIONS", "STORY",
-    ]  # fmt: skip
+        "REQUEST",
+        "WAITS",
+        "LIFE",
+        "CONDITIONS",
+        "STORY",
+    ]
     assert max(map(len, text.splitlines())) <= 80
     lab = leaking_lab()
     block = next(b for n in lab.manager.tables for b in lab.blocks_of(n) if lab.scheduler.requests[n].id == "req-3")

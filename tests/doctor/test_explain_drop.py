@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from monitor.cli import main
-from monitor.ledger.words import timestamp
+from kvscope.monitor.cli import main
+from kvscope.monitor.text import timestamp
 from tests.detectors.scenes import Watched, lockstep, stalled
 from tests.detectors.waste import preempt_all
 from tests.recordings import recording_of

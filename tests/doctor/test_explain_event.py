@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from monitor.cli import main
-from monitor.events.kinds import Kind
-from monitor.sources.recording import Recording
+from kvscope.monitor.cli import main
+from kvscope.monitor.events.kinds import Kind
+from kvscope.monitor.sources.recording import Recording
 from tests.recordings import leaking_lab, recording_of
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from engine.bench import Load, simulate
-from engine.config import EngineConfig
-from monitor.cli import main
-from monitor.ledger.bill import GIB
+from kvscope.engine.config import EngineConfig
+from kvscope.engine.lab.load_bench import Load, simulate
+from kvscope.monitor.analysis.memory_breakdown import GIB
+from kvscope.monitor.cli import main
 from tests.sources.test_memory_log import WORDINGS
 
 DATA = Path(__file__).parent.parent / "data"

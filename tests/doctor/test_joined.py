@@ -8,10 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from monitor.detectors.judgement import Evidence
-from monitor.doctor.joined import joined, same_engine
-from monitor.findings import FindingReport
-from monitor.watch import Watch
+from kvscope.monitor.detectors.judgement import Evidence
+from kvscope.monitor.doctor.merged_findings import joined, same_engine
+from kvscope.monitor.findings import FindingReport
+from kvscope.monitor.pipeline import Watch
 from tests.detectors.test_logs import log
 from tests.doctor.test_doctor import doctor_json
 from tests.pages import page, rows, served

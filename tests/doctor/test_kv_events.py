@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from monitor.sources.target import SOURCES_PATH
+from kvscope.monitor.sources.targets import SOURCES_PATH
 from tests.doctor.test_doctor import doctor_json
 from tests.sources.kv_publisher import KvPublisher, Recorded, encoded, publishing, recorded, telling
 

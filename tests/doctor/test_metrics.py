@@ -8,7 +8,7 @@ from datetime import datetime
 
 import pytest
 
-from monitor.cli import main
+from kvscope.monitor.cli import main
 from tests.doctor.by_source import INCIDENTS
 from tests.doctor.test_doctor import doctor_json
 from tests.pages import page, rows, served

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from monitor.cli import main
+from kvscope.monitor.cli import main
 from tests.doctor.test_doctor import doctor_json
 
 DATA = Path(__file__).parent.parent / "data"

@@ -21,11 +21,11 @@ textual = pytest.importorskip("textual", reason="monitor top is drawn by textual
 from textual.pilot import Pilot  # noqa: E402 - after the skip
 from textual.widgets import DataTable  # noqa: E402
 
-from monitor.cli import main  # noqa: E402
-from monitor.detectors.thresholds import Settings  # noqa: E402
-from monitor.doctor.looking_on import open_live  # noqa: E402
-from monitor.doctor.top import Looker, Story, Top  # noqa: E402
-from monitor.watch import Watch  # noqa: E402
+from kvscope.monitor.cli import main  # noqa: E402
+from kvscope.monitor.detectors.thresholds import Settings  # noqa: E402
+from kvscope.monitor.doctor.top_screen import Looker, Story, Top  # noqa: E402
+from kvscope.monitor.doctor.watch_mode import open_live  # noqa: E402
+from kvscope.monitor.pipeline import Watch  # noqa: E402
 from tests.doctor.screen import SIZE, Still, drive, screen_of, shown, until  # noqa: E402
 from tests.pages import rows, scraped  # noqa: E402
 from tests.recordings import healthy_lab, leaking_lab  # noqa: E402
@@ -100,7 +100,7 @@ def test_in_a_terminal_until_q(tmp_path: Path) -> None:
     with Engine(tmp_path, LIVE, total=101, block_size=16) as engine:
         primary, secondary = pty.openpty()
         termios.tcsetwinsize(secondary, (SIZE[1], SIZE[0]))
-        command = [sys.executable, "-m", "monitor", "top", engine.events]
+        command = [sys.executable, "-m", "kvscope.monitor", "top", engine.events]
         with subprocess.Popen(command, stdin=secondary, stdout=secondary, stderr=secondary) as process:
             os.close(secondary)
             too_long = threading.Timer(60, process.kill)

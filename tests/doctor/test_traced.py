@@ -16,11 +16,11 @@ from typing import Final
 import msgspec
 import pytest
 
-from monitor.doctor.event import event_at
-from monitor.events.kinds import Kind, Status
-from monitor.ledger.words import duration, percent
-from monitor.sources.recording import Recording
-from monitor.watch import Watch
+from kvscope.monitor.doctor.event_report import event_at
+from kvscope.monitor.events.kinds import Kind, Status
+from kvscope.monitor.pipeline import Watch
+from kvscope.monitor.sources.recording import Recording
+from kvscope.monitor.text import duration, percent
 from tests.doctor import golden
 from tests.doctor.golden import RECORDING, TOLD
 from tests.doctor.plain import Asked, Heard, Plain, heard
@@ -114,9 +114,16 @@ def _written(said: Json) -> Iterator[str]:
 def _ways(value: float) -> Iterator[str]:
     """How a figure may be written."""
     for text in (
-        f"{value:,}", f"{value:.1f}", f"{value:.2f}", f"{value:,.3f}", f"{value:,.1f}", f"{value:,.0f}",
-        f"{int(value):,}", percent(value), duration(value),
-    ):  # fmt: skip
+        f"{value:,}",
+        f"{value:.1f}",
+        f"{value:.2f}",
+        f"{value:,.3f}",
+        f"{value:,.1f}",
+        f"{value:,.0f}",
+        f"{int(value):,}",
+        percent(value),
+        duration(value),
+    ):
         yield text.split()[-2 if text.endswith((" %", " s", " min")) else 0]
 
 

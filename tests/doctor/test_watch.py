@@ -15,10 +15,10 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from monitor.cli import main
-from monitor.doctor import render
-from monitor.doctor.changes import GROWS_BY, Changes
-from monitor.findings import Culprits, FindingReport
+from kvscope.monitor.cli import main
+from kvscope.monitor.doctor import report_table
+from kvscope.monitor.doctor.finding_changes import GROWS_BY, Changes
+from kvscope.monitor.findings import Culprits, FindingReport
 from tests.detectors.scenes import finished_held
 from tests.pages import page, rows
 from tests.pages import served as pages
@@ -30,10 +30,25 @@ LIVE = "live@127.0.0.1:0/0"
 
 def finding(requests: int, **fields: Any) -> FindingReport:
     made = FindingReport(
-        id="1", code="leak.finished-held", title="", severity="error", verdict="likely", state="firing", engine="e",
-        since=None, position="", resolved_at=None, culprits=Culprits([f"r-{n}" for n in range(requests)], []),
-        evidence=[], explanation="", do_now=[], change=[], wont_help=[], missing="", runbook="",
-    )  # fmt: skip
+        id="1",
+        code="leak.finished-held",
+        title="",
+        severity="error",
+        verdict="likely",
+        state="firing",
+        engine="e",
+        since=None,
+        position="",
+        resolved_at=None,
+        culprits=Culprits([f"r-{n}" for n in range(requests)], []),
+        evidence=[],
+        explanation="",
+        do_now=[],
+        change=[],
+        wont_help=[],
+        missing="",
+        runbook="",
+    )
     return msgspec.structs.replace(made, **fields)
 
 
@@ -66,11 +81,24 @@ def test_a_stream_a_page_and_a_service_until_ctrl_c(tmp_path: Path) -> None:
         pages(page(rows("never-freed")[-1])) as server,
         api(leak.watch) as url,
         subprocess.Popen(
-            [sys.executable, "-m", "monitor", "doctor", engine.events, server.url, url, "--watch", "--format", "json",
-             "--set", "leak.finished-held.grace_s=0.3"],
-            stdout=subprocess.PIPE, text=True,
+            [
+                sys.executable,
+                "-m",
+                "kvscope.monitor",
+                "doctor",
+                engine.events,
+                server.url,
+                url,
+                "--watch",
+                "--format",
+                "json",
+                "--set",
+                "leak.finished-held.grace_s=0.3",
+            ],
+            stdout=subprocess.PIPE,
+            text=True,
         ) as process,
-    ):  # fmt: skip
+    ):
         too_long = threading.Timer(60, process.kill)
         too_long.start()
         connector = engine.lab.connector
@@ -108,7 +136,7 @@ def test_a_change_in_80_columns() -> None:
     out = io.StringIO()
     (found,) = [found for found in leak.watch.find() if found.code == "leak.finished-held"]
     for change in Changes().since([found], "2026-01-31T14:02:11.000Z"):
-        render.change(change, Console(file=out, width=80))
+        report_table.change(change, Console(file=out, width=80))
     first, *others = out.getvalue().splitlines()
     assert first.startswith("14:02:11 fires     error leak.finished-held, confirmed, on ")
     assert max(map(len, (first, *others))) <= 80

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from monitor.cli import main
-from monitor.doctor.window import Window, when
-from monitor.ledger.words import moment, timestamp
-from monitor.sources.target import BadTarget
-from monitor.watch import Watch
+from kvscope.monitor.cli import main
+from kvscope.monitor.doctor.time_window import Window, when
+from kvscope.monitor.pipeline import Watch
+from kvscope.monitor.sources.targets import BadTarget
+from kvscope.monitor.text import moment, timestamp
 from tests.doctor.test_doctor import DATA, doctor_json
 from tests.lab import Lab
 from tests.pages import page, rows, served

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
-from monitor.detectors.thresholds import THRESHOLDS
-from monitor.events.kinds import Kind
-from monitor.watch import Watch
+from kvscope.monitor.detectors.thresholds import THRESHOLDS
+from kvscope.monitor.events.kinds import Kind
+from kvscope.monitor.pipeline import Watch
 from tests.doctor.golden import GOLDEN
 from tests.doctor.plain import Asked, Heard, Plain
 

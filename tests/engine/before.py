@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 from torch import Tensor
 
-from engine.models import LoadedModel
-from engine.models.layers import Attend, Model
+from kvscope.engine.models import LoadedModel
+from kvscope.engine.models.layers import Attend, Model
 
 
 class Before:

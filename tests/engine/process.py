@@ -1,4 +1,4 @@
-"""A real `python -m engine serve` on free ports, for tests that need an engine in a process of its own."""
+"""A real `kvscope engine serve` on free ports, for tests that need an engine in a process of its own."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable
 from contextlib import closing
 from types import TracebackType
 
-from monitor.ledger.ledger import EngineLedger
-from monitor.sources.live import LiveStream
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.sources.live_stream import LiveStream
 
 PATIENCE_S = 60
 READY = re.compile(r"listening on (http://\S+?), events on (\S+), replay on (\S+)")
@@ -26,12 +26,23 @@ class EngineProcess:
     def __init__(self, *arguments: str, engine_id: str = "") -> None:
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the process
         command = [
-            sys.executable, "-m", "engine", "serve", "--port", "0", "--events", "tcp://127.0.0.1:*", *arguments,
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "kvscope.engine",
+            "serve",
+            "--port",
+            "0",
+            "--events",
+            "tcp://127.0.0.1:*",
+            *arguments,
+        ]
         self.process = subprocess.Popen(
             [*command, *(("--engine-id", engine_id) if engine_id else ())],
-            stdout=subprocess.PIPE, stderr=self._log, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         match = READY.search(line)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from engine.output import Sampled
-from engine.request import Request
-from engine.runner import ModelRunner
-from engine.scheduler import SchedulerOutput, Share
+from kvscope.engine.execution.model_runner import ModelRunner
+from kvscope.engine.request import Request
+from kvscope.engine.scheduling.scheduler import SchedulerOutput, Share
+from kvscope.engine.serving.output import Sampled
 
 
 def plan(*shares: tuple[Request, int]) -> SchedulerOutput:

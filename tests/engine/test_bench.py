@@ -18,7 +18,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine.bench import Load, Seen, arrivals, over_http, report, spread
+from kvscope.engine.lab.load_bench import Load, Seen, arrivals, over_http, report, spread
 from tests.engine.process import PATIENCE_S, EngineProcess, wait_for
 
 
@@ -160,5 +160,5 @@ def test_percentiles_are_those_of_the_statistics_module() -> None:
 
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "engine", "bench", *arguments]
+    command = [sys.executable, "-m", "kvscope.engine", "bench", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)

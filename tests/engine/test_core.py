@@ -10,15 +10,15 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.core import EngineCore, EngineDead, Refused, Stream
-from engine.models import load
-from engine.output import Output
-from engine.sampling import SamplingParams
-from monitor.events.kinds import Status
-from monitor.ledger.balance import balance
-from monitor.ledger.ledger import EngineLedger
-from monitor.sources.live import LiveStream
+from kvscope.engine.config import EngineConfig
+from kvscope.engine.core import EngineCore, EngineDead, Refused, Stream
+from kvscope.engine.models import load
+from kvscope.engine.sampling_params import SamplingParams
+from kvscope.engine.serving.output import Output
+from kvscope.monitor.events.kinds import Status
+from kvscope.monitor.ledger.balance import balance
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.sources.live_stream import LiveStream
 from tests.engine.before import with_before
 from tests.engine.process import follow, wait_for
 

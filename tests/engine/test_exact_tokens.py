@@ -15,11 +15,11 @@ import pytest
 pytest.importorskip("torch", reason="needs torch: pip install -e .[engine]")
 pytest.importorskip("transformers", reason="needs transformers: pip install -e .[dev]")
 
-from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.models import LoadedModel, load
-from engine.sampling import SamplingParams
-from monitor.events.kinds import Status
+from kvscope.engine.config import EngineConfig
+from kvscope.engine.core import EngineCore
+from kvscope.engine.models import LoadedModel, load
+from kvscope.engine.sampling_params import SamplingParams
+from kvscope.monitor.events.kinds import Status
 from tests.engine import checkpoints
 
 COUNT = 64

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.core import EngineCore, Refused, Stream
-from engine.faults import PLACES
-from engine.grammar import StructuredOutputs
-from engine.models import load
-from engine.output import Output
-from engine.sampling import SamplingParams
-from monitor.events.kinds import Cause, Holder, Kind, Release, Status
-from monitor.ledger.ledger import EngineLedger
-from monitor.sources.live import LiveStream
+from kvscope.engine.config import EngineConfig
+from kvscope.engine.core import EngineCore, Refused, Stream
+from kvscope.engine.lab.faults import PLACES
+from kvscope.engine.models import load
+from kvscope.engine.sampling_params import SamplingParams
+from kvscope.engine.serving.output import Output
+from kvscope.engine.structured_output import StructuredOutputs
+from kvscope.monitor.events.kinds import Cause, Holder, Kind, Release, Status
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.sources.live_stream import LiveStream
 from tests.detectors.scenes import Watched
 from tests.engine.process import follow, wait_for
 from tests.engine.test_host_connector import store

@@ -9,9 +9,9 @@ from contextlib import closing
 import httpx
 import pytest
 
-from monitor.detectors.thresholds import Settings
-from monitor.findings import FindingReport
-from monitor.watch import Watch
+from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.findings import FindingReport
+from kvscope.monitor.pipeline import Watch
 from tests.engine.process import PATIENCE_S, EngineProcess
 
 QUICK = Settings({"leak.finished-held.grace_s": 0.5, "leak.unaccounted.grace_s": 0.5})

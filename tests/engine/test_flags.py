@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from engine.__main__ import config_of, parser, size
+from kvscope.engine.command_line import config_of, parser, size
 
 
 def test_the_flags_of_a_vllm_command_line_are_taken() -> None:
@@ -34,10 +34,18 @@ def test_the_model_is_a_word_of_its_own_or_a_flag(arguments: list[str], model: s
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("65536", 65536), ("64K", 65536), ("64k", 64000), ("25.6k", 25600), ("1m", 1000**2), ("1M", 1024**2),
-        ("2g", 2 * 1000**3), ("2G", 2 * 1024**3), ("1t", 1000**4), ("1T", 1024**4),
+        ("65536", 65536),
+        ("64K", 65536),
+        ("64k", 64000),
+        ("25.6k", 25600),
+        ("1m", 1000**2),
+        ("1M", 1024**2),
+        ("2g", 2 * 1000**3),
+        ("2G", 2 * 1024**3),
+        ("1t", 1000**4),
+        ("1T", 1024**4),
     ],
-)  # fmt: skip
+)
 def test_a_size_is_read_as_vllm_reads_it(text: str, value: int) -> None:
     assert size(text) == value
 

@@ -18,11 +18,11 @@ import torch
 from llguidance import LLTokenizer, TokenizerWrapper
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from engine.grammar import KEPT, MAX_CHARACTERS, Compiled, GrammarCompiler, Matcher, StructuredOutputs
-from engine.models.tokens import ByteTokenizer, DirectoryTokenizer
-from engine.request import Request
-from engine.sampler import Sampling, sample
-from engine.sampling import SamplingParams
+from kvscope.engine.execution.sampler import Sampling, sample
+from kvscope.engine.models.tokens import ByteTokenizer, DirectoryTokenizer
+from kvscope.engine.request import Request
+from kvscope.engine.sampling_params import SamplingParams
+from kvscope.engine.structured_output import KEPT, MAX_CHARACTERS, Compiled, GrammarCompiler, Matcher, StructuredOutputs
 from tests.engine.process import wait_for
 
 VOCAB = ByteTokenizer.VOCAB_SIZE

@@ -14,18 +14,18 @@ pytest.importorskip("torch", reason="needs torch: pip install -e .[engine]")
 import torch
 from torch import Tensor
 
-from engine.attention import BatchAttention, PagedKV
-from engine.batch import Batch
-from engine.blocks.pool import NULL_BLOCK
-from engine.config import TINY, EngineConfig
-from engine.core import EngineCore
-from engine.graphs import MOST_CAPTURED, DecodeGraphs, sizes_up_to, static_inputs
-from engine.models import LoadedModel, load, tiny
-from engine.models.llama import Llama
-from engine.output import Sampled
-from engine.request import Request
-from engine.runner import ModelRunner
-from engine.sampling import SamplingParams
+from kvscope.engine.blocks.block_pool import NULL_BLOCK
+from kvscope.engine.config import TINY, EngineConfig
+from kvscope.engine.core import EngineCore
+from kvscope.engine.execution.attention import BatchAttention, PagedKV
+from kvscope.engine.execution.cuda_graphs import MOST_CAPTURED, DecodeGraphs, sizes_up_to, static_inputs
+from kvscope.engine.execution.input_batch import Batch
+from kvscope.engine.execution.model_runner import ModelRunner
+from kvscope.engine.models import LoadedModel, load, tiny
+from kvscope.engine.models.llama import Llama
+from kvscope.engine.request import Request
+from kvscope.engine.sampling_params import SamplingParams
+from kvscope.engine.serving.output import Sampled
 from tests.engine.steps import execute, plan
 
 MOST = 13
@@ -59,9 +59,11 @@ def replayed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 def params(index: int) -> SamplingParams:
     """Greedy, drawn, penalised and with logprobs by turns, and each ends at another step."""
     kinds: list[dict[str, Any]] = [
-        {"temperature": 0}, {"temperature": 0.9, "seed": index}, {"temperature": 0.7, "top_p": 0.8},
+        {"temperature": 0},
+        {"temperature": 0.9, "seed": index},
+        {"temperature": 0.7, "top_p": 0.8},
         {"temperature": 0, "repetition_penalty": 1.3, "logprobs": 2},
-    ]  # fmt: skip
+    ]
     return SamplingParams(max_tokens=4 + 3 * index, ignore_eos=True, **kinds[index % len(kinds)])
 
 
@@ -196,17 +198,20 @@ class NoLaunch:
 def test_nothing_in_a_captured_step_looks_at_a_tensors_values(monkeypatch: pytest.MonkeyPatch) -> None:
     """On tensors without data such a look raises. All but the kernels themselves is what runs on a GPU."""
     pytest.importorskip("triton", reason="needs triton: pip install -e .[engine]")
-    from kernels import kv_write, paged_decode, rms_norm, rotary
+    from kvscope.kernels import kv_write, paged_decode, rms_norm, rotary
 
     launches = NoLaunch()
     for module, name in (
-        (kv_write, "kv_write_kernel"), (paged_decode, "paged_decode_kernel"),
-        (paged_decode, "reduce_splits_kernel"), (rms_norm, "rms_norm_kernel"), (rotary, "rotary_kernel"),
-    ):  # fmt: skip
+        (kv_write, "kv_write_kernel"),
+        (paged_decode, "paged_decode_kernel"),
+        (paged_decode, "reduce_splits_kernel"),
+        (rms_norm, "rms_norm_kernel"),
+        (rotary, "rotary_kernel"),
+    ):
         monkeypatch.setattr(module, name, launches)
     # As if it were a GPU of enough multiprocessors to cut sequences into splits.
     monkeypatch.setattr(paged_decode, "_processors", lambda _: 100)
-    for place in ("engine.attention.run_on", "engine.models.layers.run_on"):
+    for place in ("kvscope.engine.execution.attention.run_on", "kvscope.engine.models.layers.run_on"):
         monkeypatch.setattr(place, lambda _: True)
     model = Llama(tiny.checkpoint(0, torch.float32, "meta"), None)
     cache = PagedKV(model.config, 2, 16, "meta", torch.float32)

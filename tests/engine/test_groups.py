@@ -13,30 +13,33 @@ pytest.importorskip("torch", reason="needs torch: pip install -e .[engine]")
 
 import torch
 
-from engine.blocks.hashing import in_group
-from engine.blocks.pool import NULL_BLOCK
-from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.describe import describe
-from engine.faults import Faults
-from engine.models import LoadedModel, tiny
-from engine.models.checkpoint import Checkpoint
-from engine.models.llama import Llama
-from engine.models.tokens import ByteTokenizer
-from engine.request import Request
-from engine.runner import kv_bytes_per_block
-from engine.sampling import SamplingParams
-from monitor.events.kinds import Kind, Release
-from monitor.ledger import story
-from monitor.ledger.ledger import EngineLedger
+from kvscope.engine.blocks.block_pool import NULL_BLOCK
+from kvscope.engine.blocks.prefix_hashes import in_group
+from kvscope.engine.config import EngineConfig
+from kvscope.engine.core import EngineCore
+from kvscope.engine.engine_description import describe
+from kvscope.engine.execution.model_runner import kv_bytes_per_block
+from kvscope.engine.lab.faults import Faults
+from kvscope.engine.models import LoadedModel, tiny
+from kvscope.engine.models.checkpoint import Checkpoint
+from kvscope.engine.models.llama import Llama
+from kvscope.engine.models.tokens import ByteTokenizer
+from kvscope.engine.request import Request
+from kvscope.engine.sampling_params import SamplingParams
+from kvscope.monitor.analysis import event_history
+from kvscope.monitor.events.kinds import Kind, Release
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from tests.lab import Lab
 
 WINDOW = 37
 BLOCK_SIZE = 16
 MISTRAL = {"architectures": ["MistralForCausalLM"], "sliding_window": WINDOW}
 MIXED = {
-    "architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1,
-}  # fmt: skip
+    "architectures": ["Qwen2ForCausalLM"],
+    "use_sliding_window": True,
+    "sliding_window": WINDOW,
+    "max_window_layers": 1,
+}
 
 
 def model(settings: dict[str, Any]) -> LoadedModel:
@@ -70,8 +73,9 @@ def test_layers_that_see_the_same_are_a_group_and_a_block_has_room_for_the_large
     assert kv_bytes_per_block(loaded.config, BLOCK_SIZE, "float32") == 3 * by_layer
     said = describe(EngineConfig(), loaded, 10, Faults())
     assert [(group.kind, group.layers, group.window) for group in said.groups] == [
-        ("full_attention", 1, 0), ("sliding_window", 3, WINDOW),
-    ]  # fmt: skip
+        ("full_attention", 1, 0),
+        ("sliding_window", 3, WINDOW),
+    ]
     assert said.kv_bytes_per_block == 3 * by_layer
 
 
@@ -134,8 +138,8 @@ def test_a_prefix_is_found_with_what_each_group_needs_of_it() -> None:
     assert {run.group: len(run.ids) for run in events(lab, Kind.REUSED)} == {0: 6, 1: 2}
     asked = [(run.group, *run.args) for run in events(lab, Kind.LOOKED_UP) if run.request == again.number]
     assert asked == [(0, 26, 24), (1, 24, 24)]
-    about = story.events(lab.frames, again.number)
-    told = [line.text for line in story.story_of_request(about, again.number, {}) if line.what == "reused"]
+    about = event_history.events(lab.frames, again.number)
+    told = [line.text for line in event_history.story_of_request(about, again.number, {}) if line.what == "reused"]
     assert told == ["took over 6 blocks from the prefix cache", "took over 2 blocks from the prefix cache (KV group 1)"]
     assert lab.scheduler.prefix_hits == books(lab).state.totals.hit_tokens == 24
 

@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 import torch
 
-from engine.config import EngineConfig
-from engine.connectors.base import KVLoad
-from engine.connectors.host import HostConnector
-from engine.core import Stream
-from engine.faults import Faults
-from engine.llm import LLM
-from engine.request import Request
-from engine.sampling import SamplingParams
-from monitor.events.kinds import Tier, TierOp
-from monitor.events.log import EventLog
-from monitor.events.packer import Packer, Vitals
-from monitor.events.state import State
+from kvscope.engine.config import EngineConfig
+from kvscope.engine.connectors.base import KVLoad
+from kvscope.engine.connectors.host import HostConnector
+from kvscope.engine.core import Stream
+from kvscope.engine.lab.faults import Faults
+from kvscope.engine.request import Request
+from kvscope.engine.sampling_params import SamplingParams
+from kvscope.engine.serving.llm import LLM
+from kvscope.monitor.events.event_log import EventLog
+from kvscope.monitor.events.kinds import Tier, TierOp
+from kvscope.monitor.publishing.packer import Packer, Vitals
+from kvscope.monitor.state.fold import State
 from tests.engine.process import wait_for
 
 BLOCK = 4

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from engine.core import Refused
-from engine.llm import LLM
-from engine.models.tokens import ByteTokenizer
-from engine.output import TextStream
-from engine.sampling import SamplingParams
+from kvscope.engine.core import Refused
+from kvscope.engine.models.tokens import ByteTokenizer
+from kvscope.engine.sampling_params import SamplingParams
+from kvscope.engine.serving.llm import LLM
+from kvscope.engine.serving.output import TextStream
 from tests.engine import checkpoints
 
 ROOT = Path(__file__).parent.parent.parent
@@ -108,7 +108,7 @@ def test_a_program_written_for_vllm_runs_but_for_its_import_and_the_models_place
     checkpoints.save("gpt2", tmp_path / "gpt2")
     (tmp_path / "program.py").write_text(
         """\
-from engine.llm import LLM, SamplingParams
+from kvscope.engine.serving.llm import LLM, SamplingParams
 # Sample prompts on which to generate.
 prompts = [
     "Hello, my name is",
@@ -132,8 +132,12 @@ for output in outputs:
     )
     made = subprocess.run(
         [sys.executable, "-W", "error", "program.py"],
-        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (made.returncode, made.stderr) == (0, "")
     lines = made.stdout.splitlines()
     assert len(lines) == 4

@@ -16,21 +16,21 @@ import pytest
 
 pytest.importorskip("torch", reason="needs torch: pip install -e .[engine]")
 
-from engine.clock import VirtualClock
-from engine.config import EngineConfig
-from engine.core import HOST_STORE_POOLS, EngineCore
-from engine.faults import PLACES, Faults
-from engine.graphs import sizes_up_to
-from engine.memory import HEADROOM, UNKNOWN, Host, Meter, Plan, make_plan
-from engine.models import load
-from engine.runner import kv_bytes_per_block, num_blocks_for
-from engine.sampling import SamplingParams
-from monitor.cli import main
-from monitor.events.kinds import SCHEMA, Kind
-from monitor.events.log import EventLog, Flushed
-from monitor.events.sample import Fact
-from monitor.ledger.bill import GIB, bill_of, fit_requested, measured, rounding, use_all
-from monitor.sources.log import Log
+from kvscope.engine.config import EngineConfig
+from kvscope.engine.core import HOST_STORE_POOLS, EngineCore
+from kvscope.engine.execution.cuda_graphs import sizes_up_to
+from kvscope.engine.execution.memory_plan import HEADROOM, UNKNOWN, Host, Meter, Plan, make_plan
+from kvscope.engine.execution.model_runner import kv_bytes_per_block, num_blocks_for
+from kvscope.engine.lab.clock import VirtualClock
+from kvscope.engine.lab.faults import PLACES, Faults
+from kvscope.engine.models import load
+from kvscope.engine.sampling_params import SamplingParams
+from kvscope.monitor.analysis.memory_breakdown import GIB, bill_of, fit_requested, measured, rounding, use_all
+from kvscope.monitor.cli import main
+from kvscope.monitor.events.event_log import EventLog, Flushed
+from kvscope.monitor.events.kinds import SCHEMA, Kind
+from kvscope.monitor.events.samples import Fact
+from kvscope.monitor.sources.engine_log import Log
 from tests.engine.process import EngineProcess
 
 SMALL: dict[str, Any] = {"max_model_len": 128, "max_num_seqs": 4, "max_num_batched_tokens": 64}
@@ -52,10 +52,10 @@ def plan_of(config: EngineConfig) -> Plan:
 
 IN_A_FRESH_PROCESS = """
 import dataclasses, json, sys
-from engine.clock import VirtualClock
-from engine.config import EngineConfig
-from engine.memory import Host, make_plan
-from engine.models import load
+from kvscope.engine.lab.clock import VirtualClock
+from kvscope.engine.config import EngineConfig
+from kvscope.engine.execution.memory_plan import Host, make_plan
+from kvscope.engine.models import load
 config = EngineConfig(**json.loads(sys.argv[1]))
 print(json.dumps(dataclasses.asdict(make_plan(config, load(config), Host(config.memory_budget)))))
 """
@@ -65,8 +65,11 @@ def fresh_plan(**settings: int) -> Plan:
     """Of a process like an engine's at its start: one that has run for a while finds room in what it had before."""
     made = subprocess.run(
         [sys.executable, "-c", IN_A_FRESH_PROCESS, json.dumps({**SMALL, "memory_budget": 2 << 30, **settings})],
-        capture_output=True, text=True, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
     return Plan(**json.loads(made.stdout))
 
 
@@ -206,8 +209,8 @@ def test_a_running_engine_shows_its_bill(capsys: pytest.CaptureFixture[str], tmp
 UNDER_LOAD = r"""
 import re, sys
 from pathlib import Path
-from engine.llm import LLM
-from engine.sampling import SamplingParams
+from kvscope.engine.serving.llm import LLM
+from kvscope.engine.sampling_params import SamplingParams
 budget = int(sys.argv[1])
 llm = LLM("tiny", memory_budget=budget, gpu_memory_utilization=1.0, max_model_len=512, max_num_seqs=16,
           max_num_batched_tokens=1024)
@@ -224,8 +227,11 @@ def test_a_budget_is_kept_under_load() -> None:
     budget = GIB
     done = subprocess.run(
         [sys.executable, "-c", UNDER_LOAD, str(budget)],
-        capture_output=True, text=True, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
     kv_pool, resident, peak = map(int, done.stdout.split())
     print(f"budget {budget:,}, pool {kv_pool:,}, resident {resident:,}, at most {peak:,}")
     assert 0 < kv_pool < resident <= peak <= budget
@@ -323,14 +329,14 @@ def test_sizing_bad_suggestion(fault: bool) -> None:
 
 
 MEMORY_HELD = """
-from engine.clock import VirtualClock
-from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.memory import device_of
-from engine.models import load
-from engine.request import Request
-from engine.sampling import SamplingParams
-from monitor.ledger.bill import measured
+from kvscope.engine.lab.clock import VirtualClock
+from kvscope.engine.config import EngineConfig
+from kvscope.engine.core import EngineCore
+from kvscope.engine.execution.memory_plan import device_of
+from kvscope.engine.models import load
+from kvscope.engine.request import Request
+from kvscope.engine.sampling_params import SamplingParams
+from kvscope.monitor.analysis.memory_breakdown import measured
 from tests.engine.steps import plan
 steps, rows = 10, 512
 fault = f"sizing.elsewhere:after={steps}"
@@ -357,9 +363,13 @@ def test_sizing_elsewhere() -> None:
     In a process of its own, since one that has run for a while takes what it needs of what it had before.
     """
     done = subprocess.run(
-        [sys.executable, "-c", MEMORY_HELD], cwd=Path(__file__).parents[2],
-        capture_output=True, text=True, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+        [sys.executable, "-c", MEMORY_HELD],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
     before, after = ([int(figure) for figure in line.split()] for line in done.stdout.splitlines())
     used, elsewhere, kept = after
     assert before[1] == 0

@@ -15,14 +15,14 @@ pytest.importorskip("transformers", reason="needs transformers: pip install -e .
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.models import LoadedModel, load, tiny
-from engine.models.tokens import ByteTokenizer, DirectoryTokenizer
-from engine.output import Sampled
-from engine.request import Request
-from engine.runner import ModelRunner
-from engine.sampling import SamplingParams
+from kvscope.engine.config import EngineConfig
+from kvscope.engine.core import EngineCore
+from kvscope.engine.execution.model_runner import ModelRunner
+from kvscope.engine.models import LoadedModel, load, tiny
+from kvscope.engine.models.tokens import ByteTokenizer, DirectoryTokenizer
+from kvscope.engine.request import Request
+from kvscope.engine.sampling_params import SamplingParams
+from kvscope.engine.serving.output import Sampled
 from tests.engine import checkpoints
 from tests.engine.steps import execute, plan
 

@@ -8,10 +8,20 @@ import sys
 
 def test_blocks_and_scheduler_import_no_torch() -> None:
     modules = (
-        "engine.blocks.audit", "engine.blocks.free_queue", "engine.blocks.hashing", "engine.blocks.manager",
-        "engine.blocks.pool", "engine.config", "engine.connectors.base", "engine.faults", "engine.queues",
-        "engine.request", "engine.sampling", "engine.scheduler", "engine.watchdog",
-    )  # fmt: skip
+        "kvscope.engine.blocks.table_audit",
+        "kvscope.engine.blocks.free_queue",
+        "kvscope.engine.blocks.prefix_hashes",
+        "kvscope.engine.blocks.kv_cache_manager",
+        "kvscope.engine.blocks.block_pool",
+        "kvscope.engine.config",
+        "kvscope.engine.connectors.base",
+        "kvscope.engine.lab.faults",
+        "kvscope.engine.scheduling.waiting_queue",
+        "kvscope.engine.request",
+        "kvscope.engine.sampling_params",
+        "kvscope.engine.scheduling.scheduler",
+        "kvscope.engine.watchdog",
+    )
     code = f"import sys, {', '.join(modules)}; print('torch' in sys.modules, 'numpy' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.split() == ["False", "False"]

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from engine.blocks.pool import NULL_BLOCK
-from engine.scheduler import SchedulerOutput
-from monitor.detectors.corrupt import CODE_OF
-from monitor.events.kinds import Limit, Release
-from monitor.ledger.ledger import MAX_ANOMALIES, EngineLedger
+from kvscope.engine.blocks.block_pool import NULL_BLOCK
+from kvscope.engine.scheduling.scheduler import SchedulerOutput
+from kvscope.monitor.detectors.corrupt import CODE_OF
+from kvscope.monitor.events.kinds import Limit, Release
+from kvscope.monitor.ledger.engine_ledger import MAX_ANOMALIES, EngineLedger
 from tests.lab import Lab
 
 LABS = 20

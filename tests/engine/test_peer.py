@@ -14,14 +14,14 @@ import pytest
 pytest.importorskip("torch", reason="needs torch: pip install -e .[engine]")
 pytest.importorskip("transformers", reason="needs transformers: pip install -e .[dev]")
 
-from engine.config import EngineConfig
-from engine.connectors.peer import PeerConnector
-from engine.connectors.transfer import KVTransferParams
-from engine.core import EngineCore, Refused
-from engine.models import load
-from engine.output import Output
-from engine.sampling import SamplingParams
-from monitor.events.kinds import Status
+from kvscope.engine.config import EngineConfig
+from kvscope.engine.connectors.peer import PeerConnector
+from kvscope.engine.connectors.transfer import KVTransferParams
+from kvscope.engine.core import EngineCore, Refused
+from kvscope.engine.models import load
+from kvscope.engine.sampling_params import SamplingParams
+from kvscope.engine.serving.output import Output
+from kvscope.monitor.events.kinds import Status
 from tests.engine import checkpoints
 from tests.engine.process import EngineProcess, wait_for
 
@@ -49,8 +49,14 @@ def test_prefill_in_one_process_and_decode_in_another(family: str, tmp_path: Pat
     prompts = checkpoints.prompts(COUNT, 200, seed=11, shared=0)
     expected = [checkpoints.generate(model, prompt, MAX_TOKENS) for prompt in prompts]
     arguments = [
-        "--model", str(tmp_path), "--kv-connector", "peer", "--block-size", str(BLOCK), "--no-enable-prefix-caching",
-    ]  # fmt: skip
+        "--model",
+        str(tmp_path),
+        "--kv-connector",
+        "peer",
+        "--block-size",
+        str(BLOCK),
+        "--no-enable-prefix-caching",
+    ]
     with ExitStack() as stack:
         prefill = stack.enter_context(EngineProcess(*arguments, engine_id="prefill"))
         decode = stack.enter_context(EngineProcess(*arguments, "--async-scheduling", engine_id="decode"))

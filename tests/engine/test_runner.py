@@ -8,13 +8,13 @@ pytest.importorskip("torch", reason="needs torch: pip install -e .[engine]")
 
 import torch
 
-from engine.blocks.pool import NULL_BLOCK
-from engine.config import EngineConfig
-from engine.models import load
-from engine.output import Sampled
-from engine.request import Request
-from engine.runner import ModelRunner, kv_bytes_per_block, num_blocks_for
-from engine.sampling import SamplingParams
+from kvscope.engine.blocks.block_pool import NULL_BLOCK
+from kvscope.engine.config import EngineConfig
+from kvscope.engine.execution.model_runner import ModelRunner, kv_bytes_per_block, num_blocks_for
+from kvscope.engine.models import load
+from kvscope.engine.request import Request
+from kvscope.engine.sampling_params import SamplingParams
+from kvscope.engine.serving.output import Sampled
 from tests.engine.steps import execute, plan
 
 BLOCK_SIZE = 4
@@ -105,11 +105,21 @@ def test_the_pool_is_as_large_as_its_memory_or_as_told() -> None:
 @pytest.mark.parametrize(
     ("setting", "value"),
     [
-        ("block_size", 0), ("max_num_seqs", 0), ("max_num_batched_tokens", 0), ("kv_cache_memory_bytes", 0),
-        ("num_gpu_blocks_override", 1), ("max_model_len", 1), ("scheduling_policy", "lifo"), ("dtype", "int8"),
-        ("device", "tpu"), ("kv_connector", "cloud"), ("hash_key", b"x" * 65), ("model", ""), ("faults", ("no.such",)),
+        ("block_size", 0),
+        ("max_num_seqs", 0),
+        ("max_num_batched_tokens", 0),
+        ("kv_cache_memory_bytes", 0),
+        ("num_gpu_blocks_override", 1),
+        ("max_model_len", 1),
+        ("scheduling_policy", "lifo"),
+        ("dtype", "int8"),
+        ("device", "tpu"),
+        ("kv_connector", "cloud"),
+        ("hash_key", b"x" * 65),
+        ("model", ""),
+        ("faults", ("no.such",)),
     ],
-)  # fmt: skip
+)
 def test_a_setting_that_cannot_be_is_refused_by_name(setting: str, value: object) -> None:
     with pytest.raises(ValueError, match="fault" if setting == "faults" else setting):
         EngineConfig(**{setting: value})

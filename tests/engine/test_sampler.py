@@ -11,10 +11,10 @@ pytest.importorskip("torch", reason="needs torch: pip install -e .[engine]")
 
 import torch
 
-from engine.output import Sampled
-from engine.request import Request
-from engine.sampler import Sampling, sample
-from engine.sampling import SamplingParams
+from kvscope.engine.execution.sampler import Sampling, sample
+from kvscope.engine.request import Request
+from kvscope.engine.sampling_params import SamplingParams
+from kvscope.engine.serving.output import Sampled
 
 PROBABILITIES = [0.4, 0.3, 0.2, 0.1]
 DRAWS = 4000

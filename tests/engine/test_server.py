@@ -20,10 +20,10 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from monitor.events.sample import Fact
-from monitor.events.trace_context import parse
-from monitor.ledger.ledger import EngineLedger
-from monitor.sources.log import Log
+from kvscope.monitor.events.samples import Fact
+from kvscope.monitor.events.trace_context import parse
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.sources.engine_log import Log
 from tests.engine.process import PATIENCE_S, EngineProcess, follow, wait_for
 from tests.engine.test_grammar import NOTHING, REGEX, SCHEMA
 
@@ -165,8 +165,12 @@ def test_structured_output_of_a_chat_whole_and_as_a_stream(client: openai.OpenAI
     wanted = {"type": "json_schema", "json_schema": {"name": "pool", "schema": SCHEMA, "strict": True}}
     messages = [{"role": "user", "content": "Which block?"}]
     asked: dict[str, Any] = {
-        "model": "tiny", "messages": messages, "response_format": wanted, "temperature": temperature, "seed": 3,
-    }  # fmt: skip
+        "model": "tiny",
+        "messages": messages,
+        "response_format": wanted,
+        "temperature": temperature,
+        "seed": 3,
+    }
     whole = client.chat.completions.create(**asked).choices[0]
     assert whole.finish_reason == "stop"
     jsonschema.validate(json.loads(whole.message.content or ""), SCHEMA)
@@ -254,13 +258,24 @@ def test_a_stop_string_ends_a_text_and_frees_its_request(client: openai.OpenAI, 
         ("completions", {"prompt": [1, "a"]}, 400, "prompt", "must be a text"),
         ("completions", {"prompt": []}, 400, "prompt", "must be a text"),
         ("completions", {}, 400, "prompt", "missing required"),
-        ("chat/completions", {"messages": [{"role": "u"}], "response_format": {"type": "json_schema", "json_schema": {
-            "name": "a", "schema": {"type": "array", "items": {"type": "int"}}}}}, 400, "response_format", "type: int"),
+        (
+            "chat/completions",
+            {
+                "messages": [{"role": "u"}],
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "a", "schema": {"type": "array", "items": {"type": "int"}}},
+                },
+            },
+            400,
+            "response_format",
+            "type: int",
+        ),
         ("chat/completions", {"messages": []}, 400, "messages", "at least one"),
         ("chat/completions", {"messages": [{"content": "a"}]}, 400, "messages[0].role", "missing required"),
         ("embeddings", {}, 404, None, "Not Found"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_served_is_refused_by_name(
     engine: EngineProcess, path: str, body: dict[str, Any], status: int, param: str | None, says: str
 ) -> None:
@@ -317,9 +332,10 @@ def test_a_request_is_part_of_its_callers_trace(engine: EngineProcess, path: str
         follow(live, [ledger], lambda: ledger.ready)
         for traceparent in (header, "not a trace"):
             answer = httpx.post(
-                f"{engine.url}/v1/{path}", json={**body, "max_tokens": 2, "model": "tiny"},
+                f"{engine.url}/v1/{path}",
+                json={**body, "max_tokens": 2, "model": "tiny"},
                 headers={"traceparent": traceparent},
-            )  # fmt: skip
+            )
             assert answer.status_code == 200
         follow(live, [ledger], lambda: len(ledger.ended) == 2)
         assert [record.trace for record in ledger.ended] == [parse(header), None]
@@ -401,19 +417,21 @@ def test_its_log_is_read_as_vllms_is(engine: EngineProcess) -> None:
         (("--stall-seconds", "0"), "not above 0"),
         (("--max-num-seqs", "many"), "invalid int value"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_started_is_said_in_a_line(arguments: tuple[str, ...], says: str) -> None:
     made = subprocess.run(
-        [sys.executable, "-m", "engine", "serve", "--port", "0", "--events", "tcp://127.0.0.1:*", *arguments],
-        capture_output=True, text=True, timeout=PATIENCE_S,
-    )  # fmt: skip
+        [sys.executable, "-m", "kvscope.engine", "serve", "--port", "0", "--events", "tcp://127.0.0.1:*", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
     assert made.returncode == 2
     assert says in made.stderr
     assert "Traceback" not in made.stderr
 
 
 def test_a_port_in_use_is_said_in_a_line(engine: EngineProcess) -> None:
-    command = [sys.executable, "-m", "engine", "serve"]
+    command = [sys.executable, "-m", "kvscope.engine", "serve"]
     host, port = _address(engine)
     for arguments, says in (
         (("--port", str(port), "--events", "tcp://127.0.0.1:*"), f"cannot listen on {host}:{port}"),

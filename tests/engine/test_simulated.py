@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from engine.bench import Load, simulate
-from engine.clock import VirtualClock
-from engine.config import EngineConfig
-from engine.grammar import StructuredOutputs
-from engine.models import load
-from engine.output import Output
-from engine.sampling import SamplingParams
-from engine.simulated import SimulatedEngine, StepTime
-from monitor.events import journal
-from monitor.events.kinds import Kind
-from monitor.events.wire import Batch, decode
-from monitor.watch import Watch
+from kvscope.engine.config import EngineConfig
+from kvscope.engine.lab.clock import VirtualClock
+from kvscope.engine.lab.load_bench import Load, simulate
+from kvscope.engine.lab.simulated_engine import SimulatedEngine, StepTime
+from kvscope.engine.models import load
+from kvscope.engine.sampling_params import SamplingParams
+from kvscope.engine.serving.output import Output
+from kvscope.engine.structured_output import StructuredOutputs
+from kvscope.monitor.events import journal
+from kvscope.monitor.events.kinds import Kind
+from kvscope.monitor.events.wire import Batch, decode
+from kvscope.monitor.pipeline import Watch
 
 LEASE_S = 180.0
 

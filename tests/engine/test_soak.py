@@ -17,9 +17,9 @@ import httpx
 import psutil
 import pytest
 
-from monitor.findings import severity_at_least
-from monitor.sources.live import LiveStream
-from monitor.watch import Watch
+from kvscope.monitor.findings import severity_at_least
+from kvscope.monitor.pipeline import Watch
+from kvscope.monitor.sources.live_stream import LiveStream
 from tests.engine.process import EngineProcess
 
 CLIENTS = 12
@@ -70,9 +70,12 @@ class Client(threading.Thread):
 
 @pytest.mark.prove
 def test_a_long_mixed_load_leaves_nothing_behind(capsys: pytest.CaptureFixture[str]) -> None:
-    with EngineProcess(
-        "--num-gpu-blocks-override", "181", "--max-num-seqs", "16", "--kv-connector", "host", "--replay-mib", "4"
-    ) as engine, contextlib.ExitStack() as stack:  # fmt: skip
+    with (
+        EngineProcess(
+            "--num-gpu-blocks-override", "181", "--max-num-seqs", "16", "--kv-connector", "host", "--replay-mib", "4"
+        ) as engine,
+        contextlib.ExitStack() as stack,
+    ):
         stream, watch = LiveStream(engine.events, engine.replay), Watch()
         stack.callback(stream.close)
         stopping = threading.Event()

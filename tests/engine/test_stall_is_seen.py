@@ -11,14 +11,14 @@ from pathlib import Path
 import httpx
 import pytest
 
-from engine.config import EngineConfig
-from engine.core import EngineCore, Stream
-from engine.models import load
-from engine.sampling import SamplingParams
-from monitor.detectors.thresholds import Settings
-from monitor.findings import FindingReport
-from monitor.sources.live import LiveStream
-from monitor.watch import Watch
+from kvscope.engine.config import EngineConfig
+from kvscope.engine.core import EngineCore, Stream
+from kvscope.engine.models import load
+from kvscope.engine.sampling_params import SamplingParams
+from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.findings import FindingReport
+from kvscope.monitor.pipeline import Watch
+from kvscope.monitor.sources.live_stream import LiveStream
 from tests.engine.before import with_before
 from tests.engine.process import EngineProcess
 
@@ -42,9 +42,11 @@ def test_a_step_that_hangs_is_confirmed(tmp_path: Path) -> None:
     go = threading.Event()
     events = f"ipc://{tmp_path}/events"
     core = EngineCore(
-        EngineConfig(num_gpu_blocks_override=20), with_before(load(EngineConfig(num_gpu_blocks_override=20)), go.wait),
-        Stream("hangs@127.0.0.1:0/0", events, f"{events}-replay"), stall_s=0.5,
-    )  # fmt: skip
+        EngineConfig(num_gpu_blocks_override=20),
+        with_before(load(EngineConfig(num_gpu_blocks_override=20)), go.wait),
+        Stream("hangs@127.0.0.1:0/0", events, f"{events}-replay"),
+        stall_s=0.5,
+    )
     stream, watch = LiveStream(events), Watch(Settings.parse(QUICK))
     core.start(lambda _: None)
     try:

@@ -17,17 +17,17 @@ pytest.importorskip("torch", reason="needs torch: pip install -e .[engine]")
 
 from llguidance import LLTokenizer, TokenizerWrapper
 
-from engine.config import EngineConfig
-from engine.core import EngineCore, Stream
-from engine.grammar import StructuredOutputs
-from engine.llm import LLM
-from engine.models import LoadedModel, load
-from engine.models.tokens import ByteTokenizer
-from engine.output import Output
-from engine.sampling import SamplingParams
-from monitor.events.kinds import Cause, Status
-from monitor.ledger.ledger import EngineLedger
-from monitor.sources.live import LiveStream
+from kvscope.engine.config import EngineConfig
+from kvscope.engine.core import EngineCore, Stream
+from kvscope.engine.models import LoadedModel, load
+from kvscope.engine.models.tokens import ByteTokenizer
+from kvscope.engine.sampling_params import SamplingParams
+from kvscope.engine.serving.llm import LLM
+from kvscope.engine.serving.output import Output
+from kvscope.engine.structured_output import StructuredOutputs
+from kvscope.monitor.events.kinds import Cause, Status
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.sources.live_stream import LiveStream
 from tests.engine.process import follow, wait_for
 from tests.engine.test_grammar import NOTHING, REGEX, SCHEMA
 

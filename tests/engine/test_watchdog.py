@@ -7,14 +7,14 @@ import threading
 
 import pytest
 
-from engine.clock import VirtualClock
-from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.models import load
-from engine.output import Output
-from engine.sampling import SamplingParams
-from engine.watchdog import Watchdog
-from monitor.events.kinds import Cause, Kind, Status
+from kvscope.engine.config import EngineConfig
+from kvscope.engine.core import EngineCore
+from kvscope.engine.lab.clock import VirtualClock
+from kvscope.engine.models import load
+from kvscope.engine.sampling_params import SamplingParams
+from kvscope.engine.serving.output import Output
+from kvscope.engine.watchdog import Watchdog
+from kvscope.monitor.events.kinds import Cause, Kind, Status
 from tests.engine.before import with_before
 from tests.engine.process import wait_for
 from tests.lab import Lab

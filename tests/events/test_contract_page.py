@@ -6,8 +6,8 @@ import ast
 import re
 from pathlib import Path
 
-from monitor.events.kinds import Kind, Release
-from monitor.events.wire import Batch, Keyframe, Run, decode, encode
+from kvscope.monitor.events.kinds import Kind, Release
+from kvscope.monitor.events.wire import Batch, Keyframe, Run, decode, encode
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "contract.md").read_text()
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from monitor.events import journal
-from monitor.events.wire import Batch, Keyframe, decode, encode
-from monitor.ledger.ledger import EngineLedger
-from monitor.sources.recording import Recording
+from kvscope.monitor.events import journal
+from kvscope.monitor.events.wire import Batch, Keyframe, decode, encode
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.sources.recording import Recording
 from tests.lab import Lab
 
 

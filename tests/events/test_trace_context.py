@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.events import snapshot
-from monitor.events.trace_context import TraceContext, parse
+from kvscope.monitor.events.trace_context import TraceContext, parse
+from kvscope.monitor.state import keyframe_codec
 from tests.detectors.scenes import Spoken
 
 HEADER = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -62,7 +62,7 @@ def test_a_request_keeps_its_callers_trace(at_the_front_end: bool) -> None:
     scene.say()
     requests = scene.ledger.state.requests
     assert (requests[1].trace, requests[2].trace) == (context, None)
-    assert snapshot.load(snapshot.dump(scene.ledger.state)).requests[1].trace == context
+    assert keyframe_codec.load(keyframe_codec.dump(scene.ledger.state)).requests[1].trace == context
     told = [line.text for line in scene.watch.request(scene.ledger.engine, "r-1").story]
     assert f"is part of its caller's trace {context.trace_id:032x}" in told
 

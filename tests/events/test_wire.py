@@ -6,9 +6,8 @@ import random
 
 import pytest
 
-from monitor.events.kinds import SCHEMA, Kind
-from monitor.events.state import State
-from monitor.events.wire import (
+from kvscope.monitor.events.kinds import SCHEMA, Kind
+from kvscope.monitor.events.wire import (
     MAJOR,
     Batch,
     ContractError,
@@ -19,7 +18,8 @@ from monitor.events.wire import (
     decode,
     encode,
 )
-from monitor.ledger.ledger import EngineLedger
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.state.fold import State
 from tests.lab import Lab
 
 
@@ -89,13 +89,14 @@ def test_an_unknown_kind_of_event_is_skipped_and_the_rest_understood() -> None:
         assert isinstance(frame, Batch)
         apply(frame)
     mixed = batch_of(
-        "e", 1,
+        "e",
+        1,
         [
             Run(Kind.ARRIVED, 0, 1, [10, 4, 4, 0, 1, 2], []),
             Run(9999, 3, 1, [1, 2, 3], [4, 5]),
             Run(Kind.ALLOCATED, 0, 1, [], [2]),
         ],
-    )  # fmt: skip
+    )
     apply(mixed)
     assert state.refs[2] == 1
     assert not state.take_anomalies()

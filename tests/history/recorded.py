@@ -6,11 +6,11 @@ from pathlib import Path
 
 import msgspec
 
-from monitor.events import journal
-from monitor.events.records import UNKNOWN
-from monitor.events.snapshot import dump
-from monitor.events.wire import Batch, Frame, encode
-from monitor.ledger.ledger import EngineLedger
+from kvscope.monitor.events import journal
+from kvscope.monitor.events.wire import Batch, Frame, encode
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.state.keyframe_codec import dump
+from kvscope.monitor.state.records import UNKNOWN
 from tests.lab import Lab
 
 

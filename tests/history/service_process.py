@@ -9,7 +9,7 @@ import signal
 import sys
 from pathlib import Path
 
-from monitor.service import Service, ServiceConfig
+from kvscope.monitor.service.service import Service, ServiceConfig
 
 
 def main() -> None:

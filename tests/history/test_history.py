@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from engine.clock import VirtualClock
-from monitor.events import journal
-from monitor.events.wire import Batch, Frame, encode
-from monitor.history.closed import close
-from monitor.history.history import GAP_NS, History, NotKept
-from monitor.history.segments import directory_of, segments
-from monitor.ledger.ledger import EngineLedger, Position
-from monitor.ledger.story import events
+from kvscope.engine.lab.clock import VirtualClock
+from kvscope.monitor.analysis.event_history import events
+from kvscope.monitor.events import journal
+from kvscope.monitor.events.wire import Batch, Frame, encode
+from kvscope.monitor.history.history import GAP_NS, History, NotKept
+from kvscope.monitor.history.sealed_segment import close
+from kvscope.monitor.history.segment_files import directory_of, segments
+from kvscope.monitor.ledger.engine_ledger import EngineLedger, Position
 from tests.history.recorded import books, folded, state_of, worked, write
 from tests.lab import Lab
 

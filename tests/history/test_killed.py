@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from monitor import service as service_module
-from monitor.events.journal import NotAJournal
-from monitor.events.publisher import Publisher
-from monitor.events.wire import ADDED_BY_SOURCE, Batch, Frame
-from monitor.history.history import History
-from monitor.history.segments import directory_of
-from monitor.ledger.ledger import EngineLedger, Position
-from monitor.service import Service, ServiceConfig
-from monitor.sources.live import OBSERVE_NS, LiveStream
-from monitor.sources.recording import Recording
+from kvscope.monitor.events.journal import NotAJournal
+from kvscope.monitor.events.wire import ADDED_BY_SOURCE, Batch, Frame
+from kvscope.monitor.history.history import History
+from kvscope.monitor.history.segment_files import directory_of
+from kvscope.monitor.ledger.engine_ledger import EngineLedger, Position
+from kvscope.monitor.publishing.publisher import Publisher
+from kvscope.monitor.service import service as service_module
+from kvscope.monitor.service.service import Service, ServiceConfig
+from kvscope.monitor.sources.live_stream import OBSERVE_NS, LiveStream
+from kvscope.monitor.sources.recording import Recording
 from tests.history.recorded import books, worked, write
 from tests.lab import Lab
 
@@ -94,9 +94,14 @@ def test_time_does_not_pass_before_what_was_missed_has_come(tmp_path: Path) -> N
     """Else an engine that worked on while nobody listened would seem to have stood still."""
     lab = Lab(total=120, clock=time, pack=False, engine=ENGINE)
     publisher = Publisher(
-        lab.log, ENGINE, lab.vitals, events=f"ipc://{tmp_path}/events", replay=f"ipc://{tmp_path}/events-replay",
-        interval_s=0.005, heartbeat_s=0.05,
-    )  # fmt: skip
+        lab.log,
+        ENGINE,
+        lab.vitals,
+        events=f"ipc://{tmp_path}/events",
+        replay=f"ipc://{tmp_path}/events-replay",
+        interval_s=0.005,
+        heartbeat_s=0.05,
+    )
     publisher.start()
     try:
         until(lambda: publisher.packer.next_sequence > 30)

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from monitor.cli import main
-from monitor.events.kinds import Kind
-from monitor.events.wire import Batch, Run, batch_of
-from monitor.history.replay import Replayer
-from monitor.ledger.ledger import EngineLedger
-from monitor.sources.live import LiveStream
-from monitor.sources.recording import Recording
+from kvscope.monitor.cli import main
+from kvscope.monitor.events.kinds import Kind
+from kvscope.monitor.events.wire import Batch, Run, batch_of
+from kvscope.monitor.history.replay_publisher import Replayer
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.sources.live_stream import LiveStream
+from kvscope.monitor.sources.recording import Recording
 from tests.history.recorded import folded, state_of, worked, write
 from tests.lab import Lab
 

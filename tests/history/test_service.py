@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from dashboards.web.links import Place
-from dashboards.web.rendering import Pages
-from monitor.cli import main
-from monitor.history.findings_log import FindingsLog
-from monitor.history.history import History
-from monitor.history.recordings import Recordings
-from monitor.history.segments import directory_of
-from monitor.ledger.words import timestamp
-from monitor.service import Service, ServiceConfig
-from monitor.sources.recording import Recording
-from monitor.watch import Watch
+from kvscope.dashboards.web.links import Place
+from kvscope.dashboards.web.rendering import Pages
+from kvscope.monitor.cli import main
+from kvscope.monitor.history.findings_log import FindingsLog
+from kvscope.monitor.history.history import History
+from kvscope.monitor.history.recordings import Recordings
+from kvscope.monitor.history.segment_files import directory_of
+from kvscope.monitor.pipeline import Watch
+from kvscope.monitor.service.service import Service, ServiceConfig
+from kvscope.monitor.sources.recording import Recording
+from kvscope.monitor.text import timestamp
 from tests.detectors.scenes import ENGINE, finished_held
 from tests.history.recorded import write
 
@@ -131,8 +131,11 @@ def test_what_was_resolved_is_known_after_a_restart(tmp_path: Path) -> None:
     again.findings.recall(FindingsLog(tmp_path).resolved())
     for one, other in zip(again.findings.resolved(), resolved, strict=True):
         assert (one.id, one.state, one.resolved_ns, one.judgement) == (
-            other.id, other.state, other.resolved_ns, other.judgement,
-        )  # fmt: skip
+            other.id,
+            other.state,
+            other.resolved_ns,
+            other.judgement,
+        )
 
 
 def test_two_services_do_not_share_a_history(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from monitor.cli import main
-from monitor.events import journal
-from monitor.events.kinds import Kind, Status, name_of
-from monitor.events.wire import Batch
-from monitor.history.closed import close
-from monitor.history.segments import directory_of
-from monitor.history.sql import BadQuery, answer
-from monitor.ledger.ledger import EngineLedger
-from monitor.ledger.story import events
+from kvscope.monitor.analysis.event_history import events
+from kvscope.monitor.cli import main
+from kvscope.monitor.events import journal
+from kvscope.monitor.events.kinds import Kind, Status, name_of
+from kvscope.monitor.events.wire import Batch
+from kvscope.monitor.history.sealed_segment import close
+from kvscope.monitor.history.segment_files import directory_of
+from kvscope.monitor.history.sql_tables import BadQuery, answer
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from tests.detectors.scenes import finished_held
 from tests.history.recorded import folded, worked, write
 from tests.history.test_writer import Heard

@@ -11,18 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from engine.clock import VirtualClock
-from monitor.events import journal
-from monitor.events.kinds import Kind, Stage
-from monitor.events.sample import Fact, Sample
-from monitor.events.wire import Batch, Frame, Keyframe, decode, encode
-from monitor.history import writer
-from monitor.history.closed import close
-from monitor.history.history import History
-from monitor.history.keeper import HistoryInUse, Keep, Keeper
-from monitor.history.segments import closed_segments, directory_of, segments
-from monitor.ledger.ledger import EngineLedger
-from monitor.sources.live import Received
+from kvscope.engine.lab.clock import VirtualClock
+from kvscope.monitor.events import journal
+from kvscope.monitor.events.kinds import Kind, Stage
+from kvscope.monitor.events.samples import Fact, Sample
+from kvscope.monitor.events.wire import Batch, Frame, Keyframe, decode, encode
+from kvscope.monitor.history import segment_writer
+from kvscope.monitor.history.history import History
+from kvscope.monitor.history.retention import HistoryInUse, Keep, Keeper
+from kvscope.monitor.history.sealed_segment import close
+from kvscope.monitor.history.segment_files import closed_segments, directory_of, segments
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.sources.live_stream import Received
 from tests.history.recorded import books, folded, worked
 from tests.lab import Lab
 
@@ -37,7 +37,7 @@ class Heard:
         self.directory = directory_of(directory, lab.packer.engine)
         self.ledger = ledger or EngineLedger(lab.packer.engine)
         self.ended: list[Path] = []
-        self.writer = writer.Writer(self.directory, self.ended.append, lab.clock)
+        self.writer = segment_writer.Writer(self.directory, self.ended.append, lab.clock)
 
     def hear(self, frames: Sequence[Frame]) -> None:
         for first in range(0, len(frames), AT_ONCE):
@@ -54,7 +54,7 @@ class Heard:
 def test_what_is_heard_is_kept_in_segments_that_can_be_read_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer, "SEGMENT_BYTES", 30_000)
+    monkeypatch.setattr(segment_writer, "SEGMENT_BYTES", 30_000)
     lab = worked(400)
     heard = Heard(tmp_path, lab)
     heard.hear(lab.frames)
@@ -97,12 +97,12 @@ def test_keyframes_do_not_outweigh_the_events(tmp_path: Path) -> None:
     sizes = {"K": 0, "B": 0, "P": 0}
     for payload in heard.payloads():
         sizes[chr(payload[4])] += len(payload)
-    assert 0 < sizes["K"] * (writer.OUTWEIGHS - 1) < sizes["B"] + sizes["P"]
+    assert 0 < sizes["K"] * (segment_writer.OUTWEIGHS - 1) < sizes["B"] + sizes["P"]
     assert sum(len(encode(frame)) for frame in frames if isinstance(frame, Keyframe)) > sizes["B"]
     until_idle = len(heard.payloads())
     assert isinstance(lab.clock, VirtualClock)
     for _ in range(30):  # the segment is old, and ends only when it is worth it
-        lab.clock.sleep(writer.SEGMENT_S / 10)
+        lab.clock.sleep(segment_writer.SEGMENT_S / 10)
         heard.hear([lab.heartbeat()])
         heard.hear([lab.keyframe()])
     assert not heard.ended
@@ -177,7 +177,7 @@ def test_figures_of_a_page_are_kept(tmp_path: Path) -> None:
 
 
 def test_what_is_too_old_or_too_much_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "SEGMENT_BYTES", 10_000)
+    monkeypatch.setattr(segment_writer, "SEGMENT_BYTES", 10_000)
     lab = worked(400)
     heard = Heard(tmp_path, lab)
     heard.hear(lab.frames)
@@ -207,7 +207,7 @@ def test_what_is_too_old_or_too_much_goes(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_what_a_crash_left_half_done_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A half-written Parquet is not looked at; a segment that is there twice counts once."""
-    monkeypatch.setattr(writer, "SEGMENT_BYTES", 20_000)
+    monkeypatch.setattr(segment_writer, "SEGMENT_BYTES", 20_000)
     lab = worked(300)
     heard = Heard(tmp_path, lab)
     heard.hear(lab.frames)
@@ -244,7 +244,7 @@ def wait_until_closed(directory: Path) -> None:
 
 
 def test_it_is_read_while_it_is_written_and_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "SEGMENT_BYTES", 8_000)
+    monkeypatch.setattr(segment_writer, "SEGMENT_BYTES", 8_000)
     lab = worked(400)
     engine = lab.packer.engine
     ledger = EngineLedger(engine)

@@ -12,26 +12,32 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from engine.config import EngineConfig
-from engine.faults import PLACES, parse_fault
-from monitor.cli import main
-from monitor.detectors.judgement import CATALOGUE
-from monitor.detectors.thresholds import THRESHOLDS
-from monitor.events import journal
-from monitor.events.description import parse
-from monitor.events.wire import NO_REQUEST, Batch, decode
-from monitor.incidents import report
-from monitor.incidents.life import among, exactly, nobody, strikes
-from monitor.incidents.run import Run, frames, live
-from monitor.incidents.scenarios import HEALTHY, INCIDENTS, SCENARIOS, SHOWN_BY_HAND, Scenario
+from kvscope.engine.config import EngineConfig
+from kvscope.engine.lab.faults import PLACES, parse_fault
+from kvscope.monitor.cli import main
+from kvscope.monitor.detectors.judgement import CATALOGUE
+from kvscope.monitor.detectors.thresholds import THRESHOLDS
+from kvscope.monitor.events import journal
+from kvscope.monitor.events.description import parse
+from kvscope.monitor.events.wire import NO_REQUEST, Batch, decode
+from kvscope.monitor.incidents import lab_report
+from kvscope.monitor.incidents.lab_run import Run, frames, live
+from kvscope.monitor.incidents.scenarios import HEALTHY, INCIDENTS, SCENARIOS, SHOWN_BY_HAND, Scenario
+from kvscope.monitor.incidents.simulated_run import among, exactly, nobody, strikes
 
 SMALL_SAMPLE = (
-    "leak.finished-held chat", "leak.unaccounted:every=3 sharing", "stuck.front-end:every=5 busy",
-    "stuck.engine-stalled:after=200:limit=1 busy", "collapse.prefix-hits all", "corrupt.counter-drift chat",
-    "sizing.kv-too-small ahead", "chat, one step ahead", "fetched from the host",
-)  # fmt: skip
+    "leak.finished-held chat",
+    "leak.unaccounted:every=3 sharing",
+    "stuck.front-end:every=5 busy",
+    "stuck.engine-stalled:after=200:limit=1 busy",
+    "collapse.prefix-hits all",
+    "corrupt.counter-drift chat",
+    "sizing.kv-too-small ahead",
+    "chat, one step ahead",
+    "fetched from the host",
+)
 
-INCIDENTS_COMMAND = (sys.executable, "-m", "monitor", "incidents")
+INCIDENTS_COMMAND = (sys.executable, "-m", "kvscope.monitor", "incidents")
 """In a process of its own: what watches over those that it starts lives as long as it does."""
 
 
@@ -110,7 +116,7 @@ def test_every_code_of_the_catalogue_is_brought_about_or_shown_by_hand() -> None
 
 
 def test_enough_healthy_engines_are_looked_at() -> None:
-    assert len(HEALTHY) * report.SEEDS >= 60
+    assert len(HEALTHY) * lab_report.SEEDS >= 60
     assert not any(each.code or each.fault or each.consequences for each in HEALTHY)
 
 
@@ -129,10 +135,10 @@ def test_a_finding_that_is_missed_and_one_that_is_false_cost_recall_and_precisio
     right = live(LEAK, seed=0)
     missed = Run(LEAK.code, LEAK.name, 1, 2.0, onset_s=1.0, problems=["missed"])
     false = Run("", "chat", 2, 0.0, fired=right.fired[:1], problems=["false"])
-    (figures,) = report.figures([right, right, right, missed, false])
+    (figures,) = lab_report.figures([right, right, right, missed, false])
     assert (figures.recall, figures.precision, figures.right, figures.runs) == (3 / 4, 3 / 4, 3, 4)
     out = io.StringIO()
-    report.show([right, missed, false], Console(file=out, width=120))
+    lab_report.show([right, missed, false], Console(file=out, width=120))
     shown = out.getvalue()
     assert "2 runs not as they should be; 1 healthy ones" in shown
     assert f"{LEAK.name}, seed 1:" in shown
@@ -144,15 +150,15 @@ def test_a_finding_that_is_missed_and_one_that_is_false_cost_recall_and_precisio
 def test_what_the_command_refuses(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["incidents", "--code", "leak.no-such"]) == 2
     assert "--code leak.no-such: nothing brings that about; there are collapse.cache-flushed" in capsys.readouterr().err
-    monkeypatch.setitem(sys.modules, "monitor.incidents.report", None)
-    monkeypatch.delattr("monitor.incidents.report")
+    monkeypatch.setitem(sys.modules, "kvscope.monitor.incidents.lab_report", None)
+    monkeypatch.delattr("kvscope.monitor.incidents.lab_report")
     assert main(["incidents"]) == 2
     assert "run it from a checkout" in capsys.readouterr().err
 
 
 @pytest.mark.slow
 def test_a_sample_of_every_scenario(tmp_path: Path) -> None:
-    assert len(report.jobs([1])) == len(SCENARIOS) <= 150
+    assert len(lab_report.jobs([1])) == len(SCENARIOS) <= 150
     done = subprocess.run([*INCIDENTS_COMMAND, "--seed", "1", "--keep", tmp_path], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 

@@ -6,17 +6,30 @@ from pathlib import Path
 
 import pytest
 
-from monitor.events.kinds import Kind
-from monitor.events.wire import Run
-from monitor.findings import FindingReport
-from monitor.incidents.run import bring_about, frames
-from monitor.incidents.scenarios import INCIDENTS
-from monitor.ledger.story import BLOCK_KINDS
-from monitor.watch import Watch
+from kvscope.monitor.analysis.event_history import BLOCK_KINDS
+from kvscope.monitor.events.kinds import Kind
+from kvscope.monitor.events.wire import Run
+from kvscope.monitor.findings import FindingReport
+from kvscope.monitor.incidents.lab_run import bring_about, frames
+from kvscope.monitor.incidents.scenarios import INCIDENTS
+from kvscope.monitor.pipeline import Watch
 from tests.incidents.test_lab import SMALL_SAMPLE, scenario
 
-OF_NOBODY = frozenset((Kind.STARTED, Kind.STEP_LAUNCHED, Kind.STEP_COMPLETED, Kind.PROGRESSED, Kind.HEARTBEAT,
-                       Kind.MEMORY, Kind.EVICTED, Kind.RECLAIMED, Kind.TIER, Kind.AUDIT_END, Kind.STOPPED))  # fmt: skip
+OF_NOBODY = frozenset(
+    (
+        Kind.STARTED,
+        Kind.STEP_LAUNCHED,
+        Kind.STEP_COMPLETED,
+        Kind.PROGRESSED,
+        Kind.HEARTBEAT,
+        Kind.MEMORY,
+        Kind.EVICTED,
+        Kind.RECLAIMED,
+        Kind.TIER,
+        Kind.AUDIT_END,
+        Kind.STOPPED,
+    )
+)
 """What such an event says is of the engine, its pool, or a step."""
 
 

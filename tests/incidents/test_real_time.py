@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from monitor.detectors.thresholds import Settings
-from monitor.sources.live import LiveStream
-from monitor.watch import Watch
+from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.pipeline import Watch
+from kvscope.monitor.sources.live_stream import LiveStream
 from tests.engine.process import PATIENCE_S, EngineProcess
 
 pytestmark = pytest.mark.slow
@@ -38,15 +38,19 @@ def ask(prompt_tokens: int, max_tokens: int) -> dict[str, Any]:
 
 INCIDENTS = (
     Incident(
-        "leak.finished-held:limit=2", ("--kv-connector", "host"),
-        {f"{n}": ask(60 + n, 5) for n in range(4)}, {"cmpl-0", "cmpl-1"},
+        "leak.finished-held:limit=2",
+        ("--kv-connector", "host"),
+        {f"{n}": ask(60 + n, 5) for n in range(4)},
+        {"cmpl-0", "cmpl-1"},
     ),
     Incident(
-        "stuck.never-fits", ("--num-gpu-blocks-override", "33"),
-        {"large": ask(700, 5), "behind": ask(20, 5)}, {"cmpl-large"},
+        "stuck.never-fits",
+        ("--num-gpu-blocks-override", "33"),
+        {"large": ask(700, 5), "behind": ask(20, 5)},
+        {"cmpl-large"},
     ),
     Incident("stuck.engine-stalled:after=20:limit=1", (), {"long": ask(20, 200)}, {"cmpl-long"}),
-)  # fmt: skip
+)
 
 
 @contextmanager

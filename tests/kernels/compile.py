@@ -19,8 +19,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kernels import kv_write, paged_decode, paged_prefill, rms_norm, rotary
-from kernels.tiles import COMMON, MAX_HEAD_SIZE
+from kvscope.kernels import kv_write, paged_decode, paged_prefill, rms_norm, rotary
+from kvscope.kernels.tiles import COMMON, MAX_HEAD_SIZE
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 TARGETS = {
@@ -78,10 +78,15 @@ KERNELS: dict[str, Callable[[int, int, bool], Kernel]] = {
     "rotary": lambda head_size, itemsize, amd: Kernel(rotary.rotary_kernel, rotary.constants(head_size), COMMON),
 }
 STRIDES = ("query_stride", "key_stride", "value_stride", "out_stride", "hidden_stride", "delta_stride", "heads_stride")
-TYPES = {**dict.fromkeys((*STRIDES, "tables_stride"), "i64"),
-         **dict.fromkeys(("window", "splits", "row", "rows", "heads", "count"), "i32"),
-         **dict.fromkeys(("slots_ptr", "tables_ptr", "lens_ptr", "starts_ptr"), "*i64"),
-         "scale": "fp32", "epsilon": "fp32", "log_sums_ptr": "*fp32", "part_ptr": "*fp32"}  # fmt: skip
+TYPES = {
+    **dict.fromkeys((*STRIDES, "tables_stride"), "i64"),
+    **dict.fromkeys(("window", "splits", "row", "rows", "heads", "count"), "i32"),
+    **dict.fromkeys(("slots_ptr", "tables_ptr", "lens_ptr", "starts_ptr"), "*i64"),
+    "scale": "fp32",
+    "epsilon": "fp32",
+    "log_sums_ptr": "*fp32",
+    "part_ptr": "*fp32",
+}
 """Arguments of a type of their own; all others point to the caches' type."""
 ALL = [Made(*made) for made in product(KERNELS, TARGETS, DTYPES, HEAD_SIZES)]
 

@@ -12,16 +12,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.kv_write import WIDTH, kv_write
-from kernels.kv_write_twin import kv_write_torch
-from kernels.paged_decode import constants, paged_decode
-from kernels.paged_decode_twin import paged_decode_torch
-from kernels.paged_prefill import paged_prefill
-from kernels.paged_prefill_twin import paged_prefill_torch
-from kernels.rms_norm import VALUES, rms_norm
-from kernels.rms_norm_twin import rms_norm_torch
-from kernels.rotary import rotary
-from kernels.rotary_twin import rotary_torch
+from kvscope.kernels.kv_write import WIDTH, kv_write
+from kvscope.kernels.kv_write_twin import kv_write_torch
+from kvscope.kernels.paged_decode import constants, paged_decode
+from kvscope.kernels.paged_decode_twin import paged_decode_torch
+from kvscope.kernels.paged_prefill import paged_prefill
+from kvscope.kernels.paged_prefill_twin import paged_prefill_torch
+from kvscope.kernels.rms_norm import VALUES, rms_norm
+from kvscope.kernels.rms_norm_twin import rms_norm_torch
+from kvscope.kernels.rotary import rotary
+from kvscope.kernels.rotary_twin import rotary_torch
 
 
 class Case(NamedTuple):
@@ -64,14 +64,23 @@ WRITES = [(torch.float32, 2, 64), (torch.float16, 3, 80), (torch.bfloat16, 1 + W
 """Key-value heads, head size; the last row is wider than what one program copies."""
 # Rows that fill a program's tile, leave some of it and are wider than it; tiles of rows that are not full.
 NORMS = [
-    (torch.float32, 1, 64), (torch.float32, 3, 80), (torch.float32, 1, VALUES + 63), (torch.float16, 1, 2 * VALUES),
-    (torch.float16, 5, 96), (torch.bfloat16, 2, 256), (torch.bfloat16, 1, 100),
-]  # fmt: skip
+    (torch.float32, 1, 64),
+    (torch.float32, 3, 80),
+    (torch.float32, 1, VALUES + 63),
+    (torch.float16, 1, 2 * VALUES),
+    (torch.float16, 5, 96),
+    (torch.bfloat16, 2, 256),
+    (torch.bfloat16, 1, 100),
+]
 """Heads, size of a row."""
 TURNS = [
-    (torch.float32, 1, 64), (torch.float32, 17, 128), (torch.float32, 3, 80), (torch.float16, 9, 256),
-    (torch.float16, 2, 12), (torch.bfloat16, 23, 96),
-]  # fmt: skip
+    (torch.float32, 1, 64),
+    (torch.float32, 17, 128),
+    (torch.float32, 3, 80),
+    (torch.float16, 9, 256),
+    (torch.float16, 2, 12),
+    (torch.bfloat16, 23, 96),
+]
 """Heads, head size; some are more than a program's tile."""
 EPSILON = 0.01
 """Large enough to be seen in fp16."""

@@ -85,10 +85,10 @@ def test_every_combination_compiles_without_spilling(tmp_path: Path) -> None:
 def test_heads_and_rows_that_are_too_wide_are_refused() -> None:
     import torch
 
-    from kernels.paged_decode import paged_decode
-    from kernels.paged_prefill import paged_prefill
-    from kernels.rms_norm import MAX_SIZE, rms_norm
-    from kernels.tiles import MAX_HEAD_SIZE
+    from kvscope.kernels.paged_decode import paged_decode
+    from kvscope.kernels.paged_prefill import paged_prefill
+    from kvscope.kernels.rms_norm import MAX_SIZE, rms_norm
+    from kvscope.kernels.tiles import MAX_HEAD_SIZE
 
     cache = torch.zeros(2, 4, 1, MAX_HEAD_SIZE + 1)
     query, table = torch.zeros(1, 1, MAX_HEAD_SIZE + 1), torch.ones(1, 1, dtype=torch.int64)
@@ -102,7 +102,7 @@ def test_heads_and_rows_that_are_too_wide_are_refused() -> None:
 
 
 def test_a_batch_is_split_only_where_it_leaves_multiprocessors_idle() -> None:
-    from kernels.paged_decode import MAX_SPLITS, MIN_SPLIT, splits_for
+    from kvscope.kernels.paged_decode import MAX_SPLITS, MIN_SPLIT, splits_for
 
     assert splits_for(programs=132, longest=1 << 17, processors=132) == 1
     assert splits_for(programs=8, longest=1 << 17, processors=132) == 2 * 132 // 8

@@ -9,10 +9,10 @@ import json
 import sys
 from pathlib import Path
 
-from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.models import load
-from engine.sampling import SamplingParams
+from kvscope.engine.config import EngineConfig
+from kvscope.engine.core import EngineCore
+from kvscope.engine.models import load
+from kvscope.engine.sampling_params import SamplingParams
 from tests.engine import checkpoints
 
 MAX_TOKENS = 3

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from monitor.events.kinds import Holder, Kind, Release, Stage, Status
-from monitor.events.wire import Run, batch_of
-from monitor.ledger.balance import Balance
+from kvscope.monitor.events.kinds import Holder, Kind, Release, Stage, Status
+from kvscope.monitor.events.wire import Run, batch_of
+from kvscope.monitor.ledger.balance import Balance
 from tests.detectors.scenes import ENGINE, Spoken
 
 TOTAL = 17

@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 
-from monitor.ledger.balance import balance
-from monitor.ledger.ledger import EngineLedger
+from kvscope.monitor.ledger.balance import balance
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from tests.lab import Lab
 
 FAULTS = (

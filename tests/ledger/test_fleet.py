@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from monitor.events.sample import Fact, Sample
-from monitor.ledger.ledger import Fleet, Position
+from kvscope.monitor.events.samples import Fact, Sample
+from kvscope.monitor.ledger.engine_ledger import Fleet, Position
 from tests.lab import Lab
 
 A, B = "a@127.0.0.1:1/0", "b@127.0.0.1:1/1"

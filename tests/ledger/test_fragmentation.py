@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from monitor.ledger.fragmentation import tokens_in, unused_by_all, unused_tokens
+from kvscope.monitor.ledger.fragmentation import tokens_in, unused_by_all, unused_tokens
 from tests.detectors.scenes import ENGINE, Watched
 
 

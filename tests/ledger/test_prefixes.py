@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from monitor.events.sample import KvEvent, KvEvents
-from monitor.ledger import prefixes
-from monitor.ledger.prefixes import SETTLED_NS, Prefixes
-from monitor.sources.kv_events import decode
+from kvscope.monitor.events.samples import KvEvent, KvEvents
+from kvscope.monitor.ledger import cached_prefixes
+from kvscope.monitor.ledger.cached_prefixes import SETTLED_NS, Prefixes
+from kvscope.monitor.sources.kv_events import decode
 from tests.sources.kv_publisher import encoded, recorded
 
 ENGINE = "vllm@here/0"
@@ -120,7 +120,7 @@ def test_of_two_chains_in_a_step_nobody_can_tell_whose_an_eviction_was() -> None
 
 
 def test_the_books_do_not_grow_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefixes, "MAX_HASHES", 100)
+    monkeypatch.setattr(cached_prefixes, "MAX_HASHES", 100)
     books = Prefixes()
     for n in range(1000):
         books.apply(step(n, removed(n - 1), stored(n, -n)))

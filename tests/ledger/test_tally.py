@@ -6,10 +6,10 @@ from collections import Counter
 
 import pytest
 
-from monitor.events.kinds import Stage, Status
-from monitor.ledger.latency import SERVED
-from monitor.ledger.ledger import EngineLedger
-from monitor.ledger.residency import AGE_BOUNDS_S, Ages
+from kvscope.monitor.events.kinds import Stage, Status
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.ledger.latency import SERVED
+from kvscope.monitor.ledger.residency import AGE_BOUNDS_S, Ages
 from tests.lab import Lab
 
 

@@ -25,10 +25,10 @@ from typing import Any, BinaryIO
 import msgspec
 import numpy as np
 
-from monitor.events.log import EventLog
-from monitor.events.packer import Packer
-from monitor.events.wire import encode
-from monitor.probes.vllm.probe import Probe
+from kvscope.monitor.events.event_log import EventLog
+from kvscope.monitor.events.wire import encode
+from kvscope.monitor.probes.vllm.probe import Probe
+from kvscope.monitor.publishing.packer import Packer
 
 ENGINE = "vllm@127.0.0.1:0/0"
 
@@ -52,9 +52,16 @@ class Bare:
     """A scheduler over `blocks` blocks, and what stands in for the model and for the connector's worker."""
 
     def __init__(
-        self, model: str, *, seed: int = 0, blocks: int = 120, max_num_seqs: int = 16, a_step_ahead: bool = False,
-        preempts_within: bool = False, **settings: Any,
-    ) -> None:  # fmt: skip
+        self,
+        model: str,
+        *,
+        seed: int = 0,
+        blocks: int = 120,
+        max_num_seqs: int = 16,
+        a_step_ahead: bool = False,
+        preempts_within: bool = False,
+        **settings: Any,
+    ) -> None:
         import torch
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -73,15 +80,25 @@ class Bare:
         self.rng = random.Random(seed)
         self.block_size = 32
         config = EngineArgs(
-            model=model, skip_tokenizer_init=True, dtype="float32", block_size=self.block_size, enforce_eager=True,
-            max_num_seqs=max_num_seqs, max_model_len=4096, max_num_batched_tokens=512, **settings,
-        ).create_engine_config()  # fmt: skip
+            model=model,
+            skip_tokenizer_init=True,
+            dtype="float32",
+            block_size=self.block_size,
+            enforce_eager=True,
+            max_num_seqs=max_num_seqs,
+            max_model_len=4096,
+            max_num_batched_tokens=512,
+            **settings,
+        ).create_engine_config()
         config.cache_config.num_gpu_blocks = blocks
         config.scheduler_config.async_scheduling = a_step_ahead  # vLLM itself never has it on the CPU
         spec = FullAttentionSpec(
-            block_size=self.block_size, num_kv_heads=1, head_size=16, dtype=torch.float32,
+            block_size=self.block_size,
+            num_kv_heads=1,
+            head_size=16,
+            dtype=torch.float32,
             **takes(FullAttentionSpec, use_mla=False),
-        )  # fmt: skip
+        )
         self.scheduler = (AsyncScheduler if a_step_ahead else Scheduler)(
             vllm_config=config,
             kv_cache_config=KVCacheConfig(blocks, [], [KVCacheGroupSpec(["layer"], spec)]),
@@ -117,9 +134,14 @@ class Bare:
             Request, eos_token_id=2, multi_modal_kwargs=None, multi_modal_hashes=None, multi_modal_placeholders=None
         )
         request = Request(
-            request_id=f"{name}-{self.rng.randrange(1 << 32):08x}", prompt_token_ids=prompt, sampling_params=params,
-            pooling_params=None, priority=priority, block_hasher=self.hasher, **of_early_releases,
-        )  # fmt: skip
+            request_id=f"{name}-{self.rng.randrange(1 << 32):08x}",
+            prompt_token_ids=prompt,
+            sampling_params=params,
+            pooling_params=None,
+            priority=priority,
+            block_hasher=self.hasher,
+            **of_early_releases,
+        )
         if self.arrived % 3 == 0:
             request.trace_headers = {"traceparent": traceparent(self.arrived)}
         self.scheduler.add_request(request)
@@ -176,11 +198,16 @@ class Bare:
         self.scheduler.update_from_output(
             output,
             ModelRunnerOutput(
-                req_ids=request_ids, req_id_to_index={r: i for i, r in enumerate(request_ids)},
-                sampled_token_ids=sampled, logprobs=None, prompt_logprobs_dict={}, pooler_output=[],
-                kv_connector_output=transfers, **takes(ModelRunnerOutput, spec_token_ids=None),
+                req_ids=request_ids,
+                req_id_to_index={r: i for i, r in enumerate(request_ids)},
+                sampled_token_ids=sampled,
+                logprobs=None,
+                prompt_logprobs_dict={},
+                pooler_output=[],
+                kv_connector_output=transfers,
+                **takes(ModelRunnerOutput, spec_token_ids=None),
             ),
-        )  # fmt: skip
+        )
 
     def live(self) -> None:
         """One step of a random life."""

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from monitor.cli import main
-from monitor.probes.vllm import plugin
-from monitor.probes.vllm.check import HOOKS, MANAGER, Hook, Unpacked, preempts_within_schedule, problem
-from monitor.probes.vllm.hooks import Hooks
-from monitor.probes.vllm.owner import Caller, caller
+from kvscope.monitor.cli import main
+from kvscope.monitor.probes.vllm import plugin
+from kvscope.monitor.probes.vllm.compatibility import HOOKS, MANAGER, Hook, Unpacked, preempts_within_schedule, problem
+from kvscope.monitor.probes.vllm.hooks import Hooks
+from kvscope.monitor.probes.vllm.owner import Caller, caller
 from tests.probes.vllm_python import PYTHON, environment, needs_vllm
 
 
@@ -210,7 +210,9 @@ def test_each_rank_has_ports_of_its_own(endpoint: str, rank: int, expected: str)
 
 
 def test_the_plugin_brings_nothing_into_a_process_that_was_not_asked() -> None:
-    code = "import sys; from monitor.probes.vllm.plugin import register; register(); print('vllm' in sys.modules)"
+    code = (
+        "import sys; from kvscope.monitor.probes.vllm.plugin import register; register(); print('vllm' in sys.modules)"
+    )
     off = {name: value for name, value in os.environ.items() if name != "KVSCOPE_EVENTS"}
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, env=off, check=True).stdout == b"False\n"
 
@@ -257,7 +259,7 @@ def test_a_vllm_that_lacks_a_hook_is_left_alone_and_told_so(schedule: str, watch
     """What could not be said would make the rest wrong; but up to 0.11 preemptions are heard without the method."""
     write_vllm(tmp_path, schedule)
     code = (
-        "from monitor.probes.vllm.plugin import register; register();"
+        "from kvscope.monitor.probes.vllm.plugin import register; register();"
         "from vllm.v1.core.sched.scheduler import Scheduler; print(hasattr(Scheduler.__init__, 'kvscope'))"
     )
     environment = os.environ | {"KVSCOPE_EVENTS": "tcp://127.0.0.1:*", "PYTHONPATH": str(tmp_path)}

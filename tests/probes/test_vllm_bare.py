@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from monitor.events.kinds import Status
-from monitor.events.trace_context import parse
-from monitor.events.wire import Batch, decode
-from monitor.ledger.balance import balance
-from monitor.ledger.ledger import EngineLedger
+from kvscope.monitor.events.kinds import Status
+from kvscope.monitor.events.trace_context import parse
+from kvscope.monitor.events.wire import Batch, decode
+from kvscope.monitor.ledger.balance import balance
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from tests.probes.bare_scheduler import ENGINE, traceparent
 from tests.probes.vllm_python import needs_vllm, run, save_model
 
@@ -32,11 +32,22 @@ LIVES: dict[str, dict[str, Any]] = {
     "preempted within schedule": {"steps": 600, "preempts_within": True, "seed": 8},
     "no prefix cache": {"steps": 300, "a_step_ahead": True, "enable_prefix_caching": False, "seed": 3},
     "a connector": {"steps": 900, "kv_transfer_config": CONNECTOR, "seed": 4, "blocks": 240},
-    "a connector, a step ahead": {"steps": 900, "a_step_ahead": True, "kv_transfer_config": CONNECTOR, "seed": 5,
-                                  "blocks": 240},
-    "a connector, many steps at a time": {"steps": 1200, "a_step_ahead": True, "kv_transfer_config": CONNECTOR,
-                                          "seed": 7, "blocks": 240, "every": 17},
-}  # fmt: skip
+    "a connector, a step ahead": {
+        "steps": 900,
+        "a_step_ahead": True,
+        "kv_transfer_config": CONNECTOR,
+        "seed": 5,
+        "blocks": 240,
+    },
+    "a connector, many steps at a time": {
+        "steps": 1200,
+        "a_step_ahead": True,
+        "kv_transfer_config": CONNECTOR,
+        "seed": 7,
+        "blocks": 240,
+        "every": 17,
+    },
+}
 
 
 def records(path: Path) -> Iterator[dict[str, Any]]:

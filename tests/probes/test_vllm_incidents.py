@@ -15,14 +15,14 @@ import httpx
 import psutil
 import pytest
 
-from monitor.detectors.thresholds import Settings
-from monitor.events.kinds import Kind, Status
-from monitor.events.wire import Batch, Frame
-from monitor.findings import FindingReport
-from monitor.ledger.balance import balance
-from monitor.ledger.ledger import EngineLedger
-from monitor.sources.live import LiveStream
-from monitor.watch import Watch
+from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.events.kinds import Kind, Status
+from kvscope.monitor.events.wire import Batch, Frame
+from kvscope.monitor.findings import FindingReport
+from kvscope.monitor.ledger.balance import balance
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.pipeline import Watch
+from kvscope.monitor.sources.live_stream import LiveStream
 from tests.probes.test_vllm_live import PATIENCE_S, Server
 from tests.probes.vllm_python import MODEL, needs_vllm
 
@@ -110,9 +110,13 @@ class Observed:
     async def _ask(self, name: str, prompt_tokens: int, max_tokens: int) -> None:
         rng = random.Random(name)
         body = {
-            "model": "tiny", "prompt": [rng.randrange(1, MODEL["vocab_size"]) for _ in range(prompt_tokens)],
-            "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, "stream": True,
-        }  # fmt: skip
+            "model": "tiny",
+            "prompt": [rng.randrange(1, MODEL["vocab_size"]) for _ in range(prompt_tokens)],
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+        }
         url, headers = f"{self.server.url}/v1/completions", {"X-Request-Id": name}
         async with self.http.stream("POST", url, headers=headers, json=body) as answer:
             assert answer.status_code == httpx.codes.OK, await answer.aread()

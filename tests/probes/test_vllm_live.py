@@ -14,10 +14,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from monitor.cli import main
-from monitor.ledger.balance import balance
-from monitor.ledger.ledger import EngineLedger
-from monitor.sources.live import LiveStream
+from kvscope.monitor.cli import main
+from kvscope.monitor.ledger.balance import balance
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.sources.live_stream import LiveStream
 from tests.engine.process import follow
 from tests.probes.test_vllm_bare import CONNECTOR
 from tests.probes.vllm_python import (
@@ -29,7 +29,7 @@ from tests.probes.vllm_python import (
     needs_vllm,
     save_model,
     save_tokenizer,
-)  # fmt: skip
+)
 
 PATIENCE_S = 240
 CLIENTS = 16
@@ -48,16 +48,38 @@ class Server:
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [
-                    PYTHON, "-m", "vllm.entrypoints.cli.main", "serve", str(model), "--load-format", "dummy",
-                    "--served-model-name", "tiny", "--port", str(port), "--enforce-eager", "--dtype", "float32",
-                    "--block-size", "32", "--num-gpu-blocks-override", "200", "--kv-cache-memory-bytes", "64M",
-                    "--max-model-len", "1024", "--max-num-seqs", "8", *arguments,
+                    PYTHON,
+                    "-m",
+                    "vllm.entrypoints.cli.main",
+                    "serve",
+                    str(model),
+                    "--load-format",
+                    "dummy",
+                    "--served-model-name",
+                    "tiny",
+                    "--port",
+                    str(port),
+                    "--enforce-eager",
+                    "--dtype",
+                    "float32",
+                    "--block-size",
+                    "32",
+                    "--num-gpu-blocks-override",
+                    "200",
+                    "--kv-cache-memory-bytes",
+                    "64M",
+                    "--max-model-len",
+                    "1024",
+                    "--max-num-seqs",
+                    "8",
+                    *arguments,
                 ],
-                stdout=log, stderr=subprocess.STDOUT, cwd=directory, start_new_session=True,
-                env=environment(
-                    PYTHONPATH=f"{ROOT}{os.pathsep}{announce(directory)}", KVSCOPE_EVENTS=self.events
-                ),
-            )  # fmt: skip
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=directory,
+                start_new_session=True,
+                env=environment(PYTHONPATH=f"{ROOT}{os.pathsep}{announce(directory)}", KVSCOPE_EVENTS=self.events),
+            )
 
     def wait(self) -> None:
         until = time.monotonic() + PATIENCE_S
@@ -71,9 +93,11 @@ class Server:
 
     def complete(self, name: str, prompt: list[int], max_tokens: int) -> None:
         answer = httpx.post(
-            f"{self.url}/v1/completions", headers={"X-Request-Id": name}, timeout=PATIENCE_S,
+            f"{self.url}/v1/completions",
+            headers={"X-Request-Id": name},
+            timeout=PATIENCE_S,
             json={"model": "tiny", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True},
-        )  # fmt: skip
+        )
         assert answer.status_code == httpx.codes.OK, answer.text
         assert answer.json()["usage"]["completion_tokens"] == max_tokens
 

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 
-from monitor.cli import main
-from monitor.events.kinds import SCHEMA, Kind
-from monitor.ledger.bill import measured
-from monitor.ledger.ledger import EngineLedger
-from monitor.probes.vllm.memory import bill
-from monitor.sources.live import LiveStream
+from kvscope.monitor.analysis.memory_breakdown import measured
+from kvscope.monitor.cli import main
+from kvscope.monitor.events.kinds import SCHEMA, Kind
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.probes.vllm.worker_memory import bill
+from kvscope.monitor.sources.live_stream import LiveStream
 from tests.engine.process import follow
 from tests.probes.vllm_python import (
     PYTHON,
@@ -29,7 +29,7 @@ from tests.probes.vllm_python import (
     needs_vllm,
     save_model,
     save_tokenizer,
-)  # fmt: skip
+)
 
 GIB = 1 << 30
 TOTAL, SHARE = 80 * GIB, 0.9
@@ -58,11 +58,14 @@ def on_a_device(*, together: bool, estimates: bool, in_peak: bool, eager: bool =
     graphs = GRAPHS if estimates and kept else 0
     requested = int(TOTAL * SHARE)
     worker = SimpleNamespace(
-        device=torch.device("cpu"), model_config=SimpleNamespace(enforce_eager=eager), requested_memory=requested,
+        device=torch.device("cpu"),
+        model_config=SimpleNamespace(enforce_eager=eager),
+        requested_memory=requested,
         model_runner=SimpleNamespace(model_memory_usage=WEIGHTS, kv_caches=tensors()),
-        init_snapshot=SimpleNamespace(total_memory=TOTAL), peak_activation_memory=PEAK + (graphs if in_peak else 0),
+        init_snapshot=SimpleNamespace(total_memory=TOTAL),
+        peak_activation_memory=PEAK + (graphs if in_peak else 0),
         available_kv_cache_memory_bytes=requested - WEIGHTS - NON_TORCH - PEAK - graphs,
-    )  # fmt: skip
+    )
     if together:
         worker.total_consumed = WEIGHTS + NON_TORCH
     else:
@@ -105,9 +108,12 @@ def test_what_a_release_keeps_adds_up_to_what_it_took(
     known = measured(Core(worker).figures)
     graphs = {"graphs_estimated": GRAPHS if kept else 0} if estimates else {}
     assert known == graphs | {
-        "device_total": TOTAL, "weights": WEIGHTS, "non_torch": NON_TORCH, "activations_peak": PEAK,
+        "device_total": TOTAL,
+        "weights": WEIGHTS,
+        "non_torch": NON_TORCH,
+        "activations_peak": PEAK,
         "kv_pool": BLOCKS * PAGE * LAYERS,
-    }  # fmt: skip
+    }
     parts = sum(known.get(name, 0) for name in ("weights", "non_torch", "activations_peak", "graphs_estimated"))
     assert parts + worker.available_kv_cache_memory_bytes == worker.requested_memory
 
@@ -173,10 +179,15 @@ def test_a_vllm_in_one_process_says_what_its_pool_takes(tmp_path: Path, capsys: 
     with (
         log.open("wb") as errors,
         subprocess.Popen(
-            [PYTHON, "-c", IN_ONE_PROCESS, str(model)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
-            env=of_vllm, cwd=tmp_path, text=True,
+            [PYTHON, "-c", IN_ONE_PROCESS, str(model)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env=of_vllm,
+            cwd=tmp_path,
+            text=True,
         ) as process,
-    ):  # fmt: skip
+    ):
         try:
             assert process.stdin is not None
             assert process.stdout is not None

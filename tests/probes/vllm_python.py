@@ -22,10 +22,20 @@ needs_vllm = pytest.mark.skipif(
     not PYTHON, reason="KVSCOPE_TEST_VLLM does not name a Python that has vLLM (scripts/vllm.sh makes one)"
 )
 MODEL: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 96,
-    "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64, "vocab_size": 320,
-    "max_position_embeddings": 4096, "torch_dtype": "float32", "bos_token_id": 0, "eos_token_id": 0,
-}  # fmt: skip
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 64,
+    "vocab_size": 320,
+    "max_position_embeddings": 4096,
+    "torch_dtype": "float32",
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
 """For `--load-format dummy`: only its shape is there."""
 
 
@@ -46,9 +56,12 @@ def save_tokenizer(directory: Path) -> None:
 
 def environment(**more: str) -> dict[str, str]:
     ours = {
-        "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    }  # fmt: skip
+    }
     return os.environ | ours | more
 
 

@@ -17,15 +17,22 @@ from typing import Any, NamedTuple
 import msgspec
 import zmq
 
-from monitor.sources.target import SOURCES_PATH
+from kvscope.monitor.sources.targets import SOURCES_PATH
 
 DATA = Path(__file__).parent.parent / "data"
 TOKEN = 987_654_321
 """Stands for each token id; nothing that was received may have it."""
 STORED = (
-    "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name", "extra_keys",
+    "block_hashes",
+    "parent_block_hash",
+    "token_ids",
+    "block_size",
+    "lora_id",
+    "medium",
+    "lora_name",
+    "extra_keys",
     "group_idx",
-)  # fmt: skip
+)
 REMOVED = ("block_hashes", "medium", "group_idx")
 
 

@@ -19,13 +19,13 @@ from types import FrameType
 import psutil
 import pytest
 
-from monitor.detectors.thresholds import Settings
-from monitor.doctor.observe import CannotTell, observe
-from monitor.doctor.told import kv_events_in_words
-from monitor.events.sample import KvEvents
-from monitor.sources.kv_events import NotKvEvents, decode
-from monitor.sources.target import BadTarget
-from monitor.watch import Watch
+from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.doctor.facts_text import kv_events_in_words
+from kvscope.monitor.doctor.observe import CannotTell, observe
+from kvscope.monitor.events.samples import KvEvents
+from kvscope.monitor.pipeline import Watch
+from kvscope.monitor.sources.kv_events import NotKvEvents, decode
+from kvscope.monitor.sources.targets import BadTarget
 from tests.sources.kv_publisher import encoded, recorded
 
 DATA = Path(__file__).parent.parent / "data"
@@ -33,13 +33,48 @@ PATIENCE_S = 30
 """Nobody's input takes a reader this long, but one that it hangs on."""
 MAX_GROWTH = 32 << 20
 TOKENS = (
-    b"Avg prompt throughput: ", b" tokens/s", b"Running: ", b" reqs, Waiting: ", b"KV cache usage: ", b"Engine 000: ",
-    b" Engines Aggregated: ", b"non-default args: {'", b"': '", b"GiB", b"Maximum concurrency for ", b'{"message": "',
-    b'{"log": ', b"12-31 23:59:59 ", b"0000-00-00T99:99:99+99:99 ", b"vllm serve ", b"vllm bench serve ", b" cache ",
-    b"--max-concurrency ", b"--input-len ", b"--output-len ", b"100%", b"9" * 5000, b"1e999", b"-1", b"0", b"1.2.3",
-    b"nan", b"\n", b"\r", b"\\\n", b"\x00", b"\xff\xfe", b"{" * 5000, b"\xe2\x96\x88" * 5000, b"\x93\x92\xcf",
-    b"\xdf\xff\xff\xff\xff", b"\x91" * 2000, b"vllm:", b'{engine="', b"} ",
-)  # fmt: skip
+    b"Avg prompt throughput: ",
+    b" tokens/s",
+    b"Running: ",
+    b" reqs, Waiting: ",
+    b"KV cache usage: ",
+    b"Engine 000: ",
+    b" Engines Aggregated: ",
+    b"non-default args: {'",
+    b"': '",
+    b"GiB",
+    b"Maximum concurrency for ",
+    b'{"message": "',
+    b'{"log": ',
+    b"12-31 23:59:59 ",
+    b"0000-00-00T99:99:99+99:99 ",
+    b"vllm serve ",
+    b"vllm bench serve ",
+    b" cache ",
+    b"--max-concurrency ",
+    b"--input-len ",
+    b"--output-len ",
+    b"100%",
+    b"9" * 5000,
+    b"1e999",
+    b"-1",
+    b"0",
+    b"1.2.3",
+    b"nan",
+    b"\n",
+    b"\r",
+    b"\\\n",
+    b"\x00",
+    b"\xff\xfe",
+    b"{" * 5000,
+    b"\xe2\x96\x88" * 5000,
+    b"\x93\x92\xcf",
+    b"\xdf\xff\xff\xff\xff",
+    b"\x91" * 2000,
+    b"vllm:",
+    b'{engine="',
+    b"} ",
+)
 
 
 def damaged(inputs: list[bytes], rng: random.Random) -> bytes:
@@ -115,7 +150,7 @@ def kv_events(tmp_path: Path) -> Iterator[tuple[list[bytes], Callable[[bytes], s
 
 def pages(tmp_path: Path) -> Iterator[tuple[list[bytes], Callable[[bytes], str]]]:
     page = gzip.decompress((DATA / "metrics-page.prom.gz").read_bytes())
-    from monitor.sources.metrics_page import BadPage, MetricsPage
+    from kvscope.monitor.sources.metrics_page import BadPage, MetricsPage
 
     body = b""
 

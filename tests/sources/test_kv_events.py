@@ -10,17 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from monitor.events.sample import KvEvents
-from monitor.events.wire import ContractError
-from monitor.sources.kv_events import (
-    KvEventStream,
-    NotKvEvents,
-    Publisher,
-    decode,
-    publisher_at,
-    publishers,
-)
-from monitor.sources.target import SOURCES_PATH, BadTarget
+from kvscope.monitor.events.samples import KvEvents
+from kvscope.monitor.events.wire import ContractError
+from kvscope.monitor.sources.kv_events import KvEventStream, NotKvEvents, Publisher, decode, publisher_at, publishers
+from kvscope.monitor.sources.targets import SOURCES_PATH, BadTarget
 from tests.sources.kv_publisher import TOKEN, KvPublisher, Recorded, encoded, publishing, recorded, telling
 
 RECORDED = recorded("kv-events")
@@ -195,7 +188,7 @@ def test_an_event_that_is_not_known_yet_is_passed_over() -> None:
 
 @pytest.mark.parametrize(
     "payload", [b"", b"\xc1", b"\x93", b"\x80", msgspec.msgpack.encode([float("nan"), []]), b"\x91" * 100_000]
-)  # fmt: skip
+)
 def test_what_is_no_batch(payload: bytes) -> None:
     with pytest.raises(NotKvEvents):
         decode(payload)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from monitor.events.sample import Fact, Sample
-from monitor.sources.log import Log
-from monitor.sources.stamps import Stamps
-from monitor.sources.target import MAX_LINE, BadTarget, Kind, kind_of, lines_of, read_log
+from kvscope.monitor.events.samples import Fact, Sample
+from kvscope.monitor.sources.engine_log import Log
+from kvscope.monitor.sources.line_timestamps import Stamps
+from kvscope.monitor.sources.targets import MAX_LINE, BadTarget, Kind, kind_of, lines_of, read_log
 
 DATA = Path(__file__).parent.parent / "data"
 ENDED = datetime(2026, 11, 21, tzinfo=UTC)
@@ -105,8 +105,9 @@ def test_ranks_and_sums_of_several_engines() -> None:
 def test_two_processes_lines_that_ran_into_each_other() -> None:
     _, both, _ = read(f"{API.format(335)}{GPU}{HITS}{API.format(335).replace('Engine 000', 'Engine 001')}{GPU}")
     assert [(sample.engine, sample.prefix_hit_rate) for sample in both] == [
-        ("engine@a.log/0", pytest.approx(0.992)), ("engine@a.log/1", None),
-    ]  # fmt: skip
+        ("engine@a.log/0", pytest.approx(0.992)),
+        ("engine@a.log/1", None),
+    ]
 
 
 def test_the_engine_of_before_v1_says_its_preemptions() -> None:
@@ -136,9 +137,14 @@ def test_facts_of_a_real_log() -> None:
     log, records = read_log(DATA / "never-freed.log.gz")
     facts = {record.name: record.value for record in records if isinstance(record, Fact)}
     expected = {
-        "version": "0.32.0", "served_model_name": "tiny", "port": 8100, "max_model_len": 4096, "block_size": 32,
-        "num_gpu_blocks_override": 513, "kv_connector": "LeakyConnector",
-    }  # fmt: skip
+        "version": "0.32.0",
+        "served_model_name": "tiny",
+        "port": 8100,
+        "max_model_len": 4096,
+        "block_size": 32,
+        "num_gpu_blocks_override": 513,
+        "kv_connector": "LeakyConnector",
+    }
     assert {name: facts[name] for name in expected} == expected
     assert facts["kv_cache_size_tokens"] == 513 * 32
     assert log.engine() == "tiny@127.0.0.1:8100/0"
@@ -161,7 +167,7 @@ def test_facts_of_a_real_log() -> None:
         ("INFO 04-12 [executor_base.py:112] # cuda blocks: 27443, # CPU blocks: 2048", "num_gpu_blocks", 27443),
         ("Failed to reset prefix cache because some blocks (12) are not freed yet", "blocks_not_freed", 12),
     ],
-)  # fmt: skip
+)
 def test_facts_in_several_versions_words(line: str, name: str, value: object) -> None:
     _, _, facts = read(line)
     assert facts[name].value == value

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from monitor.events.sample import Fact
-from monitor.sources.memory_log import memory_facts
-from monitor.sources.target import read_log
+from kvscope.monitor.events.samples import Fact
+from kvscope.monitor.sources.memory_log import memory_facts
+from kvscope.monitor.sources.targets import read_log
 
 DATA = Path(__file__).parent.parent / "data"
 SEED = (DATA / "seed-002.log").read_text()
@@ -24,7 +24,9 @@ WORDINGS = {
         " takes 0.20GiB; PyTorch activation peak memory takes 0.37GiB; the rest of the memory reserved for KV Cache is"
         " 1.57GiB.",
         {
-            "memory_weights_gib": 21.21, "memory_non_torch_gib": 0.2, "memory_activations_gib": 0.37,
+            "memory_weights_gib": 21.21,
+            "memory_non_torch_gib": 0.2,
+            "memory_activations_gib": 0.37,
             "kv_cache_reserved_gib": 1.57,
         },
     ),
@@ -44,10 +46,17 @@ WORDINGS = {
     "0.10.2": (
         SEED,
         {
-            "memory_free_gib": 177.66, "memory_total_gib": 178.36, "memory_requested_share": 0.9,
-            "memory_requested_gib": 160.53, "memory_weights_gib": 8.58, "memory_activations_gib": 9.96,
-            "memory_non_torch_gib": 0.07, "memory_graphs_gib": 0.65, "suggested_fit_requested_bytes": 151519866880,
-            "suggested_use_all_bytes": 169914314752, "kv_cache_in_use_bytes": 152379699200,
+            "memory_free_gib": 177.66,
+            "memory_total_gib": 178.36,
+            "memory_requested_share": 0.9,
+            "memory_requested_gib": 160.53,
+            "memory_weights_gib": 8.58,
+            "memory_activations_gib": 9.96,
+            "memory_non_torch_gib": 0.07,
+            "memory_graphs_gib": 0.65,
+            "suggested_fit_requested_bytes": 151519866880,
+            "suggested_use_all_bytes": 169914314752,
+            "kv_cache_in_use_bytes": 152379699200,
         },
     ),
     "0.27, in full": (
@@ -57,10 +66,16 @@ WORDINGS = {
         " or `--kv-cache-memory=38581581312` (35.93 GiB) to fully utilize gpu memory. Current kv cache memory in use is"
         " 27.85 GiB.",
         {
-            "memory_free_gib": 94.05, "memory_total_gib": 95.01, "memory_requested_share": 0.9,
-            "memory_requested_gib": 85.51, "memory_consumed_gib": 56.89, "memory_activations_gib": 0.8,
-            "memory_graphs_gib": 0.32, "suggested_fit_requested_bytes": 29407858586,
-            "suggested_use_all_bytes": 38581581312, "kv_cache_in_use_gib": 27.85,
+            "memory_free_gib": 94.05,
+            "memory_total_gib": 95.01,
+            "memory_requested_share": 0.9,
+            "memory_requested_gib": 85.51,
+            "memory_consumed_gib": 56.89,
+            "memory_activations_gib": 0.8,
+            "memory_graphs_gib": 0.32,
+            "suggested_fit_requested_bytes": 29407858586,
+            "suggested_use_all_bytes": 38581581312,
+            "kv_cache_in_use_gib": 27.85,
         },
     ),
     "a negative suggestion": (
@@ -83,7 +98,7 @@ WORDINGS = {
     ),
     "CPU": ("Explicitly set (0.06/11.21) GiB for KV cache on node 0.", {"kv_cache_reserved_gib": 0.06}),
     "something else in GiB": ("Checkpoint size: 0.00 GiB. Available RAM: 21.47 GiB.", {}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("version", WORDINGS)
@@ -99,9 +114,7 @@ def test_a_line_cut_at_any_byte_says_less_but_nothing_false(version: str) -> Non
         assert dict(memory_facts(line[:end])).items() <= expected.items(), line[:end]
 
 
-@pytest.mark.parametrize(
-    ("log", "tokens", "concurrency"), [("startup", 16_384, 4.0), ("startup-refused", 8_192, 2.0)]
-)  # fmt: skip
+@pytest.mark.parametrize(("log", "tokens", "concurrency"), [("startup", 16_384, 4.0), ("startup-refused", 8_192, 2.0)])
 def test_the_size_of_the_pool_in_real_logs(log: str, tokens: int, concurrency: float) -> None:
     _, records = read_log(DATA / f"{log}.log.gz")
     facts = {record.name: record.value for record in records if isinstance(record, Fact)}

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from monitor.events.sample import Fact, Sample
-from monitor.sources.metrics_page import BadPage, MetricsPage
+from kvscope.monitor.events.samples import Fact, Sample
+from kvscope.monitor.sources.metrics_page import BadPage, MetricsPage
 from tests.pages import BEGAN_S, At, Served, page, rows, served, whole_page
 
 

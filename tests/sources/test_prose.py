@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from monitor.sources.prose import told_in
+from kvscope.monitor.sources.incident_report import told_in
 
 DATA = Path(__file__).parent.parent / "data"
 BENCH = "vllm bench serve --input-len 80000 --output-len 800"
@@ -20,11 +20,22 @@ def test_the_report_of_a_collapse() -> None:
     lines = (DATA / "seed-001.txt").read_text().splitlines()
     found = told(*lines)
     expected = {
-        "version": "0.18.0", "model": "Qwen3.5-9B", "served_model_name": "default_model", "port": 8000,
-        "max_num_batched_tokens": 64 << 10, "max_num_seqs": 128, "enable_prefix_caching": "False",
-        "load_input_len": 80000, "load_output_len": 800, "load_num_prompts": 60, "load_concurrencies": "18, 15",
-        "usage_fell_from": 1.0, "usage_fell_to": 0.0, "usage_peak_told": 0.821, "preemptions_told": 0,
-    }  # fmt: skip
+        "version": "0.18.0",
+        "model": "Qwen3.5-9B",
+        "served_model_name": "default_model",
+        "port": 8000,
+        "max_num_batched_tokens": 64 << 10,
+        "max_num_seqs": 128,
+        "enable_prefix_caching": "False",
+        "load_input_len": 80000,
+        "load_output_len": 800,
+        "load_num_prompts": 60,
+        "load_concurrencies": "18, 15",
+        "usage_fell_from": 1.0,
+        "usage_fell_to": 0.0,
+        "usage_peak_told": 0.821,
+        "preemptions_told": 0,
+    }
     assert {name: found[name] for name in expected} == expected
     for line, name, value in told_in(lines):
         if name.startswith("load_") and isinstance(value, int):
@@ -79,7 +90,9 @@ def test_a_command_over_several_lines_is_one() -> None:
     ]
     found = told_in(lines)
     assert {(name, value) for _, name, value in found} == {
-        ("load_concurrencies", "18"), ("load_input_len", 80000), ("load_output_len", 800),
-    }  # fmt: skip
+        ("load_concurrencies", "18"),
+        ("load_input_len", 80000),
+        ("load_output_len", 800),
+    }
     assert {line for line, _, _ in found} == {1}
     assert told("vllm bench serve --input-len 7 \\") == {"load_input_len": 7}

@@ -13,16 +13,16 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from monitor.cli import main
-from monitor.events import journal
-from monitor.events.publisher import Publisher
-from monitor.events.snapshot import dump
-from monitor.events.wire import ContractError, Frame, Keyframe, encode
-from monitor.ledger.ledger import EngineLedger
-from monitor.sources.record import Recorded, record
-from monitor.sources.recording import Recording
-from monitor.sources.target import BadTarget
-from monitor.watch import Watch
+from kvscope.monitor.cli import main
+from kvscope.monitor.events import journal
+from kvscope.monitor.events.wire import ContractError, Frame, Keyframe, encode
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.pipeline import Watch
+from kvscope.monitor.publishing.publisher import Publisher
+from kvscope.monitor.sources.recorder import Recorded, record
+from kvscope.monitor.sources.recording import Recording
+from kvscope.monitor.sources.targets import BadTarget
+from kvscope.monitor.state.keyframe_codec import dump
 from tests.detectors.scenes import ENGINE, finished_held
 from tests.lab import Lab
 
@@ -72,9 +72,14 @@ def test_a_recording_adds_up_to_the_engines_own_state(tmp_path: Path) -> None:
     """The engine has run, and runs while it is recorded; Ctrl-C comes when the recording has caught up with it."""
     lab = Lab(total=120, connector_share=0.5, clock=time, pack=False)
     publisher = Publisher(
-        lab.log, ENGINE, lab.vitals, events=f"ipc://{tmp_path}/events", replay=f"ipc://{tmp_path}/events-replay",
-        interval_s=0.005, heartbeat_s=3600,
-    )  # fmt: skip
+        lab.log,
+        ENGINE,
+        lab.vitals,
+        events=f"ipc://{tmp_path}/events",
+        replay=f"ipc://{tmp_path}/events-replay",
+        interval_s=0.005,
+        heartbeat_s=3600,
+    )
     directory = tmp_path / "recording"
     steps = 0
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from monitor.events import journal
-from monitor.events.wire import Batch, Keyframe, encode
-from monitor.ledger.ledger import EngineLedger
-from monitor.sources.recording import Recording
+from kvscope.monitor.events import journal
+from kvscope.monitor.events.wire import Batch, Keyframe, encode
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.sources.recording import Recording
 from tests.lab import Lab
 
 

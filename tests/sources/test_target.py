@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-import monitor.sources.record  # noqa: F401 - the command's own import comes too late, if it may not read the checkout
-from monitor.cli import main
-from monitor.events.journal import HEADER, JournalWriter
-from monitor.events.wire import encode
-from monitor.sources.target import BadTarget, Kind, kind_of
+import kvscope.monitor.sources.recorder  # noqa: F401 - the command's own import comes too late, if it may not read the checkout
+from kvscope.monitor.cli import main
+from kvscope.monitor.events.journal import HEADER, JournalWriter
+from kvscope.monitor.events.wire import encode
+from kvscope.monitor.sources.targets import BadTarget, Kind, kind_of
 from tests.lab import Lab
 
 

@@ -10,10 +10,10 @@ from typing import Any, Final, NamedTuple
 
 import httpx
 
-from monitor.events.journal import JournalWriter
-from monitor.events.wire import encode
-from monitor.incidents.run import bring_about, frames
-from monitor.incidents.scenarios import SCENARIOS
+from kvscope.monitor.events.journal import JournalWriter
+from kvscope.monitor.events.wire import encode
+from kvscope.monitor.incidents.lab_run import bring_about, frames
+from kvscope.monitor.incidents.scenarios import SCENARIOS
 from tests.web.parts import ENGINE, address, service
 
 TOKEN: Final = "a-token-for-this-test"

@@ -19,16 +19,20 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Browser, Page, Response, sync_playwright
 
-from dashboards.web.links import Place
-from monitor.events.publisher import Publisher
+from kvscope.dashboards.web.links import Place
+from kvscope.monitor.publishing.publisher import Publisher
 from tests.lab import Lab
 
 ENGINE = "lab@127.0.0.1:0/0"
 LEAK = "leak.finished-held"
 CHROMIUM_FLAGS = (
-    "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
     "--no-first-run",
-)  # fmt: skip
+)
 
 
 def address(view: str, **fields: str) -> str:
@@ -43,9 +47,13 @@ class Engine:
         self.lab = Lab(clock=time, pack=False, engine=name, **lab)
         self.events = f"ipc://{path}/events"
         self.publisher = Publisher(
-            self.lab.log, name, self.lab.vitals, events=self.events, replay=f"ipc://{path}/events-replay",
+            self.lab.log,
+            name,
+            self.lab.vitals,
+            events=self.events,
+            replay=f"ipc://{path}/events-replay",
             heartbeat_s=0.2,
-        )  # fmt: skip
+        )
         self.live = 6
         """How many requests are kept under way."""
         self._rng = random.Random(1)
@@ -82,9 +90,10 @@ class Engine:
 def service(*arguments: str) -> Iterator[str]:
     """`monitor serve` with these arguments, on a free port of this machine; its address."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "monitor", "serve", "--port", "0", *arguments],
-        stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [sys.executable, "-m", "kvscope.monitor", "serve", "--port", "0", *arguments],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     assert process.stderr is not None
     said = []
     try:

@@ -15,7 +15,7 @@ from typing import Final
 from PIL import Image, ImageChops, ImageStat
 from playwright.sync_api import Page, expect
 
-from dashboards.web.table import TABLE
+from kvscope.dashboards.web.view_registry import TABLE
 from tests.web.incidents import Incident, served
 from tests.web.parts import chromium
 

@@ -13,9 +13,9 @@ import httpx
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from dashboards.web.links import Place, place_of, rfc3339, wall_ns
-from dashboards.web.views.compare import _value
-from monitor.cli import main
+from kvscope.dashboards.web.links import Place, place_of, rfc3339, wall_ns
+from kvscope.dashboards.web.views.compare_view import _value
+from kvscope.monitor.cli import main
 from tests.doctor.golden import TOLD
 from tests.recordings import healthy_lab, leaking_lab, recording_of
 from tests.web.incidents import TOKEN, Incident, served
@@ -121,8 +121,10 @@ def test_the_form_leads_to_other_windows_and_back(page: Page, incident: Incident
     expect(page).to_have_url(re.compile("with_to="))
     asked = where(page)
     assert (asked.since, asked.until, dict(asked.more)) == (
-        chosen["from"], chosen["to"], {name: chosen[name] for name in ("with_from", "with_to")},
-    )  # fmt: skip
+        chosen["from"],
+        chosen["to"],
+        {name: chosen[name] for name in ("with_from", "with_to")},
+    )
     sides = page.locator(".sides")
     expect(sides).to_contain_text(f"{chosen['with_from'][11:19]} – ")
     for name, value in chosen.items():

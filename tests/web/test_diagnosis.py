@@ -13,7 +13,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from dashboards.web.table import TABLE
+from kvscope.dashboards.web.view_registry import TABLE
 from tests.doctor.golden import TOLD
 from tests.web.incidents import TOKEN, Incident, served
 from tests.web.parts import ENGINE, Account, address, fits
@@ -155,8 +155,13 @@ def test_every_view_is_led_to(page: Page, incident: Incident) -> None:
 def handshake(url: str, path: str) -> tuple[int, bytes]:
     """What a WebSocket is answered with."""
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=30)
-    asked = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13",
-             "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==", "Origin": url}  # fmt: skip
+    asked = {
+        "Connection": "Upgrade",
+        "Upgrade": "websocket",
+        "Sec-WebSocket-Version": "13",
+        "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+        "Origin": url,
+    }
     try:
         connection.request("GET", path, headers=asked)
         answer = connection.getresponse()

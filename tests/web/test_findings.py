@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.outlets.receiving import Server
+from tests.receiving import Server
 from tests.web.incidents import TOKEN
 from tests.web.parts import ENGINE, LEAK, Account, Engine, address, service
 

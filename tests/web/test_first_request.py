@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from starlette.testclient import TestClient
 
-from dashboards.web.app import mount
-from dashboards.web.table import PATHS
-from monitor.api import create_app
-from monitor.watch import Watch
+from kvscope.dashboards.web.app import mount
+from kvscope.dashboards.web.view_registry import PATHS
+from kvscope.monitor.pipeline import Watch
+from kvscope.monitor.service.http_api import create_app
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 from playwright.sync_api import Page, expect
 
-from dashboards.web.links import place_of, wall_ns
-from dashboards.web.table import TABLE
+from kvscope.dashboards.web.links import place_of, wall_ns
+from kvscope.dashboards.web.view_registry import TABLE
 from tests.web.parts import ENGINE, Engine, address
 
 Leaking = tuple[Engine, str]

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dashboards.web.links import Place, place_of, rfc3339, wall_ns
-from monitor.query import BadTime
+from kvscope.dashboards.web.links import Place, place_of, rfc3339, wall_ns
+from kvscope.monitor.query import BadTime
 
 NOW_NS = 1_795_000_000_123_000_000
 SECOND = 1_000_000_000

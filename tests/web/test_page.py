@@ -10,8 +10,8 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from dashboards.web import blockmap
-from dashboards.web.links import Place
+from kvscope.dashboards.web import block_map_image
+from kvscope.dashboards.web.links import Place
 from tests.web.parts import ENGINE, LEAK, Account, Engine, address, fits, service
 
 # By path, something that is there when the view is.
@@ -93,7 +93,7 @@ def test_pointing_at_a_block_tells_who_holds_it(page: Page, leaking: tuple[Engin
     page.goto(url + address("blocks"))
     frame = page.locator("#map-frame")
     expect(frame).to_have_attribute("data-total", str(engine.lab.pool.total))
-    laid = blockmap.grid(engine.lab.pool.total)
+    laid = block_map_image.grid(engine.lab.pool.total)
     box = page.locator("#map").bounding_box()
     assert box is not None
     position = {

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from dashboards.web.links import Place, place_of, rfc3339
-from dashboards.web.rendering import REST, TICK_S, Page, Pages
-from dashboards.web.table import PATHS
-from monitor.events.sample import Sample
-from monitor.views import BlockMap, PointView
-from monitor.watch import Watch
+from kvscope.dashboards.web.links import Place, place_of, rfc3339
+from kvscope.dashboards.web.rendering import REST, TICK_S, Page, Pages
+from kvscope.dashboards.web.view_registry import PATHS
+from kvscope.monitor.events.samples import Sample
+from kvscope.monitor.pipeline import Watch
+from kvscope.monitor.schema import BlockMap, PointView
 from tests.lab import Lab
 from tests.web.parts import ENGINE
 
@@ -145,7 +145,7 @@ def test_a_view_that_cannot_be_made_says_so_and_the_page_stays(caplog: pytest.Lo
 
 
 def test_so_much_that_it_cannot_be_shown_at_once_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("monitor.answers.past.MAX_WINDOW_BYTES", 0)
+    monkeypatch.setattr("kvscope.monitor.queries.past.MAX_WINDOW_BYTES", 0)
     page = look(Pages(CountingWatch()), Place("held", ENGINE))
     assert "too many events" in page.sections["main sentence"]
 

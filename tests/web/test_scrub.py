@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from dashboards.web.app import mount
-from dashboards.web.palette import SHADES
-from monitor.api import create_app
-from monitor.events.wire import Batch
-from monitor.ledger.ledger import EngineLedger
-from monitor.watch import Watch
+from kvscope.dashboards.web.app import mount
+from kvscope.dashboards.web.palette import SHADES
+from kvscope.monitor.events.wire import Batch
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.pipeline import Watch
+from kvscope.monitor.service.http_api import create_app
 from tests.lab import Lab
 from tests.web.parts import ENGINE, Account, chromium
 from tests.web.test_service import serving

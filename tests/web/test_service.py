@@ -14,12 +14,12 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 
-from dashboards.web.app import mount
-from dashboards.web.links import Place
-from dashboards.web.rendering import Page, Pages
-from monitor.api import create_app
-from monitor.views import BlockDetail, EngineView
-from monitor.watch import Watch
+from kvscope.dashboards.web.app import mount
+from kvscope.dashboards.web.links import Place
+from kvscope.dashboards.web.rendering import Page, Pages
+from kvscope.monitor.pipeline import Watch
+from kvscope.monitor.schema import BlockDetail, EngineView
+from kvscope.monitor.service.http_api import create_app
 from tests.web.parts import service
 
 NOWHERE = "ipc:///tmp/kvscope-no-engine-is-here"

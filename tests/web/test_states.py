@@ -8,11 +8,19 @@ from typing import Any
 
 import pytest
 
-from dashboards.web.links import place_of, wall_ns
-from dashboards.web.view import Here, View
-from dashboards.web.views import findings, held, memory, overview, prefixes, request, requests
-from monitor.query import counted, duration
-from monitor.watch import Watch
+from kvscope.dashboards.web.links import place_of, wall_ns
+from kvscope.dashboards.web.view import Here, View
+from kvscope.dashboards.web.views import (
+    findings_view,
+    memory_view,
+    overview_view,
+    prefix_cache_view,
+    request_view,
+    requests_view,
+    retained_blocks_view,
+)
+from kvscope.monitor.pipeline import Watch
+from kvscope.monitor.query import counted, duration
 from tests.lab import Lab
 from tests.web.parts import ENGINE
 
@@ -71,7 +79,7 @@ def test_what_a_leak_keeps_is_named_and_what_came_back_is_not() -> None:
             lab.heartbeat()
     watch = looked_at(lab)
     told = watch.never_freed(ENGINE)
-    view = held.view(watch, at(watch, "/held"))
+    view = retained_blocks_view.view(watch, at(watch, "/held"))
     assert told.held_blocks
     assert text(view, "head").startswith(counted(told.held_blocks, "block"))
     named = [(row[0], row[2], row[5]) for row in rows(view, "held")[1:]]
@@ -85,7 +93,7 @@ def test_nothing_is_named_where_all_came_back() -> None:
     lab.arrive(20)
     lab.run_until_idle()
     watch = looked_at(lab)
-    view = held.view(watch, at(watch, "/held"))
+    view = retained_blocks_view.view(watch, at(watch, "/held"))
     assert "All that was handed out" in text(view, "head")
     assert "Nobody has any" in text(view, "held")
     assert "It does not rise" in text(view, "floors")
@@ -103,7 +111,7 @@ def test_a_prefix_stands_above_what_goes_on_from_it_with_all_who_have_it() -> No
     for _ in range(4):
         lab.step()
     watch = looked_at(lab)
-    view = prefixes.view(watch, at(watch, "/prefixes"))
+    view = prefix_cache_view.view(watch, at(watch, "/prefixes"))
     first, *others = rows(view, "tree")[1:]
     assert {"one", "two"} <= set(first[7].split())
     assert (first[2], first[3]) == (f"{len(beginning)}", "2")
@@ -117,7 +125,7 @@ def test_who_evicted_what_is_needed_again_is_named() -> None:
         lab.arrive(tokens, max_tokens=4, name=name)
         lab.run_until_idle()
     watch = looked_at(lab)
-    evicted = rows(prefixes.view(watch, at(watch, "/prefixes")), "evictions")[1:]
+    evicted = rows(prefix_cache_view.view(watch, at(watch, "/prefixes")), "evictions")[1:]
     needed = {row[1]: row[3] for row in evicted if row[3] != "none"}
     assert needed
     assert set(needed) == {"flood"}
@@ -131,11 +139,11 @@ def test_the_calculator_answers_by_the_address_and_says_what_it_cannot_read() ->
     for asked in ((20, 10, 2), (200, 50, 3)):
         told = watch.calculator(ENGINE, *asked)
         address = "/memory?prompt_tokens={}&max_tokens={}&concurrency={}".format(*asked)
-        answer = text(memory.view(watch, at(watch, address)), "calculator")
+        answer = text(memory_view.view(watch, at(watch, address)), "calculator")
         assert f"At most {told.max_concurrency:,} fit at once" in answer
         assert ("do not fit" in answer) == (not told.fits)
         assert f"{told.blocks_needed:,}" in answer
-    wrong = text(memory.view(watch, at(watch, "/memory?prompt_tokens=many")), "calculator")
+    wrong = text(memory_view.view(watch, at(watch, "/memory?prompt_tokens=many")), "calculator")
     assert "Each is a whole number, 1 or more." in wrong
 
 
@@ -144,7 +152,7 @@ def test_a_bill_that_was_never_said_is_not_made_up() -> None:
     lab.arrive(20)
     lab.run_until_idle()
     watch = looked_at(lab)
-    assert "has not said" in text(memory.view(watch, at(watch, "/memory")), "bill")
+    assert "has not said" in text(memory_view.view(watch, at(watch, "/memory")), "bill")
 
 
 def test_the_parts_of_the_bill_are_a_waterfall_to_the_total() -> None:
@@ -154,7 +162,7 @@ def test_the_parts_of_the_bill_are_a_waterfall_to_the_total() -> None:
     lab.arrive(20)
     lab.run_until_idle()
     watch = looked_at(lab)
-    view = memory.view(watch, at(watch, "/memory"))
+    view = memory_view.view(watch, at(watch, "/memory"))
     parts = watch.memory(ENGINE).parts
     assert [row[0] for row in rows(view, "bill")] == [name for name, size in parts.items() if size]
     assert sum(parts.values()) == watch.memory(ENGINE).known["device_total"]
@@ -179,7 +187,7 @@ def test_requests_are_narrowed_and_sorted_by_the_address() -> None:
     told = {one.id: one for one in watch.requests(ENGINE)}
 
     def shown(asked: str) -> list[str]:
-        return [row[0] for row in rows(requests.view(watch, at(watch, f"/requests?{asked}")), "requests")[1:]]
+        return [row[0] for row in rows(requests_view.view(watch, at(watch, f"/requests?{asked}")), "requests")[1:]]
 
     assert set(shown("")) == set(told)
     assert shown("q=DONE&sort=id") == sorted(name for name in told if "done" in name)
@@ -195,10 +203,10 @@ def test_requests_are_narrowed_and_sorted_by_the_address() -> None:
 
 def test_many_requests_are_turned_over_by_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     watch = waiting()
-    monkeypatch.setattr(requests, "A_PAGE", 2)
+    monkeypatch.setattr(requests_view, "A_PAGE", 2)
     seen = []
     for number in (1, 2, 3):
-        view = requests.view(watch, at(watch, f"/requests?sort=id&page={number}"))
+        view = requests_view.view(watch, at(watch, f"/requests?sort=id&page={number}"))
         seen += [row[0] for row in rows(view, "requests")[1:]]
         assert f"page {number} of 3" in text(view, "requests")
     assert seen == sorted(one.id for one in watch.requests(ENGINE))
@@ -206,7 +214,7 @@ def test_many_requests_are_turned_over_by_pages(monkeypatch: pytest.MonkeyPatch)
 
 def test_who_waits_is_led_to_the_root() -> None:
     watch = waiting()
-    view = request.view(watch, at(watch, "/request?id=last"))
+    view = request_view.view(watch, at(watch, "/request?id=last"))
     told = watch.request(ENGINE, "last")
     tree = text(view, "waits")
     for name in ("last", "next", "large"):
@@ -226,7 +234,7 @@ def test_what_was_computed_again_is_hatched() -> None:
     watch = looked_at(lab)
     (again,) = {one.id for one in watch.requests(ENGINE) if one.preemptions}
     life = watch.request(ENGINE, again).life
-    view = request.view(watch, at(watch, f"/request?id={again}"))
+    view = request_view.view(watch, at(watch, f"/request?id={again}"))
     assert "Hatched" in text(view, "life")
     computed = [row[5] for row in rows(view, "life")[1:]]
     assert [f"({phase.recomputed:,} again)" in cell for phase, cell in zip(life, computed, strict=True)] == [
@@ -243,7 +251,7 @@ def test_how_long_ago_a_request_has_ended_is_no_part_of_its_life() -> None:
     lab.heartbeat()
     watch = looked_at(lab)
     detail = watch.request(ENGINE, "one")
-    life = text(request.view(watch, at(watch, "/request?id=one")), "life")
+    life = text(request_view.view(watch, at(watch, "/request?id=one")), "life")
     ended = detail.life[-1]
     assert ended.state.startswith("FINISHED")
     assert ended.for_s >= 1000
@@ -253,7 +261,7 @@ def test_how_long_ago_a_request_has_ended_is_no_part_of_its_life() -> None:
 
 def test_where_no_request_matches_there_is_a_sentence_and_no_table() -> None:
     watch = waiting()
-    view = requests.view(watch, at(watch, "/requests?q=nobody"))
+    view = requests_view.view(watch, at(watch, "/requests?q=nobody"))
     assert f"None of {counted(len(watch.requests(ENGINE)), 'request')} matches" in text(view, "requests")
     assert not rows(view, "requests")
 
@@ -267,13 +275,13 @@ def test_the_pool_inside_the_memory_is_as_it_was_then() -> None:
     assert then.balance is not None
     assert now.balance is not None
     assert then.balance.free != now.balance.free
-    told = text(memory.view(watch, at(watch, f"/memory?at={first}")), "pool")
+    told = text(memory_view.view(watch, at(watch, f"/memory?at={first}")), "pool")
     assert f"free {then.balance.free:,} " in told
 
 
 def test_of_many_findings_the_first_are_shown_in_full_and_none_is_lost() -> None:
     lab = Lab(total=20)
-    for _ in range(overview.MOST_NAMED + findings.IN_FULL):
+    for _ in range(overview_view.MOST_NAMED + findings_view.IN_FULL):
         lab.arrive(20 * 4 + 1)
         lab.step(1.0)
     for _ in range(10):
@@ -281,10 +289,10 @@ def test_of_many_findings_the_first_are_shown_in_full_and_none_is_lost() -> None
         lab.heartbeat()
     watch = looked_at(lab)
     grave = [one for one in watch.find("firing") if one.severity != "info"]
-    assert len(grave) > max(overview.MOST_NAMED, findings.IN_FULL)
-    row = text(overview.view(watch, at(watch, "/")), "engines")
-    assert f"and {len(grave) - overview.MOST_NAMED} more" in row
-    view = findings.view(watch, at(watch, "/findings"))
+    assert len(grave) > max(overview_view.MOST_NAMED, findings_view.IN_FULL)
+    row = text(overview_view.view(watch, at(watch, "/")), "engines")
+    assert f"and {len(grave) - overview_view.MOST_NAMED} more" in row
+    view = findings_view.view(watch, at(watch, "/findings"))
     kinds = [type(one).__name__ for one in view.sections["findings"].children]
-    assert kinds.count("Article") == findings.IN_FULL
+    assert kinds.count("Article") == findings_view.IN_FULL
     assert kinds.count("Article") + kinds.count("Details") >= len(grave)

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from monitor.detectors.collapse import cache_flushed, lockstep, preempt_all, prefix_hits
-from monitor.detectors.judgement import Judgement
-from monitor.detectors.thresholds import Settings
-from monitor.ledger.ledger import EngineLedger
+from kvscope.monitor.detectors.collapse import cache_flushed, lockstep, preempt_all, prefix_hits
+from kvscope.monitor.detectors.judgement import Judgement
+from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
 
 
 def judge(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import takewhile
 
-from monitor.detectors.judgement import Evidence, Judgement
-from monitor.detectors.thresholds import Settings
-from monitor.events.evictions import Evictor
-from monitor.ledger.ledger import EngineLedger
-from monitor.ledger.prefixes import Chain
-from monitor.ledger.words import clock_time, counted, percent
+from kvscope.monitor.detectors.judgement import Evidence, Judgement
+from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.ledger.cached_prefixes import Chain
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.state.evictions import Evictor
+from kvscope.monitor.text import clock_time, counted, percent
 
 CODE = "collapse.cache-flushed"
 SOURCE = "kv-events"

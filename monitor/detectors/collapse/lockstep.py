@@ -9,15 +9,15 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 
-from monitor.detectors.advice import smaller_budget
-from monitor.detectors.figures import apart_s, prompt_tokens_until
-from monitor.detectors.judgement import Evidence, Judgement
-from monitor.detectors.thresholds import Settings
-from monitor.events.kinds import Status
-from monitor.events.records import RequestState
-from monitor.events.sample import Sample
-from monitor.ledger.ledger import EngineLedger, Point
-from monitor.ledger.words import clock_time, counted, duration, percent
+from kvscope.monitor.detectors.advice import smaller_budget
+from kvscope.monitor.detectors.judgement import Evidence, Judgement
+from kvscope.monitor.detectors.sample_math import apart_s, prompt_tokens_until
+from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.events.kinds import Status
+from kvscope.monitor.events.samples import Sample
+from kvscope.monitor.ledger.engine_ledger import EngineLedger, Point
+from kvscope.monitor.state.records import RequestState
+from kvscope.monitor.text import clock_time, counted, duration, percent
 
 LOCKSTEP = "collapse.lockstep"
 FALL_S = 2.0

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from monitor.detectors.judgement import Evidence, Judgement
-from monitor.detectors.preemptions import LOST, cost_of, freed_nothing, names, of_late, passes
-from monitor.detectors.thresholds import Settings
-from monitor.ledger.ledger import EngineLedger
-from monitor.ledger.words import clock_time, counted, percent
+from kvscope.monitor.detectors.judgement import Evidence, Judgement
+from kvscope.monitor.detectors.preemptions import LOST, cost_of, freed_nothing, names, of_late, passes
+from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.text import clock_time, counted, percent
 
 CODE = "collapse.preempt-all"
 

@@ -16,10 +16,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from monitor.detectors.judgement import Judgement
-from monitor.detectors.leak import by_figures, connector, encoder, fences, leases, pins, sessions, unaccounted
-from monitor.detectors.thresholds import Settings
-from monitor.ledger.ledger import EngineLedger
+from kvscope.monitor.detectors.judgement import Judgement
+from kvscope.monitor.detectors.leak import (
+    connector,
+    encoder,
+    fences,
+    leaks_from_metrics,
+    leases,
+    pins,
+    sessions,
+    unaccounted,
+)
+from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
 
 
 def judge(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
@@ -28,4 +37,4 @@ def judge(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         for way in (connector, leases, fences, sessions, pins, encoder, unaccounted):
             yield from way.judge(ledger, settings)
     elif ledger.samples:
-        yield from by_figures.judge(ledger, settings)
+        yield from leaks_from_metrics.judge(ledger, settings)

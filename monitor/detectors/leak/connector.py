@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from monitor.detectors.advice import at_hand
-from monitor.detectors.judgement import Evidence, Judgement
-from monitor.detectors.leak.kept import heard_s, kept, oldest, overdue
-from monitor.detectors.thresholds import Settings
-from monitor.events.kinds import Holder
-from monitor.events.records import Deferral, RequestState
-from monitor.ledger.ledger import EngineLedger
-from monitor.ledger.words import clock_time, counted, duration, percent
+from kvscope.monitor.detectors.advice import at_hand
+from kvscope.monitor.detectors.judgement import Evidence, Judgement
+from kvscope.monitor.detectors.leak.deferred_blocks import heard_s, kept, oldest, overdue
+from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.events.kinds import Holder
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.state.records import Deferral, RequestState
+from kvscope.monitor.text import clock_time, counted, duration, percent
 
 FINISHED_HELD = "leak.finished-held"
 REMOTE_LOAD_LOST = "leak.remote-load-lost"

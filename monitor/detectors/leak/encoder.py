@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from monitor.detectors.judgement import Evidence, Judgement
-from monitor.detectors.thresholds import Settings
-from monitor.events.kinds import Cause
-from monitor.events.records import RequestState
-from monitor.ledger.ledger import EngineLedger
-from monitor.ledger.words import clock_time, counted, duration
+from kvscope.monitor.detectors.judgement import Evidence, Judgement
+from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.events.kinds import Cause
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.state.records import RequestState
+from kvscope.monitor.text import clock_time, counted, duration
 
 ENCODER_CACHE = "leak.encoder-cache"
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from monitor.detectors.judgement import Evidence, Judgement
-from monitor.detectors.leak.kept import heard_s, kept, overdue
-from monitor.detectors.thresholds import Settings
-from monitor.events.kinds import Holder
-from monitor.events.records import Deferral
-from monitor.ledger.ledger import EngineLedger
-from monitor.ledger.words import clock_time, counted, duration, percent
+from kvscope.monitor.detectors.judgement import Evidence, Judgement
+from kvscope.monitor.detectors.leak.deferred_blocks import heard_s, kept, overdue
+from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.events.kinds import Holder
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.state.records import Deferral
+from kvscope.monitor.text import clock_time, counted, duration, percent
 
 DEFERRED_FREE_STALLED = "leak.deferred-free-stalled"
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from monitor.detectors.judgement import Evidence, Judgement
-from monitor.detectors.thresholds import Settings
-from monitor.events.kinds import Holder
-from monitor.events.records import UNKNOWN, Lapse
-from monitor.ledger.ledger import EngineLedger
-from monitor.ledger.words import counted, duration, percent
+from kvscope.monitor.detectors.judgement import Evidence, Judgement
+from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.events.kinds import Holder
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.state.records import UNKNOWN, Lapse
+from kvscope.monitor.text import counted, duration, percent
 
 LEASE_BURST = "leak.lease-burst"
 

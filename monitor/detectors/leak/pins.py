@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from monitor.detectors.judgement import Evidence, Judgement
-from monitor.detectors.leak.kept import heard_s
-from monitor.detectors.thresholds import Settings
-from monitor.events.kinds import Tier, TierOp, name_of
-from monitor.events.records import TierState
-from monitor.ledger.ledger import EngineLedger
-from monitor.ledger.words import counted, duration, percent
+from kvscope.monitor.detectors.judgement import Evidence, Judgement
+from kvscope.monitor.detectors.leak.deferred_blocks import heard_s
+from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.events.kinds import Tier, TierOp, name_of
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.state.records import TierState
+from kvscope.monitor.text import counted, duration, percent
 
 EXTERNAL_PINS = "leak.external-pins"
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from monitor.detectors.judgement import Evidence, Judgement
-from monitor.detectors.thresholds import Settings
-from monitor.events.kinds import Holder, Status
-from monitor.ledger.ledger import EngineLedger
-from monitor.ledger.words import counted, duration, percent
+from kvscope.monitor.detectors.judgement import Evidence, Judgement
+from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.events.kinds import Holder, Status
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.text import counted, duration, percent
 
 SESSION_PINNED = "leak.session-pinned"
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from monitor.detectors.judgement import Evidence, Judgement
-from monitor.detectors.thresholds import Settings
-from monitor.events.records import RequestState
-from monitor.ledger.ledger import EngineLedger
-from monitor.ledger.words import clock_time, counted, listed, percent
+from kvscope.monitor.detectors.judgement import Evidence, Judgement
+from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.state.records import RequestState
+from kvscope.monitor.text import clock_time, counted, listed, percent
 
 UNACCOUNTED = "leak.unaccounted"
 RISING_FLOOR = "leak.rising-floor"

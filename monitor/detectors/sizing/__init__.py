@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from monitor.detectors.judgement import Judgement
-from monitor.detectors.sizing import bill, pool
-from monitor.detectors.thresholds import Settings
-from monitor.ledger.ledger import EngineLedger
+from kvscope.monitor.detectors.judgement import Judgement
+from kvscope.monitor.detectors.sizing import memory_sizing, pool_sizing
+from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
 
 
 def judge(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
     """What is wrong with one engine's sizes."""
     if ledger.has_stream:
-        yield from pool.judge(ledger, settings)
-    yield from bill.judge(ledger, settings)
+        yield from pool_sizing.judge(ledger, settings)
+    yield from memory_sizing.judge(ledger, settings)

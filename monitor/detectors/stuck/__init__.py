@@ -17,18 +17,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from monitor.detectors.judgement import Judgement
-from monitor.detectors.stuck import by_figures, engine, front_end, outside, queue, running
-from monitor.detectors.stuck.living import living
-from monitor.detectors.thresholds import Settings
-from monitor.ledger.ledger import EngineLedger
+from kvscope.monitor.detectors.judgement import Judgement
+from kvscope.monitor.detectors.stuck import (
+    engine_stalled,
+    external_waits,
+    front_end,
+    queue_head,
+    running,
+    stalls_from_metrics,
+)
+from kvscope.monitor.detectors.stuck.waiting_requests import living
+from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
 
 
 def judge(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
     """What is stuck in one engine."""
     if ledger.has_stream:
         alive = living(ledger)
-        for module in (queue, outside, running, front_end, engine):
+        for module in (queue_head, external_waits, running, front_end, engine_stalled):
             yield from module.judge(ledger, settings, alive)
     elif ledger.samples:
-        yield from by_figures.judge(ledger, settings)
+        yield from stalls_from_metrics.judge(ledger, settings)

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from monitor.detectors.judgement import Evidence, Judgement
-from monitor.detectors.stuck.living import Living, judged, overdue, requests, since_in_words
-from monitor.detectors.thresholds import Settings
-from monitor.ledger.ledger import EngineLedger
-from monitor.ledger.words import counted, duration
+from kvscope.monitor.detectors.judgement import Evidence, Judgement
+from kvscope.monitor.detectors.stuck.waiting_requests import Living, judged, overdue, requests, since_in_words
+from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.text import counted, duration
 
 FRONT_END = "stuck.front-end"
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from monitor.detectors.judgement import Evidence, Judgement
-from monitor.detectors.leak.encoder import hold_one_another
-from monitor.detectors.stuck.living import (
+from kvscope.monitor.detectors.judgement import Evidence, Judgement
+from kvscope.monitor.detectors.leak.encoder import hold_one_another
+from kvscope.monitor.detectors.stuck.waiting_requests import (
     Living,
     judged,
     overdue,
@@ -21,12 +21,12 @@ from monitor.detectors.stuck.living import (
     since_in_words,
     verdict_of,
     what_is_missing,
-)  # fmt: skip
-from monitor.detectors.thresholds import Settings
-from monitor.events.kinds import Cause
-from monitor.events.records import RequestState
-from monitor.ledger.ledger import EngineLedger
-from monitor.ledger.words import clock_time, counted, duration, percent
+)
+from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.events.kinds import Cause
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.state.records import RequestState
+from kvscope.monitor.text import clock_time, counted, duration, percent
 
 ZERO_TOKEN = "stuck.zero-token"
 ENCODER_BUDGET = "stuck.encoder-budget"

@@ -15,19 +15,24 @@ from __future__ import annotations
 
 from typing import Final
 
-from monitor.incidents.scenarios.collapse import COLLAPSE
-from monitor.incidents.scenarios.corrupt import CORRUPT
-from monitor.incidents.scenarios.healthy import HEALTHY as HEALTHY
-from monitor.incidents.scenarios.leak import LEAKS
-from monitor.incidents.scenarios.scenario import Scenario as Scenario
-from monitor.incidents.scenarios.sizing import SIZING
-from monitor.incidents.scenarios.stuck import STUCK
-from monitor.incidents.scenarios.thrash import THRASH
+from kvscope.monitor.incidents.scenarios.collapse_scenarios import COLLAPSE
+from kvscope.monitor.incidents.scenarios.corrupt_scenarios import CORRUPT
+from kvscope.monitor.incidents.scenarios.healthy_engines import HEALTHY as HEALTHY
+from kvscope.monitor.incidents.scenarios.leak_scenarios import LEAKS
+from kvscope.monitor.incidents.scenarios.scenario import Scenario as Scenario
+from kvscope.monitor.incidents.scenarios.sizing_scenarios import SIZING
+from kvscope.monitor.incidents.scenarios.stuck_scenarios import STUCK
+from kvscope.monitor.incidents.scenarios.thrash_scenarios import THRASH
 
 SHOWN_BY_HAND: Final = (
-    "leak.session-pinned", "leak.encoder-cache", "stuck.encoder-budget", "stuck.rank-diverged",
-    "sizing.block-inflated", "blind.*", "held.*",
-)  # fmt: skip
+    "leak.session-pinned",
+    "leak.encoder-cache",
+    "stuck.encoder-budget",
+    "stuck.rank-diverged",
+    "sizing.block-inflated",
+    "blind.*",
+    "held.*",
+)
 """One engine has no such part: tests/detectors has streams written by hand for these, and two engines for ranks."""
 
 INCIDENTS: Final = (*LEAKS, *STUCK, *THRASH, *COLLAPSE, *CORRUPT, *SIZING)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from monitor.detectors.thresholds import Settings
-from monitor.incidents.life import Life, Named, exactly, strikes, struck
-from monitor.incidents.load import Clients
+from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.incidents.client_load import Clients
+from kvscope.monitor.incidents.simulated_run import Life, Named, exactly, strikes, struck
 
 AT_FIRST: Final = strikes(1)
 THE_STRUCK: Final = exactly(struck)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Final
 
-from monitor.incidents.load import Clients
+from kvscope.monitor.incidents.client_load import Clients
 
 SMALL: Final = {"num_gpu_blocks_override": 101, "max_num_seqs": 8, "max_num_batched_tokens": 256}
 MEDIUM: Final = {"num_gpu_blocks_override": 401, "max_num_seqs": 32, "max_num_batched_tokens": 1024}
 FINE: Final = {
-    "num_gpu_blocks_override": 601, "block_size": 4, "max_num_seqs": 16, "max_num_batched_tokens": 512,
+    "num_gpu_blocks_override": 601,
+    "block_size": 4,
+    "max_num_seqs": 16,
+    "max_num_batched_tokens": 512,
     "scheduling_policy": "priority",
-}  # fmt: skip
+}
 TIGHT: Final = {"num_gpu_blocks_override": 41, "max_num_seqs": 16, "max_num_batched_tokens": 128}
 TIGHT_FINE: Final = {**FINE, "num_gpu_blocks_override": 161}
 HOST: Final = {"kv_connector": "host"}

@@ -98,8 +98,11 @@ class Hooks:
             self._failed(place)
 
         names: dict[str, Any] = {
-            "kvscope_method": method, "kvscope_owner": owner, "kvscope_last": after, "kvscope_fail": fail,
-        }  # fmt: skip
+            "kvscope_method": method,
+            "kvscope_owner": owner,
+            "kvscope_last": after,
+            "kvscope_fail": fail,
+        }
         exec(_heard_source(method, after), names)
         heard: FunctionType = names["heard"]
         heard.__defaults__, heard.__kwdefaults__ = method.__defaults__, method.__kwdefaults__

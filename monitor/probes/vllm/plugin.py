@@ -8,12 +8,12 @@ import os
 import time
 from typing import Any, Final
 
-from monitor.events.log import EventLog
-from monitor.events.publisher import Publisher, replay_endpoint_for
-from monitor.probes.vllm.check import HOOKS, problem
-from monitor.probes.vllm.describe import served_model_name
-from monitor.probes.vllm.memory import bill
-from monitor.probes.vllm.probe import Probe
+from kvscope.monitor.events.event_log import EventLog
+from kvscope.monitor.probes.vllm.compatibility import HOOKS, problem
+from kvscope.monitor.probes.vllm.probe import Probe
+from kvscope.monitor.probes.vllm.vllm_description import served_model_name
+from kvscope.monitor.probes.vllm.worker_memory import bill
+from kvscope.monitor.publishing.publisher import Publisher, replay_endpoint_for
 
 logger = logging.getLogger("vllm.kvscope")
 """Under vLLM's own, so that its format and its level are ours."""

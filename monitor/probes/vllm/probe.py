@@ -33,15 +33,15 @@ from hashlib import blake2b
 from types import CodeType
 from typing import Any, Final
 
-from monitor.events import trace_context
-from monitor.events.kinds import Cause, Evict, Holder, Kind, Limit, Load, Preempt, Release, Status
-from monitor.events.log import Clock, EventLog
-from monitor.events.packer import Vitals
-from monitor.events.wire import NO_REQUEST
-from monitor.probes.vllm.audit import Auditor
-from monitor.probes.vllm.describe import describe, lease_ns
-from monitor.probes.vllm.hooks import Hooks
-from monitor.probes.vllm.owner import beneficiary, caller, gives
+from kvscope.monitor.events import trace_context
+from kvscope.monitor.events.event_log import Clock, EventLog
+from kvscope.monitor.events.kinds import Cause, Evict, Holder, Kind, Limit, Load, Preempt, Release, Status
+from kvscope.monitor.events.wire import NO_REQUEST
+from kvscope.monitor.probes.vllm.hooks import Hooks
+from kvscope.monitor.probes.vllm.owner import beneficiary, caller, gives
+from kvscope.monitor.probes.vllm.table_reader import Auditor
+from kvscope.monitor.probes.vllm.vllm_description import describe, lease_ns
+from kvscope.monitor.publishing.packer import Vitals
 
 RESERVED: Final = 1
 """vLLM's null block, which is block 0 and never handed out."""
@@ -57,8 +57,10 @@ STATUSES: Final = {status.name: status for status in Status} | {
 }
 """By vLLM's names: its numbers shift between releases."""
 BLOCKED: Final = (
-    Status.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR, Status.WAITING_FOR_REMOTE_KVS, Status.WAITING_FOR_STREAMING_REQ,
-)  # fmt: skip
+    Status.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR,
+    Status.WAITING_FOR_REMOTE_KVS,
+    Status.WAITING_FOR_STREAMING_REQ,
+)
 ALLOCATED, CACHED = int(Kind.ALLOCATED), int(Kind.CACHED)
 STEP_LAUNCHED, STEP_COMPLETED = int(Kind.STEP_LAUNCHED), int(Kind.STEP_COMPLETED)
 _BLOCKS: Final = frozenset((ALLOCATED, CACHED))
@@ -253,9 +255,14 @@ class Probe:
         prompt = request.num_prompt_tokens
         longest = min(prompt + request.max_tokens, self.scheduler.max_model_len)
         self.log.arrived(  # which says its own time
-            number, self.name(request_id), prompt, request.max_tokens, request.priority,
-            self._blocks_for(prompt), self._blocks_for(longest),
-        )  # fmt: skip
+            number,
+            self.name(request_id),
+            prompt,
+            request.max_tokens,
+            request.priority,
+            self._blocks_for(prompt),
+            self._blocks_for(longest),
+        )
         trace = trace_context.parse((getattr(request, "trace_headers", None) or {}).get("traceparent"))
         if trace is not None:
             self.log.traced(number, trace)

@@ -1,0 +1,152 @@
+"""What is judged to be wrong, and the observer itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from grafana_foundation_sdk.builders.dashboard import Dashboard
+
+from kvscope.dashboards.grafana import panels
+from kvscope.dashboards.grafana.panels import (
+    BAD,
+    HERE,
+    SEVERITY_COLOURS,
+    WIDTH,
+    Panel,
+    coloured,
+    lines,
+    linked,
+    stacked,
+    table,
+    to_web_app,
+)
+
+
+def page() -> Dashboard:
+    """The page."""
+    return panels.page(
+        "findings", "kvscope / Findings", "What is wrong, and how far to trust that.", _panels(), view="findings"
+    )
+
+
+def _panels() -> Iterator[Panel]:
+    yield linked(
+        to_web_app(
+            table(
+                "Findings that are firing, warning or worse",
+                "What is wrong now, by class, with how kvscope knows: confirmed by the stream, or likely. The code"
+                " leads to its runbook. Who is to blame, the evidence and what to do are not here: open kvscope, or run"
+                " `monitor doctor`.",
+                f"sum by (engine, code, severity, verdict) (kvscope_findings{{{HERE}, {BAD}}})",
+                ("severity", "code", "verdict", "engine"),
+            ),
+            "findings",
+        ),
+        "code",
+        "Runbook",
+        "${kvscope:raw}/docs/runbooks/${__value.raw}.md",
+    )
+    by_severity = stacked(
+        "Findings by severity",
+        "How many fire. What another finding explains does not fire itself and is not counted.",
+        (f"sum by (severity) (kvscope_findings{{{HERE}}})", "{{severity}}"),
+        width=WIDTH // 3,
+    )
+    yield coloured(by_severity, SEVERITY_COLOURS)
+    yield stacked(
+        "Findings by code",
+        "A band for each class, from when it began to fire, past its grace, until it ended. One that comes and goes"
+        " between two scrapes is not seen here.",
+        (f"sum by (code) (kvscope_findings{{{HERE}}})", "{{code}}"),
+        width=WIDTH,
+    )
+    yield from _alerts()
+    yield from _stream()
+    yield from _service()
+
+
+def _alerts() -> Iterator[Panel]:
+    yield lines(
+        "Oldest alert that is not told yet",
+        "For how long the oldest message to each receiver has waited, if kvscope tells of findings itself (--alert). A"
+        " line that rises is a receiver that does not answer. It does not tell whether anybody read what arrived.",
+        ("max by (receiver) (kvscope_alerts_oldest_pending_seconds)", "{{receiver}}"),
+        unit="s",
+    )
+    yield lines(
+        "Alerts by what became of them",
+        "Messages to receivers that are over, by outcome, and those that wait. given-up ones were not told: `monitor"
+        " alerts list` has them, and replays one. What a silence holds back is not in it.",
+        ("sum by (outcome) (increase(kvscope_alerts_deliveries_total[$__rate_interval]))", "{{outcome}}"),
+        ("sum(kvscope_alerts_pending)", "waiting"),
+    )
+    yield lines(
+        "Alerts open, and silences",
+        "Alerts that were told to fire and not yet to be over, and silences that hold. What a silence keeps from being"
+        " told fires nevertheless: it is among the findings.",
+        ("sum(kvscope_alerts_open)", "open"),
+        ("sum(kvscope_alerts_silences)", "silences"),
+    )
+
+
+def _stream() -> Iterator[Panel]:
+    yield lines(
+        "Batches lost of the event stream",
+        "Batches of events that nobody could supply, by the stage that lost them. Any loss makes the figures inexact"
+        " until the next whole audit; what it hid is not known. With a journal (--journal) only the engine's buffer can"
+        " lose any.",
+        (f"sum by (stage) (increase(kvscope_stream_batches_lost_total{{{HERE}}}[$__rate_interval]))", "{{stage}}"),
+    )
+    yield lines(
+        "Events that the engine dropped",
+        "Events in the batches that the engine's own buffer dropped, since its drain did not keep up. What they said is"
+        " not known.",
+        (f"sum by (engine) (increase(kvscope_stream_events_dropped_total{{{HERE}}}[$__rate_interval]))", "{{engine}}"),
+    )
+    yield lines(
+        "Lag behind the engine",
+        "From when the engine packed its last batch until kvscope had it. Two machines' clocks are compared: what their"
+        " difference adds, it cannot tell.",
+        ("max by (source) (kvscope_source_lag_seconds)", "{{source}}"),
+        unit="s",
+    )
+
+
+def _service() -> Iterator[Panel]:
+    yield lines(
+        "Sources in step",
+        "1 while nothing is missing of what a source has said. Which batches are awaited, /api/sources tells.",
+        ("min by (source) (kvscope_source_in_step)", "{{source}}"),
+    )
+    yield lines(
+        "What watching costs, processor seconds per second",
+        "Of reading, keeping books and judging, by source, and of the whole service with its pages. What the engine"
+        " spends on saying it is not in here.",
+        ("sum by (source) (rate(kvscope_source_cpu_seconds_total[$__rate_interval]))", "{{source}}"),
+        (
+            'sum by (instance) (rate(process_cpu_seconds_total{job="kvscope"}[$__rate_interval]))',
+            "the service, {{instance}}",
+        ),
+    )
+    yield lines(
+        "Memory of the service",
+        "Resident memory of kvscope itself. It grows with the pool and with the recent past that is kept, to a bound:"
+        " growth alone is not a leak.",
+        ('sum by (instance) (process_resident_memory_bytes{job="kvscope"})', "{{instance}}"),
+        unit="bytes",
+    )
+    yield lines(
+        "Batches that had to be asked for, per second",
+        "Batches that did not come by themselves, by where the engine had them from. Not a loss, but a sign of one to"
+        " come. Nothing is drawn where that never happened.",
+        ("sum by (supplier) (rate(kvscope_source_batches_filled_total[$__rate_interval]))", "{{supplier}}"),
+        width=WIDTH // 2,
+    )
+    yield lines(
+        "Sent by OpenTelemetry, and lost on the way, per second",
+        "What arrived at the collector, by signal, and what did not. Nothing is drawn of a service that has none"
+        " (--otlp).",
+        ("sum by (signal) (rate(kvscope_otlp_sent_total[$__rate_interval]))", "sent, {{signal}}"),
+        ("sum by (signal) (rate(kvscope_otlp_dropped_total[$__rate_interval]))", "lost, {{signal}}"),
+        width=WIDTH // 2,
+    )

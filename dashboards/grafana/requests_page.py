@@ -1,0 +1,112 @@
+"""Why requests wait, for how long, how they end, what preemption costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from grafana_foundation_sdk.builders.dashboard import Dashboard
+from grafana_foundation_sdk.builders.timeseries import Panel as TimeSeries
+
+from kvscope.dashboards.grafana import panels
+from kvscope.dashboards.grafana.panels import HERE, WIDTH, Panel, lines, quantile, rate, stacked
+
+
+def page() -> Dashboard:
+    """The page."""
+    return panels.page(
+        "requests", "kvscope / Requests", "Why requests wait, and how they end.", _panels(), view="requests"
+    )
+
+
+def by_state() -> TimeSeries:
+    """The queues."""
+    return stacked(
+        "Requests, by state and reason",
+        "Requests in each state, and the one reason why they are in it. Finished ones count only while they hold"
+        " blocks. BEHIND_HEAD: stands behind a request that does not fit. Requests that come and go between two"
+        " scrapes are not seen here.",
+        (f"sum by (state, reason) (kvscope_requests{{{HERE}}})", "{{state}} {{reason}}"),
+    )
+
+
+def _panels() -> Iterator[Panel]:
+    yield by_state()
+    waiting = [
+        (
+            f'sum by (engine) (kvscope_request_waiting_seconds_bucket{{{HERE}, le="+Inf"}})'
+            f' - sum by (engine) (kvscope_request_waiting_seconds_bucket{{{HERE}, le="{bound}"}})',
+            f"longer than {bound} s, {{{{engine}}}}",
+        )
+        for bound in ("0.05", "1.0", "5.0", "60.0")
+    ]
+    yield lines(
+        "Requests that wait, for so long",
+        "Requests that arrived and have not been let in yet. What waits for ever is in here and in no histogram of"
+        " requests that ended. Those preempted wait too, and are not in it.",
+        *waiting,
+        width=WIDTH // 2,
+    )
+    for title, says, histogram in (
+        (
+            "Queue time",
+            "From arrival until first let in, of requests that ended in the last five minutes. Those that still wait"
+            " are not in it: they are above.",
+            "kvscope_request_queue_time_seconds",
+        ),
+        (
+            "Time to first token",
+            "From arrival at the scheduler until the first token, of requests that ended. The way from the client to"
+            " the scheduler is not in it.",
+            "kvscope_request_time_to_first_token_seconds",
+        ),
+        (
+            "Time per output token",
+            "Between two tokens of output, on average over each request that ended. A single long pause does not show.",
+            "kvscope_request_time_per_output_token_seconds",
+        ),
+    ):
+        median, most = quantile(0.5, histogram), quantile(0.95, histogram)
+        yield lines(title, says, (median, "half within, {{engine}}"), (most, "95 % within, {{engine}}"), unit="s")
+    yield lines(
+        "Requests that came and that ended, per second",
+        "Arrivals at the scheduler, and ends by their status. Why a client aborted is not known: it may be a client"
+        " that lost patience or one that had what it wanted.",
+        (rate("kvscope_requests_arrived_total"), "arrived, {{engine}}"),
+        (rate("kvscope_requests_finished_total", "status"), "{{status}}"),
+    )
+    yield lines(
+        "Goodput",
+        "Share of the requests that ended in the last five minutes, and were served with a first token within 2 s: the"
+        " objective of the rules. Requests that never end are not in it.",
+        (
+            "sum by (engine) (rate(kvscope_request_time_to_first_token_seconds_bucket"
+            f'{{{HERE}, outcome="served", le="2.0"}}[5m]))'
+            f" / sum by (engine) (rate(kvscope_request_queue_time_seconds_count{{{HERE}}}[5m]))",
+            "{{engine}}",
+        ),
+        unit="percentunit",
+    )
+    yield lines(
+        "Preemptions and allocations that failed, per second",
+        "Running requests that lost their blocks, by reason, and allocations that did not get theirs. For whom one was"
+        " preempted, the request's story tells.",
+        (rate("kvscope_preemptions_total", "reason"), "preempted, {{reason}}"),
+        (rate("kvscope_allocation_failures_total"), "allocation failed, {{engine}}"),
+    )
+    yield lines(
+        "Recompute tax",
+        "Tokens computed a second time as a share of all computed: after preemptions, and though the prefix cache had"
+        " them (at least so many). Prompts whose cached content was evicted meanwhile are not in it.",
+        (
+            f"{rate('kvscope_recomputed_tokens_total', 'engine, reason')}"
+            f" / ignoring (reason) group_left {rate('kvscope_computed_tokens_total')}",
+            "{{reason}}, {{engine}}",
+        ),
+        unit="percentunit",
+    )
+    yield lines(
+        "Tokens lost to preemption, per second",
+        "Computed tokens that preemption took, by reason. What of them the prefix cache still had when the request"
+        " was let in again need not be computed: the recompute tax is what was.",
+        (rate("kvscope_preempted_tokens_total", "reason"), "{{reason}}"),
+    )

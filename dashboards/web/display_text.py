@@ -1,0 +1,66 @@
+"""Numbers, times and requests as the page writes them. Times are RFC 3339, and UTC."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from kvscope.monitor.query import duration
+from kvscope.monitor.schema import EngineView, RequestView
+
+
+def clock(at: str | None) -> str:
+    """`14:02:11` of a time; `an unknown time` for None."""
+    return at[11:19] if at else "an unknown time"
+
+
+def age(since: str | None, now: str | None) -> str:
+    """How long ago `since` was at `now`, as `31 s`; empty if either is not known."""
+    if since is None or now is None:
+        return ""
+    return duration((datetime.fromisoformat(now) - datetime.fromisoformat(since)).total_seconds())
+
+
+def sentence(text: str) -> str:
+    """What was said, as a sentence; a name that it begins with stays as it is."""
+    first = text.partition(" ")[0]
+    return (text[:1].upper() + text[1:] if first.isalpha() else text).removesuffix(".") + "."
+
+
+def number(value: float | None, unit: str = "", none: str = "not exposed") -> str:
+    """A figure with its unit; `none` for None, which is not 0."""
+    if value is None:
+        return none
+    return f"{value:,.0f} {unit}".rstrip()
+
+
+def no_rate(engine: EngineView) -> str:
+    """In the place of a rate that there is none of: its figures lack it, or it is not heard or has just begun."""
+    return "not exposed" if engine.attached == "figures" else "not known"
+
+
+def spans(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """Block ids as (first, last) of each unbroken run, in order."""
+    runs: list[tuple[int, int]] = []
+    for value in sorted(numbers):
+        if runs and value == runs[-1][1] + 1:
+            runs[-1] = (runs[-1][0], value)
+        else:
+            runs.append((value, value))
+    return runs
+
+
+def reason_of(request: RequestView) -> str:
+    """The reason that goes with its state; who waits for blocks, how many."""
+    if request.reason == "KV_BLOCKS" and request.blocks_needed:
+        return f"KV_BLOCKS, needs {request.blocks_needed:,}"
+    return request.reason
+
+
+def family_of(request: RequestView) -> str:
+    """The block state that blocks of this request are in, as a class of the style sheet; `none` if it holds none."""
+    if request.reason == "UNACCOUNTED":
+        return "unaccounted"
+    if request.state.startswith("FINISHED"):
+        return "finished" if request.blocks else "none"
+    return "running" if request.state == "RUNNING" else "waiting"

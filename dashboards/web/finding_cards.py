@@ -1,0 +1,139 @@
+"""Findings in full: each with its culprits, and what to do, what to change, what will not help."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dash import html
+
+from kvscope.dashboards.web.display_text import age, clock
+from kvscope.dashboards.web.links import Place
+from kvscope.dashboards.web.markup import and_more, block_links, event_link, headings, request_link
+from kvscope.dashboards.web.view import Here
+from kvscope.monitor.findings import FindingReport
+from kvscope.monitor.query import counted
+
+MOST_CULPRITS = 12
+
+
+def cards(here: Here, findings: Sequence[FindingReport], in_full: int) -> list[Any]:
+    """Those that need somebody, the first of them in full; then those that only inform. What is not in full unfolds."""
+    grave = [finding for finding in findings if finding.severity != "info"]
+    others = [finding for finding in findings if finding.severity == "info"]
+    parts: list[Any] = [_card(here, finding) for finding in grave[:in_full]]
+    if not grave:
+        parts.append(html.P("Nothing is wrong that can be seen.", className="all-well"))
+    parts += [_folded(here, finding) for finding in [*grave[in_full:], *others]]
+    return parts
+
+
+def _card(here: Here, finding: FindingReport) -> html.Article:
+    link = html.A(finding.title, href=here.place.to("finding", engine=finding.engine, id=finding.id))
+    return html.Article(
+        [marks(here, finding), html.H2(link), *_body(here.place, finding)],
+        className=f"finding {finding.severity}",
+        key=finding.id,
+    )
+
+
+def _folded(here: Here, finding: FindingReport) -> html.Details:
+    return html.Details(
+        [
+            html.Summary([html.H2(finding.title), marks(here, finding)]),
+            *_body(here.place, finding),
+        ],
+        className=f"finding {finding.severity}",
+        key=finding.id,
+    )
+
+
+def marks(here: Here, finding: FindingReport) -> html.Div:
+    """How grave, which code, how sure, since when."""
+    parts: list[Any] = [
+        html.Span(finding.severity, className="severity"),
+        html.Code(finding.code),
+        html.Span(finding.verdict, className=f"verdict {finding.verdict}", title="how the verdict was reached"),
+    ]
+    if finding.since:
+        parts.append(html.Span(_when(here, finding), className="since"))
+    if not here.place.view:
+        parts.append(html.A(finding.engine, href=here.place.to("engine", engine=finding.engine), className="on"))
+    return html.Div(parts, className="marks")
+
+
+def _when(here: Here, finding: FindingReport) -> str:
+    """Since when, and for how long until now; or until when."""
+    if finding.resolved_at:
+        return f"{clock(finding.since)} – {clock(finding.resolved_at)} UTC"
+    now = next((engine.at for engine in here.engines if engine.engine == finding.engine), None)
+    return f"since {clock(finding.since)} UTC, {age(finding.since, now)}"
+
+
+def _body(place: Place, finding: FindingReport) -> list[Any]:
+    return [
+        html.P(finding.explanation, className="explanation"),
+        *culprits(place, finding),
+        *advice(finding),
+        html.Div(
+            [
+                html.Details([html.Summary("Evidence"), evidence(place, finding)], className="evidence"),
+                html.A("All about it", href=place.to("finding", engine=finding.engine, id=finding.id)),
+                html.A("Runbook", href=f"/{finding.runbook}"),
+            ],
+            className="more",
+        ),
+    ]
+
+
+def advice(finding: FindingReport) -> list[Any]:
+    """What would make it sure, if it is not; what to do, to change, and what will not help."""
+    parts: list[Any] = []
+    if finding.missing:
+        parts.append(html.P([html.Strong("To be sure: "), finding.missing], className="missing"))
+    columns = [
+        html.Div([html.H3(title), html.Ul([html.Li(line) for line in lines])], className=name)
+        for title, name, lines in (
+            ("Do now", "do-now", finding.do_now),
+            ("Change", "change", finding.change),
+            ("Won’t help", "wont-help", finding.wont_help),
+        )
+        if lines
+    ]
+    return [*parts, html.Div(columns, className="advice")]
+
+
+def culprits(place: Place, finding: FindingReport, most: int = MOST_CULPRITS) -> list[Any]:
+    """Who it is about, and what it brings about; links to them as they are at `place`."""
+    rows = []
+    requests, blocks = finding.culprits.requests, finding.culprits.blocks
+    if requests:
+        names: list[Any] = [request_link(place, finding.engine, name) for name in requests[:most]]
+        rows += [html.Dt(counted(len(requests), "request")), html.Dd(names + and_more(len(requests) - most))]
+    if blocks:
+        links = block_links(place, finding.engine, blocks, most)
+        rows += [html.Dt(counted(len(blocks), "block")), html.Dd(links)]
+    for effect in finding.effects:
+        named = [request_link(place, finding.engine, name) for name in effect.requests[:MOST_CULPRITS]]
+        rest = and_more(len(effect.requests) - MOST_CULPRITS)
+        rows += [html.Dt("effect"), html.Dd([html.Code(effect.code), " ", *named, *rest])]
+    return [html.Dl(rows, className="culprits")] if rows else []
+
+
+def evidence(place: Place, finding: FindingReport) -> html.Table:
+    """The figures that it rests on, each with where it was read; a position leads to the pool as it was then."""
+    rows = [
+        html.Tr(
+            [
+                html.Th(one.name.removesuffix("_s").replace("_", " "), scope="row"),
+                html.Td(f"{one.value:,}", className="n")
+                if isinstance(one.value, int | float)
+                else html.Td(one.value, className="said"),
+                html.Td(one.unit),
+                html.Td(one.source),
+                html.Td(event_link(place, finding.engine, one.position) if one.position else ""),
+            ]
+        )
+        for one in finding.evidence
+    ]
+    return html.Table([headings("Figure", "Value#", "Unit", "From", "Event"), html.Tbody(rows)])

@@ -1,0 +1,106 @@
+"""The story of one thing, beside the page: a request's life, or why a block is held."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dash import html
+
+from kvscope.dashboards.web.display_text import clock, family_of, reason_of, sentence
+from kvscope.dashboards.web.links import Place
+from kvscope.dashboards.web.markup import block_links, dot, request_link
+from kvscope.monitor.query import counted, duration
+from kvscope.monitor.schema import BlockDetail, RequestDetail, StoryView
+
+MOST_LINES = 200
+MOST_SPANS = 60
+
+
+def of_request(place: Place, detail: RequestDetail) -> list[Any]:
+    """A request: its state, its cost, its blocks, its life."""
+    request, engine = detail.request, detail.engine
+    reason = reason_of(request)
+    facts = [
+        ("For", f"{duration(request.for_s)}, since {clock(request.since)} UTC"),
+        ("Prompt", counted(request.prompt_tokens, "token")),
+        ("From the prefix cache", counted(request.hit_tokens, "token")),
+        ("Computed", counted(request.computed_tokens, "token")),
+        ("Output", f"{request.output_tokens:,} of at most {counted(request.max_tokens, 'token')}"),
+        ("Preempted", f"{counted(request.preemptions, 'time')}, {counted(request.tokens_lost, 'token')} lost"),
+    ]
+    facts += [(f"Waited: {cause}", duration(seconds)) for cause, seconds in detail.waited_s.items()]
+    if request.client_gone:
+        facts.append(("Client", "has gone away"))
+    parts: list[Any] = [
+        *_head(place, "Request", request.id),
+        html.P(
+            [dot(family_of(request)), request.state, html.Code(reason) if reason else ""],
+            className="state",
+        ),
+        html.Dl([part for name, value in facts for part in (html.Dt(name), html.Dd(value))], className="facts"),
+    ]
+    if detail.blocks:
+        links = block_links(place, engine, detail.blocks, MOST_SPANS)
+        parts += [
+            html.H3(f"Holds {counted(len(detail.blocks), 'block')}"),
+            html.P(links, className="blocks"),
+            html.P(html.A("Show them on the block map", href=place.to("blocks", engine=engine, id=request.id))),
+        ]
+    return parts + _story(detail.story, detail.story_is_whole)
+
+
+def of_block(place: Place, detail: BlockDetail) -> list[Any]:
+    """A block: what it is, why, and its life."""
+    return [
+        *_head(place, "Block", f"{detail.block:,}"),
+        *_what_it_is(place, detail),
+        *_story(detail.story, whole=True),
+    ]
+
+
+def pointed(place: Place, detail: BlockDetail) -> list[Any]:
+    """A block in a few lines, for who points at it."""
+    return [html.H3(f"Block {detail.block:,}"), *_what_it_is(place, detail)]
+
+
+def point_here() -> list[Any]:
+    """Nobody points at a block yet."""
+    hint = "Point at a block to see who holds it and why; click, or press Enter, to keep its story."
+    return [html.P(hint, className="note")]
+
+
+def unknown(place: Place, message: str) -> list[Any]:
+    """There is no such thing here (any more)."""
+    return [*_head(place, "Not known", ""), html.P(sentence(message), className="note")]
+
+
+def _head(place: Place, kind: str, name: str) -> list[Any]:
+    close = html.A("Close", href=place.to(f"{place.view}s"), className="close", title="Close (Escape)")
+    return [html.Div([html.H2([f"{kind} ", html.Span(name, className="id")]), close], className="head")]
+
+
+def _what_it_is(place: Place, detail: BlockDetail) -> list[Any]:
+    owners: list[Any] = [request_link(place, detail.engine, owner) for owner in detail.owners]
+    cached = " · in the prefix cache" if detail.hashed else ""
+    what: list[Any] = [
+        dot(detail.state.lower().replace("-", "_")),
+        f"{detail.state} · {counted(detail.references, 'reference')}{cached} · owned by ",
+        *(owners or ["nobody"]),
+    ]
+    return [
+        html.P(what, className="state"),
+        html.Ul([html.Li([html.Span(link) for link in chain], className="chain") for chain in detail.because]),
+    ]
+
+
+def _story(lines: Sequence[StoryView], whole: bool) -> list[Any]:
+    parts: list[Any] = [html.H3("Story")]
+    if not lines:
+        return [*parts, html.P("Nothing in the events that are kept here tells of it.", className="note")]
+    if not whole:
+        parts.append(html.P("It begins before the events that are kept here.", className="note"))
+    if len(lines) > MOST_LINES:
+        parts.append(html.P(f"The last {MOST_LINES} of {len(lines):,} lines.", className="note"))
+    told = [html.Li([html.Time(clock(line.at), dateTime=line.at), line.text]) for line in lines[-MOST_LINES:]]
+    return [*parts, html.Ol(told, className="story")]

@@ -1,0 +1,91 @@
+"""The page's frame: what is there before anything has been said, and the places that sections go to."""
+
+from __future__ import annotations
+
+from dash import dcc, html
+
+from kvscope.dashboards.web.markup import aria, data
+from kvscope.dashboards.web.palette import SHADES
+from kvscope.dashboards.web.view_registry import PATHS
+
+_SHADES = "".join(f"--{shade.field.replace('_', '-')}: {shade.css};" for shade in SHADES)
+
+INDEX = (
+    """<!DOCTYPE html>
+<html lang="en">
+<head>
+  {%metas%}
+  <meta name="viewport" content="width=device-width, initial-scale=1">
+  <meta name="color-scheme" content="light dark">
+  <title>{%title%}</title>
+  <link rel="icon" type="image/svg+xml" href="/assets/kvscope.svg">
+  <style>:root {"""
+    + _SHADES
+    + """}</style>
+  {%css%}
+</head>
+<body>
+  {%app_entry%}
+  <noscript>This page is live and needs JavaScript. The same is told by <code>monitor doctor</code>.</noscript>
+  <div hidden>{%config%}{%scripts%}{%renderer%}</div>
+</body>
+</html>
+"""
+)
+
+
+def layout() -> html.Div:
+    """Every place that a section goes to, empty."""
+    return html.Div(
+        [
+            dcc.Location(id="url", refresh="callback-nav"),
+            dcc.Store(id="told"),
+            dcc.Store(id="pointed"),
+            dcc.Store(id="pointed-told"),
+            html.A("Skip to the view", href="#main", className="skip"),
+            html.Header(id="bar"),
+            html.Div(id="stale", role="alert", hidden=True, className="banner quiet"),
+            html.Div(id="unreadable", role="alert", hidden=True, className="banner quiet"),
+            html.Div(id="alarms", role="alert"),
+            html.Div(id="arrived", role="status", className="unseen"),
+            html.Div(
+                [
+                    html.Main([_empty(), html.Div(id="view")], id="main", tabIndex="-1"),
+                    html.Aside(id="aside", hidden=True, **aria(label="Story")),
+                ],
+                className="columns",
+            ),
+            html.Dialog(id="keys", **aria(label="Keys")),
+            html.Footer(
+                [
+                    html.A("alerts", href="/alerts"),
+                    html.A("metrics", href="/metrics"),
+                    html.A("API", href="/api/openapi.json"),
+                    html.Span("All times are UTC. No prompt and no token leaves the engine: lengths and counts only."),
+                ]
+            ),
+        ],
+        id="page",
+        **data(paths=" ".join(f"/{path}" for path in PATHS)),
+    )
+
+
+def _empty() -> html.Section:
+    return html.Section(
+        [
+            html.H1("Waiting for an engine"),
+            html.P("Nothing has been heard on any of the event streams that this service listens to:"),
+            html.Ul(id="sources"),
+            html.P(
+                [
+                    "Start an engine with its event stream there, such as ",
+                    html.Code("kvscope engine serve"),
+                    ", and it appears here by itself. To listen elsewhere: ",
+                    html.Code("monitor serve --events ENDPOINT"),
+                    ".",
+                ]
+            ),
+        ],
+        id="empty",
+        hidden=True,
+    )

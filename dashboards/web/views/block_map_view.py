@@ -1,0 +1,220 @@
+"""The block map: every block as it is, or was at any moment, the events around that, and why the chosen one is held.
+
+/blocks?colour=owner&at=MOMENT        coloured by state, owner, age, references or prefix
+/blocks?id=REQUEST                    with that request's blocks marked
+/block?id=BLOCK                       with the story of that block beside it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Final, get_args
+
+from dash import html
+
+from kvscope.dashboards.web import block_map_image, history_panel, pool_balance
+from kvscope.dashboards.web.display_text import clock
+from kvscope.dashboards.web.links import Place, rfc3339, wall_ns
+from kvscope.dashboards.web.markup import aria, data, field, key, request_link
+from kvscope.dashboards.web.palette import colour_of, css
+from kvscope.dashboards.web.view import Here, View, engine_then
+from kvscope.monitor.query import NotKnown, Query, percent
+from kvscope.monitor.schema import BlockColours, BlockMap, Colouring, EventView
+
+COLOURINGS: Final = ("state", *get_args(Colouring))
+MOST_EVENTS: Final = 60
+STEPS: Final = 600
+"""Of the slider."""
+
+
+def view(query: Query, here: Here) -> View:
+    """The map under its slider, and the events beside it."""
+    place, moment = here.place, here.moment
+    engine = engine_then(query, here)
+    blocks = query.block_map(here.name, moment)
+    by = place.get("colour", COLOURINGS[0])
+    colours = query.block_colours(here.name, _colouring(by), moment) if by in get_args(Colouring) else None
+    marked, aside = _chosen(query, place, moment)
+    legend = pool_balance.legend(engine) if colours is None else _legend(place, colours)
+    events, chosen = _events_around(query, here)
+    return View(
+        {
+            "head": html.Header([html.H1("Every block"), _colourings(place, by)], className="of-blocks"),
+            "scrub": html.Section(_scrub(_since_heard(query, here), blocks.at, events, chosen), className="card scrub"),
+            "map": html.Div(
+                [
+                    html.Section(
+                        [html.Ul(legend, className="legend"), _map(blocks, colours, marked), *_several(blocks, by)],
+                        className="card",
+                        key="map",
+                    ),
+                    html.Section(
+                        _events(place, events, chosen),
+                        className="card happened",
+                        key="events",
+                        **aria(label="Events until then"),
+                    ),
+                ],
+                className="map-and-events",
+            ),
+            "pointed": html.Section(html.Div(id="pointed-block", **aria(live="polite")), className="card"),
+        },
+        aside,
+    )
+
+
+def _colouring(by: str) -> Colouring:
+    return next(one for one in get_args(Colouring) if one == by)
+
+
+def _chosen(query: Query, place: Place, moment: str) -> tuple[list[int], list[Any]]:
+    """Blocks to be marked, and the story beside the map."""
+    if not place.id:
+        return [], []
+    try:
+        if place.view == "blocks":
+            return query.request(place.engine, place.id, moment).blocks, []
+        if not place.id.isdecimal():
+            raise NotKnown(f"{place.id} is not the number of a block")
+        return [int(place.id)], history_panel.of_block(place, query.block(place.engine, int(place.id), moment))
+    except NotKnown as error:
+        return [], history_panel.unknown(place, str(error))
+
+
+# -------------------------------------------------------------------- the map
+
+
+def _map(blocks: BlockMap, colours: BlockColours | None, marked: Sequence[int]) -> html.Div:
+    laid = block_map_image.grid(blocks.total)
+    picture = block_map_image.picture(blocks) if colours is None else block_map_image.coloured(colours)
+    layers: list[Any] = [html.Img(id="map", alt="", src=picture, draggable="false")]
+    if marked and blocks.total:
+        layers.append(
+            html.Img(id="spotlight", alt="", src=block_map_image.spotlight(blocks.total, marked), draggable="false")
+        )
+    return html.Div(
+        [*layers, html.Div(className="lines"), html.Div(className="cursor")],
+        id="map-frame",
+        tabIndex="0",
+        role="application",
+        style={"--columns": str(laid.columns), "--rows": str(laid.rows)},
+        **data(total=laid.total, per_cell=laid.per_cell, columns=laid.columns),
+        **aria(label="Block map: arrow keys go from block to block, Enter opens a block’s story"),
+    )
+
+
+def _several(blocks: BlockMap, by: str) -> list[html.P]:
+    """What a cell is, where it is not one block."""
+    per_cell = block_map_image.grid(blocks.total).per_cell
+    which = "the one that asks for attention most" if by == COLOURINGS[0] else "one of them"
+    words = f"Each cell is {per_cell:,} blocks, in the colour of {which}."
+    return [html.P(words, className="note hint")] if per_cell > 1 else []
+
+
+def _colourings(place: Place, chosen: str) -> html.Nav:
+    links = [
+        html.A(
+            by,
+            href=place.but(colour="" if by == COLOURINGS[0] else by),
+            className="button",
+            **aria(current="true" if by == chosen else "false"),
+        )
+        for by in COLOURINGS
+    ]
+    return html.Nav([html.Span("Coloured by", className="note"), *links], **aria(label="Coloured by"))
+
+
+def _legend(place: Place, colours: BlockColours) -> list[html.Li]:
+    return [
+        html.Li(
+            [
+                html.Span(
+                    className="swatch",
+                    style={"backgroundColor": css(colour_of(colours.by, one.value), 1 if one.value else 0.2)},
+                ),
+                html.Span(
+                    request_link(place, colours.engine, one.request) if one.request else one.label, className="what"
+                ),
+                html.Span(f"{one.blocks:,}", className="count"),
+                html.Span(percent(one.blocks / colours.total if colours.total else 0.0), className="share"),
+            ],
+            key=str(one.value),
+        )
+        for one in colours.keys
+    ]
+
+
+# -------------------------------------------------------------------- through time
+
+
+def _events_around(query: Query, here: Here) -> tuple[list[EventView], int]:
+    """Those around the moment, and the place in them of the last that had happened then (-1: none)."""
+    name, moment = here.name, here.moment
+    if not moment:
+        events = query.events(name, here.window.since, most=MOST_EVENTS)
+        return events, len(events) - 1
+    events = query.events(name, around=moment, most=MOST_EVENTS)
+    if "/" in moment:
+        return events, next((number for number, one in enumerate(events) if one.position == moment), -1)
+    at_ns = wall_ns(moment, 0)
+    happened = sum(not one.at or wall_ns(one.at, 0) <= at_ns for one in events)
+    if happened:
+        return events, happened - 1
+    # It had been silent for some time.
+    before = query.events(name, rfc3339(min(here.window.since_ns, at_ns - 1_000_000)), moment, most=1)
+    return [*before, *events], len(before) - 1
+
+
+def _since_heard(query: Query, here: Here) -> Here:
+    """Without what is before anything was heard: a young engine's slider would begin with nothing."""
+    first = query.span(here.name).first
+    since_ns = min(max(here.window.since_ns, wall_ns(first, 0) if first else 0), here.window.until_ns - 1_000_000_000)
+    return here._replace(window=here.window._replace(since_ns=since_ns))
+
+
+def _scrub(here: Here, at: str | None, events: Sequence[EventView], chosen: int) -> list[Any]:
+    """A slider over the window, and a step to the event before and after."""
+    window, place = here.window, here.place
+    first, last = window.since_ns // 1_000_000, window.until_ns // 1_000_000
+    now = min(max(round(datetime.fromisoformat(at).timestamp() * 1000), first), last) if at else last
+    kept = {"since": window.since, "until": window.until}
+    steps: list[Any] = []
+    for sign, words, name, number in (
+        ("‹", "the event before", ",", chosen - 1),
+        ("›", "the event after", ".", chosen + 1),
+    ):
+        there = 0 <= number < len(events)
+        attributes = key(name, words) | {"href": place.but(at=events[number].position, **kept)} if there else {}
+        label = aria(label=words, disabled="false" if there else "true")
+        steps.append(html.A(sign, className="button", title=f"{words} ({name})", **attributes, **label))
+    step = str(max(1, (last - first) // STEPS))
+    slider = html.Label(
+        [
+            html.Span("Moment that is shown", className="unseen"),
+            field("range", "at", str(now), id="scrub", min=str(first), max=str(last), step=step),
+        ],
+        **data(at=now, since=window.since, until=window.until),
+    )
+    since, until = (html.Span(clock(end), className="note") for end in (window.since, window.until))
+    shown = html.Strong(f"{at[11:23]} UTC" if at else "", className="moment")
+    return [html.Span(steps, className="moves"), since, slider, until, shown]
+
+
+def _events(place: Place, events: Sequence[EventView], chosen: int) -> list[Any]:
+    heading = html.H2("Events")
+    if not events:
+        return [heading, html.P("None is kept of that time.", className="note")]
+    rows = []
+    for number, event in enumerate(events):
+        link = html.A(
+            [html.Time(event.at[11:23] if event.at else "", dateTime=event.at), html.Span(_told(event))],
+            href=place.but(at=event.position),
+            **aria(current="step" if number == chosen else "false"),
+        )
+        rows.append(html.Li(link, key=event.position, className="to-come" if number > chosen else ""))
+    return [heading, html.Ol(rows, className="events", tabIndex="0", **aria(label="Events, the latest last"))]
+
+
+def _told(event: EventView) -> str:
+    return f"{event.request}: {event.text}" if event.request and event.request not in event.text else event.text

@@ -1,0 +1,335 @@
+"""Compare: what got better and what got worse, from one window to another, of this engine or of two.
+
+    /compare?engine=ENGINE&from=TIME&to=TIME&with=ENGINE&with_from=TIME&with_to=TIME
+
+The window is held against that of `with_…`; without, as long a time just before it, or of another engine the same time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from dash import html
+
+from kvscope.dashboards.web.charts import Mark, Row, over_time
+from kvscope.dashboards.web.display_text import clock, sentence
+from kvscope.dashboards.web.links import Place, Window, rfc3339, wall_ns
+from kvscope.dashboards.web.markup import and_more, aria, choice, data, field, request_link
+from kvscope.dashboards.web.palette import SHADES
+from kvscope.dashboards.web.pool_traces import blocks, requests
+from kvscope.dashboards.web.view import Here, View
+from kvscope.monitor.findings import FindingReport
+from kvscope.monitor.query import BadQuestion, NotKnown, Query, counted, duration, percent
+from kvscope.monitor.schema import Diff, FigureRow, FindingRow, PointView, Stretch
+
+MOMENTS: Final = 300
+MOST_LINKS: Final = 6
+AGAINST: Final = ("with", "with_from", "with_to")
+SIGNS: Final = {"better": "▲", "worse": "▼", "same": "=", "differs": "↕", "": ""}
+CAME: Final = {"came": "+", "stayed": "=", "went": "−"}
+MANY_TIMES: Final = 10
+NO_TIME: Final = (
+    "Times are UTC. Where none is given: as long a time just before it, or of another engine the same time."
+)
+
+
+def view(query: Query, here: Here) -> View:
+    """In a sentence, as figures, as findings, and both pools over time; and the form to choose other windows."""
+    try:
+        told = _compared(query, here)
+    except (NotKnown, BadQuestion) as error:
+        why = html.P(sentence(str(error)), role="alert")
+        return View({"head": html.Header([html.H1("Nothing to compare"), why, _form(here, None)], className="card")})
+    both = (told.before, told.after)
+    points = [query.points(side.engine, most=MOMENTS, since=side.since or "", until=side.until or "") for side in both]
+    return View(
+        {
+            "head": html.Header([*_in_words(told), _sides(here.place, told), _form(here, told)], className="card"),
+            "findings": html.Section(_findings(here.place, told), id="compared-findings", className="card"),
+            "figures": html.Section(_figures(told), id="figures", className="card wide"),
+            "pools": html.Section(_pools(here, both, points), id="pools", className="card", **aria(label="Over time")),
+        }
+    )
+
+
+def _compared(query: Query, here: Here) -> Diff:
+    """Raises NotKnown, and BadQuestion for what cannot be compared."""
+    place, window = here.place, here.window
+    since, until = window.since, "" if window.live else window.until
+    if not (place.since or place.until or place.at):
+        since = ""  # as much of what is known as leaves something to hold it against
+    other = place.get("with")
+    now_ns = next((wall_ns(one.at, 0) for one in here.engines if one.engine == (other or here.name) and one.at), 0)
+    against = [rfc3339(wall_ns(at, now_ns)) if at else "" for at in map(place.get, AGAINST[1:])]
+    return query.compare(here.name, since, until, other, *against)
+
+
+def _in_words(told: Diff) -> list[Any]:
+    came = sum(row.change == "came" and row.severity != "info" for row in told.findings)
+    went = sum(row.change == "went" and row.severity != "info" for row in told.findings)
+    better, worse, same = (sum(row.change == word for row in told.figures) for word in ("better", "worse", "same"))
+    words = f"{counted(came, 'finding')} came" if came else "No finding came"
+    if went:
+        words += f", {went:,} went"
+    figures = f"{counted(worse, 'figure')} worse, {better:,} better, {same:,} the same"
+    return [html.H1(f"{words}; {figures}", className="bad" if told.is_worse else "well" if not worse else "")]
+
+
+# -------------------------------------------------------------------- what is compared
+
+
+def _sides(place: Place, told: Diff) -> html.Dl:
+    parts: list[Any] = []
+    for name, side in (("Before", told.before), ("After", told.after)):
+        there = place.to("engine", engine=side.engine, since=side.since or "", until=side.until or "", at="")
+        parts += [
+            html.Dt(name),
+            html.Dd([html.A(side.engine, href=there), html.Span(f"{_when(side, told)}, {duration(side.seconds)}")]),
+        ]
+    return html.Dl(parts, className="sides")
+
+
+def _when(side: Stretch, told: Diff) -> str:
+    """From when to when; with the days where they are not the same."""
+    days = {(at or "")[:10] for one in (told.before, told.after) for at in (one.since, one.until)}
+    since, until = (
+        clock(at) if len(days) == 1 or not at else f"{at[:10]} {clock(at)}" for at in (side.since, side.until)
+    )
+    return f"{since} – {until} UTC"
+
+
+def _form(here: Here, told: Diff | None) -> html.Form:
+    """Empty fields are left out of the address."""
+    place, window = here.place, here.window
+    names = sorted(one.engine for one in here.engines)
+    since, until = (told.after.since, told.after.until) if told is not None else (window.since, window.until)
+    with_since, with_until = (_local(place.get(name), window.until_ns) for name in AGAINST[1:])
+    this: list[Any] = [field("hidden", "engine", here.name)]
+    against: list[Any] = []
+    if len(names) > 1:
+        options = [html.Option(name, value=name) for name in names]
+        this = [html.Label([html.Span("Engine"), html.Select(options, name="engine", **data(value=here.name))])]
+        others = [(name, name) for name in names if name != here.name]
+        against = [choice("with", "Engine", others, place.get("with"), none="the same")]
+    this += [_time("from", "From", (since or "")[:19]), _time("to", "To", (until or "")[:19])]
+    against += [_time("with_from", "From", with_since), _time("with_to", "To", with_until)]
+    actions: list[Any] = [html.Button("Compare", type="submit")]
+    if told is not None:
+        actions.append(html.A("Swap them", href=_swapped(place, told), className="button"))
+    if any(map(place.get, AGAINST)):
+        before_it = place.but(**dict.fromkeys(AGAINST, ""))
+        actions.append(html.A("With the time before it", href=before_it, className="button"))
+    return html.Form(
+        [
+            html.Fieldset([html.Legend("This window"), *this], className="filter"),
+            html.Fieldset([html.Legend("held against"), *against], className="filter"),
+            html.Div([*actions, html.P(NO_TIME, className="note")], className="filter"),
+        ],
+        action="/compare",
+        method="get",
+        className="to-compare",
+        key=place.but(),
+    )
+
+
+def _time(name: str, words: str, value: str) -> html.Label:
+    return html.Label([html.Span(words), field("datetime-local", name, value, step="1")])
+
+
+def _local(text: str, now_ns: int) -> str:
+    """A TIME of the address as a field has it; empty for none, and for what is no time."""
+    try:
+        return rfc3339(wall_ns(text, now_ns))[:19] if text else ""
+    except BadQuestion:
+        return ""
+
+
+def _swapped(place: Place, told: Diff) -> str:
+    before, after = told.before, told.after
+    other = after.engine if after.engine != before.engine else ""
+    against = dict(zip(AGAINST, (other, after.since or "", after.until or ""), strict=True))
+    return place.to(
+        "compare", engine=before.engine, since=before.since or "", until=before.until or "", at="", **against
+    )
+
+
+# -------------------------------------------------------------------- figures
+
+
+def _figures(told: Diff) -> list[Any]:
+    head = html.Thead(
+        html.Tr(
+            [
+                html.Th(name, scope="col", className=kind)
+                for name, kind in (
+                    ("Figure", ""),
+                    ("Before", "n"),
+                    ("After", "n"),
+                    ("Change", ""),
+                    ("By", "n"),
+                    ("Before over after", ""),
+                )
+            ]
+        )
+    )
+    rows = [_figure(row) for row in told.figures if row.before is not None or row.after is not None]
+    note = "Within 5 % two figures are the same; differs is said where neither direction is better."
+    table = html.Table([head, html.Tbody(rows)], className="compared")
+    return [html.H2("Figures"), table, html.P(note, className="note hint")]
+
+
+def _figure(row: FigureRow) -> html.Tr:
+    most = max(row.before or 0.0, row.after or 0.0) or 1.0
+    rods = [
+        html.Span(className=f"rod-of {side}", style={"width": f"{100 * (value or 0.0) / most:.2f}%"})
+        for side, value in (("before", row.before), (f"after {row.change}", row.after))
+    ]
+    return html.Tr(
+        [
+            html.Th(row.name, scope="row"),
+            html.Td(_value(row.before, row.unit), className="n"),
+            html.Td(_value(row.after, row.unit), className="n"),
+            html.Td(
+                [html.Span(SIGNS[row.change], className="sign", **aria(hidden="true")), f" {row.change}"],
+                className=f"change {row.change}",
+            ),
+            html.Td(_by(row), className="n"),
+            html.Td(rods, className="rods", **aria(hidden="true")),
+        ],
+        key=row.name,
+    )
+
+
+def _value(value: float | None, unit: str) -> str:
+    if value is None:
+        return "none"
+    if unit == "share":
+        return percent(value)
+    if unit == "s":
+        return f"{value:,.{3 if value < 10 else 1}f} s"
+    return f"{value:,.1f} {unit}"
+
+
+def _by(row: FigureRow) -> str:
+    """By how much it changed, of what it was; of next to nothing there is no such figure."""
+    if row.change in ("same", "") or not row.before or row.after is None:
+        return ""
+    if _value(row.before, row.unit) == _value(0.0, row.unit):
+        return ""
+    if row.after >= MANY_TIMES * row.before:
+        return f"× {row.after / row.before:,.0f}"
+    return f"{row.after / row.before - 1:+.0%}".replace("-", "−").replace("%", " %")
+
+
+# -------------------------------------------------------------------- findings
+
+
+def _findings(place: Place, told: Diff) -> list[Any]:
+    heading = html.H2("Findings that came, stayed and went")
+    if not told.findings:
+        return [heading, html.P("None in either window.", className="note")]
+    columns = ("Change", "Severity", "Finding", "Code", "How sure", "Before", "After", "Whom it names", "Each")
+    head = html.Thead(html.Tr([html.Th(name, scope="col") for name in columns]))
+    rows = [_finding(place, told, row) for row in told.findings]
+    return [heading, html.Div(html.Table([head, html.Tbody(rows)], className="compared"), className="wide")]
+
+
+def _finding(place: Place, told: Diff, row: FindingRow) -> html.Tr:
+    side = told.before if row.change == "went" else told.after
+    then = place._replace(since="", until="", at=side.until or "")
+    reports = {one.id: one for one in (*told.before.findings, *told.after.findings) if one.code == row.code}
+    named: list[Any] = [request_link(then, side.engine, name) for name in row.requests[:MOST_LINKS]]
+    each: list[Any] = [_link(place, told, one) for one in list(reports.values())[:MOST_LINKS]]
+    return html.Tr(
+        [
+            html.Td(
+                [html.Span(CAME[row.change], className="sign", **aria(hidden="true")), f" {row.change}"],
+                className=f"change {row.change} {row.severity}",
+            ),
+            html.Td(row.severity, className=f"severity {row.severity}"),
+            html.Th(row.title, scope="row"),
+            html.Td(html.Code(row.code)),
+            html.Td(row.verdict),
+            html.Td(f"{row.before:,}", className="n"),
+            html.Td(f"{row.after:,}", className="n"),
+            html.Td(named + and_more(len(row.requests) - MOST_LINKS), className="blocks"),
+            html.Td(each + and_more(len(reports) - MOST_LINKS), className="blocks"),
+        ],
+        key=row.code,
+    )
+
+
+def _link(place: Place, told: Diff, finding: FindingReport) -> html.A:
+    words = f"since {clock(finding.since)}" if finding.since else "from the start"
+    if told.before.engine != told.after.engine:
+        words = f"{'before' if finding.engine == told.before.engine else 'after'}, {words}"
+    there = place.to("finding", engine=finding.engine, id=finding.id, since="", until="", at="")
+    return html.A(words, href=there, title=finding.title, className="id")
+
+
+# -------------------------------------------------------------------- over time
+
+
+def _pools(here: Here, both: Sequence[Stretch], points: Sequence[Sequence[PointView]]) -> list[Any]:
+    """One above the other, a second as wide and a block as high in both."""
+    longest_ns = max(round(side.seconds * 1e9) for side in both)
+    totals = [sum(getattr(point, shade.field) for shade in SHADES) for side in points for point in side[-1:]]
+    queues = [max(point.requests_waiting, point.requests_running) for side in points for point in side]
+    parts: list[Any] = [html.H2("Both pools, to the same scale")]
+    for name, words, side, there in zip(("before", "after"), ("Before", "After"), both, points, strict=True):
+        parts.append(html.H3(f"{words}: {side.engine}, from {clock(side.since)} to {clock(side.until)} UTC"))
+        if not there or not side.since:
+            parts.append(html.P("Nothing is kept of it, moment by moment.", className="note"))
+            continue
+        since_ns = wall_ns(side.since, 0)
+        window = Window(since_ns, since_ns + max(longest_ns, 1_000_000), False)
+        rows = [
+            Row("Blocks", 130, blocks(there), max(totals, default=0)),
+            Row("Requests", 70, requests(there), max(queues, default=0)),
+        ]
+        at_ns = _chosen(here.place, window)
+        times = ("from", "to") if name == "after" else AGAINST[1:]
+        parts.append(
+            over_time(
+                f"{name}-pool",
+                [point.at_ns for point in there],
+                rows,
+                window,
+                marks=_marks(here.place, side, window),
+                at_ns=at_ns,
+                says=_says(words, there),
+                times=times,
+            )
+        )
+    return parts
+
+
+def _chosen(place: Place, window: Window) -> int | None:
+    """The moment that is chosen, if it is in this window."""
+    try:
+        at_ns = wall_ns(place.at, window.until_ns)
+    except BadQuestion:  # none, or the position of an event
+        return None
+    return at_ns if window.since_ns <= at_ns <= window.until_ns else None
+
+
+def _marks(place: Place, side: Stretch, window: Window) -> list[Mark]:
+    """Where findings began."""
+    found = []
+    for finding in side.findings:
+        at_ns = wall_ns(finding.since, 0) if finding.since else 0
+        if finding.severity != "info" and window.since_ns <= at_ns <= window.until_ns:
+            href = place.to("finding", engine=finding.engine, id=finding.id, since="", until="", at="")
+            found.append(Mark(at_ns, "warning" if finding.severity == "warning" else "error", finding.title, href))
+    return sorted(found)
+
+
+def _says(words: str, points: Sequence[PointView]) -> str:
+    """What the chart shows, for who cannot see it."""
+    last = points[-1]
+    held = ", ".join(f"{count:,} {shade.label}" for shade in SHADES if (count := getattr(last, shade.field)))
+    queue = f"{last.requests_running:,} running, {last.requests_waiting:,} waiting"
+    return (
+        f"{words}, from {clock(points[0].at)} to {clock(last.at)} UTC. At its end, blocks: {held}; requests: {queue}."
+    )

@@ -1,0 +1,251 @@
+"""One finding: who is behind it, what it rests on, what the pool was meanwhile, what to do, and who was told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from dash import html
+
+from kvscope.dashboards.web.charts import Mark, Row, over_time
+from kvscope.dashboards.web.display_text import clock, sentence
+from kvscope.dashboards.web.finding_cards import advice, culprits, evidence, marks
+from kvscope.dashboards.web.links import Place, Window, rfc3339, wall_ns
+from kvscope.dashboards.web.markup import aria, data, field
+from kvscope.dashboards.web.palette import SHADES
+from kvscope.dashboards.web.pool_traces import blocks, requests
+from kvscope.dashboards.web.view import Here, View
+from kvscope.monitor.findings import FindingReport
+from kvscope.monitor.query import BadTime, NotKnown, Query, counted
+from kvscope.monitor.schema import AlertingView, EventView, PointView
+
+MOST_CULPRITS: Final = 60
+MOST_EVENTS: Final = 14
+LENGTHS: Final = (("3600", "an hour"), ("14400", "4 hours"), ("86400", "a day"), ("604800", "a week"))
+LEAST_COMPARED_NS: Final = 10_000_000_000
+MOST_COMPARED_NS: Final = 600_000_000_000
+SEEN_BEFORE_END_NS: Final = 3_500_000_000
+"""A finding is over a moment after it was seen last: what it was about is there to be looked at so long before."""
+HEARD_AFTER_NS: Final = 1_000_000_000
+"""But not before it was heard of: what an engine does is sent a little later."""
+
+
+def view(query: Query, here: Here) -> View:
+    """The one with that `id`."""
+    detail = query.finding(here.place.id)
+    finding, points = detail.finding, detail.points
+    then = _then(here.place, finding)
+    return View(
+        {
+            "finding": html.Article(
+                [
+                    marks(here, finding),
+                    html.H1(finding.title),
+                    html.P(finding.explanation, className="explanation"),
+                    *culprits(then, finding, MOST_CULPRITS),
+                    *_roots(here.place, finding),
+                    html.H2("What to do", className="unseen"),
+                    *advice(finding),
+                    html.Nav(_links(here, then, finding), className="more", **aria(label="More about it")),
+                ],
+                className=f"finding whole {finding.severity}",
+                id="finding",
+            ),
+            "chart": html.Section(_chart(here, finding, points), className="card", **aria(label="Meanwhile")),
+            "alerts": html.Section(_alerts(finding, query.alerting(finding.id)), id="told-whom", className="card"),
+            "grounds": html.Div(
+                [
+                    html.Section(
+                        [html.H2("Evidence"), evidence(then, finding)], id="evidence", className="card scroll"
+                    ),
+                    html.Section(_began(query, then, finding), id="began", className="card"),
+                ],
+                className="beside",
+            ),
+        }
+    )
+
+
+def _then(place: Place, finding: FindingReport) -> Place:
+    """Where it can be seen: now, as long as it is there; else just before it was over."""
+    place = place._replace(engine=finding.engine)
+    if not finding.resolved_at:
+        return place
+    last_ns = wall_ns(finding.resolved_at, 0) - SEEN_BEFORE_END_NS
+    heard_ns = wall_ns(finding.since, 0) + HEARD_AFTER_NS if finding.since else last_ns
+    return place._replace(since="", until="", at=rfc3339(max(last_ns, heard_ns)))
+
+
+def _roots(place: Place, finding: FindingReport) -> list[Any]:
+    """What brings it about, if something else does."""
+    if not finding.caused_by:
+        return []
+    links = [html.A(code, href=place.to("findings", code=code), className="id") for code in finding.caused_by]
+    return [html.Dl([html.Dt("brought about by"), html.Dd(links)], className="culprits")]
+
+
+def _links(here: Here, then: Place, finding: FindingReport) -> list[Any]:
+    return [
+        html.A("Runbook", href=f"/{finding.runbook}"),
+        *_comparison(here, finding),
+        html.A("The block map then", href=then.to("blocks")),
+        html.A("What never came back", href=then.to("held")),
+        html.A("The engine over that time", href=then.to("engine")),
+        html.A("All findings", href=then.to("findings")),
+    ]
+
+
+def _comparison(here: Here, finding: FindingReport) -> list[Any]:
+    """Its first minutes, held against as long a time before it began."""
+    if not finding.since:
+        return []
+    began_ns = wall_ns(finding.since, 0)
+    now = next((engine.at for engine in here.engines if engine.engine == finding.engine), None)
+    ended_ns = wall_ns(finding.resolved_at or now or finding.since, 0)
+    lasted_ns = min(max(ended_ns - began_ns, LEAST_COMPARED_NS), MOST_COMPARED_NS)
+    first = {"since": finding.since, "until": rfc3339(began_ns + lasted_ns), "at": ""}
+    there = here.place.to("compare", engine=finding.engine, **first)
+    return [html.A("Compare with before it began", href=there)]
+
+
+# -------------------------------------------------------------------- who was told
+
+
+def _alerts(finding: FindingReport, alerting: AlertingView) -> list[Any]:
+    heading = html.H2("Who was told")
+    if not alerting.receivers:
+        asked = html.Code("monitor serve --alert URL")
+        return [heading, html.P(["Nobody: this service sends no alerts. ", asked, " does."], className="note")]
+    parts: list[Any] = [heading]
+    for silence in alerting.silences:
+        words = f"Silenced until {clock(silence.until)} UTC: {silence.comment or 'without a comment'} "
+        parts.append(html.P([words, html.A("All silences", href="/alerts")], className="silenced"))
+    rows = [
+        html.Tr(
+            [
+                html.Th(f"{clock(one.created_at)} UTC", scope="row"),
+                html.Td(one.kind),
+                html.Td(one.receiver),
+                html.Td(one.state),
+                html.Td(counted(one.tries, "try", "tries")),
+                html.Td(one.answer, className="note"),
+            ],
+            key=str(one.number),
+        )
+        for one in alerting.deliveries
+    ]
+    note = html.P("Nothing yet: what only informs, and what waits out its grace, is told to nobody.", className="note")
+    parts.append(html.Table(html.Tbody(rows)) if rows else note)
+    return parts if finding.resolved_at else [*parts, _silence(finding)]
+
+
+def _silence(finding: FindingReport) -> html.Details:
+    """A form that the service's own API takes: whoever may see this page may send it."""
+    matchers = (f"code={finding.code}", f"engine={_literally(finding.engine)}")
+    hidden = [field("hidden", "matchers", matcher) for matcher in matchers]
+    lengths = html.Select(
+        [html.Option(words, value=seconds) for seconds, words in LENGTHS], name="seconds", **data(value=LENGTHS[1][0])
+    )
+    who = field("text", "comment", "", required="required", placeholder="who looks at it, and why")
+    return html.Details(
+        [
+            html.Summary("Acknowledge, or silence it"),
+            html.Form(
+                [
+                    *hidden,
+                    html.Label([html.Span("For"), lengths]),
+                    html.Label([html.Span("Comment"), who]),
+                    html.Button("Tell nobody of it until then", type="submit"),
+                    html.P(f"Of {finding.code} on {finding.engine}. It stays on this page.", className="note"),
+                ],
+                action="/api/alerts/silences",
+                method="post",
+                className="filter",
+            ),
+        ],
+        className="silence",
+    )
+
+
+def _literally(text: str) -> str:
+    """A pattern that matches only that."""
+    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in text)
+
+
+# -------------------------------------------------------------------- meanwhile
+
+
+def _chart(here: Here, finding: FindingReport, points: Sequence[PointView]) -> list[Any]:
+    heading = html.H2("The pool and the queues meanwhile")
+    if not points:
+        return [heading, html.P("Nothing is kept of that time.", className="note")]
+    window = here.window
+    if not (here.place.since or here.place.until):
+        window = Window(points[0].at_ns, max(points[-1].at_ns, points[0].at_ns + 1_000_000), False)
+    rows = [
+        Row("Blocks", 190, blocks(points), sum(getattr(points[-1], shade.field) for shade in SHADES)),
+        Row("Requests", 110, requests(points)),
+    ]
+    try:
+        at_ns = wall_ns(here.place.at, window.until_ns) if here.place.at else None
+    except BadTime:  # the position of an event
+        at_ns = None
+    marked = _onset(here.place, finding, window)
+    says = f"Blocks by who holds them, and requests, from {clock(window.since)} to {clock(window.until)} UTC."
+    chart = over_time(
+        "meanwhile", [point.at_ns for point in points], rows, window, marks=marked, at_ns=at_ns, says=says
+    )
+    return [heading, chart]
+
+
+def _onset(place: Place, finding: FindingReport, window: Window) -> list[Mark]:
+    """Where it began, and where it ended."""
+    grave = "warning" if finding.severity in ("warning", "info") else "error"
+    found = []
+    for at, words in ((finding.since, f"It began: {finding.title}"), (finding.resolved_at, "It was over")):
+        at_ns = wall_ns(at, 0) if at else 0
+        if window.since_ns <= at_ns <= window.until_ns:
+            kind = grave if at == finding.since else "configuration"
+            href = place.to("blocks", engine=finding.engine, at=at or "")
+            found.append(Mark(at_ns, kind, words, href))  # type: ignore[arg-type]
+    return found
+
+
+def _began(query: Query, then: Place, finding: FindingReport) -> list[Any]:
+    """The events around its beginning."""
+    heading = html.H2("What happened as it began")
+    events: list[EventView] = []
+    if finding.since:
+        began = rfc3339(wall_ns(finding.since, 0) + 1_000_000)
+        try:
+            before = query.events(finding.engine, until=began, most=1)
+            if before:
+                events = query.events(finding.engine, around=before[-1].position, most=MOST_EVENTS)
+        except NotKnown as error:
+            return [heading, html.P(sentence(str(error)), className="note")]
+    if not events:
+        return [heading, html.P("No event of that time is kept.", className="note")]
+    items = [
+        html.Li(
+            [
+                html.A(
+                    event.at[11:23] if event.at else "then",
+                    href=then.to("blocks", since="", until="", at=event.position),
+                    title="the pool at that event",
+                ),
+                html.Code(event.kind),
+                _about(then, event),
+            ],
+            key=event.position,
+        )
+        for event in events
+    ]
+    return [heading, html.Ol(items, className="happened")]
+
+
+def _about(then: Place, event: EventView) -> html.Span:
+    if not event.request:
+        return html.Span(event.text)
+    link = html.A(event.request, href=then.to("request", id=event.request), className="id")
+    said = event.text.replace(f"{event.request}: ", "")
+    return html.Span([link, " ", said])

@@ -1,0 +1,137 @@
+"""Findings: those that are open and those that are over, each with its life over the window.
+
+/findings?severity=SEVERITY&code=CODE&state=open&of=all
+
+`of=all` is of every engine, not only of the chosen one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from dash import html
+
+from kvscope.dashboards.web.display_text import clock
+from kvscope.dashboards.web.finding_cards import cards
+from kvscope.dashboards.web.links import Place, Window, wall_ns
+from kvscope.dashboards.web.markup import aria, choice, field
+from kvscope.dashboards.web.view import Here, View
+from kvscope.monitor.findings import FindingReport
+from kvscope.monitor.query import Query, counted, duration
+
+SEVERITIES: Final = ("critical", "error", "warning", "info")
+ASKED: Final = ("severity", "code", "state", "of")
+IN_FULL: Final = 6
+"""So many are shown in full; the rest unfold."""
+OPEN: Final = ("open", "open")
+OVER: Final = ("over", "over")
+
+
+def view(query: Query, here: Here) -> View:
+    """What is found of the window, as lives over it; what is open at its end, in full."""
+    place, window = here.place, here.window
+    engine = "" if place.get("of") else here.name
+    every = query.find(None, engine, window.since, "" if window.live else window.until)
+    if window.live and not here.engine.restarts:  # of an engine that is young, as much as there is
+        window = window._replace(since_ns=max(window.since_ns, here.engine.epoch))
+        here = here._replace(window=window)
+    wanted = [finding for finding in every if _is_wanted(place, window, finding)]
+    still = [finding for finding in wanted if _is_open(finding, window)]
+    sections: dict[str, Any] = {"head": html.Header([html.H1(_in_words(here, wanted)), _filter(place, every)])}
+    if wanted:
+        lives = html.Section(_lives(here, wanted), id="lives", className="card", **aria(label="Their lives"))
+        sections["lives"] = lives
+    full: list[Any] = []
+    if still or not any(place.get(name) for name in ASKED):
+        full = [html.H2("Open", className="unseen"), *cards(here, still, IN_FULL)]
+    return View(sections | {"findings": html.Section(full, id="findings")})
+
+
+def _is_wanted(place: Place, window: Window, finding: FindingReport) -> bool:
+    state = OPEN[0] if _is_open(finding, window) else OVER[0]
+    asked = {name: place.get(name) for name in ASKED}
+    have = {"severity": finding.severity, "code": finding.code, "state": state}
+    return all(not asked[name] or asked[name] == value for name, value in have.items())
+
+
+def _is_open(finding: FindingReport, window: Window) -> bool:
+    """At the end of the window."""
+    return finding.resolved_at is None or wall_ns(finding.resolved_at, 0) > window.until_ns
+
+
+def _in_words(here: Here, wanted: Sequence[FindingReport]) -> str:
+    if not wanted:
+        return "No finding in this window" + (" matches" if any(map(here.place.get, ASKED)) else "")
+    grave = [finding for finding in wanted if finding.severity != "info"]
+    still = sum(_is_open(finding, here.window) for finding in grave)
+    words = [f"{counted(still, 'finding')} open" if still else "No finding open"]
+    if len(grave) > still:
+        words.append(f"{len(grave) - still:,} over")
+    if len(wanted) > len(grave):
+        words.append(f"{len(wanted) - len(grave):,} for information")
+    return ", ".join(words)
+
+
+def _filter(place: Place, every: Sequence[FindingReport]) -> html.Form:
+    kept = (("engine", place.engine), ("from", place.since), ("to", place.until), ("at", place.at))
+    fields: list[Any] = [field("hidden", name, value) for name, value in kept if value]
+    severities = [(severity, severity) for severity in SEVERITIES]
+    codes = [(code, code) for code in sorted({finding.code for finding in every})]
+    fields += [
+        choice("severity", "Severity", severities, place.get("severity")),
+        choice("code", "Code", codes, place.get("code")),
+        choice("state", "State", [OPEN, OVER], place.get("state")),
+        choice("of", "Engine", [("all", "every engine")], place.get("of"), none="this one"),
+        html.Button("Show", type="submit"),
+    ]
+    if any(map(place.get, ASKED)):
+        fields.append(html.A("Show all", href=place.but(**dict.fromkeys(ASKED, "")), className="button"))
+    key = " ".join(map(place.get, ASKED))
+    return html.Form(fields, action="/findings", method="get", className="filter", key=key, role="search")
+
+
+# -------------------------------------------------------------------- lives
+
+
+def _lives(here: Here, findings: Sequence[FindingReport]) -> list[Any]:
+    several = len({finding.engine for finding in findings}) > 1 or here.place.get("of")
+    columns = ["Finding", *(["Engine"] if several else []), "From", "For", ""]
+    head = html.Thead(html.Tr([html.Th(name, scope="col") for name in columns[:-1]] + [html.Th(_axis(here.window))]))
+    rows = []
+    for finding in sorted(findings, key=lambda one: one.since or "", reverse=True):
+        link = html.A(
+            [html.Span(className=f"severity-dot {finding.severity}", **aria(hidden="true")), finding.title],
+            href=here.place.to("finding", engine=finding.engine, id=finding.id),
+            title=f"{finding.severity}: {finding.code}",
+        )
+        cells: list[Any] = [html.Th(link, scope="row")]
+        if several:
+            cells.append(html.Td(html.A(finding.engine, href=here.place.to("engine", engine=finding.engine))))
+        began_ns, ended_ns = _life(finding, here.window)
+        lasted = duration((ended_ns - began_ns) / 1e9) if finding.since else "always"
+        cells.append(html.Td(clock(finding.since) if finding.since else "the start"))
+        cells.append(html.Td(lasted if finding.resolved_at else f"{lasted}, open"))
+        cells.append(html.Td(_bar(finding, here.window), className="track"))
+        rows.append(html.Tr(cells, key=finding.id))
+    return [html.Div(html.Table([head, html.Tbody(rows)], className="lives"), className="wide")]
+
+
+def _axis(window: Window) -> html.Span:
+    """The window's ends, over the bars."""
+    return html.Span([html.Span(clock(window.since)), html.Span(clock(window.until))], className="axis")
+
+
+def _life(finding: FindingReport, window: Window) -> tuple[int, int]:
+    """From when until when (wall ns); as far as the window goes where that is not known, or not over."""
+    began_ns = wall_ns(finding.since, 0) if finding.since else window.since_ns
+    ended_ns = wall_ns(finding.resolved_at, 0) if finding.resolved_at else window.until_ns
+    return began_ns, max(began_ns, ended_ns)
+
+
+def _bar(finding: FindingReport, window: Window) -> html.Span:
+    whole = window.until_ns - window.since_ns
+    first, last = (min(max((ns - window.since_ns) / whole, 0), 1) for ns in _life(finding, window))
+    place = {"marginLeft": f"{100 * first:.2f}%", "width": f"{100 * (last - first):.2f}%"}
+    state = "open" if _is_open(finding, window) else "over"
+    return html.Span(className=f"life {finding.severity} {state}", style=place)

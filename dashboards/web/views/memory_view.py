@@ -1,0 +1,155 @@
+"""The device's memory: what it went to, the pool inside it, what was advised, and how many requests fit."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from dash import html
+
+from kvscope.dashboards.web import pool_balance
+from kvscope.dashboards.web.bar_list import Bar, bars
+from kvscope.dashboards.web.display_text import clock, sentence
+from kvscope.dashboards.web.markup import aria, field
+from kvscope.dashboards.web.view import Here, View, engine_then
+from kvscope.monitor.query import BadQuestion, NotKnown, Query, counted, percent
+from kvscope.monitor.schema import CalculatorView, MemoryView
+
+GIB: Final = 1 << 30
+FAMILIES: Final = {"free": "free", "not named": "bad", "other processes": "waiting", "KV cache": "running"}
+NOTES: Final = {
+    "KV cache": "taken whole at the start, by design: it does not fall as requests end",
+    "not named": "in use, and on no line of the bill",
+    "other processes": "not this engine's",
+    "free": "left, for what grows with requests",
+}
+DEFAULTS: Final = {"prompt_tokens": "1000", "max_tokens": "500", "concurrency": "8"}
+FIELDS: Final = (
+    ("prompt_tokens", "Tokens of the prompt"),
+    ("max_tokens", "Tokens of the answer"),
+    ("concurrency", "Such requests at once"),
+)
+
+
+def view(query: Query, here: Here) -> View:
+    """The bill, the pool, the suggestions, the calculator."""
+    return View(
+        {
+            "head": html.H1("What the device’s memory went to"),
+            "bill": html.Section(_bill(query, here), className="card", **aria(label="The bill")),
+            "pool": html.Section(_pool(query, here), className="card", **aria(label="The pool inside it")),
+            "calculator": html.Section(_calculator(query, here), className="card", **aria(label="Calculator")),
+        }
+    )
+
+
+# -------------------------------------------------------------------- the bill
+
+
+def _bill(query: Query, here: Here) -> list[Any]:
+    try:
+        memory = query.memory(here.name)
+    except NotKnown as error:
+        return [
+            html.P(sentence(str(error)), className="note"),
+            html.P(
+                [
+                    "kvscope’s engine says it where it plans its memory (on the CPU with ",
+                    html.Code("--memory-budget"),
+                    "); of a vLLM, its log has it: ",
+                    html.Code("monitor explain memory --log FILE"),
+                    ".",
+                ],
+                className="note",
+            ),
+        ]
+    return [*_parts(memory), *_suggestions(memory)]
+
+
+def _parts(memory: MemoryView) -> list[Any]:
+    figures = memory.parts or {name.replace("_", " "): size for name, size in memory.known.items()}
+    total = memory.known.get("device_total", 0)
+    rows, before = [], 0
+    for name, size in figures.items():
+        if size:
+            share = percent(size / total) if total else ""
+            note = " · ".join(filter(None, (share, NOTES.get(name, ""))))
+            rows.append(Bar(name, size, FAMILIES.get(name, ""), _gib(size), note, before if memory.parts else 0))
+            before += size
+    in_all = [html.P([html.Strong(_gib(total)), " in all"], className="since")] if total else []
+    when = html.P(f"As the engine measured it last, by {clock(memory.at)} UTC.", className="note")
+    return [*in_all, bars(rows), when]
+
+
+def _suggestions(memory: MemoryView) -> list[Any]:
+    """What --kv-cache-memory-bytes would be."""
+    lines = []
+    now = memory.known.get("kv_pool")
+    for name, words in (("fit_requested", "to fit into the requested share"), ("use_all", "to use all of the device")):
+        advised = memory.known.get(name)
+        if advised is not None:
+            more = f", {_gib(abs(advised - now))} {'more' if advised >= now else 'less'} than now" if now else ""
+            flag = html.Code(f"--kv-cache-memory-bytes {advised}")
+            lines.append(html.Li([flag, f" {words} ({_gib(advised)}{more})"]))
+    if not lines:
+        return []
+    return [html.H3("Suggestions, the sums done again from these figures"), html.Ul(lines, className="suggestions")]
+
+
+# -------------------------------------------------------------------- the pool
+
+
+def _pool(query: Query, here: Here) -> list[Any]:
+    heading = html.H2("The pool inside it")
+    try:
+        engine = engine_then(query, here)
+    except NotKnown as error:
+        return [heading, html.P(sentence(str(error)), className="note")]
+    return [heading, pool_balance.bar(engine), html.Ul(pool_balance.legend(engine), className="legend narrow")]
+
+
+# -------------------------------------------------------------------- the calculator
+
+
+def _calculator(query: Query, here: Here) -> list[Any]:
+    asked = {name: here.place.get(name, default) for name, default in DEFAULTS.items()}
+    fields: list[Any] = [field("hidden", "engine", here.name)]
+    for name, words in FIELDS:
+        fields.append(html.Label([html.Span(words), field("number", name, asked[name], min="1", step="1")]))
+    fields.append(html.Button("Calculate", type="submit"))
+    form = html.Form(fields, action="/memory", method="get", className="calculator", key=" ".join(asked.values()))
+    heading = html.H2("What would requests of a length need?")
+    try:
+        numbers = {name: int(value) for name, value in asked.items() if value.isdecimal()}
+        if len(numbers) < len(asked):
+            raise BadQuestion("Each is a whole number, 1 or more")
+        return [heading, form, *_answer(query.calculator(here.name, **numbers))]
+    except (BadQuestion, NotKnown) as error:
+        return [heading, form, html.P(sentence(str(error)), className="missing")]
+
+
+def _answer(told: CalculatorView) -> list[Any]:
+    tokens = told.prompt_tokens + told.max_tokens
+    requests, one = counted(told.concurrency, "such request"), told.concurrency == 1
+    share = f", {percent(told.share)}" if told.share is not None else ""
+    verdict = (
+        f"{requests} {'fits' if one else 'fit'}: {told.blocks_needed:,} of {told.usable_blocks:,} blocks{share}."
+        if told.fits
+        else f"{requests} {'does' if one else 'do'} not fit: {told.blocks_needed:,} blocks are needed, and there are"
+        f" {told.usable_blocks:,}."
+    )
+    most = f" At most {told.max_concurrency:,} fit at once." if told.max_concurrency else " Not even one fits."
+    size = f", {_gib(told.bytes_per_request)}" if told.bytes_per_request else ""
+    lines = [
+        html.P([html.Strong(verdict), most]),
+        html.P(
+            f"Each is {tokens:,} tokens at its end: {counted(told.blocks_per_request, 'block')} of"
+            f" {told.block_size:,} tokens{size}.",
+            className="note",
+        ),
+    ]
+    notes = html.Ul([html.Li(note) for note in told.notes], className="note")
+    return [html.Div([*lines, notes], role="status", className="fits" if told.fits else "fits not")]
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:,.2f} GiB" if abs(size) >= GIB // 10 else f"{size / 2**20:,.1f} MiB"

@@ -1,0 +1,157 @@
+"""The prefix cache: the tree of shared prefixes, who has them, and what was evicted for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from dash import html
+
+from kvscope.dashboards.web.display_text import clock
+from kvscope.dashboards.web.links import Place
+from kvscope.dashboards.web.markup import and_more, aria, block_links, dot, event_link, headings, request_link
+from kvscope.dashboards.web.view import Here, View
+from kvscope.monitor.query import Query, counted, duration, percent
+from kvscope.monitor.schema import EvictionView, PrefixesView, PrefixNode
+
+MOST_NODES: Final = 200
+MOST_HOLDERS: Final = 3
+MOST_RUNS: Final = 3
+MOST_EVICTIONS: Final = 50
+LONGEST_PX: Final = 60
+"""The bar of the longest stretch."""
+DEEPEST: Final = 12
+"""Further in, the tree goes on at the same indent."""
+
+
+def view(query: Query, here: Here) -> View:
+    """The forest as it is, or was, and the evictions before that."""
+    told = query.prefixes(here.name, here.moment)
+    return View(
+        {
+            "head": html.Header(_head(told)),
+            "tree": html.Section(_tree(here.place, told), className="card scroll", **aria(label="Prefixes")),
+            "evictions": html.Section(_evictions(here.place, told), className="card scroll", **aria(label="Evictions")),
+        }
+    )
+
+
+def _head(told: PrefixesView) -> list[Any]:
+    if not told.cached_blocks:
+        title = "Nothing is in the prefix cache"
+    else:
+        title = f"{counted(told.cached_blocks, 'block')} in the prefix cache"
+    tiles = (
+        ("Cached", f"{told.cached_blocks:,}", "blocks with a hash"),
+        ("Idle", f"{told.idle_blocks:,}", "nobody has them: evictable at once, no leak"),
+        ("Shared", f"{told.shared_blocks:,}", "in the tables of several requests"),
+        ("Hit rate", "nothing asked yet" if told.hit_rate is None else percent(told.hit_rate), "of tokens looked up"),
+    )
+    figures = [
+        html.Div([html.Dt(name), html.Dd(value), html.Dd(note, className="note")]) for name, value, note in tiles
+    ]
+    return [html.H1(title), html.Dl(figures, className="tiles")]
+
+
+# -------------------------------------------------------------------- the tree
+
+
+def _tree(place: Place, told: PrefixesView) -> list[Any]:
+    parts: list[Any] = [
+        html.H2("Prefixes"),
+        html.P(
+            "Each line is a stretch of blocks that follow each other, under the stretch that it goes on from. A prefix"
+            " is named by its keyed hash: what is in it is not known here.",
+            className="note",
+        ),
+    ]
+    if not told.nodes:
+        return [*parts, html.P("None is kept.", className="note")]
+    ordered = _in_order(told.nodes)
+    widest = max(node.blocks for _, node in ordered)
+    head = headings(
+        "Prefix", "Blocks#", "Tokens#", "References#", "Hits#", "Computed", "Idle for", "Who has it", "Which"
+    )
+    rows = [_row(place, told.engine, depth, node, widest) for depth, node in ordered[:MOST_NODES]]
+    parts.append(html.Table([head, html.Tbody(rows)]))
+    left = told.left_out + max(0, len(ordered) - MOST_NODES)
+    return [*parts, html.P(f"{counted(left, 'smaller one')} left out.", className="note")] if left else parts
+
+
+def _in_order(nodes: Sequence[PrefixNode]) -> list[tuple[int, PrefixNode]]:
+    """Each with its depth, right under what it goes on from; of those side by side, the most hit first."""
+    known = {node.id for node in nodes}
+    under: dict[str, list[PrefixNode]] = {}
+    for node in nodes:
+        under.setdefault(node.parent if node.parent in known else "", []).append(node)
+    ordered: list[tuple[int, PrefixNode]] = []
+    todo = [(0, node) for node in _last_first(under.get("", []))]
+    while todo:
+        depth, node = todo.pop()
+        ordered.append((depth, node))
+        todo += [(depth + 1, child) for child in _last_first(under.get(node.id, []))]
+    return ordered
+
+
+def _last_first(nodes: Sequence[PrefixNode]) -> list[PrefixNode]:
+    return sorted(nodes, key=lambda node: (node.hits, node.references, node.blocks))
+
+
+def _row(place: Place, engine: str, depth: int, node: PrefixNode, widest: int) -> html.Tr:
+    holders: list[Any] = []
+    length = max(2, round(LONGEST_PX * node.blocks / widest))
+    for name in node.holders[:MOST_HOLDERS]:
+        holders += [request_link(place, engine, name), " "]
+    return html.Tr(
+        [
+            html.Th(
+                [dot("running" if node.references else "cached_idle"), html.Code(node.id)],
+                scope="row",
+                style={"paddingLeft": f"{10 + 18 * min(depth, DEEPEST)}px"},
+            ),
+            html.Td(
+                [
+                    html.Span(f"{node.blocks:,}"),
+                    html.Span(
+                        className="share-of", style={"width": f"{length}px", "marginRight": f"{LONGEST_PX - length}px"}
+                    ),
+                ],
+                className="n",
+            ),
+            html.Td(f"{node.tokens:,}", className="n"),
+            html.Td(f"{node.references:,}", className="n"),
+            html.Td(f"{node.hits:,}", className="n"),
+            html.Td("long ago" if node.age_s is None else f"{duration(node.age_s)} ago"),
+            html.Td("in use" if node.idle_s is None else duration(node.idle_s)),
+            html.Td([*holders, *and_more(len(node.holders) - MOST_HOLDERS)] or "nobody"),
+            html.Td(block_links(place, engine, node.ids, MOST_RUNS), className="blocks"),
+        ],
+        key=node.id,
+    )
+
+
+# -------------------------------------------------------------------- evictions
+
+
+def _evictions(place: Place, told: PrefixesView) -> list[Any]:
+    heading = html.H2("Evicted of late")
+    if not told.evictions:
+        return [heading, html.P("Nothing, as far as events are kept.", className="note")]
+    head = headings("When", "To make room for", "Blocks#", "Needed again since#", "Event")
+    rows = [_evicted(place, told.engine, one) for one in told.evictions[:MOST_EVICTIONS]]
+    table = html.Table([head, html.Tbody(rows)])
+    return [heading, table, html.P(and_more(len(told.evictions) - MOST_EVICTIONS), className="note")]
+
+
+def _evicted(place: Place, engine: str, one: EvictionView) -> html.Tr:
+    return html.Tr(
+        [
+            html.Td(clock(one.at)),
+            html.Th(request_link(place, engine, one.by) if one.by else one.cause, scope="row"),
+            html.Td(f"{one.blocks:,}", className="n"),
+            html.Td(f"{one.needed_again:,}" if one.needed_again else "none", className="n"),
+            html.Td(event_link(place, engine, one.position)),
+        ],
+        key=one.position,
+        className="culprit" if one.needed_again else "",
+    )

@@ -1,0 +1,156 @@
+"""One request: its life as a waterfall of states, what it waits for down to the roots, and what is so of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from dash import html
+
+from kvscope.dashboards.web import history_panel
+from kvscope.dashboards.web.display_text import clock, sentence
+from kvscope.dashboards.web.links import Place
+from kvscope.dashboards.web.markup import aria, request_link
+from kvscope.dashboards.web.view import Here, View
+from kvscope.monitor.query import NotKnown, Query, counted, duration
+from kvscope.monitor.schema import ConditionView, PhaseView, RequestDetail, Wait
+
+MOST_PHASES: Final = 80
+FAMILIES: Final = {"RUNNING": "running", "UNACCOUNTED": "unaccounted", "FREE_DEFERRED": "finished"}
+
+
+def view(query: Query, here: Here) -> View:
+    """What is known of request `id`; its story stands beside it."""
+    place = here.place
+    try:
+        detail = query.request(here.name, place.id, here.moment)
+    except NotKnown as error:
+        back = html.A("All requests", href=place.to("requests"))
+        parts = [html.H1("Request"), html.P(sentence(str(error)), className="note"), html.P(back)]
+        return View({"not-known": html.Section(parts, className="card")})
+    sections: dict[str, Any] = {
+        "head": html.H1(["Request ", html.Span(detail.request.id, className="id")]),
+        "life": html.Section(_waterfall(detail), className="card", **aria(label="Its life")),
+    }
+    if detail.waits is not None:
+        sections["waits"] = html.Section(
+            _waits(place, detail.waits), className="card", **aria(label="What it waits for")
+        )
+    sections["conditions"] = html.Section(_conditions(detail), className="card", **aria(label="Conditions"))
+    return View(sections, history_panel.of_request(place, detail))
+
+
+# -------------------------------------------------------------------- the waterfall
+
+
+def _waterfall(detail: RequestDetail) -> list[Any]:
+    """A bar for each state, from when to when; what was computed again in it is hatched."""
+    heading = html.H2("Its life")
+    life = detail.life[-MOST_PHASES:]
+    known = [phase for phase in life if phase.since]
+    if not known:
+        return [heading, html.P("No event about it is kept.", className="note")]
+    began = _seconds(known[0])
+    lasted = [0.0 if _is_past(phase) else phase.for_s for phase in known]
+    whole = max(_seconds(phase) + seconds for phase, seconds in zip(known, lasted, strict=True)) - began or 1.0
+    rows = [
+        _phase(phase, (_seconds(phase) - began) / whole, seconds / whole)
+        for phase, seconds in zip(known, lasted, strict=True)
+    ]
+    left = len(detail.life) - len(life)
+    notes = [f"{duration(whole)} from {clock(known[0].since)} UTC."]
+    if left:
+        notes.append(f"{counted(left, 'earlier state')} left out.")
+    if any(phase.recomputed for phase in life):
+        notes.append("Hatched: computed before, lost to a preemption, and computed again.")
+    columns = (
+        ("State", ""),
+        ("Why", ""),
+        ("Over time", "rod"),
+        ("For", "n"),
+        ("Blocks", "n"),
+        ("Tokens computed", "n"),
+    )
+    header = html.Tr([html.Th(name, className=kind, scope="col") for name, kind in columns])
+    table = html.Table([html.Thead(header), html.Tbody(rows)], className="waterfall")
+    return [heading, html.P(" ".join(notes), className="note"), html.Div(table, className="wide")]
+
+
+def _is_past(phase: PhaseView) -> bool:
+    """Whether it has ended and has nothing any more: how long ago that is, is no part of its life."""
+    return phase.state.startswith("FINISHED") and not phase.blocks
+
+
+def _seconds(phase: PhaseView) -> float:
+    assert phase.since is not None
+    return datetime.fromisoformat(phase.since).timestamp()
+
+
+def _phase(phase: PhaseView, starts: float, lasts: float) -> html.Tr:
+    ended = phase.state.startswith("FINISHED")
+    by_state = "none" if ended else "waiting"
+    family = FAMILIES.get(phase.reason) or FAMILIES.get(phase.state, by_state)
+    again = f"{100 * phase.recomputed / phase.computed:.1f}%" if phase.computed else "0"
+    bar = html.Span(
+        html.Span(className="again", style={"width": again}),
+        className=f"length {family}",
+        style={"marginLeft": f"{100 * starts:.2f}%", "width": f"{100 * lasts:.2f}%"},
+    )
+    computed = f"{phase.computed:,}" if phase.computed else ""
+    if phase.recomputed:
+        computed += f" ({phase.recomputed:,} again)"
+    return html.Tr(
+        [
+            html.Th(phase.state, scope="row"),
+            html.Td(html.Code(phase.reason)),
+            html.Td(bar, className="rod"),
+            html.Td(duration(phase.for_s), className="n"),
+            html.Td(f"{phase.blocks:,}", className="n"),
+            html.Td(computed, className="n"),
+        ],
+        key=f"{phase.since} {phase.state}",
+    )
+
+
+# -------------------------------------------------------------------- what it waits for
+
+
+def _waits(place: Place, wait: Wait) -> list[Any]:
+    return [
+        html.H2("What it waits for"),
+        html.P(
+            "Who has what it needs, the most blocks that would come back first, and what those wait for in turn.",
+            className="note",
+        ),
+        html.Ul(_wait(place, wait), className="waits"),
+    ]
+
+
+def _wait(place: Place, wait: Wait) -> html.Li:
+    """One that waits or is waited for, over those that it waits for."""
+    before, name, after = wait.text.partition(wait.request) if wait.request else (wait.text, "", "")
+    link = request_link(place, place.engine, name) if name else ""
+    text: list[Any] = [before, link, after] if name else [before]
+    gives = [html.Span(counted(wait.blocks, "block"), className="gives")] if wait.blocks else []
+    below: Sequence[Any] = [html.Ul([_wait(place, one) for one in wait.waits_for])] if wait.waits_for else []
+    return html.Li([html.Span([*gives, *text], className="" if below else "root"), *below])
+
+
+# -------------------------------------------------------------------- conditions
+
+
+def _conditions(detail: RequestDetail) -> list[Any]:
+    return [html.H2("Conditions"), html.Table(html.Tbody([_condition(one) for one in detail.conditions]))]
+
+
+def _condition(one: ConditionView) -> html.Tr:
+    return html.Tr(
+        [
+            html.Th(one.name, scope="row"),
+            html.Td("yes" if one.holds else "no"),
+            html.Td(f"since {clock(one.since)}" if one.since else ""),
+            html.Td(one.why),
+        ],
+        key=one.name,
+    )

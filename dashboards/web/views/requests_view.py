@@ -1,0 +1,195 @@
+"""Requests: where each one is, why, since when, what it holds and what it waited for; by any column, of any kind.
+
+    /requests?q=TEXT&state=STATE&reason=REASON&holding=1&sort=COLUMN&page=N
+
+A column's name with a minus before it sorts the other way round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Final, NamedTuple
+
+from dash import html
+
+from kvscope.dashboards.web.display_text import family_of, reason_of
+from kvscope.dashboards.web.links import Place
+from kvscope.dashboards.web.markup import aria, choice, dot, field, request_link
+from kvscope.dashboards.web.view import Here, View
+from kvscope.monitor.query import NotKnown, Query, counted, duration
+from kvscope.monitor.schema import RequestView
+
+A_PAGE: Final = 100
+MOST_REASONS: Final = 2
+
+
+class Column(NamedTuple):
+    """One column: its name in addresses, its heading, what it means, what it sorts by, how it looks."""
+
+    name: str
+    heading: str
+    means: str
+    key: Callable[[RequestView], Any]
+    kind: str = "n"
+
+
+COLUMNS: Final = (
+    Column("id", "Request", "", lambda r: r.id, ""),
+    Column("state", "State", "", lambda r: r.state, ""),
+    Column("reason", "Reason", "why it is in this state and not another", lambda r: r.reason, ""),
+    Column("for", "For", "how long it has been in this state", lambda r: r.for_s),
+    Column("blocks", "Blocks", "blocks in its table now", lambda r: r.blocks),
+    Column("prompt", "Prompt", "prompt tokens", lambda r: r.prompt_tokens),
+    Column(
+        "computed",
+        "Computed",
+        "tokens whose keys and values are in the pool, or were when it ended",
+        lambda r: r.computed_tokens,
+    ),
+    Column("output", "Output", "tokens generated, of the most it may generate", lambda r: r.output_tokens),
+    Column(
+        "preempted", "Preempted", "times it lost its blocks, and the tokens to compute again", lambda r: r.preemptions
+    ),
+    Column("waited", "Waited", "all the time that it has waited, by reason", lambda r: sum(r.waited_s.values()), ""),
+)
+BY_NAME: Final = {column.name: column for column in COLUMNS}
+ASKED: Final = ("q", "state", "reason", "holding", "sort")
+
+
+def view(query: Query, here: Here) -> View:
+    """The table, with what it is narrowed to."""
+    place = here.place
+    if here.engine.attached == "figures":
+        raise NotKnown("requests are in the event stream, one by one: this engine is known by its figures alone")
+    every = query.requests(here.name, here.moment)
+    found = query.find("firing", here.name)
+    culprits = {request for finding in found for request in finding.culprits.requests}
+    wanted = _ordered(place, [one for one in every if _is_wanted(place, one)], culprits)
+    parts = [html.H1("Requests"), _filter(place, every)]
+    if not every:
+        parts.append(html.P("No request has been heard of yet.", className="note"))
+    else:
+        parts.append(html.P(_in_words(every, wanted), className="note"))
+        parts += _table(place, wanted, culprits) if wanted else []
+    return View({"requests": html.Section(parts, id="requests", className="card")})
+
+
+def _is_wanted(place: Place, request: RequestView) -> bool:
+    return (
+        place.get("q").lower() in request.id.lower()
+        and place.get("state", request.state) == request.state
+        and place.get("reason", request.reason) == request.reason
+        and (not place.get("holding") or request.blocks > 0)
+    )
+
+
+def _ordered(place: Place, requests: list[RequestView], culprits: Collection[str]) -> list[RequestView]:
+    """By the column that was asked for; else culprits of open findings first, then who is longest in its state, those
+    that have ended last.
+    """
+    asked = place.get("sort")
+    column = BY_NAME.get(asked.removeprefix("-"))
+    if column is None:
+        return sorted(requests, key=lambda one: (one.ended, one.id not in culprits))
+    return sorted(requests, key=column.key, reverse=asked.startswith("-"))
+
+
+def _in_words(every: Sequence[RequestView], wanted: Sequence[RequestView]) -> str:
+    if not wanted:
+        return f"None of {counted(len(every), 'request')} matches."
+    alive, ended = (sum(one.ended == is_so for one in wanted) for is_so in (False, True))
+    words = f"{counted(alive, 'request')} alive or holding blocks"
+    if ended:
+        words += f", and the last {f'{ended:,} ' if ended > 1 else ''}that ended"
+    return f"{words}; {len(every) - len(wanted):,} others do not match." if len(wanted) < len(every) else f"{words}."
+
+
+# -------------------------------------------------------------------- what it is narrowed to
+
+
+def _filter(place: Place, every: Sequence[RequestView]) -> html.Form:
+    """A form of links' kind: what is chosen is in the address."""
+    kept = (
+        ("engine", place.engine),
+        ("from", place.since),
+        ("to", place.until),
+        ("at", place.at),
+        ("sort", place.get("sort")),
+    )
+    fields: list[Any] = [field("hidden", name, value) for name, value in kept if value]
+    fields.append(html.Label([html.Span("Name has"), field("search", "q", place.get("q"))]))
+    for name, words, values in (
+        ("state", "State", sorted({one.state for one in every})),
+        ("reason", "Reason", sorted({one.reason for one in every if one.reason})),
+    ):
+        fields.append(choice(name, words, [(value, value) for value in values], place.get(name)))
+    fields.append(choice("holding", "Holds blocks", [("1", "yes")], place.get("holding")))
+    fields.append(html.Button("Show", type="submit"))
+    if any(place.get(name) for name in ASKED if name != "sort"):
+        fields.append(html.A("Show all", href=place.but(**dict.fromkeys(ASKED, ""), page=""), className="button"))
+    key = " ".join(place.get(name) for name in ASKED)
+    return html.Form(fields, action="/requests", method="get", className="filter", key=key, role="search")
+
+
+# -------------------------------------------------------------------- the table
+
+
+def _table(place: Place, wanted: Sequence[RequestView], culprits: Collection[str]) -> list[Any]:
+    pages = max(1, -(-len(wanted) // A_PAGE))
+    asked = place.get("page", "1")
+    number = min(max(int(asked), 1), pages) if asked.isdecimal() else 1
+    shown = wanted[(number - 1) * A_PAGE : number * A_PAGE]
+    rows = [_row(place, request, request.id in culprits) for request in shown]
+    table = html.Table([html.Thead(html.Tr([_heading(place, column) for column in COLUMNS])), html.Tbody(rows)])
+    parts: list[Any] = [
+        html.Div(table, className="scroll wide", tabIndex="0", role="region", **aria(label="Table of requests"))
+    ]
+    if pages > 1:
+        parts.append(_turner(place, number, pages))
+    return parts
+
+
+def _heading(place: Place, column: Column) -> html.Th:
+    """A link that sorts by it, the largest figure or the first name first; again, the other way round."""
+    asked = place.get("sort")
+    down, up = f"-{column.name}", column.name
+    first, other = (down, up) if column.kind or column.name == "waited" else (up, down)
+    sign = {down: " ▾", up: " ▴"}.get(asked, "")
+    link = html.A([column.heading, sign], href=place.but(sort=other if asked == first else first, page=""))
+    sorted_so = {down: "descending", up: "ascending"}.get(asked, "none")
+    return html.Th(link, className=column.kind, title=column.means, scope="col", **aria(sort=sorted_so))
+
+
+def _turner(place: Place, number: int, pages: int) -> html.Nav:
+    parts: list[Any] = []
+    if number > 1:
+        parts.append(html.A("← Before", href=place.but(page=str(number - 1)), className="button"))
+    parts.append(html.Span(f"page {number:,} of {pages:,}", className="note"))
+    if number < pages:
+        parts.append(html.A("After →", href=place.but(page=str(number + 1)), className="button"))
+    return html.Nav(parts, className="turner", **aria(label="Pages"))
+
+
+def _row(place: Place, request: RequestView, culprit: bool) -> html.Tr:
+    lost = f" (−{request.tokens_lost:,})" if request.tokens_lost else ""
+    cells: list[Any] = [
+        html.Th(request_link(place, place.engine, request.id), scope="row"),
+        html.Td([dot(family_of(request)), request.state]),
+        html.Td(html.Code(reason_of(request))),
+        html.Td(duration(request.for_s), className="n"),
+        html.Td(f"{request.blocks:,}", className="n"),
+        html.Td(f"{request.prompt_tokens:,}", className="n"),
+        html.Td(f"{request.computed_tokens:,}", className="n"),
+        html.Td(f"{request.output_tokens:,} / {request.max_tokens:,}", className="n"),
+        html.Td(f"{request.preemptions:,}{lost}", className="n"),
+        html.Td(_waited(request)),
+    ]
+    kind = "culprit" if culprit else "ended" if request.ended else ""
+    return html.Tr(cells, className=kind, key=str(request.number))
+
+
+def _waited(request: RequestView) -> str:
+    """The reasons that took longest."""
+    longest = sorted(request.waited_s.items(), key=lambda wait: -wait[1])
+    told = [f"{duration(seconds)} {cause}" for cause, seconds in longest[:MOST_REASONS] if seconds > 0]
+    return ", ".join(told)

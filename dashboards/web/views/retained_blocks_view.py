@@ -1,0 +1,128 @@
+"""Never freed: what was handed out in the window and did not come back by its end; whether that is a leak."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from dash import html
+
+from kvscope.dashboards.web.bar_list import Bar, bars
+from kvscope.dashboards.web.display_text import clock
+from kvscope.dashboards.web.links import Place
+from kvscope.dashboards.web.markup import aria, block_links, dot, headings, request_link
+from kvscope.dashboards.web.view import Here, View
+from kvscope.monitor.query import Query, counted, duration
+from kvscope.monitor.schema import FloorView, HeldView, NeverFreedView
+
+MOST_RUNS: Final = 12
+MOST_FLOORS: Final = 20
+SHADES: Final = {"FREE_DEFERRED": "finished", "UNACCOUNTED": "unaccounted"}
+
+
+def view(query: Query, here: Here) -> View:
+    """The blocks by owner, oldest first; how long the others stayed; what was left at each drain to idle."""
+    told = query.never_freed(here.name, here.window.since, "" if here.window.live else here.window.until)
+    return View(
+        {
+            "head": html.Header(_head(told)),
+            "held": html.Section(_held(here.place, told), className="card scroll", **aria(label="By owner")),
+            "lifetimes": html.Section(_lifetimes(told), className="card", **aria(label="How long blocks stay")),
+            "floors": html.Section(_floors(told.floors), className="card", **aria(label="After each drain to idle")),
+        }
+    )
+
+
+def _head(told: NeverFreedView) -> list[Any]:
+    suspect = sum(one.blocks for one in told.held if one.reason in SHADES)
+    when = f"from {clock(told.since)} to {clock(told.until)} UTC"
+    if not told.allocated:
+        title = f"No block was handed out {when}"
+    elif not told.held_blocks:
+        title = f"All that was handed out {when} came back"
+    else:
+        title = f"{counted(told.held_blocks, 'block')} of those handed out {when} did not come back by its end"
+    parts: list[Any] = [html.H1(title)]
+    tiles = (
+        ("Handed out", told.allocated, "times a block got an owner"),
+        ("Came back", told.freed, "within the window"),
+        ("In living requests", told.held_blocks - suspect, "in use, as they should be"),
+        ("Held by nobody alive", suspect, "of ended requests, or unaccounted"),
+        ("Warm cache", told.warm, "back, and kept for their prefix: no leak"),
+    )
+    figures = [
+        html.Div([html.Dt(name), html.Dd(f"{value:,}"), html.Dd(note, className="note")]) for name, value, note in tiles
+    ]
+    parts.append(html.Dl(figures, className="tiles"))
+    if not told.is_whole:
+        parts.append(
+            html.P(
+                "Not every event of this window is kept, or some were lost: what was handed out before those that are"
+                " kept is not counted.",
+                className="note",
+            )
+        )
+    return parts
+
+
+def _held(place: Place, told: NeverFreedView) -> list[Any]:
+    parts: list[Any] = [html.H2("Who has them, the longest first")]
+    if not told.held:
+        return [*parts, html.P("Nobody has any.", className="note")]
+    head = headings("Owner", "State", "Why", "Since", "For", "Blocks#", "Which")
+    rows = [_row(place, told.engine, one) for one in told.held]
+    parts.append(html.Table([head, html.Tbody(rows)]))
+    return parts
+
+
+def _row(place: Place, engine: str, one: HeldView) -> html.Tr:
+    family = SHADES.get(one.reason, "running" if one.state == "RUNNING" else "waiting")
+    owner = request_link(place, engine, one.owner) if one.owner else "nobody known"
+    return html.Tr(
+        [
+            html.Th(owner, scope="row"),
+            html.Td([dot(family), one.state or "no owner"], className="state"),
+            html.Td(one.reason or "it lives"),
+            html.Td(clock(one.since)),
+            html.Td(duration(one.for_s)),
+            html.Td(f"{one.blocks:,}", className="n"),
+            html.Td(block_links(place, engine, one.ids, MOST_RUNS), className="blocks"),
+        ],
+        key=f"{one.owner} {one.state} {one.reason}",
+        className="culprit" if one.reason in SHADES else "",
+    )
+
+
+def _lifetimes(told: NeverFreedView) -> list[Any]:
+    heading = html.H2("How long those stayed that came back")
+    shortest = 0.0
+    rows = []
+    for bucket in told.lifetimes:
+        upper = bucket.at_most_s
+        words = f"over {duration(shortest)}" if upper is None else f"up to {duration(upper)}"
+        rows.append(Bar(words, bucket.blocks))
+        shortest = upper or shortest
+    while rows and not rows[-1].value:
+        rows.pop()
+    while rows and not rows[0].value:
+        rows.pop(0)
+    return [heading, bars(rows) if rows else html.P("None has come back yet.", className="note")]
+
+
+def _floors(floors: Sequence[FloorView]) -> list[Any]:
+    heading = html.H2("What stayed in use each time the engine had drained to idle")
+    if not floors:
+        return [heading, html.P("It has not been idle in this window.", className="note")]
+    rises = len(floors) > 1 and floors[-1].blocks > floors[0].blocks
+    sentence = (
+        f"It rose from {floors[0].blocks:,} to {floors[-1].blocks:,}: with nothing to do, an engine gives all back."
+        if rises
+        else "It does not rise: what is handed out comes back."
+    )
+    stride = -(-len(floors) // MOST_FLOORS)
+    shown = [*floors[:-1:stride], floors[-1]]
+    rows = [Bar(clock(floor.at), floor.blocks, "bad" if floor.blocks else "") for floor in shown]
+    left_out = (
+        [html.P(f"{counted(len(floors), 'drain')} in all.", className="note")] if len(shown) < len(floors) else []
+    )
+    return [heading, html.P(sentence, className="note"), bars(rows), *left_out]

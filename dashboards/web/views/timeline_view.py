@@ -1,0 +1,283 @@
+"""One engine over time: who had the pool, who waited and why, what was computed, and what happened here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any, Final
+
+from dash import html
+
+from kvscope.dashboards.web.charts import Mark, Row, Trace, over_time
+from kvscope.dashboards.web.display_text import clock, no_rate, number
+from kvscope.dashboards.web.links import rfc3339, wall_ns
+from kvscope.dashboards.web.markup import aria, key
+from kvscope.dashboards.web.palette import LIMITS, REASONS, SHADES
+from kvscope.dashboards.web.pool_traces import RUNNING, blocks, requests
+from kvscope.dashboards.web.view import Here, View, engine_then
+from kvscope.monitor.findings import FindingReport
+from kvscope.monitor.query import BadTime, Query, counted
+from kvscope.monitor.schema import EngineView, ExplanationView, PointView
+
+MOMENTS: Final = 300
+MOST_MARKS: Final = 40
+QUIET: Final = 20
+"""Preemptions closer together than this part of the window are told of as one run."""
+LOST: Final = REASONS["PREEMPTED"]
+MEANT: Final = {
+    "KV": "the next request lacked KV blocks",
+    "TOKENS": "max_num_batched_tokens was used up",
+    "SEQUENCES": "max_num_seqs requests ran",
+    "ENCODER": "the encoder's budget was used up",
+    "DEFERRED": "what waited was waiting for something outside of the scheduler",
+    "NONE": "nothing more waited",
+}
+
+
+def view(query: Query, here: Here) -> View:
+    """Its figures then, what happened in the window, and the chart of it with all that stands out."""
+    engine = engine_then(query, here)
+    since, until = here.window.since, "" if here.window.live else here.window.until
+    points = query.points(here.name, most=MOMENTS, since=since, until=until)
+    if here.window.live and points:  # of an engine that is young, as much as there is
+        shown = here.window._replace(since_ns=max(here.window.since_ns, points[0].at_ns))
+        here = here._replace(window=shown)
+    marks = _marks(query, here, points)
+    told = query.explain(here.name, since, until) if engine.attached == "stream" else None
+    return View(
+        {
+            "summary": html.Section(_summary(engine), id="summary", **aria(label="The engine")),
+            "told": html.Section(_told(here, told), id="told", className="card") if told else "",
+            "chart": html.Section(_chart(here, points, marks), className="card", **aria(label="Over time")),
+            "marks": html.Section(_list(here, marks), id="marks", className="card"),
+        }
+    )
+
+
+def _summary(engine: EngineView) -> list[Any]:
+    """What it is, and its main figures."""
+    about = " · ".join(
+        filter(
+            None,
+            (
+                engine.model,
+                engine.version,
+                f"step {engine.step:,}" if engine.step is not None else "",
+                f"restarted {counted(engine.restarts, 'time')}" if engine.restarts else "",
+                f"as of {engine.at[:10]} {clock(engine.at)} UTC" if engine.at else "",
+            ),
+        )
+    )
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(engine.waiting_by_reason.items()))
+    tiles = (
+        ("Running", number(engine.running), ""),
+        ("Waiting", number(engine.waiting), reasons),
+        ("Pool in use", _percent(engine.usage), "cached, idle blocks not counted"),
+        ("Output", number(engine.output_tokens_per_s, "tok/s", no_rate(engine)), ""),
+        ("Computed", number(engine.computed_tokens_per_s, "tok/s", no_rate(engine)), ""),
+        ("Preemptions", number(engine.preemptions), ""),
+        ("Prefix hits", _percent(engine.prefix_hit_rate), ""),
+    )
+    return [
+        html.H1(engine.engine),
+        html.P(about, className="about"),
+        html.Dl(
+            [html.Div([html.Dt(name), html.Dd(value), html.Dd(note, className="note")]) for name, value, note in tiles],
+            className="tiles",
+        ),
+    ]
+
+
+def _percent(part: float | None) -> str:
+    return "not exposed" if part is None else f"{100 * part:.1f} %"
+
+
+# -------------------------------------------------------------------- what happened
+
+
+def _told(here: Here, told: ExplanationView) -> list[Any]:
+    """In sentences; those about findings lead to them, and what only informs is left to the view of findings."""
+    codes = tuple(f"{finding.code}: " for finding in told.findings)
+    sentences = [sentence for sentence in told.sentences if not sentence.startswith(codes)]
+    grave = [finding for finding in told.findings if finding.severity != "info"]
+    return [
+        html.H2("What happened here"),
+        html.P(" ".join(sentences), className="explanation"),
+        html.Ul([_finding(here, finding) for finding in grave], className="brief"),
+    ]
+
+
+def _finding(here: Here, finding: FindingReport) -> html.Li:
+    ended = f", until {clock(finding.resolved_at)} UTC" if finding.resolved_at else ""
+    return html.Li(
+        [
+            html.Div(
+                [
+                    html.Span(finding.severity, className=f"severity {finding.severity}"),
+                    html.A(finding.title, href=here.place.to("finding", id=finding.id)),
+                    html.Span(f"since {clock(finding.since)} UTC{ended}", className="since"),
+                ]
+            ),
+            html.P(finding.explanation),
+        ],
+        key=finding.id,
+    )
+
+
+def _marks(query: Query, here: Here, points: Sequence[PointView]) -> list[Mark]:
+    """What stands out in the window, in order: findings, preemptions, lives of the engine."""
+    marks = _preemptions(here, points)
+    for finding in query.find(None, here.name, here.window.since, here.window.until):
+        if finding.since and finding.severity != "info":
+            href = here.place.to("finding", id=finding.id)
+            grave = finding.severity != "warning"
+            marks.append(Mark(wall_ns(finding.since, 0), "error" if grave else "warning", finding.title, href))
+    marks += [
+        Mark(life.epoch, "configuration", "The engine was started", _then(here, life.epoch))
+        for life in query.span(here.name).lives
+    ]
+    inside = [mark for mark in marks if here.window.since_ns <= mark.at_ns <= here.window.until_ns]
+    return sorted(inside)[-MOST_MARKS:]
+
+
+def _preemptions(here: Here, points: Sequence[PointView]) -> list[Mark]:
+    """One mark for each run of preemptions, which ends when there was none for a while."""
+    while_ns = (here.window.until_ns - here.window.since_ns) // QUIET
+    runs: list[tuple[int, int, int]] = []
+    for point, lost in zip(points, _differences(points, lambda point: point.preemptions), strict=True):
+        if lost and runs and point.at_ns - runs[-1][1] <= while_ns:
+            began, _, count = runs.pop()
+            runs.append((began, point.at_ns, count + lost))
+        elif lost:
+            runs.append((point.at_ns, point.at_ns, lost))
+    return [Mark(began, "preempted", counted(count, "preemption"), _then(here, began)) for began, _, count in runs]
+
+
+def _then(here: Here, at_ns: int) -> str:
+    """The address of this view with a moment chosen, in a window that stays as it is."""
+    return here.place.but(since=here.window.since, until=here.window.until, at=rfc3339(at_ns))
+
+
+def _list(here: Here, marks: Sequence[Mark]) -> list[Any]:
+    if not marks:
+        return [
+            html.H2("In this window"),
+            html.P("No finding began, nothing was preempted, the engine was not restarted.", className="note"),
+        ]
+    items = [
+        html.Li(
+            [
+                html.A(clock(rfc3339(mark.at_ns)), href=_then(here, mark.at_ns), title="as it was then"),
+                html.Span(className=f"mark-of {mark.kind}", **aria(hidden="true")),
+                html.A(mark.text, href=mark.href),
+            ]
+        )
+        for mark in marks
+    ]
+    return [html.H2("In this window"), html.Ul(items, className="happened")]
+
+
+# -------------------------------------------------------------------- chart
+
+
+def _chart(here: Here, points: Sequence[PointView], marks: Sequence[Mark]) -> list[Any]:
+    if here.engine.attached == "figures":
+        return [
+            html.P("The chart needs the event stream: this engine is known by its figures alone.", className="note")
+        ]
+    if not points:
+        return [html.P("Nothing is known of this time.", className="note")]
+    rows = [
+        Row("Blocks", 230, blocks(points), sum(getattr(points[-1], shade.field) for shade in SHADES)),
+        Row("Requests", 120, requests(points)),
+        Row("Tokens per second", 84, _tokens(points)),
+        Row("Setbacks per second", 58, _lost(points)),
+        Row("Steps, by what bound them", 64, _limits(points), 100, " %"),
+    ]
+    try:
+        at_ns = wall_ns(here.place.at, here.window.until_ns) if here.place.at else None
+    except BadTime:  # the position of an event
+        at_ns = None
+    chart = over_time(
+        "history",
+        [point.at_ns for point in points],
+        rows,
+        here.window,
+        marks=marks,
+        at_ns=at_ns,
+        says=_in_words(points),
+    )
+    hint = "Drag over the chart to look at a part of the time, click to choose a moment."
+    before = here.place.to("compare", since=here.window.since, until=here.window.until, at="")
+    compare = html.A("Compare this window with the one before", href=before, **key("c", "compare with the time before"))
+    return [chart, html.P(hint, className="note hint"), html.P(compare, className="hint")]
+
+
+def _tokens(points: Sequence[PointView]) -> list[Trace]:
+    return [
+        Trace(
+            "computed",
+            (128, 160, 200),
+            _rate(points, lambda point: point.computed_tokens),
+            after=True,
+            opacity=0.45,
+            title="prompt and output tokens",
+        ),
+        Trace("output", RUNNING, _rate(points, lambda point: point.output_tokens), "line", after=True),
+    ]
+
+
+def _lost(points: Sequence[PointView]) -> list[Trace]:
+    return [
+        Trace(
+            "preemptions",
+            LOST,
+            _rate(points, lambda point: point.preemptions),
+            after=True,
+            title="requests that lost their blocks",
+        ),
+        Trace(
+            "failed allocations",
+            REASONS["KV_BLOCKS"],
+            _rate(points, lambda point: point.allocation_failures),
+            after=True,
+            title="times that blocks were asked for and not there",
+        ),
+    ]
+
+
+def _limits(points: Sequence[PointView]) -> list[Trace]:
+    met = {limit for point in points for limit in point.limits}
+    steps = _differences(points, lambda point: point.steps)
+    traces = []
+    for limit in LIMITS:
+        if limit in met:
+            bound = _differences(points, partial(_bound_by, limit))
+            share = [100 * part / whole if whole else 0.0 for part, whole in zip(bound, steps, strict=True)]
+            faint = 0.25 if limit == "NONE" else 1.0
+            traces.append(Trace(limit, LIMITS[limit], share, after=True, opacity=faint, title=MEANT[limit]))
+    return traces
+
+
+def _bound_by(limit: str, point: PointView) -> int:
+    return point.limits.get(limit, 0)
+
+
+def _differences(points: Sequence[PointView], total: Callable[[PointView], int]) -> list[int]:
+    """By how much a sum grew until each moment; it begins anew with a new life of the engine."""
+    return [0, *(max(0, total(point) - total(before)) for before, point in pairwise(points))][: len(points)]
+
+
+def _rate(points: Sequence[PointView], total: Callable[[PointView], int]) -> list[float]:
+    spans = [1.0, *((point.at_ns - before.at_ns) / 1e9 or 1.0 for before, point in pairwise(points))]
+    rates = [grew / seconds for grew, seconds in zip(_differences(points, total), spans, strict=True)]
+    return rates[1:2] + rates[1:] if len(rates) > 1 else rates  # what grew until the first moment is not known
+
+
+def _in_words(points: Sequence[PointView]) -> str:
+    """What the chart shows, for who cannot see it."""
+    last = points[-1]
+    blocks = ", ".join(f"{blocks:,} {shade.label}" for shade in SHADES if (blocks := getattr(last, shade.field)))
+    queue = f"{last.requests_running:,} running, {last.requests_waiting:,} waiting"
+    return f"From {clock(points[0].at)} to {clock(last.at)} UTC. At the end, blocks: {blocks}; requests: {queue}."

@@ -1,0 +1,136 @@
+"""Every block of the pool: its reference count, its hash, its place in the free queue.
+
+All changes to a block happen here, and each is said to the log at that place. A block with reference count 0 is in
+the free queue; it keeps its hash there, so that a prefix hit can take it back, until it is handed out anew.
+Blocks without a hash are handed out first, then the least recently used.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from kvscope.engine.blocks.free_queue import FreeQueue
+from kvscope.engine.blocks.prefix_hashes import group_of, public_hash
+from kvscope.engine.lab.faults import Faults
+from kvscope.monitor.events.event_log import EventLog
+from kvscope.monitor.events.kinds import Evict, Release
+
+NULL_BLOCK = 0
+"""Never handed out: what a block table names where there is nothing, and where padding is written."""
+RESERVED = 1
+
+
+class BlockPool:
+    """`total` blocks, of which the first is reserved."""
+
+    def __init__(self, total: int, log: EventLog, faults: Faults | None = None) -> None:
+        if total <= RESERVED:
+            raise ValueError(f"a pool of {total} blocks has none to hand out: it needs at least {RESERVED + 1}")
+        self.total = total
+        self.log = log
+        self.faults = faults or Faults()
+        self.refs = [0] * total
+        self.digests: list[bytes | None] = [None] * total
+        self.free_queue = FreeQueue(total, range(RESERVED, total))
+        self.num_cached_idle = 0
+        self._by_digest: dict[bytes, int] = {}
+
+    @property
+    def usable(self) -> int:
+        """How many blocks can be handed out at most."""
+        return self.total - RESERVED
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that could be handed out now, cached-idle ones included."""
+        return len(self.free_queue)
+
+    def counts(self) -> tuple[int, int, int, int]:
+        """Free (cached-idle included), cached-idle, used, total."""
+        free = len(self.free_queue)
+        return free, self.num_cached_idle, self.total - RESERVED - free, self.total
+
+    def find(self, digest: bytes) -> int | None:
+        """The block that holds this prefix's last block, if it is cached."""
+        return self._by_digest.get(digest)
+
+    def allocate(self, request: int, count: int, group: int = 0) -> list[int]:
+        """Hand `count` blocks to the request. Raises IndexError, and changes nothing, if there are fewer."""
+        blocks = self.free_queue.take(count)
+        evicted = []
+        for block in blocks:
+            self.refs[block] = 1
+            digest = self.digests[block]
+            if digest is not None:
+                evicted.append(public_hash(digest))
+                self._forget(block, digest)
+                self.num_cached_idle -= 1
+        self.log.allocated(request, blocks, evicted, group)
+        return blocks
+
+    def reuse(self, request: int, blocks: Sequence[int], group: int = 0) -> None:
+        """A prefix hit: one more reference to each."""
+        for block in blocks:
+            if self.refs[block] == 0:
+                self.free_queue.remove(block)
+                self.num_cached_idle -= 1
+            self.refs[block] += 1
+        self.log.reused(request, blocks, group)
+
+    def cache(self, request: int, blocks: Sequence[int], digests: Sequence[bytes], group: int = 0) -> None:
+        """Enter full blocks in the prefix cache. One whose prefix is there already, in another block, is left out."""
+        entered, hashes = [], []
+        for block, digest in zip(blocks, digests, strict=True):
+            if self._by_digest.setdefault(digest, block) == block and self.digests[block] is None:
+                self.digests[block] = digest
+                entered.append(block)
+                hashes.append(public_hash(digest))
+        if entered:
+            self.log.cached(request, entered, hashes, group)
+
+    def release(self, request: int, blocks: Sequence[int], reason: Release, group: int = 0) -> None:
+        """Take back one reference to each; those that have none left go to the free queue, first ones first."""
+        self._unreference(request, blocks)
+        self.log.released(request, blocks, reason, group)
+
+    def reclaim(self, request: int, blocks: Sequence[int], reason: Release, group: int = 0) -> None:
+        """As `release`, of blocks that have left the request's table before."""
+        self._unreference(request, blocks)
+        self.log.reclaimed(blocks, reason, group)
+
+    def _unreference(self, request: int, blocks: Sequence[int]) -> None:
+        hashed, unhashed = [], []
+        for block in blocks:
+            self.refs[block] -= 1
+            if self.refs[block] == 0:
+                if self.digests[block] is None:
+                    unhashed.append(block)
+                else:
+                    hashed.append(block)
+        if hashed and self.faults.strikes("collapse.cache-flushed", f"#{request}"):
+            self.free_queue.extend_front(hashed)
+        else:
+            self.free_queue.extend(hashed)
+        self.free_queue.extend_front(unhashed)
+        if not (hashed and self.faults.strikes("corrupt.counter-drift", f"#{request}")):
+            self.num_cached_idle += len(hashed)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget every cached prefix; False, and nothing changed, while a cached block is in use."""
+        if any(self.refs[block] for block in self._by_digest.values()):
+            return False
+        by_group: defaultdict[int, list[int]] = defaultdict(list)
+        for digest, block in self._by_digest.items():
+            self.digests[block] = None
+            by_group[group_of(digest)].append(block)
+        self._by_digest.clear()
+        self.num_cached_idle = 0
+        for group, blocks in by_group.items():
+            self.log.evicted(blocks, Evict.RESET, group)
+        return True
+
+    def _forget(self, block: int, digest: bytes) -> None:
+        self.digests[block] = None
+        if self._by_digest.get(digest) == block:
+            del self._by_digest[digest]

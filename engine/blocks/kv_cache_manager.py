@@ -1,0 +1,280 @@
+"""Block tables: which blocks each request has, in the order of its tokens.
+
+    who frees a request's blocks     when
+    ------------------------------   -------------------------------------------------------------------
+    Scheduler.finish                 it reached a stop, its length, or was aborted, and nobody defers it
+    Scheduler.take_completions       the connector that deferred the free says that it is done, or its lease ends
+    Scheduler._preempt               another request needs the room
+    KVCacheManager.advance           a sliding window has left them behind
+
+Layers that keep the same tokens are a KV group: those that see everything, and those with a sliding window. A request
+has a table for each group, all of one length, over one pool: block i of each has the same tokens, in that group's
+layers. What a window has left behind is given back, and NULL_BLOCK stands in its place.
+
+A free can be fenced: the blocks leave the table and stay referenced until `reclaim` is told that the step which may
+still write to them is complete.
+
+`allocate` either gives all that was asked for or changes nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kvscope.engine.blocks.block_pool import NULL_BLOCK, BlockPool
+from kvscope.engine.blocks.prefix_hashes import PrefixHasher, in_group
+from kvscope.engine.lab.faults import Faults
+from kvscope.engine.request import Request
+from kvscope.monitor.events.kinds import Holder, Release
+
+
+class Prefix(NamedTuple):
+    """What is cached of a request's beginning: its first `num_blocks` blocks.
+
+    blocks: of each group, the last of them; those before, that its window does not reach from there, are not needed.
+    found: how many each group has, of as many as the group before it has.
+    """
+
+    num_blocks: int
+    blocks: list[list[int]]
+    found: list[int]
+
+
+class Fenced(NamedTuple):
+    """Blocks that a request has given back, by group, and that become free when the step `fence` is complete."""
+
+    fence: int
+    request: Request
+    blocks: list[list[int]]
+    reason: Release
+
+
+class KVCacheManager:
+    """Tables over `pool`, in blocks of `block_size` tokens. Without `hasher` there is no prefix cache.
+
+    windows: of each KV group, how many tokens its layers see; None: all. At most one, the last, has a window.
+    max_tokens_ahead: of one request, tokens at most in steps that are launched and not complete.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        block_size: int,
+        hasher: PrefixHasher | None,
+        faults: Faults,
+        windows: Sequence[int | None] = (None,),
+        max_tokens_ahead: int = 0,
+    ) -> None:
+        self.pool = pool
+        self.block_size = block_size
+        self.hasher = hasher
+        self.faults = faults
+        self.windows = tuple(windows)
+        self.tables: dict[int, list[list[int]]] = {}
+        """Of each request, by its number: a table for each group."""
+        self.fenced: list[Fenced] = []
+        """In the order of their fences."""
+        self._cached_blocks: dict[int, int] = {}
+        self._sliding = [(group, window) for group, window in enumerate(self.windows) if window is not None]
+        # The tokens that a window reaches back from the first one of a step, and the step's own, wherever they begin.
+        self._most_blocks = [
+            sys.maxsize if window is None else self._blocks(window + max_tokens_ahead - 2) + 1
+            for window in self.windows
+        ]
+
+    @property
+    def num_fenced(self) -> int:
+        """Blocks that wait for a fence."""
+        return sum(len(blocks) for fenced in self.fenced for blocks in fenced.blocks)
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """How many blocks a request of so many tokens has at its most, in all groups."""
+        blocks = self._blocks(num_tokens)
+        return sum(min(blocks, most) for most in self._most_blocks)
+
+    def fits(self, num_tokens: int) -> bool:
+        """Whether so many tokens of a request have room when it has the whole pool for itself."""
+        return self.blocks_for(num_tokens) <= self.pool.usable
+
+    def held(self, number: int) -> list[list[int]]:
+        """The blocks that a request has, by group."""
+        tables = self.tables.get(number) or [[] for _ in self.windows]
+        return [[block for block in table if block != NULL_BLOCK] for table in tables]
+
+    def find_prefix(self, request: Request) -> Prefix:
+        """What is cached of the request's beginning, never all of it: one token must be computed.
+
+        A group that sees everything needs all of a prefix; one with a window what that reaches from the next token. A
+        prefix is found where every group has what it needs, so that what one of them misses, the others have in vain.
+        """
+        if self.hasher is None:
+            return Prefix(0, [[] for _ in self.windows], [0 for _ in self.windows])
+        self.hasher.extend(request.digests, request.token_ids)
+        missed = self.faults.strikes("collapse.prefix-hits", request.id)
+        most = (request.num_tokens - 1) // self.block_size
+        blocks, found = [], []
+        for group, window in enumerate(self.windows):
+            if missed and group == len(self.windows) - 1:
+                most, hits = 0, []
+            elif window is None:
+                hits = self._find_all(request, group, most)
+                most = len(hits)
+            else:
+                most, hits = self._find_reached(request, group, most, window)
+            blocks.append(hits)
+            found.append(most)
+        return Prefix(most, [hits[:most] for hits in blocks], found)
+
+    def _find_all(self, request: Request, group: int, most: int) -> list[int]:
+        """Of the first `most` blocks, those before the first that is not cached."""
+        hits = []
+        for digest in request.digests[:most]:
+            block = self.pool.find(in_group(digest, group))
+            if block is None:
+                break
+            hits.append(block)
+        return hits
+
+    def _find_reached(self, request: Request, group: int, most: int, window: int) -> tuple[int, list[int]]:
+        """The longest prefix, `most` blocks at most, at whose end all that the window reaches is cached; and that."""
+        end, backwards = most, list[int]()
+        while len(backwards) < end - self._num_passed(end * self.block_size, window):
+            block = self.pool.find(in_group(request.digests[end - len(backwards) - 1], group))
+            if block is None:
+                end -= len(backwards) + 1
+                backwards = []
+            else:
+                backwards.append(block)
+        return end, backwards[::-1]
+
+    def allocate(self, request: Request, num_new_tokens: int, prefix: Prefix | None = None, room_for: int = 0) -> bool:
+        """Give the request blocks for `num_new_tokens` tokens beyond those computed or hit.
+
+        The blocks of `prefix` are taken over as they are, before new ones. There must be room, besides, for `room_for`
+        tokens in all (the whole prompt, at admission), though only what this step needs is taken. False if there is
+        not enough: then nothing is changed, and the log has what was needed and what was free.
+        """
+        number = request.number
+        tables = self.tables.get(number)
+        hit = prefix.num_blocks if prefix is not None else 0
+        have = hit + (len(tables[0]) if tables is not None else 0)
+        end = max(request.num_scheduled_tokens, have * self.block_size if hit else 0) + num_new_tokens
+        wanted = self._blocks(end) - have
+        if room_for > end and self.faults.strikes("thrash.preemption", request.id):
+            room_for = 0
+        needed, free = wanted * len(self.windows), self.pool.num_free
+        if prefix is not None:
+            # A hit that nobody holds stands in the free queue: taking it over uses it up.
+            free -= sum(self.pool.refs[block] == 0 for blocks in prefix.blocks for block in blocks)
+        if room_for:
+            lacking = self._blocks(room_for) - have
+            hits = prefix.blocks if prefix is not None else [[] for _ in self.windows]
+            needed = sum(
+                max(wanted, min(lacking, most - len(blocks)))
+                for most, blocks in zip(self._most_blocks, hits, strict=True)
+            )
+        if needed > free:
+            if request.shortage != (needed, free):
+                request.shortage = (needed, free)
+                self.pool.log.allocation_failed(number, needed, free)
+            return False
+        request.shortage = None
+        if tables is None:
+            tables = self.tables[number] = [[] for _ in self.windows]
+        if prefix is not None and hit:
+            self._take_over(number, prefix)
+        if wanted > 0:
+            for group, table in enumerate(tables):
+                table += self.pool.allocate(number, wanted, group)
+        return True
+
+    def _take_over(self, number: int, prefix: Prefix) -> None:
+        for group, (table, blocks) in enumerate(zip(self.tables[number], prefix.blocks, strict=True)):
+            table += [NULL_BLOCK] * (prefix.num_blocks - len(blocks)) + blocks
+            if blocks:
+                self.pool.reuse(number, blocks, group)
+        self._cached_blocks[number] = prefix.num_blocks
+
+    def advance(self, request: Request) -> None:
+        """More of the request's tokens are computed: enter what they fill in the prefix cache, and give back what the
+        windows have left behind.
+
+        Only complete steps count. One that is in flight, or still to come, begins with the token after them or with a
+        later one, and neither reads nor writes what the window does not reach from there: no fence is needed.
+        """
+        if self.hasher is not None:
+            self._cache_computed(request, self.hasher)
+        for group, window in self._sliding:
+            table, passed = self.tables[request.number][group], []
+            for place in reversed(range(self._num_passed(request.num_computed_tokens, window))):
+                if table[place] == NULL_BLOCK:
+                    break
+                passed.append(table[place])
+                table[place] = NULL_BLOCK
+            if passed:
+                self.pool.release(request.number, passed, Release.OUT_OF_WINDOW, group)
+
+    def _cache_computed(self, request: Request, hasher: PrefixHasher) -> None:
+        done = self._cached_blocks.get(request.number, 0)
+        full = request.num_computed_tokens // self.block_size
+        if full > done:
+            hasher.extend(request.digests, request.token_ids)
+            for group, table in enumerate(self.tables[request.number]):
+                digests = [in_group(digest, group) for digest in request.digests[done:full]]
+                self.pool.cache(request.number, table[done:full], digests, group)
+            self._cached_blocks[request.number] = full
+
+    def free(self, request: Request, reason: Release, fence: int | None = None) -> None:
+        """Take the request's blocks back, its last first, so that a prefix outlives what followed it.
+
+        They are free at once, or with a `fence` when that step is complete.
+        """
+        held = self.held(request.number)
+        self.tables.pop(request.number, None)
+        self._cached_blocks.pop(request.number, None)
+        if not any(held) or (reason == Release.ABORTED and self.faults.strikes("leak.unaccounted", request.id)):
+            return
+        if reason == Release.FINISHED and self.faults.strikes("leak.rising-floor", request.id):
+            held = [blocks[:-1] for blocks in held]
+        backwards = [blocks[::-1] for blocks in held]
+        if fence is None:
+            self._release(request, backwards, reason)
+            if reason == Release.FINISHED and self.faults.strikes("corrupt.double-free", request.id):
+                self._release(request, backwards, reason)
+            return
+        for group, blocks in enumerate(held):
+            if blocks:
+                self.pool.log.detached(request.number, blocks, group)
+                self.pool.log.free_deferred(request.number, blocks, Holder.FENCE, fence, group=group)
+        fenced = Fenced(fence, request, backwards, reason)
+        if self.faults.strikes("corrupt.use-after-free", request.id):
+            self._reclaim(fenced)
+        else:
+            self.fenced.append(fenced)
+
+    def reclaim(self, completed_step: int) -> None:
+        """Free what was fenced behind steps up to this one, which is complete."""
+        while self.fenced and self.fenced[0].fence <= completed_step:
+            fenced = self.fenced.pop(0)
+            if not self.faults.strikes("leak.deferred-free-stalled", fenced.request.id):
+                self._reclaim(fenced)
+
+    def _release(self, request: Request, held: list[list[int]], reason: Release) -> None:
+        for group, blocks in enumerate(held):
+            if blocks:
+                self.pool.release(request.number, blocks, reason, group)
+
+    def _reclaim(self, fenced: Fenced) -> None:
+        for group, blocks in enumerate(fenced.blocks):
+            if blocks:
+                self.pool.reclaim(fenced.request.number, blocks, fenced.reason, group)
+
+    def _blocks(self, num_tokens: int) -> int:
+        """How many blocks of a table so many tokens fill, the last one perhaps in part."""
+        return -(-num_tokens // self.block_size)
+
+    def _num_passed(self, num_tokens: int, window: int) -> int:
+        """How many blocks of a table the window has left behind for the token that comes after so many."""
+        return max(0, num_tokens + 1 - window) // self.block_size

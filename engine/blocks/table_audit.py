@@ -1,0 +1,107 @@
+"""Reads the engine's own tables out to the event stream, a slice between two steps, so that no step ever waits for
+a walk over the pool. What the events add up to can then be held against what the engine really has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import count
+
+from kvscope.engine.blocks.block_pool import RESERVED
+from kvscope.engine.blocks.kv_cache_manager import KVCacheManager
+from kvscope.engine.request import Request
+from kvscope.monitor.events.kinds import Holder
+
+REQUESTS_A_SLICE = 16
+
+
+class Auditor:
+    """Audits `manager` and its pool. `requests` are all that the scheduler knows, `deferred` those of them whose
+    blocks outlive their end, with their lease deadline in monotonic ns (0: none).
+    """
+
+    def __init__(self, manager: KVCacheManager, requests: Mapping[int, Request], deferred: Mapping[int, int]) -> None:
+        self.manager = manager
+        self.requests = requests
+        self.deferred = deferred
+        # A whole cycle in about a thousand slices at most: some seconds of steps for the largest pools.
+        self.blocks_a_slice = max(64, manager.pool.total // 1000)
+        self.cycles = 0
+        """How many whole readings it has made."""
+        self._slices = self._forever()
+
+    def slice(self) -> None:
+        """Read out the next slice; after the last one a new cycle begins."""
+        next(self._slices)
+
+    def whole(self) -> None:
+        """Read out one cycle at once: for tests."""
+        for _ in self._cycle(0):
+            pass
+
+    def _forever(self) -> Iterator[None]:
+        for cycle in count(1):
+            yield from self._cycle(cycle)
+            self.cycles = cycle
+
+    def _cycle(self, cycle: int) -> Iterator[None]:
+        """One cycle, stopping after each slice."""
+        pool, log = self.manager.pool, self.manager.pool.log
+        log.audit_begin(cycle)
+        yield
+        for first in range(RESERVED, pool.total, self.blocks_a_slice):
+            self._blocks(first)
+            yield
+        numbers = list(self.requests)
+        told = 0
+        for start in range(0, len(numbers), REQUESTS_A_SLICE):
+            present = [n for n in numbers[start : start + REQUESTS_A_SLICE] if n in self.requests]
+            self._requests(present)
+            told += len(present)
+            yield
+        self._fenced()
+        log.audit_end(cycle, *pool.counts()[:3], told)
+        yield
+
+    def _blocks(self, first: int) -> None:
+        pool = self.manager.pool
+        blocks = range(first, min(first + self.blocks_a_slice, pool.total))
+        packed = [
+            pool.refs[block] * 4 + (2 if block in pool.free_queue else 0) + (pool.digests[block] is not None)
+            for block in blocks
+        ]
+        pool.log.audit_blocks(first, packed)
+
+    def _requests(self, numbers: list[int]) -> None:
+        for number in numbers:
+            request = self.requests[number]
+            lease = self.deferred.get(number)
+            # The first group last: with it, a reader has the whole request.
+            for group, blocks in reversed(list(enumerate(self.manager.held(number)))):
+                self.manager.pool.log.audit_request(
+                    number,
+                    request.id,
+                    request.status,
+                    request.num_computed_tokens,
+                    len(request.output_token_ids),
+                    blocks,
+                    holder=0 if lease is None else Holder.CONNECTOR,
+                    lease_deadline_ns=lease or 0,
+                    group=group,
+                )
+
+    def _fenced(self) -> None:
+        for fence, request, held, _ in self.manager.fenced:
+            for group, blocks in enumerate(held):
+                self.manager.pool.log.audit_request(
+                    request.number,
+                    request.id,
+                    request.status,
+                    request.num_computed_tokens,
+                    len(request.output_token_ids),
+                    blocks,
+                    holder=Holder.FENCE,
+                    fence=fence,
+                    detached=True,
+                    group=group,
+                )

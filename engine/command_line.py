@@ -1,0 +1,436 @@
+"""The engine's command line: kvscope engine serve, kvscope engine bench."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import difflib
+import logging
+import os
+import re
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from decimal import Decimal
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final
+
+import uvicorn
+import zmq
+
+from kvscope.engine.config import DEFAULT_KV_BYTES, DTYPES, KV_CONNECTORS, SCHEDULING_POLICIES, TINY, EngineConfig
+from kvscope.engine.lab.faults import PLACES
+from kvscope.engine.lab.load_bench import Load, offline, over_http, report, show, simulate
+from kvscope.monitor.publishing.publisher import EVENTS_ENDPOINT, RING_BYTES, NotPrivate, replay_endpoint_for
+
+if TYPE_CHECKING:
+    from kvscope.engine.core import EngineCore
+
+USAGE = 2
+INTERRUPTED = 130
+DEFAULTS = EngineConfig()
+SIZES: Final = {
+    **{letter: 1000**power for power, letter in enumerate("kmgt", 1)},
+    **{letter: 1024**power for power, letter in enumerate("KMGT", 1)},
+}
+"""As vLLM reads them: k is 1000 and K is 1024, and so on."""
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)([kmgtKMGT]?)")
+logger = logging.getLogger("engine.serve")
+
+
+class Parser(argparse.ArgumentParser):
+    """Tells whoever gives a flag that there is not which ones are near it. Flags are not abbreviated."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings, allow_abbrev=False)
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """As argparse does, and exits with a line for the flags that it left over."""
+        parsed, left = super().parse_known_args(args, namespace)
+        unknown = [text.partition("=")[0] for text in left if text.startswith("-")]
+        if unknown:
+            self.error("; ".join(map(self._unknown, unknown)))
+        return parsed, left
+
+    def _unknown(self, flag: str) -> str:
+        known = [name for name in self._option_string_actions if name.startswith("--")]
+        near = difflib.get_close_matches(flag.replace("_", "-"), known)
+        return f"there is no {flag}" + (f": did you mean {' or '.join(near)}?" if near else "")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command that the arguments name; the exit code."""
+    parsed = parser().parse_args(arguments)
+    _set_up_logging()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return serve(parsed) if parsed.command == "serve" else bench(parsed)
+    except (ValueError, OSError, NotPrivate, zmq.ZMQError) as error:
+        print(f"engine: {error}", file=sys.stderr)
+        return USAGE
+    except KeyboardInterrupt:
+        return 0 if parsed.command == "serve" else INTERRUPTED
+
+
+def serve(parsed: argparse.Namespace) -> int:
+    """Serve until told to stop. Raises ValueError, OSError, NotPrivate or ZMQError for what cannot be started."""
+    config = config_of(parsed)
+    listener = _listen(parsed.host, parsed.port)
+    port = listener.getsockname()[1]
+    address = f"[{parsed.host}]:{port}" if ":" in parsed.host else f"{parsed.host}:{port}"
+    engine = parsed.engine_id or f"{config.served_model_name}@{address}/0"
+    settings = {name: getattr(config, name) for name in config.__dataclass_fields__ if name != "hash_key"}
+    changed = {name: value for name, value in settings.items() if value != getattr(DEFAULTS, name)}
+    named = {"served_model_name": config.served_model_name, "host": parsed.host, "port": port}
+    logger.info("non-default args: %s", changed | named)
+    # Only now, since torch takes seconds to import: what is wrong with the command line is told at once.
+    from kvscope.engine.core import EngineCore, Stream
+    from kvscope.engine.models import load
+
+    stream = None
+    if not parsed.no_stream:
+        replay = parsed.replay or replay_endpoint_for(parsed.events)
+        stream = Stream(engine, parsed.events, replay, parsed.journal, round(parsed.replay_mib * 2**20))
+    with listener:
+        core = EngineCore(config, load(config), stream, stall_s=parsed.stall_seconds)
+        try:
+            _say_pool(core)
+            _Server(core, engine, address).run(sockets=[listener])
+        finally:
+            core.close()
+    return 1 if core.failure else 0
+
+
+def bench(parsed: argparse.Namespace) -> int:
+    """Put the load on, and tell what came of it. Raises ValueError for what cannot be asked."""
+    load = Load(**{name: getattr(parsed, name) for name in Load.__dataclass_fields__})
+    config = config_of(parsed)
+    if parsed.journal is not None and parsed.simulate is None:
+        raise ValueError("--journal is for --simulate: a server keeps its events with its own --journal")
+    if parsed.simulate is not None:
+        logging.getLogger().setLevel(logging.WARNING)
+        logging.getLogger("engine.watchdog").setLevel(logging.ERROR)  # its lines would bear today's time
+        made = report(simulate(load, config, parsed.simulate, parsed.journal))
+    elif parsed.offline:
+        logging.getLogger().setLevel(logging.WARNING)
+        made = report(asyncio.run(offline(load, config)))
+    elif config != EngineConfig(seed=parsed.seed, hash_key=config.hash_key):
+        raise ValueError("an engine's settings are for --offline and --simulate: the one at --base-url has its own")
+    else:
+        made = report(asyncio.run(over_http(load, parsed.base_url)))
+    show(made, parsed.format)
+    return 1 if made.requests["failed"] else 0
+
+
+class _Server(uvicorn.Server):
+    """Says where it listens, and ends what the engine has in hand before it waits for its connections to end."""
+
+    def __init__(self, core: EngineCore, engine: str, address: str) -> None:
+        from kvscope.engine.serving.server import create_app
+
+        app = create_app(core, engine, self._stop)
+        super().__init__(
+            uvicorn.Config(app, log_config=None, log_level="warning", access_log=False, timeout_graceful_shutdown=2)
+        )
+        self._core = core
+        self._address = address
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        publisher = self._core.publisher
+        name = self._core.config.served_model_name
+        events = "events off"
+        if publisher is not None:
+            events = f"events on {publisher.events_endpoint}, replay on {publisher.replay_endpoint}"
+        print(f"kvscope engine {name} listening on http://{self._address}, {events}", flush=True)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._core.refuse_all()
+        super().handle_exit(sig, frame)
+
+    def _stop(self) -> None:
+        self.should_exit = True
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Bind before the model is loaded, so that a port in use is told at once."""
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except (OSError, OverflowError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        message = f"cannot listen on {host}:{port}: {reason}; choose another --port (0 picks a free one)"
+        raise ValueError(message) from error
+
+
+def _say_pool(core: EngineCore) -> None:
+    """The size of the pool, in vLLM's words."""
+    # On models with a sliding window a block of tokens is a block in each KV group, or soon in one only.
+    concurrency = core.pool.usable / core.manager.blocks_for(core.max_model_len)
+    tokens = round(concurrency * core.max_model_len)
+    logger.info("%s KV cache size: %s tokens", core.config.device.upper(), f"{tokens:,}")
+    logger.info("Maximum concurrency for %s tokens per request: %.2fx", f"{core.max_model_len:,}", concurrency)
+
+
+def config_of(parsed: argparse.Namespace) -> EngineConfig:
+    """The settings that the command line gives. Raises ValueError."""
+    names = EngineConfig.__dataclass_fields__.keys() & vars(parsed).keys()
+    given = {name: getattr(parsed, name) for name in names} | {"model": parsed.model_tag or parsed.model}
+    return EngineConfig(**given, faults=tuple(parsed.fault), hash_key=parsed.hash_key_text.encode())
+
+
+def _set_up_logging() -> None:
+    """Lines as vLLM's are, but with the year, and in UTC."""
+    handler = logging.StreamHandler()
+    form = "%(levelname)s %(asctime)s [%(filename)s:%(lineno)d] %(message)s"
+    formatter = logging.Formatter(form, "%Y-%m-%d %H:%M:%S")
+    formatter.converter = time.gmtime
+    handler.setFormatter(formatter)
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line; the reference is made from it."""
+    whole = Parser(prog="kvscope engine", description="kvscope's paged-attention engine.")
+    commands = whole.add_subparsers(dest="command", required=True)
+    serving = commands.add_parser(
+        "serve", help="serve a model over HTTP", description="Serves a model with OpenAI's API, and says its events."
+    )
+    _model_flags(serving)
+    _serving_flags(serving)
+    benching = commands.add_parser(
+        "bench",
+        help="put a load on an engine",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Puts a load on an engine, and tells what its clients see. Prompts are random tokens; answers are"
+        "\ngreedy and of full length. Exit codes: 0, 1 if a request failed, 2 usage.",
+    )
+    _load_flags(benching)
+    _model_flags(benching.add_argument_group("the engine of --offline and --simulate"))
+    return whole
+
+
+def _model_flags(command: argparse._ActionsContainer) -> None:
+    """The settings of an engine, wherever it runs."""
+    add = command.add_argument
+    model = command.add_mutually_exclusive_group()
+    says = f"{TINY}, or a Hugging Face directory ({TINY})"
+    model.add_argument("model_tag", nargs="?", metavar="MODEL", help=says)
+    model.add_argument("--model", default=DEFAULTS.model, metavar="MODEL", help="the same, as a flag")
+    add("--device", default=DEFAULTS.device, help=f"cpu, cuda or cuda:N ({DEFAULTS.device})")
+    add("--dtype", default=DEFAULTS.dtype, choices=DTYPES, help=f"of weights and KV ({DEFAULTS.dtype})")
+    add("--block-size", type=int, default=DEFAULTS.block_size, metavar="TOKENS", help=f"({DEFAULTS.block_size})")
+    add(
+        "--num-gpu-blocks-override",
+        type=int,
+        default=None,
+        metavar="N",
+        help="blocks of the pool, the reserved one included",
+    )
+    add(
+        "--kv-cache-memory-bytes",
+        "--kv-cache-memory",
+        type=size,
+        default=None,
+        metavar="BYTES",
+        help="the pool's size, unless --num-gpu-blocks-override says it (what the memory leaves;"
+        f" on the CPU without a budget {DEFAULT_KV_BYTES})",
+    )
+    add(
+        "--gpu-memory-utilization",
+        type=float,
+        default=DEFAULTS.gpu_memory_utilization,
+        metavar="SHARE",
+        help="of the device's memory, or of --memory-budget, that the engine takes"
+        f" ({DEFAULTS.gpu_memory_utilization})",
+    )
+    add(
+        "--memory-budget",
+        type=size,
+        default=None,
+        metavar="BYTES",
+        help="on the CPU: all of this process is to stay within (no plan is made)",
+    )
+    add(
+        "--max-model-len", type=size, default=None, metavar="TOKENS", help="prompt and output at most (the model's own)"
+    )
+    add("--max-num-seqs", type=int, default=DEFAULTS.max_num_seqs, metavar="N", help=f"({DEFAULTS.max_num_seqs})")
+    add(
+        "--max-num-batched-tokens",
+        type=size,
+        default=DEFAULTS.max_num_batched_tokens,
+        metavar="N",
+        help=f"in one step ({DEFAULTS.max_num_batched_tokens})",
+    )
+    add(
+        "--async-scheduling",
+        action=argparse.BooleanOptionalAction,
+        default=DEFAULTS.async_scheduling,
+        help="plan a step while the one before it runs (no)",
+    )
+    add(
+        "--enforce-eager",
+        action=argparse.BooleanOptionalAction,
+        default=DEFAULTS.enforce_eager,
+        help="capture no CUDA graphs of decodes (on a GPU no; --no-enforce-eager on the CPU pads decodes as if it did)",
+    )
+    add("--scheduling-policy", default=DEFAULTS.scheduling_policy, choices=SCHEDULING_POLICIES, help="(fcfs)")
+    add("--no-enable-prefix-caching", dest="enable_prefix_caching", action="store_false", help="never reuse a prefix")
+    add("--kv-connector", default="", choices=[name for name in KV_CONNECTORS if name], help="keep KV outside the pool")
+    add(
+        "--kv-lease-seconds",
+        type=float,
+        default=None,
+        metavar="S",
+        help="take a finished request's blocks back from the connector after this long (0: when it is done;"
+        " peer 30, host 0)",
+    )
+    add(
+        "--kv-transfer-endpoint",
+        default=DEFAULTS.kv_transfer_endpoint,
+        metavar="ENDPOINT",
+        help=f"where another engine may fetch KV, with --kv-connector peer ({DEFAULTS.kv_transfer_endpoint})",
+    )
+    add(
+        "--fault",
+        action="append",
+        default=[],
+        metavar="CODE[:key=value]…",
+        help=f"break one mechanism on purpose; may be repeated: {', '.join(PLACES)}",
+    )
+    add("--seed", type=int, default=DEFAULTS.seed, help=f"({DEFAULTS.seed})")
+    add(
+        "--hash-key",
+        dest="hash_key_text",
+        default=os.environ.get("KVSCOPE_HASH_KEY", ""),
+        metavar="KEY",
+        help="of the prefix hashes (KVSCOPE_HASH_KEY, else random)",
+    )
+
+
+def _serving_flags(command: argparse.ArgumentParser) -> None:
+    """Where a server listens, and where it says its events."""
+    environment = os.environ.get
+    add = command.add_argument
+    add("--served-model-name", default="", metavar="NAME", help="what clients call it (the model's own name)")
+    add("--host", default="127.0.0.1", help="where to listen (127.0.0.1)")
+    add("--port", type=int, default=8000, help="(8000; 0 picks a free one)")
+    add(
+        "--stall-seconds",
+        type=_positive,
+        default=30.0,
+        metavar="S",
+        help="no progress for this long is a stall (30)",
+    )
+    add(
+        "--events",
+        default=environment("KVSCOPE_EVENTS", EVENTS_ENDPOINT),
+        metavar="ENDPOINT",
+        help=f"where to publish events (KVSCOPE_EVENTS, else {EVENTS_ENDPOINT}); a port of * picks a free one",
+    )
+    add(
+        "--replay",
+        default=environment("KVSCOPE_REPLAY", ""),
+        metavar="ENDPOINT",
+        help="where to answer for past events (KVSCOPE_REPLAY, else beside --events)",
+    )
+    add(
+        "--replay-mib",
+        type=_positive,
+        default=RING_BYTES / 2**20,
+        metavar="N",
+        help=f"so many MiB of past events are kept in memory to answer for ({RING_BYTES >> 20})",
+    )
+    add("--journal", type=Path, default=None, metavar="DIR", help="keep the events there too")
+    add("--no-stream", action="store_true", help="say no events")
+    add(
+        "--engine-id",
+        default=environment("KVSCOPE_ENGINE_ID", ""),
+        metavar="ID",
+        help="(KVSCOPE_ENGINE_ID, else NAME@HOST:PORT/0)",
+    )
+
+
+def _load_flags(command: argparse.ArgumentParser) -> None:
+    """The load, in the words of `vllm bench serve`, and what is asked."""
+    defaults = Load()
+    asked = command.add_mutually_exclusive_group(required=True)
+    asked.add_argument("--base-url", metavar="URL", help="a server with OpenAI's API, such as http://127.0.0.1:8000")
+    asked.add_argument("--offline", action="store_true", help="an engine in this process, without HTTP")
+    asked.add_argument(
+        "--simulate",
+        type=_positive,
+        default=None,
+        metavar="S",
+        help="the same for so many seconds of virtual time, which pass at once; steps last as a formula says",
+    )
+    add = command.add_argument
+    add("--num-prompts", type=size, default=defaults.num_prompts, metavar="N", help=f"({defaults.num_prompts})")
+    add(
+        "--request-rate",
+        type=float,
+        default=defaults.request_rate,
+        metavar="R",
+        help="arrivals a second, at random as a Poisson process has them (inf: all at once)",
+    )
+    add(
+        "--max-concurrency",
+        type=size,
+        default=None,
+        metavar="C",
+        help="requests at once at most; others wait, which is not part of their times (no limit)",
+    )
+    add("--input-len", type=size, default=defaults.input_len, metavar="TOKENS", help=f"({defaults.input_len})")
+    add("--output-len", type=size, default=defaults.output_len, metavar="TOKENS", help=f"({defaults.output_len})")
+    add(
+        "--prefix-len",
+        type=size,
+        default=defaults.prefix_len,
+        metavar="TOKENS",
+        help="that all prompts begin with, before --input-len of their own (0)",
+    )
+    add(
+        "--timeout",
+        dest="timeout_s",
+        type=float,
+        default=defaults.timeout_s,
+        metavar="S",
+        help="a client that has not its whole answer by then closes its connection (inf)",
+    )
+    add(
+        "--disconnect",
+        type=float,
+        default=defaults.disconnect,
+        metavar="SHARE",
+        help="of the clients, that close their connections in the midst of an answer (0)",
+    )
+    add("--journal", type=Path, default=None, metavar="DIR", help="with --simulate: keep the events there")
+    add("--format", choices=("table", "json"), default="table", help="(table)")
+
+
+def size(text: str) -> int:
+    """A whole number: 65536, 64K (1024 each) or 65.536k (1000 each). Raises ArgumentTypeError for what is none."""
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        message = f"{text!r} is no size: give a number such as 65536, 64K (of 1024) or 64k (of 1000)"
+        raise argparse.ArgumentTypeError(message)
+    value = Decimal(match[1]) * SIZES.get(match[2], 1)
+    if (match[2].isupper() and "." in match[1]) or value != int(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is not whole: fractions go with k, m, g and t only, such as 25.6k")
+    return int(value)
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""One step on the device: input batch, attention, CUDA graphs, sampling, memory plan."""

@@ -1,0 +1,53 @@
+"""Time that passes only when told to: for the engine, its scheduler and what watches them."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable
+
+
+class VirtualClock:
+    """A Clock (kvscope.monitor.events.event_log) that its holder moves: what is scheduled runs as its time passes."""
+
+    def __init__(self) -> None:
+        self.ns = 1_000_000_000
+        self._due: list[tuple[int, int, Callable[[], None]]] = []
+        self._numbers = itertools.count()
+
+    def monotonic_ns(self) -> int:
+        """Now."""
+        return self.ns
+
+    def time_ns(self) -> int:
+        """Now, as a date in November 2023."""
+        return 1_700_000_000_000_000_000 + self.ns
+
+    def at(self, ns: int, call: Callable[[], None]) -> None:
+        """Have `call` made when it is `ns`. What is due at one time is done in the order in which it was asked for."""
+        heapq.heappush(self._due, (ns, next(self._numbers), call))
+
+    def every(self, seconds: float, call: Callable[[], None]) -> None:
+        """Have `call` made after so long, and again each time that so long has passed."""
+
+        def again() -> None:
+            call()
+            self.every(seconds, call)
+
+        self.at(self.ns + round(seconds * 1e9), again)
+
+    def sleep(self, seconds: float) -> None:
+        """Let so much time pass."""
+        until = self.ns + round(seconds * 1e9)
+        while self.pass_to(until):
+            pass
+
+    def pass_to(self, ns: int) -> bool:
+        """Let time pass until `ns`, or the first that is due by then: that is done. Whether there was such a one."""
+        if not self._due or self._due[0][0] > ns:
+            self.ns = max(self.ns, ns)
+            return False
+        due, _, call = heapq.heappop(self._due)
+        self.ns = max(self.ns, due)
+        call()
+        return True

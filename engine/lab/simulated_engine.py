@@ -1,0 +1,258 @@
+"""An engine in virtual time: all of it is real but the model, whose steps last as long as a formula says.
+
+    a step's seconds = base_s + per_token_s * tokens computed + per_kv_token_s * tokens of KV read
+
+Nothing waits for real time, so ten minutes of a fault pass in a second or a few. What the connector copies is there at
+once, and so is a compiled grammar; the watchdog, the heartbeats and the loop's own pauses take their time on the
+virtual clock. Time passes where the engine would wait for a step: with async_scheduling the next one is planned by
+then. The same load gives the same life each time.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import torch
+
+from kvscope.engine.config import EngineConfig
+from kvscope.engine.connectors.host import HostConnector
+from kvscope.engine.core import EngineCore, Launched
+from kvscope.engine.execution.cuda_graphs import DecodeGraphs
+from kvscope.engine.execution.input_batch import Batch as ModelBatch
+from kvscope.engine.execution.memory_plan import Reading
+from kvscope.engine.lab.clock import VirtualClock
+from kvscope.engine.models import LoadedModel, ModelConfig
+from kvscope.engine.scheduling.scheduler import SchedulerOutput
+from kvscope.engine.serving.output import Output, Sampled
+from kvscope.monitor.events.event_log import EventLog, SilentLog
+from kvscope.monitor.events.journal import JournalWriter
+from kvscope.monitor.events.wire import Batch, encode
+from kvscope.monitor.publishing.packer import Packer
+
+DRAIN_S: Final = 0.1
+"""How often what was said is kept."""
+HEARTBEAT_S: Final = 1.0
+NON_TORCH: Final = 128 << 20
+ACTIVATIONS: Final = 64 << 20
+LOGITS: Final = 4 * 131_072
+"""Bytes of a token's, in a vocabulary of that size."""
+PRINTABLE: Final = range(0x20, 0x7F)
+"""Tokens that are sampled: there in any vocabulary, and none of them ends an output."""
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """How long a step takes. Raises ValueError, naming the figure and what it may be.
+
+    The defaults are about those of a dense model of 8 billion parameters in 16 bits, of which a device reads 3.3 TB/s
+    and computes 500 TFLOP/s: 16 GB of weights in each step, 16 GFLOP a token, and 128 KiB of KV for each token read.
+    """
+
+    base_s: float = 5e-3
+    per_token_s: float = 32e-6
+    per_kv_token_s: float = 40e-9
+
+    def __post_init__(self) -> None:
+        if self.base_s <= 0:
+            raise ValueError(f"base_s is {self.base_s} and must be above 0: time passes in steps")
+        for name in ("per_token_s", "per_kv_token_s"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)} and must be 0 or above")
+
+    def seconds(self, tokens: int, kv_tokens: int) -> float:
+        """Of a step that computes so many tokens and reads the KV of so many."""
+        return self.base_s + self.per_token_s * tokens + self.per_kv_token_s * kv_tokens
+
+    def of(self, plan: SchedulerOutput) -> float:
+        """Seconds of a step with that plan."""
+        tokens = sum(share.num_tokens for share in plan.shares)
+        return self.seconds(tokens, sum(share.start + share.num_tokens for share in plan.shares))
+
+
+class Place(NamedTuple):
+    """Of which request, by number, the token at which place is sampled."""
+
+    number: int
+    place: int
+
+
+class SimulatedDevice:
+    """A device of `total` bytes by its figures alone. `held`: what the engine has of it now."""
+
+    def __init__(self, total: int) -> None:
+        self.held = 0
+        self._total = total
+
+    def read(self) -> Reading:
+        """See Device."""
+        return Reading(self._total, max(self._total - self.held, 0), self.held, 0)
+
+    def peak_of(self, _run: Callable[[], None]) -> int:
+        """See Device."""
+        return ACTIVATIONS
+
+    def non_torch(self, weights: int) -> int:
+        """See Device. It is asked first, when nothing but the weights is there."""
+        self.held = weights + NON_TORCH
+        return NON_TORCH
+
+
+class SimulatedRunner:
+    """Stands for ModelRunner. What it samples depends on the seed, the request's number and the place alone."""
+
+    def __init__(self, seed: int, model: ModelConfig, block_size: int) -> None:
+        self._seed = seed
+        self._model = model
+        self._block_size = block_size
+
+    def capture(self, sizes: Sequence[int]) -> DecodeGraphs:
+        """See ModelRunner: their inputs."""
+        return DecodeGraphs(_nothing, sizes, self._model, self._block_size, "cpu")
+
+    def prepare(self, plan: SchedulerOutput, _tables: Mapping[int, Sequence[Sequence[int]]]) -> list[Place]:
+        """See ModelRunner."""
+        return [Place(s.request.number, s.start + s.num_tokens) for s in plan.shares if s.samples]
+
+    def run(self, batch: list[Place]) -> list[Sampled]:
+        """See ModelRunner."""
+        drawn = [zlib.crc32(f"{self._seed} {number} {place}".encode()) for number, place in batch]
+        return [Sampled(PRINTABLE[each % len(PRINTABLE)]) for each in drawn]
+
+    def gather(self, blocks: Sequence[int]) -> torch.Tensor:
+        """See ModelRunner: nothing, of as many blocks."""
+        return torch.empty(0, 2, len(blocks))
+
+    def scatter(self, blocks: Sequence[int], kv: torch.Tensor) -> None:
+        """See ModelRunner."""
+
+
+class SimulatedEngine(EngineCore):
+    """An engine of `config` in virtual time, which passes while `run` is called; `time` tells it.
+
+    step_time: of the model that it pretends to run; `loaded` gives only its settings. A memory_budget is that of a
+    device which holds nothing besides. journal: a directory to keep the events in, as engine `name`. Raises ValueError
+    for settings that do not go with that.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        loaded: LoadedModel,
+        *,
+        step_time: StepTime | None = None,
+        journal: Path | None = None,
+        name: str = "simulated@127.0.0.1:0/0",
+        stall_s: float = 30.0,
+    ) -> None:
+        _refuse_what_takes_real_time(config)
+        self.time = VirtualClock()
+        self._step_time = step_time or StepTime()
+        self._until = 0
+        self._hangs = False
+        self._device = SimulatedDevice(config.memory_budget) if config.memory_budget is not None else None
+        super().__init__(
+            config,
+            loaded,
+            stall_s=stall_s,
+            clock=self.time,
+            log=SilentLog(self.time) if journal is None else EventLog(self.time),
+            runner=SimulatedRunner(config.seed, loaded.config, config.block_size),
+            device=self._device,
+        )
+        self.time.every(min(1.0, stall_s / 4), self.watchdog.look)
+        self._journal: JournalWriter | None = None
+        if journal is not None:
+            self._packer = Packer(self.log, name, self.vitals)
+            keyframe = lambda: encode(self._packer.keyframe())  # noqa: E731
+            self._journal = JournalWriter(journal, self._packer.epoch, keyframe, clock=self.time)
+            self.time.every(DRAIN_S, self._drain)
+            self.time.every(HEARTBEAT_S, lambda: self._keep(self._packer.heartbeat()))
+
+    @property
+    def now_s(self) -> float:
+        """Seconds on the virtual clock."""
+        return self.time.ns / 1e9
+
+    def at(self, seconds: float, call: Callable[[], None]) -> None:
+        """Have `call` made so long after now: a client that comes, or goes."""
+        self.time.at(self.time.ns + round(seconds * 1e9), call)
+
+    def run(self, seconds: float, deliver: Callable[[list[Output]], None] = lambda _: None) -> None:
+        """Let so much time pass; `deliver` gets what each pass gave."""
+        self._until = self.time.ns + round(seconds * 1e9)
+        while self.time.ns < self._until and not self.failure:
+            if self._hangs:  # all that the engine's thread does is wait
+                self.time.pass_to(self._until)
+                continue
+            deliver(self.step())
+            if self.scheduler.parked:
+                self._grammars.settle()
+            if isinstance(self.connector, HostConnector):
+                self.connector.settle()
+            self._rest()
+
+    def close(self) -> None:
+        """As EngineCore does, and what was said last is kept."""
+        super().close()
+        if self._journal is not None:
+            self._drain()
+            self._journal.close()
+
+    @property
+    def leaked(self) -> int:
+        """Bytes of the simulated device that the fault sizing.elsewhere took."""
+        return 0 if self._device is None else self._device.held - self._billed
+
+    @property
+    def _billed(self) -> int:
+        plan = self.plan
+        return plan.weights + plan.non_torch + plan.activations + plan.kv_pool + plan.graphs
+
+    def _say_started(self) -> None:
+        if self._device is not None:
+            self._device.held = self._billed
+        super()._say_started()
+
+    def _run_model(self, _step: int, batch: list[Place], sampled: Future[list[Sampled]]) -> None:
+        if self._device is not None and self.faults.strikes("sizing.elsewhere", ""):
+            self._device.held += len(batch) * LOGITS
+        sampled.set_result(self.runner.run(batch))
+
+    def _complete(self, launched: Launched) -> list[Output]:
+        """Time passes until the step is over. One that hangs stays in flight, until the engine is closed."""
+        step = launched.plan.step
+        if not self._closing and self.faults.strikes_request("stuck.engine-stalled", f"step {step}"):
+            self._in_flight.appendleft(launched)
+            self._hangs = True
+            return []
+        self.time.sleep(self._step_time.of(launched.plan))
+        return super()._complete(launched)
+
+    def _wait(self, pause: float | None) -> None:
+        end = self._until if pause is None else min(self._until, self.time.ns + round(pause * 1e9))
+        while not self._woken and self.time.pass_to(end):
+            pass
+        while self.time.pass_to(self.time.ns):  # who comes at the same time is there for the same pass
+            pass
+
+    def _drain(self) -> None:
+        for batch in self._packer.pack():
+            self._keep(batch)
+
+    def _keep(self, batch: Batch) -> None:
+        assert self._journal is not None
+        self._journal.append(encode(batch), batch.sequence)
+
+
+def _nothing(_batch: ModelBatch) -> torch.Tensor:
+    raise AssertionError("a simulated decode is not computed")
+
+
+def _refuse_what_takes_real_time(config: EngineConfig) -> None:
+    if config.kv_connector == "peer":
+        raise ValueError("kv_connector 'peer' needs another engine, which real time passes for: take 'host'")

@@ -1,0 +1,1 @@
+"""The engine's front end: HTTP server, OpenAI protocol, offline use, output, metrics."""

@@ -1,0 +1,137 @@
+"""Between the engine's thread and an event loop: requests go in, their texts come out as they are made."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kvscope.engine.connectors.transfer import KVTransferParams
+from kvscope.engine.core import EngineCore
+from kvscope.engine.sampling_params import SamplingParams
+from kvscope.engine.serving.output import FINISH_REASONS, Output, Sampled, TextStream
+from kvscope.monitor.events.kinds import Status
+from kvscope.monitor.events.trace_context import TraceContext
+
+
+class EngineError(RuntimeError):
+    """The engine failed at a request, or stops."""
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What is new of the `index`-th text: its tokens, and what is certain by now of what they say.
+
+    `reason` in its last one only.
+    """
+
+    index: int
+    text: str = ""
+    sampled: Sequence[Sampled] = ()
+    reason: str = ""
+
+
+class FrontEnd:
+    """Takes requests to `core`, and its outputs to whoever waits for them."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self.core = core
+        self._queues: dict[int, asyncio.Queue[Output]] = {}
+
+    def start(self, on_failure: Callable[[], None]) -> None:
+        """Let the engine run, and hand its outputs out in the event loop that calls this; `on_failure` if it dies."""
+        loop = asyncio.get_running_loop()
+
+        def hand_out(outputs: list[Output]) -> None:
+            for output in outputs:
+                queue = self._queues.get(output.number)
+                if queue is not None:
+                    queue.put_nowait(output)
+            if self.core.failure:
+                on_failure()
+
+        def deliver(outputs: list[Output]) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has closed, so nobody waits any more
+                loop.call_soon_threadsafe(hand_out, outputs)
+
+        self.core.start(deliver)
+
+    def submit(
+        self,
+        names: Sequence[str],
+        prompts: list[list[int]],
+        params: SamplingParams,
+        priority: int,
+        kv_transfer: KVTransferParams | None = None,
+        trace: TraceContext | None = None,
+    ) -> Texts:
+        """Have params.n texts made for each prompt. Raises Refused, and then has none made, and EngineDead.
+
+        `names`: of the requests, one a text.
+        """
+        each = [(prompt, one) for prompt in prompts for one in params.each()]
+        for name, (prompt, _) in zip(names, each, strict=True):
+            self.core.check(prompt, name)
+        texts = Texts(self, sum(len(prompt) for prompt in prompts))
+        for name, (prompt, one) in zip(names, each, strict=True):
+            number = self.core.submit(name, prompt, one, priority, kv_transfer, trace)
+            texts.made[number] = TextStream(self.core.loaded.tokenizer, one.stop)
+            texts.sampled[number] = []
+            self._queues[number] = texts.outputs
+        return texts
+
+    def forget(self, number: int) -> None:
+        """Nobody waits for this request's outputs any more."""
+        del self._queues[number]
+
+
+class Texts:
+    """The texts that one client waits for, in the order of its prompts, those of one prompt together."""
+
+    def __init__(self, front_end: FrontEnd, prompt_tokens: int) -> None:
+        self.prompt_tokens = prompt_tokens
+        self.outputs: asyncio.Queue[Output] = asyncio.Queue()
+        self.made: dict[int, TextStream] = {}
+        self.sampled: dict[int, list[Sampled]] = {}
+        self.reasons: dict[int, str] = {}
+        self.kv_offer: KVTransferParams | None = None
+        self._front_end = front_end
+
+    @property
+    def completion_tokens(self) -> int:
+        """Output tokens so far."""
+        return sum(len(text.token_ids) for text in self.made.values())
+
+    async def next(self) -> Delta | None:
+        """What comes next, of whichever text; None when all have ended. Raises EngineError."""
+        if len(self.reasons) == len(self.made):
+            return None
+        output = await self.outputs.get()
+        number, text = output.number, self.made[output.number]
+        if number in self.reasons:
+            return Delta(list(self.made).index(number))  # made after its stop string, before the engine knew
+        if output.status is not None:
+            self.reasons[number] = FINISH_REASONS[output.status]
+            self.kv_offer = output.kv_offer
+        if output.error or output.status == Status.FINISHED_ABORTED:
+            raise EngineError(output.error or "the engine is stopping")
+        self.sampled[number] += output.sampled
+        new = text.add(output.token_ids, last=output.status is not None)
+        if text.stopped and output.status is None:
+            self._front_end.core.end(number, Status.FINISHED_STOPPED)
+        if text.stopped:
+            self.reasons[number] = "stop"
+        return Delta(list(self.made).index(number), new, output.sampled, self.reasons.get(number, ""))
+
+    def close(self, *, client_gone: bool) -> None:
+        """Wait no longer. Texts that have not ended are ended, and the engine is told if it is because nobody waits."""
+        core = self._front_end.core
+        for number in self.made:
+            self._front_end.forget(number)
+            if number in self.reasons:
+                continue
+            if client_gone:
+                core.client_gone(number)
+            else:
+                core.end(number)

@@ -1,0 +1,363 @@
+"""The engine over HTTP: OpenAI's completions and chats, /v1/models, /health, /metrics.
+
+A client that goes away frees its request at once, whether it had asked for a stream or not: while a request is served
+its connection is watched, and when it closes the engine is told, and says so to the event stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, ClassVar, Final
+
+import msgspec
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from kvscope.engine.core import EngineCore, EngineDead, Refused
+from kvscope.engine.models.tokens import Tokenizer
+from kvscope.engine.serving.engine_metrics import EngineCollector, StatsLine
+from kvscope.engine.serving.frontend import EngineError, FrontEnd, Texts
+from kvscope.engine.serving.openai_protocol import (
+    BadRequest,
+    ChatRequest,
+    CompletionRequest,
+    GenerationRequest,
+    chat_logprobs,
+    completion_logprobs,
+    error_body,
+    parse,
+    usage,
+)
+from kvscope.engine.serving.output import Sampled
+from kvscope.monitor.events import trace_context
+
+STATS_S: Final = 10.0
+"""Between two stats lines: vLLM's default."""
+DEFAULT_MAX_TOKENS: Final = 16
+"""OpenAI's default for completions; a chat may go on to the model's end."""
+REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+def create_app(core: EngineCore, engine: str, stop: Callable[[], None]) -> Starlette:
+    """The app that serves `core`, which runs while the app does. `engine`: its id. `stop`: end the process."""
+    server = Server(core, engine)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+        server.front_end.start(stop)
+        stats = asyncio.create_task(_log_stats(core))
+        yield
+        stats.cancel()
+
+    return Starlette(
+        routes=[
+            Route("/v1/completions", server.completions, methods=["POST"]),
+            Route("/v1/chat/completions", server.chat, methods=["POST"]),
+            Route("/v1/models", server.models),
+            Route("/health", server.health),
+            Route("/metrics", server.metrics),
+        ],
+        exception_handlers={
+            BadRequest: _refused,
+            Refused: _refused,
+            EngineDead: _unavailable,
+            HTTPException: _http_error,
+        },
+        lifespan=lifespan,
+    )
+
+
+async def _log_stats(core: EngineCore) -> None:
+    line = StatsLine(core)
+    while True:
+        await asyncio.sleep(STATS_S)
+        line.log()
+
+
+class Server:
+    """The endpoints."""
+
+    def __init__(self, core: EngineCore, engine: str) -> None:
+        self.core = core
+        self.engine = engine
+        self.front_end = FrontEnd(core)
+        self._model = core.config.served_model_name
+        self._created = int(time.time())
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(EngineCollector(core))
+
+    async def completions(self, request: Request) -> Response:
+        """POST /v1/completions: one text for each prompt."""
+        asked = parse(CompletionRequest, await request.body())
+        asked.check(self._model)
+        prompts = asked.prompts(self.core.loaded.tokenizer)
+        return self._answer("cmpl", request, asked, prompts, DEFAULT_MAX_TOKENS, _Completion)
+
+    async def chat(self, request: Request) -> Response:
+        """POST /v1/chat/completions: the assistant's next message."""
+        asked = parse(ChatRequest, await request.body())
+        asked.check(self._model)
+        prompt = asked.prompt(self.core.loaded.tokenizer)
+        room = max(1, self.core.max_model_len - len(prompt))
+        return self._answer("chatcmpl", request, asked, [prompt], room, _Chat)
+
+    async def models(self, _request: Request) -> Response:
+        """GET /v1/models: the one model."""
+        model = {
+            "id": self._model,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "kvscope",
+            "max_model_len": self.core.max_model_len,
+        }
+        return JSONResponse({"object": "list", "data": [model]})
+
+    async def health(self, _request: Request) -> Response:
+        """GET /health: idle or serving, with 200; stalled or dead, with 503 and what is known of why."""
+        core, now = self.core, self.core.clock.monotonic_ns()
+        watchdog = core.watchdog
+        if core.failure:
+            status = "dead"
+        elif watchdog.engine_stalled_s:
+            status = "stalled"
+        else:
+            status = "serving" if core.in_flight else "idle"
+        step, since_ns = core.launched
+        body = {
+            "status": status,
+            "engine": self.engine,
+            "error": core.failure or None,
+            "running": len(core.scheduler.running),
+            "waiting": core.scheduler.num_waiting,
+            "in_flight_at_front_end": core.in_flight,
+            "steps": core.scheduler.step,
+            "step_in_flight": None if step < 0 else {"step": step, "for_s": round((now - since_ns) / 1e9, 3)},
+            "stalled_for_s": round(watchdog.engine_stalled_s, 3),
+            "stalled_requests": [
+                {
+                    "id": stall.request,
+                    "state": stall.status.name,
+                    "cause": stall.cause.name,
+                    "since_step": stall.since_step,
+                    "for_s": round((now - stall.since_ns) / 1e9, 3),
+                }
+                for stall in watchdog.stalled.values()
+            ],
+            "faults": [str(fault) for fault in core.faults.on.values()],
+        }
+        return JSONResponse(body, 503 if status in ("stalled", "dead") else 200)
+
+    async def metrics(self, _request: Request) -> Response:
+        """GET /metrics: what Prometheus scrapes."""
+        return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_LATEST)
+
+    def _answer(
+        self,
+        prefix: str,
+        request: Request,
+        asked: GenerationRequest,
+        prompts: list[list[int]],
+        default_max_tokens: int,
+        form: type[_Form],
+    ) -> Response:
+        name = f"{prefix}-{_request_id(request)}"
+        params = asked.sampling(default_max_tokens)
+        count = len(prompts) * params.n
+        names = [name] if count == 1 else [f"{name}-{index}" for index in range(count)]
+        if asked.kv_transfer_params is not None and len(prompts) > 1:
+            raise BadRequest(f"there are {len(prompts)} prompts, and KV is transferred for one at a time", "prompt")
+        trace = trace_context.parse(request.headers.get("traceparent"))
+        texts = self.front_end.submit(names, prompts, params, asked.priority, asked.kv_transfer_params, trace)
+        head = {"id": name, "created": int(time.time()), "model": self._model}
+        tokenizer = self.core.loaded.tokenizer if params.logprobs is not None else None
+        if not asked.stream:
+            return Answer(texts, lambda send: _send_whole(send, texts, form(tokenizer), head))
+        with_usage = asked.stream_options is not None and asked.stream_options.include_usage
+        return Answer(texts, lambda send: _send_stream(send, texts, form(tokenizer), head, with_usage))
+
+
+class _Form(ABC):
+    """How an answer looks: a choice as a whole and as a piece. `tokenizer`: to name the tokens, if they are told."""
+
+    whole_name: str
+    piece_name: str
+    first: ClassVar[dict[str, Any] | None] = None
+    """What a stream begins with, if with anything."""
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self.tokenizer = tokenizer
+
+    @abstractmethod
+    def whole(self, text: str) -> dict[str, Any]:
+        """All of a choice's text."""
+
+    @abstractmethod
+    def piece(self, text: str) -> dict[str, Any]:
+        """More of it."""
+
+    @abstractmethod
+    def logprobs(self, tokenizer: Tokenizer, index: int, sampled: Sequence[Sampled]) -> dict[str, Any]:
+        """How likely the next tokens of the choice `index` were."""
+
+    def choice(self, index: int, content: dict[str, Any], sampled: Sequence[Sampled], reason: str) -> dict[str, Any]:
+        told = self.logprobs(self.tokenizer, index, sampled) if self.tokenizer is not None and sampled else None
+        return {"index": index, **content, "logprobs": told, "finish_reason": reason or None}
+
+
+class _Completion(_Form):
+    whole_name = piece_name = "text_completion"
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        super().__init__(tokenizer)
+        self._offsets: Counter[int] = Counter()
+
+    def whole(self, text: str) -> dict[str, Any]:
+        return {"text": text}
+
+    piece = whole
+
+    def logprobs(self, tokenizer: Tokenizer, index: int, sampled: Sequence[Sampled]) -> dict[str, Any]:
+        told = completion_logprobs(tokenizer, sampled, self._offsets[index])
+        self._offsets[index] += sum(map(len, told["tokens"]))
+        return told
+
+
+class _Chat(_Form):
+    whole_name = "chat.completion"
+    piece_name = "chat.completion.chunk"
+    first: ClassVar = {"delta": {"role": "assistant", "content": ""}}
+
+    def whole(self, text: str) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": text}}
+
+    def piece(self, text: str) -> dict[str, Any]:
+        return {"delta": {"content": text}}
+
+    def logprobs(self, tokenizer: Tokenizer, index: int, sampled: Sequence[Sampled]) -> dict[str, Any]:
+        return chat_logprobs(tokenizer, sampled)
+
+
+class Answer(Response):
+    """Sends what `work` sends, for as long as the client is there; then the texts are closed."""
+
+    def __init__(self, texts: Texts, work: Callable[[Send], Awaitable[None]]) -> None:
+        super().__init__()
+        self._texts = texts
+        self._work = work
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve it."""
+        working = asyncio.ensure_future(self._work(send))
+        watching = asyncio.ensure_future(_gone(receive))
+        try:
+            await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                working.result()
+        finally:
+            self._texts.close(client_gone=not working.done())
+            for task in (working, watching):
+                task.cancel()
+            await asyncio.gather(working, watching, return_exceptions=True)
+
+
+async def _gone(receive: Receive) -> None:
+    """Until the client has closed the connection."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _send_whole(send: Send, texts: Texts, form: _Form, head: Mapping[str, Any]) -> None:
+    """All texts in one body."""
+    try:
+        while await texts.next() is not None:
+            pass
+    except EngineError as error:
+        return await _send_body(send, 500, error_body(str(error), status=500), head)
+    choices = [
+        form.choice(index, form.whole(text.text), texts.sampled[number], texts.reasons[number])
+        for index, (number, text) in enumerate(texts.made.items())
+    ]
+    counts = usage(texts.prompt_tokens, texts.completion_tokens)
+    offer = {} if texts.kv_offer is None else {"kv_transfer_params": texts.kv_offer}
+    body = {**head, "object": form.whole_name, "choices": choices, "usage": counts, **offer}
+    return await _send_body(send, 200, body, head)
+
+
+async def _send_body(send: Send, status: int, body: object, head: Mapping[str, Any]) -> None:
+    payload = msgspec.json.encode(body)
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(payload)).encode()),
+        (b"x-request-id", head["id"].encode()),
+    ]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": payload})
+
+
+async def _send_stream(send: Send, texts: Texts, form: _Form, head: Mapping[str, Any], with_usage: bool) -> None:
+    """Server-sent events: a chunk for each piece of text, then [DONE]."""
+    headers = [
+        (b"content-type", b"text/event-stream; charset=utf-8"),
+        (b"cache-control", b"no-cache"),
+        (b"x-request-id", head["id"].encode()),
+    ]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    head = {**head, "object": form.piece_name}
+    if form.first is not None:
+        for index in range(len(texts.made)):
+            await _send_chunk(send, {**head, "choices": [form.choice(index, form.first, (), "")]})
+    try:
+        while (delta := await texts.next()) is not None:
+            # Also when no text is certain yet: who measures counts tokens by chunks.
+            if delta.sampled or delta.reason:
+                choice = form.choice(delta.index, form.piece(delta.text), delta.sampled, delta.reason)
+                await _send_chunk(send, {**head, "choices": [choice]})
+        if with_usage:
+            counts = usage(texts.prompt_tokens, texts.completion_tokens)
+            await _send_chunk(send, {**head, "choices": [], "usage": counts})
+    except EngineError as error:
+        await _send_chunk(send, error_body(str(error), status=500))
+    await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+
+
+async def _send_chunk(send: Send, content: object) -> None:
+    body = b"data: " + msgspec.json.encode(content) + b"\n\n"
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+
+
+def _request_id(request: Request) -> str:
+    """The client's X-Request-Id, or a new one. Raises BadRequest for one that cannot stand in a log line."""
+    given = request.headers.get("x-request-id")
+    if given is None:
+        return uuid.uuid4().hex
+    if not REQUEST_ID.fullmatch(given):
+        raise BadRequest("X-Request-Id must be 1 to 128 printable ASCII characters without spaces", "X-Request-Id")
+    return given
+
+
+async def _refused(_request: Request, error: Exception) -> Response:
+    if isinstance(error, BadRequest):
+        body = error_body(str(error), param=error.param, code=error.code, status=error.status)
+        return JSONResponse(body, error.status)
+    return JSONResponse(error_body(str(error), param="prompt"), 400)
+
+
+async def _unavailable(_request: Request, error: Exception) -> Response:
+    return JSONResponse(error_body(str(error), status=503), 503)
+
+
+async def _http_error(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return JSONResponse(error_body(error.detail, status=error.status_code), error.status_code, headers=error.headers)

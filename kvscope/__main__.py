@@ -1,0 +1,7 @@
+"""Run the `kvscope` command: `python -m kvscope`."""
+
+import sys
+
+from kvscope.command import main
+
+sys.exit(main())

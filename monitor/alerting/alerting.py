@@ -1,0 +1,174 @@
+"""Alerts as the service has them: transitions in, messages out, and what can be asked and done about them."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from kvscope.monitor.alerting import delivery
+from kvscope.monitor.alerting.alert_schema import AlertFigures, AlertsView, TriedView
+from kvscope.monitor.alerting.delivery import Sender
+from kvscope.monitor.alerting.message import Culprits, Message, Trouble, message_id
+from kvscope.monitor.alerting.outbox import Outbox
+from kvscope.monitor.alerting.receivers.parse import receiver_of
+from kvscope.monitor.alerting.receivers.receiver import Receiver
+from kvscope.monitor.alerting.silences import silence
+from kvscope.monitor.findings import LOOK_AGAIN_S, Place, Transition
+from kvscope.monitor.schema import AlertingView
+from kvscope.monitor.text import timestamp
+
+SCHEDULE: Final = (0, 5, 15, 60, 300, 900, 1800, 7200, 18000, 36000, 50400, 72000, 86400)
+"""Seconds before each try: three days in all, as the Standard Webhooks specification proposes, and closer together at
+first, since somebody may have to be woken.
+"""
+REPEAT_S: Final = 4 * 3600.0
+"""Alertmanager's default."""
+
+
+@dataclass(frozen=True)
+class AlertsConfig:
+    """What was asked for. `receivers` are --alert URLs, `secret` signs what goes to webhooks, `path` is the outbox's
+    (None: in memory). `repeat_s`: an alert that still fires is told again this often (0: never).
+    """
+
+    receivers: tuple[str, ...] = ()
+    secret: str = ""
+    allow_private: bool = False
+    repeat_s: float = REPEAT_S
+    look_again_s: float = LOOK_AGAIN_S
+    schedule: tuple[float, ...] = SCHEDULE
+    path: Path | None = None
+
+
+class NoSuchThing(LookupError):
+    """There is no such receiver, delivery or silence; the message says so."""
+
+
+class Alerts:
+    """Tells every receiver, each from a thread of its own, until closed. Raises BadReceiver, and ValueError if `path`
+    cannot be used.
+    """
+
+    def __init__(self, config: AlertsConfig) -> None:
+        self.config = config
+        found = [receiver_of(text, config.secret, config.allow_private) for text in config.receivers]
+        self.receivers: list[Receiver] = list({receiver.name: receiver for receiver in found}.values())
+        try:
+            if config.path is not None:
+                config.path.parent.mkdir(parents=True, exist_ok=True)
+            self.outbox = Outbox(config.path, self.receivers, config.repeat_s, config.look_again_s, time.time())
+        except (OSError, sqlite3.Error) as error:
+            raise ValueError(
+                f"--data: alerts cannot be kept in {config.path} ({error}); name another directory"
+            ) from error
+        self._senders = [
+            Sender(self.outbox, receiver, config.schedule, config.allow_private) for receiver in self.receivers
+        ]
+
+    def start(self) -> None:
+        """Begin to send, what an earlier life left over first."""
+        for one in self._senders:
+            one.start()
+
+    def close(self) -> None:
+        """Stop; what is not told stays in the outbox."""
+        for one in self._senders:
+            one.close()
+        self.outbox.close()
+
+    def _wake(self) -> None:
+        for one in self._senders:
+            one.wake()
+
+    def known(self) -> dict[Place, int]:
+        """What is open since an earlier life, and when it was first seen (wall ns)."""
+        return self.outbox.known()
+
+    def put(self, transitions: Sequence[Transition]) -> None:
+        """Take transitions. When this returns, they are kept. Raises sqlite3.Error if they cannot be."""
+        if transitions:
+            self.outbox.put(transitions, time.time())
+            self._wake()
+
+    def view(self) -> AlertsView:
+        """Receivers, open alerts, silences, and the latest deliveries."""
+        return self.outbox.view(time.time())
+
+    def about(self, finding: str) -> AlertingView:
+        """What was told of one finding, and what keeps it from being told."""
+        return self.outbox.about(finding, time.time())
+
+    def figures(self) -> AlertFigures:
+        """What waits, what arrived and what did not. None of it while the outbox cannot be read."""
+        try:
+            return self.outbox.figures(time.time())
+        except sqlite3.Error:
+            return AlertFigures()
+
+    def test(self, name: str = "") -> list[TriedView]:
+        """Send a test to that receiver, or to all, now and once; what they answered. One that was disabled and takes it
+        is enabled again. Raises NoSuchThing.
+        """
+        chosen = [receiver for receiver in self.receivers if name in ("", receiver.name)]
+        if not chosen:
+            known = ", ".join(receiver.name for receiver in self.receivers) or "none"
+            raise NoSuchThing(f"there is no receiver {name or 'at all'} here; there are: {known}")
+        return [self._test(receiver) for receiver in chosen]
+
+    def _test(self, receiver: Receiver) -> TriedView:
+        with delivery.client() as connection:
+            message = _test_message()
+            answer = delivery.send(connection, receiver, message, self.config.allow_private)
+            if answer.is_success and receiver.ends_tests:
+                end = msgspec.structs.replace(message, kind="resolved")
+                answer = delivery.send(connection, receiver, end, self.config.allow_private)
+        self.outbox.log_test(message, receiver.name, time.time(), answer.is_success, answer.text)
+        if answer.is_success:
+            self.outbox.enable(receiver.name)
+            self._wake()
+        return TriedView(receiver.name, answer.is_success, answer.text)
+
+    def replay(self, number: int) -> None:
+        """Send a message of the delivery log again. Raises NoSuchThing."""
+        if not self.outbox.replay(number, time.time()):
+            raise NoSuchThing(f"there is no delivery {number} to a receiver that takes messages")
+        self._wake()
+
+    def silence(self, matchers: Sequence[str], seconds: float, comment: str = "") -> int:
+        """Tell nobody of what matches, for so long; the silence's number. Raises BadSilence."""
+        return self.outbox.silence(silence(matchers, seconds, comment, time.time()))
+
+    def unsilence(self, number: int) -> None:
+        """End a silence. Raises NoSuchThing."""
+        if not self.outbox.unsilence(number):
+            raise NoSuchThing(f"there is no silence {number}")
+
+
+def _test_message() -> Message:
+    now_ns = time.time_ns()
+    at = timestamp(now_ns) or ""
+    identity = message_id("kvscope", "test", now_ns)
+    trouble = Trouble(
+        id=identity.replace("msg_", "test_"),
+        code="kvscope.test",
+        title="A test of kvscope's alerts",
+        severity="info",
+        verdict="confirmed",
+        state="firing",
+        engine="no engine",
+        key="",
+        since=at,
+        resolved_at=None,
+        culprits=Culprits([], 0, 0),
+        explanation="Nothing is wrong: somebody asked whether alerts arrive here.",
+        effects=[],
+        do_now=[],
+        runbook="",
+    )
+    return Message(identity, "test", at, trouble)

@@ -1,0 +1,98 @@
+"""What is told of one transition, whoever it goes to."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final, Literal
+
+import msgspec
+
+from kvscope.monitor.detectors.judgement import Severity, Verdict
+from kvscope.monitor.findings import FindingReport, State
+
+Kind = Literal["firing", "resolved", "test"]
+
+MOST_REQUESTS: Final = 20
+MOST_LINES: Final = 5
+LONGEST_ID: Final = 100
+LONGEST_TEXT: Final = 1_500
+LONGEST_LINE: Final = 300
+"""All of these keep a message below the 20 kB that the Standard Webhooks specification asks for."""
+
+
+class Culprits(msgspec.Struct, frozen=True):
+    """Who it is about: the first request ids, and how many there are."""
+
+    requests: list[str]
+    requests_in_all: int
+    blocks_in_all: int
+
+
+class Trouble(msgspec.Struct, frozen=True):
+    """A finding as it is told. `id` is the alert's: the same from its first message to its last."""
+
+    id: str
+    code: str
+    title: str
+    severity: Severity
+    verdict: Verdict
+    state: State
+    engine: str
+    key: str
+    since: str | None
+    resolved_at: str | None
+    culprits: Culprits
+    explanation: str
+    effects: list[str]
+    """Codes of what it brings about, which is told with it and not by itself."""
+    do_now: list[str]
+    runbook: str
+
+
+class Message(msgspec.Struct, frozen=True):
+    """One message. `at` is RFC 3339; `firing` are all codes that fire on the engine, this one with them.
+
+    `repeat` counts how often it was told before that this still fires. `flapping`: it came and went so often that it
+    is told of no more until it has been gone for a while.
+    """
+
+    id: str
+    kind: Kind
+    at: str
+    trouble: Trouble
+    firing: list[str] = []
+    repeat: int = 0
+    flapping: bool = False
+
+
+def trouble_of(report: FindingReport, alert: str, key: str, to: Literal["firing", "resolved"]) -> Trouble:
+    """A finding as the alert of that id tells it, cut to a size that every receiver takes. Its state is what the
+    transition brought it `to`, whatever came after.
+    """
+    requests = [_cut(name, LONGEST_ID) for name in report.culprits.requests[:MOST_REQUESTS]]
+    return Trouble(
+        id=alert,
+        code=report.code,
+        title=report.title,
+        severity=report.severity,
+        verdict=report.verdict,
+        state=to,
+        engine=report.engine,
+        key=_cut(key, LONGEST_ID),
+        since=report.since,
+        resolved_at=report.resolved_at if to == "resolved" else None,
+        culprits=Culprits(requests, len(report.culprits.requests), len(report.culprits.blocks)),
+        explanation=_cut(report.explanation, LONGEST_TEXT),
+        effects=[effect.code for effect in report.effects],
+        do_now=[_cut(line, LONGEST_LINE) for line in report.do_now[:MOST_LINES]],
+        runbook=report.runbook,
+    )
+
+
+def message_id(finding: str, to: str, at_ns: int) -> str:
+    """The same for a transition however often it is told, and no other's."""
+    return f"msg_{hashlib.blake2b(f'{finding} {to} {at_ns}'.encode(), digest_size=12).hexdigest()}"
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"

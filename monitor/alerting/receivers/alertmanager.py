@@ -1,0 +1,57 @@
+"""Alertmanager's API, version 2: POST /api/v2/alerts. It groups, reminds and routes by itself.
+
+It knows an alert by its labels, and takes one that it is not told of until `endsAt` for resolved. So an alert that
+fires is told again and again, as Prometheus does it.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import ClassVar, Final
+
+from kvscope.monitor.alerting.message import Message
+from kvscope.monitor.alerting.receivers.receiver import Post, Receiver, json_post
+
+RENEW_S: Final = 60.0
+ENDS_AFTER: Final = timedelta(seconds=4 * RENEW_S)
+"""As Prometheus: three renewals may be lost."""
+
+
+class Alertmanager(Receiver):
+    """Its base URL without /api/v2; the labels are those of kvscope's Prometheus rules, so that both are one alert."""
+
+    kind: ClassVar[str] = "alertmanager"
+    refuses: ClassVar[frozenset[int]] = frozenset({400})
+    renew_s: ClassVar[float] = RENEW_S
+
+    def post(self, message: Message, now: datetime) -> Post:
+        """One alert. `key`, which tells one trouble from another of the same code, is a label where there is one."""
+        trouble = message.trouble
+        labels = {
+            "alertname": "KvscopeTest" if message.kind == "test" else "KvscopeFinding",
+            "engine": trouble.engine,
+            "code": trouble.code,
+            "severity": trouble.severity,
+            "key": trouble.key,
+            "runbook": trouble.runbook,
+        }
+        ends = _rfc3339(now + ENDS_AFTER)
+        if message.kind == "resolved":
+            ends = trouble.resolved_at or _rfc3339(now)
+        alert = {
+            "labels": {name: value for name, value in labels.items() if value},
+            "annotations": {
+                "summary": f"{trouble.title} on {trouble.engine}",
+                "description": trouble.explanation,
+                "do_now": "\n".join(trouble.do_now),
+                "verdict": trouble.verdict,
+                "finding": trouble.id,
+            },
+            "startsAt": min(trouble.since or message.at, ends),
+            "endsAt": ends,
+        }
+        return json_post([alert])
+
+
+def _rfc3339(at: datetime) -> str:
+    return at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

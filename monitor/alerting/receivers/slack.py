@@ -1,0 +1,66 @@
+"""A Slack incoming webhook: a message in a channel, in blocks, with a line of plain text for notifications."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, ClassVar, Final
+
+from kvscope.monitor.alerting.message import Message, Trouble
+from kvscope.monitor.alerting.receivers.receiver import Post, Receiver, json_post
+from kvscope.monitor.text import counted, listed
+
+LONGEST_HEADER: Final = 150
+LONGEST_SECTION: Final = 3_000
+"""Slack refuses what is longer (characters, after escaping)."""
+MARKS: Final = {"critical": "🔴", "error": "🔴", "warning": "🟠", "info": "🔵"}
+
+
+class Slack(Receiver):
+    """The webhook's URL is the secret."""
+
+    kind: ClassVar[str] = "slack"
+    refuses: ClassVar[frozenset[int]] = frozenset({400, 403, 404})
+    """invalid_payload, action_prohibited, no_service."""
+
+    def post(self, message: Message, now: datetime) -> Post:
+        """A header, what it is, what to do, and how much else is wrong with the engine."""
+        trouble = message.trouble
+        header = f"{_mark(message)} {trouble.title} on {trouble.engine}"
+        blocks: list[dict[str, Any]] = [
+            {"type": "header", "text": {"type": "plain_text", "text": _cut(header, LONGEST_HEADER)}},
+            _section(_escaped(trouble.explanation)),
+        ]
+        if message.kind != "resolved" and trouble.do_now:
+            blocks.append(_section("*Do now*\n" + "\n".join(f"• {_escaped(line)}" for line in trouble.do_now)))
+        context = {"type": "mrkdwn", "text": _cut(_escaped(_context(message, trouble)), LONGEST_SECTION)}
+        blocks.append({"type": "context", "elements": [context]})
+        return json_post({"text": _cut(_escaped(header), LONGEST_SECTION), "blocks": blocks})
+
+
+def _mark(message: Message) -> str:
+    if message.kind == "resolved":
+        return "✅ Resolved:"
+    return f"{MARKS[message.trouble.severity]} {'Still: ' if message.repeat else ''}".strip()
+
+
+def _context(message: Message, trouble: Trouble) -> str:
+    parts = [trouble.code, trouble.severity, trouble.verdict, trouble.since and f"since {trouble.since}"]
+    parts.append(f"brings about: {listed(trouble.effects)}" if trouble.effects else "")
+    others = [code for code in message.firing if code != trouble.code]
+    parts.append(f"also firing there: {listed(others)}" if others else "")
+    parts.append("it comes and goes; told again once it has been gone for a while" if message.flapping else "")
+    if trouble.culprits.requests_in_all:
+        parts.append(f"{counted(trouble.culprits.requests_in_all, 'request')}, {trouble.culprits.requests[0]} first")
+    return " · ".join(filter(None, parts))
+
+
+def _section(text: str) -> dict[str, Any]:
+    return {"type": "section", "text": {"type": "mrkdwn", "text": _cut(text, LONGEST_SECTION)}}
+
+
+def _escaped(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"

@@ -1,0 +1,52 @@
+"""What a load asks of the pool, and what the pool holds: the sums of a report that has both.
+
+capacity = concurrency x tokens per request, as the engine prints them; else the tokens that it prints. On hybrid
+           models vLLM up to 0.19 prints too few tokens, so the product counts first.
+demand   = clients x (tokens of a prompt + tokens generated for it)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from kvscope.monitor.events.samples import Fact
+
+
+class Demand(NamedTuple):
+    """What so many requests hold at most, each at its end: tokens, and as a share of the pool."""
+
+    clients: int
+    tokens: int
+    share: float
+
+
+def capacity_tokens(facts: Mapping[str, Fact]) -> int | None:
+    """How many tokens the pool holds, if the engine was heard to say it."""
+    concurrency, each = number(facts, "max_concurrency"), number(facts, "max_concurrency_tokens")
+    if concurrency and each:
+        return round(concurrency * each)
+    tokens = number(facts, "kv_cache_size_tokens")
+    return round(tokens) if tokens else None
+
+
+def tokens_per_request(facts: Mapping[str, Fact]) -> int | None:
+    """Prompt and output of each request of the load."""
+    prompt, output = number(facts, "load_input_len"), number(facts, "load_output_len")
+    return None if prompt is None or output is None else round(prompt + output)
+
+
+def demands(facts: Mapping[str, Fact]) -> list[Demand]:
+    """The demand of each number of clients that is named, in that order; empty if a figure for it is missing."""
+    capacity, each = capacity_tokens(facts), tokens_per_request(facts)
+    if not capacity or not each or "load_concurrencies" not in facts:
+        return []
+    named = [int(text) for text in re.findall(r"\d{1,9}", str(facts["load_concurrencies"].value))]
+    return [Demand(clients, clients * each, clients * each / capacity) for clients in named]
+
+
+def number(facts: Mapping[str, Fact], name: str) -> float | None:
+    """The figure of that name; None if it was not said, or is no figure."""
+    fact = facts.get(name)
+    return None if fact is None or isinstance(fact.value, str) else float(fact.value)

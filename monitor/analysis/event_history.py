@@ -1,0 +1,222 @@
+"""The life of a block or of a request, told from the events: a filtered scan of the batches kept."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from kvscope.monitor.events.kinds import SCHEMA, Cause, Evict, Holder, Kind, Load, Preempt, Release, Status, name_of
+from kvscope.monitor.events.trace_context import TraceContext
+from kvscope.monitor.events.wire import Batch, Run, fives
+from kvscope.monitor.ledger.engine_ledger import EngineLedger, Position
+from kvscope.monitor.text import counted
+
+
+class StoryLine(NamedTuple):
+    """One thing that happened: where in the stream, when (wall ns, 0 unknown), what."""
+
+    position: Position
+    at_ns: int
+    what: str
+    text: str
+
+
+def story_of_request(
+    about: Iterable[tuple[Position, int, Run]], number: int, names: Mapping[int, str]
+) -> list[StoryLine]:
+    """What happened to request `number`, by the events about it, in order. Steps that only moved it forward are told
+    together.
+    """
+    lines: list[StoryLine] = []
+    steps = _Steps()
+    for position, at_ns, event in about:
+        if event.kind == Kind.PROGRESSED:
+            place = event.ids.index(number)
+            if len(event.args) < 2 * len(event.ids):
+                continue
+            steps.add(position, at_ns, event.args[place], event.args[len(event.ids) + place])
+            continue
+        text = about_request(event, names)
+        if text:
+            lines += steps.told()
+            lines.append(StoryLine(position, at_ns, name_of(Kind, event.kind).lower(), text + group_of(event)))
+    lines += steps.told()
+    return lines
+
+
+def story_of_block(batches: Iterable[Batch], block: int, names: Mapping[int, str]) -> list[StoryLine]:
+    """What happened to the block, in order."""
+    lines = []
+    for position, at_ns, event in events(batches, None, BLOCK_KINDS):
+        if block in event.ids:
+            text = about_block(event, names) + group_of(event)
+            lines.append(StoryLine(position, at_ns, name_of(Kind, event.kind).lower(), text))
+    return lines
+
+
+def group_of(event: Run) -> str:
+    """Most models have one KV group, 0."""
+    return f" (KV group {event.group})" if event.group else ""
+
+
+def names_in(ledger: EngineLedger) -> dict[int, str]:
+    """Request ids by number, of all that the ledger still knows."""
+    names = {record.number: record.id for record in ledger.ended}
+    names.update((record.number, record.id) for record in ledger.state.requests.values())
+    return names
+
+
+BLOCK_KINDS = frozenset(
+    (
+        Kind.ALLOCATED,
+        Kind.REUSED,
+        Kind.CACHED,
+        Kind.EVICTED,
+        Kind.DETACHED,
+        Kind.RELEASED,
+        Kind.FREE_DEFERRED,
+        Kind.RECLAIMED,
+    )
+)
+CARRIES_TIME = frozenset(
+    int(kind)
+    for kind in (Kind.CLOCK, Kind.STARTED, Kind.STEP_LAUNCHED, Kind.STEP_COMPLETED, Kind.ARRIVED, Kind.STOPPED)
+)
+_LEAST_ARGS: dict[int, int] = {
+    int(kind): sum(not name.endswith("*") for name in fields.args) for kind, fields in SCHEMA.items()
+}
+_OWN_TIME = frozenset(int(kind) for kind in (Kind.RECEIVED, Kind.CLIENT_GONE, Kind.STALLED))
+
+
+def events(
+    batches: Iterable[Batch], number: int | None, kinds: Container[int] | None = None
+) -> Iterator[tuple[Position, int, Run]]:
+    """Events with place and wall time; those about the request `number`, or all; of these kinds, or of all kinds. Time
+    carries over.
+    """
+    mono = 0
+    for batch in batches:
+        offset = batch.wall_ns - batch.mono_ns
+        args, ids = batch.args.cast("q").tolist(), batch.ids.cast("i").tolist()
+        a = i = 0
+        for index, (kind, group, request, n_args, n_ids) in enumerate(fives(batch.runs.cast("i").tolist())):
+            a_end, i_end = a + n_args, i + n_ids
+            if n_args >= _LEAST_ARGS.get(kind, 0):  # else not laid out as the contract says: the ledger has said so
+                if kind in CARRIES_TIME:
+                    mono = args[a]
+                wanted = kinds is None or kind in kinds
+                if wanted and number is not None:
+                    wanted = number in ids[i:i_end] if kind == Kind.PROGRESSED else request == number
+                if wanted:
+                    at = args[a] if kind in _OWN_TIME else mono
+                    run = Run(kind, group, request, args[a:a_end], ids[i:i_end])
+                    yield Position(batch.epoch, batch.sequence, index), at + offset if at else 0, run
+            a, i = a_end, i_end
+
+
+class _Steps:
+    """Consecutive steps of one request, told as one line each for prompt and output."""
+
+    def __init__(self) -> None:
+        self._lines: list[tuple[Position, int, bool, int, int, int]] = []
+
+    def add(self, position: Position, at_ns: int, computed: int, outputs: int) -> None:
+        generating = outputs > 1
+        if self._lines and self._lines[-1][2] == generating:
+            first = self._lines[-1]
+            self._lines[-1] = (first[0], first[1], generating, first[3] + 1, computed, outputs)
+        else:
+            self._lines.append((position, at_ns, generating, 1, computed, outputs))
+
+    def told(self) -> list[StoryLine]:
+        lines = []
+        for position, at_ns, generating, steps, computed, outputs in self._lines:
+            in_steps = f"in {counted(steps, 'step')}"
+            text = (
+                f"generated up to token {outputs:,} {in_steps}"
+                if generating
+                else (f"computed up to token {computed:,} {in_steps}")
+            )
+            lines.append(StoryLine(position, at_ns, "progressed", text))
+        self._lines.clear()
+        return lines
+
+
+def about_request(event: Run, names: Mapping[int, str]) -> str:
+    """What an event says of its request; empty if that is no part of a request's life."""
+    a, blocks = event.args, counted(len(event.ids), "block")
+    match event.kind:
+        case Kind.RECEIVED:
+            return f"received at the front end, {counted(a[1], 'prompt token')}"
+        case Kind.ARRIVED:
+            return (
+                f"arrived at the scheduler: {counted(a[1], 'prompt token')}, at most {a[2]:,} to generate;"
+                f" needs {counted(a[4], 'block')} to start, {a[5]:,} to finish"
+            )
+        case Kind.QUEUED:
+            return f"queued{' at the front' if a[1] else ''} ({name_of(Cause, a[0])})"
+        case Kind.LOOKED_UP:
+            return f"prefix cache: {a[1]:,} of {counted(a[0], 'token')} found"
+        case Kind.ALLOCATION_FAILED:
+            return f"allocation failed: needs {counted(a[0], 'block')}, {a[1]:,} free"
+        case Kind.NOT_SCHEDULED:
+            return f"passed over ({name_of(Cause, a[0])}), {counted(a[1], 'time')} so far"
+        case Kind.ADMITTED:
+            return f"admitted: RUNNING, {counted(a[0], 'token')} need not be computed"
+        case Kind.FIRST_TOKEN:
+            return "first token"
+        case Kind.PREEMPTED:
+            beneficiary = f" for {names.get(a[1], f'#{a[1]}')}" if a[1] >= 0 and a[1] != event.request else ""
+            lost = counted(a[3], "computed token")
+            return f"preempted ({name_of(Preempt, a[0])}){beneficiary}: gives up {counted(a[2], 'block')}, loses {lost}"
+        case Kind.WAITING_ON:
+            return f"waits: {name_of(Status, a[0])}"
+        case Kind.READY:
+            return "what it waited for has come"
+        case Kind.REMOTE_LOAD:
+            return f"fetch of {counted(a[1], 'token')} of remote KV {name_of(Load, a[0])}"
+        case Kind.COMPLETION_DELIVERED:
+            return "the connector said that it needs the blocks no longer"
+        case Kind.STALLED:
+            since = f"step {a[2]}" if a[2] >= 0 else "before any step"
+            return f"the engine's watchdog: no progress since {since} ({name_of(Cause, a[3])})"
+        case Kind.FINISHED:
+            return f"finished: {name_of(Status, a[0])}"
+        case Kind.TRACED:
+            return f"is part of its caller's trace {TraceContext(*a[:4]).trace_id:032x}"
+        case Kind.CLIENT_GONE:
+            return "the client closed the connection"
+        case Kind.ALLOCATED:
+            evicting = f", evicting {counted(len(a), 'cached block')}" if a else ""
+            return f"allocated {blocks}{evicting}"
+        case Kind.REUSED:
+            return f"took over {blocks} from the prefix cache"
+        case Kind.RELEASED:
+            return f"released {blocks} ({name_of(Release, a[0])})"
+        case Kind.FREE_DEFERRED:
+            return f"the free of {blocks} is deferred ({name_of(Holder, a[0])})"
+        case Kind.DETACHED:
+            return f"{blocks} left its table and are not free yet"
+    return ""
+
+
+def about_block(event: Run, names: Mapping[int, str]) -> str:
+    """What an event of BLOCK_KINDS says of each of its blocks."""
+    who = f"request {names.get(event.request, f'#{event.request}')}"
+    match event.kind:
+        case Kind.ALLOCATED:
+            return f"allocated to {who}"
+        case Kind.REUSED:
+            return f"prefix hit: {who} took a reference"
+        case Kind.CACHED:
+            return f"full, and entered in the prefix cache by {who}"
+        case Kind.EVICTED:
+            return f"lost its place in the prefix cache ({name_of(Evict, event.args[0])})"
+        case Kind.DETACHED:
+            return f"left the table of {who}, not free yet"
+        case Kind.RELEASED:
+            return f"released by {who} ({name_of(Release, event.args[0])})"
+        case Kind.FREE_DEFERRED:
+            return f"{who} is over, but the free is deferred ({name_of(Holder, event.args[0])})"
+        case _:
+            return f"reclaimed ({name_of(Release, event.args[0])})"

@@ -1,0 +1,186 @@
+"""The memory bill: what a device's memory went to, and what that leaves for KV.
+
+The engine says its own sums; here they are done again, from its figures alone, so that advice that is wrong is seen:
+vLLM 0.27 to 0.33 subtract the memory of graphs twice (https://github.com/vllm-project/vllm/issues/57936).
+
+    fit_requested = requested           - weights - activations - non-torch - graphs - headroom
+    use_all       = free at the start   - weights - activations - non-torch - graphs - headroom
+
+A suggestion is never negative: where nothing is left it is 0, and `short_by` says how much is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from kvscope.monitor.events.kinds import SCHEMA, Kind
+from kvscope.monitor.events.samples import Fact
+
+GIB: Final = 1 << 30
+HEADROOM: Final = 150 << 20
+"""Kept free in both suggestions, as vLLM keeps it."""
+ROUNDED_TO: Final = 0.01
+"""GiB: what a log's figures are rounded to."""
+BILL: Final = {
+    "memory_total_gib": "Free memory on device (…/… GiB) on startup",
+    "memory_free_gib": "Free memory on device (…/… GiB) on startup",
+    "memory_requested_gib": "Desired GPU memory utilization is (…, … GiB)",
+    "memory_weights_gib": "Actual usage is … GiB for weight (or: for consumed memory)",
+    "memory_activations_gib": "… GiB for peak activation",
+    "memory_graphs_gib": "… GiB for CUDAGraph memory",
+}
+"""The facts that there must be for a bill, and the words of the log that have them."""
+
+GRAPH_ESTIMATE: Final = ("memory_graphs_estimated_gib", "memory_graphs_are_reserved")
+"""What belongs to a bill and stands on lines of its own."""
+BY_TORCH: Final = ("weights", "activations_peak", "graphs_actual", "kv_pool")
+"""The figures of a MEMORY event that together are what torch has, where its allocator does not say it."""
+
+
+class NoBill(Exception):
+    """The log has no bill, or not all of it. `missing`: the words that were looked for and not found."""
+
+    def __init__(self, missing: Sequence[str]) -> None:
+        super().__init__("; ".join(missing))
+        self.missing = list(missing)
+
+
+class Bill(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes. `non_torch` is None where the engine counts it with the weights, `kv_cache` where it does not say it."""
+
+    device_total: int
+    free_at_start: int
+    requested: int
+    weights: int
+    activations: int
+    non_torch: int | None
+    graphs: int
+    kv_cache: int | None
+
+    @property
+    def without_kv(self) -> int:
+        """What the engine needs besides KV; graphs once."""
+        return self.weights + self.activations + (self.non_torch or 0) + self.graphs
+
+
+class Suggestion(msgspec.Struct, frozen=True):
+    """A `--kv-cache-memory` in bytes, and by how many bytes it is missed if there is none."""
+
+    kv_cache_memory: int
+    short_by: int
+
+
+def fit_requested(bill: Bill) -> Suggestion:
+    """KV that keeps the engine within the share it was given."""
+    return _suggest(bill.requested, bill)
+
+
+def use_all(bill: Bill) -> Suggestion:
+    """KV that takes all that was free on the device before the engine came."""
+    return _suggest(bill.free_at_start, bill)
+
+
+def _suggest(within: int, bill: Bill) -> Suggestion:
+    left = within - bill.without_kv - HEADROOM
+    return Suggestion(max(left, 0), max(-left, 0))
+
+
+def parts(bill: Bill) -> dict[str, int]:
+    """The device's memory by what it went to: adds up to its total. What nothing was said about is `left free`.
+
+    `left free` below 0 is the one figure here that can be: the engine took more than the device had at its start.
+    """
+    said = {
+        "in use before": bill.device_total - bill.free_at_start,
+        "weights" if bill.non_torch is not None else "weights and non-torch": bill.weights,
+        "peak activations": bill.activations,
+        **({"non-torch": bill.non_torch} if bill.non_torch is not None else {}),
+        "graphs": bill.graphs,
+        **({"KV cache": bill.kv_cache} if bill.kv_cache is not None else {}),
+    }
+    rest = "left free" if bill.kv_cache is not None else "KV cache and left free"
+    return said | {rest: bill.device_total - sum(said.values())}
+
+
+def over_requested(bill: Bill) -> int | None:
+    """Bytes by which the engine with its KV is above the share it was given; below 0: within it. None: not said."""
+    return None if bill.kv_cache is None else bill.without_kv + bill.kv_cache - bill.requested
+
+
+def rounding(bill: Bill) -> int:
+    """Bytes by which a suggestion may be off because the figures were printed rounded: half a step for each."""
+    figures = 4 + (bill.non_torch is not None)
+    return round(figures * ROUNDED_TO / 2 * GIB)
+
+
+def bill_of(facts: Iterable[Fact]) -> tuple[Bill, list[str]]:
+    """The last bill among a log's facts, and what has to be known about it. Raises NoBill."""
+    told = list(facts)
+    line = next((fact.position for fact in reversed(told) if fact.name == "memory_total_gib"), "")
+    figures = {fact.name: fact.value for fact in told if fact.position == line or fact.name in GRAPH_ESTIMATE}
+    sized = {name: round(float(value) * GIB) for name, value in figures.items() if name.endswith("_gib")}
+    together = "memory_consumed_gib" in sized
+    missing = [words for name, words in BILL.items() if name not in sized and not (together and "weights" in name)]
+    if not together and "memory_weights_gib" in sized and "memory_non_torch_gib" not in sized:
+        missing.append("… GiB for non-torch memory")
+    if missing:
+        raise NoBill(list(dict.fromkeys(missing)))
+    activations, notes = _without_graphs(sized, figures, together)
+    in_use = figures.get("kv_cache_in_use_bytes")
+    bill = Bill(
+        device_total=sized["memory_total_gib"],
+        free_at_start=sized["memory_free_gib"],
+        requested=sized["memory_requested_gib"],
+        weights=sized["memory_consumed_gib" if together else "memory_weights_gib"],
+        activations=activations,
+        non_torch=None if together else sized["memory_non_torch_gib"],
+        graphs=max(sized["memory_graphs_gib"], 0),
+        kv_cache=int(in_use) if in_use is not None else sized.get("kv_cache_in_use_gib"),
+    )
+    lines = len({fact.position for fact in told if fact.name == "memory_total_gib"})
+    if lines > 1:
+        notes.append(f"the log has {lines} bills, of several workers or starts; this is the last")
+    return bill, notes
+
+
+def _without_graphs(sized: Mapping[str, int], figures: Mapping[str, object], together: bool) -> tuple[int, list[str]]:
+    """The peak of activations alone. Since 0.27 vLLM prints it with its estimate of the graphs, if it made one."""
+    peak, estimate = sized["memory_activations_gib"], sized.get("memory_graphs_estimated_gib")
+    reserved = "memory_graphs_are_reserved" in figures
+    if together and reserved and estimate is not None and estimate <= peak:
+        return peak - estimate, [
+            f"the printed peak of activations holds the estimate of the graphs, {estimate / GIB:.2f} GiB, which is"
+            " taken out of it here, so that graphs count once"
+        ]
+    if together and estimate is None and sized["memory_graphs_gib"] > 0:
+        return peak, [
+            "the printed peak of activations may hold an estimate of the graphs, which would then count twice: the log"
+            ' lacks "Estimated CUDA graph memory: … GiB total", which would tell'
+        ]
+    return peak, []
+
+
+def measured(figures: Sequence[int]) -> dict[str, int]:
+    """What a MEMORY event says, by name: those figures that are known, and `elsewhere` if the device's own are.
+
+    elsewhere: bytes in use on the device that the bill does not name: another process, or what was never counted.
+    """
+    known = {name: value for name, value in zip(SCHEMA[Kind.MEMORY].args, figures, strict=False) if value >= 0}
+    if "device_total" not in known or "device_free" not in known:
+        return known
+    by_torch = known.get("allocator_reserved", sum(known.get(name, 0) for name in BY_TORCH))
+    in_use = known["device_total"] - known["device_free"]
+    return known | {"elsewhere": max(in_use - by_torch - known.get("non_torch", 0), 0)}
+
+
+def unnamed(known: Mapping[str, int]) -> int | None:
+    """Bytes that no line of a MEMORY event's bill accounts for: `elsewhere`, and what torch has handed out beyond the
+    bill's parts. None where the bill, or the device's figure, is not whole.
+    """
+    if "elsewhere" not in known or any(known.get(name, -1) < 0 for name in ("weights", "activations_peak", "kv_pool")):
+        return None
+    within = known.get("allocator_allocated", 0) - sum(known.get(name, 0) for name in BY_TORCH)
+    return known["elsewhere"] + max(within, 0)

@@ -1,0 +1,86 @@
+"""Parts of a replay: a ledger to go on from, the first events of a batch, and time that passes with nothing heard."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from typing import Any
+
+from msgspec.structs import replace
+
+from kvscope.monitor.analysis.event_history import CARRIES_TIME
+from kvscope.monitor.events.kinds import Kind
+from kvscope.monitor.events.wire import NO_REQUEST, Batch, Run, batch_of, column, fives
+from kvscope.monitor.ledger.cached_prefixes import Prefixes
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.ledger.tally import Tally
+from kvscope.monitor.state.records import RequestState
+
+
+def fork(ledger: EngineLedger) -> EngineLedger:
+    """Another ledger that is where this one is, as of what it heard last, and goes on by itself. A tenth of the time
+    that a keyframe takes. Without batches and points, which are kept elsewhere, and without what is only counted to be
+    drawn and judged as it happens.
+    """
+    state = ledger.state
+    requests = {number: _fork(record) for number, record in state.requests.items()}
+    # By the id of what is there, what stands for it; all else, which is little, is copied in depth.
+    memo: dict[int, Any] = {id(record): requests[number] for number, record in state.requests.items()}
+    memo |= {id(column): column.copy() for column in (state.refs, state.owner, state.hashes, state.since, state.born)}
+    memo |= {id(state.requests): requests, id(state.in_flight): state.in_flight.copy()}
+    memo[id(state.more)] = {block: owners.copy() for block, owners in state.more.items()}
+    memo |= {id(state.stays): None, id(state.evictions): None, id(ledger.tally): Tally()}
+    memo |= {id(frozen): frozen for frozen in (ledger.description, state.heartbeat)}
+    for found in (ledger.ended, ledger.losses, ledger.anomalies, ledger.lapses, ledger.preempted, ledger.prompts):
+        memo[id(found)] = found.copy()
+    memo |= {id(ledger.recent): deque(), id(ledger.points): deque(maxlen=ledger.points.maxlen)}
+    memo |= {id(ledger.samples): deque(maxlen=ledger.samples.maxlen), id(ledger.facts): {}}
+    memo |= {id(ledger.prefixes): Prefixes()}
+    other = copy.deepcopy(ledger, memo)
+    other.counting = False
+    other.now_ns = other.heard_ns
+    return other
+
+
+def _fork(record: RequestState) -> RequestState:
+    return replace(record, blocks=record.blocks.copy(), waited_ns=record.waited_ns.copy())
+
+
+def first_events(batch: Batch, count: int) -> Batch:
+    """The batch as if it had ended after its first `count` events: without the counts of its end, and with the time
+    that the last of these events was said at.
+    """
+    runs, args, ids = batch.runs.cast("i").tolist(), batch.args.cast("q").tolist(), batch.ids.cast("i").tolist()
+    if count >= len(runs) // 5:
+        return batch
+    runs = runs[: 5 * count]
+    mono_ns = a = 0
+    for kind, _, _, n_args, _ in fives(runs):
+        if kind in CARRIES_TIME and n_args:
+            mono_ns = args[a]
+        a += n_args
+    wall_ns = batch.wall_ns - batch.mono_ns + mono_ns if mono_ns else batch.wall_ns
+    return Batch(
+        batch.engine,
+        batch.epoch,
+        batch.sequence,
+        batch.first_step,
+        batch.last_step,
+        wall_ns,
+        mono_ns or batch.mono_ns,
+        -1,
+        -1,
+        -1,
+        -1,
+        batch.dropped_batches,
+        batch.dropped_events,
+        batch.texts,
+        column("i", runs),
+        column("q", args[:a]),
+        column("i", ids[: sum(runs[4::5])]),
+    )
+
+
+def observed(engine: str, epoch: int, wall_ns: int) -> Batch:
+    """It was this late, and nothing else was heard: as a source says it."""
+    return batch_of(engine, epoch, [Run(Kind.OBSERVED, 0, NO_REQUEST, [wall_ns], [])])

@@ -1,0 +1,361 @@
+"""The prefix cache as a forest: which prefixes are kept, who shares them, what was evicted and for whom.
+
+The stream names each cached block by a keyed hash of all that is before it and in it, and does not say which comes
+after which. A request's block table does: a block's parent is the block before it in a table that it was cached in. So
+a fold of the batches learns the parents, and forgets none for a block that is evicted: the same hash has the same past.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+import msgspec
+
+from kvscope.monitor.analysis.event_history import events, names_in
+from kvscope.monitor.events.kinds import Evict, Kind, Release, name_of
+from kvscope.monitor.events.wire import Batch, Run
+from kvscope.monitor.ledger.engine_ledger import EngineLedger, Position
+from kvscope.monitor.text import timestamp
+
+MOST_NODES: Final = 500
+MOST_HOLDERS: Final = 20
+MOST_IDS: Final = 100
+MOST_EVICTIONS: Final = 200
+MOST_PARENTS: Final = 1 << 18
+_SHORT: Final = 12
+_FOLDED: Final = frozenset(
+    int(kind)
+    for kind in (
+        Kind.ARRIVED,
+        Kind.ALLOCATED,
+        Kind.REUSED,
+        Kind.CACHED,
+        Kind.EVICTED,
+        Kind.RELEASED,
+        Kind.DETACHED,
+    )
+)
+
+
+class PrefixNode(msgspec.Struct, frozen=True):
+    """A stretch of a prefix: blocks that follow each other, whoever has one having all. `id` and `parent` are the keyed
+    hashes of their last blocks, shortened; a parent of "" is the beginning of a prompt, or not known.
+
+    references   how many times requests have it now; `holders` names the first of them
+    hits         how often it was found in the cache, as far as the events are kept
+    age_s        since it was computed; None where that is longer ago than events are kept
+    idle_s       for how long nobody has had it; None while somebody has
+    """
+
+    id: str
+    parent: str
+    blocks: int
+    tokens: int
+    references: int
+    hits: int
+    age_s: float | None
+    idle_s: float | None
+    holders: list[str]
+    ids: list[int]
+
+
+class EvictionView(msgspec.Struct, frozen=True):
+    """Cached blocks that lost their content, by one event: to make room for a request (`by`), or for a `cause` of its
+    own. `needed_again`: of them, cached again since.
+    """
+
+    at: str | None
+    position: str
+    by: str
+    cause: str
+    blocks: int
+    needed_again: int
+
+
+class PrefixesView(msgspec.Struct, frozen=True):
+    """The prefix cache of one engine: a forest of prefixes, the parents first. `left_out` counts the nodes that are not
+    in it because there are too many: the smallest. Evictions are the latest first.
+    """
+
+    engine: str
+    at: str | None
+    block_size: int
+    cached_blocks: int
+    idle_blocks: int
+    shared_blocks: int
+    hit_rate: float | None
+    nodes: list[PrefixNode]
+    left_out: int
+    evictions: list[EvictionView]
+
+
+class Eviction:
+    """Blocks that lost their content by one event."""
+
+    def __init__(self, position: Position, at_ns: int, by: int, cause: str, blocks: int) -> None:
+        self.position = position
+        self.at_ns = at_ns
+        self.by = by
+        self.cause = cause
+        self.blocks = blocks
+        self.needed_again = 0
+
+
+class Prefixes:
+    """What the batches tell of prefixes. Hashes are those of the stream."""
+
+    def __init__(self) -> None:
+        self.parents: dict[int, int] = {}
+        """0: the beginning of a prompt. A hash that is not in it was cached before the first batch that was folded."""
+        self.hits: Counter[int] = Counter()
+        self.cached_ns: dict[int, int] = {}
+        self.evictions: deque[Eviction] = deque(maxlen=MOST_EVICTIONS)
+        self._hash_of: dict[int, int] = {}
+        self._tables: dict[tuple[int, int], list[int]] = {}
+        """By request and KV group, the blocks it has had in order; those out of a window stay in."""
+        self._next: dict[tuple[int, int], int] = {}
+        """The place in it of the block that is full next."""
+        self._whole: set[int] = set()
+        """Requests whose tables are known from their beginning."""
+        self._gone: dict[int, Eviction] = {}
+
+    def fold(self, batches: Iterable[Batch]) -> None:
+        """Take in what follows."""
+        for position, at_ns, event in events(batches, None, _FOLDED):
+            self._fold(event, position, at_ns)
+
+    def _fold(self, event: Run, position: Position, at_ns: int) -> None:
+        key = (event.request, event.group)
+        match event.kind:
+            case Kind.ARRIVED:
+                self._whole.add(event.request)
+            case Kind.ALLOCATED:
+                self._tables.setdefault(key, []).extend(event.ids)
+                for block in event.ids:
+                    self._hash_of.pop(block, None)
+                if event.args:
+                    self._evicted(Eviction(position, at_ns, event.request, "ALLOCATED", len(event.args)), event.args)
+            case Kind.REUSED:
+                self._tables.setdefault(key, []).extend(event.ids)
+                self._next[key] = len(self._tables[key])
+                self.hits.update(self._hash_of[block] for block in event.ids if block in self._hash_of)
+            case Kind.CACHED:
+                self._cached(key, event, at_ns)
+            case Kind.EVICTED:
+                hashes = [self._hash_of.pop(block, 0) for block in event.ids]
+                cause = name_of(Evict, event.args[0])
+                self._evicted(Eviction(position, at_ns, -1, cause, len(event.ids)), filter(None, hashes))
+            case Kind.RELEASED | Kind.DETACHED:
+                if event.kind == Kind.DETACHED or event.args[0] != Release.OUT_OF_WINDOW:
+                    self._given_back(key, event.ids)
+
+    def _cached(self, key: tuple[int, int], event: Run, at_ns: int) -> None:
+        table = self._tables.get(key, [])
+        place = self._next.get(key, 0)
+        for block, value in zip(event.ids, event.args, strict=False):
+            if place >= len(table) or table[place] != block:
+                place = table.index(block) if block in table else -1
+            if place > 0 and (parent := self._hash_of.get(table[place - 1])) is not None:
+                self.parents[value] = parent
+            elif place == 0 and event.request in self._whole:
+                self.parents[value] = 0
+            self._hash_of[block] = value
+            self.cached_ns.setdefault(value, at_ns)
+            eviction = self._gone.pop(value, None)
+            if eviction is not None:
+                eviction.needed_again += 1
+            place += 1
+        self._next[key] = max(place, 0)
+        for known in (self.parents, self.cached_ns):
+            while len(known) > MOST_PARENTS:
+                del known[next(iter(known))]
+
+    def _evicted(self, eviction: Eviction, hashes: Iterable[int]) -> None:
+        self.evictions.append(eviction)
+        for value in hashes:
+            self._gone[value] = eviction
+            self.cached_ns.pop(value, None)
+        while len(self._gone) > MOST_PARENTS:
+            del self._gone[next(iter(self._gone))]
+
+    def _given_back(self, key: tuple[int, int], blocks: list[int]) -> None:
+        table = self._tables.get(key)
+        if table is None:
+            return
+        gone = set(blocks)
+        left = [block for block in table if block not in gone]
+        if left:
+            self._tables[key] = left
+            self._next[key] = min(self._next.get(key, 0), len(left))
+        else:
+            del self._tables[key]
+            self._next.pop(key, None)
+
+
+class _Kept:
+    """One content that is kept: by which blocks (alike prompts that come together have one each), and who has them."""
+
+    __slots__ = ("blocks", "children", "owners", "references")
+
+    def __init__(self, block: int) -> None:
+        self.blocks = [block]
+        self.owners = _NOBODY
+        self.references = 0
+        self.children = _NO_CHILDREN
+
+
+_NOBODY: Final[frozenset[int]] = frozenset()
+_NO_CHILDREN: Final[Sequence[int]] = ()
+"""Shared by the many that have none: there may be a hundred thousand."""
+
+
+class _Stretch(NamedTuple):
+    """Contents that follow each other, and the number of the stretch that they go on from (-1: none)."""
+
+    values: list[int]
+    above: int
+
+
+def prefixes(ledger: EngineLedger, told: Prefixes) -> PrefixesView:
+    """The forest as it is where the ledger is, which is where `told` has been folded to. O(blocks)."""
+    state = ledger.state
+    kept = _kept(ledger)
+    stretches = _stretches(kept, _parents(ledger, told), told)
+    weights = [len(stretch.values) for stretch in stretches]
+    for number in range(len(stretches) - 1, -1, -1):  # those above stand first
+        if stretches[number].above >= 0:
+            weights[stretches[number].above] += weights[number]
+    shown = sorted(sorted(range(len(stretches)), key=lambda number: -weights[number])[:MOST_NODES])
+    names = names_in(ledger)
+    totals = state.totals
+    return PrefixesView(
+        engine=ledger.engine,
+        at=timestamp(ledger.now_ns),
+        block_size=state.block_size,
+        cached_blocks=sum(map(bool, state.hashes)),
+        idle_blocks=state.cached_idle,
+        shared_blocks=sum(references > 1 for references in state.refs),
+        hit_rate=totals.hit_tokens / totals.looked_up_tokens if totals.looked_up_tokens else None,
+        nodes=[_node(ledger, told, kept, stretches, number, names) for number in shown],
+        left_out=len(stretches) - len(shown),
+        evictions=[_eviction_view(eviction, names) for eviction in reversed(told.evictions)],
+    )
+
+
+def by_root(ledger: EngineLedger, told: Prefixes) -> list[tuple[str, list[int]]]:
+    """The blocks of each prefix with all that goes on from it, by the id of its first stretch: the largest first."""
+    kept = _kept(ledger)
+    stretches = _stretches(kept, _parents(ledger, told), told)
+    root = list(range(len(stretches)))
+    blocks: dict[int, list[int]] = {}
+    for number, stretch in enumerate(stretches):  # those above stand first
+        if stretch.above >= 0:
+            root[number] = root[stretch.above]
+        blocks.setdefault(root[number], []).extend(b for value in stretch.values for b in kept[value].blocks)
+    named = [(_short(stretches[number].values[-1]), of_root) for number, of_root in blocks.items()]
+    return sorted(named, key=lambda one: -len(one[1]))
+
+
+def _kept(ledger: EngineLedger) -> dict[int, _Kept]:
+    """By hash."""
+    state = ledger.state
+    kept: dict[int, _Kept] = {}
+    for block, value in enumerate(state.hashes):
+        if value:
+            one = kept.get(value)
+            if one is None:
+                one = kept[value] = _Kept(block)
+            else:
+                one.blocks.append(block)
+            if state.refs[block] > 0:
+                one.references += state.refs[block]
+                one.owners = one.owners.union(state.owners(block))
+    return kept
+
+
+def _parents(ledger: EngineLedger, told: Prefixes) -> dict[int, int]:
+    """Those that were told, and what the tables of those who live show; those of several KV groups are not in order."""
+    parents = dict(told.parents)
+    if len(ledger.description.groups) <= 1:
+        hashes = ledger.state.hashes
+        for record in ledger.state.requests.values():
+            for before, block in pairwise(record.blocks):
+                if hashes[before] and hashes[block]:
+                    parents.setdefault(hashes[block], hashes[before])
+    return parents
+
+
+def _stretches(kept: dict[int, _Kept], parents: dict[int, int], told: Prefixes) -> list[_Stretch]:
+    """All that is kept, each content in one stretch, a stretch after the one that it goes on from."""
+    roots = []
+    for value in kept:
+        parent = kept.get(parents.get(value, 0))
+        if parent is None:
+            roots.append(value)
+        elif isinstance(parent.children, list):
+            parent.children.append(value)
+        else:
+            parent.children = [value]
+    stretches: list[_Stretch] = []
+    todo = [(root, -1) for root in reversed(roots)]
+    while todo:
+        value, above = todo.pop()
+        values = [value]
+        while len(kept[value].children) == 1 and _alike(kept, told, value, kept[value].children[0]):
+            value = kept[value].children[0]
+            values.append(value)
+        todo += [(child, len(stretches)) for child in kept[value].children]
+        stretches.append(_Stretch(values, above))
+    return stretches
+
+
+def _alike(kept: dict[int, _Kept], told: Prefixes, value: int, child: int) -> bool:
+    """Whether the same requests have both, and they were hit as often."""
+    one, other = kept[value], kept[child]
+    return (one.references, one.owners, told.hits[value]) == (other.references, other.owners, told.hits[child])
+
+
+def _node(
+    ledger: EngineLedger,
+    told: Prefixes,
+    kept: dict[int, _Kept],
+    stretches: list[_Stretch],
+    number: int,
+    names: Mapping[int, str],
+) -> PrefixNode:
+    state = ledger.state
+    values, above = stretches[number]
+    blocks = [block for value in values for block in kept[value].blocks]
+    first, last = kept[values[0]], kept[values[-1]]
+    born_ns = told.cached_ns.get(values[0], 0)
+    idle_ns = max(state.since[block] for block in last.blocks)
+    return PrefixNode(
+        id=_short(values[-1]),
+        parent=_short(stretches[above].values[-1]) if above >= 0 else "",
+        blocks=len(blocks),
+        tokens=len(values) * state.block_size,
+        references=first.references,
+        hits=told.hits[values[0]],
+        age_s=round((ledger.now_ns - born_ns) / 1e9, 3) if born_ns else None,
+        idle_s=None if last.references else round(ledger.age_s(idle_ns), 3),
+        holders=[names.get(owner, f"#{owner}") for owner in sorted(first.owners)[:MOST_HOLDERS]],
+        ids=blocks[:MOST_IDS],
+    )
+
+
+def _eviction_view(eviction: Eviction, names: Mapping[int, str]) -> EvictionView:
+    return EvictionView(
+        at=timestamp(eviction.at_ns),
+        position=str(eviction.position),
+        by=names.get(eviction.by, f"#{eviction.by}") if eviction.by >= 0 else "",
+        cause=eviction.cause,
+        blocks=eviction.blocks,
+        needed_again=eviction.needed_again,
+    )
+
+
+def _short(value: int) -> str:
+    return f"{value & 0xFFFF_FFFF_FFFF_FFFF:016x}"[:_SHORT]

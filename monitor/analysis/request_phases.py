@@ -1,0 +1,138 @@
+"""The life of a request as phases: from one state and reason to the next, with what each cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from kvscope.monitor.events.kinds import FIRST_FINISHED, Cause, Kind, Status, name_of
+from kvscope.monitor.events.wire import Run
+from kvscope.monitor.ledger.engine_ledger import Position
+from kvscope.monitor.state.records import RequestState
+
+
+class Phase(msgspec.Struct):
+    """One state of a request for one reason. Wall times in ns; blocks and tokens as they were at its end.
+
+    computed: tokens computed in it, of which `recomputed` had been computed before and were lost.
+    """
+
+    status: int
+    cause: int
+    since_ns: int
+    until_ns: int = 0
+    blocks: int = 0
+    computed_tokens: int = 0
+    output_tokens: int = 0
+    computed: int = 0
+    recomputed: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """How long it was."""
+        return (self.until_ns - self.since_ns) / 1e9
+
+
+def phases(about: Iterable[tuple[Position, int, Run]], number: int, now_ns: int) -> list[Phase]:
+    """The phases of request `number` by the events about it; the last one is not over, or lasts until `now_ns`."""
+    life = Life(number)
+    for _, at_ns, event in about:
+        life.apply(event, at_ns)
+    if life.phases:
+        life.phases[-1].until_ns = max(now_ns, life.phases[-1].since_ns)
+    return life.phases
+
+
+class Life:
+    """A fold of the events of one request, into its phases so far."""
+
+    def __init__(self, number: int) -> None:
+        self.phases: list[Phase] = []
+        self._number = number
+        self._at_ns = 0
+        self._blocks = 0
+        self._blocks_before = 0
+        """At the end of the moment before this one: blocks are allocated just before a request is admitted."""
+        self._computed = 0
+        self._most_computed = 0
+
+    @classmethod
+    def joined(cls, record: RequestState, since_ns: int) -> Life:
+        """That of a request that was there before its first event: as it is, `since_ns` (wall)."""
+        life = cls(record.number)
+        life._blocks = life._blocks_before = len(record.blocks)
+        life._computed = life._most_computed = record.computed_tokens
+        life._enter(record.status, record.cause, since_ns)
+        life.phases[-1].blocks, life.phases[-1].output_tokens = len(record.blocks), record.output_tokens
+        return life
+
+    def apply(self, event: Run, at_ns: int) -> None:
+        """Fold in an event about it, of that wall time."""
+        a, n = event.args, len(event.ids)
+        if at_ns != self._at_ns:
+            self._at_ns, self._blocks_before = at_ns, self._blocks
+        match event.kind:
+            case Kind.RECEIVED:
+                self._enter(Status.RECEIVED, Cause.NONE, at_ns)
+            case Kind.ARRIVED:
+                self._enter(Status.WAITING, Cause.NEW, at_ns)
+            case Kind.QUEUED if a[0] != Cause.NEW:
+                self._enter(Status.PREEMPTED if a[0] == Cause.PREEMPTED else Status.WAITING, a[0], at_ns)
+            case Kind.NOT_SCHEDULED if self.phases:
+                self._enter(self.phases[-1].status, a[0], at_ns)
+            case Kind.WAITING_ON:
+                self._enter(a[0], Cause.NONE, at_ns)
+            case Kind.READY:
+                self._enter(Status.WAITING, Cause.NEW, at_ns)
+            case Kind.ADMITTED:
+                self._computed = a[0]
+                if self.phases:
+                    self.phases[-1].blocks = self._blocks_before
+                self._enter(Status.RUNNING, Cause.NONE, at_ns)
+            case Kind.PREEMPTED:
+                self._computed = 0
+                self._enter(Status.PREEMPTED, Cause.PREEMPTED, at_ns)
+            case Kind.FINISHED:
+                self._enter(a[0], Cause.NONE, at_ns)
+            case Kind.PROGRESSED:
+                place = event.ids.index(self._number)
+                if len(a) >= 2 * n:
+                    self._progressed(a[place], a[n + place], at_ns)
+            case Kind.ALLOCATED | Kind.REUSED:
+                self._blocks += n
+            case Kind.RELEASED | Kind.DETACHED:
+                self._blocks = max(0, self._blocks - n)
+        if self.phases:
+            self.phases[-1].blocks = self._blocks
+
+    def _enter(self, status: int, cause: int, at_ns: int) -> None:
+        last = self.phases[-1] if self.phases else None
+        if last is not None:
+            if (last.status, last.cause) == (status, cause) or last.status >= FIRST_FINISHED:
+                return
+            if last.status == status and last.since_ns == at_ns:  # the reason that it has from the start
+                last.cause = cause
+                return
+            last.until_ns = at_ns
+        self.phases.append(Phase(status, cause, at_ns, computed_tokens=self._computed))
+        if last is not None:
+            self.phases[-1].output_tokens = last.output_tokens
+
+    def _progressed(self, computed: int, outputs: int, at_ns: int) -> None:
+        if not self.phases:  # what was before is no longer kept
+            self._computed = self._most_computed = computed
+            self._enter(Status.RUNNING, Cause.NONE, at_ns)
+        if self.phases[-1].status == Status.RUNNING:
+            self._enter(Status.RUNNING, Cause.NONE, at_ns)
+        phase = self.phases[-1]
+        phase.computed += max(0, computed - self._computed)
+        phase.recomputed += max(0, min(computed, self._most_computed) - self._computed)
+        self._computed = phase.computed_tokens = computed
+        self._most_computed = max(self._most_computed, computed)
+        phase.output_tokens = outputs
+
+
+def in_words(phase: Phase) -> tuple[str, str]:
+    """Its state and its reason, by name; the reason is empty where there is none."""
+    return name_of(Status, phase.status), "" if phase.cause == Cause.NONE else name_of(Cause, phase.cause)

@@ -1,0 +1,179 @@
+"""What was handed out in a window of time and never came back: who has it, since when and why.
+
+The window is told from its batches, over the reference counts before it, which are those at its end with all that
+happened meanwhile undone. A stay begins when a block that nobody had gets an owner, and ends when the last one gives
+it back; each stay that begins in the window is over by its end, or is among those that are held.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Final
+
+import msgspec
+
+from kvscope.monitor.analysis.event_history import events, names_in
+from kvscope.monitor.analysis.usage_drop import CHANGES, references_before
+from kvscope.monitor.events.kinds import Status, name_of
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.ledger.histogram import Histogram
+from kvscope.monitor.ledger.idle_floors import Floors
+from kvscope.monitor.ledger.residency import BOUNDS_S
+from kvscope.monitor.text import timestamp
+
+MOST_IDS: Final = 1_000
+
+
+class HeldView(msgspec.Struct, frozen=True):
+    """Blocks handed out in a window and not free by its end, that one owner has in one state for one reason. `since`:
+    when the first of them was; `ids` has the first of them. `owner` is empty where nobody is known to have them.
+    """
+
+    owner: str
+    state: str
+    reason: str
+    since: str | None
+    for_s: float
+    blocks: int
+    ids: list[int]
+
+
+class Bucket(msgspec.Struct, frozen=True):
+    """How many blocks were in use for at most so long, and for longer than the bucket before says; None: any longer."""
+
+    at_most_s: float | None
+    blocks: int
+
+
+class FloorView(msgspec.Struct, frozen=True):
+    """Blocks that stayed in use when the engine had drained to idle."""
+
+    at: str | None
+    blocks: int
+
+
+class NeverFreedView(msgspec.Struct, frozen=True):
+    """What became of the blocks that were handed out in a window. `held`: not free by its end, the oldest first.
+
+    allocated    times that a block was handed out, or taken over from the prefix cache with nobody having it
+    freed        of these, given back within the window; `lifetimes` says after how long
+    warm         of these, given back, and kept for their prefix alone at the end: a cache, not a leak
+    is_whole     whether all events of the window are still kept, and none was lost
+    """
+
+    engine: str
+    since: str | None
+    until: str | None
+    is_whole: bool
+    allocated: int
+    freed: int
+    warm: int
+    held_blocks: int
+    held: list[HeldView]
+    lifetimes: list[Bucket]
+    floors: list[FloorView]
+
+
+def never_freed(ledger: EngineLedger, since_ns: int) -> NeverFreedView:
+    """From `since_ns` (wall) until where the ledger is, by the batches and the points that it has."""
+    window = [batch for batch in ledger.recent if batch.wall_ns >= since_ns and batch.epoch == ledger.epoch]
+    refs = references_before(ledger, window)
+    born: dict[int, int] = {}
+    given_back: set[int] = set()
+    lifetimes: list[int] = []
+    taken = 0
+    for _, at_ns, event in events(window, None, CHANGES):
+        change = CHANGES[event.kind]
+        for block in event.ids:
+            if not 0 <= block < len(refs):
+                continue
+            if change > 0 and refs[block] <= 0:
+                born[block] = at_ns or since_ns
+                taken += 1
+            refs[block] += change
+            if refs[block] == 0 and block in born:
+                lifetimes.append(max(0, at_ns - born.pop(block)))
+                given_back.add(block)
+    state = ledger.state
+    stays = Histogram(BOUNDS_S)
+    stays.observe(lifetimes)
+    return NeverFreedView(
+        engine=ledger.engine,
+        since=timestamp(since_ns),
+        until=timestamp(ledger.now_ns),
+        is_whole=_is_whole(ledger, since_ns),
+        allocated=taken,
+        freed=len(lifetimes),
+        warm=sum(state.refs[block] <= 0 and bool(state.hashes[block]) for block in given_back),
+        held_blocks=len(born),
+        held=_by_owner(ledger, born),
+        lifetimes=_buckets(stays),
+        floors=_floors(ledger, since_ns),
+    )
+
+
+def _is_whole(ledger: EngineLedger, since_ns: int) -> bool:
+    """Whether the ledger has each batch of the window, and knows what was before the first."""
+    batches = [batch for batch in ledger.recent if batch.epoch == ledger.epoch]
+    if not batches or (batches[0].sequence and batches[0].wall_ns >= since_ns):
+        return False
+    window = [batch.sequence for batch in batches if batch.wall_ns >= since_ns]
+    lost = any(loss.at_ns >= since_ns for loss in ledger.losses)
+    return not lost and all(after - before == 1 for before, after in pairwise(window))
+
+
+def _by_owner(ledger: EngineLedger, born: dict[int, int]) -> list[HeldView]:
+    groups: dict[tuple[int, str, str], list[int]] = {}
+    for block in born:
+        groups.setdefault(_holder(ledger, block), []).append(block)
+    names = names_in(ledger)
+    held = []
+    for (number, status, reason), blocks in groups.items():
+        since_ns = min(born[block] for block in blocks)
+        held.append(
+            HeldView(
+                owner=names.get(number, f"#{number}") if number >= 0 else "",
+                state=status,
+                reason=reason,
+                since=timestamp(since_ns),
+                for_s=round((ledger.now_ns - since_ns) / 1e9, 3),
+                blocks=len(blocks),
+                ids=sorted(blocks)[:MOST_IDS],
+            )
+        )
+    return sorted(held, key=lambda view: (-view.for_s, -view.blocks))
+
+
+def _holder(ledger: EngineLedger, block: int) -> tuple[int, str, str]:
+    """The liveliest that has it, by number (-1: nobody known), with its state and the reason that it has it for."""
+    state = ledger.state
+    owners = [state.requests[number] for number in state.owners(block) if number in state.requests]
+    for record in sorted(owners, key=lambda r: (r.is_finished, not r.is_running, r.since_ns)):
+        if not record.is_finished:
+            cause = ledger.cause_of_wait(record)
+            return record.number, name_of(Status, record.status), cause.name if cause else ""
+        reason = "FREE_DEFERRED" if state.is_deferred(record.number, block) else "UNACCOUNTED"
+        return record.number, name_of(Status, record.status), reason
+    for number in state.detached.get(block, ()):
+        return number, "DETACHED", "FREE_DEFERRED" if state.is_deferred(number, block) else "UNACCOUNTED"
+    return -1, "", "UNACCOUNTED"
+
+
+def _buckets(stays: Histogram) -> list[Bucket]:
+    """Each for itself, where the histogram's are sums."""
+    counts = [0, *(count for _, count in stays.buckets)]
+    bounds = [None if bound == float("inf") else bound for bound, _ in stays.buckets]
+    return [Bucket(bound, after - before) for bound, (before, after) in zip(bounds, pairwise(counts), strict=True)]
+
+
+def _floors(ledger: EngineLedger, since_ns: int) -> list[FloorView]:
+    """What stayed in use at each drain, as far as the points of the window tell."""
+    floors, before = Floors(), None
+    for point in ledger.points:
+        if point.at_ns < since_ns:
+            continue
+        worked = before is not None and point.finished_requests != before.finished_requests
+        idle, in_use = not (point.running or point.waiting), point.balance.finished + point.balance.unaccounted
+        floors.look(point.at_ns, idle=idle, worked=worked, in_use=in_use)
+        before = point
+    return [FloorView(timestamp(floor.at), round(floor.in_use)) for floor in floors.seen]

@@ -1,0 +1,45 @@
+"""`monitor probe check`: whether a vLLM has what the probe hooks into."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+
+from kvscope.monitor.commands.shared_flags import Commands
+from kvscope.monitor.doctor.observe import CannotTell
+
+
+def add(commands: Commands) -> None:
+    """Put it on the command line."""
+    parser = commands.add_parser("probe", help="the probe that makes vLLM publish events")
+    things = parser.add_subparsers(required=True, metavar="THING")
+    check = things.add_parser(
+        "check",
+        help="whether a vLLM has what the probe hooks into",
+        description="Looks, without starting anything, whether a vLLM has the methods that the probe wraps, and whether"
+        " it would find the probe.",
+        epilog="exit codes: 0 it works, 1 something that it needs is not there, 3 no vLLM there",
+    )
+    check.add_argument(
+        "--python", default=sys.executable, metavar="PYTHON", help="the Python that has vLLM, and kvscope (this one)"
+    )
+    check.set_defaults(run=_check)
+
+
+def _check(parsed: argparse.Namespace) -> int:
+    command = [parsed.python, "-m", "kvscope.monitor.probes.vllm.compatibility"]
+    quiet = os.environ | {"VLLM_LOGGING_LEVEL": "ERROR"}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, env=quiet)
+    except OSError as error:
+        raise ValueError(f"--python {parsed.python} cannot be run: {error.strerror}") from error
+    if not done.stdout:
+        last = done.stderr.strip().splitlines()[-1:]
+        raise CannotTell(
+            f"{parsed.python} could not look: {' '.join(last)}. kvscope must be installed beside vLLM:"
+            f" {parsed.python} -m pip install kvscope"
+        )
+    sys.stdout.write(done.stdout)
+    return done.returncode

@@ -1,0 +1,154 @@
+"""What several commands take on their command line, and how they print JSON."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from kvscope.monitor.doctor.observe import WATCH_S
+from kvscope.monitor.doctor.time_window import Window, when
+from kvscope.monitor.sources.prometheus_history import seconds
+from kvscope.monitor.text import moment
+
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+"""What a command is added to."""
+DEFAULT_URL: Final = "http://127.0.0.1:8765"
+TARGETS: Final = """\
+a target is one of
+  tcp://HOST:PORT, ipc://PATH   an engine's event stream, kvscope's; or vLLM's KV events
+  http(s)://…/kv_event_sources  a vLLM that tells where it publishes KV events
+  http(s)://HOST:PORT/metrics   an engine's metrics page, vLLM's, SGLang's or kvscope's own
+  http(s)://HOST:PORT           a kvscope service (the default: KVSCOPE_URL, else http://127.0.0.1:8765)
+  DIRECTORY                     a recording
+  FILE                          an engine's log, plain or gzip; a report in prose; one segment of a recording; a
+                                support bundle
+"""
+
+
+def add_shared(parser: argparse.ArgumentParser) -> None:
+    """What every command that looks at any target takes."""
+    add_token(parser)
+    add_timeout(parser)
+    add_for(parser)
+    add_thresholds(parser)
+
+
+def add_token(parser: argparse.ArgumentParser) -> None:
+    """For a service."""
+    parser.add_argument(
+        "--token", default=os.environ.get("KVSCOPE_TOKEN", ""), help="the service's token (default: KVSCOPE_TOKEN)"
+    )
+
+
+def add_timeout(parser: argparse.ArgumentParser) -> None:
+    """For what may not answer."""
+    parser.add_argument(
+        "--timeout", type=positive, default=10.0, metavar="S", help="wait this long for a target to answer (10)"
+    )
+
+
+def add_for(parser: argparse.ArgumentParser) -> None:
+    """For what goes on."""
+    parser.add_argument(
+        "--for",
+        type=positive,
+        default=WATCH_S,
+        metavar="S",
+        dest="watch_s",
+        help=f"look at what is live for this long ({WATCH_S:g})",
+    )
+
+
+def add_thresholds(parser: argparse.ArgumentParser) -> None:
+    """For whatever judges."""
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="CODE.NAME=VALUE",
+        dest="thresholds",
+        help="change a grace or a threshold, such as leak.finished-held.grace_s=30; may be repeated",
+    )
+
+
+def add_window(parser: argparse.ArgumentParser) -> None:
+    """What every command takes that looks at a part of the past."""
+    parser.add_argument(
+        "--since",
+        type=_when,
+        metavar="WHEN",
+        help="look at what was so from then on only: a time (14:02:11, in UTC, or 2026-01-31T14:02:11Z), or how long"
+        " before now, or before a recording's or a log's end (30m, 2h)",
+    )
+    parser.add_argument("--until", type=_when, metavar="WHEN", help="and only until then")
+
+
+def window_of(parsed: argparse.Namespace) -> Window:
+    """What `add_window` was told."""
+    return Window(parsed.since or "", parsed.until or "")
+
+
+def _when(text: str) -> str:
+    try:
+        when(text, 0)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def positive(text: str) -> float:
+    """A number above 0, of seconds or days."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e9:
+        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
+    return value
+
+
+def port(text: str) -> int:
+    """A port to listen on; 0 is any that is free."""
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text} is no port: give a number up to 65535, or 0 for any that is free")
+    return int(text)
+
+
+def length(text: str) -> int:
+    """A length of time such as 30m, in seconds."""
+    try:
+        return seconds(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def size(text: str) -> int:
+    """A number of bytes such as 500M or 2G (of 1024)."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)", text.upper())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text} is no size: write 500M or 2G")
+    return round(float(match[1]) * 1024.0 ** " KMGT".index(match[2] or " "))
+
+
+def a_time(text: str) -> str:
+    """A time, which is left as it is written: what 14:02:11 means depends on what is looked at."""
+    try:
+        moment(text, 0)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def default_url() -> str:
+    """The service that is asked when no target is given."""
+    return os.environ.get("KVSCOPE_URL", DEFAULT_URL)
+
+
+def print_json(answer: Any) -> None:
+    """An answer, indented."""
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(answer)).decode() + "\n")

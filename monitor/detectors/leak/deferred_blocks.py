@@ -1,0 +1,63 @@
+"""What the detectors of kept blocks have in common: whom it concerns, how much, and whether it is too long."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.state.records import Deferral
+from kvscope.monitor.text import clock_time, duration
+
+
+class Kept(NamedTuple):
+    """Deferrals, the oldest first, their blocks, and these as a share of the pool."""
+
+    deferrals: list[Deferral]
+    blocks: list[int]
+    share: float
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The requests that they are of."""
+        return tuple(deferral.id for deferral in self.deferrals)
+
+    @property
+    def kept_at(self) -> list[int]:
+        """Where each was announced."""
+        return [deferral.since_at for deferral in self.deferrals]
+
+    @property
+    def blocks_at(self) -> list[int]:
+        """Where the blocks of each became these."""
+        return [deferral.changed_at for deferral in self.deferrals]
+
+
+def kept(ledger: EngineLedger, deferrals: Iterable[Deferral]) -> Kept:
+    """All of these together."""
+    in_order = sorted(deferrals, key=lambda deferral: (deferral.since_ns, deferral.request))
+    blocks = sorted(set().union(*(deferral.blocks for deferral in in_order)))
+    return Kept(in_order, blocks, len(blocks) / (ledger.state.total - ledger.state.reserved))
+
+
+def overdue(
+    deferrals: Iterable[Deferral], waited: Callable[[Deferral], tuple[float, float]]
+) -> tuple[list[Deferral], bool]:
+    """Those that have waited for longer than they may, by `waited` (both in seconds); if there are none, those beyond
+    half of it. And whether it is the latter: they are pending.
+    """
+    times = [(*waited(deferral), deferral) for deferral in deferrals]
+    over = [deferral for waits, may_wait, deferral in times if waits > may_wait]
+    return (over, False) if over else ([deferral for waits, may_wait, deferral in times if waits > may_wait / 2], True)
+
+
+def heard_s(ledger: EngineLedger, mono_ns: int) -> float:
+    """Seconds from then until the engine last said something: one that is silent may have done its part since."""
+    return max(0.0, (ledger.heard_ns - ledger.wall(mono_ns)) / 1e9)
+
+
+def oldest(ledger: EngineLedger, kept: Kept) -> str:
+    """Of the longest kept, since when."""
+    first = kept.deferrals[0]
+    since = clock_time(ledger.wall(first.since_ns))
+    return f"The oldest, {first.id}, ended at {since}, {duration(ledger.age_s(first.since_ns))} ago."

@@ -1,0 +1,140 @@
+"""Makes a support bundle: what an engine did, and what was found in it, fit to be given to somebody else."""
+
+from __future__ import annotations
+
+import io
+import os
+import platform
+import tempfile
+import zipfile
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgspec
+from rich.console import Console
+
+from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.doctor import report_table
+from kvscope.monitor.doctor.frame_reader import frames_of
+from kvscope.monitor.doctor.observe import CannotTell
+from kvscope.monitor.doctor.redaction import Redactor
+from kvscope.monitor.doctor.report import Report, examine
+from kvscope.monitor.doctor.terminal import WIDTH
+from kvscope.monitor.doctor.time_window import ALWAYS, Window
+from kvscope.monitor.events.journal import JournalWriter
+from kvscope.monitor.events.wire import MAJOR, MINOR, Batch, ContractError, Frame, Keyframe, encode
+from kvscope.monitor.sources.support_bundle import EVENTS
+
+README: Final = """\
+A support bundle of kvscope. `monitor doctor FILE` looks at it, and so does explain.
+
+events/             what the engine did, as a journal (docs/contract.md)
+report.txt          what `monitor doctor` found in it, and report.json for programs
+configuration.json  what each engine said of itself
+versions.json       of what made this bundle
+
+Taken out: {out}. A name became the same word
+wherever it stood, by a hash whose key was not kept. Prompts and tokens are never in an engine's events.
+"""
+PACKAGES: Final = ("msgspec", "pyzmq", "httpx", "rich")
+
+
+class Made(NamedTuple):
+    """What is in a bundle."""
+
+    frames: int
+    bytes: int
+    report: Report
+
+
+def make(
+    target: str,
+    file: Path,
+    settings: Settings,
+    *,
+    window: Window = ALWAYS,
+    watch_s: float,
+    timeout_s: float,
+    keep_ids: bool = False,
+) -> Made:
+    """Write the bundle of a recording, or of a part of it, or of what a stream says for `watch_s`, to `file`.
+
+    Raises BadTarget for what has no events, and CannotTell; ValueError if there is such a file already, or it cannot be
+    written.
+    """
+    if file.exists():
+        raise ValueError(f"{file} is there already: name a new file")
+    redactor = Redactor(os.urandom(16), keep_ids)
+    with tempfile.TemporaryDirectory(prefix="kvscope-bundle-") as folder:
+        directory = Path(folder)
+        try:
+            frames = _keep(
+                (redactor.frame(frame) for frame in frames_of(target, window, watch_s, timeout_s)), directory
+            )
+        except ContractError as error:
+            raise CannotTell(str(error)) from error
+        if not frames:
+            raise CannotTell(f"{target} has no events there")
+        report = examine([folder], settings)
+        shown = msgspec.json.decode(msgspec.json.encode(report).replace(folder.encode(), b"the bundle"), type=Report)
+        out = "host and model names, callers' traces" + ("" if keep_ids else ", requests' ids")
+        texts = {
+            "README.txt": README.format(out=out),
+            "report.txt": _as_text(shown),
+            "report.json": _json(shown),
+            "configuration.json": _json({each.engine: each.configuration for each in shown.balances}),
+            "versions.json": _json(_versions()),
+        }
+        try:
+            with zipfile.ZipFile(file, "x", zipfile.ZIP_DEFLATED) as bundle:
+                for name, text in texts.items():
+                    bundle.writestr(name, text)
+                for segment in sorted(directory.iterdir()):
+                    bundle.write(segment, EVENTS + segment.name)
+        except OSError as error:
+            raise ValueError(f"{file} cannot be written: {error.strerror}; name another file") from error
+    return Made(frames, file.stat().st_size, shown)
+
+
+def _keep(frames: Iterable[Frame], directory: Path) -> int:
+    """How many; each life of an engine in a segment of its own."""
+    writer: JournalWriter | None = None
+    count = 0
+    try:
+        for frame in frames:
+            if writer is None or frame.epoch > writer.epoch:
+                if writer is not None:
+                    writer.close()
+                writer = JournalWriter(directory, frame.epoch)
+            writer.append(encode(frame), frame.sequence)
+            count += isinstance(frame, Batch | Keyframe)
+    finally:
+        if writer is not None:
+            writer.close()
+    return count
+
+
+def _as_text(report: Report) -> str:
+    out = io.StringIO()
+    report_table.table(report, Console(file=out, width=WIDTH, highlight=False))
+    return out.getvalue()
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.format(msgspec.json.encode(value)).decode() + "\n"
+
+
+def _versions() -> dict[str, str]:
+    found = {"kvscope": version("kvscope"), "contract": f"{MAJOR}.{MINOR}"}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found | {
+        "python": platform.python_version(),
+        "system": platform.system(),
+        "machine": platform.machine(),
+    }

@@ -1,0 +1,317 @@
+"""What `monitor explain` prints: a request, a block, an event, a fall of usage, a memory bill."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import Final
+
+from rich.console import Console
+
+from kvscope.monitor.analysis.usage_drop import Drop
+from kvscope.monitor.analysis.wait_tree import Wait
+from kvscope.monitor.doctor.event_report import EventReport
+from kvscope.monitor.doctor.memory_report import MemoryReport, Pool
+from kvscope.monitor.doctor.terminal import WIDTH, clock, put, wrapped
+from kvscope.monitor.queries.window_explanation import drop_in_words
+from kvscope.monitor.schema import BlockDetail, EventView, PhaseView, RequestDetail, StoryView
+from kvscope.monitor.text import counted, listed, percent
+
+MOST_PREEMPTED: Final = 8
+QUEUED: Final = ("RECEIVED", "WAITING", "PREEMPTED")
+
+
+def request(detail: RequestDetail, console: Console) -> None:
+    """`monitor explain request`: what it is, and its life."""
+    put(console, f"REQUEST {detail.request.id} on {detail.engine}", "bold")
+    _state(detail, console)
+    console.print()
+    if detail.waits is not None:
+        put(console, "WAITS FOR (the blocks that would come back, the most first)", "bold")
+        _wait(detail.waits, console, "  ", "  ")
+        console.print()
+    put(console, "LIFE", "bold")
+    _life(detail.life, console)
+    console.print()
+    put(console, "CONDITIONS", "bold")
+    for condition in detail.conditions:
+        holds = "yes" if condition.holds else "no"
+        lead = f"  {condition.name:<12} {holds:<3} {clock(condition.since) if condition.since else '-':<9} "
+        wrapped(console, condition.why, lead if condition.why else lead.rstrip())
+    console.print()
+    _story(detail.story, console, whole=detail.story_is_whole)
+
+
+def block(detail: BlockDetail, console: Console) -> None:
+    """`monitor explain block`: what it is, why, and its life."""
+    put(console, f"BLOCK {detail.block} on {detail.engine}", "bold")
+    _held(detail, console)
+    console.print()
+    put(console, "BECAUSE", "bold")
+    _because(detail, console)
+    console.print()
+    _story(detail.story, console, whole=True)
+
+
+def event(told: EventReport, console: Console) -> None:
+    """`monitor explain event`: the event, its neighbours, and the pool, the request and the block just after it."""
+    one, pool = told.event, told.pool
+    put(console, f"EVENT {one.position} on {told.engine}", "bold")
+    wrapped(console, f"{clock(one.at, precise=True)} UTC, {_in_words(one)}", "  ")
+    console.print()
+    put(console, "AROUND IT", "bold")
+    for other in told.around:
+        sequence = other.position.partition("/")[2]
+        mark = "▸" if other.position == one.position else " "
+        wrapped(console, _in_words(other), f"{mark} {sequence:<9} {clock(other.at, precise=True):<12}  ")
+    console.print()
+    put(console, "JUST AFTER IT", "bold")
+    wrapped(console, f"{_count(pool.running)} running, {_count(pool.waiting)} waiting", f"  {'queues':<8}")
+    if (balance := pool.balance) is not None:
+        used = balance.running + balance.waiting + balance.finished + balance.unaccounted
+        parts = [
+            f"{held:,} {name}"
+            for name, held in (
+                ("running", balance.running),
+                ("waiting", balance.waiting),
+                ("finished, held", balance.finished),
+                ("UNACCOUNTED", balance.unaccounted),
+            )
+            if held
+        ]
+        free = f"{balance.free:,} free, {balance.cached_idle:,} cached-idle"
+        by = f" ({', '.join(parts)})" if parts else ""
+        wrapped(console, f"{counted(used, 'block')} in use{by}, {free}", f"  {'pool':<8}")
+    if told.request is not None:
+        console.print()
+        put(console, f"  REQUEST {told.request.request.id}", "bold")
+        _state(told.request, console)
+    if told.block is not None:
+        console.print()
+        of_several = f", the first of {one.block_count:,}" if one.block_count > 1 else ""
+        put(console, f"  BLOCK {told.block.block}{of_several}", "bold")
+        _held(told.block, console)
+        _because(told.block, console)
+
+
+def drop(told: Drop, console: Console) -> None:
+    """`monitor explain drop`: what became free and why, who was preempted for whom, and what the steps did."""
+    put(console, f"DROP on {told.engine}", "bold")
+    wrapped(console, f"{clock(told.since, precise=True)} to {clock(told.until, precise=True)} UTC", "  ")
+    if not told.is_whole:
+        wrapped(console, "Events of this window, or from before it, are no longer kept.", "  ! ", "bold yellow")
+    console.print()
+    wrapped(console, drop_in_words(told), "  ")
+    console.print()
+    put(console, "BLOCKS", "bold")
+    put(console, _sum_line("used before", told.used_before, told.usable))
+    for freed in told.freed:
+        left = f", {counted(freed.references_left, 'reference')} left shared blocks" if freed.references_left else ""
+        wrapped(console, f"{listed(freed.requests)}{left}", f"  - {freed.reason:<18}{freed.blocks:>10,}  by ")
+    if told.taken:
+        wrapped(console, listed(told.taken_by), f"  + {'taken':<18}{told.taken:>10,}  by ")
+    put(console, _sum_line("used after", told.used_after, told.usable))
+    if told.off_by:
+        wrapped(console, f"The sum is off by {told.off_by:,} blocks: events were lost.", "  ! ", "bold red")
+    console.print()
+    put(console, "REQUESTS", "bold")
+    for name, before, after in (
+        ("running", told.running_before, told.running_after),
+        ("waiting", told.waiting_before, told.waiting_after),
+    ):
+        put(console, f"  {name:<20}{_figure(before)} → {_figure(after).strip()}")
+    for name, count in (
+        ("admitted", told.admitted),
+        ("finished", told.finished),
+        ("preempted", told.preemptions),
+        ("allocations failed", told.allocation_failures),
+    ):
+        put(console, f"  {name:<20}{count:>10,}")
+    for one in told.preempted[:MOST_PREEMPTED]:
+        to = f" for {one.beneficiary}" if one.beneficiary not in ("", one.victim) else ""
+        lost = f"{counted(one.blocks, 'block')}, {counted(one.tokens_lost, 'token')} to compute again"
+        wrapped(console, f"{one.victim}{to} ({one.reason}): {lost}", "    ")
+    if told.preemptions > MOST_PREEMPTED:
+        put(console, f"    and {told.preemptions - MOST_PREEMPTED:,} more")
+    console.print()
+    put(console, "STEPS", "bold")
+    put(console, f"  {'':<20}{'before':>10}{'in it':>10}", "dim")
+    work, earlier = told.work, told.work_before
+    rows: list[tuple[str, float, float]] = [
+        ("seconds", work.seconds, earlier.seconds),
+        ("steps", work.steps, earlier.steps),
+        ("tokens computed", work.computed_tokens, earlier.computed_tokens),
+        ("tokens generated", work.output_tokens, earlier.output_tokens),
+        ("longest without, s", work.longest_without_step_s, earlier.longest_without_step_s),
+    ]
+    limits = sorted(earlier.limits.keys() | work.limits.keys())
+    rows += [(f"bound by {limit}", work.limits.get(limit, 0), earlier.limits.get(limit, 0)) for limit in limits]
+    for name, figure, then in rows:
+        put(console, f"  {name:<20}{then:>10,}{figure:>10,}")
+
+
+def memory(report: MemoryReport, console: Console) -> None:
+    """`monitor explain memory`: the bill, what it leaves for KV, and how large the pool is."""
+    put(console, f"MEMORY  {report.source}", "bold")
+    for engine, figures in report.engines.items():
+        put(console, f"  {engine}")
+        device = report.devices[engine]
+        for name, size in device.items():
+            put(console, f"    {name:<24} {_gib(size)}")
+        if device:
+            put(console, f"    {'device in all':<24} {_gib(sum(device.values()))}", "bold")
+        put(console, "  as the engine measured it", "dim")
+        for name, size in figures.items():
+            put(console, f"    {name.replace('_', ' '):<24} {_gib(size)}")
+        console.print()
+        _why_it_does_not_fall(report.pools[engine], console)
+    for name, size in report.parts.items():
+        put(console, f"  {name:<24} {_gib(size)}", "bold red" if size < 0 else "")
+    if report.bill is not None:
+        put(console, f"  {'device in all':<24} {_gib(report.bill.device_total)}", "bold")
+        put(console, f"  {'requested of it':<24} {_gib(report.bill.requested)}")
+    if report.over_requested_bytes is not None and report.over_requested_bytes > 0:
+        over = f"The engine, its KV included, takes {_gib(report.over_requested_bytes).strip()} more than it was given."
+        wrapped(console, over, "  ! ", "bold red")
+    if report.suggestions is not None:
+        console.print()
+        put(console, "SUGGESTIONS", "bold")
+        for name, words in (
+            ("fit_requested", "to fit into the requested share"),
+            ("use_all", "to use all of the device"),
+        ):
+            advised: int = getattr(report.suggestions, f"{name}_bytes")
+            short: int = getattr(report.suggestions, f"{name}_short_by_bytes")
+            said = report.printed.get(f"{name}_bytes")
+            advice = f"cannot be met: {_gib(short).strip()} are missing" if short else f"--kv-cache-memory={advised}"
+            put(console, f"  {words:<32} {advice}")
+            if said is not None:
+                put(console, f"  {'':<32} (the engine's own: {said})")
+    if report.sizing:
+        console.print()
+        put(console, "POOL", "bold")
+        for fact, value in report.sizing.items():
+            put(console, f"  {fact:<24} {value:,}" if isinstance(value, int) else f"  {fact:<24} {value}")
+    if report.bill is not None and report.bill.kv_cache is not None:
+        console.print()
+        _why_it_does_not_fall(Pool(report.bill.kv_cache, 0, 0, None), console)
+    for note in report.notes:
+        wrapped(console, f"Note: {note}.", "  ")
+
+
+# -------------------------------------------------------------------- parts
+
+
+def _state(detail: RequestDetail, console: Console) -> None:
+    """What a request is, has, and has cost."""
+    r = detail.request
+    rows = [
+        ("state", f"{r.state}{f' ({r.reason})' if r.reason else ''} since {clock(r.since)}, {r.for_s:.1f} s"),
+        *([("stalled", "the engine's own watchdog says that it does not move")] if r.stalled else []),
+        ("blocks", f"{_blocks(r.blocks)}{' (free deferred)' if r.deferred else ''}{_unused(detail)}"),
+        ("tokens", f"{r.prompt_tokens:,} of prompt, {r.computed_tokens:,} computed, {r.output_tokens:,} generated"),
+        ("prefix", f"{counted(r.hit_tokens, 'token')} came from the prefix cache"),
+        ("waited", ", ".join(f"{s:.2f} s {cause}" for cause, s in detail.waited_s.items()) or "not at all"),
+        ("cost", f"{counted(r.preemptions, 'preemption')}, {counted(r.tokens_lost, 'token')} computed again"),
+    ]
+    for name, text in rows:
+        wrapped(console, text, f"  {name:<8}")
+
+
+def _held(detail: BlockDetail, console: Console) -> None:
+    hashed = "in the prefix cache" if detail.hashed else "not in the prefix cache"
+    wrapped(console, f"{detail.state}, {counted(detail.references, 'reference')}, {hashed}", "  ")
+
+
+def _because(detail: BlockDetail, console: Console) -> None:
+    for chain in detail.because:
+        for depth, link in enumerate(chain):
+            wrapped(console, link, "  " + ("   " * (depth - 1) + "← " if depth else ""))
+
+
+def _in_words(one: EventView) -> str:
+    return f"{one.kind}{f' {one.request}' if one.request else ''}: {one.text}"
+
+
+def _count(number: int | None) -> str:
+    return "not said" if number is None else f"{number:,}"
+
+
+def _why_it_does_not_fall(pool: Pool, console: Console) -> None:
+    """The question that everybody asks of the process's memory."""
+    put(console, "WHY THE PROCESS'S MEMORY DOES NOT FALL", "bold")
+    size = f" of {_gib(pool.bytes).strip()}" if pool.bytes is not None else ""
+    blocks = f", {pool.usable_blocks:,} blocks of {pool.block_size} tokens," if pool.usable_blocks else ""
+    wrapped(
+        console,
+        f"KV is kept in one pool{size}{blocks} which the engine takes at its start and keeps until its end. Blocks are"
+        " handed out and given back within it: the process and the device show the same whether it is full or empty,"
+        " and that is no leak.",
+        "  ",
+    )
+    if pool.usage is not None:
+        wrapped(console, f"In use of the pool now: {percent(pool.usage)}. Only that falls when requests end.", "  ")
+
+
+def _blocks(count: int) -> str:
+    return counted(count, "block") if count else "none"
+
+
+def _unused(detail: RequestDetail) -> str:
+    return f", with room for {counted(detail.unused_tokens, 'more token')}" if detail.unused_tokens else ""
+
+
+def _wait(wait: Wait, console: Console, lead: str, below: str) -> None:
+    """A tree: `lead` stands before its first line, `below` before all under that."""
+    come_back = f"{counted(wait.blocks, 'block')}: " if wait.blocks and lead != below else ""
+    rest = "│ " if wait.waits_for else "  "
+    lines = textwrap.wrap(come_back + wait.text, WIDTH - len(lead) - 2, break_long_words=False, break_on_hyphens=False)
+    for index, line in enumerate(lines):
+        put(console, f"{lead}{line}" if index == 0 else f"{below}{rest}{line}")
+    for index, cause in enumerate(wait.waits_for):
+        last = index == len(wait.waits_for) - 1
+        _wait(cause, console, f"{below}{'└ ' if last else '├ '}", f"{below}{'  ' if last else '│ '}")
+
+
+def _life(life: Sequence[PhaseView], console: Console) -> None:
+    """A line for each phase; a reason that is long stands on a line of its own."""
+    if not life:
+        put(console, "  No event about it is kept.")
+        return
+    put(console, f"  {'since':<12} {'state, reason':<30}{'for':>9}{'blocks':>7}{'tokens':>8}  cost", "dim")
+    for phase in life:
+        name = f"{phase.state} {phase.reason}".strip().replace("PREEMPTED PREEMPTED", "PREEMPTED")
+        lead = f"  {clock(phase.since, precise=True):<12} "
+        if len(name) > 30:
+            put(console, f"{lead}{name}")
+            lead, name = " " * len(lead), ""
+        tokens = phase.computed_tokens
+        line = f"{lead}{name:<30}{phase.for_s:>8.2f}s{phase.blocks:>7,}{tokens:>8,}  {_cost(phase)}"
+        put(console, line.rstrip())
+
+
+def _cost(phase: PhaseView) -> str:
+    if phase.recomputed:
+        return f"again {phase.recomputed:,}"
+    return f"+{phase.computed:,}" if phase.computed else "queued" if phase.state in QUEUED else ""
+
+
+def _story(story: Sequence[StoryView], console: Console, whole: bool) -> None:
+    put(console, "STORY" if whole else "STORY (its beginning is no longer kept)", "bold")
+    if not story:
+        put(console, "  No event about it is kept.")
+    for line in story:
+        wrapped(console, line.text, f"  {clock(line.at, precise=True):<13} ")
+
+
+def _sum_line(name: str, blocks: int | None, usable: int) -> str:
+    share = f"{percent(blocks / usable):>9}" if blocks is not None and usable else ""
+    return f"  {name:<20}{_figure(blocks)}{share}"
+
+
+def _figure(count: int | None) -> str:
+    return f"{'not said' if count is None else f'{count:,}':>10}"
+
+
+def _gib(size: int) -> str:
+    return f"{size / (1 << 30):>10.3f} GiB"

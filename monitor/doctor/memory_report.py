@@ -1,0 +1,139 @@
+"""`monitor explain memory`: what a device's memory went to, and what that leaves for KV."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from kvscope.monitor.analysis.memory_breakdown import (
+    Bill,
+    NoBill,
+    bill_of,
+    fit_requested,
+    over_requested,
+    parts,
+    rounding,
+    use_all,
+)
+from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.doctor.observe import observe
+from kvscope.monitor.events.samples import Fact
+from kvscope.monitor.query import NotKnown
+from kvscope.monitor.sources.memory_log import MEMORY_FACTS
+from kvscope.monitor.sources.targets import BadTarget, Kind, kind_of, read_log
+
+SCHEMA_VERSION = 1
+SIZING = (
+    "kv_cache_size_tokens",
+    "max_concurrency",
+    "max_model_len",
+    "available_kv_cache_gib",
+    "kv_cache_reserved_gib",
+    "kv_cache_memory_bytes",
+    "num_gpu_blocks_override",
+    "block_size",
+    "gpu_memory_utilization",
+)
+"""Facts of a log that tell how large the pool is, and by what."""
+OF_A_BILL = {name for name, _ in MEMORY_FACTS}
+"""What there is of a bill that is not whole is shown as it stands in the log."""
+HOW_TO_GET_IT = (
+    "vLLM logs its bill from 0.10.2 on, in 0.11 to 0.24 with VLLM_LOGGING_LEVEL=DEBUG only and never on the CPU;"
+    " kvscope's engine with --memory-budget on the CPU, and always on a GPU"
+)
+
+
+class Suggestions(msgspec.Struct, frozen=True):
+    """For `--kv-cache-memory`, in bytes. `short_by`: what is missing where there is no room for any KV."""
+
+    fit_requested_bytes: int
+    fit_requested_short_by_bytes: int
+    use_all_bytes: int
+    use_all_short_by_bytes: int
+
+
+class Pool(msgspec.Struct, frozen=True):
+    """One engine's pool: its share of the device's memory, and how much of it is in use (0 to 1)."""
+
+    bytes: int | None
+    usable_blocks: int
+    block_size: int
+    usage: float | None
+
+
+class MemoryReport(msgspec.Struct, kw_only=True):
+    """The memory of one log's engine, or of each engine at a target. All in bytes; what was not said is null or absent.
+
+    parts: the device's memory by what it went to; they add up to its total; `devices` has the same of each engine at a
+    target, where it said enough, and `pools` what is in use of it. printed: the engine's own suggestions,
+    against which those made here can be held. rounding_bytes: how far off a suggestion may be, since a log's figures
+    are rounded. missing: the words that a log has not, and a bill needs.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    source: str
+    bill: Bill | None = None
+    parts: dict[str, int] = {}
+    over_requested_bytes: int | None = None
+    suggestions: Suggestions | None = None
+    printed: dict[str, int] = {}
+    rounding_bytes: int | None = None
+    sizing: dict[str, Any] = {}
+    engines: dict[str, dict[str, int]] = {}
+    devices: dict[str, dict[str, int]] = {}
+    pools: dict[str, Pool] = {}
+    notes: list[str] = []
+    missing: list[str] = []
+
+
+def bill_in_log(path: str) -> MemoryReport:
+    """The last bill in the log at `path`, its sums done again. Raises BadTarget for what is no log."""
+    if kind_of(path) is not Kind.LOG:
+        raise BadTarget(f"{path} is not an engine's log: give it as a TARGET, without --log")
+    _, records = read_log(Path(path))
+    facts = [record for record in records if isinstance(record, Fact)]
+    values = {fact.name: fact.value for fact in facts}
+    report = MemoryReport(source=path, sizing={name: values[name] for name in SIZING if name in values})
+    try:
+        bill, notes = bill_of(facts)
+    except NoBill as error:
+        report.missing = [f'"{words}"' for words in error.missing]
+        report.sizing |= {name: value for name, value in values.items() if name in OF_A_BILL}
+        report.notes = [f"{HOW_TO_GET_IT}"]
+        return report
+    fits, all_of_it = fit_requested(bill), use_all(bill)
+    report.bill = bill
+    report.parts = parts(bill)
+    report.over_requested_bytes = over_requested(bill)
+    report.suggestions = Suggestions(fits.kv_cache_memory, fits.short_by, all_of_it.kv_cache_memory, all_of_it.short_by)
+    report.printed = {
+        f"{name}_bytes": int(values[f"suggested_{name}_bytes"])
+        for name in ("fit_requested", "use_all")
+        if f"suggested_{name}_bytes" in values
+    }
+    report.rounding_bytes = rounding(bill)
+    report.notes = notes
+    return report
+
+
+def bill_of_engines(target: str, settings: Settings, timeout_s: float, watch_s: float, token: str) -> MemoryReport:
+    """What the engines at `target` said of their memory last. Raises BadTarget and CannotTell."""
+    if kind_of(target) is Kind.LOG:
+        return bill_in_log(target)
+    observation = observe(target, settings, timeout_s=timeout_s, watch_s=min(watch_s, 1.0), token=token)
+    report = MemoryReport(source=target)
+    try:
+        for view in observation.query.engines():
+            try:
+                memory = observation.query.memory(view.engine)
+            except NotKnown:
+                continue
+            report.engines[view.engine], report.devices[view.engine] = memory.known, memory.parts
+            size = memory.known.get("kv_pool")
+            report.pools[view.engine] = Pool(size, memory.usable_blocks, memory.block_size, view.usage)
+    finally:
+        observation.close()
+    report.missing = [] if report.engines else ["a MEMORY event"]
+    return report

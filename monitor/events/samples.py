@@ -1,0 +1,78 @@
+"""What can be learned of an engine that does not speak the contract: figures at a moment, and facts.
+
+A source makes them of a line of a log or of a metrics page. What was not said is None, never 0. KV events are what an
+engine publishes of its prefix cache: which contents it keeps, and nothing of who uses them.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An engine's figures at one moment. `at_ns` is wall time, None if the line had no stamp.
+
+    `usage` is the share of the pool that is referenced, 0 to 1; throughputs are tokens per second since
+    the sample before. `source` is where it was read: log, metrics (a page) or prometheus (a server's history).
+    """
+
+    engine: str
+    position: str
+    at_ns: int | None = None
+    running: int | None = None
+    waiting: int | None = None
+    usage: float | None = None
+    prompt_tokens_per_s: float | None = None
+    generation_tokens_per_s: float | None = None
+    prefix_hit_rate: float | None = None
+    preemptions: int | None = None
+    deferred: int | None = None
+    """Those of `waiting` that wait for something other than room: a grammar, or KV from elsewhere."""
+    awake: bool | None = None
+    """False while the engine is told to sleep: nothing runs then, and it is meant so."""
+    steps: int | None = None
+    """Completed since the engine started; so are these two: requests answered to their end, tokens generated."""
+    finished: int | None = None
+    generation_tokens: int | None = None
+    restarted: bool = False
+    """A counter went back since the sample before: the engine was started anew, and what was is over."""
+    source: str = "log"
+
+
+class Fact(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Something an engine reported once: its version, its pool, a warning (kvscope.monitor.sources.engine_log has the
+    names).
+    """
+
+    engine: str
+    position: str
+    name: str
+    value: int | float | str
+    at_ns: int | None = None
+
+
+class KvEvent(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """Blocks that an engine began or ceased to keep for their prefix: `what` is stored, removed or cleared (all).
+
+    `hashes` name the blocks' contents, `parent` the content before the first of them (None: it begins a prompt);
+    `group` is the KV group. What the tokens were is not kept.
+    """
+
+    what: str
+    hashes: list[int | bytes] = []
+    parent: int | bytes | None = None
+    group: int = 0
+
+
+class KvEvents(msgspec.Struct, frozen=True, omit_defaults=True):
+    """KV events of one step, in their order.
+
+    `lost`: so many batches before this one never came. `restarted`: the engine's count began anew.
+    """
+
+    engine: str
+    position: str
+    at_ns: int
+    events: list[KvEvent]
+    lost: int = 0
+    restarted: bool = False

@@ -1,0 +1,208 @@
+"""What happened to each request that lives, kept as the stream comes, until it ends and its trace is made of it.
+
+A scan of the batches for each request that ends would read seconds of a busy engine's stream again and again. So each
+event about a request is put with it when it comes: arrival, waits, preemptions, every step of its prefill, and of the
+steps that only made its output longer the last one before something else happened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterable
+from itertools import repeat
+from typing import Final, NamedTuple
+
+from kvscope.monitor.events.kinds import SCHEMA, Kind
+from kvscope.monitor.events.wire import ADDED_BY_SOURCE, Batch, Run, fives
+from kvscope.monitor.ledger.engine_ledger import Position, Record
+
+About = tuple[Position, int, Run]
+"""An event about a request, with its place and its wall time, as kvscope.monitor.analysis.event_history has them."""
+
+MAX_EVENTS: Final = 2_000
+"""Kept of one request: one that is preempted for ever is told by its beginning."""
+MAX_ENDED: Final = 4_096
+MAX_LIVING: Final = 16_384
+
+_KEPT: Final = frozenset(
+    int(kind)
+    for kind in (
+        Kind.RECEIVED,
+        Kind.ARRIVED,
+        Kind.QUEUED,
+        Kind.LOOKED_UP,
+        Kind.ALLOCATION_FAILED,
+        Kind.NOT_SCHEDULED,
+        Kind.ADMITTED,
+        Kind.FIRST_TOKEN,
+        Kind.PREEMPTED,
+        Kind.WAITING_ON,
+        Kind.READY,
+        Kind.REMOTE_LOAD,
+        Kind.COMPLETION_DELIVERED,
+        Kind.STALLED,
+        Kind.FINISHED,
+        Kind.CLIENT_GONE,
+        Kind.TRACED,
+    )
+)
+_TIMED: Final = frozenset(
+    int(kind)
+    for kind in (Kind.CLOCK, Kind.STARTED, Kind.STEP_LAUNCHED, Kind.STEP_COMPLETED, Kind.ARRIVED, Kind.STOPPED)
+)
+"""Say their own time, which is that of what follows."""
+_ASIDE: Final = frozenset(int(kind) for kind in (Kind.RECEIVED, Kind.CLIENT_GONE, Kind.STALLED))
+"""Say their own time, which is nobody else's."""
+_LEAST_ARGS: Final = {int(kind): sum(not name.endswith("*") for name in f.args) for kind, f in SCHEMA.items()}
+_PROGRESSED, _ADMITTED, _FINISHED = int(Kind.PROGRESSED), int(Kind.ADMITTED), int(Kind.FINISHED)
+_PREEMPTED, _BEGINS = int(Kind.PREEMPTED), (int(Kind.RECEIVED), int(Kind.ARRIVED))
+
+
+class Told(NamedTuple):
+    """All that was heard of a request, and the ids of the other requests that are in it."""
+
+    about: list[About]
+    names: dict[int, str]
+    cut: int
+    """Events that were not kept, as there were too many, and times that some were lost on the way."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether its beginning was heard, and nothing was left out."""
+        return bool(self.about) and self.about[0][2].kind in _BEGINS and not self.cut
+
+
+NOTHING: Final = Told([], {}, 0)
+
+
+class Lives:
+    """Those of all requests of all engines. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._engines: dict[str, _Engine] = {}
+        self._lock = threading.Lock()
+
+    def follow(self, records: Iterable[Record]) -> None:
+        """Keep what these say of requests. Nothing that an engine can say makes this raise."""
+        with self._lock:
+            for record in records:
+                if isinstance(record, Batch) and record.sequence != ADDED_BY_SOURCE:
+                    engine = self._engines.get(record.engine)
+                    if engine is None or engine.epoch < record.epoch:
+                        engine = self._engines[record.engine] = _Engine(record.epoch)
+                    engine.follow(record)
+
+    def take(self, engine: str, number: int) -> Told:
+        """What is kept of a request that has ended; it is not kept any longer."""
+        with self._lock:
+            known = self._engines.get(engine)
+            return known.ended.pop(number, NOTHING) if known is not None else NOTHING
+
+
+class _Engine:
+    """The requests of one life of an engine."""
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.ended: dict[int, Told] = {}
+        self._sequence = self._dropped = -1
+        self._mono_ns = 0
+        self._about: dict[int, list[About]] = {}
+        self._cut: dict[int, int] = {}
+        self._others: dict[int, dict[int, str]] = {}
+        self._names: dict[int, str] = {}
+        self._outputs_before: dict[int, int] = {}
+        """Of those in prefill: how many tokens of output each had when it was let in."""
+        self._moved: dict[int, tuple[Position, int, int, int]] = {}
+        """The last step of each: where, when, computed tokens, output tokens. Not yet among what is kept."""
+
+    def follow(self, batch: Batch) -> None:
+        if batch.epoch < self.epoch or batch.sequence <= self._sequence:
+            return
+        if 0 <= self._sequence < batch.sequence - 1 or 0 <= self._dropped < batch.dropped_batches:
+            for number in self._about:
+                self._cut[number] = self._cut.get(number, 0) + 1
+        self._sequence, self._dropped = batch.sequence, batch.dropped_batches
+        self._names.update(batch.texts)
+        with contextlib.suppress(IndexError, TypeError, ValueError):  # an event not as the contract says: the ledger's
+            self._follow(batch)
+        while len(self._about) > MAX_LIVING:  # requests whose ends were lost
+            self._forget(next(iter(self._about)))
+        for known in (self._names, self._moved):
+            if len(known) > 2 * MAX_LIVING:  # audits tell names of those that have ended
+                known.clear()
+
+    def _follow(self, batch: Batch) -> None:
+        runs, args, ids = batch.runs.cast("i").tolist(), batch.args.cast("q").tolist(), batch.ids.cast("i").tolist()
+        offset = batch.wall_ns - batch.mono_ns
+        prefilling, moved = self._outputs_before.keys(), self._moved
+        a = i = 0
+        for index, (kind, group, number, n_args, n_ids) in enumerate(fives(runs)):
+            if kind == _PROGRESSED:
+                numbers, half = ids[i : i + n_ids], a + n_ids
+                place, at = Position(batch.epoch, batch.sequence, index), self._mono_ns + offset
+                steps = zip(repeat(place), repeat(at), args[a:half], args[half : a + n_args], strict=False)
+                moved.update(zip(numbers, steps, strict=False))
+                for each in prefilling & set(numbers) if prefilling else ():
+                    self._prefilled(each)
+            elif kind in _KEPT or kind in _TIMED:
+                if n_args < _LEAST_ARGS[kind]:
+                    raise IndexError
+                if kind in _TIMED:
+                    self._mono_ns = args[a]
+                if kind in _KEPT:
+                    at = (args[a] if kind in _ASIDE else self._mono_ns) + offset
+                    place = Position(batch.epoch, batch.sequence, index)
+                    self._keep(place, at, Run(kind, group, number, args[a : a + n_args], []))
+            a += n_args
+            i += n_ids
+
+    def _prefilled(self, number: int) -> None:
+        """A step of a prefill; with a new token of output it was the last."""
+        if self._moved[number][3] > self._outputs_before[number]:
+            del self._outputs_before[number]
+        self._keep_last_step(number)
+
+    def _keep(self, place: Position, at_ns: int, event: Run) -> None:
+        number = event.request
+        if number in self.ended:
+            return  # its client has gone, say, when it had ended
+        about = self._about.setdefault(number, [])
+        self._keep_last_step(number)
+        self._append(number, (place, at_ns, event))
+        if event.kind == _ADMITTED:
+            steps = (before.args[1] for _, _, before in reversed(about) if before.kind == _PROGRESSED)
+            self._outputs_before[number] = next(steps, 0)
+        elif event.kind == _PREEMPTED:
+            self._outputs_before.pop(number, None)
+            if event.args[1] in self._names:  # who gained by it may be over sooner
+                self._others.setdefault(number, {})[event.args[1]] = self._names[event.args[1]]
+        elif event.kind == _FINISHED:
+            self._end(number)
+
+    def _keep_last_step(self, number: int) -> None:
+        step = self._moved.pop(number, None)
+        if step is not None and number in self._about:
+            self._append(number, (step[0], step[1], Run(_PROGRESSED, 0, -1, [step[2], step[3]], [number])))
+
+    def _append(self, number: int, one: About) -> None:
+        about = self._about[number]
+        if len(about) < MAX_EVENTS or one[2].kind == _FINISHED:
+            about.append(one)
+        else:
+            self._cut[number] = self._cut.get(number, 0) + 1
+
+    def _end(self, number: int) -> None:
+        self.ended[number] = Told(self._about[number], self._others.get(number, {}), self._cut.get(number, 0))
+        if len(self.ended) > MAX_ENDED:
+            del self.ended[next(iter(self.ended))]
+        self._forget(number)
+
+    def _forget(self, number: int) -> None:
+        self._about.pop(number, None)
+        self._cut.pop(number, None)
+        self._others.pop(number, None)
+        self._names.pop(number, None)
+        self._outputs_before.pop(number, None)
+        self._moved.pop(number, None)

@@ -1,0 +1,207 @@
+"""Which tracks, slices, counters and instants an engine's stream becomes: the engine a process, each request a track.
+
+A request's slices are its phases (kvscope.monitor.analysis.request_phases): a state for one reason, with its cost. One
+that has ended and still holds blocks is drawn until it frees them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import BinaryIO, Final, NamedTuple
+
+from kvscope.monitor.analysis.event_history import events
+from kvscope.monitor.analysis.request_phases import Life, Phase, in_words
+from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.events.kinds import FIRST_FINISHED, Kind
+from kvscope.monitor.events.wire import ADDED_BY_SOURCE, NO_REQUEST, Batch, Frame, Keyframe, Run
+from kvscope.monitor.exporters.perfetto.packets import Arguments, Packets
+from kvscope.monitor.findings import Transition
+from kvscope.monitor.ledger.engine_ledger import EngineLedger, Point
+from kvscope.monitor.pipeline import Watch
+
+HOLDERS: Final = ("free", "cached_idle", "running", "waiting", "finished", "reserved", "unaccounted")
+
+
+class Exported(NamedTuple):
+    """What a trace has: of which engine (empty: of none), how many requests, points of the counters, and findings."""
+
+    engine: str
+    requests: int
+    points: int
+    findings: int
+
+
+def export(frames: Iterable[Frame], out: BinaryIO, settings: Settings) -> Exported:
+    """Write the trace of one engine's `frames`, which are read and judged as a live stream is, to `out`."""
+    exporter = _Exporter(out, settings)
+    exporter.read(frames)
+    return Exported(exporter.engine, exporter.requests, exporter.points, exporter.findings)
+
+
+class _Request:
+    """One that is not over: its life so far, its name, whether it was announced that its end frees no blocks, and how
+    many it had then.
+    """
+
+    def __init__(self, life: Life, name: str) -> None:
+        self.life = life
+        self.name = name
+        self.deferred = False
+        self.kept = 0
+
+    def apply(self, event: Run, at_ns: int) -> None:
+        """Fold in an event about it."""
+        self.life.apply(event, at_ns)
+        self.deferred |= event.kind == Kind.FREE_DEFERRED
+        if self.life.phases and self.life.phases[-1].status >= FIRST_FINISHED:
+            self.kept = max(self.kept, self.life.phases[-1].blocks)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended and holds nothing."""
+        last = self.life.phases[-1]
+        return last.status >= FIRST_FINISHED and not last.blocks
+
+
+class _Exporter:
+    def __init__(self, out: BinaryIO, settings: Settings) -> None:
+        self.engine = ""
+        self.requests = self.points = self.findings = 0
+        self._watch = Watch(settings)
+        self._packets = Packets(out)
+        self._alive: dict[int, _Request] = {}
+        self._epoch = 0
+        self._texts: dict[int, str] = {}
+        self._counted: dict[int, int] = {}
+        """What each counter has said last."""
+        self._point_ns = 0
+
+    def read(self, frames: Iterable[Frame]) -> None:
+        for _, at_ns, event in events(self._fed(frames), None):
+            if event.kind == Kind.PROGRESSED:
+                for number in event.ids:
+                    self._apply(number, event, at_ns)
+            elif event.request != NO_REQUEST:
+                self._apply(event.request, event, at_ns)
+        self._watch.settle()
+        self._judged(self._watch.take_transitions())
+        self._end_all()
+
+    def _fed(self, frames: Iterable[Frame]) -> Iterator[Batch]:
+        """The batches that have events of the engine's own, each once everything until its end is judged."""
+        for frame in frames:
+            if not self.engine:
+                if not frame.wall_ns:
+                    continue  # a moment at which nothing was heard, before anything was
+                self._begin(frame)
+            if self._epoch not in (0, frame.epoch):
+                self._end_all()
+            self._epoch = frame.epoch
+            self._watch.feed([frame])
+            self._judged(self._watch.take_transitions())
+            ledger = self._ledger
+            if ledger.points and ledger.points[-1].at_ns > self._point_ns:
+                self._count(ledger.points[-1])
+            if isinstance(frame, Keyframe):
+                self._join(ledger)
+            elif frame.sequence != ADDED_BY_SOURCE:
+                self._texts = frame.texts
+                yield frame
+
+    @property
+    def _ledger(self) -> EngineLedger:
+        return self._watch.fleet.engines[self.engine]
+
+    def _begin(self, frame: Frame) -> None:
+        self.engine, packets = frame.engine, self._packets
+        process = packets.process(frame.engine, frame.wall_ns)
+        self._findings = packets.group(process, "Findings", 0)
+        blocks, queue = packets.group(process, "KV blocks", 1), packets.group(process, "Queue", 2)
+        self._blocks = {holder: packets.counter(blocks, holder, "blocks") for holder in HOLDERS}
+        self._running, self._waiting = (packets.counter(queue, name, "requests") for name in ("running", "waiting"))
+        self._requests = packets.group(process, "Requests", 3)
+
+    def _join(self, ledger: EngineLedger) -> None:
+        """Take over from a keyframe who is there; who is not there any more has ended while nobody looked."""
+        state = ledger.state
+        for number in [n for n in self._alive if n not in state.requests and n not in state.deferrals]:
+            self._end(number, ledger.now_ns)
+        for number, record in state.requests.items():
+            if number not in self._alive:
+                self._alive[number] = _Request(Life.joined(record, ledger.wall(record.since_ns)), record.id)
+
+    def _apply(self, number: int, event: Run, at_ns: int) -> None:
+        request = self._alive.get(number)
+        if request is None:
+            request = _Request(Life(number), self._texts.get(number, f"#{number}"))
+        request.apply(event, at_ns)
+        if not request.life.phases:
+            return  # of one that was over already
+        self._alive[number] = request
+        if request.is_over:
+            self._end(number, at_ns)
+
+    def _end_all(self) -> None:
+        for number in list(self._alive):
+            self._end(number, self._ledger.now_ns)
+
+    def _end(self, number: int, at_ns: int) -> None:
+        """Draw all of its life; its last phase lasts until then."""
+        request = self._alive.pop(number)
+        track = self._packets.track(self._requests, request.name)
+        self.requests += 1
+        request.life.phases[-1].until_ns = at_ns
+        drawn_ns = 0
+        for phase in request.life.phases:
+            since_ns = max(phase.since_ns, drawn_ns)  # wall times are as good as the engine's wall clock
+            drawn_ns = max(phase.until_ns, since_ns)
+            state, reason = in_words(phase)
+            if phase.status < FIRST_FINISHED:
+                self._packets.slice(track, state, since_ns, drawn_ns, {"reason": reason, **_costs(phase)})
+            elif drawn_ns > since_ns:
+                why = "FREE_DEFERRED" if request.deferred else "UNACCOUNTED"
+                said: Arguments = {"reason": why, **_costs(phase), "blocks": request.kept}
+                self._packets.slice(track, state, since_ns, drawn_ns, said)
+            else:
+                self._packets.instant(track, state, since_ns, _costs(phase))
+
+    def _count(self, point: Point) -> None:
+        self.points += 1
+        self._point_ns = point.at_ns
+        counts = {track: getattr(point.balance, holder) for holder, track in self._blocks.items()}
+        counts |= {self._running: point.running, self._waiting: point.waiting}
+        for track, value in counts.items():
+            if self._counted.get(track) != value:
+                self._packets.count(track, point.at_ns, value)
+                self._counted[track] = value
+
+    def _judged(self, transitions: Iterable[Transition]) -> None:
+        for finding, to, at_ns in transitions:
+            report = finding.report()
+            self.findings += to == "firing"
+            self._packets.instant(
+                self._findings,
+                report.code if to == "firing" else f"{report.code} resolved",
+                at_ns,
+                {
+                    "severity": report.severity,
+                    "verdict": report.verdict,
+                    "title": report.title,
+                    "explanation": report.explanation,
+                    "requests": ", ".join(report.culprits.requests),
+                    "blocks": len(report.culprits.blocks),
+                    "since": report.since or "",
+                    "position": report.position,
+                    "runbook": report.runbook,
+                },
+            )
+
+
+def _costs(phase: Phase) -> dict[str, int]:
+    return {
+        "blocks": phase.blocks,
+        "computed_tokens": phase.computed_tokens,
+        "output_tokens": phase.output_tokens,
+        "computed": phase.computed,
+        "recomputed": phase.recomputed,
+    }

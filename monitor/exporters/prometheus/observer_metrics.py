@@ -1,0 +1,138 @@
+"""Findings, how far to trust all that (the stream, its sources), and whether anybody is told of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+from kvscope.monitor.alerting.alert_schema import AlertFigures
+from kvscope.monitor.events.kinds import Stage
+from kvscope.monitor.exporters.prometheus.metric_families import counter, gauge
+from kvscope.monitor.findings import Findings
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.schema import SourceView
+
+
+class FindingFamilies:
+    """What is judged, being filled."""
+
+    def __init__(self) -> None:
+        self.findings = gauge("findings", "Findings that are firing.", "code", "severity", "verdict")
+
+    def add(self, findings: Findings) -> None:
+        """All engines'."""
+        counts = Counter(
+            (found.judgement.engine, found.judgement.code, str(found.severity), str(found.judgement.verdict))
+            for found in findings.firing()
+        )
+        for labels, count in counts.items():
+            self.findings.add_metric(labels, count)
+
+
+class StreamFamilies:
+    """What was lost of an engine's stream, and whether the engine is there, being filled."""
+
+    def __init__(self) -> None:
+        self.lost = counter(
+            "stream_batches_lost", "Batches of events that nobody could supply, by the stage that lost them.", "stage"
+        )
+        self.dropped = counter("stream_events_dropped", "Events that the engine's own buffer dropped.")
+        self.exact = gauge(
+            "ledger_exact",
+            "1 while the ledger is exact, 0 from a loss of events until the engine's next whole audit.",
+        )
+        self.heard = gauge("engine_last_heard_timestamp_seconds", "When the engine last said anything.")
+        self.stopped = gauge("engine_stopped", "1 once the engine has said that it ends, in good order.")
+
+    def add(self, name: str, ledger: EngineLedger) -> None:
+        """One engine's."""
+        for stage in Stage:
+            self.lost.add_metric((name, stage.name.lower()), ledger.lost_batches[stage])
+        self.dropped.add_metric((name,), ledger.dropped_events)
+        self.exact.add_metric((name,), 0 if ledger.uncertain_since_ns else 1)
+        self.heard.add_metric((name,), ledger.heard_ns / 1e9)
+        self.stopped.add_metric((name,), 1 if ledger.state.stopped_ns else 0)
+
+
+class SourceFamilies:
+    """What the service reads, and what that costs it, being filled. These belong to no engine."""
+
+    def __init__(self) -> None:
+        self.in_step = GaugeMetricFamily(
+            "kvscope_source_in_step", "1 while nothing is missing of what the source has said.", labels=("source",)
+        )
+        self.ended = GaugeMetricFamily(
+            "kvscope_source_ended",
+            "1 once reading has ended for an error that trying again cannot mend.",
+            labels=("source",),
+        )
+        self.lag = GaugeMetricFamily(
+            "kvscope_source_lag_seconds",
+            "From when a stream's engine packed the last batch that we have, by its clock, until we had it, by ours.",
+            labels=("source",),
+        )
+        self.bad = CounterMetricFamily(
+            "kvscope_source_bad_frames", "Messages that could not be read, or scrapes that failed.", labels=("source",)
+        )
+        self.filled = CounterMetricFamily(
+            "kvscope_source_batches_filled",
+            "Batches that had to be asked for, by where the engine had them from.",
+            labels=("source", "supplier"),
+        )
+        self.cpu = CounterMetricFamily(
+            "kvscope_source_cpu_seconds", "Processor time of reading, keeping books and judging.", labels=("source",)
+        )
+
+    def add(self, source: SourceView) -> None:
+        """One source."""
+        self.in_step.add_metric((source.target,), int(source.in_step))
+        self.ended.add_metric((source.target,), int(source.ended))
+        if source.lag_s is not None:
+            self.lag.add_metric((source.target,), source.lag_s)
+        self.bad.add_metric((source.target,), source.bad_frames)
+        for supplier, batches in source.filled_from.items():
+            self.filled.add_metric((source.target, supplier), batches)
+        self.cpu.add_metric((source.target,), source.cpu_s)
+
+
+class AlertFamilies:
+    """Whether alerts arrive, being filled; none of it of a service that sends none."""
+
+    def __init__(self) -> None:
+        self.deliveries = CounterMetricFamily(
+            "kvscope_alerts_deliveries",
+            "Messages that are over, since the service was started: delivered, given-up (refused for good, or at the"
+            " last try), damped (not told, since the alert flaps) or disabled (the receiver is gone).",
+            labels=("receiver", "outcome"),
+        )
+        self.failed_tries = CounterMetricFamily(
+            "kvscope_alerts_failed_tries", "Tries that failed and are repeated.", labels=("receiver",)
+        )
+        self.pending = GaugeMetricFamily(
+            "kvscope_alerts_pending", "Messages that are still to be told.", labels=("receiver",)
+        )
+        self.oldest = GaugeMetricFamily(
+            "kvscope_alerts_oldest_pending_seconds",
+            "For how long the oldest message has waited to be told; 0 while none waits.",
+            labels=("receiver",),
+        )
+        self.disabled = GaugeMetricFamily(
+            "kvscope_alerts_receiver_disabled", "1 once a receiver has said that it is gone.", labels=("receiver",)
+        )
+        self.open = GaugeMetricFamily("kvscope_alerts_open", "Alerts that were told to fire, and not yet to be over.")
+        self.silences = GaugeMetricFamily("kvscope_alerts_silences", "Silences that hold.")
+
+    def add(self, figures: AlertFigures) -> None:
+        """All of them."""
+        for receiver in figures.receivers:
+            for outcome, count in receiver.ended.items():
+                self.deliveries.add_metric((receiver.name, outcome), count)
+            self.failed_tries.add_metric((receiver.name,), receiver.failed_tries)
+            self.pending.add_metric((receiver.name,), receiver.pending)
+            self.oldest.add_metric((receiver.name,), receiver.oldest_pending_s)
+            self.disabled.add_metric((receiver.name,), int(receiver.disabled))
+        if figures.open is not None:
+            self.open.add_metric((), figures.open)
+        if figures.silences is not None:
+            self.silences.add_metric((), figures.silences)

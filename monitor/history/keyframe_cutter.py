@@ -1,0 +1,33 @@
+"""Keyframes cut from a ledger: its books as a reader can begin from them, as an engine's drain thread cuts its own."""
+
+from __future__ import annotations
+
+from kvscope.monitor.events.wire import Keyframe
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.state import keyframe_codec
+
+
+def keyframe_of(ledger: EngineLedger) -> Keyframe | None:
+    """The ledger's books after the last batch that it took in; None if the state is not known yet.
+
+    Where events were lost and an audit is putting it right (`damaged`), who begins from it does not go on as the ledger
+    does: how far the audit has come is in no keyframe.
+    """
+    if not ledger.ready:
+        return None
+    wall_minus_mono = ledger.wall(1) - 1
+    return Keyframe(
+        ledger.engine,
+        ledger.epoch,
+        ledger.sequence,
+        ledger.state.last_step,
+        ledger.heard_ns,
+        ledger.heard_ns - wall_minus_mono,
+        ledger.state.damaged,
+        keyframe_codec.dump(ledger.state),
+    )
+
+
+def sound_keyframe_of(ledger: EngineLedger) -> Keyframe | None:
+    """A keyframe that a reader goes on from as the ledger does; None if there is none now."""
+    return None if ledger.state.damaged else keyframe_of(ledger)

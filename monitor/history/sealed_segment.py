@@ -1,0 +1,362 @@
+"""A closed segment: a journal's file turned into tables that take an eighth of its room and can be asked in SQL.
+
+    events.parquet      an event a row, as it was said: its arguments and ids are lists
+    frames.parquet      a frame a row, in order: what a batch says of itself; a keyframe's place among them
+    keyframes.parquet   the keyframes, packed
+    points.parquet      the points of the ledger
+    notes.parquet       samples and facts, packed
+
+The frames come back from it as they were sent, so that the state at a moment is read from it as from a journal.
+"""
+
+from __future__ import annotations
+
+import shutil
+from array import array
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final, get_type_hints
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from kvscope.monitor.events.kinds import SCHEMA, Kind, name_of
+from kvscope.monitor.events.wire import ADDED_BY_SOURCE, Batch, Frame, Keyframe, decode, encode
+from kvscope.monitor.history.active_segment import Opened
+from kvscope.monitor.history.observations import LETTER_OF_POINTS, Packed, pack
+from kvscope.monitor.history.segment_files import ClosedSegment, name_of_closed
+from kvscope.monitor.history.segment_index import Index
+from kvscope.monitor.ledger.balance import Balance
+from kvscope.monitor.ledger.engine_ledger import Point
+
+Ints = npt.NDArray[np.int64]
+
+EVENTS_A_GROUP: Final = 1 << 14
+FRAMES_A_GROUP: Final = 1 << 10
+"""Rows that are read together: what is read too much for one moment is at most so many at either end."""
+_SAID_ASIDE: Final = (Kind.RECEIVED, Kind.CLIENT_GONE, Kind.STALLED, Kind.HEARTBEAT)
+"""By other threads, with a time of their own that is not that of the events that follow."""
+_TIMED: Final = [kind for kind, fields in SCHEMA.items() if fields.args[:1] == ("at_ns",)]
+
+_HASHED: Final = (Kind.ALLOCATED, Kind.CACHED)
+"""Whose arguments are hashes and nothing else: they have a column of their own, since nothing in them is alike."""
+
+_OF_BATCH: Final = (
+    "sequence",
+    "first_step",
+    "last_step",
+    "wall_ns",
+    "mono_ns",
+    "free",
+    "cached_idle",
+    "used",
+    "total",
+    "dropped_batches",
+    "dropped_events",
+)
+_TEXTS: Final = pa.map_(pa.int32(), pa.string())
+_POINT_FIELDS: Final = [name for name, of in get_type_hints(Point).items() if of is int]
+
+
+# -------------------------------------------------------------------- closing
+
+
+def close(path: Path, into: Path) -> ClosedSegment | None:
+    """Turn the journal's file at `path` into a closed segment under `into`, by day, and remove the file; None if there
+    was nothing in it. A crash at any moment leaves the one or the other.
+    """
+    closed = write_tables(path, into)
+    path.unlink()
+    return closed
+
+
+def write_tables(path: Path, into: Path) -> ClosedSegment | None:
+    """The journal's file at `path` as a closed segment under `into`; the file stays as it is."""
+    reader = Opened(path)
+    reader.refresh()
+    notes = list(reader.kept_notes())
+    times = [*reader.index.wall[:1], *reader.index.wall[-1:], *(note.at_ns for note in notes if note.at_ns)]
+    if not times:
+        return None
+    epoch, first_sequence = (int(part) for part in path.stem.split("-"))
+    from_ns, to_ns = min(times), max(times)
+    day = into / datetime.fromtimestamp(from_ns / 1e9, UTC).strftime("%Y-%m-%d")
+    segment = ClosedSegment(
+        epoch, first_sequence, day / name_of_closed(epoch, first_sequence, from_ns, to_ns), from_ns, to_ns
+    )
+    half = day / f".{segment.path.name}"
+    shutil.rmtree(half, ignore_errors=True)
+    half.mkdir(parents=True)
+    frames = [frame for _, frame in reader.frames(0, len(reader.index))]
+    tables = {
+        "events": _events([frame for frame in frames if isinstance(frame, Batch)]),
+        "frames": _frames(frames),
+        "keyframes": _keyframes(frames),
+        "points": points_table(reader.index.engine, epoch, _points(notes)),
+        "notes": _notes([note for note in notes if note.letter != LETTER_OF_POINTS]),
+    }
+    for name, table in tables.items():
+        write_table(table, half / f"{name}.parquet")
+    half.rename(segment.path)
+    return segment
+
+
+def write_table(table: pa.Table, path: Path) -> None:
+    """One of a segment's tables, encoded by what is in it."""
+    settings: dict[str, Any] = {"compression": "zstd", "compression_level": 3, "write_statistics": True}
+    if path.stem == "events":
+        split = ["args.list.element", "ids.list.element"]  # whose upper bytes hardly change
+        deltas = ["sequence", "event", "at_ns", "request"]
+        settings |= {
+            "row_group_size": EVENTS_A_GROUP,
+            "use_dictionary": [
+                "engine",
+                "kind",
+                "hashes.list.element",
+            ],  # a hash is said when it comes and when it goes
+            "column_encoding": dict.fromkeys(deltas, "DELTA_BINARY_PACKED") | dict.fromkeys(split, "BYTE_STREAM_SPLIT"),
+        }
+    elif path.stem == "frames":
+        settings["row_group_size"] = FRAMES_A_GROUP
+    elif path.stem == "keyframes":
+        settings["row_group_size"] = 1  # one is read at a time
+    pq.write_table(table, path, **settings)
+
+
+def _events(batches: list[Batch]) -> pa.Table:
+    runs = np.frombuffer(b"".join(batch.runs for batch in batches), np.int32).reshape(-1, 5)
+    args = np.frombuffer(b"".join(batch.args for batch in batches), np.int64)
+    ids = np.frombuffer(b"".join(batch.ids for batch in batches), np.int32)
+    counts = np.array([len(batch.runs) // 20 for batch in batches], np.int64)
+    of = np.repeat(np.arange(len(batches)), counts)
+    sequence = np.array([batch.sequence for batch in batches], np.int64)
+    args_end, ids_end = np.cumsum(runs[:, 3], dtype=np.int64), np.cumsum(runs[:, 4], dtype=np.int64)
+    of_hashes = np.isin(runs[:, 0], _HASHED)
+    is_hash = np.repeat(of_hashes, runs[:, 3])
+    engine = pa.array([batch.engine for batch in batches], pa.string()).dictionary_encode()
+    return pa.table(
+        {
+            "engine": engine.take(pa.array(of)),
+            "epoch": np.array([batch.epoch for batch in batches], np.int64)[of],
+            "sequence": sequence[of],
+            "event": (np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)).astype(np.int32),
+            "at_ns": _times(batches, runs, args, args_end, of),
+            "kind": _named(runs[:, 0]),
+            "kv_group": runs[:, 1],
+            "request": runs[:, 2],
+            "args": _lists(args[~is_hash], np.cumsum(np.where(of_hashes, 0, runs[:, 3]))),
+            "hashes": _lists(args[is_hash], np.cumsum(np.where(of_hashes, runs[:, 3], 0))),
+            "ids": _lists(ids, ids_end),
+        }
+    )
+
+
+def _named(kinds: npt.NDArray[np.int32]) -> pa.DictionaryArray:
+    found, codes = np.unique(kinds, return_inverse=True)
+    return pa.DictionaryArray.from_arrays(
+        pa.array(codes, pa.int32()), pa.array([name_of(Kind, kind) for kind in found.tolist()], pa.string())
+    )
+
+
+def _numbers(named: pa.ChunkedArray) -> npt.NDArray[np.int32]:
+    """What `_named` named: a kind from a newer engine has its number in its name."""
+    numbers = [
+        np.array(
+            [
+                Kind[name] if name in Kind.__members__ else int(name.removeprefix("UNKNOWN(").rstrip(")"))
+                for name in names
+            ],
+            np.int32,
+        )[codes]
+        for names, codes in ((chunk.dictionary.to_pylist(), chunk.indices.to_numpy()) for chunk in named.chunks)
+    ]
+    return np.concatenate(numbers)
+
+
+def _lists(values: npt.NDArray[Any], ends: Ints) -> pa.ListArray:
+    offsets = np.concatenate(([0], ends)).astype(np.int32)
+    return pa.ListArray.from_arrays(offsets, pa.array(values))
+
+
+def _times(batches: list[Batch], runs: npt.NDArray[np.int32], args: Ints, args_end: Ints, of: Ints) -> Ints:
+    """When each event was (wall ns): its own time, or that of the last before it that has one, or its batch's."""
+    wall = np.array([batch.wall_ns for batch in batches], np.int64)
+    offset = wall - np.array([batch.mono_ns for batch in batches], np.int64)
+    engines_own = np.array([batch.sequence != ADDED_BY_SOURCE for batch in batches], bool)
+    kinds, n_args = runs[:, 0], runs[:, 3]
+    timed = np.isin(kinds, _TIMED) & (n_args > 0) & engines_own[of]
+    carries = timed & ~np.isin(kinds, _SAID_ASIDE)
+    mono = np.zeros(len(runs), np.int64)
+    mono[timed] = args[(args_end - n_args)[timed]]
+    last = np.maximum.accumulate(np.where(carries, np.arange(len(runs)), -1))
+    last[timed] = np.flatnonzero(timed)
+    known = (last >= 0) & engines_own[of]
+    return np.where(known, mono[last] + offset[of], wall[of])
+
+
+def _frames(frames: list[Frame]) -> pa.Table:
+    columns: dict[str, Any] = {"keyframe": pa.array([isinstance(frame, Keyframe) for frame in frames], pa.bool_())}
+    for name in _OF_BATCH:
+        columns[name] = pa.array([getattr(frame, name, None) for frame in frames], pa.int64())
+    batches = [frame if isinstance(frame, Batch) else None for frame in frames]
+    columns["events"] = pa.array([len(batch.runs) // 20 if batch else 0 for batch in batches], pa.int32())
+    columns["texts"] = pa.array([list(batch.texts.items()) if batch else [] for batch in batches], _TEXTS)
+    engine = pa.array([frame.engine for frame in frames], pa.string())
+    return pa.table({"engine": engine, "epoch": pa.array([frame.epoch for frame in frames], pa.int64()), **columns})
+
+
+def _keyframes(frames: list[Frame]) -> pa.Table:
+    rows = [(row, encode(frame)) for row, frame in enumerate(frames) if isinstance(frame, Keyframe)]
+    return pa.table(
+        {
+            "row": pa.array([row for row, _ in rows], pa.int64()),
+            "payload": pa.array([body for _, body in rows], pa.binary()),
+        }
+    )
+
+
+def _points(notes: list[Packed]) -> list[Point]:
+    return [point for note in notes if isinstance(point := note.note(), Point)]
+
+
+def points_table(engine: str, epoch: int, points: Sequence[Point]) -> pa.Table:
+    """Points of an engine as they lie in a closed segment."""
+    columns: dict[str, Any] = {
+        "engine": pa.array([engine] * len(points), pa.string()),
+        "epoch": pa.array([epoch] * len(points), pa.int64()),
+    }
+    for name in _POINT_FIELDS:
+        columns[name] = pa.array([getattr(point, name) for point in points], pa.int64())
+    for name in Balance.__struct_fields__:
+        columns[f"blocks_{name}"] = pa.array([getattr(point.balance, name) for point in points], pa.int64())
+    return pa.table({**columns, "packed": pa.array([pack(point) for point in points], pa.binary())})
+
+
+def _notes(notes: list[Packed]) -> pa.Table:
+    columns = zip(*notes, strict=True) if notes else ([], [], [])
+    types = (pa.string(), pa.int64(), pa.binary())
+    return pa.table({name: pa.array(c, t) for name, c, t in zip(Packed._fields, columns, types, strict=True)})
+
+
+# -------------------------------------------------------------------- reading
+
+
+class Closed:
+    """The closed segment, to be read as an open one is."""
+
+    bytes_lost: Final = 0
+
+    def __init__(self, segment: ClosedSegment) -> None:
+        self.path = segment.path
+
+    @property
+    def index(self) -> Index:
+        """What is where in it."""
+        return self._frames_known[0]
+
+    @cached_property
+    def _frames_known(self) -> tuple[Index, Ints]:
+        """The index, and how many events there are before each frame, and in all."""
+        index = Index()
+        head = self._table("frames", ["engine", "keyframe", "sequence", "wall_ns", "events"])
+        index.engine = head["engine"][0].as_py() if len(head) else ""
+        keyframe, sequence, wall, events = (
+            head[name].to_numpy() for name in ("keyframe", "sequence", "wall_ns", "events")
+        )
+        index.anchors = np.flatnonzero(keyframe | (sequence == 0)).tolist()
+        for column, values in (
+            (index.wall, np.maximum.accumulate(wall)),
+            (index.sequence, np.maximum.accumulate(sequence)),
+            (index.place, np.arange(len(head))),
+        ):
+            column.frombytes(values.tobytes())
+        return index, np.concatenate(([0], np.cumsum(events)))
+
+    @property
+    def _events_until(self) -> Ints:
+        return self._frames_known[1]
+
+    @cached_property
+    def point_times(self) -> array[int]:
+        """See Opened."""
+        return array("q", self._table("points", ["at_ns"])["at_ns"].to_numpy().tobytes())
+
+    def refresh(self) -> None:
+        """There is nothing to come."""
+
+    def frames(self, first: int, end: int) -> Iterator[tuple[int, Frame]]:
+        """The frames from number `first` up to, not including, `end`, each with its number."""
+        if first >= end:
+            return
+        rows = self._rows("frames", None, first, end).to_pylist()
+        begin = int(self._events_until[first])
+        runs, args, ids = self._columns(begin, int(self._events_until[end]))
+        a, i = np.concatenate(([0], np.cumsum(runs[:, 3]))), np.concatenate(([0], np.cumsum(runs[:, 4])))
+        for number, row in enumerate(rows, first):
+            if row["keyframe"]:
+                yield number, self._keyframe(number)
+                continue
+            start, stop = (int(self._events_until[n]) - begin for n in (number, number + 1))
+            columns = (runs[start:stop], args[a[start] : a[stop]], ids[i[start] : i[stop]])
+            yield number, _batch(row, *(memoryview(np.ascontiguousarray(column).tobytes()) for column in columns))
+
+    def kept_notes(self) -> Iterator[Packed]:
+        """What is kept beside the frames."""
+        points = self._table("points", ["at_ns", "packed"]).to_pylist()
+        notes = self._table("notes").to_pylist()
+        yield from (Packed(LETTER_OF_POINTS, point["at_ns"], point["packed"]) for point in points)
+        yield from (Packed(**note) for note in notes)
+
+    def points(self, rows: Sequence[int]) -> Iterator[Point]:
+        """See Opened."""
+        kept = self._table("points", ["packed"])["packed"] if rows else []
+        for row in rows:
+            point = Packed(LETTER_OF_POINTS, 0, kept[row].as_py()).note()
+            if isinstance(point, Point):
+                yield point
+
+    def _table(self, name: str, columns: list[str] | None = None) -> pa.Table:
+        with pq.ParquetFile(self.path / f"{name}.parquet") as file:
+            return file.read(columns, use_threads=False)
+
+    def _rows(self, name: str, columns: list[str] | None, first: int, end: int) -> pa.Table:
+        """The rows from `first` up to, not including, `end`: no more is read than the groups that they are in."""
+        with pq.ParquetFile(self.path / f"{name}.parquet") as file:
+            groups = (file.metadata.row_group(number) for number in range(file.num_row_groups))
+            ends = np.cumsum([group.num_rows for group in groups])
+            wanted = range(int(np.searchsorted(ends, first, "right")), int(np.searchsorted(ends, end, "left")) + 1)
+            table = file.read_row_groups(list(wanted), columns, use_threads=False)
+        begin = int(ends[wanted.start - 1]) if wanted.start else 0
+        return table.slice(first - begin, end - first)
+
+    def _columns(self, first: int, end: int) -> tuple[npt.NDArray[np.int32], Ints, npt.NDArray[np.int32]]:
+        """Runs, five to an event, args and ids of the events from `first` up to `end`."""
+        if first == end:
+            return np.empty((0, 5), np.int32), np.empty(0, np.int64), np.empty(0, np.int32)
+        table = self._rows("events", ["kind", "kv_group", "request", "args", "hashes", "ids"], first, end)
+        lists = [pa.concat_arrays(table[name].chunks) for name in ("args", "hashes", "ids")]
+        n_args, n_hashes, n_ids = (np.diff(column.offsets.to_numpy()) for column in lists)
+        others, hashes, ids = (column.flatten().to_numpy() for column in lists)
+        is_hash = np.repeat(n_hashes > 0, n_args + n_hashes)
+        args = np.empty(len(is_hash), np.int64)
+        args[is_hash], args[~is_hash] = hashes, others
+        counts = (n_args + n_hashes, n_ids)
+        about = (_numbers(table["kind"]), table["kv_group"].to_numpy(), table["request"].to_numpy())
+        return np.column_stack([*about, *counts]).astype(np.int32), args, ids
+
+    def _keyframe(self, row: int) -> Keyframe:
+        with pq.ParquetFile(self.path / "keyframes.parquet") as file:
+            rows = file.read(columns=["row"])["row"].to_pylist()
+            payload = file.read_row_group(rows.index(row), columns=["payload"])["payload"][0].as_py()
+        frame = decode(payload)
+        assert isinstance(frame, Keyframe)
+        return frame
+
+
+def _batch(row: dict[str, Any], runs: memoryview, args: memoryview, ids: memoryview) -> Batch:
+    said = {name: row[name] for name in ("engine", "epoch", *_OF_BATCH)}
+    return Batch(**said, texts=dict(row["texts"]), runs=runs, args=args, ids=ids)

@@ -1,0 +1,183 @@
+"""Keeps what one engine says: frames as they came, keyframes cut from the ledger among them, points, samples.
+
+Each frame is with the operating system before the ledger has it, so a service that is killed loses nothing that it has
+shown. A keyframe opens each segment; the next follows when the events since outweigh it, so that an idle engine with a
+large pool costs no more than what it says. An engine's own keyframes, which it sends for those who join, are left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Sequence
+from itertools import takewhile
+from pathlib import Path
+from typing import Final
+
+from kvscope.monitor.events.event_log import Clock
+from kvscope.monitor.events.journal import SUFFIX, JournalWriter
+from kvscope.monitor.events.kinds import Kind, Stage
+from kvscope.monitor.events.samples import Fact, Sample
+from kvscope.monitor.events.wire import ADDED_BY_SOURCE, Frame, Keyframe, Run, batch_of, encode
+from kvscope.monitor.history.keyframe_cutter import sound_keyframe_of
+from kvscope.monitor.history.observations import encode_note
+from kvscope.monitor.history.segment_files import closed_segments, stem_of
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.sources.live_stream import Received
+
+SEGMENT_BYTES: Final = 64 << 20
+SEGMENT_S: Final = 600.0
+LONGEST_SEGMENT_S: Final = 86_400.0
+"""Even of an engine that says next to nothing: what is too old to be kept goes by segments."""
+OUTWEIGHS: Final = 3
+"""Events weigh so many times what the keyframe before them does, before the next is cut."""
+BYTES_A_BLOCK: Final = 24
+"""In a keyframe: its reference count, its owner, its hash and since when."""
+_FOREVER: Final = 1 << 62
+
+
+class Writer:
+    """Writes the history of one engine into `directory`, and says to `closed` which segments it is done with.
+
+    One thread only, the one that feeds the ledger.
+    """
+
+    def __init__(self, directory: Path, done: Callable[[Path], None], clock: Clock = time) -> None:
+        self.directory = directory
+        self.error = ""
+        """Why nothing can be kept just now, a full disk say."""
+        self.lost_batches = 0
+        self._done = done
+        self._clock = clock
+        self._journal: JournalWriter | None = None
+        self._size = 0
+        self._opened_ns = 0
+        self._first = 0
+        """In the open segment's name."""
+        self._epoch = 0
+        self._sequence = ADDED_BY_SOURCE
+        """Of the last batch kept, or keyframe."""
+        self._keyframe_bytes = 0
+        self._keyframe_at = 0
+        """Where in the segment the last keyframe ends."""
+        self._points_until_ns = -1
+
+    def keep(self, received: Sequence[Received], ledger: EngineLedger | None) -> None:
+        """Keep frames that the ledger is to be fed next. What cannot be written is counted, and said to be lost in
+        what is written after it.
+        """
+        try:
+            self._keep_points(ledger)
+            self._end_or_cut(ledger)
+            for each in received:
+                if not self._says_more(each.frame, ledger):
+                    continue
+                if self._journal is None or each.frame.epoch > self._epoch:
+                    self._begin(each.frame.epoch, each.frame.sequence, ledger)
+                self._append(each.payload, each.frame)
+        except OSError as error:
+            self._failed(error)
+            self.lost_batches += sum(not isinstance(each.frame, Keyframe) for each in received)
+
+    def note(self, records: Iterable[Sample | Fact]) -> None:
+        """Keep what was read from a page, of an engine without a stream."""
+        try:
+            self._end_or_cut(None)
+            for record in records:
+                if self._journal is None:
+                    self._begin(self._clock.time_ns(), 0, None)
+                self._write(encode_note(record))
+        except OSError as error:
+            self._failed(error)
+
+    def stop(self, ledger: EngineLedger | None) -> None:
+        """Keep the last points. The open segment is closed when the service starts again."""
+        if self._journal is not None:
+            self.keep([], ledger)
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None
+
+    # ---------------------------------------------------------------- what is kept
+
+    def _says_more(self, frame: Frame, ledger: EngineLedger | None) -> bool:
+        """Whether a frame says what those before it do not: of a keyframe, where batches are missing before it."""
+        if not isinstance(frame, Keyframe):
+            return True
+        in_step = frame.epoch == self._epoch and frame.sequence <= self._sequence
+        return not in_step or (ledger is not None and ledger.state.damaged)
+
+    def _append(self, payload: bytes, frame: Frame) -> None:
+        self._write(payload)
+        self._sequence = max(self._sequence, frame.sequence)
+        if isinstance(frame, Keyframe):
+            self._keyframe_bytes, self._keyframe_at = len(payload), self._size
+
+    def _write(self, payload: bytes) -> None:
+        assert self._journal is not None
+        self._journal.append(payload, self._first)
+        self._size = self._journal.size
+
+    def _keep_points(self, ledger: EngineLedger | None) -> None:
+        if ledger is None or not ledger.points:
+            return
+        if self._points_until_ns < 0:  # what an earlier life of the service has kept
+            self._points_until_ns = ledger.points[-1].at_ns if self._journal is None else 0
+        if self._journal is None:
+            return
+        new = list(takewhile(lambda point: point.at_ns > self._points_until_ns, reversed(ledger.points)))
+        for point in reversed(new):
+            self._write(encode_note(point))
+            self._points_until_ns = point.at_ns
+
+    # ---------------------------------------------------------------- segments
+
+    def _end_or_cut(self, ledger: EngineLedger | None) -> None:
+        """At the end of what was fed: the only place where the ledger and what is written are equally far."""
+        if self._journal is None:
+            return
+        age_s = (self._clock.monotonic_ns() - self._opened_ns) / 1e9
+        blocks = ledger.state.total if ledger is not None else 0
+        weight = max(self._keyframe_bytes, blocks * BYTES_A_BLOCK)
+        outweighed = self._size - self._keyframe_at >= OUTWEIGHS * weight
+        if self._size >= SEGMENT_BYTES or (age_s >= SEGMENT_S and outweighed) or age_s >= LONGEST_SEGMENT_S:
+            self._end()
+        elif outweighed and ledger is not None:
+            self._cut(ledger)
+
+    def _cut(self, ledger: EngineLedger) -> None:
+        keyframe = sound_keyframe_of(ledger)
+        if keyframe is not None and (keyframe.epoch, keyframe.sequence) == (self._epoch, self._sequence):
+            self._append(encode(keyframe), keyframe)
+
+    def _begin(self, epoch: int, sequence: int, ledger: EngineLedger | None) -> None:
+        self._end()
+        keyframe = sound_keyframe_of(ledger) if ledger is not None and ledger.epoch == epoch else None
+        self._first = max(sequence, 0) if keyframe is None else keyframe.sequence + 1
+        taken = {closed.stem for closed in closed_segments(self.directory)}
+        while stem_of(epoch, self._first) in taken or self._path_of(epoch).exists():
+            self._first += 1  # what has the name holds no batch
+        self._journal = JournalWriter(self.directory, epoch, segment_bytes=_FOREVER, segment_s=_FOREVER)
+        self._opened_ns = self._clock.monotonic_ns()
+        kept_until = self._sequence if epoch == self._epoch else ADDED_BY_SOURCE
+        self._epoch, self._sequence, self._keyframe_at = epoch, kept_until, 0
+        if keyframe is not None:
+            if 0 <= kept_until < keyframe.sequence:
+                lost = Run(Kind.LOST, 0, -1, [kept_until + 1, keyframe.sequence, Stage.JOURNAL], [])
+                self._write(encode(batch_of(keyframe.engine, epoch, [lost], wall_ns=keyframe.wall_ns)))
+            self._append(encode(keyframe), keyframe)
+        self.error = ""
+
+    def _path_of(self, epoch: int) -> Path:
+        return self.directory / f"{stem_of(epoch, self._first)}{SUFFIX}"
+
+    def _end(self) -> None:
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None
+            self._done(self._path_of(self._epoch))
+
+    def _failed(self, error: OSError) -> None:
+        self.error = f"what is heard is not kept in {self.directory}: {error.strerror}"
+        with contextlib.suppress(OSError):
+            self._end()

@@ -1,0 +1,153 @@
+"""Clients in virtual time: when they come, what they ask, and how they leave."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from math import inf
+from typing import Final
+
+from kvscope.engine.core import Refused
+from kvscope.engine.lab.simulated_engine import SimulatedEngine
+from kvscope.engine.sampling_params import SamplingParams
+from kvscope.engine.serving.output import Output
+from kvscope.engine.structured_output import StructuredOutputs
+
+TOKENS: Final = (32, 256)
+"""Prompts are drawn from the ids between: bytes, none of them special."""
+
+
+@dataclass(frozen=True)
+class Clients:
+    """Clients of one kind, each named `name-N`. They come at `times`, or `rate` a second as a Poisson process, or they
+    are `at_once`, of which each asks again `pause_s` after its answer; from `since_s` until `until_s`.
+
+    prompt, output: tokens, from least to most; the output is as long as it is asked to be. prefixes: how many
+    beginnings of `prefix` tokens a `family` has; each prompt has one of them before its own tokens. leave: the share
+    that goes away before the end of its answer. leave_fetching: all go away as soon as KV is fetched for them.
+    patience_s: how long a client waits for its whole answer. lingers_s: it reads so slowly that its connection ends
+    so long after the answer. priority: from least to most, drawn. regex: what the output is to match.
+    """
+
+    name: str = "r"
+    times: tuple[float, ...] = ()
+    rate: float = 0.0
+    at_once: int = 0
+    pause_s: float = 0.0
+    since_s: float = 0.0
+    until_s: float = 20.0
+    prompt: tuple[int, int] = (40, 120)
+    output: tuple[int, int] = (10, 40)
+    prefixes: int = 0
+    prefix: int = 0
+    family: str = ""
+    leave: float = 0.0
+    leave_fetching: bool = False
+    patience_s: float = inf
+    lingers_s: float = 0.0
+    priority: tuple[int, int] = (0, 0)
+    regex: str = ""
+
+
+class Crowd:
+    """All the clients of a run: hand it what the engine gives at each pass."""
+
+    def __init__(self, engine: SimulatedEngine, load: Iterable[Clients], seed: int) -> None:
+        self._engine = engine
+        self._rng = random.Random(seed)
+        self._began = engine.now_s
+        self._come: Counter[str] = Counter()
+        self._asking: dict[int, tuple[Clients, int]] = {}
+        """By number: who asks, and after how many tokens it leaves (0: never)."""
+        self._had: Counter[int] = Counter()
+        self.names: dict[int, str] = {}
+        """The id of every request that was taken in, by its number."""
+        self.numbers: dict[str, int] = {}
+        """And the other way."""
+        self.refused = 0
+        for clients in load:
+            for at_s in self._arrivals(clients):
+                engine.at(at_s, partial(self._ask, clients))
+
+    def _arrivals(self, clients: Clients) -> list[float]:
+        if clients.at_once:
+            return [clients.since_s] * clients.at_once
+        if not clients.rate:
+            return list(clients.times)
+        moments = []
+        at_s = clients.since_s + self._rng.expovariate(clients.rate)
+        while at_s < clients.until_s:
+            moments.append(at_s)
+            at_s += self._rng.expovariate(clients.rate)
+        return moments
+
+    def _prompt(self, clients: Clients) -> list[int]:
+        beginning: list[int] = []
+        if clients.prefixes:
+            which = self._rng.randrange(clients.prefixes)
+            beginning = _tokens(random.Random(f"{clients.family} {which}"), clients.prefix)
+        return beginning + _tokens(self._rng, self._rng.randint(*clients.prompt))
+
+    def _ask(self, clients: Clients) -> None:
+        name = f"{clients.name}-{self._come[clients.name]}"
+        self._come[clients.name] += 1
+        wanted = self._rng.randint(*clients.output)
+        params = SamplingParams(
+            max_tokens=wanted,
+            ignore_eos=True,
+            structured_outputs=StructuredOutputs(regex=clients.regex) if clients.regex else None,
+        )
+        prompt, priority = self._prompt(clients), self._rng.randint(*clients.priority)
+        leaves_after = self._rng.randint(1, max(1, wanted - 1)) if self._rng.random() < clients.leave else 0
+        try:
+            number = self._engine.submit(name, prompt, params, priority)
+        except Refused:
+            self.refused += 1
+            return
+        self.names[number] = name
+        self.numbers[name] = number
+        self._asking[number] = clients, leaves_after
+        if clients.patience_s < inf:
+            self._engine.at(clients.patience_s, partial(self._leave, number))
+
+    def hear(self, outputs: list[Output]) -> None:
+        """What one pass gave, and a look at who is being fetched for."""
+        for output in outputs:
+            if output.number not in self._asking:
+                continue
+            leaves_after = self._asking[output.number][1]
+            self._had[output.number] += len(output.sampled)
+            if output.status is not None:
+                self._answered(output.number)
+            elif leaves_after and self._had[output.number] >= leaves_after:
+                self._leave(output.number)
+        for number in list(self._engine.scheduler.parked):
+            if number in self._asking and self._asking[number][0].leave_fetching:
+                self._leave(number)
+
+    def _answered(self, number: int) -> None:
+        clients, _ = self._asking.pop(number)
+        if clients.lingers_s:
+            self._engine.at(clients.lingers_s, partial(self._engine.client_gone, number))
+        self._next(clients)
+
+    def _leave(self, number: int) -> None:
+        if number in self._asking:
+            self._engine.client_gone(number)
+            self._next(self._asking.pop(number)[0])
+
+    def _next(self, clients: Clients) -> None:
+        """One of those that ask again and again has its place free."""
+        if clients.at_once and self._engine.now_s - self._began + clients.pause_s < clients.until_s:
+            ask: Callable[[], None] = partial(self._ask, clients)
+            if clients.pause_s:
+                self._engine.at(clients.pause_s, ask)
+            else:
+                ask()
+
+
+def _tokens(rng: random.Random, count: int) -> list[int]:
+    return [rng.randrange(*TOKENS) for _ in range(count)]

@@ -1,0 +1,262 @@
+"""An engine as its judge sees it, whom an incident strikes there, and from when on it is there.
+
+All of it is read off the engine itself, and nothing off what the engine says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvscope.engine.blocks.block_pool import RESERVED
+from kvscope.engine.lab.faults import Fault
+from kvscope.engine.lab.simulated_engine import SimulatedEngine
+from kvscope.engine.request import Request
+
+
+@dataclass
+class Life:
+    """The engine, and what was noted of it after each pass."""
+
+    engine: SimulatedEngine
+    fault: Fault | None
+    names: dict[int, str]
+    """Every request's id by its number."""
+    numbers: dict[str, int]
+    """And the other way."""
+    struck_blocks: dict[str, set[int]] = field(default_factory=dict)
+    """What each request that the fault struck held after that pass."""
+    overdrawn: set[int] = field(default_factory=set)
+    """Blocks with fewer references than none, after a pass in which the fault struck."""
+    preempted: list[set[str]] = field(default_factory=list)
+    """Who was preempted, pass by pass, of those in which somebody was."""
+    in_vain: set[str] = field(default_factory=set)
+    """Who was preempted before the first token of output since it was let in."""
+    finished: list[set[str]] = field(default_factory=list)
+    """Who finished, pass by pass, of those in which somebody did."""
+    admitted: set[str] = field(default_factory=set)
+    """Who ever ran."""
+    heirs: dict[str, set[int]] = field(default_factory=dict)
+    """Who had, after a pass, blocks of one whom the fault struck in it; and which."""
+    _noted: int = 0
+    """Of whom the fault struck, so many were looked at."""
+    _preemptions: dict[int, int] = field(default_factory=dict)
+    _had: dict[int, int] = field(default_factory=dict)
+    """Of those preempted, the tokens of output that they had the last time."""
+    _held: dict[int, set[int]] = field(default_factory=dict)
+    """What each request had after the pass before."""
+
+    @property
+    def struck(self) -> set[str]:
+        """Ids of the requests that the fault struck."""
+        struck = set(self.fault.struck) if self.fault is not None else set()
+        return {self.names[int(each[1:])] if each.startswith("#") else each for each in struck}
+
+    def note(self) -> None:
+        """After a pass: what the fault struck, who runs, and who was preempted."""
+        scheduler = self.engine.scheduler
+        newly = self.fault.struck[self._noted :] if self.fault is not None else []
+        self._noted += len(newly)
+        held = {number: set(self.holds(number)) for number in self.engine.manager.tables}
+        for name in newly:
+            number = int(name[1:]) if name.startswith("#") else self.numbers.get(name, -1)
+            self.struck_blocks.setdefault(name, held.get(number, set()))
+            for heir, blocks in held.items():
+                taken = (blocks - self._held.get(heir, set())) & self._held.get(number, set())
+                if taken:
+                    self.heirs.setdefault(self.names[heir], set()).update(taken)
+        if newly:
+            self.overdrawn.update(block for block, refs in enumerate(self.engine.pool.refs) if refs < 0)
+        self._held = held
+        self.admitted.update(request.id for request in scheduler.running)
+        if scheduler.num_preemptions > sum(self._preemptions.values()):
+            hit = [r for r in scheduler.requests.values() if r.num_preemptions > self._preemptions.get(r.number, 0)]
+            self._preemptions |= {request.number: request.num_preemptions for request in hit}
+            self.preempted.append({request.id for request in hit})
+            had = {request.number: len(request.output_token_ids) for request in hit}
+            self.in_vain |= {request.id for request in hit if had[request.number] == self._had.get(request.number, 0)}
+            self._had |= had
+
+    def finished_now(self, numbers: set[int]) -> None:
+        """In a pass, these."""
+        if numbers:
+            self.finished.append({self.names[number] for number in numbers})
+
+    def holds(self, number: int) -> list[int]:
+        """The blocks that a request has now, of all groups."""
+        return [block for table in self.engine.manager.held(number) for block in table]
+
+    def living(self) -> Iterator[Request]:
+        """Requests that the scheduler has and that have not ended."""
+        return (request for request in self.engine.scheduler.requests.values() if not request.is_finished)
+
+
+# -------------------------------------------------------------------- whom an incident strikes
+
+
+@dataclass(frozen=True)
+class Named:
+    """Whom a finding has to name by its end: at least these, and nobody but those."""
+
+    least: frozenset[str] | frozenset[int]
+    most: frozenset[str] | frozenset[int]
+
+
+def exactly(them: Callable[[Life], set[Any]]) -> Callable[[Life], Named]:
+    """All of them, and nobody else."""
+
+    def rule(life: Life) -> Named:
+        found = frozenset(them(life))
+        return Named(found, found)
+
+    return rule
+
+
+def among(them: Callable[[Life], set[Any]]) -> Callable[[Life], Named]:
+    """Some of them, and nobody else: where the class names only those who show it."""
+
+    def rule(life: Life) -> Named:
+        return Named(frozenset(), frozenset(them(life)))
+
+    return rule
+
+
+def struck(life: Life) -> set[str]:
+    """The requests that the fault struck."""
+    return life.struck
+
+
+def nobody(_life: Life) -> set[Any]:
+    """The class names none."""
+    return set()
+
+
+def anybody(life: Life) -> set[str]:
+    """Any request of the run."""
+    return set(life.names.values())
+
+
+def deferred(life: Life) -> set[str]:
+    """Finished requests that the connector still keeps."""
+    return {life.names[number] for number in life.engine.scheduler.deferred}
+
+
+def parked(life: Life) -> set[str]:
+    """Requests that wait for something outside."""
+    return {request.id for request in life.engine.scheduler.parked.values()}
+
+
+def holding_in_queue(life: Life) -> set[str]:
+    """Requests in the waiting queue that have blocks."""
+    return {r.id for r in life.engine.scheduler.waiting if r.number in life.engine.manager.tables}
+
+
+def alive(life: Life) -> set[str]:
+    """Whoever runs or waits."""
+    return {request.id for request in life.living()}
+
+
+def long_ones(life: Life) -> set[str]:
+    """The clients by the name of long."""
+    return {name for name in life.names.values() if name.startswith("long-")}
+
+
+def in_vain(life: Life) -> set[str]:
+    """Preempted before they had a token of it."""
+    return life.in_vain
+
+
+def preempted(at_once: int) -> Callable[[Life], set[str]]:
+    """Preempted in passes that preempted so many or more."""
+    return lambda life: {name for together in life.preempted if len(together) >= at_once for name in together}
+
+
+def finished(at_once: int) -> Callable[[Life], set[str]]:
+    """Finished in passes in which so many or more did."""
+    return lambda life: {name for together in life.finished if len(together) >= at_once for name in together}
+
+
+def blocks_struck(life: Life) -> set[int]:
+    """What those have whom the fault struck."""
+    return {block for blocks in life.struck_blocks.values() for block in blocks}
+
+
+def heirs(life: Life) -> set[str]:
+    """Who got blocks in the very pass in which the fault took them from others."""
+    return set(life.heirs)
+
+
+def inherited(life: Life) -> set[int]:
+    """And these blocks."""
+    return {block for blocks in life.heirs.values() for block in blocks}
+
+
+def overdrawn(life: Life) -> set[int]:
+    """Blocks that were given back more often than they were taken."""
+    return life.overdrawn
+
+
+def blocks_of(them: Callable[[Life], set[str]]) -> Callable[[Life], set[int]]:
+    """What these have at the end."""
+
+    def blocks(life: Life) -> set[int]:
+        names = them(life)
+        return {b for number in life.engine.manager.tables if life.names[number] in names for b in life.holds(number)}
+
+    return blocks
+
+
+def ownerless_blocks(life: Life) -> set[int]:
+    """Blocks with more references at the end than there are tables and fences that have them."""
+    manager = life.engine.manager
+    owed = [*manager.pool.refs]
+    owed[:RESERVED] = [0] * RESERVED
+    fenced = [blocks for fence in manager.fenced for blocks in fence.blocks]
+    for blocks in (*(life.holds(number) for number in manager.tables), *fenced):
+        for block in blocks:
+            owed[block] -= 1
+    return {block for block, references in enumerate(owed) if references > 0}
+
+
+# -------------------------------------------------------------------- from when on it is there, and stays
+
+
+def strikes(count: int) -> Callable[[Life], bool]:
+    """The fault has struck so often."""
+    return lambda life: life.fault is not None and life.fault.strikes >= count
+
+
+def at_once(what: str, count: int) -> Callable[[Life], bool]:
+    """One pass had so many `preempted`, or `finished`."""
+    return lambda life: any(len(together) >= count for together in getattr(life, what))
+
+
+def leaked(count: int) -> Callable[[Life], bool]:
+    """So many bytes of the device are in use that are not on the engine's bill."""
+    return lambda life: life.engine.leaked >= count
+
+
+def preemptions(count: int) -> Callable[[Life], bool]:
+    """So many preemptions were made."""
+    return lambda life: life.engine.scheduler.num_preemptions >= count
+
+
+def missed_again(prefix: int, beginnings: int, times: int) -> Callable[[Life], bool]:
+    """So many prompts of clients s found nothing in the cache of their beginning, of so many tokens, that was there."""
+
+    def seen(life: Life) -> bool:
+        asked = sum(name.startswith("s-") for name in life.admitted)
+        return asked * prefix - life.engine.scheduler.prefix_hits >= (beginnings + times) * prefix
+
+    return seen
+
+
+def idle_with_deferrals(life: Life) -> bool:
+    """Nothing is to be run, and the connector keeps blocks of those that have."""
+    return bool(life.engine.scheduler.deferred) and not life.engine.scheduler.has_work
+
+
+def somebody_lacks_blocks(life: Life) -> bool:
+    """Somebody in the queue was refused for want of blocks."""
+    return any(request.shortage is not None for request in life.engine.scheduler.waiting)

@@ -1,0 +1,490 @@
+"""One engine's ledger: a fold of frames, and of samples where there is no stream.
+
+`apply` takes what a source brings, in order. The state itself is kvscope.monitor.state.fold; here are the things around
+it that judgement needs: where in the stream we are, what time it is there, what was lost, what ended, the recent past.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from typing import Final, NamedTuple
+
+import msgspec
+
+from kvscope.monitor.events.description import EngineDescription, parse
+from kvscope.monitor.events.kinds import FIRST_FINISHED, Cause, Kind, Stage, Status
+from kvscope.monitor.events.samples import Fact, KvEvents, Sample
+from kvscope.monitor.events.wire import ADDED_BY_SOURCE, NO_REQUEST, Batch, Keyframe, NotAFrame
+from kvscope.monitor.ledger.balance import Balance, balance
+from kvscope.monitor.ledger.cached_prefixes import Prefixes
+from kvscope.monitor.ledger.fragmentation import unused_by_all
+from kvscope.monitor.ledger.idle_floors import Floors
+from kvscope.monitor.ledger.tally import Tally
+from kvscope.monitor.state import keyframe_codec
+from kvscope.monitor.state.evictions import Evictions
+from kvscope.monitor.state.fold import State
+from kvscope.monitor.state.records import UNKNOWN, Anomaly, Heartbeat, Lapse, Preemption, Prompt, RequestState
+from kvscope.monitor.state.tables import EVENT_BITS
+
+POINT_EVERY_NS: Final = 100_000_000
+SPARSE_POINT_EVERY_NS: Final = 1_000_000_000
+MAX_POINTS: Final = 36_000
+MAX_ENDED: Final = 4_096
+MAX_ANOMALIES: Final = 1_000
+MAX_LOSSES: Final = 1_000
+MAX_LAPSES: Final = 1_000
+MAX_PREEMPTED: Final = 4_096
+MAX_PROMPTS: Final = 4_096
+MAX_SAMPLES: Final = 2_000
+MAX_RECENT_BYTES: Final = 64 << 20
+RUN_BYTES: Final = 20
+EVENTS: Final = (1 << EVENT_BITS) - 1
+
+Record = Batch | Keyframe | Sample | Fact | KvEvents
+"""All that a source can bring."""
+
+
+class Position(NamedTuple):
+    """A place in an engine's stream: the `event`-th of batch `sequence` of a life (`epoch`)."""
+
+    epoch: int
+    sequence: int
+    event: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.epoch}/{self.sequence}/{self.event}"
+
+
+class FoundAnomaly(NamedTuple):
+    """An impossible transition, where and when it was found."""
+
+    position: Position
+    at_ns: int
+    anomaly: Anomaly
+
+
+class Loss(msgspec.Struct, frozen=True):
+    """Batches that nobody could supply: how many, at which stage, noticed when, and the last one before them."""
+
+    batches: int
+    stage: Stage
+    at_ns: int
+    position: str
+
+
+class Point(NamedTuple):
+    """The pool and the queues at one moment of the recent past, and the totals until then."""
+
+    at_ns: int
+    balance: Balance
+    running: int
+    waiting: int
+    finished_requests: int
+    preemptions: int
+    computed_tokens: int
+    output_tokens: int
+    allocation_failures: int
+    steps: int
+    waiting_by: tuple[tuple[int, int], ...] = ()
+    """By cause, how many wait for it."""
+    limits: tuple[tuple[int, int], ...] = ()
+    """Steps by what kept each from being larger."""
+    unused_tokens: int = -1
+    """That the blocks of living requests have room for; -1 where that cannot be told."""
+    position: Position | None = None
+    """Of the last event until then."""
+
+
+class EngineLedger:
+    """The ledger of the engine named `engine`. One of the past is not `counting`: nobody draws its tally
+    over time or judges what it evicted, and its points are kept elsewhere, so that few of them do.
+    """
+
+    def __init__(self, engine: str, *, counting: bool = True) -> None:
+        self.engine = engine
+        self.counting = counting
+        self.point_every_ns = POINT_EVERY_NS if counting else SPARSE_POINT_EVERY_NS
+        self.epoch = 0
+        self.sequence = -1
+        self.state = self._begun(State())
+        self.description = EngineDescription()
+        self.ready = False
+        """Whether the state is known: from the engine's start, or a keyframe, on."""
+        self.now_ns = 0
+        """The latest wall time that the stream has shown, in ns since 1970."""
+        self.heard_ns = 0
+        """When the engine itself last said something, on the same clock."""
+        self.joined_ns = 0
+        self.uncertain_since_ns = 0
+        """Since when figures may be wrong because events were lost; 0 once an audit has put them right."""
+        self.restarts = 0
+        self.losses: deque[Loss] = deque(maxlen=MAX_LOSSES)
+        self.lost_batches = dict.fromkeys(Stage, 0)
+        """All that were lost in this epoch; `losses` keeps only the last of them."""
+        self.dropped_batches = 0
+        self.dropped_events = 0
+        self.ended: deque[RequestState] = deque(maxlen=MAX_ENDED)
+        self._just_finished: deque[RequestState] = deque(maxlen=MAX_ENDED)
+        self.anomalies: list[FoundAnomaly] = []
+        """The first MAX_ANOMALIES of each kind: each step and audit finds what is wrong again, and says less of why."""
+        self._anomalies: Counter[str] = Counter()
+        self.lapses: deque[Lapse] = deque(maxlen=MAX_LAPSES)
+        """Blocks that only the end of a lease has brought back."""
+        self.preempted: deque[Preemption] = deque(maxlen=MAX_PREEMPTED)
+        self.prompts: deque[Prompt] = deque(maxlen=MAX_PROMPTS)
+        """That were looked up in the prefix cache, and are computed."""
+        self.floors = Floors()
+        """In blocks that no living request holds."""
+        self.points: deque[Point] = deque(maxlen=MAX_POINTS)
+        self.recent: deque[Batch] = deque()
+        self.samples: deque[Sample] = deque(maxlen=MAX_SAMPLES)
+        self.facts: dict[str, Fact] = {}
+        self.prefixes = Prefixes()
+        """What KV events tell, where there are any."""
+        self.tally = Tally()
+        self.heartbeats = 0
+        """Heard by this ledger, in this epoch."""
+        self.passes_advanced = False
+        """Whether the scheduler went over its queue between the last two heartbeats."""
+        self._passed_ns = 0
+        self._polled_ns = 0
+        self.polled_at = UNKNOWN
+        """Where a heartbeat last told of polls of the KV connector since the one before."""
+        self._recent_bytes = 0
+        self._wall_minus_mono = 0
+        self._head: RequestState | None = None
+        self._head_is_known = False
+
+    # ---------------------------------------------------------------- the fold
+
+    def apply(self, record: Record) -> None:
+        """Fold one record in. Nothing that an engine can say makes this raise."""
+        self._head_is_known = False
+        if isinstance(record, Batch):
+            if record.sequence == ADDED_BY_SOURCE:
+                self._apply_source_batch(record)
+            else:
+                self._apply_batch(record)
+        elif isinstance(record, Keyframe):
+            self._apply_keyframe(record)
+        elif isinstance(record, Sample):
+            if record.restarted:
+                self.restarts += 1
+                self.samples.clear()
+            self.samples.append(record)
+            self.now_ns = self.heard_ns = max(self.now_ns, record.at_ns or 0)
+        elif isinstance(record, KvEvents):
+            self.restarts += record.restarted
+            self.prefixes.apply(record)
+            self.now_ns = self.heard_ns = max(self.now_ns, record.at_ns)
+        else:
+            self.facts[record.name] = record
+            self.now_ns = max(self.now_ns, record.at_ns or 0)
+
+    def _apply_batch(self, batch: Batch) -> None:
+        if batch.epoch < self.epoch:
+            return  # the tail of a life that has ended
+        if batch.epoch > self.epoch:
+            self._new_epoch(batch.epoch)
+        if self.ready and batch.sequence <= self.sequence:
+            return  # seen already
+        self._advance(batch.wall_ns, batch.mono_ns)
+        if not self.ready and batch.sequence > 0:
+            return  # without its past this batch means nothing; the source brings a keyframe
+        missing = batch.sequence - self.sequence - 1
+        if missing > 0:
+            self._lost(missing, Stage.TRANSPORT)
+        if batch.dropped_batches > self.dropped_batches:
+            self._lost(batch.dropped_batches - self.dropped_batches, Stage.ENGINE_BUFFER)
+        self.dropped_batches, self.dropped_events = batch.dropped_batches, batch.dropped_events
+        self.ready = True
+        self.sequence = batch.sequence
+        self._fold(batch)
+        self._keep(batch)
+
+    def _fold(self, batch: Batch) -> None:
+        state = self.state
+        before = state.heartbeat
+        try:
+            runs, args, ids = batch.runs.cast("i").tolist(), batch.args.cast("q").tolist(), batch.ids.cast("i").tolist()
+            state.apply(runs, args, ids, batch.texts, batch.sequence)
+            if self.counting:
+                self.tally.follow(state)
+            if NO_REQUEST in batch.texts:
+                self.description = parse(batch.texts[NO_REQUEST])
+        except (NotAFrame, IndexError, TypeError, ValueError, OverflowError, MemoryError) as error:
+            # An event that is not laid out as the contract says: what it meant, and what follows it here, is lost.
+            self._unreadable(batch, f"{type(error).__name__}: {error}")
+        if state.heartbeat is not before:
+            self._heard(before, state.heartbeat)
+        if batch.total > 0 and not state.counts_match(batch.free, batch.cached_idle, batch.used):
+            state.check(batch.free, batch.cached_idle, batch.used)
+        if state.has_news:
+            self._take_news(batch)
+        if self.uncertain_since_ns and not state.damaged:
+            self.uncertain_since_ns = 0
+        if not self.points or self.now_ns - self.points[-1].at_ns >= self.point_every_ns:
+            point = self._point(Position(batch.epoch, batch.sequence, max(len(batch.runs) // RUN_BYTES - 1, 0)))
+            if not state.damaged:
+                self._look_at_floor(point)
+            self.points.append(point)
+
+    def _take_news(self, batch: Batch) -> None:
+        state = self.state
+        finished, preempted, prompts = state.take_finished(), state.take_preempted(), state.take_prompts()
+        self.ended.extend(state.take_ended())
+        self._just_finished.extend(finished)
+        self.lapses.extend(state.take_lapsed())
+        self.preempted.extend(preempted)
+        self.prompts.extend(prompts)
+        self.tally.finished(finished)
+        self.tally.recompute.add(preempted, prompts, state.take_recomputed(), state.block_size)
+        for anomaly in state.take_anomalies():
+            position = Position(batch.epoch, batch.sequence, anomaly.position)
+            self._note_anomaly(FoundAnomaly(position, batch.wall_ns, anomaly))
+
+    def _note_anomaly(self, found: FoundAnomaly) -> None:
+        what = found.anomaly.what
+        self._anomalies[what] += 1
+        if self._anomalies[what] <= MAX_ANOMALIES:
+            self.anomalies.append(found)
+
+    def _look_at_floor(self, point: Point) -> None:
+        worked = bool(self.points) and point.finished_requests != self.points[-1].finished_requests
+        in_use = point.balance.finished + point.balance.unaccounted
+        idle = not (point.running or point.waiting)
+        self.floors.look(point.at_ns, idle=idle, worked=worked, in_use=in_use, where=str(point.position))
+
+    def _heard(self, before: Heartbeat | None, last: Heartbeat | None) -> None:
+        if before is not None and last is not None:
+            self.heartbeats += 1
+            self.passes_advanced = last.scheduler_passes > before.scheduler_passes
+            if self.passes_advanced:
+                self._passed_ns = before.at_ns
+        if last is not None and (before is None or last.connector_polls != before.connector_polls):
+            self._polled_ns, self.polled_at = last.at_ns, self.state.places.heartbeat
+
+    def _apply_source_batch(self, batch: Batch) -> None:
+        for event in batch.events():
+            if event.kind == Kind.OBSERVED:
+                self.now_ns = max(self.now_ns, event.args[0])
+                self.joined_ns = self.joined_ns or self.now_ns
+            elif event.kind == Kind.LOST and self.ready:
+                self._lost(event.args[1] - event.args[0] + 1, Stage(event.args[2]))
+
+    def _apply_keyframe(self, keyframe: Keyframe) -> None:
+        if keyframe.epoch < self.epoch:
+            return None
+        if keyframe.epoch > self.epoch:
+            self._new_epoch(keyframe.epoch)
+        self._advance(keyframe.wall_ns, keyframe.mono_ns)
+        if self.ready and keyframe.sequence <= self.sequence and not self.state.damaged:
+            return None  # in step already: the events say it better
+        try:
+            state = keyframe_codec.load(keyframe.state)
+            self.description = parse(state.description)
+        except NotAFrame as error:
+            return self._unreadable(keyframe, str(error))
+        self.state = self._begun(state)
+        self.tally.in_step = False
+        self._heard(None, state.heartbeat)
+        self.ready = True
+        self.sequence = keyframe.sequence
+        self.uncertain_since_ns = self.now_ns if self.state.damaged else 0
+        return None
+
+    def _begun(self, state: State) -> State:
+        """Books that are ours from here on."""
+        state.evictions = Evictions() if self.counting else None
+        return state
+
+    def _new_epoch(self, epoch: int) -> None:
+        self.restarts += self.epoch != 0
+        self.epoch = epoch
+        self.sequence = -1
+        self.state = self._begun(State())
+        self.tally = Tally()
+        self.description = EngineDescription()
+        self.ready = False
+        self.uncertain_since_ns = 0
+        self.heartbeats = 0
+        self.passes_advanced = False
+        self._passed_ns = self._polled_ns = 0
+        self.polled_at = UNKNOWN
+        self.lapses.clear()
+        self.preempted.clear()
+        self.prompts.clear()
+        self.floors.clear()
+        self.dropped_batches = self.dropped_events = 0
+        self.ended.clear()
+        self.anomalies.clear()
+        self._anomalies.clear()
+        self.losses.clear()
+        self.lost_batches = dict.fromkeys(Stage, 0)
+
+    def _advance(self, wall_ns: int, mono_ns: int) -> None:
+        self._wall_minus_mono = wall_ns - mono_ns
+        self.now_ns = max(self.now_ns, wall_ns)
+        self.heard_ns = max(self.heard_ns, wall_ns)
+        self.joined_ns = self.joined_ns or self.now_ns
+
+    def _lost(self, batches: int, stage: Stage) -> None:
+        self.lost_batches[stage] += batches
+        self.losses.append(Loss(batches, stage, self.now_ns, str(Position(self.epoch, self.sequence))))
+        self.state.mark_damaged()
+        self.uncertain_since_ns = self.uncertain_since_ns or self.now_ns
+
+    def _unreadable(self, frame: Batch | Keyframe, why: str) -> None:
+        anomaly = Anomaly("what the engine sent cannot be read", -1, -1, 0, why)
+        self._note_anomaly(FoundAnomaly(Position(frame.epoch, frame.sequence), self.now_ns, anomaly))
+        self._lost(1, Stage.TRANSPORT)
+
+    def _keep(self, batch: Batch) -> None:
+        self.recent.append(batch)
+        self._recent_bytes += _size(batch)
+        while self._recent_bytes > MAX_RECENT_BYTES and len(self.recent) > 1:
+            self._recent_bytes -= _size(self.recent.popleft())
+
+    def _point(self, position: Position) -> Point:
+        state, totals = self.state, self.state.totals
+        statuses = Counter([record.status for record in state.requests.values()])
+        running = statuses[Status.RUNNING]
+        waiting = sum(count for status, count in statuses.items() if Status.RECEIVED < status < FIRST_FINISHED)
+        return Point(
+            at_ns=self.now_ns,
+            balance=balance(state),
+            running=running,
+            waiting=waiting - running,
+            finished_requests=sum(totals.finished.values()),
+            preemptions=sum(totals.preemptions.values()),
+            computed_tokens=totals.computed_tokens,
+            output_tokens=totals.output_tokens,
+            allocation_failures=totals.allocation_failures,
+            steps=totals.steps,
+            waiting_by=tuple(self.waiting_by_cause().items()),
+            limits=tuple(totals.limits.items()),
+            unused_tokens=-1 if (unused := unused_by_all(state, self.description)) is None else unused,
+            position=position,
+        )
+
+    def count_anew(self) -> None:
+        """From here on is counted what is counted since we have listened: what came before was by others."""
+        self.tally = Tally()
+        self.state.stays = None
+
+    def take_just_finished(self) -> list[RequestState]:
+        """The requests that reached a terminal status since last asked; at most the last MAX_ENDED."""
+        finished = list(self._just_finished)
+        self._just_finished.clear()
+        return finished
+
+    # ---------------------------------------------------------------- what others ask
+
+    @property
+    def has_stream(self) -> bool:
+        """Whether blocks and requests are known one by one, not only as figures."""
+        return self.ready
+
+    def balance(self) -> Balance:
+        """The pool now."""
+        return balance(self.state)
+
+    def wall(self, mono_ns: int) -> int:
+        """A time of the engine's monotonic clock, as ns since 1970; 0 stays 0."""
+        return mono_ns + self._wall_minus_mono if mono_ns else 0
+
+    def age_s(self, mono_ns: int) -> float:
+        """Seconds from a time of the engine's monotonic clock until now."""
+        return max(0.0, (self.now_ns - self.wall(mono_ns)) / 1e9)
+
+    @property
+    def looked_ns(self) -> int:
+        """When the scheduler is last known to have gone over its queue, on the engine's monotonic clock: it launched a
+        step then, or has made a pass since. What it has left where it was until then, it does leave there.
+        """
+        return max(self.state.launched_ns, self._passed_ns)
+
+    def unpolled_s(self) -> float:
+        """For how long the heartbeats have shown that the KV connector is not asked; 0 of one that counts no polls."""
+        beat = self.state.heartbeat
+        return (beat.at_ns - self._polled_ns) / 1e9 if beat is not None and beat.connector_polls else 0.0
+
+    def position(self) -> Position:
+        """Where the ledger is in the stream."""
+        return Position(self.epoch, self.sequence)
+
+    @property
+    def heard_at(self) -> Position:
+        """Where the ledger is in the stream: the last event that was heard."""
+        last = self.recent[-1] if self.recent else None
+        events = len(last.runs) // RUN_BYTES if last is not None and last.sequence == self.sequence else 1
+        return Position(self.epoch, self.sequence, max(events - 1, 0))
+
+    def at(self, *places: int) -> str:
+        """The position of the last of these places in the stream of this life; empty if none of them is known."""
+        place = max(places, default=UNKNOWN)
+        return str(Position(self.epoch, place >> EVENT_BITS, place & EVENTS)) if place >= 0 else ""
+
+    def request(self, name: str) -> RequestState | None:
+        """A request by its id or `#number`, whether it lives or has ended of late."""
+        for record in (*self.state.requests.values(), *reversed(self.ended)):
+            if name in (record.id, f"#{record.number}"):
+                return record
+        return None
+
+    def cause_of_wait(self, record: RequestState) -> Cause:
+        """Why a request is where it is: the engine names the head of the queue's reason; who has none of its own
+        stands behind that head.
+        """
+        if record.is_waiting and record.cause in (Cause.NEW, Cause.PREEMPTED) and self.head() not in (None, record):
+            return Cause.BEHIND_HEAD
+        try:
+            return Cause(record.cause)
+        except ValueError:
+            return Cause.NONE
+
+    def waiting_by_cause(self) -> Counter[int]:
+        """How many wait, by `cause_of_wait` of each: in one go, since there may be thousands."""
+        requests = self.state.requests.values()
+        counts = Counter([r.cause for r in requests if r.status != Status.RUNNING and r.is_waiting])
+        head = self.head() if counts else None
+        if head is not None:
+            for cause in (Cause.NEW, Cause.PREEMPTED):
+                behind = counts.pop(cause, 0)
+                if head.cause == cause:
+                    counts[cause] = 1
+                    behind -= 1
+                counts[Cause.BEHIND_HEAD] += behind
+        return +counts
+
+    def head(self) -> RequestState | None:
+        """The waiting request that the scheduler passed over last: the one the others stand behind."""
+        if not self._head_is_known:  # whoever asks why each request waits asks this as often
+            refused = [r for r in self.state.requests.values() if r.times_passed_over and r.is_waiting]
+            self._head, self._head_is_known = max(refused, key=lambda r: r.since_ns, default=None), True
+        return self._head
+
+
+def _size(batch: Batch) -> int:
+    return 300 + len(batch.runs) + len(batch.args) + len(batch.ids)
+
+
+class Fleet:
+    """The ledgers of all engines, by name."""
+
+    def __init__(self) -> None:
+        self.engines: dict[str, EngineLedger] = {}
+
+    def apply(self, record: Record) -> EngineLedger:
+        """Fold a record into the ledger of the engine it names, which it returns."""
+        ledger = self.engines.get(record.engine)
+        if ledger is None:
+            ledger = self.engines[record.engine] = EngineLedger(record.engine)
+        ledger.apply(record)
+        return ledger
+
+    def siblings(self, ledger: EngineLedger) -> list[EngineLedger]:
+        """The other data-parallel ranks of its server: NAME@HOST:PORT is the same."""
+        server, rank, _ = ledger.engine.rpartition("/")
+        others = (other for other in self.engines.values() if rank and other is not ledger)
+        return [other for other in others if other.engine.rpartition("/")[0] == server]

@@ -1,0 +1,166 @@
+"""From an engine's log to frames: numbers the batches, packs their columns, and keeps the shadow.
+
+Runs in the drain thread, or wherever a test calls it. The shadow is folded from the very lists that are packed, so
+a keyframe cut from it is the state after the last batch packed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from kvscope.monitor.events.event_log import EventLog, Flushed
+from kvscope.monitor.events.kinds import Kind
+from kvscope.monitor.events.wire import Batch, Keyframe, column, fives
+from kvscope.monitor.state import keyframe_codec
+from kvscope.monitor.state.fold import State
+
+_WITH_HASHES: Final = (int(Kind.CACHED), int(Kind.ALLOCATED))
+MAX_RUN_VALUES = 5 * 65536
+"""Flushes are merged into one batch up to about this many numbers."""
+
+
+class Vitals(NamedTuple):
+    """What can be seen of an engine from another thread at any moment, for heartbeats."""
+
+    step_in_flight: int
+    in_flight_since_ns: int
+    running: int
+    waiting: int
+    front_end_in_flight: int
+    connector_polls: int
+    scheduler_passes: int
+
+
+class Packer:
+    """Makes frames of what `log` holds. `vitals` is asked at each heartbeat."""
+
+    def __init__(self, log: EventLog, engine: str, vitals: Callable[[], Vitals], epoch: int | None = None) -> None:
+        self.log = log
+        self.engine = engine
+        self.epoch = log.clock.time_ns() if epoch is None else epoch
+        self.shadow = State()
+        self.next_sequence = 0
+        self._vitals = vitals
+        self._last_step = -1
+        self._counts = (-1, -1, -1, -1)
+        self._dropped = (0, 0)
+        self._shadow_dropped = 0
+
+    def pack(self) -> list[Batch]:
+        """Everything flushed until now, as batches in order. What other threads said comes before it."""
+        count = len(self.log.flushed)  # first: what was said aside before a flush must not come after it
+        batches = []
+        side = self._take_side()
+        if side is not None:
+            batches.append(side)
+        flushes = [Flushed._make(self.log.flushed.popleft()) for _ in range(count)]
+        while flushes:
+            merged, size = 1, len(flushes[0].runs)
+            while (
+                merged < len(flushes)
+                and size < MAX_RUN_VALUES
+                and flushes[merged].dropped_batches == flushes[0].dropped_batches
+            ):
+                size += len(flushes[merged].runs)
+                merged += 1
+            batches.append(self._pack(flushes[:merged]))
+            del flushes[:merged]
+        return batches
+
+    def heartbeat(self) -> Batch:
+        """A batch that says only that the drain thread lives, and what it sees."""
+        args = [self.log.clock.monotonic_ns(), self.next_sequence - 1, self._last_step, *self._vitals()]
+        return self._batch({}, [Kind.HEARTBEAT, 0, -1, len(args), 0], args, [], self._last_step, self._last_step)
+
+    def keyframe(self) -> Keyframe:
+        """The shadow as it is after the last batch packed."""
+        return Keyframe(
+            self.engine,
+            self.epoch,
+            self.next_sequence - 1,
+            self._last_step,
+            self.log.clock.time_ns(),
+            self.log.clock.monotonic_ns(),
+            self.shadow.damaged,
+            keyframe_codec.dump(self.shadow),
+        )
+
+    def _take_side(self) -> Batch | None:
+        texts: dict[int, str] = {}
+        runs: list[int] = []
+        args: list[int] = []
+        for _ in range(len(self.log.side)):
+            run, run_args, text = self.log.side.popleft()
+            runs += run
+            args += run_args
+            if text is not None:
+                texts[run[2]] = text
+        return self._batch(texts, runs, args, [], self._last_step, self._last_step) if runs else None
+
+    def _pack(self, flushes: list[Flushed]) -> Batch:
+        first, last = flushes[0], flushes[-1]
+        self._last_step = max(self._last_step, last.last_step)
+        self._counts = last.counts
+        self._dropped = (last.dropped_batches, last.dropped_events)
+        if self.log.keyed is not None:
+            for flush in flushes:
+                _key_hashes(flush, self.log.keyed)
+        if len(flushes) == 1:
+            return self._batch(first.texts, first.runs, first.args, first.ids, first.first_step, last.last_step, last)
+        texts: dict[int, str] = {}
+        runs: list[int] = []
+        args: list[int] = []
+        ids: list[int] = []
+        for flush in flushes:
+            texts.update(flush.texts)
+            runs += flush.runs
+            args += flush.args
+            ids += flush.ids
+        return self._batch(texts, runs, args, ids, first.first_step, last.last_step, last)
+
+    def _batch(
+        self,
+        texts: dict[int, str],
+        runs: list[int],
+        args: list[int],
+        ids: list[int],
+        first_step: int,
+        last_step: int,
+        flush: Flushed | None = None,
+    ) -> Batch:
+        clock = self.log.clock
+        batch = Batch(
+            self.engine,
+            self.epoch,
+            self.next_sequence,
+            first_step,
+            last_step,
+            flush.wall_ns if flush else clock.time_ns(),
+            flush.mono_ns if flush else clock.monotonic_ns(),
+            *self._counts,
+            *self._dropped,
+            texts,
+            column("i", runs),
+            column("q", args),
+            column("i", ids),
+        )
+        self.next_sequence += 1
+        if batch.dropped_batches > self._shadow_dropped:
+            self._shadow_dropped = batch.dropped_batches
+            self.shadow.mark_damaged()
+        self.shadow.apply(runs, args, ids, texts, batch.sequence)
+        self.shadow.take_ended()
+        self.shadow.take_finished()
+        self.shadow.take_lapsed()
+        self.shadow.take_anomalies()
+        return batch
+
+
+def _key_hashes(flush: Flushed, keyed: Callable[[bytes], int]) -> None:
+    """Put keyed hashes in the place of those that are not: nothing else could be packed, as bytes are no number."""
+    args, at = flush.args, 0
+    for kind, _, _, count, _ in fives(flush.runs):
+        if count and kind in _WITH_HASHES:
+            args[at : at + count] = [keyed(value) for value in args[at : at + count]]
+        at += count

@@ -1,0 +1,82 @@
+"""Every block by who has it, how long it has been so, how many references it has, or which prefix it is of."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Final
+
+from kvscope.monitor.analysis.event_history import names_in
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.queries.blocks import liveliest
+from kvscope.monitor.schema import BlockColours, Colouring, ColourKey
+from kvscope.monitor.text import duration, timestamp
+
+MOST: Final = 14
+"""Owners, or prefixes, with a colour of their own; all others share one."""
+OTHERS: Final = MOST + 1
+AGES_S: Final = (1, 10, 60, 600, 3600)
+REFERENCES: Final = (1, 2, 3, 5, 9)
+
+
+def by_owner(ledger: EngineLedger) -> BlockColours:
+    """The liveliest of each block's owners; those with the most blocks have colours of their own."""
+    owners = liveliest(ledger)
+    counts = Counter(owner for owner in owners if owner >= 0)
+    ranked = [owner for owner, _ in counts.most_common(MOST)]
+    rank = {owner: value for value, owner in enumerate(ranked, start=1)}
+    values = bytes(0 if owner < 0 else rank.get(owner, OTHERS) for owner in owners)
+    names = names_in(ledger)
+    called = {rank[owner]: names.get(owner, f"#{owner}") for owner in ranked}
+    labels = {0: "nobody", OTHERS: f"{len(counts) - len(ranked):,} others"} | called
+    return _colours(ledger, "owner", values, labels, called)
+
+
+def by_age(ledger: EngineLedger) -> BlockColours:
+    """For how long each has been in use, or idle with its hash; 0: free."""
+    state = ledger.state
+    bounds = [ledger.now_ns - ledger.wall(1) + 1 - bound * 1_000_000_000 for bound in reversed(AGES_S)]
+    values = bytes(
+        len(AGES_S) + 1 - bisect_right(bounds, since) if refs > 0 or hashed else 0
+        for refs, hashed, since in zip(state.refs, state.hashes, state.since, strict=True)
+    )
+    spans = [f"up to {duration(AGES_S[0])}", *(f"{duration(a)} to {duration(b)}" for a, b in pairwise(AGES_S))]
+    labels = dict(enumerate(["free", *spans, f"over {duration(AGES_S[-1])}"]))
+    return _colours(ledger, "age", values, labels)
+
+
+def by_references(ledger: EngineLedger) -> BlockColours:
+    """How many references each has."""
+    values = bytes(bisect_right(REFERENCES, refs) for refs in ledger.state.refs)
+    shown = [f"{a}" if b == a + 1 else f"{a} to {b - 1}" for a, b in pairwise(REFERENCES)]
+    labels = dict(enumerate(["none", *shown, f"{REFERENCES[-1]} or more"]))
+    return _colours(ledger, "references", values, labels)
+
+
+def by_prefix(ledger: EngineLedger, prefixes: Sequence[tuple[str, list[int]]]) -> BlockColours:
+    """Which prefix each is of, with all that goes on from it: `prefixes`, the largest first."""
+    values = bytearray(ledger.state.total)
+    for value, (_, blocks) in enumerate(prefixes, start=1):
+        for block in blocks:
+            values[block] = min(value, OTHERS)
+    labels = {0: "not cached", OTHERS: f"{max(0, len(prefixes) - MOST):,} others"}
+    labels |= {value: name for value, (name, _) in enumerate(prefixes[:MOST], start=1)}
+    return _colours(ledger, "prefix", bytes(values), labels)
+
+
+COLOURINGS: Final = {"owner": by_owner, "age": by_age, "references": by_references}
+"""Those that the ledger alone tells."""
+
+
+def _colours(
+    ledger: EngineLedger, by: Colouring, values: bytes, labels: dict[int, str], requests: dict[int, str] | None = None
+) -> BlockColours:
+    counts = Counter(values)
+    keys = [
+        ColourKey(value, label, counts[value], (requests or {}).get(value, ""))
+        for value, label in sorted(labels.items())
+        if counts[value]
+    ]
+    return BlockColours(ledger.engine, timestamp(ledger.now_ns), by, ledger.state.total, values, keys)

@@ -1,0 +1,129 @@
+"""Two stretches of engines' lives compared: what got better, what got worse, which findings went and came."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from math import ceil
+from typing import Final
+
+import msgspec
+
+from kvscope.monitor.detectors.judgement import SEVERITIES
+from kvscope.monitor.findings import FindingReport
+from kvscope.monitor.ledger.balance import Balance
+from kvscope.monitor.schema import Change, Diff, FigureRow, FindingRow, Stretch
+
+SCHEMA_VERSION: Final = "1"
+SAME_WITHIN: Final = 0.05
+"""Of the larger: less is not worth a word, and two runs under the same load are not alike to the last token."""
+
+
+def compare(before: Stretch, after: Stretch) -> Diff:
+    """Hold one against the other."""
+    return Diff(SCHEMA_VERSION, before, after, _findings(before, after), list(_figures(before, after)))
+
+
+def _findings(before: Stretch, after: Stretch) -> list[FindingRow]:
+    rows = []
+    for code in dict.fromkeys(finding.code for finding in (*before.findings, *after.findings)):
+        then, now = (_of_code(stretch, code) for stretch in (before, after))
+        told = (now or then)[0]
+        rows.append(
+            FindingRow(
+                code=code,
+                title=told.title,
+                severity=told.severity,
+                change="stayed" if then and now else "came" if now else "went",
+                before=len(then),
+                after=len(now),
+                verdict=told.verdict,
+                requests=[name for finding in now or then for name in finding.culprits.requests],
+            )
+        )
+    order = ("came", "stayed", "went")
+    return sorted(rows, key=lambda row: (order.index(row.change), -SEVERITIES.index(row.severity)))
+
+
+def _of_code(stretch: Stretch, code: str) -> list[FindingReport]:
+    return [finding for finding in stretch.findings if finding.code == code]
+
+
+# -------------------------------------------------------------------- figures
+
+
+def _figures(before: Stretch, after: Stretch) -> Iterator[FigureRow]:
+    for name, count, good in (
+        ("tokens generated", "output_tokens", "up"),
+        ("tokens computed", "computed_tokens", ""),
+    ):
+        yield _row(name, "/s", good, (_rate(stretch, count, 1) for stretch in (before, after)))
+    for name, count, good in (
+        ("requests served", "served", "up"),
+        ("requests ended otherwise", "not_served", "down"),
+        ("preemptions", "preemptions", "down"),
+        ("tokens lost to preemptions", "tokens_lost", "down"),
+    ):
+        yield _row(name, "/min", good, (_rate(stretch, count, 60) for stretch in (before, after)))
+    for name, part, whole, good in (
+        ("recompute tax", "recomputed_tokens", "computed_tokens", "down"),
+        ("prefix hit rate", "hit_tokens", "looked_up_tokens", "up"),
+    ):
+        yield _row(name, "share", good, (_share(stretch, part, whole) for stretch in (before, after)))
+    for name, part, whole in (
+        ("block lifetime, mean", "lifetimes_ms", "lifetimes"),
+        ("idle before eviction, mean", "idle_stays_ms", "idle_stays"),
+    ):
+        means = (_share(stretch, part, whole) for stretch in (before, after))
+        yield _row(name, "s", "", (None if mean is None else mean / 1e3 for mean in means))
+    for median in (True, False):
+        yield _of_durations("first token", median, before.first_tokens, after.first_tokens)
+    for cause in sorted(before.waits.keys() | after.waits.keys()):
+        for median in (True, False):
+            row = _of_durations(f"waited, {cause}", median, before.waits.get(cause, []), after.waits.get(cause, []))
+            # Where nobody waited for it, that is as good as no time.
+            yield msgspec.structs.replace(row, change=_change(row.before or 0.0, row.after or 0.0, "down"))
+    for name, held, good in (
+        ("in use at peak", ("running", "waiting", "finished", "unaccounted"), ""),
+        ("held by finished at peak", ("finished",), "down"),
+        ("UNACCOUNTED at peak", ("unaccounted",), "down"),
+    ):
+        yield _row(name, "share", good, (_held(stretch.peak, held) for stretch in (before, after)))
+
+
+def _of_durations(name: str, median: bool, before: Sequence[float], after: Sequence[float]) -> FigureRow:
+    quantile, word = (0.5, "median") if median else (0.95, "p95")
+    return _row(f"{name}, {word}", "s", "down", (_quantile(each, quantile) for each in (before, after)))
+
+
+def _row(name: str, unit: str, good: str, both: Iterable[float | None]) -> FigureRow:
+    before, after = both
+    return FigureRow(name, unit, before, after, _change(before, after, good))
+
+
+def _change(before: float | None, after: float | None, good: str) -> Change:
+    if before is None or after is None:
+        return ""
+    if abs(after - before) <= SAME_WITHIN * max(abs(before), abs(after)):
+        return "same"
+    if not good:
+        return "differs"
+    return "better" if (after > before) == (good == "up") else "worse"
+
+
+def _rate(stretch: Stretch, count: str, per_s: int) -> float | None:
+    return stretch.counts.get(count, 0) * per_s / stretch.seconds if stretch.seconds else None
+
+
+def _share(stretch: Stretch, part: str, whole: str) -> float | None:
+    of = stretch.counts.get(whole, 0)
+    return stretch.counts.get(part, 0) / of if of else None
+
+
+def _quantile(values: Sequence[float], quantile: float) -> float | None:
+    """The least of them that as large a share of them is not above."""
+    return sorted(values)[ceil(quantile * len(values)) - 1] if values else None
+
+
+def _held(peak: Balance | None, holders: Sequence[str]) -> float | None:
+    usable = peak.total - peak.reserved if peak is not None else 0
+    return sum(getattr(peak, holder) for holder in holders) / usable if usable else None

@@ -1,0 +1,106 @@
+"""An engine at a glance."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from kvscope.monitor.analysis.memory_breakdown import measured
+from kvscope.monitor.events.kinds import Cause, Status, name_of
+from kvscope.monitor.events.samples import Sample
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.schema import EngineView
+from kvscope.monitor.text import timestamp
+
+SILENT_AFTER_S: Final = 3.5
+RATE_OVER_NS: Final = 5_000_000_000
+
+
+def engine_view(ledger: EngineLedger, findings: dict[str, int]) -> EngineView:
+    """By its stream where there is one, else by its figures; `findings` counts those that fire, by severity."""
+    return _stream_view(ledger, findings) if ledger.has_stream else _figures_view(ledger, findings)
+
+
+def _stream_view(ledger: EngineLedger, findings: dict[str, int]) -> EngineView:
+    state, described = ledger.state, ledger.description
+    balance = ledger.balance()
+    reasons = {name_of(Cause, cause): count for cause, count in ledger.waiting_by_cause().items()}
+    running = sum([record.status == Status.RUNNING for record in state.requests.values()])
+    silent_s = (ledger.now_ns - ledger.heard_ns) / 1e9
+    if state.stopped_ns:
+        status = "stopped"
+    elif silent_s > SILENT_AFTER_S:
+        status = "silent"
+    else:
+        status = "serving" if running or reasons else "idle"
+    totals = state.totals
+    recent = [point for point in ledger.points if point.at_ns >= ledger.now_ns - RATE_OVER_NS]
+    over_s = (recent[-1].at_ns - recent[0].at_ns) / 1e9 if len(recent) > 1 else 0.0
+    usable = balance.total - balance.reserved
+    return EngineView(
+        engine=ledger.engine,
+        model=described.served_model_name or described.model,
+        version=" ".join(filter(None, (described.engine, described.version))),
+        attached="stream",
+        status=status,  # type: ignore[arg-type]
+        at=timestamp(ledger.now_ns),
+        heard_s_ago=round(silent_s, 3),
+        epoch=ledger.epoch,
+        restarts=ledger.restarts,
+        step=state.last_step,
+        running=running,
+        waiting=sum(reasons.values()),
+        waiting_by_reason=reasons,
+        usage=state.used / usable if usable else None,
+        balance=balance,
+        output_tokens_per_s=round((recent[-1].output_tokens - recent[0].output_tokens) / over_s, 1) if over_s else None,
+        computed_tokens_per_s=(
+            round((recent[-1].computed_tokens - recent[0].computed_tokens) / over_s, 1) if over_s else None
+        ),
+        preemptions=sum(totals.preemptions.values()),
+        prefix_hit_rate=totals.hit_tokens / totals.looked_up_tokens if totals.looked_up_tokens else None,
+        batches_lost=sum(loss.batches for loss in ledger.losses),
+        events_dropped=ledger.dropped_events,
+        uncertain_since=timestamp(ledger.uncertain_since_ns),
+        faults=list(described.faults),
+        configuration={
+            field: value
+            for field, value in msgspec.to_builtins(described).items()
+            if field not in ("faults", "other") and value
+        },
+        findings=findings,
+        memory=measured(state.memory),
+    )
+
+
+def _figures_view(ledger: EngineLedger, findings: dict[str, int]) -> EngineView:
+    last = ledger.samples[-1] if ledger.samples else Sample(ledger.engine, "")
+    facts = {name: fact.value for name, fact in ledger.facts.items() if name not in ("last_stamp", "exposition")}
+    return EngineView(
+        engine=ledger.engine,
+        model=str(facts.get("served_model_name", facts.get("model", ""))),
+        version=str(facts.get("version", "")),
+        attached="figures",
+        status="unknown" if last.running is None else "serving" if last.running or last.waiting else "idle",
+        at=timestamp(ledger.now_ns),
+        heard_s_ago=0.0,
+        epoch=0,
+        restarts=ledger.restarts,
+        step=last.steps,
+        running=last.running,
+        waiting=last.waiting,
+        waiting_by_reason={"DEFERRED": last.deferred} if last.deferred else {},
+        usage=last.usage,
+        balance=None,
+        output_tokens_per_s=last.generation_tokens_per_s,
+        computed_tokens_per_s=last.prompt_tokens_per_s,
+        preemptions=last.preemptions,
+        prefix_hit_rate=last.prefix_hit_rate,
+        batches_lost=0,
+        events_dropped=0,
+        uncertain_since=None,
+        faults=[],
+        configuration=dict(facts),
+        findings=findings,
+    )

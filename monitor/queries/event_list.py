@@ -1,0 +1,109 @@
+"""What happened, event by event."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from kvscope.monitor.analysis.event_history import BLOCK_KINDS, names_in
+from kvscope.monitor.analysis.event_listing import Wanted, in_words, listed
+from kvscope.monitor.events.kinds import Kind, name_of
+from kvscope.monitor.events.wire import Batch, Run
+from kvscope.monitor.ledger.engine_ledger import EngineLedger, Position
+from kvscope.monitor.queries import BadQuestion, NotKnown
+from kvscope.monitor.queries.stream_time import Moment
+from kvscope.monitor.schema import EventView
+from kvscope.monitor.text import timestamp
+
+MOST_IDS: Final = 1_000
+AROUND_NS: Final = 60_000_000_000
+
+Row = tuple[Position, int, Run]
+
+
+def names_until(ledger: EngineLedger, batches: Sequence[Batch]) -> dict[int, str]:
+    """Request ids by number, of all that the ledger knows and that are named in what was heard since."""
+    names = names_in(ledger)
+    for batch in batches:
+        names.update(batch.texts)
+    return names
+
+
+def wanted(
+    ledger: EngineLedger, names: Mapping[int, str], kinds: Sequence[str], request: str, block: int | None
+) -> Wanted:
+    """Which events these words mean. Raises NotKnown, and BadQuestion for what is no kind."""
+    unknown = [kind for kind in kinds if kind.upper() not in Kind.__members__]
+    if unknown:
+        known = ", ".join(kind.name.lower() for kind in Kind)
+        raise BadQuestion(f"{unknown[0]!r} is no kind of event; there are: {known}")
+    number = None
+    if request:
+        record = ledger.request(request)
+        number = record.number if record is not None else _number(names, request)
+        if number is None:
+            raise NotKnown(f"{ledger.engine} has no request {request!r}, nor had one of that name then or of late")
+    return Wanted([Kind[kind.upper()] for kind in kinds], number, block)
+
+
+def _number(names: Mapping[int, str], request: str) -> int | None:
+    return next((number for number, name in names.items() if number >= 0 and request in (name, f"#{number}")), None)
+
+
+def events_between(
+    batches: Sequence[Batch], names: Mapping[int, str], since: Moment, until: Moment, which: Wanted, most: int
+) -> list[EventView]:
+    """The last `most` from `since` until just before `until`."""
+    found: list[Row] = []
+    for rows in listed(reversed([batch for batch in batches if since.at_ns <= batch.wall_ns]), which):
+        found[:0] = [row for row in rows if _from(row, since) and not _from(row, until)]
+        if len(found) >= most:
+            break
+    return _views(names, found[-most:])
+
+
+def events_around(
+    batches: Sequence[Batch], names: Mapping[int, str], moment: Moment, which: Wanted, most: int
+) -> list[EventView]:
+    """The half of `most` until the moment, itself among them, and as many after it."""
+    middle = bisect_right(batches, moment.at_ns, key=lambda batch: batch.wall_ns)
+    if moment.position is not None:
+        place = moment.position[:2]
+        middle = bisect_right(batches, place, key=lambda batch: (batch.epoch, batch.sequence))
+    before: list[Row] = []
+    after: list[Row] = []
+    for rows in listed(reversed(batches[:middle]), which):
+        before[:0] = [row for row in rows if not _after(row, moment)]
+        after[:0] = [row for row in rows if _after(row, moment)]
+        if len(before) >= most - most // 2:
+            break
+    for rows in listed(batches[middle:], which):
+        if len(after) >= most // 2:
+            break
+        before += [row for row in rows if not _after(row, moment)]
+        after += [row for row in rows if _after(row, moment)]
+    return _views(names, before[-(most - most // 2) :] + after[: most // 2])
+
+
+def _from(row: Row, moment: Moment) -> bool:
+    return row[0] >= moment.position if moment.position is not None else row[1] >= moment.at_ns
+
+
+def _after(row: Row, moment: Moment) -> bool:
+    return row[0] > moment.position if moment.position is not None else row[1] > moment.at_ns
+
+
+def _views(names: Mapping[int, str], rows: Sequence[Row]) -> list[EventView]:
+    return [
+        EventView(
+            position=str(position),
+            at=timestamp(at_ns),
+            kind=name_of(Kind, event.kind).lower(),
+            text=in_words(event, names),
+            request=names.get(event.request, f"#{event.request}") if event.request >= 0 else "",
+            blocks=event.ids[:MOST_IDS] if event.kind in BLOCK_KINDS else [],
+            block_count=len(event.ids) if event.kind in BLOCK_KINDS else 0,
+        )
+        for position, at_ns, event in rows
+    ]

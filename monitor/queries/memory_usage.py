@@ -1,0 +1,111 @@
+"""What a device's memory went to, and what a load asks of the pool."""
+
+from __future__ import annotations
+
+from kvscope.monitor.analysis.concurrency import blocks_of_request
+from kvscope.monitor.analysis.memory_breakdown import NoBill, bill_of, measured, parts, unnamed
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.queries import BadQuestion, NotKnown
+from kvscope.monitor.schema import CalculatorView, MemoryView
+from kvscope.monitor.text import counted, percent, timestamp
+
+PARTS = {
+    "weights": "weights",
+    "activations_peak": "peak activations",
+    "graphs_actual": "graphs",
+    "non_torch": "non-torch",
+    "kv_pool": "KV cache",
+}
+"""The lines of a MEMORY event's bill, and what each is called."""
+
+
+def memory_view(ledger: EngineLedger) -> MemoryView:
+    """The bill, as the engine measured it last, by its event or its log. Raises NotKnown where it has not said one."""
+    state = ledger.state
+    known = measured(state.memory)
+    shown = _parts(known)
+    if not known:
+        known, shown = _in_log(ledger)
+    return MemoryView(
+        engine=ledger.engine,
+        at=timestamp(ledger.now_ns),
+        known=known,
+        parts=shown,
+        unnamed=unnamed(known),
+        kv_bytes_per_block=ledger.description.kv_bytes_per_block,
+        block_size=state.block_size,
+        usable_blocks=state.total - state.reserved,
+    )
+
+
+def _parts(known: dict[str, int]) -> dict[str, int]:
+    """The device by what it went to; they add up to its total, since what nothing was said about is a part too."""
+    if "device_total" not in known or "device_free" not in known:
+        return {}
+    named = {words: known[name] for name, words in PARTS.items() if name in known}
+    if "used_by_others" in known:
+        named["other processes"] = known["used_by_others"]
+    named["free"] = known["device_free"]
+    return named | {"not named": known["device_total"] - sum(named.values())}
+
+
+def _in_log(ledger: EngineLedger) -> tuple[dict[str, int], dict[str, int]]:
+    """What a log says, by the names of the event, and the parts."""
+    try:
+        bill, _ = bill_of(ledger.facts.values())
+    except NoBill:
+        raise NotKnown(
+            f"{ledger.engine} has not said what its device's memory went to (a MEMORY event, or the bill in its log)"
+        ) from None
+    known = {
+        "device_total": bill.device_total,
+        "weights": bill.weights,
+        "activations_peak": bill.activations,
+        "non_torch": bill.non_torch,
+        "graphs_actual": bill.graphs,
+        "kv_pool": bill.kv_cache,
+    }
+    return {name: size for name, size in known.items() if size is not None}, parts(bill)
+
+
+def calculator_view(ledger: EngineLedger, prompt_tokens: int, max_tokens: int, concurrency: int) -> CalculatorView:
+    """Raises BadQuestion for lengths that no request has, and NotKnown where the engine has not said its block size."""
+    if prompt_tokens < 1 or max_tokens < 1 or concurrency < 1:
+        raise BadQuestion("prompt_tokens, max_tokens and concurrency are each 1 or more")
+    state, described = ledger.state, ledger.description
+    if not state.block_size:
+        raise NotKnown(f"{ledger.engine} has not said how large its blocks and its pool are")
+    usable = state.total - state.reserved
+    each = blocks_of_request(prompt_tokens + max_tokens, state.block_size, described)
+    by_pool = usable // each
+    most = min(by_pool, described.max_num_seqs or by_pool)
+    notes = []
+    if described.max_model_len and prompt_tokens + max_tokens > described.max_model_len:
+        notes.append(
+            f"No request may be {counted(prompt_tokens + max_tokens, 'token')} long: max_model_len is"
+            f" {described.max_model_len:,}."
+        )
+    if most < by_pool:
+        notes.append(f"The pool has room for {by_pool:,}; max_num_seqs lets {described.max_num_seqs:,} run.")
+    if any(group.window and not described.max_num_batched_tokens for group in described.groups):
+        notes.append("What a sliding window saves is left out: the engine has not said its max_num_batched_tokens.")
+    if described.enable_prefix_caching:
+        notes.append("Prompts that share a prefix share its blocks, which is left out: more fit then.")
+    held = state.used / usable if usable else 0.0
+    if held:
+        notes.append(f"{percent(held)} of the pool is in use now; the sum is for the whole of it.")
+    return CalculatorView(
+        engine=ledger.engine,
+        prompt_tokens=prompt_tokens,
+        max_tokens=max_tokens,
+        concurrency=concurrency,
+        block_size=state.block_size,
+        usable_blocks=usable,
+        blocks_per_request=each,
+        bytes_per_request=each * described.kv_bytes_per_block or None,
+        blocks_needed=each * concurrency,
+        share=each * concurrency / usable if usable else None,
+        fits=concurrency <= most,
+        max_concurrency=most,
+        notes=notes,
+    )

@@ -1,0 +1,282 @@
+"""What was: from memory while the ledgers keep it, else from what history has on disk."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import chain, takewhile
+from typing import Final, NamedTuple, TypeVar
+
+from kvscope.monitor.analysis.partial_replay import fork
+from kvscope.monitor.analysis.prefix_tree import Prefixes, PrefixesView, by_root, prefixes
+from kvscope.monitor.events.wire import ADDED_BY_SOURCE, Batch, Frame
+from kvscope.monitor.history.history import History, NotKept
+from kvscope.monitor.history.keyframe_cutter import keyframe_of
+from kvscope.monitor.ledger.engine_ledger import MAX_POINTS, POINT_EVERY_NS, EngineLedger, Point, Record
+from kvscope.monitor.queries import BadQuestion, NotKnown
+from kvscope.monitor.queries.recent_past import Recent, size_of
+from kvscope.monitor.queries.stream_time import Moment
+from kvscope.monitor.schema import GapView, LifeView, SpanView
+from kvscope.monitor.text import clock_time, timestamp
+
+MAX_LEDGERS: Final = 4
+"""Who looks at a moment asks several questions about it."""
+MAX_WINDOW_BYTES: Final = 192 << 20
+"""Of batches: some millions of events, and three times what memory keeps."""
+HEARD_WITHIN_NS: Final = 2_000_000_000
+"""An engine says something every second."""
+
+F = TypeVar("F", Batch, Frame)
+
+
+class Heard(NamedTuple):
+    """What was heard of an engine: `frames`, to be folded into `ledger`, which is nobody else's. They begin before
+    `since_ns` (wall), and are all there from then on; of too many, they raise BadQuestion.
+    """
+
+    ledger: EngineLedger
+    frames: Iterator[Frame]
+    since_ns: int
+
+
+class Past:
+    """The past of all engines of a watch, under its lock: `live` is the ledger of an engine as it is now.
+
+    What it hands out is shared with others who ask for the same moment: it must not be applied to.
+    """
+
+    def __init__(self, lock: threading.RLock, history: History | None) -> None:
+        self.history = history
+        self._lock = lock
+        self._recent: dict[str, Recent] = {}
+        self._told: dict[str, tuple[Prefixes, tuple[int, int]]] = {}
+        """By engine, what was told of prefixes until that batch."""
+        self._telling = threading.Lock()
+        self._ledgers: OrderedDict[tuple[str, Moment], EngineLedger] = OrderedDict()
+
+    def look(self, live: EngineLedger, record: Record) -> None:
+        """After each record that the ledger has taken in, under the lock."""
+        recent = self._recent.get(live.engine)
+        if recent is None:
+            recent = self._recent[live.engine] = Recent()
+        recent.look(live, record)
+
+    def engines(self) -> list[str]:
+        """Those that history knows."""
+        return self.history.engines() if self.history is not None else []
+
+    def last_ns(self, engine: str) -> int:
+        """When history heard of an engine last (wall); 0 if it knows nothing."""
+        return self.history.last_ns(engine) if self.history is not None else 0
+
+    def last(self, engine: str) -> EngineLedger | None:
+        """The last that history knows of an engine; None if it knows nothing that a ledger can be made of."""
+        try:
+            return self.history.ledger_at(engine, self.last_ns(engine)) if self.history is not None else None
+        except NotKept:
+            return None
+
+    def ledger_at(self, live: EngineLedger, moment: Moment) -> EngineLedger:
+        """The ledger as it was then. Raises NotKnown where that is not kept."""
+        key = (live.engine, moment if moment.position is None else moment._replace(at_ns=0))
+        with self._lock:
+            if key in self._ledgers:
+                self._ledgers.move_to_end(key)
+                return self._ledgers[key]
+            recent = self._recent.get(live.engine)
+            road = recent.road(live, moment) if recent is not None else None
+        if road is None:
+            return self._from_history(live, moment)
+        ledger, marks = road.walk()
+        with self._lock:
+            self._recent[live.engine].keep_on_the_way(marks)
+            if moment.at_ns < live.now_ns:  # nobody asks for a moment that was just now again
+                self._ledgers[key] = ledger
+            while len(self._ledgers) > MAX_LEDGERS:
+                self._ledgers.popitem(last=False)
+        return ledger
+
+    def _from_history(self, live: EngineLedger, moment: Moment) -> EngineLedger:
+        if self.history is None:
+            since_ns = self._since_ns(live.engine)
+            if moment.position is not None or moment.at_ns >= since_ns:
+                raise NotKnown(f"{moment} of {live.engine} is not kept")
+            raise NotKnown(
+                f"what was before {clock_time(since_ns)} is not kept: only a service started with --data DIR keeps more"
+                if since_ns
+                else f"{live.engine} has no event stream here: its past is not kept"
+            )
+        try:
+            if moment.position is not None:
+                return self.history.ledger_at_position(live.engine, moment.position)
+            return self.history.ledger_at(live.engine, moment.at_ns)
+        except NotKept as error:
+            raise NotKnown(str(error)) from None
+
+    def oldest_ns(self, live: EngineLedger) -> int:
+        """From when on the past can be asked about for sure (wall): with history, that is known when it is asked."""
+        return self._since_ns(live.engine) if self.history is None else 0
+
+    def _since_ns(self, engine: str) -> int:
+        recent = self._recent.get(engine)
+        return recent.since_ns if recent is not None else 0
+
+    def batches(self, live: EngineLedger, ledger: EngineLedger, since_ns: int) -> Iterator[Batch]:
+        """The batches until where `ledger` is, which is `live` or was handed out here: all that are in memory, and from
+        history those packed since `since_ns` (wall).
+        """
+        with self._lock:
+            own = list(ledger.recent)
+            before = own[0] if own else None
+            place = (before.epoch, before.sequence) if before is not None else (ledger.epoch, ledger.sequence + 1)
+            kept = [batch for batch in live.recent if (batch.epoch, batch.sequence) < place]
+        first = kept[0] if kept else before
+        older: Iterator[Batch] = iter(())
+        if self.history is not None and (first is None or since_ns < first.wall_ns):
+            place = (first.epoch, first.sequence) if first is not None else place
+            older = self._older(ledger.engine, since_ns, first.wall_ns if first is not None else ledger.now_ns, place)
+        return chain(older, kept, own)
+
+    def _older(self, engine: str, since_ns: int, until_ns: int, place: tuple[int, int]) -> Iterator[Batch]:
+        """From history, what is before a place."""
+        assert self.history is not None
+        for batch in self.history.batches(engine, since_ns, until_ns):
+            if batch.sequence != ADDED_BY_SOURCE and (batch.epoch, batch.sequence) < place:
+                yield batch
+
+    def between(self, live: EngineLedger, since_ns: int, until_ns: int) -> list[Batch]:
+        """The batches that were packed from one time to another (wall), as far as they are kept. Raises BadQuestion for
+        so much time that they are too many to be read at once.
+        """
+        with self._lock:
+            kept = list(live.recent)
+        older: Iterator[Batch] = iter(())
+        if self.history is not None and (not kept or since_ns < kept[0].wall_ns):
+            place, before_ns = (live.epoch, live.sequence + 1), until_ns
+            if kept:
+                place, before_ns = (kept[0].epoch, kept[0].sequence), min(until_ns, kept[0].wall_ns)
+            older = self._older(live.engine, since_ns, before_ns, place)
+        first = bisect_left(kept, since_ns, key=lambda batch: batch.wall_ns)
+        last = bisect_right(kept, until_ns, key=lambda batch: batch.wall_ns)
+        return list(_at_once(chain(older, kept[first:last]), since_ns))
+
+    def points(self, live: EngineLedger, since_ns: int, until_ns: int, most: int) -> list[Point]:
+        """The points from one time to another (wall): at least `most`, if there were as many."""
+        with self._lock:
+            kept = [point for point in live.points if since_ns <= point.at_ns <= until_ns]
+            first_ns = live.points[0].at_ns if live.points else until_ns
+        if self.history is None or since_ns >= first_ns:
+            return kept
+        return self.history.points(live.engine, since_ns, min(until_ns, first_ns - 1), most) + kept
+
+    def window(self, live: EngineLedger, since_ns: int, moment: Moment) -> EngineLedger:
+        """The ledger as it was at a moment, with the batches and points of all the time from `since_ns` until then, as
+        far as they are kept; where they are, there is a batch from before. Raises NotKnown, and BadQuestion for so much
+        time that its events are too many to be read at once.
+        """
+        ledger = self.ledger_at(live, moment)
+        dressed = copy.copy(ledger)
+        dressed.recent = deque(_at_once(self.batches(live, ledger, since_ns - HEARD_WITHIN_NS), since_ns))
+        dressed.points = deque(self.points(live, since_ns, ledger.now_ns, MAX_POINTS))
+        return dressed
+
+    def heard(self, live: EngineLedger, since_ns: int, until_ns: int) -> Heard:
+        """What was heard from one time to another (wall), as far as it is kept. Raises NotKnown."""
+        with self._lock:
+            recent = self._recent.get(live.engine)
+            before_ns = since_ns - 1
+            if self.history is None and recent is not None:
+                before_ns = max(before_ns, recent.since_ns)
+                since_ns = max(since_ns, recent.since_ns)
+            road = recent.road(live, Moment(before_ns)) if recent is not None else None
+            kept = list(live.recent)
+            points = list(live.points)
+        if road is not None:
+            mark = road.mark
+            ledger = fork(mark.of)
+            ledger.points.extend(points[: bisect_right(points, mark.at_ns, key=lambda point: point.at_ns)][-1:])
+            later = kept[bisect_right(kept, mark.place, key=lambda batch: (batch.epoch, batch.sequence)) :]
+            frames: Iterator[Frame] = self._mended(live, mark.place, later)
+        elif self.history is None:
+            raise NotKnown(f"{live.engine} has no event stream here: its past is not kept")
+        else:
+            ledger = EngineLedger(live.engine)
+            frames = self.history.tail(live.engine, since_ns)
+        within = takewhile(lambda frame: frame.wall_ns <= until_ns, frames)
+        ledger.counting, ledger.point_every_ns = True, POINT_EVERY_NS
+        ledger.tally.follow(ledger.state)
+        return Heard(ledger, _at_once(within, since_ns), since_ns)
+
+    def _mended(self, live: EngineLedger, place: tuple[int, int], batches: Iterable[Batch]) -> Iterator[Frame]:
+        """The batches that follow a place; where some are missing, the state that the live ledger went on from."""
+        for batch in batches:
+            if batch.sequence and (batch.epoch, batch.sequence - 1) != place:
+                keyframe = keyframe_of(self.ledger_at(live, Moment(batch.wall_ns - 1)))
+                if keyframe is not None:
+                    yield keyframe
+            yield batch
+            place = (batch.epoch, batch.sequence)
+
+    def prefixes(self, ledger: EngineLedger, *, now: bool) -> PrefixesView:
+        """The prefix cache by the ledger's batches."""
+        with self._told_of(ledger, now) as told:
+            return prefixes(ledger, told)
+
+    def prefix_blocks(self, ledger: EngineLedger, *, now: bool) -> list[tuple[str, list[int]]]:
+        """The blocks of each prefix with all that goes on from it, by the ledger's batches."""
+        with self._told_of(ledger, now) as told:
+            return by_root(ledger, told)
+
+    @contextmanager
+    def _told_of(self, ledger: EngineLedger, now: bool) -> Iterator[Prefixes]:
+        """What the batches tell of prefixes. Of now, what was told before is gone on with."""
+        if not now:
+            told = Prefixes()
+            told.fold(ledger.recent)
+            yield told
+            return
+        with self._telling:
+            told, place = self._told.get(ledger.engine, (Prefixes(), (0, 0)))
+            new = [batch for batch in ledger.recent if (batch.epoch, batch.sequence) > place]
+            if new and (new[0].epoch, new[0].sequence - 1) != place:
+                told = Prefixes()
+            told.fold(new)
+            if new:
+                self._told[ledger.engine] = told, (new[-1].epoch, new[-1].sequence)
+            yield told
+
+    def span(self, live: EngineLedger) -> SpanView:
+        """What can be asked about one engine."""
+        with self._lock:
+            memory_ns = self._since_ns(live.engine)
+            first_ns, last_ns, epoch = memory_ns, live.now_ns, live.epoch
+        kept = self.history.span(live.engine) if self.history is not None else None
+        lives = []
+        if kept is not None:
+            lives = [LifeView(life.epoch, timestamp(life.from_ns), timestamp(life.to_ns)) for life in kept.lives]
+            first_ns, last_ns = min(first_ns or kept.from_ns, kept.from_ns), max(last_ns, kept.to_ns)
+        if epoch and (not lives or lives[-1].epoch != epoch):
+            lives.append(LifeView(epoch, timestamp(memory_ns), timestamp(live.now_ns)))
+        return SpanView(
+            engine=live.engine,
+            first=timestamp(first_ns),
+            last=timestamp(last_ns),
+            in_memory_since=timestamp(memory_ns),
+            lives=lives,
+            gaps=[GapView(timestamp(gap.from_ns), timestamp(gap.to_ns)) for gap in kept.gaps] if kept else [],
+        )
+
+
+def _at_once(frames: Iterable[F], since_ns: int) -> Iterator[F]:
+    """The frames, unless those since then (wall) are too many to be read at once: raises BadQuestion."""
+    size = 0
+    for frame in frames:
+        yield frame
+        size += size_of(frame) if isinstance(frame, Batch) and frame.wall_ns >= since_ns else 0
+        if size > MAX_WINDOW_BYTES:
+            until = timestamp(frame.wall_ns)
+            raise BadQuestion(f"from {timestamp(since_ns)} on there are too many events: ask until {until} or less")

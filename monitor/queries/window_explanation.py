@@ -1,0 +1,109 @@
+"""What happened in a window of time, in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from kvscope.monitor.analysis.usage_drop import Drop, Fall
+from kvscope.monitor.events.kinds import Cause, Limit, name_of
+from kvscope.monitor.findings import FindingReport
+from kvscope.monitor.ledger.engine_ledger import Point
+from kvscope.monitor.schema import ExplanationView
+from kvscope.monitor.text import clock_time, counted, duration, percent, timestamp
+
+MOST_FINDINGS: Final = 3
+
+
+def explanation(
+    told: Fall, since_ns: int, until_ns: int, points: Sequence[Point], findings: list[FindingReport]
+) -> ExplanationView:
+    """Of a window (wall ns): how usage fell, which `told` is about, what the queue did and what bounded the steps, and
+    what was found. `points` are the window's own, `findings` those whose life touches it.
+    """
+    fall = " ".join((_fall_in_words(told), _preemptions_in_words(points), _work_in_words(told)))
+    return ExplanationView(
+        engine=told.engine,
+        since=timestamp(since_ns),
+        until=timestamp(until_ns),
+        sentences=list(filter(None, (fall.strip(), _queue_in_words(points), _findings_in_words(findings)))),
+        findings=findings,
+    )
+
+
+def drop_in_words(told: Drop) -> str:
+    """How usage fell in a window and why, and what the steps did, in a sentence or two."""
+    said = _fall_in_words(told)
+    if told.freed_in_fall:
+        preempted = counted(told.preemptions, "preemption") if told.preemptions else "nobody was preempted"
+        said += f" In the whole window: {preempted}."
+    return f"{said} {_work_in_words(told)}".strip()
+
+
+def _fall_in_words(told: Fall) -> str:
+    if told.highest is None or told.lowest is None or not told.usable:
+        return "Nothing is known of what was used then."
+    if told.lowest.used >= told.highest.used:
+        last = told.lowest.used if told.used_after is None else told.used_after
+        return f"Usage did not fall: {percent(last / told.usable)} of the pool at the end."
+    top, bottom = (f"{percent(level.used / told.usable)} of the pool" for level in (told.highest, told.lowest))
+    top_at, bottom_at = (_clock(level.at) for level in (told.highest, told.lowest))
+    freed = sum(told.freed_in_fall.values())
+    by = " and ".join(f"{blocks:,} as {reason}" for reason, blocks in told.freed_in_fall.items() if blocks)
+    fell = f"Usage fell from {top} at {top_at} to {bottom} at {bottom_at}"
+    return f"{fell}: {counted(freed, 'block')} became free, {by}." if freed else f"{fell}."
+
+
+def _work_in_words(told: Fall) -> str:
+    work, before = told.work, told.work_before
+    if work.output_tokens >= before.output_tokens / 2:
+        return ""
+    said = f"{counted(work.output_tokens, 'token')} were generated, {before.output_tokens:,} in as long before:"
+    if work.longest_without_step_s > work.seconds / 2:
+        return f"{said} no step ended for {duration(work.longest_without_step_s)}."
+    if not told.running_after:
+        return f"{said} nothing runs any more."
+    if work.computed_tokens > 2 * work.output_tokens:
+        return f"{said} the steps computed {counted(work.computed_tokens, 'token')}, most of them of prompts."
+    return f"{said} fewer run."
+
+
+def _preemptions_in_words(points: Sequence[Point]) -> str:
+    preemptions = points[-1].preemptions - points[0].preemptions if points else 0
+    return f"{counted(preemptions, 'preemption')} in the window." if preemptions > 0 else ""
+
+
+def _queue_in_words(points: Sequence[Point]) -> str:
+    if len(points) < 2:
+        return ""
+    first, last = points[0], points[-1]
+    longest = max(points, key=lambda point: point.waiting)
+    if not longest.waiting:
+        said = "Nobody waited."
+    else:
+        # Who stands behind the head of the queue waits for what the head waits for.
+        causes = [pair for pair in longest.waiting_by if pair[0] != Cause.BEHIND_HEAD]
+        cause = f" for {name_of(Cause, max(causes, key=lambda pair: pair[1])[0])}" if causes else ""
+        said = (
+            f"{counted(longest.waiting, 'request')} waited{cause} at {clock_time(longest.at_ns)};"
+            f" {first.waiting:,} at the beginning, {last.waiting:,} at the end."
+        )
+    before = dict(first.limits)
+    bound = {limit: steps - before.get(limit, 0) for limit, steps in last.limits}
+    steps = sum(bound.values())
+    limit = max(bound, key=bound.__getitem__, default=Limit.NONE)
+    if limit != Limit.NONE and bound[limit] > 0:
+        said += f" {percent(bound[limit] / steps)} of {counted(steps, 'step')} were bound by {name_of(Limit, limit)}."
+    return said
+
+
+def _findings_in_words(findings: Sequence[FindingReport]) -> str:
+    told = [f"{finding.code}: {finding.explanation}" for finding in findings[:MOST_FINDINGS]]
+    if len(findings) > MOST_FINDINGS:
+        told.append(f"{counted(len(findings) - MOST_FINDINGS, 'more finding')} touched this window.")
+    return " ".join(told)
+
+
+def _clock(stamp: str | None) -> str:
+    """The clock part of an RFC 3339 stamp, with milliseconds."""
+    return stamp[11:23] if stamp else "?"

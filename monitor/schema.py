@@ -1,0 +1,439 @@
+"""What can be asked about engines, as plain structures: the answers of kvscope.monitor.query, and the API's JSON.
+
+Times are RFC 3339 (None: not known), ages in seconds. What an attachment cannot tell is None, never 0.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from kvscope.monitor.analysis.prefix_tree import EvictionView as EvictionView
+from kvscope.monitor.analysis.prefix_tree import PrefixesView as PrefixesView
+from kvscope.monitor.analysis.prefix_tree import PrefixNode as PrefixNode
+from kvscope.monitor.analysis.retained_blocks import Bucket as Bucket
+from kvscope.monitor.analysis.retained_blocks import FloorView as FloorView
+from kvscope.monitor.analysis.retained_blocks import HeldView as HeldView
+from kvscope.monitor.analysis.retained_blocks import NeverFreedView as NeverFreedView
+from kvscope.monitor.analysis.wait_tree import Wait as Wait
+from kvscope.monitor.detectors.judgement import Severity, Verdict
+from kvscope.monitor.findings import FindingReport, State, severity_at_least
+from kvscope.monitor.ledger.balance import Balance
+
+BLOCK_STATES = ("free", "cached-idle", "running", "waiting", "finished", "reserved", "UNACCOUNTED")
+"""What a block can be, in the order of the numbers that a block map uses."""
+
+
+class EngineView(msgspec.Struct, frozen=True):
+    """One engine at a glance."""
+
+    engine: str
+    model: str
+    version: str
+    attached: Literal["stream", "figures"]
+    status: Literal["serving", "idle", "silent", "stopped", "gone", "unknown"]
+    at: str | None
+    heard_s_ago: float
+    epoch: int
+    restarts: int
+    step: int | None
+    running: int | None
+    waiting: int | None
+    waiting_by_reason: dict[str, int]
+    usage: float | None
+    balance: Balance | None
+    output_tokens_per_s: float | None
+    computed_tokens_per_s: float | None
+    preemptions: int | None
+    prefix_hit_rate: float | None
+    batches_lost: int
+    events_dropped: int
+    uncertain_since: str | None
+    faults: list[str]
+    configuration: dict[str, Any]
+    findings: dict[str, int]
+    memory: dict[str, int] = {}
+    """Bytes, by the names of the MEMORY event, and `elsewhere`; what is not known is not in it."""
+
+
+class PointView(msgspec.Struct, frozen=True):
+    """The pool and the queues at a moment of the past, in blocks and requests; preemptions, tokens, failed allocations
+    and steps (`limits`: by what kept each from being larger) are sums since the engine began. `unused_tokens`: that the
+    blocks of living requests have room for; None where KV groups differ in what they keep.
+    """
+
+    at: str
+    at_ns: int
+    free: int
+    cached_idle: int
+    running: int
+    waiting: int
+    finished: int
+    reserved: int
+    unaccounted: int
+    requests_running: int
+    requests_waiting: int
+    preemptions: int
+    output_tokens: int
+    computed_tokens: int
+    waiting_by_reason: dict[str, int] = {}
+    allocation_failures: int = 0
+    steps: int = 0
+    limits: dict[str, int] = {}
+    unused_tokens: int | None = None
+
+
+class RequestView(msgspec.Struct, frozen=True):
+    """One request."""
+
+    id: str
+    number: int
+    state: str
+    reason: str
+    since: str | None
+    for_s: float
+    arrived: str | None
+    blocks: int
+    prompt_tokens: int
+    max_tokens: int
+    computed_tokens: int
+    output_tokens: int
+    hit_tokens: int
+    preemptions: int
+    tokens_lost: int
+    blocks_needed: int
+    deferred: bool
+    client_gone: bool
+    stalled: bool
+    ended: bool
+    waited_s: dict[str, float] = {}
+    """Until now, by reason."""
+
+
+class StoryView(msgspec.Struct, frozen=True):
+    """One line of a story."""
+
+    at: str | None
+    what: str
+    text: str
+    position: str
+
+
+class PhaseView(msgspec.Struct, frozen=True):
+    """One state of a request for one reason: how long, blocks and tokens at its end, and what it cost. `recomputed` of
+    the tokens computed in it had been computed before.
+    """
+
+    state: str
+    reason: str
+    since: str | None
+    for_s: float
+    blocks: int
+    computed_tokens: int
+    output_tokens: int
+    computed: int
+    recomputed: int
+
+
+class ConditionView(msgspec.Struct, frozen=True):
+    """Whether something is so of a request, since when, and why."""
+
+    name: str
+    holds: bool
+    since: str | None
+    why: str
+
+
+class RequestDetail(msgspec.Struct, frozen=True):
+    """One request and its life. `waits`: what it waits for now, down to the roots; None of one that does not wait.
+    `unused_tokens`: how many more its blocks have room for; None where KV groups differ in what they keep.
+    """
+
+    engine: str
+    request: RequestView
+    blocks: list[int]
+    waited_s: dict[str, float]
+    story: list[StoryView]
+    story_is_whole: bool
+    life: list[PhaseView] = []
+    conditions: list[ConditionView] = []
+    waits: Wait | None = None
+    unused_tokens: int | None = None
+
+
+class BlockDetail(msgspec.Struct, frozen=True):
+    """One block: what it is, why (a chain for each reference, from the block to its reason), and its life. `tokens`: of
+    the computed ones that it holds, how many; None where KV groups differ in what they keep.
+    """
+
+    engine: str
+    block: int
+    state: str
+    references: int
+    owners: list[str]
+    hashed: bool
+    because: list[list[str]]
+    story: list[StoryView]
+    tokens: int | None = None
+
+
+class BlockMap(msgspec.Struct, frozen=True):
+    """Every block of a pool: `states` has a byte for each, an index into BLOCK_STATES."""
+
+    engine: str
+    at: str | None
+    total: int
+    states: bytes
+
+
+Colouring = Literal["owner", "age", "references", "prefix"]
+"""What blocks can be told apart by, besides their state."""
+
+
+class ColourKey(msgspec.Struct, frozen=True):
+    """What a value of a colouring means, and how many blocks have it. `request`: the owner, if it is one."""
+
+    value: int
+    label: str
+    blocks: int
+    request: str = ""
+
+
+class BlockColours(msgspec.Struct, frozen=True):
+    """Every block of a pool by one of its properties: `values` has a byte for each, which `keys` explain. 0 is of those
+    that do not have it; the values of ages and references rise with them, others stand for a few of many.
+    """
+
+    engine: str
+    at: str | None
+    by: Colouring
+    total: int
+    values: bytes
+    keys: list[ColourKey]
+
+
+class EventView(msgspec.Struct, frozen=True):
+    """One event. `blocks` has its first ids, `block_count` says how many there are; `request` is empty where it is
+    about none.
+    """
+
+    position: str
+    at: str | None
+    kind: str
+    text: str
+    request: str
+    blocks: list[int]
+    block_count: int
+
+
+class ExplanationView(msgspec.Struct, frozen=True):
+    """What happened in a window, in sentences, and the findings whose life touches it."""
+
+    engine: str
+    since: str | None
+    until: str | None
+    sentences: list[str]
+    findings: list[FindingReport]
+
+
+class MemoryView(msgspec.Struct, frozen=True):
+    """A device's memory in bytes. `known`: what the engine measured, by name; `parts`: the device by what it went to,
+    which add up to its total, empty where too little is known; `unnamed`: in use and on no line of the bill.
+    """
+
+    engine: str
+    at: str | None
+    known: dict[str, int]
+    parts: dict[str, int]
+    unnamed: int | None
+    kv_bytes_per_block: int
+    block_size: int
+    usable_blocks: int
+
+
+class CalculatorView(msgspec.Struct, frozen=True):
+    """What so many requests of that length ask of the pool, each at its end.
+
+    blocks_per_request   of all KV groups; 0 where the engine has not said its block size
+    bytes_per_request    None where the engine has not said how large a block is
+    max_concurrency      how many such requests fit at once; `limited_by` names what sets it lower than the pool does
+    notes                what the sum leaves out, and what else stands in the way, in sentences
+    """
+
+    engine: str
+    prompt_tokens: int
+    max_tokens: int
+    concurrency: int
+    block_size: int
+    usable_blocks: int
+    blocks_per_request: int
+    bytes_per_request: int | None
+    blocks_needed: int
+    share: float | None
+    fits: bool
+    max_concurrency: int
+    notes: list[str]
+
+
+class LifeView(msgspec.Struct, frozen=True):
+    """One life of an engine (its epoch), as far as it is kept."""
+
+    epoch: int
+    since: str | None
+    until: str | None
+
+
+class GapView(msgspec.Struct, frozen=True):
+    """A stretch of time that cannot be asked about: nothing of it was kept."""
+
+    since: str | None
+    until: str | None
+
+
+class SpanView(msgspec.Struct, frozen=True):
+    """What can be asked about an engine: from when to when, its lives, the gaps. `in_memory_since`: what is younger is
+    answered from memory.
+    """
+
+    engine: str
+    first: str | None
+    last: str | None
+    in_memory_since: str | None
+    lives: list[LifeView]
+    gaps: list[GapView]
+
+
+class FindingDetail(msgspec.Struct, frozen=True):
+    """A finding, and what the pool and the queues were from before it began until it ended, or now."""
+
+    finding: FindingReport
+    points: list[PointView]
+
+
+class SourceView(msgspec.Struct, frozen=True):
+    """One source that the service reads."""
+
+    target: str
+    engine: str
+    in_step: bool
+    bad_frames: int
+    filled_from: dict[str, int]
+    error: str
+    ended: bool = False
+    """Whether that error ended the reading."""
+    lag_s: float | None = None
+    """From when the last batch was packed, by the engine's clock, until we had it; None of a page."""
+    cpu_s: float = 0.0
+    """Processor time that its reader took, bookkeeping and judging included."""
+
+
+class Stretch(msgspec.Struct, kw_only=True):
+    """One stretch of one engine. Times are RFC 3339, durations in seconds.
+
+    source: the recording it is of; empty where a service has answered. findings: those told of in it.
+    waits: by what was waited for, how long each request did that ended in the stretch or was there at its end.
+    first_tokens: from arrival to the first token, of those whose first token was in it. counts: of what happened in it.
+    peak: the pool when most of it was in use; None if nothing is known of it.
+    """
+
+    source: str
+    since: str | None
+    until: str | None
+    seconds: float
+    engine: str
+    findings: list[FindingReport] = []
+    waits: dict[str, list[float]] = {}
+    first_tokens: list[float] = []
+    counts: dict[str, int] = {}
+    peak: Balance | None = None
+    peak_at: str | None = None
+
+
+Change = Literal["better", "worse", "same", "differs", ""]
+
+
+class FigureRow(msgspec.Struct, frozen=True):
+    """One figure on both sides; None: nothing was there to measure. `change` is empty where one side is not known, and
+    `differs` where neither direction is better. unit: s, /s, /min, or a share of 1.
+    """
+
+    name: str
+    unit: str
+    before: float | None
+    after: float | None
+    change: Change
+
+
+class FindingRow(msgspec.Struct, frozen=True):
+    """A code that was found on either side: how many of it, and whom they named."""
+
+    code: str
+    title: str
+    severity: Severity
+    change: Literal["went", "came", "stayed"]
+    before: int
+    after: int
+    verdict: Verdict
+    requests: list[str]
+
+
+class Diff(msgspec.Struct, frozen=True):
+    """Two stretches compared. The first is what the second is held against."""
+
+    schema_version: str
+    before: Stretch
+    after: Stretch
+    findings: list[FindingRow]
+    figures: list[FigureRow]
+
+    @property
+    def is_worse(self) -> bool:
+        """Whether a finding of warning or above came."""
+        return any(row.change == "came" and severity_at_least(row.severity, "warning") for row in self.findings)
+
+
+DeliveryState = Literal["pending", "delivered", "given-up", "silenced", "damped", "disabled"]
+"""pending: tried until it is told. given-up: refused for good, or at the last try. silenced: told when the silence
+ends, if it still fires then. damped: not told, since it flaps. disabled: the receiver had said that it is gone.
+"""
+
+
+class DeliveryView(msgspec.Struct, frozen=True):
+    """One message to one receiver."""
+
+    number: int
+    id: str
+    receiver: str
+    kind: str
+    alert: str
+    engine: str
+    code: str
+    state: DeliveryState
+    tries: int
+    created_at: str
+    due_at: str | None
+    ended_at: str | None
+    answer: str
+
+
+class SilenceView(msgspec.Struct, frozen=True):
+    """One silence."""
+
+    number: int
+    matchers: list[str]
+    until: str
+    comment: str
+
+
+class AlertingView(msgspec.Struct, frozen=True):
+    """Who is told of one finding: what was sent to `receivers`, the latest first, and the silences that are about it.
+    No receivers: this service tells nobody.
+    """
+
+    receivers: list[str] = []
+    deliveries: list[DeliveryView] = []
+    silences: list[SilenceView] = []
+
+
+FindingState = State

@@ -1,0 +1,213 @@
+"""The text of an engine's log, vLLM's from 0.8 to 0.33 and kvscope's own, to samples and facts.
+
+Lines are searched, not matched from their start, so that prefixes of process managers, a report's prose around them
+and several processes' lines mixed do no harm. A line may be JSON: vLLM's own, a container's, or one inside the other.
+What a process of one data-parallel rank says is that rank's; what the front end says is every rank's.
+
+    fact                       from
+    -------------------------  ------------------------------------------------------------------------------
+    version                    "█  version 0.32.0", "vLLM API server version 0.10.2", "LLM engine (v0.32.0)"
+    model, host, port, …       "non-default args: {…}": each argument under its own name
+    kv_cache_size_tokens       "GPU KV cache size: 16,416 tokens"
+    max_concurrency, _tokens   "Maximum concurrency for 4,096 tokens per request: 4.01x": 4.01 and 4096
+    num_gpu_blocks             "# cuda blocks: 27443, # CPU blocks: 2048": the engine of before V1
+    num_gpu_blocks_override    "Overriding num_gpu_blocks=8192 with num_gpu_blocks_override=513"
+    available_kv_cache_gib     "Available KV cache memory: 45.94 GiB"
+    blocks_not_freed           "Failed to reset prefix cache because some blocks (12) are not freed yet"
+    kv_connector               "Creating v1 connector with name: NixlConnector"
+    memory_…                   the memory bill: monitor/sources/memory_log.py
+
+Preemptions are logged by the engine of before V1 alone, the first and every fiftieth; samples after such a line have
+them. Later versions cannot print theirs: the counter is emptied before it is looked at.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+
+from kvscope.monitor.events.samples import Fact, Sample
+from kvscope.monitor.sources.line_timestamps import Stamps
+from kvscope.monitor.sources.memory_log import MEMORY_FACTS, memory_facts
+
+NUMBER: Final = r"-?\d{1,15}(?:\.\d{1,15})?"
+COUNT: Final = r"\d{1,15}"
+
+STATS: Final = re.compile(
+    r"(?:Engine (?P<rank>\d{1,4}): |(?P<several>\d{1,4}) Engines Aggregated: )?"
+    rf"Avg prompt throughput: (?P<prompt>{NUMBER}) tokens/s, Avg generation throughput: (?P<generation>{NUMBER})"
+    rf" tokens/s, Running: (?P<running>{COUNT}) reqs,"
+    rf" (?:Waiting: (?P<waiting>{COUNT}) reqs|Swapped: (?P<swapped>{COUNT}) reqs, Pending: (?P<pending>{COUNT}) reqs)"
+    r"(?P<rest>(?:(?!Engine \d|\d Engines|Avg prompt).)*)",
+    re.ASCII,
+)
+USAGE: Final = re.compile(rf"KV cache usage: ({NUMBER})%", re.ASCII)
+DEFERRED: Final = re.compile(rf", Deferred: ({COUNT}) reqs", re.ASCII)
+HIT_RATE: Final = re.compile(rf", Prefix cache hit rate: ({NUMBER})%", re.ASCII)
+PREEMPTED: Final = re.compile(rf"total_num_cumulative_preemption=({COUNT})\b", re.ASCII)
+ARGS: Final = re.compile(r"non-default args: \{(.*)")
+ARG: Final = re.compile(r"'(\w{1,80})': (?:\[?'([^']*)'\]?|(-?[\d.]+|True|False))(?=[,}])")
+PROCESS: Final = re.compile(r"\(\w{1,40}?_DP(\d{1,4})(?:_\w{1,40})? pid=", re.ASCII)
+"""vLLM's prefix of a process that is of one data-parallel rank: (EngineCore_DP1 pid=77), (Worker_DP1_TP0 pid=78)."""
+MESSAGE_KEYS: Final = ("message", "msg", "body", "event", "log")
+"""Where JSON has the text: usual loggers, vLLM's and OpenTelemetry's, structlog, Docker."""
+
+FACTS: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
+    ("version", re.compile(r"(?:LLM engine \(v|vLLM API server version |█ {1,9}version )(\d+\.\d+\.\d+[\w.+]*)")),
+    ("kv_cache_size_tokens", re.compile(r"KV cache size: ([\d,]{1,20}) tokens")),
+    ("max_concurrency_tokens", re.compile(r"Maximum concurrency for ([\d,]{1,20}) tokens per request: [\d.]+x")),
+    ("max_concurrency", re.compile(rf"Maximum concurrency for [\d,]{{1,20}} tokens per request: ({NUMBER})x")),
+    ("num_gpu_blocks", re.compile(rf"# (?:GPU|cuda|CUDA) blocks: ({COUNT}), # CPU blocks: \d")),
+    ("num_gpu_blocks_override", re.compile(rf"Overriding num_gpu_blocks=\d+ with num_gpu_blocks_override=({COUNT})")),
+    ("available_kv_cache_gib", re.compile(rf"Available KV cache memory: ({NUMBER}) GiB")),
+    (
+        "blocks_not_freed",
+        re.compile(rf"Failed to reset prefix cache because some blocks \(({COUNT})\) are not freed yet"),
+    ),
+    ("kv_connector", re.compile(r"Creating v1 connector with name: (\w{1,80})")),
+)
+OURS: Final = {name for name, _ in FACTS + MEMORY_FACTS}
+"""An argument that happens to have one of these names is no figure of ours unless it is one."""
+TOLD_BY: Final = ("version", "engine (v", "tokens", "blocks", "Available KV", "prefix cache", "connector")
+"""Few lines of a log have any of these, and every fact above has one."""
+
+
+class _Told(NamedTuple):
+    """A fact, before it is known what the engine is called. `rank` is None where it is every rank's."""
+
+    position: str
+    rank: int | None
+    name: str
+    value: int | float | str
+    at_ns: int | None
+
+
+class Log:
+    """Reads the lines of one log. `name` stands for its file in positions; `ended` is when it was last written to."""
+
+    def __init__(self, name: str, ended: datetime) -> None:
+        self.name = name
+        self.stats_lines = 0
+        self.notes: list[str] = []
+        self._args: dict[str, int | float | str] = {}
+        self._stamps = Stamps(ended)
+        self._last_stamp: int | None = None
+        self._preemptions: int | None = None
+        self._engines: dict[str, int] = {}
+
+    def records(self, lines: Iterable[str]) -> Iterator[Sample | Fact]:
+        """Samples in the order of the lines, then facts. What is not understood is passed over."""
+        told: list[_Told] = []
+        last_position = ""
+        for number, line in enumerate(lines, 1):
+            position = f"{self.name}:{number}"
+            text, is_json = _message(line)
+            at_ns = self._stamps.of(line, whole=is_json)
+            if at_ns is not None:
+                last_position, self._last_stamp = position, at_ns
+            found = list(STATS.finditer(text)) if "Avg prompt" in text else []
+            for match in found:
+                self.stats_lines += 1
+                yield self._sample(match, position, at_ns)
+            if not found:
+                rank = process[1] if (process := PROCESS.search(line)) is not None else None
+                told += [
+                    _Told(position, None if rank is None else int(rank), name, value, at_ns)
+                    for name, value in self._facts(text)
+                ]
+        if self._last_stamp is not None:
+            told.append(_Told(last_position, None, "last_stamp", "", self._last_stamp))
+        self._take_notes()
+        yield from self._named(told)
+
+    def engine(self, rank: str | int = 0) -> str:
+        """The engine's id, NAME@HOST:PORT/RANK as far as the log told it."""
+        model = str(self._args.get("served_model_name") or self._args.get("model") or "engine")
+        port = self._args.get("port")
+        host = str(self._args.get("host", "127.0.0.1"))
+        where = f"{f'[{host}]' if ':' in host else host}:{port}" if isinstance(port, int) else self.name
+        return f"{model}@{where}/{int(rank)}"
+
+    def name_by(self, arguments: dict[str, int | float | str]) -> None:
+        """Take these for the engine's arguments, where no line has them."""
+        self._args = arguments | self._args
+
+    def _facts(self, text: str) -> Iterator[tuple[str, int | float | str]]:
+        if (found := ARGS.search(text)) is not None:
+            arguments = {name: quoted or _value(plain) for name, quoted, plain in ARG.findall(found[1])}
+            self._args.update(arguments)
+            for name, value in arguments.items():
+                if name not in OURS or not isinstance(value, str):
+                    yield name, value
+            return
+        if (found := PREEMPTED.search(text)) is not None:
+            self._preemptions = int(found[1])
+        if any(sign in text for sign in TOLD_BY):
+            for name, pattern in FACTS:
+                if (found := pattern.search(text)) is not None:
+                    yield name, _value(found[1])
+        yield from memory_facts(text)
+
+    def _sample(self, match: re.Match[str], position: str, at_ns: int | None) -> Sample:
+        usage, hit_rate, deferred = (p.search(match["rest"]) for p in (USAGE, HIT_RATE, DEFERRED))
+        if match["several"]:
+            engine = f"{self.engine().rpartition('/')[0]}/all {match['several']}"
+        else:
+            engine = self.engine(match["rank"] or 0)
+        self._engines[engine] = int(match["rank"] or 0)
+        return Sample(
+            engine=engine,
+            position=position,
+            at_ns=at_ns,
+            running=int(match["running"]),
+            waiting=int(match["waiting"] or int(match["swapped"] or 0) + int(match["pending"] or 0)),
+            usage=float(usage[1]) / 100 if usage else None,
+            prompt_tokens_per_s=float(match["prompt"]),
+            generation_tokens_per_s=float(match["generation"]),
+            prefix_hit_rate=float(hit_rate[1]) / 100 if hit_rate else None,
+            preemptions=self._preemptions,
+            deferred=int(deferred[1]) if deferred else None,
+        )
+
+    def _take_notes(self) -> None:
+        if self._stamps.without_zone:
+            self.notes.append("its times have no zone and are taken to be UTC")
+        elif self.stats_lines and self._last_stamp is None:
+            self.notes.append("its lines have no times; they are taken to be 10 s apart, as vLLM logs by default")
+
+    def _named(self, told: Iterable[_Told]) -> Iterator[Fact]:
+        """Only at the end is it known what the engines are called, and which there are."""
+        engines = self._engines or {self.engine(): 0}
+        for position, rank, name, value, at_ns in told:
+            theirs = [engine for engine, of in engines.items() if rank in (None, of)]
+            for engine in theirs or [self.engine(rank or 0)]:
+                yield Fact(engine, position, name, value, at_ns)
+
+
+def _message(line: str) -> tuple[str, bool]:
+    """The text of a line, and whether it was JSON, behind a process's prefix or not."""
+    start = line.find('{"', 0, 80)
+    if start < 0:
+        return line, False
+    try:
+        fields: Any = json.loads(line[start:])
+    except (ValueError, RecursionError):
+        return line, line.startswith("{")
+    if isinstance(fields, dict):
+        for key in MESSAGE_KEYS:
+            if isinstance(fields.get(key), str):
+                return _message(fields[key])[0], True
+    return line, False
+
+
+def _value(text: str) -> int | float | str:
+    digits = text.replace(",", "")
+    for number in (int, float):
+        try:
+            return number(digits)
+        except ValueError:
+            continue
+    return text

@@ -1,0 +1,257 @@
+"""A live event stream: joins in the middle, notices gaps, and has them filled or says what was lost.
+
+It subscribes first and keeps what comes, asks for a keyframe, and splices the two (law 7). A gap is asked for by
+sequence; the engine answers from its ring, else its journal, else with a keyframe, and then what lies between is lost
+and said so (a LOST record). While nothing is heard, an OBSERVED record a second keeps time passing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final, NamedTuple, cast
+
+import msgspec
+import zmq
+
+from kvscope.monitor.events.event_log import Clock
+from kvscope.monitor.events.kinds import Kind, Stage
+from kvscope.monitor.events.wire import (
+    Batch,
+    ContractError,
+    Frame,
+    Keyframe,
+    NewerVersion,
+    Run,
+    batch_of,
+    decode,
+    encode,
+)
+from kvscope.monitor.publishing.publisher import Replay, replay_endpoint_for
+from kvscope.monitor.sources.kv_events import is_batch
+
+ASK_AGAIN_NS: Final = 1_000_000_000
+OBSERVE_NS: Final = 1_000_000_000
+MAX_BUFFERED: Final = 100_000
+
+
+class Received(NamedTuple):
+    """A frame in its place, as it is to be applied, and its bytes, as they are to be kept."""
+
+    frame: Frame
+    payload: bytes
+
+
+class LiveStream:
+    """The stream at `events`; `replay` is beside it unless told. One thread only.
+
+    `known` says of an engine and its epoch which batch is the next that its ledger has not had: the stream begins there
+    if the engine still has it. -1: nothing was heard of it before.
+    """
+
+    def __init__(
+        self,
+        events: str,
+        replay: str = "",
+        clock: Clock = time,
+        known: Callable[[str, int], int] = lambda _engine, _epoch: -1,
+    ) -> None:
+        self.events = events
+        self.replay = replay or replay_endpoint_for(events)
+        self.engine = ""
+        self.bad_frames = 0
+        """Messages that were no frame of the contract, counted and left out."""
+        self.filled_from: dict[str, int] = {}
+        """How many batches came late, by where from: ring or journal."""
+        self.lag_s: float | None = None
+        """From when the newest frame was packed, by the engine's clock, until we had it."""
+        self.has_kv_events = False
+        """Whether it is vLLM's KV events that are published there: monitor/sources/kv_events.py reads them."""
+        self._clock = clock
+        self._known = known
+        self._epoch = 0
+        self._next = -1
+        self._behind = False
+        """Whether what was said since an earlier reader's last batch is still to come: time does not pass before it."""
+        self._more = False
+        self._waiting: deque[Received] = deque()
+        self._asked_ns = 0
+        self._asked_for = -2
+        self._observed_ns = clock.monotonic_ns()
+        self._newer: NewerVersion | None = None
+        self._context = zmq.Context()
+        try:
+            self._sub = self._context.socket(zmq.SUB)
+            self._sub.setsockopt(zmq.RCVHWM, 100_000)
+            self._sub.setsockopt(zmq.SUBSCRIBE, b"")
+            self._sub.connect(self.events)
+            self._dealer = self._connect_dealer()
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise ContractError(
+                f"{events} is no endpoint to connect to: {error.strerror}; one looks like tcp://127.0.0.1:5757"
+            ) from error
+        self._poller = zmq.Poller()
+        self._poller.register(self._sub, zmq.POLLIN)
+        self._poller.register(self._dealer, zmq.POLLIN)
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._context.destroy(linger=0)
+
+    @property
+    def in_step(self) -> bool:
+        """Whether the state is known and nothing is missing just now."""
+        return self._next >= 0 and not self._waiting
+
+    def poll(self, timeout_s: float = 0.1) -> list[Received]:
+        """What has come within the time, in order and without gaps. Raises NewerVersion if we cannot read it."""
+        out: list[Received] = []
+        self._ask_if_missing()
+        ready = dict(self._poller.poll(round(timeout_s * 1000)))
+        if self._dealer in ready:
+            self._take_answer(out)
+        if self._sub in ready:
+            self._take_published(out)
+        self._ask_if_missing()
+        now = self._clock.monotonic_ns()
+        if out and self.in_step and not self._more:
+            self._behind = False
+        if self.engine and not self._behind and now - self._observed_ns >= OBSERVE_NS:
+            self._observed_ns = now
+            out.append(self._added(Kind.OBSERVED, [self._clock.time_ns()]))
+        if self._newer is not None:
+            raise self._newer
+        return out
+
+    # ---------------------------------------------------------------- what is published
+
+    def _take_published(self, out: list[Received]) -> None:
+        for _ in range(10_000):  # then let others have a turn
+            try:
+                parts = self._sub.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            received = self._decoded(parts[-1])
+            if received is not None:
+                self.lag_s = (self._clock.time_ns() - received.frame.wall_ns) / 1e9
+                self._place(received, out)
+            elif is_batch(parts):
+                self.has_kv_events = True
+
+    def _decoded(self, payload: bytes) -> Received | None:
+        try:
+            frame = decode(payload)
+        except NewerVersion as error:
+            self._newer = error
+            return None
+        except ContractError:
+            self.bad_frames += 1
+            return None
+        if frame is None:
+            return None
+        self.engine = self.engine or frame.engine
+        return Received(frame, payload)
+
+    def _place(self, received: Received, out: list[Received]) -> None:
+        """Put a frame out if it is the next one; else keep it until what is before it has come."""
+        frame = received.frame
+        if frame.epoch < self._epoch:
+            return
+        if frame.epoch > self._epoch:
+            self._begin(frame)
+        if isinstance(frame, Keyframe):
+            if self._next < 0 or frame.sequence == self._next - 1:
+                self._splice(received, out)
+            return
+        if self._next < 0 and frame.sequence == 0:
+            self._next = 0
+        if frame.sequence == self._next:
+            self._next += 1
+            out.append(received)
+            if self._waiting:
+                self._release(out)
+        elif frame.sequence > self._next:
+            if len(self._waiting) >= MAX_BUFFERED:
+                self._waiting.popleft()
+            self._waiting.append(received)
+
+    def _begin(self, first: Frame) -> None:
+        """Another life of the engine, or the first one heard of."""
+        self._epoch, self._next = first.epoch, self._known(first.engine, first.epoch)
+        self._behind = self._next >= 0
+        self._waiting.clear()
+
+    def _splice(self, keyframe: Received, out: list[Received]) -> None:
+        out.append(keyframe)
+        self._next = max(self._next, keyframe.frame.sequence + 1)
+        self._release(out)
+
+    def _release(self, out: list[Received]) -> None:
+        """Put out what was kept, as far as it goes without a gap."""
+        while self._waiting and self._waiting[0].frame.sequence <= self._next:
+            received = self._waiting.popleft()
+            if received.frame.sequence == self._next:
+                self._next += 1
+                out.append(received)
+
+    # ---------------------------------------------------------------- what is asked for
+
+    def _ask_if_missing(self) -> None:
+        """Ask for what is missing: at once when it is first seen to be, then at intervals."""
+        due = self._asked_for != self._next or self._clock.monotonic_ns() - self._asked_ns >= ASK_AGAIN_NS
+        if not self.in_step and due:
+            self._ask()
+
+    def _ask(self) -> None:
+        self._asked_ns, self._asked_for = self._clock.monotonic_ns(), self._next
+        question = ["keyframe"] if self._next < 0 else ["since", self._epoch, self._next]
+        with contextlib.suppress(zmq.Again):
+            self._dealer.send(msgspec.msgpack.encode(question), zmq.NOBLOCK)
+
+    def _take_answer(self, out: list[Received]) -> None:
+        parts = self._dealer.recv_multipart()
+        try:
+            header = msgspec.msgpack.decode(parts[0], type=Replay)
+        except (msgspec.DecodeError, IndexError):
+            self.bad_frames += 1
+            return
+        frames = [received for payload in parts[1:] if (received := self._decoded(payload)) is not None]
+        for received in frames:
+            if isinstance(received.frame, Keyframe):
+                self._take_keyframe(received, header.asked, out)
+            else:
+                before = len(out)
+                self._place(received, out)
+                self.filled_from[header.source] = self.filled_from.get(header.source, 0) + len(out) - before
+        self._more = header.more
+        if header.more:
+            self._ask()
+
+    def _take_keyframe(self, received: Received, asked: str, out: list[Received]) -> None:
+        """An answer to "where are we", or instead of batches that nobody has any more."""
+        keyframe = received.frame
+        if keyframe.epoch < self._epoch:
+            return
+        if keyframe.epoch > self._epoch:
+            self._begin(keyframe)
+        if 0 <= self._next <= keyframe.sequence:
+            if asked != "since":
+                return  # the batches were quicker than the keyframe, and are on their way
+            out.append(self._added(Kind.LOST, [self._next, keyframe.sequence, Stage.TRANSPORT]))
+        if self._next <= keyframe.sequence:
+            self._next = -1
+            self._splice(received, out)
+
+    def _added(self, kind: Kind, args: list[int]) -> Received:
+        batch = batch_of(self.engine, self._epoch, [Run(kind, 0, -1, args, [])], wall_ns=self._clock.time_ns())
+        payload = encode(batch)
+        return Received(cast(Batch, decode(payload)), payload)
+
+    def _connect_dealer(self) -> zmq.Socket[bytes]:
+        dealer = self._context.socket(zmq.DEALER)
+        dealer.setsockopt(zmq.SNDHWM, 4)
+        dealer.connect(self.replay)
+        return dealer

@@ -1,0 +1,137 @@
+"""A State as a keyframe carries it: all of it as bytes, and back."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Final, Literal
+
+import msgspec
+
+from kvscope.monitor.events.wire import NotAFrame
+from kvscope.monitor.state.fold import State
+from kvscope.monitor.state.records import Deferral, Heartbeat, Places, RequestState, StepInFlight, TierState, Totals
+
+
+class _Dump(msgspec.Struct, array_like=True):
+    """A State as a keyframe carries it."""
+
+    description: str
+    total: int
+    reserved: int
+    block_size: int
+    now_ns: int
+    started_ns: int
+    stopped_ns: int
+    last_step: int
+    refs: memoryview
+    owner: memoryview
+    hashes: memoryview
+    since: memoryview
+    more: dict[int, list[int]]
+    detached: dict[int, list[int]]
+    deferrals: list[Deferral]
+    requests: list[RequestState]
+    totals: Totals
+    in_flight: list[StepInFlight]
+    heartbeat: Heartbeat | None
+    memory: list[int]
+    tiers: dict[int, TierState]
+    damaged: bool
+    audit_cycles: int
+    audited_ns: int
+    orphans: list[int]
+    early: dict[int, int] = {}
+    launched_ns: int = 0
+    prompt_blocks_cached: int = 0
+    places: Places = msgspec.field(default_factory=Places)
+
+
+SLICE: Final = 1 << 14
+"""Values packed in one go: the engine's thread need not wait for longer than these take."""
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(_Dump)
+
+
+def dump(state: State) -> memoryview:
+    """All of it as bytes, to be loaded by `load`."""
+    return memoryview(
+        _ENCODER.encode(
+            _Dump(
+                state.description,
+                state.total,
+                state.reserved,
+                state.block_size,
+                state.now_ns,
+                state.started_ns,
+                state.stopped_ns,
+                state.last_step,
+                _packed("i", state.refs),
+                _packed("i", state.owner),
+                _packed("q", state.hashes),
+                _packed("q", state.since),
+                state.more,
+                state.detached,
+                list(state.deferrals.values()),
+                list(state.requests.values()),
+                state.totals,
+                list(state.in_flight.values()),
+                state.heartbeat,
+                state.memory,
+                state.tiers,
+                state.damaged,
+                state.audit_cycles,
+                state.audited_ns,
+                sorted(state.orphans),
+                state.early,
+                state.launched_ns,
+                state.prompt_blocks_cached,
+                state.places,
+            )
+        )
+    )
+
+
+def _packed(typecode: str, values: list[int]) -> memoryview:
+    packed = array(typecode)
+    for first in range(0, len(values), SLICE):
+        packed.extend(values[first : first + SLICE])
+    return memoryview(packed).cast("B")
+
+
+def _unpacked(typecode: Literal["i", "q"], packed: memoryview, total: int) -> list[int]:
+    if len(packed) != array(typecode).itemsize * total:
+        raise NotAFrame(f"a keyframe of {total} blocks with a column of {len(packed)} bytes")
+    return packed.cast(typecode).tolist()
+
+
+def load(packed: memoryview) -> State:
+    """The state that `dump` packed. Raises NotAFrame for anything else."""
+    try:
+        dump = _DECODER.decode(packed)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise NotAFrame(f"a keyframe whose state cannot be read: {error}") from error
+    state = State()
+    state.description, state.total, state.reserved = dump.description, dump.total, dump.reserved
+    state.block_size, state.now_ns, state.started_ns = dump.block_size, dump.now_ns, dump.started_ns
+    state.stopped_ns, state.last_step = dump.stopped_ns, dump.last_step
+    state.refs, state.owner = _unpacked("i", dump.refs, dump.total), _unpacked("i", dump.owner, dump.total)
+    state.hashes, state.since = _unpacked("q", dump.hashes, dump.total), _unpacked("q", dump.since, dump.total)
+    state.born = [0] * dump.total
+    named = {*dump.more, *dump.detached, *dump.orphans}.union(
+        *(record.blocks for record in dump.requests), *(deferral.blocks for deferral in dump.deferrals)
+    )
+    if named and not 0 <= min(named) <= max(named) < dump.total:
+        raise NotAFrame(f"a keyframe of {dump.total} blocks that names block {max(named)}")
+    state.more, state.detached = dump.more, dump.detached
+    state.deferrals = {deferral.request: deferral for deferral in dump.deferrals}
+    state.requests = {record.number: record for record in dump.requests}
+    state.totals, state.heartbeat, state.memory, state.tiers = dump.totals, dump.heartbeat, dump.memory, dump.tiers
+    state.in_flight = {step.step: step for step in dump.in_flight}
+    state.damaged, state.audit_cycles = dump.damaged, dump.audit_cycles
+    state.audited_ns, state.orphans = dump.audited_ns, set(dump.orphans)
+    state.early, state.launched_ns = dump.early, dump.launched_ns
+    state.prompt_blocks_cached, state.places = dump.prompt_blocks_cached, dump.places
+    state.fences_anew()
+    state.recount()
+    return state

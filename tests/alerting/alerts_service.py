@@ -1,0 +1,34 @@
+"""`monitor serve` without the page, in a process that a test can kill; its times are short.
+
+python -m tests.alerting.alerts_service OUTBOX RECEIVER LOOK_AGAIN_S ENDPOINT…
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from kvscope.monitor.alerting.alerting import AlertsConfig
+from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.service.service import ServiceConfig, serve
+
+SCHEDULE = (0.0, 0.05, 0.1, 0.2) + (0.4,) * 60
+"""A receiver that fails half of the time fails 64 times in a row once in 10¹⁹ messages."""
+
+
+def main() -> int:
+    outbox, receiver, look_again_s, *events = sys.argv[1:]
+    alerts = AlertsConfig(
+        (receiver,),
+        allow_private=True,
+        repeat_s=0,
+        look_again_s=float(look_again_s),
+        schedule=SCHEDULE,
+        path=Path(outbox),
+    )
+    settings = Settings.parse(["leak.finished-held.grace_s=0.3"])
+    return serve(ServiceConfig(tuple(events), port=0, alerts=alerts, settings=settings), lambda app, query: None)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,112 @@
+"""What can be asked and done about alerts over HTTP, from the command line, and with the page's buttons."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from kvscope.monitor.alerting.alerting import Alerts, AlertsConfig
+from kvscope.monitor.alerting.alerts_client import AlertsClient
+from kvscope.monitor.cli import main
+from kvscope.monitor.doctor.report import CANNOT_TELL, FINDINGS, NOTHING, USAGE
+from kvscope.monitor.pipeline import Watch
+from tests.finding_transitions import Troubles
+from tests.receiving import PATH, Server, until
+from tests.test_api import served
+
+TOKEN = "a-token"
+
+
+@pytest.fixture
+def receiver() -> Iterator[Server]:
+    server = Server()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def alerts(receiver: Server) -> Iterator[Alerts]:
+    alerts = Alerts(AlertsConfig((receiver.url,), allow_private=True, schedule=(0.0,)))
+    alerts.start()
+    yield alerts
+    alerts.close()
+
+
+@pytest.fixture
+def url(alerts: Alerts) -> Iterator[str]:
+    with served(Watch(), TOKEN, alerts=alerts) as address:
+        yield address
+
+
+def test_from_the_command_line(
+    url: str, alerts: Alerts, receiver: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def said(*arguments: str, code: int = NOTHING) -> str:
+        assert main(["alerts", *arguments, "--url", url, "--token", TOKEN]) == code
+        out, error = capsys.readouterr()
+        return out + error
+
+    name = alerts.receivers[0].name
+    assert said("test") == f"delivered  {name}  answered 204\n"
+    receiver.answers = [(503, {})]
+    assert said("test", name, code=FINDINGS) == f"NOT delivered  {name}  answered 503\n"
+    assert "there is no receiver pager here; there are: " + name in said("test", "pager", code=USAGE)
+    assert said("silence", "code=stuck.*", "--for", "2h", "--comment", "[we] know") == "silence 1\n"
+    assert "NAME=PATTERN" in said("silence", "stuck.*", "--for", "2h", code=USAGE)
+    receiver.answers = [(500, {})]
+    troubles = Troubles()
+    alerts.put(troubles.fire(1) + troubles.fire(1, "stuck.engine-stalled"))
+    until(lambda: alerts.outbox.pending() == 0)
+    shown = said("list")
+    for part in (name, "127.0.0.1", "leak.finished-held", "given-up", "silenced", "code=stuck.*", "[we] know"):
+        assert part in shown
+    assert PATH not in shown
+    number = next(one.number for one in alerts.view().deliveries if one.state == "given-up")
+    assert said("replay", str(number)) == ""
+    until(lambda: {one.state for one in alerts.view().deliveries if one.kind != "test"} == {"delivered", "silenced"})
+    assert "no delivery 99" in said("replay", "99", code=USAGE)
+    assert said("unsilence", "1") == ""
+    assert "no silence 1" in said("unsilence", "1", code=USAGE)
+    until(lambda: {one.state for one in alerts.view().deliveries if one.kind != "test"} == {"delivered"})
+
+
+def test_who_may_not_is_told_so(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["alerts", "test", "--url", url, "--token", "another"]) == CANNOT_TELL
+    assert "wants a token" in capsys.readouterr().err
+    assert main(["alerts", "test", "--url", "http://127.0.0.1:1", "--token", TOKEN]) == CANNOT_TELL
+    assert "is `monitor serve` running there?" in capsys.readouterr().err
+
+
+def test_a_silence_that_is_none_is_refused(url: str) -> None:
+    with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {TOKEN}"}, trust_env=False) as client:
+        for body in ("", "{}", '{"matchers": ["code=*"], "seconds": "soon"}', '{"matchers": [], "seconds": 5}'):
+            refused = client.post("/api/alerts/silences", content=body)
+            assert refused.status_code == 400
+            assert "silence" in refused.json()["detail"]
+
+
+def test_the_pages_buttons(url: str, alerts: Alerts, receiver: Server) -> None:
+    """Each goes where its form says, as a browser would send it, and leads back to the page."""
+    alerts.put(Troubles().fire(1, explanation="<script>alert(1)</script>"))
+    until(lambda: alerts.outbox.pending() == 0)
+    with httpx.Client(base_url=url, headers={"Accept": "text/html"}, trust_env=False, follow_redirects=True) as client:
+        page = client.get(f"/alerts?token={TOKEN}").text
+        assert "&lt;script&gt;" in page
+        assert "<script>" not in page
+        buttons = re.findall(r'<form method="post" action="([^"]+)"', page)
+        assert len(buttons) == 2  # test the receiver, send the delivery again
+        for button in buttons:
+            assert "<h1>Alerts</h1>" in client.post(button).text
+    until(lambda: len(receiver.got) == 3)
+
+
+def test_a_service_that_sends_none_says_so() -> None:
+    with served(Watch()) as address:
+        assert "start `monitor serve` with --alert URL" in httpx.get(f"{address}/alerts", trust_env=False).text
+        with pytest.raises(ValueError, match="sends no alerts"):
+            AlertsClient(address).view()

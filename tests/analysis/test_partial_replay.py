@@ -1,0 +1,70 @@
+"""A copy of a ledger goes on as the one that it was taken of does, and neither of them moves the other."""
+
+from __future__ import annotations
+
+import gc
+import random
+import weakref
+
+import pytest
+
+from kvscope.monitor.analysis.partial_replay import fork
+from kvscope.monitor.events.wire import Batch
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.queries.blocks import block_map
+from kvscope.monitor.queries.request_details import request_views
+from kvscope.monitor.state import keyframe_codec
+from tests.ledger.test_exact import FAULTS, random_lab
+
+
+def batches(seed: int) -> list[Batch]:
+    rng = random.Random(seed)
+    lab = random_lab(rng, rng.choice(FAULTS))
+    shared = [rng.randrange(9) for _ in range(20)]
+    for _ in range(80):
+        if rng.random() < 0.4:
+            lab.arrive([*shared, rng.randrange(1000)], max_tokens=rng.randint(1, 20))
+        lab.step(0.05, stop_chance=0.03)
+    return [frame for frame in lab.frames if isinstance(frame, Batch)]
+
+
+def books(ledger: EngineLedger) -> tuple[object, ...]:
+    """All that can be asked of it."""
+    return bytes(keyframe_codec.dump(ledger.state)), block_map(ledger), request_views(ledger), list(ledger.anomalies)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("missing", [0, 1], ids=["whole", "damaged"])
+def test_it_goes_on_alike(seed: int, missing: int) -> None:
+    said = batches(seed)
+    half = len(said) // 2
+    ledger = EngineLedger(said[0].engine)
+    for batch in said[: half - 1 - missing] + said[half - 1 : half]:
+        ledger.apply(batch)
+    assert ledger.state.damaged == bool(missing)
+    then = books(ledger)
+    copied = fork(ledger)
+    assert books(copied) == then
+    for batch in said[half:]:
+        copied.apply(batch)
+    assert books(ledger) == then
+    after = books(copied)
+    assert after != then
+    for batch in said[half:]:
+        ledger.apply(batch)
+    assert books(ledger) == after
+    assert books(copied) == after
+
+
+def test_one_that_nobody_needs_is_gone_at_once() -> None:
+    """The columns of a million blocks do not wait for the garbage collector, which walks them all to find that out."""
+    said = batches(0)
+    ledger = EngineLedger(said[0].engine)
+    for batch in said:
+        ledger.apply(batch)
+    gc.disable()
+    try:
+        state = weakref.ref(fork(ledger).state)
+        assert state() is None
+    finally:
+        gc.enable()

@@ -1,0 +1,40 @@
+"""A finding is a log record."""
+
+from __future__ import annotations
+
+from kvscope.monitor.exporters.otel.trace_ids import root_of
+from tests.detectors.scenes import ENGINE, finished_held
+from tests.exporters.otel.receiver import Receiver, attributes
+from tests.exporters.otel.sent import sending
+
+
+def test_a_finding_is_a_log_record_when_it_fires_and_when_it_is_resolved(receiver: Receiver) -> None:
+    scene = finished_held()
+    with sending(receiver.url, scene) as outlet:
+        scene.live(400)
+        fired = [t for t in scene.watch.take_transitions() if t.finding.judgement.code == "leak.finished-held"]
+        outlet.tell(fired)
+        report = scene.only("leak.finished-held")
+        culprit = scene.ledger.request(report.culprits.requests[0])
+        assert culprit is not None
+        connector = scene.lab.connector
+        assert connector is not None
+        outlet.tell([fired[0]._replace(to="resolved")])
+    firing, resolved = receiver.logs
+    told = attributes(firing.attributes)
+    assert firing.event_name == "kvscope.finding"
+    assert firing.body.string_value == report.explanation
+    assert firing.time_unix_nano == fired[0].at_ns
+    assert told["kvscope.finding.id"] == report.id
+    assert told["kvscope.finding.code"] == "leak.finished-held"
+    assert told["kvscope.finding.state"] == "firing"
+    assert told["kvscope.finding.severity"] == report.severity
+    assert told["kvscope.finding.verdict"] == report.verdict
+    assert told["kvscope.finding.runbook"] == report.runbook
+    assert told["kvscope.culprits.requests"] == report.culprits.requests
+    assert told["kvscope.culprits.blocks"] == len(report.culprits.blocks)
+    assert told["kvscope.engine"] == ENGINE
+    root = root_of(ENGINE, culprit)
+    assert (int.from_bytes(firing.trace_id), int.from_bytes(firing.span_id)) == (root.trace_id, root.span_id)
+    assert (firing.severity_text, resolved.severity_text) == ("ERROR", "INFO")
+    assert attributes(resolved.attributes)["kvscope.finding.state"] == "resolved"

@@ -1,0 +1,58 @@
+"""What the packer makes of what lies in a log."""
+
+from __future__ import annotations
+
+import time
+from hashlib import blake2b
+
+import pytest
+
+from kvscope.monitor.events.event_log import EventLog
+from kvscope.monitor.events.kinds import Kind
+from kvscope.monitor.events.wire import Batch, encode
+from kvscope.monitor.publishing.packer import Packer, Vitals
+
+RAW = [bytes([index]) * 32 for index in range(1, 4)]
+
+
+def keyed(raw: bytes) -> int:
+    return int.from_bytes(blake2b(raw, digest_size=8, key=b"ours").digest(), "little", signed=True)
+
+
+def a_log() -> tuple[EventLog, Packer]:
+    log = EventLog(time)
+    return log, Packer(log, "e", lambda: Vitals(-1, 0, 0, 0, 0, 0, 0))
+
+
+def say(log: EventLog) -> None:
+    """Blocks that are cached, other numbers between, and then handed out anew."""
+    log.started(5, 1, 16, "{}")
+    log.allocated(1, [1, 2, 3])
+    log.cached(1, [1, 2, 3], RAW)
+    log.looked_up(2, 7, 9)
+    log.flush(0, 0, (1, 0, 3, 5))
+    log.allocated(2, [1, 4], [RAW[0]])
+    log.flush(1, 1, (0, 0, 4, 5))
+
+
+def args_of(batch: Batch, kind: Kind) -> list[list[int]]:
+    return [list(run.args) for run in batch.events() if run.kind == kind]
+
+
+def test_hashes_that_may_not_leave_the_process_are_keyed_before_they_are_packed() -> None:
+    log, packer = a_log()
+    log.keyed = keyed
+    say(log)
+    (batch,) = packer.pack()
+    assert args_of(batch, Kind.CACHED) == [[keyed(raw) for raw in RAW]]
+    assert args_of(batch, Kind.ALLOCATED) == [[], [keyed(RAW[0])]]
+    assert args_of(batch, Kind.LOOKED_UP) == [[7, 9]]
+    assert not any(raw in encode(frame) for frame in (batch, packer.keyframe()) for raw in RAW)
+    assert packer.shadow.hashes[2] == keyed(RAW[1])
+
+
+def test_without_a_key_they_are_not_packed_at_all() -> None:
+    log, packer = a_log()
+    say(log)
+    with pytest.raises(TypeError):
+        packer.pack()
