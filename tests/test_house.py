@@ -15,6 +15,7 @@ ROOT = Path(__file__).parent.parent
 # From the ground up. A module belongs to the longest name that it begins with.
 ROOMS = (
     "kvscope.kernels",
+    "kvscope.monitor.plugins",
     "kvscope.monitor.events",
     "kvscope.monitor.state",
     "kvscope.monitor.publishing",

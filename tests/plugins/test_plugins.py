@@ -1,0 +1,95 @@
+"""Plug-ins are found by entry point and loaded once, and one that fails is recorded and contained."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+
+import pytest
+
+from kvscope.monitor import plugins
+from kvscope.monitor.plugins import PluginRegistry, PluginTimeout, call_within
+
+GROUP = "kvscope.detectors"
+
+
+@pytest.fixture
+def distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder on the path with an installed distribution: one plug-in that loads and one that raises on import."""
+    (tmp_path / "acme_good.py").write_text("THING = 'thing'\n")
+    (tmp_path / "acme_bad.py").write_text("raise OSError('no such\\n  device')\n")
+    info = tmp_path / "acme_things-1.2.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-things\nVersion: 1.2\n")
+    (info / "entry_points.txt").write_text(f"[{GROUP}]\ngood = acme_good:THING\nbad = acme_bad:THING\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for module in ("acme_good", "acme_bad"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("distribution")
+def test_an_installed_plugin_loads_and_one_that_raises_on_import_is_recorded() -> None:
+    registry = PluginRegistry()
+    (good,) = registry.load(GROUP)
+    assert (good.name, good.distribution, good.version, good.target) == ("good", "acme-things", "1.2", "thing")
+    bad, listed = registry.loaded()
+    assert (bad.name, bad.status, bad.error) == ("bad", "failed", "OSError: no such device")
+    assert (listed.name, listed.status, listed.error) == ("good", "loaded", "")
+    assert listed.since.endswith("Z")
+    (failure,) = registry.failures()
+    assert failure.plugin.name == "bad"
+    assert failure.disabled
+
+
+@pytest.mark.usefixtures("distribution")
+def test_a_group_is_loaded_once() -> None:
+    asked: list[str] = []
+
+    def find(group: str) -> list[EntryPoint]:
+        asked.append(group)
+        return list(entry_points(group=group))
+
+    registry = PluginRegistry(find)
+    assert registry.load(GROUP) == registry.load(GROUP)
+    assert asked == [GROUP]
+    assert registry.load("kvscope.receivers") == []
+
+
+@pytest.mark.usefixtures("distribution")
+def test_a_failure_is_counted_and_keeps_its_beginning() -> None:
+    registry = PluginRegistry()
+    (good,) = registry.load(GROUP)
+    registry.report_failure(good, ValueError("first"))
+    first = next(failure for failure in registry.failures() if failure.plugin == good)
+    registry.report_failure(good, "second")
+    second = next(failure for failure in registry.failures() if failure.plugin == good)
+    assert (first.times, second.times) == (1, 2)
+    assert second.error == "second"
+    assert second.since_ns == first.since_ns
+    assert second.last_ns >= first.last_ns
+    assert not second.disabled
+
+
+def test_a_call_that_hangs_is_left_behind() -> None:
+    release = threading.Event()
+    with pytest.raises(PluginTimeout, match=r"did not return within 0\.05 s"):
+        call_within(0.05, release.wait)
+    release.set()
+
+
+def test_a_call_that_returns_or_raises_does_so_to_its_caller() -> None:
+    assert call_within(60, lambda: 812) == 812
+    with pytest.raises(ZeroDivisionError):
+        call_within(60, lambda: 1 // 0)
+    with pytest.raises(RuntimeError, match="SystemExit: 3"):
+        call_within(60, lambda: sys.exit(3))
+
+
+def test_nothing_installed_is_no_failure() -> None:
+    registry = PluginRegistry(lambda group: [])
+    assert [registry.load(group) for group in plugins.GROUPS] == [[], [], []]
+    assert registry.loaded() == []
+    assert registry.failures() == []
