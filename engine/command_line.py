@@ -23,7 +23,7 @@ import zmq
 
 from kvscope.engine.config import DEFAULT_KV_BYTES, DTYPES, KV_CONNECTORS, SCHEDULING_POLICIES, TINY, EngineConfig
 from kvscope.engine.lab.faults import PLACES
-from kvscope.engine.lab.load_bench import Load, offline, over_http, report, show, simulate
+from kvscope.engine.lab.load_bench import Load, offline, over_http, report, show
 from kvscope.monitor.publishing.publisher import EVENTS_ENDPOINT, RING_BYTES, NotPrivate, replay_endpoint_for
 
 if TYPE_CHECKING:
@@ -115,6 +115,8 @@ def bench(parsed: argparse.Namespace) -> int:
     if parsed.simulate is not None:
         logging.getLogger().setLevel(logging.WARNING)
         logging.getLogger("engine.watchdog").setLevel(logging.ERROR)  # its lines would bear today's time
+        from kvscope.engine.lab.simulated_bench import simulate
+
         made = report(simulate(load, config, parsed.simulate, parsed.journal))
     elif parsed.offline:
         logging.getLogger().setLevel(logging.WARNING)

@@ -65,6 +65,23 @@ class EngineConfig:
         if not self.served_model_name:
             name = self.model if self.model == TINY else Path(self.model).resolve().name
             object.__setattr__(self, "served_model_name", name)
+        self._check_sizes()
+        self._check_choices()
+        if self.kv_lease_seconds is None:
+            object.__setattr__(self, "kv_lease_seconds", KV_LEASE_SECONDS[self.kv_connector])
+        if not 0 <= (self.kv_lease_seconds or 0) < 1e9:
+            raise ValueError(f"kv_lease_seconds is {self.kv_lease_seconds} and must be 0 (no lease) or above")
+        if self.device != "cpu" and self.device.partition(":")[0] != "cuda":
+            raise ValueError(f"device is {self.device!r} and must be 'cpu', 'cuda' or 'cuda:N'")
+        if self.kv_connector == "host" and not self.enable_prefix_caching:
+            raise ValueError("kv_connector 'host' finds KV by prefix hashes: it needs enable_prefix_caching")
+        check_endpoint(self.kv_transfer_endpoint)
+        if len(self.hash_key) > MAX_HASH_KEY_BYTES:
+            raise ValueError(f"hash_key has {len(self.hash_key)} bytes and may have {MAX_HASH_KEY_BYTES} at most")
+        object.__setattr__(self, "faults", tuple(self.faults))
+        Faults.parse(self.faults)
+
+    def _check_sizes(self) -> None:
         for name in ("block_size", "kv_cache_memory_bytes", "memory_budget", "max_num_seqs", "max_num_batched_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -88,6 +105,8 @@ class EngineConfig:
                 f"max_model_len is {self.max_model_len} and must be at least 2, a token of prompt and one of output;"
                 " leave it out for the model's own"
             )
+
+    def _check_choices(self) -> None:
         for name, choices in (
             ("scheduling_policy", SCHEDULING_POLICIES),
             ("dtype", DTYPES),
@@ -96,19 +115,6 @@ class EngineConfig:
             if getattr(self, name) not in choices:
                 known = ", ".join(repr(choice) for choice in choices)
                 raise ValueError(f"{name} is {getattr(self, name)!r} and must be one of {known}")
-        if self.kv_lease_seconds is None:
-            object.__setattr__(self, "kv_lease_seconds", KV_LEASE_SECONDS[self.kv_connector])
-        if not 0 <= (self.kv_lease_seconds or 0) < 1e9:
-            raise ValueError(f"kv_lease_seconds is {self.kv_lease_seconds} and must be 0 (no lease) or above")
-        if self.device != "cpu" and self.device.partition(":")[0] != "cuda":
-            raise ValueError(f"device is {self.device!r} and must be 'cpu', 'cuda' or 'cuda:N'")
-        if self.kv_connector == "host" and not self.enable_prefix_caching:
-            raise ValueError("kv_connector 'host' finds KV by prefix hashes: it needs enable_prefix_caching")
-        check_endpoint(self.kv_transfer_endpoint)
-        if len(self.hash_key) > MAX_HASH_KEY_BYTES:
-            raise ValueError(f"hash_key has {len(self.hash_key)} bytes and may have {MAX_HASH_KEY_BYTES} at most")
-        object.__setattr__(self, "faults", tuple(self.faults))
-        Faults.parse(self.faults)
 
     @property
     def captures_graphs(self) -> bool:

@@ -1,11 +1,13 @@
-"""The rooms and their order: a room imports only rooms above it, and what installs beside an engine stays light."""
+"""Architecture rules: the order of the rooms, the size of files and functions, and names that a search can find."""
 
 from __future__ import annotations
 
 import ast
+import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Set
 from pathlib import Path
 
 import pytest
@@ -68,10 +70,24 @@ ONLY = {
         "kvscope.monitor.findings",
     },
 }
-# The wheel has no engine: of the monitor only the lab of incidents, which says so, runs it.
-RUN_THE_ENGINE = {"kvscope.engine", "kvscope.monitor.incidents"}
-# `monitor serve` has the page; it imports it when it runs.
+# The engine is an extra of the wheel: of the monitor, only the incident lab runs it, and says so when it is missing.
+RUN_THE_ENGINE = {"kvscope.engine", "kvscope.monitor.incidents", "kvscope.command"}
+# `monitor serve` imports the web app when it runs.
 EXCEPTIONS = {("kvscope.monitor.commands.serve", "kvscope.dashboards.web.app")}
+
+
+MAX_FILE_LINES = 500
+MAX_FUNCTION_LINES = 60
+# A name or file that repeats by agreement, and the package in which it does ("kvscope": anywhere).
+REPEATED_BY_PROTOCOL = {
+    "logger": "kvscope",  # logging.getLogger(__name__)
+    "__all__": "kvscope",
+    "__init__.py": "kvscope",
+    "__main__.py": "kvscope",  # python -m
+    "add": "kvscope.monitor.commands",  # each command registers its parser
+}
+# What a limit still allows, by rule.
+ALLOWED: dict[str, list[str]] = json.loads((Path(__file__).parent / "house_allowances.json").read_text())
 
 
 def modules() -> Iterator[tuple[str, Path]]:
@@ -112,7 +128,7 @@ def test_a_room_imports_only_rooms_above_it() -> None:
             if room is None or other is None or (name, imported.rpartition(".")[0]) in EXCEPTIONS:
                 continue
             allowed = ONLY.get(room)
-            not_for_it = other == "engine" and room not in RUN_THE_ENGINE
+            not_for_it = other == "kvscope.engine" and room not in RUN_THE_ENGINE
             if ROOMS.index(other) > ROOMS.index(room) or (allowed is not None and other not in allowed) or not_for_it:
                 wrong.append(f"{name} imports {imported}")
     assert not wrong
@@ -146,3 +162,121 @@ def test_what_a_module_brings_with_it(module: str, heavy: set[str]) -> None:
     code = f"import sys, {module}; print(*sorted({{name.partition('.')[0] for name in sys.modules}}))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert not heavy & set(loaded.stdout.split())
+
+
+def imported_at_load(nodes: Iterable[ast.AST]) -> Iterator[ast.Import | ast.ImportFrom]:
+    """Imports that run with the module: neither inside a function nor for type checking only."""
+    for node in nodes:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield node
+        elif isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            yield from imported_at_load(node.orelse)
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from imported_at_load(ast.iter_child_nodes(node))
+
+
+def dependencies(sources: Mapping[str, str]) -> dict[str, set[str]]:
+    """The modules among `sources` (name → code) that each of them imports when it is loaded."""
+    found: dict[str, set[str]] = {name: set() for name in sources}
+    for name, code in sources.items():
+        for node in imported_at_load([ast.parse(code)]):
+            parent = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            for alias in node.names:
+                target = f"{parent}{alias.name}"
+                if target not in sources:
+                    target = target.rpartition(".")[0]
+                if target in sources and target != name:
+                    found[name].add(target)
+    return found
+
+
+def circular(graph: Mapping[str, Set[str]]) -> set[str]:
+    """The nodes of `graph` on a circle, or between two circles."""
+    left = {node: set(others) for node, others in graph.items()}
+    while True:
+        reached = set().union(*left.values())
+        ends = {node for node, others in left.items() if not others or node not in reached}
+        if not ends:
+            return set(left)
+        left = {node: others - ends for node, others in left.items() if node not in ends}
+
+
+def test_no_circle_of_imports() -> None:
+    assert circular(dependencies({name: path.read_text() for name, path in modules()})) == set()
+
+
+def test_a_circle_is_found_and_a_typing_import_makes_none() -> None:
+    sources = {"a": "import b", "b": "from c import x", "c": "import a", "d": "import a"}
+    assert circular(dependencies(sources)) == {"a", "b", "c"}
+    sources["c"] = "if TYPE_CHECKING:\n    import a\nelse:\n    import os\ndef f():\n    import a"
+    assert circular(dependencies(sources)) == set()
+
+
+def sources_with_limits() -> Iterator[Path]:
+    for top in ("kvscope", "kernels", "engine", "monitor", "dashboards", "tests", "benchmarks", "scripts"):
+        for suffix in ("py", "js", "css"):
+            yield from sorted((ROOT / top).rglob(f"*.{suffix}"))
+
+
+def test_files_stay_short() -> None:
+    lengths = {path.relative_to(ROOT).as_posix(): path.read_bytes().count(b"\n") for path in sources_with_limits()}
+    long = {path for path, lines in lengths.items() if lines > MAX_FILE_LINES}
+    assert long - set(ALLOWED["long files"]) == set()
+
+
+def test_functions_stay_short() -> None:
+    long = set()
+    for name, path in modules():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                assert node.end_lineno is not None
+                if node.end_lineno - node.lineno + 1 > MAX_FUNCTION_LINES:
+                    long.add(f"{name}.{node.name}")
+    assert long - set(ALLOWED["long functions"]) == set()
+
+
+def defined_in(path: Path) -> Iterator[str]:
+    """The names of functions, classes and constants at the top level of a module."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            for target in targets:
+                for part in ast.walk(target):
+                    if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
+                        yield part.id
+
+
+def repeated(places: Mapping[str, Set[str]]) -> dict[str, list[str]]:
+    """What occurs in two modules or more, and not by protocol only."""
+    found = {}
+    for name, homes in places.items():
+        package = REPEATED_BY_PROTOCOL.get(name)
+        outside = {home for home in homes if package is None or not f"{home}.".startswith(f"{package}.")}
+        if len(outside) > 1 or (outside and outside != homes):
+            found[name] = sorted(homes)
+    return found
+
+
+def test_a_name_is_defined_once() -> None:
+    places = defaultdict(set)
+    for module, path in modules():
+        for name in defined_in(path):
+            places[name].add(module)
+    found = repeated(places)
+    assert {name: homes for name, homes in found.items() if name not in ALLOWED["repeated names"]} == {}
+
+
+def test_a_file_name_occurs_once() -> None:
+    places = defaultdict(set)
+    for module, path in modules():
+        places[path.name].add(module)
+    assert repeated(places) == {}
+
+
+def test_a_repetition_is_found_unless_a_protocol_declares_it() -> None:
+    commands = "kvscope.monitor.commands"
+    assert repeated({"add": {f"{commands}.top", f"{commands}.sql"}, "judge": {"kvscope.engine.core"}}) == {}
+    twice = {"add": {f"{commands}.top", "kvscope.engine.core"}, "judge": {"kvscope.a", "kvscope.b"}}
+    assert set(repeated(twice)) == {"add", "judge"}

@@ -13,13 +13,10 @@ import math
 import random
 import sys
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 import httpx
 import msgspec
@@ -28,9 +25,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from kvscope.engine.config import EngineConfig
-
-if TYPE_CHECKING:
-    from kvscope.engine.serving.output import Output
 
 TOKENS: Final = (32, 256)
 """Prompts are drawn from the ids between: there in any vocabulary, and none of them special."""
@@ -207,78 +201,6 @@ async def offline(load: Load, config: EngineConfig) -> list[Seen]:
         return await run(load, InProcess())
     finally:
         core.close()
-
-
-def simulate(load: Load, config: EngineConfig, seconds: float, journal: Path | None) -> list[Seen]:
-    """The load on an engine of `config` that lives for so long in virtual time, and keeps its events in `journal`.
-
-    Whoever has not the whole answer by then has timed out. Raises ValueError for settings that do not fit.
-    """
-    from kvscope.engine.core import Refused
-    from kvscope.engine.lab.simulated_engine import SimulatedEngine
-    from kvscope.engine.models import load as load_model
-    from kvscope.engine.sampling_params import SamplingParams
-
-    engine = SimulatedEngine(config, load_model(config), journal=journal)
-    params = SamplingParams(temperature=0, max_tokens=load.output_len, ignore_eos=True)
-    seen: list[Seen] = []
-    asking: dict[int, tuple[Seen, Arrival]] = {}
-    queue: deque[Arrival] = deque()
-
-    def come(arrival: Arrival) -> None:
-        if len(asking) == load.max_concurrency:
-            return queue.append(arrival)
-        client = Seen(engine.now_s, prompt_tokens=len(arrival.prompt))
-        seen.append(client)
-        try:
-            number = engine.submit(f"bench-{len(seen)}", arrival.prompt, params)
-        except Refused as error:
-            client.error = str(error)
-            return end(client, "failed")
-        asking[number] = client, arrival
-        if load.timeout_s < math.inf:
-            engine.at(load.timeout_s, lambda: leave(number, "timed out"))
-        return None
-
-    def leave(number: int, outcome: str) -> None:
-        if number in asking:
-            engine.client_gone(number)
-            end(asking.pop(number)[0], outcome)
-
-    def end(client: Seen, outcome: str) -> None:
-        client.ended, client.outcome = engine.now_s, outcome
-        if queue:
-            come(queue.popleft())
-
-    def hand_out(outputs: list[Output]) -> None:
-        for output in outputs:
-            if output.number not in asking:
-                continue
-            client, arrival = asking[output.number]
-            if output.sampled:
-                client.came.append(engine.now_s)
-                client.output_tokens += len(output.sampled)
-            if output.status is not None:
-                client.error = output.error
-                del asking[output.number]
-                end(client, "failed" if output.error else "completed")
-            elif len(client.came) == arrival.leaves_after:
-                leave(output.number, "disconnected")
-
-    try:
-        for arrival in arrivals(load):
-            engine.at(arrival.at_s, partial(come, arrival))
-        engine.run(seconds, hand_out)
-        queue.clear()
-        for number in list(asking):
-            leave(number, "timed out")
-    finally:
-        engine.close()
-    if not seen:
-        raise ValueError(
-            f"no client came within the {seconds:g} s that are simulated: give more, or a higher --request-rate"
-        )
-    return seen
 
 
 async def run(load: Load, target: Target) -> list[Seen]:

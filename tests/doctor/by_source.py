@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from kvscope.engine.config import EngineConfig
-from kvscope.engine.lab.load_bench import Load, simulate
+from kvscope.engine.lab.load_bench import Load
+from kvscope.engine.lab.simulated_bench import simulate
 from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.doctor.report import examine
 from kvscope.monitor.findings import FindingReport, severity_at_least

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from kvscope.engine.config import EngineConfig
-from kvscope.engine.lab.load_bench import Load, simulate
+from kvscope.engine.lab.load_bench import Load
+from kvscope.engine.lab.simulated_bench import simulate
 from kvscope.monitor.cli import main
 
 LOAD = Load(num_prompts=30, request_rate=3, input_len=200, output_len=100, prefix_len=64)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from kvscope.engine.config import EngineConfig
-from kvscope.engine.lab.load_bench import Load, simulate
+from kvscope.engine.lab.load_bench import Load
+from kvscope.engine.lab.simulated_bench import simulate
 from kvscope.monitor.analysis.memory_breakdown import GIB
 from kvscope.monitor.cli import main
 from tests.sources.test_memory_log import WORDINGS

@@ -12,7 +12,8 @@ import pytest
 
 from kvscope.engine.config import EngineConfig
 from kvscope.engine.lab.clock import VirtualClock
-from kvscope.engine.lab.load_bench import Load, simulate
+from kvscope.engine.lab.load_bench import Load
+from kvscope.engine.lab.simulated_bench import simulate
 from kvscope.engine.lab.simulated_engine import SimulatedEngine, StepTime
 from kvscope.engine.models import load
 from kvscope.engine.sampling_params import SamplingParams
