@@ -4,24 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import count
-from typing import TYPE_CHECKING
 
+from kvscope.monitor.events.event_log import EventLog
 from kvscope.monitor.events.kinds import Holder, Status
-
-if TYPE_CHECKING:
-    from kvscope.monitor.probes.vllm.probe import Probe
+from kvscope.monitor.probes.vllm.probe_state import STATUS_BY_NAME, ProbeState
 
 BLOCKS_A_SLICE = 8
 """A block takes half a microsecond to read."""
 
 
 class Auditor:
-    """Audits the engine that `probe` watches."""
+    """Audits the engine of `state`."""
 
-    def __init__(self, probe: Probe) -> None:
-        self._probe = probe
+    def __init__(self, state: ProbeState, log: EventLog) -> None:
+        self._state = state
+        self._log = log
         # A whole cycle in about a thousand slices at most: some seconds of steps for the largest pools.
-        self._blocks_a_slice = max(BLOCKS_A_SLICE, probe.pool.num_gpu_blocks // 1000)
+        self._blocks_a_slice = max(BLOCKS_A_SLICE, state.pool.num_gpu_blocks // 1000)
         self._slices = self._forever()
 
     def slice(self) -> None:
@@ -33,12 +32,12 @@ class Auditor:
             yield from self._cycle(cycle)
 
     def _cycle(self, cycle: int) -> Iterator[None]:
-        probe = self._probe
-        probe.log.audit_begin(cycle)
+        state, log = self._state, self._log
+        log.audit_begin(cycle)
         yield
-        for first in range(1, probe.pool.num_gpu_blocks, self._blocks_a_slice):
-            blocks = probe.pool.blocks[first : first + self._blocks_a_slice]
-            probe.log.audit_blocks(
+        for first in range(1, state.pool.num_gpu_blocks, self._blocks_a_slice):
+            blocks = state.pool.blocks[first : first + self._blocks_a_slice]
+            log.audit_blocks(
                 first,
                 [
                     block.ref_cnt * 4 + (2 if block.next_free_block is not None else 0) + (block.block_hash is not None)
@@ -46,34 +45,34 @@ class Auditor:
                 ],
             )
             yield
-        told = read = 0
-        for request_id in list(probe.scheduler.requests):
-            blocks = probe.blocks_of(request_id)
-            told += self._request(request_id, blocks)
+        reported = read = 0
+        for request_id in list(state.scheduler.requests):
+            blocks = state.blocks_of(request_id)
+            reported += self._request(request_id, blocks)
             read += 1 + len(blocks)
             if read >= self._blocks_a_slice:
                 read = 0
                 yield
         self._detached()
-        free, cached_idle, used, _ = probe.counts()
-        probe.log.audit_end(cycle, free, cached_idle, used, told)
+        free, cached_idle, used, _ = state.counts()
+        log.audit_end(cycle, free, cached_idle, used, reported)
         yield
 
     def _request(self, request_id: str, blocks: list[int]) -> bool:
-        """Whether there was something to tell: a finished request without blocks is over for everyone but vLLM."""
-        probe = self._probe
-        request = probe.scheduler.requests.get(request_id)
-        number = probe.numbers.get(request_id)
+        """Whether there was something to report: a finished request without blocks is over for everyone but vLLM."""
+        state = self._state
+        request = state.scheduler.requests.get(request_id)
+        number = state.numbers.get(request_id)
         if request is None or number is None:
             return False
-        lease = probe.deferred.get(request_id)
+        lease = state.deferred.get(request_id)
         if lease is not None and not blocks:
             return False
-        probe.log.audit_request(
+        self._log.audit_request(
             number,
-            probe.name(request_id),
-            Status[request.status.name],
-            probe.computed(request),
+            state.name(request_id),
+            STATUS_BY_NAME[request.status.name],
+            state.computed(request),
             request.num_output_tokens,
             blocks,
             holder=0 if lease is None else Holder.CONNECTOR,
@@ -84,11 +83,11 @@ class Auditor:
     def _detached(self) -> None:
         """Blocks that left their table and wait for a step in flight."""
         by_request: dict[int, list[int]] = {}
-        for block, former in self._probe.detached.items():
+        for block, former in self._state.detached.items():
             for number, _ in former:
                 by_request.setdefault(number, []).append(block)
         for number, blocks in by_request.items():
-            self._probe.log.audit_request(
+            self._log.audit_request(
                 number,
                 f"#{number}",
                 Status.FINISHED_ABORTED,
@@ -96,6 +95,6 @@ class Auditor:
                 0,
                 blocks,
                 holder=Holder.FENCE,
-                fence=self._probe.step - 1,
+                fence=self._state.step - 1,
                 detached=True,
             )

@@ -1,0 +1,147 @@
+"""Hooks on the block pool: blocks handed out, shared, freed, and what the prefix cache holds."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Iterable, Sequence
+from types import CodeType
+from typing import Any
+
+from kvscope.monitor.events.kinds import Evict, Holder, Release
+from kvscope.monitor.events.wire import NO_REQUEST
+from kvscope.monitor.probes.vllm.emitter import ALLOCATED, CACHED, Emitter
+from kvscope.monitor.probes.vllm.hooks import Hooks
+from kvscope.monitor.probes.vllm.owner import caller, gives
+from kvscope.monitor.probes.vllm.probe_state import ProbeState, flat_blocks
+
+
+class BlockHooks:
+    """Reports what the pool of `state` does."""
+
+    def __init__(self, state: ProbeState, emitter: Emitter) -> None:
+        self._state = state
+        self._emitter = emitter
+        self._notes = emitter.notes
+        self._giver: CodeType | None = None
+        """What mostly asks the pool for blocks: a cache manager's method that has the request's id."""
+
+    def wrap(self, hooks: Hooks) -> None:
+        """Hook in."""
+        pool, wrap = self._state.pool, hooks.wrap
+        wrap(self._state.manager, "pop_blocks_for_free", after=self._popped)
+        wrap(pool, "get_new_blocks", after=self._allocated)
+        wrap(pool, "touch", self._touched)
+        wrap(pool, "free_blocks", self._released)
+        wrap(pool, "cache_full_blocks", after=self._cached_full)
+        wrap(pool, "cache_partial_block", after=self._cached_partial)
+        wrap(pool, "move_block_hashes", after=self._moved)
+        wrap(pool, "evict_blocks", after=self._evicted)
+        wrap(pool, "reset_prefix_cache", after=self._reset)
+        wrap(pool, "unpin_blocks", self._unpinned)
+
+    def _allocated(self, blocks: Sequence[Any]) -> None:
+        if not blocks:
+            return
+        frame = sys._getframe(2)  # beyond the wrapper
+        if frame.f_code is self._giver:
+            known = frame.f_locals
+            request_id, group = known["request_id"], known["self"].kv_cache_group_id
+        else:
+            who = caller(self._state.scheduler)
+            if who is None:
+                self._emitter.count_missed()
+                return
+            request_id, group, _ = who
+            if gives(frame):
+                self._giver = frame.f_code
+        if request_id not in self._state.numbers:
+            self._emitter.count_missed()
+            return
+        self._state.gave_blocks.append(request_id)
+        self._notes.append((ALLOCATED, request_id, blocks, group))
+
+    def _touched(self, blocks: Iterable[Any], *_args: Any, **_kwargs: Any) -> None:
+        ids = [block.block_id for block in flat_blocks(blocks) if not block.is_null]
+        if not ids:
+            return
+        who = caller(self._state.scheduler)
+        if who is None or who[0] not in self._state.numbers:
+            self._emitter.count_missed()
+            return
+        request_id, group, _ = who
+        self._state.gave_blocks.append(request_id)
+        self._emitter.stamped.reused(self._state.numbers[request_id], ids, group)
+
+    def _released(
+        self, ordered_blocks: Iterable[Any], *rest: Any, **more: Any
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        blocks = list(ordered_blocks)  # it may be read only once
+        pool = self._state.pool
+        ids = [b.block_id for b in blocks if not b.is_null and getattr(b, "pool", pool) in (pool, None)]
+        if ids:
+            self._emitter.write_notes()
+            who = caller(self._state.scheduler)
+            if who is None or who[0] not in self._state.numbers:
+                self._reclaimed(ids)
+            else:
+                request_id, group, function = who
+                by_window = Release.OUT_OF_WINDOW if function != "free" else Release.ROLLED_BACK
+                reason = self._state.release_reason or by_window
+                self._emitter.stamped.released(self._state.numbers[request_id], ids, reason, group)
+        return (blocks, *rest), more
+
+    def _reclaimed(self, ids: list[int]) -> None:
+        for reason, block in [(self._take_detached(block), block) for block in ids]:
+            if reason is None:
+                self._emitter.count_missed()
+            else:
+                self._emitter.stamped.reclaimed([block], reason)
+
+    def _take_detached(self, block: int) -> Release | None:
+        detached = self._state.detached
+        former = detached.get(block)
+        if not former:
+            return None
+        _, reason = former.popleft()
+        if not former:
+            del detached[block]
+        return reason
+
+    def _popped(self, blocks: Sequence[Any], request: Any) -> None:
+        number = self._state.numbers[request.request_id]
+        ids = [block.block_id for block in blocks if not block.is_null]
+        if not ids:
+            return
+        reason = self._state.release_reason or Release.ROLLED_BACK
+        for block in ids:
+            self._state.detached.setdefault(block, deque()).append((number, reason))
+        self._emitter.stamped.free_deferred(number, ids, Holder.FENCE, fence=self._state.step - 1)
+        self._emitter.stamped.detached(number, ids)
+
+    def _cached_full(
+        self, _: None, request: Any, blocks: Sequence[Any], num_cached_blocks: int, num_full_blocks: int
+    ) -> None:
+        self._notes.append((CACHED, request.request_id, blocks[num_cached_blocks:num_full_blocks], 0))
+
+    def _cached_partial(self, _: Any, *args: Any, **kwargs: Any) -> None:
+        blocks = [value for value in (*args, *kwargs.values()) if hasattr(value, "block_id")]
+        self._emitter.write_cached(self._emitter.stamped, NO_REQUEST, blocks)
+
+    def _moved(self, _: None, src_block: Any, dst_block: Any) -> None:
+        self._emitter.write_evicted([src_block.block_id], Evict.INVALIDATED)
+        self._emitter.write_cached(self._emitter.stamped, NO_REQUEST, [dst_block])
+
+    def _evicted(self, _: None, block_ids: Iterable[int]) -> None:
+        blocks = self._state.pool.blocks
+        gone = [block for block in block_ids if blocks[block].block_hash is None]
+        self._emitter.write_evicted(gone, Evict.INVALIDATED)
+
+    def _reset(self, done: bool) -> None:
+        if done:
+            self._emitter.expire_time()
+            self._emitter.write_evicted(list(self._emitter.hashes), Evict.RESET)
+
+    def _unpinned(self, *_args: Any, **_kwargs: Any) -> None:
+        """A connector's own references: whose they are is not known, so only the audits show them."""
+        self._emitter.count_missed()

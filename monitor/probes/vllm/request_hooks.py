@@ -1,0 +1,195 @@
+"""Hooks on what the scheduler does with one request: arrivals, ends, preemptions, transfers."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from kvscope.monitor.events import trace_context
+from kvscope.monitor.events.event_log import Clock
+from kvscope.monitor.events.kinds import Cause, Holder, Load, Preempt, Release, Status
+from kvscope.monitor.events.wire import NO_REQUEST
+from kvscope.monitor.probes.vllm.emitter import Emitter
+from kvscope.monitor.probes.vllm.hooks import Hooks
+from kvscope.monitor.probes.vllm.owner import beneficiary
+from kvscope.monitor.probes.vllm.probe_state import BLOCKED_STATUSES, ProbeState, status_of
+from kvscope.monitor.probes.vllm.vllm_description import lease_ns
+
+RELEASE_BY_STATUS: Final = {Status.FINISHED_ABORTED: Release.ABORTED, Status.FINISHED_ERROR: Release.ERROR}
+
+
+class RequestHooks:
+    """Reports what becomes of each request of `state`."""
+
+    def __init__(self, state: ProbeState, emitter: Emitter, clock: Clock) -> None:
+        self._state = state
+        self._emitter = emitter
+        self._clock_ns = clock.monotonic_ns
+        self._lease_ns = lease_ns(state.scheduler)
+
+    def wrap(self, hooks: Hooks) -> None:
+        """Hook in."""
+        scheduler, wrap = self._state.scheduler, hooks.wrap
+        wrap(scheduler, "add_request", after=self._added)
+        wrap(scheduler, "finish_requests", self._emitter.expire_time)
+        if not wrap(scheduler, "_preempt_request", self._preempt, self._preempted):
+            wrap(self._state.manager, "free", self._preempt_by_free, self._preempted_by_free)
+        wrap(scheduler, "_free_request", self._finish, self._finished)
+        wrap(scheduler, "_free_blocks", self._free, self._freed)
+        wrap(scheduler, "_handle_stopped_request", after=self._stopped)
+        wrap(scheduler, "_update_from_kv_xfer_finished", self._transfers)
+
+    # ---------------------------------------------------------------- arrivals
+
+    def _added(self, _: None, request: Any) -> None:
+        state, emitter = self._state, self._emitter
+        request_id = request.request_id
+        if request_id in state.numbers:
+            self._session_goes_on(request_id)
+            return
+        emitter.write_notes()
+        number = state.track(request_id)
+        emitter.all_numbers = []
+        emitter.eventful = True
+        prompt = request.num_prompt_tokens
+        longest = min(prompt + request.max_tokens, state.scheduler.max_model_len)
+        emitter.log.arrived(  # which carries its own time
+            number,
+            state.name(request_id),
+            prompt,
+            request.max_tokens,
+            request.priority,
+            state.blocks_for(prompt),
+            state.blocks_for(longest),
+        )
+        trace = trace_context.parse((getattr(request, "trace_headers", None) or {}).get("traceparent"))
+        if trace is not None:
+            emitter.log.traced(number, trace)
+        emitter.log.queued(number, Cause.NEW)
+        self.block(request)
+
+    def _session_goes_on(self, request_id: str) -> None:
+        request = self._state.blocked.get(request_id)
+        if request is not None and status_of(request) == Status.WAITING:
+            self.unblock(request_id)
+
+    def _stopped(self, finished: bool, request: Any) -> None:
+        if finished:
+            return
+        if status_of(request) == Status.WAITING_FOR_STREAMING_REQ:
+            self.block(request)
+        else:
+            self._emitter.stamped.queued(self._state.numbers[request.request_id], Cause.NEW)
+
+    def block(self, request: Any) -> None:
+        """If it waits for something outside the scheduler, report it, once."""
+        status = status_of(request)
+        if status in BLOCKED_STATUSES and request.request_id not in self._state.blocked:
+            self._state.blocked[request.request_id] = request
+            self._emitter.stamped.waiting_on(self._state.numbers[request.request_id], status)
+
+    def unblock(self, request_id: str) -> None:
+        """It waits for that no longer."""
+        del self._state.blocked[request_id]
+        self._emitter.stamped.ready(self._state.numbers[request_id])
+
+    def unblock_ready(self) -> None:
+        """Report those whose status shows that what they waited for has come."""
+        blocked = self._state.blocked
+        for request_id in [i for i, request in blocked.items() if status_of(request) not in BLOCKED_STATUSES]:
+            self.unblock(request_id)
+
+    def progressed(self, requests: list[Any]) -> None:
+        """Report how far these are."""
+        state = self._state
+        self._emitter.write_notes()
+        if requests:
+            numbers = state.numbers
+            if state.counts_in_flight:  # as `computed` has it, without a call for each
+                computed = [max(0, r.num_computed_tokens - r.num_in_flight_tokens) for r in requests]
+            else:
+                computed = [state.computed(r) for r in requests]
+            outputs = [r.num_output_tokens for r in requests]
+            self._emitter.log.progressed([numbers[r.request_id] for r in requests], computed, outputs)
+
+    # ---------------------------------------------------------------- ends
+
+    def _finish(self, request: Any, *_args: Any, **_kwargs: Any) -> None:
+        status, number = status_of(request), self._state.numbers[request.request_id]
+        self.progressed([request])
+        self._emitter.stamped.finished(number, status)
+        self._state.release_reason = RELEASE_BY_STATUS.get(status, Release.FINISHED)
+
+    def _finished(self, _: Any, request: Any, *_args: Any, **_kwargs: Any) -> None:
+        state = self._state
+        state.release_reason = None
+        request_id = request.request_id
+        for kept in (state.blocked, state.without_token, state.passed_over):
+            kept.pop(request_id, None)
+        state.preempted.discard(request_id)
+        if request_id not in state.scheduler.requests:
+            return
+        deadline = self._clock_ns() + self._lease_ns if self._lease_ns else 0
+        state.deferred[request_id] = deadline
+        blocks = state.blocks_of(request_id)
+        if blocks:
+            number = state.numbers[request_id]
+            self._emitter.stamped.free_deferred(number, blocks, Holder.CONNECTOR, lease_deadline_ns=deadline)
+
+    def _free(self, request: Any) -> None:
+        if request.request_id in self._state.deferred:
+            self._emitter.stamped.completion_delivered(self._state.numbers[request.request_id])
+            self._state.release_reason = Release.TRANSFER_DONE
+
+    def _freed(self, _: None, request: Any) -> None:
+        """The last event of a request."""
+        state = self._state
+        self._emitter.write_notes()
+        self._emitter.all_numbers = []
+        if state.deferred.pop(request.request_id, None) is not None:
+            state.release_reason = None
+        state.forget(request.request_id)
+
+    # ---------------------------------------------------------------- preemptions and transfers
+
+    def _preempt(self, request: Any, *_args: Any, **_kwargs: Any) -> None:
+        state, emitter = self._state, self._emitter
+        number, blocks = state.numbers[request.request_id], len(state.blocks_of(request.request_id))
+        reason, for_number = Preempt.RESET, NO_REQUEST
+        found = beneficiary()
+        if found is not None:
+            winner, tokens = found
+            reason = Preempt.PRIORITY if request.priority > winner.priority else Preempt.KV_BLOCKS
+            for_number = state.numbers[winner.request_id]
+            held = len(state.blocks_of(winner.request_id))
+            needed = max(1, state.blocks_for(winner.num_computed_tokens + tokens) - held)
+            emitter.stamped.allocation_failed(for_number, needed, state.free_queue.num_free_blocks)
+            state.preempted_in_pass = True
+        self.progressed([request])
+        emitter.stamped.preempted(number, reason, for_number, blocks, request.num_computed_tokens)
+        state.release_reason = Release.PREEMPTED
+
+    def _preempted(self, _: None, request: Any, *_args: Any, **_kwargs: Any) -> None:
+        state = self._state
+        state.release_reason = None
+        state.preempted.add(request.request_id)
+        self._emitter.stamped.queued(state.numbers[request.request_id], Cause.PREEMPTED, at_front=True)
+
+    def _preempt_by_free(self, request: Any) -> None:
+        """Up to 0.11 `schedule` itself preempts, and frees no other running request: one that ends has its status."""
+        if status_of(request) == Status.RUNNING and beneficiary() is not None:
+            self._preempt(request)
+
+    def _preempted_by_free(self, _: None, request: Any) -> None:
+        if self._state.release_reason == Release.PREEMPTED:
+            self._preempted(None, request)
+
+    def _transfers(self, kv_connector_output: Any) -> None:
+        """The connector's report, before the scheduler acts on it."""
+        scheduler = self._state.scheduler
+        for request_id in kv_connector_output.finished_recving or ():
+            request = scheduler.requests.get(request_id)  # early releases drop it if aborted
+            if request is not None and status_of(request) == Status.WAITING_FOR_REMOTE_KVS:
+                failed = request_id in getattr(scheduler, "failed_recving_kv_req_ids", ())
+                outcome = Load.FAILED if failed else Load.DELIVERED
+                number = self._state.numbers[request_id]
+                self._emitter.stamped.remote_load(number, outcome, request.num_computed_tokens)

@@ -1,0 +1,148 @@
+"""Hooks on the passes of the scheduler: steps, admissions, and what kept each step from being larger."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from kvscope.monitor.events.event_log import Clock
+from kvscope.monitor.events.kinds import Limit, Status
+from kvscope.monitor.probes.vllm.emitter import STEP_COMPLETED, STEP_LAUNCHED, WHOLE_STEP, Emitter
+from kvscope.monitor.probes.vllm.hooks import Hooks
+from kvscope.monitor.probes.vllm.probe_state import ProbeState, status_of
+from kvscope.monitor.probes.vllm.request_hooks import RequestHooks
+from kvscope.monitor.probes.vllm.table_reader import Auditor
+from kvscope.monitor.probes.vllm.wait_causes import WaitCauses
+
+FLUSH_EVERY_NS: Final = 10_000_000
+"""How often, between two steps, notes are written and handed over, and a slice of the audit is read."""
+PROGRESS_EVERY_NS: Final = 50_000_000
+"""How often the tokens of running requests are reported. Batches go out no more often, and the last of one counts."""
+NO_LIMIT: Final = Limit.NONE  # looked up once: a member of an enum is slow to find
+
+
+class SchedulerHooks:
+    """Reports the passes of the scheduler of `state`."""
+
+    def __init__(self, state: ProbeState, emitter: Emitter, requests: RequestHooks, clock: Clock) -> None:
+        self.empty_passes = 0
+        self.polls = 0
+        self._state = state
+        self._emitter = emitter
+        self._requests = requests
+        self._causes = WaitCauses(state, emitter)
+        self._auditor = Auditor(state, emitter.log)
+        self._clock_ns = clock.monotonic_ns
+        self._scheduler = state.scheduler
+        self._numbers = state.numbers
+        self._launched = state.launched
+        self._notes = emitter.notes
+        self._free_queue = state.free_queue
+        self._pauses = hasattr(state.scheduler, "_pause_state")
+        self._next_flush_ns = self._next_progress_ns = 0
+
+    def wrap(self, hooks: Hooks) -> None:
+        """Hook in."""
+        hooks.wrap(self._scheduler, "schedule", after=self._scheduled)
+        before = None if self._state.counts_in_flight else self._update
+        hooks.wrap(self._scheduler, "update_from_output", before, self._updated)
+
+    def _scheduled(self, output: Any) -> None:
+        count = len(output.num_scheduled_tokens)
+        # Mostly all requests decode a token: then none need be inspected.
+        if self._emitter.eventful or count != len(self._numbers) or count != output.total_num_scheduled_tokens:
+            limit, numbers, tokens = self._inspect_pass(output)
+        else:
+            limit, numbers, tokens = NO_LIMIT, None, None
+        clock_ns = self._clock_ns  # read, and then called: to call it as if it were a method takes longer
+        now = clock_ns()
+        if count:
+            state = self._state
+            step = state.step
+            state.step = step + 1
+            note = (STEP_LAUNCHED, step, now, numbers, tokens, output, limit)
+            self._launched.append(note)
+            self._notes.append(note)
+        else:
+            self.empty_passes += 1
+        if now >= self._next_flush_ns:
+            self._flush_pass(now)
+        elif not count:
+            self._emitter.flush()
+
+    def _inspect_pass(self, output: Any) -> tuple[Limit, list[int], list[int]]:
+        """Report which requests begin or end to run or to wait; the step's limit, requests and their tokens."""
+        state, requests = self._state, self._scheduler.requests
+        scheduled: dict[str, int] = output.num_scheduled_tokens
+        if state.blocked:
+            self._requests.unblock_ready()
+        for request_id in state.gave_blocks:
+            if request_id not in scheduled and request_id in requests:
+                self._requests.block(requests[request_id])
+        for new in output.scheduled_new_reqs:
+            self._admit(new.req_id, scheduled)
+        if state.preempted:
+            for request_id in state.preempted & scheduled.keys():
+                # 0.10 by priority: a step may be launched with a request that was preempted to make room for it.
+                if status_of(requests[request_id]) == Status.RUNNING:
+                    self._admit(request_id, scheduled)
+        limit = Limit.NONE
+        # The cheap question first: mostly all requests were given tokens.
+        if len(scheduled) < len(self._numbers):
+            limit = self._causes.inspect(scheduled, output.total_num_scheduled_tokens)
+        state.gave_blocks.clear()
+        state.preempted_in_pass = self._emitter.timed = False
+        self._emitter.eventful = bool(state.preempted or state.blocked or state.without_token)
+        return limit, [self._numbers[request_id] for request_id in scheduled], [*scheduled.values()]
+
+    def _admit(self, request_id: str, scheduled: dict[str, int]) -> None:
+        state, emitter = self._state, self._emitter
+        request, number = self._scheduler.requests[request_id], self._numbers[request_id]
+        state.preempted.discard(request_id)
+        state.passed_over.pop(request_id, None)
+        if not request.num_output_tokens:
+            state.without_token[request_id] = request
+        computed = request.num_computed_tokens - scheduled[request_id]
+        if state.manager.enable_caching:
+            emitter.stamped.looked_up(number, request.num_tokens, computed)
+        emitter.stamped.admitted(number, computed)
+
+    def _flush_pass(self, now: int) -> None:
+        """Done now and then: before the model runs, so that the events of a long step are known meanwhile."""
+        self._next_flush_ns = now + FLUSH_EVERY_NS
+        if now >= self._next_progress_ns:
+            self._next_progress_ns = now + PROGRESS_EVERY_NS
+            self._requests.progressed(self._scheduler.running)
+        self._emitter.write_notes()
+        self._auditor.slice()
+        self._emitter.flush()
+        self._state.gave_blocks.clear()
+        self._emitter.timed = False
+
+    def _update(self, scheduler_output: Any, *_args: Any, **_kwargs: Any) -> None:
+        self._state.updating = scheduler_output
+
+    def _updated(self, _: Any, scheduler_output: Any, model_runner_output: Any) -> None:
+        if model_runner_output.kv_connector_output is not None:
+            self.polls += 1
+        if self._emitter.eventful:
+            without_token = self._state.without_token
+            for request_id in [i for i, request in without_token.items() if request.num_output_tokens]:
+                del without_token[request_id]
+                self._emitter.stamped.first_token(self._numbers[request_id])
+            self._emitter.timed = False
+        if scheduler_output.num_scheduled_tokens:
+            clock_ns = self._clock_ns
+            now = clock_ns()
+            free, notes, launched = self._free_queue.num_free_blocks, self._notes, self._launched
+            while launched:
+                note = launched.popleft()
+                _, step, at_ns, numbers, tokens, output, limit = note
+                if notes and notes[-1] is note:
+                    notes[-1] = (WHOLE_STEP, step, at_ns, numbers, tokens, now, limit, free)
+                else:
+                    notes.append((STEP_COMPLETED, step, now, now - at_ns, limit, free))
+                if output is scheduler_output:
+                    break
+        scheduler = self._scheduler
+        if not scheduler.running or (self._pauses and scheduler._pause_state):
+            self._emitter.flush()  # else another step follows
