@@ -18,11 +18,11 @@ from kvscope.monitor import detectors
 from kvscope.monitor.analysis.retained_blocks import never_freed
 from kvscope.monitor.analysis.usage_drop import Drop, drop, fall, steepest_fall
 from kvscope.monitor.detectors.thresholds import Settings
-from kvscope.monitor.events.samples import Fact
+from kvscope.monitor.events.samples import Fact, Record
 from kvscope.monitor.events.wire import Batch
 from kvscope.monitor.findings import Finding, FindingReport, Findings, Transition
 from kvscope.monitor.history.history import History
-from kvscope.monitor.ledger.engine_ledger import MAX_POINTS, EngineLedger, Fleet, Point, Record
+from kvscope.monitor.ledger.engine_ledger import MAX_POINTS, EngineLedger, Fleet, Point
 from kvscope.monitor.queries import BadQuestion, BadTime
 from kvscope.monitor.queries import NotKnown as NotKnown
 from kvscope.monitor.queries.block_colours import COLOURINGS, by_prefix

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from kvscope.monitor.events.samples import Record
 from kvscope.monitor.events.wire import Batch, Keyframe
-from kvscope.monitor.ledger.engine_ledger import Record
 from kvscope.monitor.sources.prometheus_history import seconds
 from kvscope.monitor.sources.targets import BadTarget
 from kvscope.monitor.text import moment, timestamp

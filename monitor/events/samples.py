@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
+from kvscope.monitor.events.wire import Frame
+
 
 class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
     """An engine's figures at one moment. `at_ns` is wall time, None if the line had no stamp.
@@ -76,3 +78,7 @@ class KvEvents(msgspec.Struct, frozen=True, omit_defaults=True):
     events: list[KvEvent]
     lost: int = 0
     restarted: bool = False
+
+
+Record = Frame | Sample | Fact | KvEvents
+"""Everything that a source can bring."""

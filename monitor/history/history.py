@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 
 from kvscope.monitor.analysis.partial_replay import first_events, observed
 from kvscope.monitor.events import journal
-from kvscope.monitor.events.samples import Fact, Sample
+from kvscope.monitor.events.sample_codec import Observed
 from kvscope.monitor.events.wire import Batch, Frame, Keyframe
 from kvscope.monitor.history.active_segment import Opened
 from kvscope.monitor.history.keyframe_cutter import sound_keyframe_of
@@ -183,11 +183,11 @@ class History:
             if isinstance(frame, Batch) and wall_ns >= from_ns:
                 yield frame
 
-    def notes(self, engine: str, from_ns: int, to_ns: int) -> Iterator[Sample | Fact]:
+    def notes(self, engine: str, from_ns: int, to_ns: int) -> Iterator[Observed]:
         """The samples and facts of an engine without a stream, from `from_ns` to `to_ns` (wall), in order."""
         for each in self._notes(engine, from_ns, to_ns):
             note = each.note() if each.letter != LETTER_OF_POINTS else None
-            if isinstance(note, Sample | Fact):
+            if isinstance(note, Observed):
                 yield note
 
     # ---------------------------------------------------------------- how it is read

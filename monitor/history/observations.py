@@ -1,4 +1,5 @@
-"""What the service keeps beside the frames, in the same journal: points of the ledger, samples and facts of a page.
+"""What the service keeps beside the frames, in the same journal: points of the ledger, samples, facts
+and KV events.
 
 A note is `K V major minor letter` and msgpack, as a frame is, so that who reads frames only passes it over as a type of
 frame from after its time (wire.py).
@@ -10,17 +11,14 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from kvscope.monitor.events.samples import Fact, Sample
-from kvscope.monitor.events.wire import MAGIC, MAJOR, MINOR, PREFIX
+from kvscope.monitor.events.sample_codec import OBSERVED_DECODERS, OBSERVED_LETTERS, Observed, journal_payload
+from kvscope.monitor.events.wire import PREFIX
 from kvscope.monitor.ledger.engine_ledger import Point
 
-Note = Point | Sample | Fact
+Note = Point | Observed
 
 LETTER_OF_POINTS: Final = "P"
-_LETTERS: Final[dict[type[Note], bytes]] = {Point: LETTER_OF_POINTS.encode(), Sample: b"S", Fact: b"F"}
-_DECODERS: Final[dict[str, msgspec.msgpack.Decoder[Note]]] = {
-    letter.decode(): msgspec.msgpack.Decoder(cls) for cls, letter in _LETTERS.items()
-}
+_POINT_DECODER: Final[msgspec.msgpack.Decoder[Point]] = msgspec.msgpack.Decoder(Point)
 
 
 class Packed(NamedTuple):
@@ -32,7 +30,7 @@ class Packed(NamedTuple):
 
     def note(self) -> Note | None:
         """What it says; None for what another release keeps."""
-        decoder = _DECODERS.get(self.letter)
+        decoder = _POINT_DECODER if self.letter == LETTER_OF_POINTS else OBSERVED_DECODERS.get(self.letter)
         try:
             return decoder.decode(self.body) if decoder is not None else None
         except (msgspec.DecodeError, UnicodeDecodeError):
@@ -46,7 +44,8 @@ def pack(note: Note) -> bytes:
 
 def encode_note(note: Note) -> bytes:
     """The note as a journal's payload."""
-    return MAGIC + bytes((MAJOR, MINOR)) + _LETTERS[type(note)] + pack(note)
+    letter = LETTER_OF_POINTS if isinstance(note, Point) else OBSERVED_LETTERS[type(note)]
+    return journal_payload(letter, pack(note))
 
 
 def packed(payload: bytes) -> Packed | None:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from kvscope.monitor.events.samples import Fact, Sample
+from kvscope.monitor.events.sample_codec import Observed
 from kvscope.monitor.history.sealed_segment import close
 from kvscope.monitor.history.segment_files import ClosedSegment, closed_segments, directory_of, segments
 from kvscope.monitor.history.segment_writer import Writer
@@ -88,7 +88,7 @@ class Keeper:
         if engine:
             self._writer(engine).keep(received, ledger)
 
-    def note(self, records: Sequence[Sample | Fact]) -> None:
+    def note(self, records: Sequence[Observed]) -> None:
         """Keep what a page has brought."""
         for engine in dict.fromkeys(record.engine for record in records):
             self._writer(engine).note([record for record in records if record.engine == engine])

@@ -17,7 +17,7 @@ from typing import Final
 from kvscope.monitor.events.event_log import Clock
 from kvscope.monitor.events.journal import SUFFIX, JournalWriter
 from kvscope.monitor.events.kinds import Kind, Stage
-from kvscope.monitor.events.samples import Fact, Sample
+from kvscope.monitor.events.sample_codec import Observed
 from kvscope.monitor.events.wire import ADDED_BY_SOURCE, Frame, Keyframe, Run, batch_of, encode
 from kvscope.monitor.history.keyframe_cutter import sound_keyframe_of
 from kvscope.monitor.history.observations import encode_note
@@ -79,7 +79,7 @@ class Writer:
             self._failed(error)
             self.lost_batches += sum(not isinstance(each.frame, Keyframe) for each in received)
 
-    def note(self, records: Iterable[Sample | Fact]) -> None:
+    def note(self, records: Iterable[Observed]) -> None:
         """Keep what was read from a page, of an engine without a stream."""
         try:
             self._end_or_cut(None)

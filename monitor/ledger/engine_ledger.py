@@ -13,7 +13,7 @@ import msgspec
 
 from kvscope.monitor.events.description import EngineDescription, parse
 from kvscope.monitor.events.kinds import FIRST_FINISHED, Cause, Kind, Stage, Status
-from kvscope.monitor.events.samples import Fact, KvEvents, Sample
+from kvscope.monitor.events.samples import Fact, KvEvents, Record, Sample
 from kvscope.monitor.events.wire import ADDED_BY_SOURCE, NO_REQUEST, Batch, Keyframe, NotAFrame
 from kvscope.monitor.ledger.balance import Balance, balance
 from kvscope.monitor.ledger.cached_prefixes import Prefixes
@@ -39,9 +39,6 @@ MAX_SAMPLES: Final = 2_000
 MAX_RECENT_BYTES: Final = 64 << 20
 RUN_BYTES: Final = 20
 EVENTS: Final = (1 << EVENT_BITS) - 1
-
-Record = Batch | Keyframe | Sample | Fact | KvEvents
-"""All that a source can bring."""
 
 
 class Position(NamedTuple):

@@ -13,10 +13,11 @@ from typing import Final, NamedTuple, TypeVar
 
 from kvscope.monitor.analysis.partial_replay import fork
 from kvscope.monitor.analysis.prefix_tree import Prefixes, PrefixesView, by_root, prefixes
+from kvscope.monitor.events.samples import Record
 from kvscope.monitor.events.wire import ADDED_BY_SOURCE, Batch, Frame
 from kvscope.monitor.history.history import History, NotKept
 from kvscope.monitor.history.keyframe_cutter import keyframe_of
-from kvscope.monitor.ledger.engine_ledger import MAX_POINTS, POINT_EVERY_NS, EngineLedger, Point, Record
+from kvscope.monitor.ledger.engine_ledger import MAX_POINTS, POINT_EVERY_NS, EngineLedger, Point
 from kvscope.monitor.queries import BadQuestion, NotKnown
 from kvscope.monitor.queries.recent_past import Recent, size_of
 from kvscope.monitor.queries.stream_time import Moment

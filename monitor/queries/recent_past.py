@@ -7,8 +7,9 @@ from collections import deque
 from typing import Final, NamedTuple
 
 from kvscope.monitor.analysis.partial_replay import first_events, fork, observed
+from kvscope.monitor.events.samples import Record
 from kvscope.monitor.events.wire import Batch
-from kvscope.monitor.ledger.engine_ledger import POINT_EVERY_NS, EngineLedger, Point, Record
+from kvscope.monitor.ledger.engine_ledger import POINT_EVERY_NS, EngineLedger, Point
 from kvscope.monitor.queries.stream_time import Moment
 from kvscope.monitor.state.fold import State
 

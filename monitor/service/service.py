@@ -26,6 +26,7 @@ from kvscope.monitor.alerting.alert_schema import AlertFigures
 from kvscope.monitor.alerting.alerting import Alerts, AlertsConfig
 from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.events.kinds import Kind
+from kvscope.monitor.events.samples import Record
 from kvscope.monitor.events.wire import ContractError, Run, batch_of
 from kvscope.monitor.exporters.otel.otel_exporter import OtelConfig, OtelOutlet
 from kvscope.monitor.exporters.otel.trace_ids import callers_of
@@ -36,7 +37,7 @@ from kvscope.monitor.history.findings_log import FindingsLog
 from kvscope.monitor.history.history import History
 from kvscope.monitor.history.recordings import Recordings
 from kvscope.monitor.history.retention import Keep, Keeper
-from kvscope.monitor.ledger.engine_ledger import MAX_POINTS, Record
+from kvscope.monitor.ledger.engine_ledger import MAX_POINTS
 from kvscope.monitor.pipeline import Watch
 from kvscope.monitor.query import Query
 from kvscope.monitor.schema import SourceView

@@ -16,11 +16,11 @@ from msgspec.structs import replace
 from kvscope.engine.lab.clock import VirtualClock
 from kvscope.monitor.cli import main
 from kvscope.monitor.events.journal import JournalWriter
+from kvscope.monitor.events.samples import Record
 from kvscope.monitor.events.wire import Batch, Frame, Keyframe, encode
 from kvscope.monitor.history.history import History
 from kvscope.monitor.history.keyframe_cutter import keyframe_of
 from kvscope.monitor.history.recordings import Recordings
-from kvscope.monitor.ledger.engine_ledger import Record
 from kvscope.monitor.pipeline import Watch
 from kvscope.monitor.queries import recent_past
 from kvscope.monitor.queries.recent_past import size_of

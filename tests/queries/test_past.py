@@ -10,9 +10,10 @@ import msgspec
 import pytest
 
 from kvscope.monitor.events.kinds import Kind, Stage
+from kvscope.monitor.events.samples import Record
 from kvscope.monitor.events.wire import Batch, Keyframe, Run, batch_of
 from kvscope.monitor.history.history import History
-from kvscope.monitor.ledger.engine_ledger import EngineLedger, Position, Record
+from kvscope.monitor.ledger.engine_ledger import EngineLedger, Position
 from kvscope.monitor.pipeline import Watch
 from kvscope.monitor.queries import recent_past
 from kvscope.monitor.queries.blocks import block_map

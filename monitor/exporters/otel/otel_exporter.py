@@ -16,6 +16,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanContext
 from prometheus_client.core import Metric as Family
 
+from kvscope.monitor.events.samples import Record
 from kvscope.monitor.exporters.otel.export_queue import Pace, Reasons, Sender
 from kvscope.monitor.exporters.otel.finding_logs import log_of
 from kvscope.monitor.exporters.otel.metric_bridge import metrics_data, points_in
@@ -26,7 +27,6 @@ from kvscope.monitor.exporters.otel.request_spans import spans_of
 from kvscope.monitor.exporters.otel.trace_ids import root_of
 from kvscope.monitor.exporters.otel.trace_sampling import Sampling
 from kvscope.monitor.findings import Transition
-from kvscope.monitor.ledger.engine_ledger import Record
 from kvscope.monitor.pipeline import Ended, Watch
 from kvscope.monitor.state.records import RequestState
 

@@ -14,8 +14,9 @@ from itertools import repeat
 from typing import Final, NamedTuple
 
 from kvscope.monitor.events.kinds import SCHEMA, Kind
+from kvscope.monitor.events.samples import Record
 from kvscope.monitor.events.wire import ADDED_BY_SOURCE, Batch, Run, fives
-from kvscope.monitor.ledger.engine_ledger import Position, Record
+from kvscope.monitor.ledger.engine_ledger import Position
 
 About = tuple[Position, int, Run]
 """An event about a request, with its place and its wall time, as kvscope.monitor.analysis.event_history has them."""

@@ -10,12 +10,12 @@ import msgspec
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from kvscope.monitor.events.kinds import Kind, Status
+from kvscope.monitor.events.samples import Record
 from kvscope.monitor.events.trace_context import parse
 from kvscope.monitor.events.wire import Batch, Run, batch_of
 from kvscope.monitor.exporters.otel.export_queue import Pace
 from kvscope.monitor.exporters.otel.otel_exporter import OtelConfig, OtelOutlet
 from kvscope.monitor.exporters.prometheus import WatchCollector
-from kvscope.monitor.ledger.engine_ledger import Record
 from tests.detectors.scenes import Observer, Watched
 from tests.exporters.otel.receiver import Receiver, attributes
 
