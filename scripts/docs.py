@@ -94,6 +94,8 @@ def _enums() -> Iterator[str]:
         kinds.Preempt,
         kinds.Holder,
         kinds.Limit,
+        kinds.EngineMode,
+        kinds.Layer,
         kinds.Load,
         kinds.TierOp,
         kinds.Tier,

@@ -14,9 +14,22 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from kvscope.monitor.events.kinds import Cause, Holder, Kind, Limit, Load, Preempt, Release, Status, Tier, TierOp
+from kvscope.monitor.events.kinds import (
+    Cause,
+    EngineMode,
+    Holder,
+    Kind,
+    Layer,
+    Limit,
+    Load,
+    Preempt,
+    Release,
+    Status,
+    Tier,
+    TierOp,
+)
 from kvscope.monitor.events.trace_context import TraceContext
-from kvscope.monitor.events.wire import NO_REQUEST
+from kvscope.monitor.events.wire import NO_REQUEST, STACK_TEXT
 
 
 class Clock(Protocol):
@@ -67,7 +80,7 @@ class EventLog:
         """The fields of a Flushed each: making a named tuple is left to whoever takes them."""
         self.keyed: Callable[[bytes], int] | None = None
         """Makes hashes that may leave the process of those that may not: in the drain thread, as it takes longer."""
-        self.side: deque[tuple[tuple[int, int, int, int, int], tuple[int, ...], str | None]] = deque()
+        self.side: deque[tuple[tuple[int, int, int, int, int], tuple[int, ...], dict[int, str]]] = deque()
         self.dropped_batches = 0
         self.dropped_events = 0
         self._dropping = threading.Lock()
@@ -91,6 +104,11 @@ class EventLog:
         """The events that follow happen now, unless told when. Steps say their own time."""
         self._runs += (_CLOCK, 0, NO_REQUEST, 1, 0)
         self._args.append(self.clock.monotonic_ns() if at_ns is None else at_ns)
+
+    def engine_mode(self, mode: EngineMode) -> None:
+        """The engine was paused, put to sleep, or serves again."""
+        self._runs += (Kind.ENGINE_MODE, 0, NO_REQUEST, 2, 0)
+        self._args += (self.clock.monotonic_ns(), mode)
 
     def step_launched(
         self, step: int, requests: Sequence[int], tokens: Collection[int], at_ns: int | None = None
@@ -200,6 +218,16 @@ class EventLog:
         """Detached blocks gave their reference back."""
         self._runs += (Kind.RECLAIMED, group, NO_REQUEST, 1, len(ids))
         self._args.append(reason)
+        self._ids += ids
+
+    def pinned(self, ids: Sequence[int]) -> None:
+        """One more reference to each of these, by something other than a request."""
+        self._runs += (Kind.PINNED, 0, NO_REQUEST, 0, len(ids))
+        self._ids += ids
+
+    def unpinned(self, ids: Sequence[int]) -> None:
+        """One such reference to each of these is gone."""
+        self._runs += (Kind.UNPINNED, 0, NO_REQUEST, 0, len(ids))
         self._ids += ids
 
     def looked_up(self, request: int, tokens: int, hit_tokens: int, group: int = 0) -> None:
@@ -359,12 +387,23 @@ class EventLog:
         """The engine's watchdog saw no progress. From any thread."""
         self._aside(Kind.STALLED, request, (self.clock.monotonic_ns(), status, since_step, cause))
 
-    def _aside(self, kind: Kind, request: int, args: tuple[int, ...], text: str | None = None) -> None:
+    def not_queued(self, request: int, status: Status) -> None:
+        """Unfinished, and in none of the engine's queues. From any thread."""
+        self._aside(Kind.NOT_QUEUED, request, (self.clock.monotonic_ns(), status))
+
+    def stack(self, step: int, since_ns: int, layer: Layer, frames: str) -> None:
+        """The engine's thread has stood in this step since then; `frames` a line each. From any thread."""
+        self._aside(Kind.STACK, NO_REQUEST, (self.clock.monotonic_ns(), step, since_ns, layer), frames, STACK_TEXT)
+
+    def _aside(
+        self, kind: Kind, request: int, args: tuple[int, ...], text: str | None = None, text_of: int | None = None
+    ) -> None:
         """From threads other than the engine's: one atomic append, kept apart from the engine's own lists."""
         if len(self.side) >= self.capacity:
             self._drop(1)
             return
-        self.side.append(((kind, 0, request, len(args), 0), args, text))
+        texts = {} if text is None else {request if text_of is None else text_of: text}
+        self.side.append(((kind, 0, request, len(args), 0), args, texts))
 
     def _drop(self, events: int) -> None:
         with self._dropping:  # taken on loss only

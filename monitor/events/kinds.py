@@ -19,6 +19,8 @@ class Kind(IntEnum):
     HEARTBEAT = 4
     STOPPED = 5
     CLOCK = 6
+    ENGINE_MODE = 7
+    STACK = 8
 
     ALLOCATED = 16
     REUSED = 17
@@ -28,6 +30,8 @@ class Kind(IntEnum):
     RELEASED = 21
     FREE_DEFERRED = 22
     RECLAIMED = 23
+    PINNED = 24
+    UNPINNED = 25
 
     LOOKED_UP = 32
 
@@ -48,6 +52,7 @@ class Kind(IntEnum):
     FINISHED = 62
     CLIENT_GONE = 63
     TRACED = 64
+    NOT_QUEUED = 65
 
     TIER = 80
 
@@ -101,6 +106,9 @@ class Cause(IntEnum):
     ZERO_TOKENS = 12
     PREEMPTION_IN_STEP = 13
     STEP_IN_FLIGHT = 14
+    UNKNOWN = 15
+    LORA = 16
+    CONNECTOR = 17
 
 
 CAUSE_OF: Final = {
@@ -148,6 +156,7 @@ class Holder(IntEnum):
     CONNECTOR = 1
     FENCE = 2
     SESSION = 3
+    PIN = 4
 
 
 class Limit(IntEnum):
@@ -159,6 +168,29 @@ class Limit(IntEnum):
     SEQUENCES = 3
     ENCODER = 4
     DEFERRED = 5
+    UNKNOWN = 6
+    PAUSED = 7
+
+
+class EngineMode(IntEnum):
+    """Whether the engine's operator lets it work."""
+
+    SERVING = 0
+    PAUSED_NEW = 1
+    PAUSED_ALL = 2
+    ASLEEP = 3
+
+
+class Layer(IntEnum):
+    """The part of the engine in which its thread stands while a step is late."""
+
+    UNKNOWN = 0
+    SCHEDULER = 1
+    EXECUTOR = 2
+    MODEL = 3
+    CONNECTOR = 4
+    GRAMMAR = 5
+    SAMPLER = 6
 
 
 class Load(IntEnum):
@@ -236,6 +268,16 @@ SCHEMA: Final[dict[Kind, Fields]] = {
     ),
     Kind.STOPPED: Fields(False, ("at_ns",), "", "the engine ends in good order"),
     Kind.CLOCK: Fields(False, ("at_ns",), "", "the time of the events that follow"),
+    Kind.ENGINE_MODE: Fields(
+        False, ("at_ns", "mode"), "", "the engine was paused, put to sleep, or serves again, as its operator asked"
+    ),
+    Kind.STACK: Fields(
+        False,
+        ("at_ns", "step", "since_ns", "layer"),
+        "",
+        "the engine's thread has stood in this step (-1: between steps) since then: the text -3 is its stack, a"
+        " frame a line, innermost first",
+    ),
     Kind.ALLOCATED: Fields(
         True,
         ("evicted_hashes*",),
@@ -251,9 +293,14 @@ SCHEMA: Final[dict[Kind, Fields]] = {
         True,
         ("holder", "fence", "lease_deadline_ns"),
         "blocks",
-        "the request's end does not free these: who holds them, until which fence or lease (0: none)",
+        "the request's end does not free these: who holds them, until which fence or lease (0: none; a lease of -1: not"
+        " known)",
     ),
     Kind.RECLAIMED: Fields(False, ("reason",), "blocks", "detached blocks gave their reference back"),
+    Kind.PINNED: Fields(
+        False, (), "blocks", "one more reference to each block, by something other than a request, such as a connector"
+    ),
+    Kind.UNPINNED: Fields(False, (), "blocks", "one such reference to each block is gone"),
     Kind.LOOKED_UP: Fields(
         True,
         ("tokens", "hit_tokens"),
@@ -320,6 +367,12 @@ SCHEMA: Final[dict[Kind, Fields]] = {
         ("trace_id_high", "trace_id_low", "parent_span_id", "flags"),
         "",
         "its caller's trace, by the W3C traceparent that came with it: 64 bits each, read as signed",
+    ),
+    Kind.NOT_QUEUED: Fields(
+        True,
+        ("at_ns", "status"),
+        "",
+        "unfinished, and in none of the engine's queues: no pass of the scheduler will reach it",
     ),
     Kind.TIER: Fields(
         False,

@@ -91,11 +91,10 @@ class Packer:
         runs: list[int] = []
         args: list[int] = []
         for _ in range(len(self.log.side)):
-            run, run_args, text = self.log.side.popleft()
+            run, run_args, run_texts = self.log.side.popleft()
             runs += run
             args += run_args
-            if text is not None:
-                texts[run[2]] = text
+            texts |= run_texts
         return self._batch(texts, runs, args, [], self._last_step, self._last_step) if runs else None
 
     def _pack(self, flushes: list[Flushed]) -> Batch:

@@ -11,9 +11,17 @@ from typing import Final
 
 from kvscope.monitor.events.kinds import CAUSE_OF, FIRST_FINISHED, Cause, Holder, Kind, Status, TierOp
 from kvscope.monitor.events.trace_context import TraceContext
-from kvscope.monitor.events.wire import fives
+from kvscope.monitor.events.wire import PINS, STACK_TEXT, fives
 from kvscope.monitor.state.audit_comparison import AuditFold
-from kvscope.monitor.state.records import Heartbeat, Preemption, Prompt, RequestState, StepInFlight, TierState
+from kvscope.monitor.state.records import (
+    EngineStack,
+    Heartbeat,
+    Preemption,
+    Prompt,
+    RequestState,
+    StepInFlight,
+    TierState,
+)
 from kvscope.monitor.state.residency_samples import Stays
 from kvscope.monitor.state.tables import EVENT_BITS, Books
 
@@ -305,6 +313,34 @@ class State(Books):
                     del self.detached[block]
                 self._drop_reference(block)
             self.totals.released[args[0]] = self.totals.released.get(args[0], 0) + len(blocks)
+        elif kind == Kind.PINNED:
+            self._pinned(blocks)
+        elif kind == Kind.UNPINNED:
+            self._unpinned(blocks)
+
+    def _pinned(self, blocks: list[int]) -> None:
+        """Something other than a request holds these: an owner outside all tables, announced by the event itself."""
+        for block in blocks:
+            self.refs[block] += 1
+            if self.refs[block] == 1:
+                self.used += 1
+                self.cached_idle -= self.hashes[block] != 0
+                self.since[block] = self.now_ns
+            self.detached.setdefault(block, []).append(PINS)
+        self.defer(PINS, "pinned", Holder.PIN, 0, -1, blocks)
+
+    def _unpinned(self, blocks: list[int]) -> None:
+        for block in blocks:
+            holders = self.detached.get(block, [])
+            if PINS not in holders:
+                self.anomaly("unpinned though never pinned", block, -1, "")
+                continue
+            holders.remove(PINS)
+            if PINS not in holders:
+                self.undefer(PINS, [block])
+            if not holders:
+                del self.detached[block]
+            self._drop_reference(block)
 
     def _reclaimed(self, former: int, block: int) -> None:
         deferral = self.deferrals.get(former)
@@ -352,6 +388,7 @@ class State(Books):
                 if outputs > record.output_tokens:
                     more_outputs += outputs - record.output_tokens
                 record.output_tokens = outputs
+                record.not_queued_ns = 0
             record.computed_tokens = computed
             record.progressed_ns = now
             if record.stalled_ns:
@@ -411,6 +448,7 @@ class State(Books):
             waited[record.cause] = waited.get(record.cause, 0) + self.now_ns - record.since_ns
         if record.status != status:
             record.stalled_ns = 0
+        record.not_queued_ns = 0
         record.status, record.cause, record.since_ns = status, cause, self.now_ns
         record.since_at = self.places.moved = self.here
 
@@ -441,6 +479,15 @@ class State(Books):
                 self._started(*args[:4], description=texts.get(-1, ""))
             case Kind.STOPPED:
                 self.now_ns = self.stopped_ns = args[0]
+            case Kind.ENGINE_MODE:
+                self.now_ns = self.mode_since_ns = args[0]
+                self.mode, self.places.mode = args[1], self.here
+            case Kind.STACK:
+                self.stack = EngineStack(*args[:4], texts.get(STACK_TEXT, ""), self.here)
+            case Kind.NOT_QUEUED:
+                record = self.requests.get(number)
+                if record is not None and not record.is_finished:
+                    record.not_queued_ns, record.not_queued_at = args[0], self.here
             case Kind.MEMORY:
                 self.memory, self.places.memory = args, self.here
             case Kind.TIER:
@@ -638,6 +685,8 @@ _BLOCK_KINDS = frozenset(
         Kind.RELEASED,
         Kind.FREE_DEFERRED,
         Kind.RECLAIMED,
+        Kind.PINNED,
+        Kind.UNPINNED,
     )
 )
 _REQUEST_KINDS = frozenset(

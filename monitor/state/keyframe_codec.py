@@ -9,7 +9,16 @@ import msgspec
 
 from kvscope.monitor.events.wire import NotAFrame
 from kvscope.monitor.state.fold import State
-from kvscope.monitor.state.records import Deferral, Heartbeat, Places, RequestState, StepInFlight, TierState, Totals
+from kvscope.monitor.state.records import (
+    Deferral,
+    EngineStack,
+    Heartbeat,
+    Places,
+    RequestState,
+    StepInFlight,
+    TierState,
+    Totals,
+)
 
 
 class _Dump(msgspec.Struct, array_like=True):
@@ -44,6 +53,9 @@ class _Dump(msgspec.Struct, array_like=True):
     launched_ns: int = 0
     prompt_blocks_cached: int = 0
     places: Places = msgspec.field(default_factory=Places)
+    mode: int = 0
+    mode_since_ns: int = 0
+    stack: EngineStack | None = None
 
 
 SLICE: Final = 1 << 14
@@ -87,6 +99,9 @@ def dump(state: State) -> memoryview:
                 state.launched_ns,
                 state.prompt_blocks_cached,
                 state.places,
+                state.mode,
+                state.mode_since_ns,
+                state.stack,
             )
         )
     )
@@ -132,6 +147,7 @@ def load(packed: memoryview) -> State:
     state.audited_ns, state.orphans = dump.audited_ns, set(dump.orphans)
     state.early, state.launched_ns = dump.early, dump.launched_ns
     state.prompt_blocks_cached, state.places = dump.prompt_blocks_cached, dump.places
+    state.mode, state.mode_since_ns, state.stack = dump.mode, dump.mode_since_ns, dump.stack
     state.fences_anew()
     state.recount()
     return state

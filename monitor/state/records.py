@@ -87,6 +87,9 @@ class RequestState(msgspec.Struct, array_like=True):
     fetch_ended_at: int = UNKNOWN
     ready_at: int = UNKNOWN
     stalled_at: int = UNKNOWN
+    not_queued_ns: int = 0
+    """When the engine was last seen to have it in none of its queues; 0 if it never was, or has moved since."""
+    not_queued_at: int = UNKNOWN
 
     @property
     def is_finished(self) -> bool:
@@ -223,6 +226,17 @@ class Heartbeat(msgspec.Struct, array_like=True, frozen=True):
     scheduler_passes: int
 
 
+class EngineStack(msgspec.Struct, array_like=True, frozen=True):
+    """Where the engine's thread stood while a step was late."""
+
+    at_ns: int
+    step: int
+    since_ns: int
+    layer: int
+    frames: str
+    at: int = UNKNOWN
+
+
 class TierState(msgspec.Struct, array_like=True):
     """An outer tier: blocks used and held at most, and how often each operation touched a block (by TierOp)."""
 
@@ -255,3 +269,5 @@ class Places(msgspec.Struct, array_like=True):
     """The counts of blocks in use, or of those that are cached and idle."""
     audited: int = UNKNOWN
     """The end of an audit."""
+    mode: int = UNKNOWN
+    """The engine was paused, put to sleep or woken."""

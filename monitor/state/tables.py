@@ -13,11 +13,12 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
-from kvscope.monitor.events.kinds import FIRST_FINISHED, Holder
+from kvscope.monitor.events.kinds import FIRST_FINISHED, EngineMode, Holder
 from kvscope.monitor.state.evictions import Evictions
 from kvscope.monitor.state.records import (
     Anomaly,
     Deferral,
+    EngineStack,
     Heartbeat,
     Lapse,
     Places,
@@ -52,6 +53,9 @@ class Books:
         self.stopped_ns = 0
         self.last_step = -1
         self.launched_ns = 0  # when the last step was launched
+        self.mode = int(EngineMode.SERVING)
+        self.mode_since_ns = 0
+        self.stack: EngineStack | None = None  # of the last step that was late
         # A column a block: reference count, first owner (-1: none), keyed hash (0: none), since when free or in use,
         # and when last handed out (0: not since we have listened). Lists, since they are read and written several
         # times as quickly as arrays, one value at a time.
