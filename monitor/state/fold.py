@@ -483,7 +483,7 @@ class State(Books):
                 self.now_ns = self.mode_since_ns = args[0]
                 self.mode, self.places.mode = args[1], self.here
             case Kind.STACK:
-                self.stack = EngineStack(*args[:4], texts.get(STACK_TEXT, ""), self.here)
+                self.stack = EngineStack(args[0], args[1], args[2], args[3], texts.get(STACK_TEXT, ""), self.here)
             case Kind.NOT_QUEUED:
                 record = self.requests.get(number)
                 if record is not None and not record.is_finished:
