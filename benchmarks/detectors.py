@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from benchmarks.machine import machine
-from kvscope.engine.blocks.block_pool import RESERVED
+from kvscope.engine.blocks.block_pool import NULL_BLOCK_COUNT
 from kvscope.engine.lab.clock import VirtualClock
 from kvscope.monitor import detectors
 from kvscope.monitor.detectors.thresholds import Settings
@@ -86,19 +86,19 @@ class Load:
     """An engine's words without the engine."""
 
     def __init__(self) -> None:
-        blocks = RESERVED + PREFIXES * PREFIX_BLOCKS + (RUNNING + 2 * ENDS_A_STEP) * 2 * OWN_BLOCKS
+        blocks = NULL_BLOCK_COUNT + PREFIXES * PREFIX_BLOCKS + (RUNNING + 2 * ENDS_A_STEP) * 2 * OWN_BLOCKS
         self.block_events, self.busy_s = 0, 0.0
         self._clock = VirtualClock()
         self._began_ns = self._clock.monotonic_ns()
         self._log = EventLog(self._clock)
         self._packer = Packer(self._log, ENGINE, lambda: Vitals(-1, 0, RUNNING, WAITING, 0, 0, self._step))
-        self._free = deque(range(RESERVED, blocks))
+        self._free = deque(range(NULL_BLOCK_COUNT, blocks))
         self._prefixes = [[self._free.popleft() for _ in range(PREFIX_BLOCKS)] for _ in range(PREFIXES)]
         self._tables: dict[int, list[int]] = {}
         self._tokens: dict[int, int] = {}
         self._waiting: deque[int] = deque()
         self._numbers = self._hashes = self._step = 0
-        self._log.started(blocks, RESERVED, BLOCK_SIZE, "")
+        self._log.started(blocks, NULL_BLOCK_COUNT, BLOCK_SIZE, "")
         self._begin_with(self._prefixes)
         for _ in range(WAITING):
             self._arrive()

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks.machine import machine
-from kvscope.engine.blocks.block_pool import RESERVED
+from kvscope.engine.blocks.block_pool import NULL_BLOCK_COUNT
 from kvscope.monitor.events.event_log import EventLog, count_events
 from kvscope.monitor.events.kinds import Kind, Release
 from kvscope.monitor.events.wire import Batch, decode, encode
@@ -122,10 +122,10 @@ def frames(steps: list[list[Call]]) -> list[bytes]:
 
 def runs_of(length: int) -> list[list[Call]]:
     """RUNS_A_STEP requests that take blocks, fill them and give them back, each event of `length` blocks."""
-    total = RESERVED + RUNS_A_STEP * length
+    total = NULL_BLOCK_COUNT + RUNS_A_STEP * length
     counts = (-1, -1, -1, -1)
-    tables = dict(enumerate(list(range(first, first + length)) for first in range(RESERVED, total, length)))
-    start: list[Call] = [("started", (total, RESERVED, 16, ""), {})]
+    tables = dict(enumerate(list(range(first, first + length)) for first in range(NULL_BLOCK_COUNT, total, length)))
+    start: list[Call] = [("started", (total, NULL_BLOCK_COUNT, 16, ""), {})]
     start += [("arrived", (number, "", 1, 1, 0, length, length), {}) for number in tables]
     steps = [[*start, ("flush", (-1, -1, counts), {})]]
     for step in range(STEPS):
@@ -139,7 +139,7 @@ def runs_of(length: int) -> list[list[Call]]:
 def serving_mix() -> list[list[Call]]:
     """Chats over four system prompts, as many as the pool bears: prompts of 150 to 1,500 tokens, answers to 300."""
     lab = Lab(total=2049, block_size=16, max_num_seqs=64, max_num_batched_tokens=2048, seed=3)
-    description: tuple[Any, ...] = (lab.pool.total, RESERVED, lab.manager.block_size, "")
+    description: tuple[Any, ...] = (lab.pool.total, NULL_BLOCK_COUNT, lab.manager.block_size, "")
     steps: list[list[Call]] = [[("started", description, {}), ("flush", (0, 0, lab.pool.counts()), {})], []]
     record(lab.log, steps)
     rng = random.Random(3)

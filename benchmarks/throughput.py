@@ -90,16 +90,16 @@ def report(seconds: dict[str, list[float]]) -> None:
 def engine_contenders(prompts: list[list[int]]) -> dict[str, Callable[[], float]]:
     """Runs of the engine's own loop, in seconds; what it takes to start and stop is not in them."""
     from kvscope.engine.config import EngineConfig
-    from kvscope.engine.core import EngineCore, Stream
-    from kvscope.engine.models import load
-    from kvscope.engine.sampling_params import SamplingParams
+    from kvscope.engine.core.engine_core import EngineCore, EventStream
+    from kvscope.engine.models import load_model
+    from kvscope.engine.requests.sampling_params import SamplingParams
 
     config = EngineConfig()
-    loaded = load(config)
+    loaded = load_model(config)
     params = SamplingParams(temperature=0, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
-    anywhere = Stream("bench@127.0.0.1:0/0", "tcp://127.0.0.1:*", "tcp://127.0.0.1:*")
+    anywhere = EventStream("bench@127.0.0.1:0/0", "tcp://127.0.0.1:*", "tcp://127.0.0.1:*")
 
-    def run(stream: Stream | None, reader: bool = False) -> float:
+    def run(stream: EventStream | None, reader: bool = False) -> float:
         core = EngineCore(config, loaded, stream)
         process = start_reader(core.publisher.events_endpoint, core.publisher.replay_endpoint) if reader else None
         began = time.perf_counter()

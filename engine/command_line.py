@@ -22,23 +22,29 @@ import uvicorn
 import zmq
 
 from kvscope.engine.config import DEFAULT_KV_BYTES, DTYPES, KV_CONNECTORS, SCHEDULING_POLICIES, TINY, EngineConfig
-from kvscope.engine.lab.faults import PLACES
-from kvscope.engine.lab.load_bench import Load, offline, over_http, report, show
+from kvscope.engine.faults import PLACES
+from kvscope.engine.lab.load_bench import (
+    BenchLoad,
+    bench_offline,
+    bench_over_http,
+    print_bench_report,
+    summarize_clients,
+)
 from kvscope.monitor.publishing.publisher import EVENTS_ENDPOINT, RING_BYTES, NotPrivate, replay_endpoint_for
 
 if TYPE_CHECKING:
-    from kvscope.engine.core import EngineCore
+    from kvscope.engine.core.engine_core import EngineCore
 
-USAGE = 2
+EXIT_USAGE = 2
 INTERRUPTED = 130
-DEFAULTS = EngineConfig()
+DEFAULT_CONFIG = EngineConfig()
 SIZES: Final = {
     **{letter: 1000**power for power, letter in enumerate("kmgt", 1)},
     **{letter: 1024**power for power, letter in enumerate("KMGT", 1)},
 }
 """As vLLM reads them: k is 1000 and K is 1024, and so on."""
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)([kmgtKMGT]?)")
-logger = logging.getLogger("engine.serve")
+logger = logging.getLogger(__name__)
 
 
 class Parser(argparse.ArgumentParser):
@@ -65,19 +71,19 @@ class Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command that the arguments name; the exit code."""
-    parsed = parser().parse_args(arguments)
+    parsed = engine_parser().parse_args(arguments)
     _set_up_logging()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        return serve(parsed) if parsed.command == "serve" else bench(parsed)
+        return serve_engine(parsed) if parsed.command == "serve" else run_bench(parsed)
     except (ValueError, OSError, NotPrivate, zmq.ZMQError) as error:
         print(f"engine: {error}", file=sys.stderr)
-        return USAGE
+        return EXIT_USAGE
     except KeyboardInterrupt:
         return 0 if parsed.command == "serve" else INTERRUPTED
 
 
-def serve(parsed: argparse.Namespace) -> int:
+def serve_engine(parsed: argparse.Namespace) -> int:
     """Serve until told to stop. Raises ValueError, OSError, NotPrivate or ZMQError for what cannot be started."""
     config = config_of(parsed)
     listener = _listen(parsed.host, parsed.port)
@@ -85,19 +91,19 @@ def serve(parsed: argparse.Namespace) -> int:
     address = f"[{parsed.host}]:{port}" if ":" in parsed.host else f"{parsed.host}:{port}"
     engine = parsed.engine_id or f"{config.served_model_name}@{address}/0"
     settings = {name: getattr(config, name) for name in config.__dataclass_fields__ if name != "hash_key"}
-    changed = {name: value for name, value in settings.items() if value != getattr(DEFAULTS, name)}
+    changed = {name: value for name, value in settings.items() if value != getattr(DEFAULT_CONFIG, name)}
     named = {"served_model_name": config.served_model_name, "host": parsed.host, "port": port}
     logger.info("non-default args: %s", changed | named)
     # Only now, since torch takes seconds to import: what is wrong with the command line is told at once.
-    from kvscope.engine.core import EngineCore, Stream
-    from kvscope.engine.models import load
+    from kvscope.engine.core.engine_core import EngineCore, EventStream
+    from kvscope.engine.models import load_model
 
     stream = None
     if not parsed.no_stream:
         replay = parsed.replay or replay_endpoint_for(parsed.events)
-        stream = Stream(engine, parsed.events, replay, parsed.journal, round(parsed.replay_mib * 2**20))
+        stream = EventStream(engine, parsed.events, replay, parsed.journal, round(parsed.replay_mib * 2**20))
     with listener:
-        core = EngineCore(config, load(config), stream, stall_s=parsed.stall_seconds)
+        core = EngineCore(config, load_model(config), stream, stall_s=parsed.stall_seconds)
         try:
             _say_pool(core)
             _Server(core, engine, address).run(sockets=[listener])
@@ -106,26 +112,26 @@ def serve(parsed: argparse.Namespace) -> int:
     return 1 if core.failure else 0
 
 
-def bench(parsed: argparse.Namespace) -> int:
+def run_bench(parsed: argparse.Namespace) -> int:
     """Put the load on, and tell what came of it. Raises ValueError for what cannot be asked."""
-    load = Load(**{name: getattr(parsed, name) for name in Load.__dataclass_fields__})
+    load = BenchLoad(**{name: getattr(parsed, name) for name in BenchLoad.__dataclass_fields__})
     config = config_of(parsed)
     if parsed.journal is not None and parsed.simulate is None:
         raise ValueError("--journal is for --simulate: a server keeps its events with its own --journal")
     if parsed.simulate is not None:
         logging.getLogger().setLevel(logging.WARNING)
-        logging.getLogger("engine.watchdog").setLevel(logging.ERROR)  # its lines would bear today's time
-        from kvscope.engine.lab.simulated_bench import simulate
+        logging.getLogger("kvscope.engine.core.watchdog").setLevel(logging.ERROR)  # its lines would bear today's time
+        from kvscope.engine.lab.simulated_bench import bench_simulated
 
-        made = report(simulate(load, config, parsed.simulate, parsed.journal))
+        made = summarize_clients(bench_simulated(load, config, parsed.simulate, parsed.journal))
     elif parsed.offline:
         logging.getLogger().setLevel(logging.WARNING)
-        made = report(asyncio.run(offline(load, config)))
+        made = summarize_clients(asyncio.run(bench_offline(load, config)))
     elif config != EngineConfig(seed=parsed.seed, hash_key=config.hash_key):
         raise ValueError("an engine's settings are for --offline and --simulate: the one at --base-url has its own")
     else:
-        made = report(asyncio.run(over_http(load, parsed.base_url)))
-    show(made, parsed.format)
+        made = summarize_clients(asyncio.run(bench_over_http(load, parsed.base_url)))
+    print_bench_report(made, parsed.format)
     return 1 if made.requests["failed"] else 0
 
 
@@ -133,9 +139,9 @@ class _Server(uvicorn.Server):
     """Says where it listens, and ends what the engine has in hand before it waits for its connections to end."""
 
     def __init__(self, core: EngineCore, engine: str, address: str) -> None:
-        from kvscope.engine.serving.server import create_app
+        from kvscope.engine.serving.server import create_engine_app
 
-        app = create_app(core, engine, self._stop)
+        app = create_engine_app(core, engine, self._stop)
         super().__init__(
             uvicorn.Config(app, log_config=None, log_level="warning", access_log=False, timeout_graceful_shutdown=2)
         )
@@ -196,7 +202,7 @@ def _set_up_logging() -> None:
     logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
-def parser() -> argparse.ArgumentParser:
+def engine_parser() -> argparse.ArgumentParser:
     """The whole command line; the reference is made from it."""
     whole = Parser(prog="kvscope engine", description="kvscope's paged-attention engine.")
     commands = whole.add_subparsers(dest="command", required=True)
@@ -223,10 +229,16 @@ def _model_flags(command: argparse._ActionsContainer) -> None:
     model = command.add_mutually_exclusive_group()
     says = f"{TINY}, or a Hugging Face directory ({TINY})"
     model.add_argument("model_tag", nargs="?", metavar="MODEL", help=says)
-    model.add_argument("--model", default=DEFAULTS.model, metavar="MODEL", help="the same, as a flag")
-    add("--device", default=DEFAULTS.device, help=f"cpu, cuda or cuda:N ({DEFAULTS.device})")
-    add("--dtype", default=DEFAULTS.dtype, choices=DTYPES, help=f"of weights and KV ({DEFAULTS.dtype})")
-    add("--block-size", type=int, default=DEFAULTS.block_size, metavar="TOKENS", help=f"({DEFAULTS.block_size})")
+    model.add_argument("--model", default=DEFAULT_CONFIG.model, metavar="MODEL", help="the same, as a flag")
+    add("--device", default=DEFAULT_CONFIG.device, help=f"cpu, cuda or cuda:N ({DEFAULT_CONFIG.device})")
+    add("--dtype", default=DEFAULT_CONFIG.dtype, choices=DTYPES, help=f"of weights and KV ({DEFAULT_CONFIG.dtype})")
+    add(
+        "--block-size",
+        type=int,
+        default=DEFAULT_CONFIG.block_size,
+        metavar="TOKENS",
+        help=f"({DEFAULT_CONFIG.block_size})",
+    )
     add(
         "--num-gpu-blocks-override",
         type=int,
@@ -237,7 +249,7 @@ def _model_flags(command: argparse._ActionsContainer) -> None:
     add(
         "--kv-cache-memory-bytes",
         "--kv-cache-memory",
-        type=size,
+        type=parse_size,
         default=None,
         metavar="BYTES",
         help="the pool's size, unless --num-gpu-blocks-override says it (what the memory leaves;"
@@ -246,42 +258,52 @@ def _model_flags(command: argparse._ActionsContainer) -> None:
     add(
         "--gpu-memory-utilization",
         type=float,
-        default=DEFAULTS.gpu_memory_utilization,
+        default=DEFAULT_CONFIG.gpu_memory_utilization,
         metavar="SHARE",
         help="of the device's memory, or of --memory-budget, that the engine takes"
-        f" ({DEFAULTS.gpu_memory_utilization})",
+        f" ({DEFAULT_CONFIG.gpu_memory_utilization})",
     )
     add(
         "--memory-budget",
-        type=size,
+        type=parse_size,
         default=None,
         metavar="BYTES",
         help="on the CPU: all of this process is to stay within (no plan is made)",
     )
     add(
-        "--max-model-len", type=size, default=None, metavar="TOKENS", help="prompt and output at most (the model's own)"
+        "--max-model-len",
+        type=parse_size,
+        default=None,
+        metavar="TOKENS",
+        help="prompt and output at most (the model's own)",
     )
-    add("--max-num-seqs", type=int, default=DEFAULTS.max_num_seqs, metavar="N", help=f"({DEFAULTS.max_num_seqs})")
+    add(
+        "--max-num-seqs",
+        type=int,
+        default=DEFAULT_CONFIG.max_num_seqs,
+        metavar="N",
+        help=f"({DEFAULT_CONFIG.max_num_seqs})",
+    )
     add(
         "--max-num-batched-tokens",
-        type=size,
-        default=DEFAULTS.max_num_batched_tokens,
+        type=parse_size,
+        default=DEFAULT_CONFIG.max_num_batched_tokens,
         metavar="N",
-        help=f"in one step ({DEFAULTS.max_num_batched_tokens})",
+        help=f"in one step ({DEFAULT_CONFIG.max_num_batched_tokens})",
     )
     add(
         "--async-scheduling",
         action=argparse.BooleanOptionalAction,
-        default=DEFAULTS.async_scheduling,
+        default=DEFAULT_CONFIG.async_scheduling,
         help="plan a step while the one before it runs (no)",
     )
     add(
         "--enforce-eager",
         action=argparse.BooleanOptionalAction,
-        default=DEFAULTS.enforce_eager,
+        default=DEFAULT_CONFIG.enforce_eager,
         help="capture no CUDA graphs of decodes (on a GPU no; --no-enforce-eager on the CPU pads decodes as if it did)",
     )
-    add("--scheduling-policy", default=DEFAULTS.scheduling_policy, choices=SCHEDULING_POLICIES, help="(fcfs)")
+    add("--scheduling-policy", default=DEFAULT_CONFIG.scheduling_policy, choices=SCHEDULING_POLICIES, help="(fcfs)")
     add("--no-enable-prefix-caching", dest="enable_prefix_caching", action="store_false", help="never reuse a prefix")
     add("--kv-connector", default="", choices=[name for name in KV_CONNECTORS if name], help="keep KV outside the pool")
     add(
@@ -294,9 +316,9 @@ def _model_flags(command: argparse._ActionsContainer) -> None:
     )
     add(
         "--kv-transfer-endpoint",
-        default=DEFAULTS.kv_transfer_endpoint,
+        default=DEFAULT_CONFIG.kv_transfer_endpoint,
         metavar="ENDPOINT",
-        help=f"where another engine may fetch KV, with --kv-connector peer ({DEFAULTS.kv_transfer_endpoint})",
+        help=f"where another engine may fetch KV, with --kv-connector peer ({DEFAULT_CONFIG.kv_transfer_endpoint})",
     )
     add(
         "--fault",
@@ -305,7 +327,7 @@ def _model_flags(command: argparse._ActionsContainer) -> None:
         metavar="CODE[:key=value]…",
         help=f"break one mechanism on purpose; may be repeated: {', '.join(PLACES)}",
     )
-    add("--seed", type=int, default=DEFAULTS.seed, help=f"({DEFAULTS.seed})")
+    add("--seed", type=int, default=DEFAULT_CONFIG.seed, help=f"({DEFAULT_CONFIG.seed})")
     add(
         "--hash-key",
         dest="hash_key_text",
@@ -360,7 +382,7 @@ def _serving_flags(command: argparse.ArgumentParser) -> None:
 
 def _load_flags(command: argparse.ArgumentParser) -> None:
     """The load, in the words of `vllm bench serve`, and what is asked."""
-    defaults = Load()
+    defaults = BenchLoad()
     asked = command.add_mutually_exclusive_group(required=True)
     asked.add_argument("--base-url", metavar="URL", help="a server with OpenAI's API, such as http://127.0.0.1:8000")
     asked.add_argument("--offline", action="store_true", help="an engine in this process, without HTTP")
@@ -372,7 +394,7 @@ def _load_flags(command: argparse.ArgumentParser) -> None:
         help="the same for so many seconds of virtual time, which pass at once; steps last as a formula says",
     )
     add = command.add_argument
-    add("--num-prompts", type=size, default=defaults.num_prompts, metavar="N", help=f"({defaults.num_prompts})")
+    add("--num-prompts", type=parse_size, default=defaults.num_prompts, metavar="N", help=f"({defaults.num_prompts})")
     add(
         "--request-rate",
         type=float,
@@ -382,16 +404,16 @@ def _load_flags(command: argparse.ArgumentParser) -> None:
     )
     add(
         "--max-concurrency",
-        type=size,
+        type=parse_size,
         default=None,
         metavar="C",
         help="requests at once at most; others wait, which is not part of their times (no limit)",
     )
-    add("--input-len", type=size, default=defaults.input_len, metavar="TOKENS", help=f"({defaults.input_len})")
-    add("--output-len", type=size, default=defaults.output_len, metavar="TOKENS", help=f"({defaults.output_len})")
+    add("--input-len", type=parse_size, default=defaults.input_len, metavar="TOKENS", help=f"({defaults.input_len})")
+    add("--output-len", type=parse_size, default=defaults.output_len, metavar="TOKENS", help=f"({defaults.output_len})")
     add(
         "--prefix-len",
-        type=size,
+        type=parse_size,
         default=defaults.prefix_len,
         metavar="TOKENS",
         help="that all prompts begin with, before --input-len of their own (0)",
@@ -415,7 +437,7 @@ def _load_flags(command: argparse.ArgumentParser) -> None:
     add("--format", choices=("table", "json"), default="table", help="(table)")
 
 
-def size(text: str) -> int:
+def parse_size(text: str) -> int:
     """A whole number: 65536, 64K (1024 each) or 65.536k (1000 each). Raises ArgumentTypeError for what is none."""
     match = _SIZE.fullmatch(text)
     if match is None:

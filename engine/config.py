@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from kvscope.engine.connectors.transfer import check_endpoint
-from kvscope.engine.lab.faults import Faults
+from kvscope.engine.faults import Faults
+from kvscope.engine.requests.kv_transfer import check_endpoint
 
 TINY: Final = "tiny"
 """The name of the model that the engine brings itself: random weights from the seed, one token a byte."""

@@ -10,15 +10,15 @@ from torch import Tensor
 
 from kvscope.kernels.tiles import COMMON
 
-WIDTH: Final = 1024
+KV_WRITE_WIDTH: Final = 1024
 """Values of a key, and of a value, that a program copies: enough for 16 bytes a thread."""
 
 
 def kv_write(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor) -> None:
     """The kernel: both caches in one launch."""
     row = key.shape[1] * key.shape[2]
-    kv_write_kernel[(len(key), triton.cdiv(row, WIDTH))](
-        key, value, key_cache, value_cache, slots, row, key.stride(0), value.stride(0), WIDTH=WIDTH, **COMMON
+    kv_write_kernel[(len(key), triton.cdiv(row, KV_WRITE_WIDTH))](
+        key, value, key_cache, value_cache, slots, row, key.stride(0), value.stride(0), WIDTH=KV_WRITE_WIDTH, **COMMON
     )
 
 

@@ -39,7 +39,7 @@ def paged_decode(
     """
     sequences, heads, head_size = query.shape
     _, block_size, kv_heads, _ = key_cache.shape
-    fixed = constants(heads, kv_heads, head_size, block_size, query.dtype.itemsize)
+    fixed = paged_decode_constants(heads, kv_heads, head_size, block_size, query.dtype.itemsize)
     if splits is None:
         longest = min(block_tables.shape[1] * block_size, window or NO_WINDOW)
         splits = splits_for(sequences * kv_heads, longest, _processors(query.device))
@@ -63,7 +63,7 @@ def paged_decode(
         block_tables.stride(0),
         **fixed,
         DIRECT=splits == 1,
-        **options(head_size, amd=torch.version.hip is not None),
+        **paged_decode_options(head_size, amd=torch.version.hip is not None),
     )
     if splits > 1:
         reduce_splits_kernel[(sequences, heads)](
@@ -93,7 +93,7 @@ def splits_for(programs: int, longest: int, processors: int) -> int:
     return max(1, min(2 * processors // programs, longest // MIN_SPLIT, MAX_SPLITS))
 
 
-def constants(heads: int, kv_heads: int, head_size: int, block_size: int, itemsize: int) -> dict[str, int]:
+def paged_decode_constants(heads: int, kv_heads: int, head_size: int, block_size: int, itemsize: int) -> dict[str, int]:
     """What the kernel is compiled for. Raises ValueError for heads that are too wide for it."""
     return {
         **head_constants(heads, kv_heads, head_size, block_size, itemsize, tile=64),
@@ -101,7 +101,7 @@ def constants(heads: int, kv_heads: int, head_size: int, block_size: int, itemsi
     }
 
 
-def options(head_size: int, amd: bool) -> dict[str, int | bool]:
+def paged_decode_options(head_size: int, amd: bool) -> dict[str, int | bool]:
     """Threads / 32 of a program, what the widest heads need to stay in registers, and the depth of its pipeline.
 
     Block numbers are fetched first, then two tiles at once; an AMD device has shared memory for one.

@@ -32,7 +32,7 @@ def paged_prefill(
     """
     _, heads, head_size = query.shape
     _, block_size, kv_heads, _ = key_cache.shape
-    fixed = constants(heads, kv_heads, head_size, block_size, query.dtype.itemsize)
+    fixed = paged_prefill_constants(heads, kv_heads, head_size, block_size, query.dtype.itemsize)
     out = torch.empty(query.shape, device=query.device, dtype=query.dtype)
     tiles = triton.cdiv(longest * fixed["GROUP"], fixed["ROWS"])
     paged_prefill_kernel[(tiles, kv_heads, len(seq_lens))](
@@ -48,12 +48,14 @@ def paged_prefill(
         query.stride(0),
         block_tables.stride(0),
         **fixed,
-        **options(query.dtype.itemsize),
+        **paged_prefill_options(query.dtype.itemsize),
     )
     return out
 
 
-def constants(heads: int, kv_heads: int, head_size: int, block_size: int, itemsize: int) -> dict[str, int]:
+def paged_prefill_constants(
+    heads: int, kv_heads: int, head_size: int, block_size: int, itemsize: int
+) -> dict[str, int]:
     """What the kernel is compiled for. Raises ValueError for heads that are too wide for it."""
     narrow, wide = (128, 64) if itemsize == 2 else (32, 16)
     return {
@@ -63,7 +65,7 @@ def constants(heads: int, kv_heads: int, head_size: int, block_size: int, itemsi
     }
 
 
-def options(itemsize: int) -> dict[str, int | bool]:
+def paged_prefill_options(itemsize: int) -> dict[str, int | bool]:
     """Threads / 32 of a program, what its tile of rows needs to stay in registers, and the depth of its pipeline."""
     return {"num_warps": 8 if itemsize == 2 else 4, "num_stages": 2, **COMMON}
 

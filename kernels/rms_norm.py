@@ -28,7 +28,7 @@ def rms_norm(
 ) -> Tensor:
     """The kernel: addition and norm in one launch. Raises ValueError for rows that are too wide for it."""
     size = hidden.shape[-1]
-    fixed = constants(size, added=delta is not None)
+    fixed = rms_norm_constants(size, added=delta is not None)
     if out is None:
         out = torch.empty(hidden.shape, device=hidden.device, dtype=hidden.dtype)
     heads = hidden.shape[1] if hidden.dim() == 3 else 1
@@ -47,12 +47,12 @@ def rms_norm(
         hidden.stride(0),
         delta.stride(0),
         **fixed,
-        **options(size),
+        **rms_norm_options(size),
     )
     return out
 
 
-def constants(size: int, added: bool) -> dict[str, int]:
+def rms_norm_constants(size: int, added: bool) -> dict[str, int]:
     """What the kernel is compiled for. Raises ValueError for rows that are too wide for it."""
     if size > MAX_SIZE:
         raise ValueError(f"rows of {size} values are to be normed, and may have {MAX_SIZE} at most")
@@ -60,7 +60,7 @@ def constants(size: int, added: bool) -> dict[str, int]:
     return {"SIZE": size, "PADDED": padded, "ROWS": max(1, VALUES // padded), "ADDED": added}
 
 
-def options(size: int) -> dict[str, int | bool]:
+def rms_norm_options(size: int) -> dict[str, int | bool]:
     """Threads / 32 of a program: each thread has 16 values of a wide row, and 32 of the widest."""
     return {"num_warps": min(16, max(4, triton.next_power_of_2(size) // 512)), **COMMON}
 

@@ -21,11 +21,11 @@ PAIRS: Final = 1024
 def rotary(heads: Tensor, turns: Tensor) -> None:
     """The kernel."""
     tokens, count, head_size = heads.shape
-    fixed = constants(head_size)
+    fixed = rotary_constants(head_size)
     rotary_kernel[(tokens, triton.cdiv(count, fixed["HEADS"]))](heads, turns, count, heads.stride(0), **fixed, **COMMON)
 
 
-def constants(head_size: int) -> dict[str, int]:
+def rotary_constants(head_size: int) -> dict[str, int]:
     """What the kernel is compiled for."""
     padded = triton.next_power_of_2(head_size // 2)
     return {"HALF": head_size // 2, "HALF_PADDED": padded, "HEADS": max(1, PAIRS // padded)}

@@ -17,7 +17,7 @@ import msgspec
 from fastapi.routing import APIRoute
 
 import kvscope.engine.command_line
-import kvscope.engine.lab.faults
+import kvscope.engine.faults
 from kvscope.monitor import cli
 from kvscope.monitor.detectors.judgement import CATALOGUE
 from kvscope.monitor.detectors.thresholds import THRESHOLDS
@@ -115,7 +115,7 @@ def _reference() -> Iterator[str]:
     os.environ["COLUMNS"] = "100"
     for name in ENVIRONMENT:
         os.environ.pop(name, None)
-    for parser in (*_commands(cli.parser()), *_commands(kvscope.engine.command_line.parser())):
+    for parser in (*_commands(cli.parser()), *_commands(kvscope.engine.command_line.engine_parser())):
         yield from ("", f"### `{parser.prog}`", "", "```text", parser.format_help().strip(), "```")
     yield ""
     yield "## Environment"
@@ -145,7 +145,7 @@ def _reference() -> Iterator[str]:
     yield "`kvscope engine serve --fault CODE[:every=N][:after=N][:limit=N]` breaks one mechanism on purpose."
     yield ""
     yield from _table(
-        ("code", "what is broken"), ((f"`{c}`", place) for c, place in kvscope.engine.lab.faults.PLACES.items())
+        ("code", "what is broken"), ((f"`{c}`", place) for c, place in kvscope.engine.faults.PLACES.items())
     )
     yield ""
     yield "## API of `monitor serve`"

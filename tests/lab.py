@@ -9,15 +9,15 @@ import random
 from collections import deque
 from collections.abc import Iterable
 
-from kvscope.engine.blocks.block_pool import RESERVED, BlockPool
+from kvscope.engine.blocks.block_pool import NULL_BLOCK_COUNT, BlockPool
 from kvscope.engine.blocks.kv_cache_manager import KVCacheManager
 from kvscope.engine.blocks.prefix_hashes import PrefixHasher
-from kvscope.engine.blocks.table_audit import Auditor
+from kvscope.engine.blocks.table_audit import TableAuditor
 from kvscope.engine.connectors.base import KVLoad
+from kvscope.engine.faults import Faults
 from kvscope.engine.lab.clock import VirtualClock
-from kvscope.engine.lab.faults import Faults
-from kvscope.engine.request import Request
-from kvscope.engine.sampling_params import SamplingParams
+from kvscope.engine.requests.request import Request
+from kvscope.engine.requests.sampling_params import SamplingParams
 from kvscope.engine.scheduling.scheduler import Scheduler, SchedulerOutput
 from kvscope.monitor.events.description import EngineDescription, KVGroup
 from kvscope.monitor.events.event_log import Clock, EventLog
@@ -130,7 +130,7 @@ class Lab:
             lease_s=lease_s,
             faults=self.faults,
         )
-        self.auditor = Auditor(self.manager, self.scheduler.requests, self.scheduler.deferred)
+        self.auditor = TableAuditor(self.manager, self.scheduler.requests, self.scheduler.deferred)
         self.packer = Packer(self.log, engine, self.vitals)
         self.frames: list[Batch | Keyframe] = []
         self.in_flight: deque[SchedulerOutput] = deque()
@@ -148,7 +148,7 @@ class Lab:
             faults=list(faults),
             groups=[KVGroup("sliding_window" if w else "full_attention", 1, w or 0) for w in windows],
         )
-        self.log.started(total, RESERVED, block_size, description.to_json())
+        self.log.started(total, NULL_BLOCK_COUNT, block_size, description.to_json())
         self.flush()
 
     def vitals(self) -> Vitals:

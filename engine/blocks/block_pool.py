@@ -11,35 +11,35 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from kvscope.engine.blocks.free_queue import FreeQueue
-from kvscope.engine.blocks.prefix_hashes import group_of, public_hash
-from kvscope.engine.lab.faults import Faults
+from kvscope.engine.blocks.prefix_hashes import kv_group_of, public_hash
+from kvscope.engine.faults import Faults
 from kvscope.monitor.events.event_log import EventLog
 from kvscope.monitor.events.kinds import Evict, Release
 
 NULL_BLOCK = 0
 """Never handed out: what a block table names where there is nothing, and where padding is written."""
-RESERVED = 1
+NULL_BLOCK_COUNT = 1
 
 
 class BlockPool:
     """`total` blocks, of which the first is reserved."""
 
     def __init__(self, total: int, log: EventLog, faults: Faults | None = None) -> None:
-        if total <= RESERVED:
-            raise ValueError(f"a pool of {total} blocks has none to hand out: it needs at least {RESERVED + 1}")
+        if total <= NULL_BLOCK_COUNT:
+            raise ValueError(f"a pool of {total} blocks has none to hand out: it needs at least {NULL_BLOCK_COUNT + 1}")
         self.total = total
         self.log = log
         self.faults = faults or Faults()
         self.refs = [0] * total
         self.digests: list[bytes | None] = [None] * total
-        self.free_queue = FreeQueue(total, range(RESERVED, total))
+        self.free_queue = FreeQueue(total, range(NULL_BLOCK_COUNT, total))
         self.num_cached_idle = 0
         self._by_digest: dict[bytes, int] = {}
 
     @property
     def usable(self) -> int:
         """How many blocks can be handed out at most."""
-        return self.total - RESERVED
+        return self.total - NULL_BLOCK_COUNT
 
     @property
     def num_free(self) -> int:
@@ -49,7 +49,7 @@ class BlockPool:
     def counts(self) -> tuple[int, int, int, int]:
         """Free (cached-idle included), cached-idle, used, total."""
         free = len(self.free_queue)
-        return free, self.num_cached_idle, self.total - RESERVED - free, self.total
+        return free, self.num_cached_idle, self.total - NULL_BLOCK_COUNT - free, self.total
 
     def find(self, digest: bytes) -> int | None:
         """The block that holds this prefix's last block, if it is cached."""
@@ -123,7 +123,7 @@ class BlockPool:
         by_group: defaultdict[int, list[int]] = defaultdict(list)
         for digest, block in self._by_digest.items():
             self.digests[block] = None
-            by_group[group_of(digest)].append(block)
+            by_group[kv_group_of(digest)].append(block)
         self._by_digest.clear()
         self.num_cached_idle = 0
         for group, blocks in by_group.items():

@@ -25,8 +25,8 @@ from typing import NamedTuple
 
 from kvscope.engine.blocks.block_pool import NULL_BLOCK, BlockPool
 from kvscope.engine.blocks.prefix_hashes import PrefixHasher, in_group
-from kvscope.engine.lab.faults import Faults
-from kvscope.engine.request import Request
+from kvscope.engine.faults import Faults
+from kvscope.engine.requests.request import Request
 from kvscope.monitor.events.kinds import Holder, Release
 
 

@@ -37,7 +37,7 @@ def in_group(digest: bytes, group: int) -> bytes:
     return digest + bytes((group,)) if group else digest
 
 
-def group_of(digest: bytes) -> int:
+def kv_group_of(digest: bytes) -> int:
     """The KV group of what `in_group` gave."""
     return digest[DIGEST_BYTES] if len(digest) > DIGEST_BYTES else 0
 

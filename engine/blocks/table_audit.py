@@ -7,15 +7,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import count
 
-from kvscope.engine.blocks.block_pool import RESERVED
+from kvscope.engine.blocks.block_pool import NULL_BLOCK_COUNT
 from kvscope.engine.blocks.kv_cache_manager import KVCacheManager
-from kvscope.engine.request import Request
+from kvscope.engine.requests.request import Request
 from kvscope.monitor.events.kinds import Holder
 
 REQUESTS_A_SLICE = 16
 
 
-class Auditor:
+class TableAuditor:
     """Audits `manager` and its pool. `requests` are all that the scheduler knows, `deferred` those of them whose
     blocks outlive their end, with their lease deadline in monotonic ns (0: none).
     """
@@ -49,7 +49,7 @@ class Auditor:
         pool, log = self.manager.pool, self.manager.pool.log
         log.audit_begin(cycle)
         yield
-        for first in range(RESERVED, pool.total, self.blocks_a_slice):
+        for first in range(NULL_BLOCK_COUNT, pool.total, self.blocks_a_slice):
             self._blocks(first)
             yield
         numbers = list(self.requests)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from kvscope.engine.request import Request
+from kvscope.engine.requests.request import Request
 
 
 class KVLoad(NamedTuple):

@@ -21,8 +21,8 @@ import torch
 
 from kvscope.engine.blocks.prefix_hashes import public_hash
 from kvscope.engine.connectors.base import KVLoad
-from kvscope.engine.lab.faults import Faults
-from kvscope.engine.request import Request
+from kvscope.engine.faults import Faults
+from kvscope.engine.requests.request import Request
 from kvscope.monitor.events.event_log import EventLog
 from kvscope.monitor.events.kinds import Tier, TierOp
 
@@ -41,7 +41,7 @@ class _Copy(NamedTuple):
     stored: list[torch.Tensor]
 
 
-class _Fetch(NamedTuple):
+class _HostFetch(NamedTuple):
     """Stored blocks on their way in."""
 
     request: int
@@ -83,9 +83,9 @@ class HostConnector:
         self._too_late: set[int] = set()
         self._stored: OrderedDict[bytes, torch.Tensor] = OrderedDict()
         self._pins: Counter[bytes] = Counter()
-        self._jobs: Queue[_Copy | _Fetch | None] = Queue()
+        self._jobs: Queue[_Copy | _HostFetch | None] = Queue()
         self._copied: SimpleQueue[_Copy] = SimpleQueue()
-        self._fetched: SimpleQueue[tuple[_Fetch, bool]] = SimpleQueue()
+        self._fetched: SimpleQueue[tuple[_HostFetch, bool]] = SimpleQueue()
         self._worker = threading.Thread(target=self._work, name="kvscope-host-kv", daemon=True)
         self._worker.start()
 
@@ -110,7 +110,7 @@ class HostConnector:
         self._pins.update(digests)
         self._say(TierOp.PINNED, digests)
         kv = [self._stored[digest] for digest in digests]
-        self._jobs.put(_Fetch(load.request.number, digests, load.blocks, kv))
+        self._jobs.put(_HostFetch(load.request.number, digests, load.blocks, kv))
 
     def loaded(self) -> list[tuple[int, bool]]:
         """See KVConnector. What was pinned for a fetch that has ended is no longer."""
@@ -198,7 +198,7 @@ class HostConnector:
             copy.stored.clear()
             logger.exception("the KV of a finished request could not be copied to the host and is not kept")
 
-    def _copy_in(self, fetch: _Fetch) -> bool:
+    def _copy_in(self, fetch: _HostFetch) -> bool:
         try:
             self._scatter(fetch.blocks, torch.stack(fetch.stored, dim=BLOCKS_DIM))
         except RuntimeError:

@@ -31,8 +31,8 @@ import zmq
 from torch import Tensor
 
 from kvscope.engine.connectors.base import KVLoad
-from kvscope.engine.connectors.transfer import KVTransferParams
-from kvscope.engine.request import Request
+from kvscope.engine.requests.kv_transfer import KVTransferParams
+from kvscope.engine.requests.request import Request
 from kvscope.monitor.events.event_log import EventLog
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class _Offer:
 
 
 @dataclass
-class _Fetch:
+class _PeerFetch:
     """A fetch under way: where its KV goes, and when it is given up, in monotonic seconds."""
 
     request: int
@@ -111,7 +111,7 @@ class PeerConnector:
         self._lock = threading.Lock()
         self._offers: dict[str, _Offer] = {}
         self._told_done: set[int] = set()
-        self._jobs: SimpleQueue[_Fetch | tuple[str, str] | None] = SimpleQueue()
+        self._jobs: SimpleQueue[_PeerFetch | tuple[str, str] | None] = SimpleQueue()
         self._fetched: SimpleQueue[tuple[int, bool]] = SimpleQueue()
         self._done: SimpleQueue[int] = SimpleQueue()
         self._context = zmq.Context()
@@ -128,7 +128,7 @@ class PeerConnector:
         self._bell.bind("inproc://jobs")
         self._ringing.connect("inproc://jobs")
         # Only of the thread: fetches by offer, and a connection to each engine that was fetched from.
-        self._fetches: dict[str, _Fetch] = {}
+        self._fetches: dict[str, _PeerFetch] = {}
         self._peers: dict[str, zmq.Socket[bytes]] = {}
         self._thread = threading.Thread(target=self._work, name="kvscope-peer-kv", daemon=True)
         self._thread.start()
@@ -152,7 +152,7 @@ class PeerConnector:
         asked = load.request.kv_transfer
         assert asked is not None
         self._ask(
-            _Fetch(
+            _PeerFetch(
                 load.request.number,
                 load.blocks,
                 load.first,
@@ -196,7 +196,7 @@ class PeerConnector:
         self._thread.join()
         self._context.destroy(linger=0)
 
-    def _ask(self, job: _Fetch | tuple[str, str] | None) -> None:
+    def _ask(self, job: _PeerFetch | tuple[str, str] | None) -> None:
         self._jobs.put(job)
         self._ringing.send(b"")
 
@@ -222,7 +222,7 @@ class PeerConnector:
         for fetch in list(self._fetches.values()):
             self._fail(fetch, "this engine stops")
 
-    def _begin(self, job: _Fetch | tuple[str, str]) -> None:
+    def _begin(self, job: _PeerFetch | tuple[str, str]) -> None:
         if isinstance(job, tuple):
             endpoint, offer = job
             self._peer(endpoint).send(_ENCODE(_Header("done", offer)))
@@ -298,12 +298,12 @@ class PeerConnector:
         self._peer(fetch.endpoint).send(_ENCODE(_Header("done", fetch.offer)))
         self._end(fetch, True)
 
-    def _fail(self, fetch: _Fetch, why: str) -> None:
+    def _fail(self, fetch: _PeerFetch, why: str) -> None:
         del self._fetches[fetch.offer]
         logger.warning("KV of %d blocks could not be fetched from %s: %s", len(fetch.blocks), fetch.endpoint, why)
         self._end(fetch, False)
 
-    def _end(self, fetch: _Fetch, delivered: bool) -> None:
+    def _end(self, fetch: _PeerFetch, delivered: bool) -> None:
         self._fetched.put((fetch.request, delivered))
         self.log.fetch_ended(fetch.request)
         self._wake()

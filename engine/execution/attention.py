@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from kvscope.engine.execution.input_batch import Batch, Chunks
+from kvscope.engine.execution.input_batch import Chunks, InputBatch
 from kvscope.engine.models import ModelConfig
 from kvscope.kernels import run_on
 from kvscope.kernels.kv_write_twin import kv_write_torch
@@ -49,7 +49,7 @@ class PagedKV:
 class BatchAttention:
     """Attention of one batch over `cache`: what the model is handed as its `attend`."""
 
-    def __init__(self, cache: PagedKV, batch: Batch) -> None:
+    def __init__(self, cache: PagedKV, batch: InputBatch) -> None:
         self._cache = cache
         self._batch = batch
 

@@ -23,7 +23,7 @@ from rich.progress import track
 from torch import Tensor
 
 from kvscope.engine.blocks.block_pool import NULL_BLOCK
-from kvscope.engine.execution.input_batch import Batch, Decodes, InGroup, Reach
+from kvscope.engine.execution.input_batch import Decodes, InGroup, InputBatch, Reach
 from kvscope.engine.models import ModelConfig
 
 MOST_CAPTURED: Final = 512
@@ -32,7 +32,7 @@ MOST_CAPTURED: Final = 512
 NULL_SLOT: Final = 0
 """The first slot of the reserved block, whatever the block size."""
 
-Forward = Callable[[Batch], Tensor]
+Forward = Callable[[InputBatch], Tensor]
 
 
 def sizes_up_to(most: int) -> list[int]:
@@ -52,10 +52,10 @@ class DecodeGraphs:
         self, forward: Forward, sizes: Sequence[int], model: ModelConfig, block_size: int, device: str
     ) -> None:
         inputs = static_inputs(sizes[-1], model, block_size, device)
-        self.inputs_bytes = sum(tensor.nbytes for tensor, _ in _tensors(inputs))
+        self.inputs_bytes = sum(tensor.nbytes for tensor, _ in _batch_tensors(inputs))
         self.captured_bytes: list[int] = []
         self._sizes = sizes
-        self._inputs: dict[int, Batch] = {}
+        self._inputs: dict[int, InputBatch] = {}
         self._replays: dict[int, Callable[[], Tensor]] = {}
         pool = torch.cuda.graph_pool_handle() if device != "cpu" else None
         console = Console(stderr=True)
@@ -75,12 +75,12 @@ class DecodeGraphs:
         """Bytes taken in all."""
         return self.inputs_bytes + sum(self.captured_bytes)
 
-    def take(self, batch: Batch) -> bool:
+    def take(self, batch: InputBatch) -> bool:
         """Whether `replay` can: all are decodes, and no more than were captured."""
         only_decodes = all(not reach.chunks and reach.prefills is None for _, reach in batch.groups)
         return only_decodes and len(batch.token_ids) <= self._sizes[-1]
 
-    def replay(self, batch: Batch) -> Tensor:
+    def replay(self, batch: InputBatch) -> Tensor:
         """The batch's hidden states, and rows of padding after them. They last until the next replay."""
         size = self._sizes[bisect_left(self._sizes, len(batch.token_ids))]
         _fill(self._inputs[size], batch)
@@ -112,7 +112,7 @@ def _free(device: str) -> int:
     return int(free)
 
 
-def static_inputs(size: int, model: ModelConfig, block_size: int, device: str) -> Batch:
+def static_inputs(size: int, model: ModelConfig, block_size: int, device: str) -> InputBatch:
     """A batch of `size` rows of padding, with room for the longest sequences."""
 
     def rows(*shape: int, value: int) -> Tensor:
@@ -125,7 +125,7 @@ def static_inputs(size: int, model: ModelConfig, block_size: int, device: str) -
         decodes = Decodes(rows(-(-tokens // block_size), value=NULL_BLOCK), rows(value=1))
         return InGroup(rows(value=NULL_SLOT), Reach(decodes, [], None))
 
-    return Batch(
+    return InputBatch(
         token_ids=rows(value=0),
         carried=[],
         positions=rows(value=0),
@@ -135,7 +135,7 @@ def static_inputs(size: int, model: ModelConfig, block_size: int, device: str) -
     )
 
 
-def _first_rows(batch: Batch, size: int) -> Batch:
+def _first_rows(batch: InputBatch, size: int) -> InputBatch:
     """The same memory, as a batch of `size` rows."""
 
     def cut(group: InGroup) -> InGroup:
@@ -150,7 +150,7 @@ def _first_rows(batch: Batch, size: int) -> Batch:
     )
 
 
-def _tensors(batch: Batch) -> list[tuple[Tensor, int]]:
+def _batch_tensors(batch: InputBatch) -> list[tuple[Tensor, int]]:
     """Those that decodes are computed from, and what each holds in a row of padding."""
     tensors = [(batch.token_ids, 0), (batch.positions, 0)]
     for slots, reach in batch.groups:
@@ -159,12 +159,12 @@ def _tensors(batch: Batch) -> list[tuple[Tensor, int]]:
     return tensors
 
 
-def _fill(inputs: Batch, batch: Batch) -> None:
+def _fill(inputs: InputBatch, batch: InputBatch) -> None:
     """Copy the batch into the first rows, and make padding of the others.
 
     What was there before stays in tables beyond the batch's width, where none of its sequences sees anything.
     """
-    for (static, padding), (given, _) in zip(_tensors(inputs), _tensors(batch), strict=True):
+    for (static, padding), (given, _) in zip(_batch_tensors(inputs), _batch_tensors(batch), strict=True):
         rows = len(given)
         if given.dim() == 2:
             static = static[:, : given.shape[1]]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kvscope.engine.blocks.block_pool import NULL_BLOCK
-from kvscope.engine.execution.sampler import Sampling
+from kvscope.engine.execution.sampler import SamplingTensors
 from kvscope.engine.scheduling.scheduler import SchedulerOutput
 from kvscope.kernels import run_on
 
@@ -73,7 +73,7 @@ class InGroup(NamedTuple):
     reach: Reach
 
 
-class Batch(NamedTuple):
+class InputBatch(NamedTuple):
     """One row a token: decodes first, then chunks by length."""
 
     token_ids: Tensor
@@ -82,13 +82,13 @@ class Batch(NamedTuple):
     positions: Tensor
     groups: list[InGroup]
     """By the model's KV groups."""
-    sampled: list[Sampling]
+    sampled: list[SamplingTensors]
     """Requests whose next token is to be sampled, in the order of the plan."""
     sampled_rows: Tensor
     """Their last rows."""
 
 
-class _Stretch(NamedTuple):
+class _TokenRange(NamedTuple):
     """Consecutive tokens of a sequence and the blocks it lies in."""
 
     start: int
@@ -102,7 +102,7 @@ def lay_out(
     block_size: int,
     device: str,
     windows: Sequence[int | None],
-) -> Batch:
+) -> InputBatch:
     """The plan's tokens as a batch on the device.
 
     tables: of each request, by its number, a block table for each KV group. windows: of each group, how many tokens
@@ -123,38 +123,41 @@ def lay_out(
         positions += range(start, start + count)
         last_rows[request.number] = len(token_ids) - 1
     sampled = [share.request for share in plan.shares if share.samples]
-    return Batch(
+    return InputBatch(
         _int64(token_ids, device),
         carried,
         _int64(positions, device),
         [
             _in_group(
-                [_Stretch(share.start, share.num_tokens, tables[share.request.number][group]) for share in by_length],
+                [
+                    _TokenRange(share.start, share.num_tokens, tables[share.request.number][group])
+                    for share in by_length
+                ],
                 block_size,
                 device,
                 window,
             )
             for group, window in enumerate(windows)
         ],
-        [Sampling.of(request) for request in sampled],
+        [SamplingTensors.of(request) for request in sampled],
         _int64([last_rows[request.number] for request in sampled], device),
     )
 
 
-def _in_group(by_length: list[_Stretch], block_size: int, device: str, window: int | None) -> InGroup:
+def _in_group(by_length: list[_TokenRange], block_size: int, device: str, window: int | None) -> InGroup:
     slots: list[int] = []
     for start, count, table in by_length:
         slots += [table[at // block_size] * block_size + at % block_size for at in range(start, start + count)]
     return InGroup(_int64(slots, device), _reach(by_length, block_size, device, window))
 
 
-def _reach(by_length: list[_Stretch], block_size: int, device: str, window: int | None) -> Reach:
+def _reach(by_length: list[_TokenRange], block_size: int, device: str, window: int | None) -> Reach:
     decodes: Decodes | None = None
     chunks: list[Chunks] = []
-    longer: list[_Stretch] = []
+    longer: list[_TokenRange] = []
     first_row = 0
     for bits, group in groupby(by_length, key=lambda share: (share.num_tokens - 1).bit_length()):
-        members = [share if window is None else _within(share, block_size, window) for share in group]
+        members = [share if window is None else _within_window(share, block_size, window) for share in group]
         if bits == 0:
             lens = _int64([share.start + 1 for share in members], device)
             decodes = Decodes(_padded_tables(members, block_size, device), lens)
@@ -166,7 +169,7 @@ def _reach(by_length: list[_Stretch], block_size: int, device: str, window: int 
     return Reach(decodes, chunks, _prefills(longer, len(by_length) - len(longer), block_size, device))
 
 
-def _prefills(members: list[_Stretch], first_row: int, block_size: int, device: str) -> Prefills | None:
+def _prefills(members: list[_TokenRange], first_row: int, block_size: int, device: str) -> Prefills | None:
     if not members:
         return None
     counts = [share.num_tokens for share in members]
@@ -175,13 +178,13 @@ def _prefills(members: list[_Stretch], first_row: int, block_size: int, device: 
     return Prefills(first_row, _padded_tables(members, block_size, device), starts, seq_lens, max(counts))
 
 
-def _within(share: _Stretch, block_size: int, window: int) -> _Stretch:
+def _within_window(share: _TokenRange, block_size: int, window: int) -> _TokenRange:
     """The same as if the sequence began with the first block that the window of one of its tokens reaches."""
     behind = max(0, share.start + 1 - window) // block_size
     return share._replace(start=share.start - behind * block_size, table=share.table[behind:])
 
 
-def _chunks(members: list[_Stretch], first_row: int, block_size: int, device: str, window: int | None) -> Chunks:
+def _chunks(members: list[_TokenRange], first_row: int, block_size: int, device: str, window: int | None) -> Chunks:
     longest = max(share.num_tokens for share in members)
     rows: list[int] = []
     kept: list[int] = []
@@ -202,7 +205,7 @@ def _chunks(members: list[_Stretch], first_row: int, block_size: int, device: st
     return Chunks(_int64(rows, device), _int64(kept, device), block_tables, visible)
 
 
-def _padded_tables(members: list[_Stretch], block_size: int, device: str) -> Tensor:
+def _padded_tables(members: list[_TokenRange], block_size: int, device: str) -> Tensor:
     """[requests, blocks], as many blocks as the longest sequence fills."""
     width = max(-(-(share.start + share.num_tokens) // block_size) for share in members)
     flat: list[int] = []

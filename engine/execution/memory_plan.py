@@ -29,19 +29,19 @@ import torch
 from kvscope.engine.config import EngineConfig
 from kvscope.engine.execution.cuda_graphs import sizes_up_to
 from kvscope.engine.execution.model_runner import ModelRunner, Runner, kv_bytes_per_block, num_blocks_for
-from kvscope.engine.lab.faults import Faults
+from kvscope.engine.faults import Faults
 from kvscope.engine.models import LoadedModel
-from kvscope.engine.request import Request
-from kvscope.engine.sampling_params import SamplingParams
+from kvscope.engine.requests.request import Request
+from kvscope.engine.requests.sampling_params import SamplingParams
 from kvscope.engine.scheduling.scheduler import SchedulerOutput, Share
 from kvscope.monitor.events.event_log import Clock, EventLog
 
 logger = logging.getLogger(__name__)
 
-GIB: Final = 1 << 30
-HEADROOM: Final = 150 << 20
+DEVICE_GIB: Final = 1 << 30
+DEVICE_HEADROOM: Final = 150 << 20
 """Bytes that stay free besides: for what grows with requests, and for memory that comes back in pieces."""
-UNKNOWN: Final = -1
+UNMEASURED: Final = -1
 MEASURE_EVERY_NS: Final = 5_000_000_000
 """Between two looks at the device while steps are made. One takes less than a millisecond."""
 PROFILED_BLOCKS: Final = 2
@@ -57,8 +57,8 @@ class Reading(NamedTuple):
     free: int
     used_here: int
     used_by_others: int
-    allocator_reserved: int = UNKNOWN
-    allocator_allocated: int = UNKNOWN
+    allocator_reserved: int = UNMEASURED
+    allocator_allocated: int = UNMEASURED
 
 
 class Device(Protocol):
@@ -126,7 +126,7 @@ class Cuda:
         processes = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
         here = next((p.usedGpuMemory for p in processes if p.pid == os.getpid()), None)
         if here is None:
-            return Reading(total, free, UNKNOWN, UNKNOWN, reserved, allocated)
+            return Reading(total, free, UNMEASURED, UNMEASURED, reserved, allocated)
         return Reading(total, free, here, max(total - free - here, 0), reserved, allocated)
 
     def peak_of(self, run: Callable[[], None]) -> int:
@@ -164,7 +164,7 @@ class Plan:
     num_blocks: int
     kv_pool: int
     graphs: int = 0
-    graphs_estimated: int = UNKNOWN
+    graphs_estimated: int = UNMEASURED
     counted_twice: int = 0
 
     @property
@@ -184,11 +184,11 @@ class Plan:
 
     @property
     def _besides_kv(self) -> int:
-        return self.weights + self.activations + self.non_torch + self.graphs + self.counted_twice + HEADROOM
+        return self.weights + self.activations + self.non_torch + self.graphs + self.counted_twice + DEVICE_HEADROOM
 
     def event(self, now: Reading) -> list[int]:
         """The figures of a MEMORY event, in the order of its schema."""
-        advice = [max(self.fit_requested, 0), max(self.use_all, 0)] if self.is_measured else [UNKNOWN, UNKNOWN]
+        advice = [max(self.fit_requested, 0), max(self.use_all, 0)] if self.is_measured else [UNMEASURED, UNMEASURED]
         return [
             now.total,
             now.free,
@@ -208,22 +208,23 @@ class Plan:
     def line(self, share: float) -> str:
         """The bill in one line, in the words of vLLM 0.11 to 0.26, which is what parsers of logs look for."""
         advice = [
-            f"`--kv-cache-memory={left}` ({_gib(left)} GiB) {purpose}"
+            f"`--kv-cache-memory={left}` ({_in_gib(left)} GiB) {purpose}"
             for left, purpose in (
                 (self.fit_requested, "to fit into requested memory"),
                 (self.use_all, "to fully utilize gpu memory"),
             )
             if left >= 0
         ]
-        short = f"The requested memory cannot be met: it is short by {_gib(-self.fit_requested)} GiB. "
+        short = f"The requested memory cannot be met: it is short by {_in_gib(-self.fit_requested)} GiB. "
         return (
-            f"Free memory on device ({_gib(self.free_at_start)}/{_gib(self.total)} GiB) on startup. "
-            f"Desired GPU memory utilization is ({share:g}, {_gib(self.requested)} GiB). "
-            f"Actual usage is {_gib(self.weights)} GiB for weight, {_gib(self.activations)} GiB for peak activation, "
-            f"{_gib(self.non_torch)} GiB for non-torch memory, and {_gib(self.graphs)} GiB for CUDAGraph memory. "
+            f"Free memory on device ({_in_gib(self.free_at_start)}/{_in_gib(self.total)} GiB) on startup. "
+            f"Desired GPU memory utilization is ({share:g}, {_in_gib(self.requested)} GiB). "
+            f"Actual usage is {_in_gib(self.weights)} GiB for weight, "
+            f"{_in_gib(self.activations)} GiB for peak activation, "
+            f"{_in_gib(self.non_torch)} GiB for non-torch memory, and {_in_gib(self.graphs)} GiB for CUDAGraph memory. "
             + (short if self.fit_requested < 0 else "")
             + (f"Replace gpu_memory_utilization config with {', or '.join(advice)}. " if advice else "")
-            + f"Current kv cache memory in use is {_gib(self.kv_pool)} GiB."
+            + f"Current kv cache memory in use is {_in_gib(self.kv_pool)} GiB."
         )
 
 
@@ -263,7 +264,7 @@ def make_plan(
     block = kv_bytes_per_block(loaded.config, config.block_size, config.dtype)
     if config.device == "cpu" and config.memory_budget is None:
         now, blocks = device.read(), _blocks_left(config, num_blocks_for(config, loaded.config), faults)
-        return Plan(now.total, now.free, now.total, loaded.weight_bytes, UNKNOWN, UNKNOWN, blocks, blocks * block)
+        return Plan(now.total, now.free, now.total, loaded.weight_bytes, UNMEASURED, UNMEASURED, blocks, blocks * block)
     non_torch = device.non_torch(loaded.weight_bytes)
     now = device.read()
     # What the engine itself has taken by now was free before it.
@@ -272,8 +273,9 @@ def make_plan(
     plan = Plan(now.total, min(before, now.total), requested, loaded.weight_bytes, 0, non_torch, 0, 0)
     if _is_by_share(config) and plan.free_at_start < requested:
         raise ValueError(
-            f"the requested memory cannot be met: {_gib(requested)} GiB, {config.gpu_memory_utilization:g} of"
-            f" {_gib(plan.total)} GiB, are {_gib(requested - plan.free_at_start)} GiB more than is free on the device;"
+            f"the requested memory cannot be met: {_in_gib(requested)} GiB, {config.gpu_memory_utilization:g} of"
+            f" {_in_gib(plan.total)} GiB, are {_in_gib(requested - plan.free_at_start)} GiB more than is free on the"
+            " device;"
             " give a lower gpu_memory_utilization, or end what else uses it"
         )
     # Before what comes after the pool is thought of.
@@ -295,7 +297,7 @@ def make_plan(
     if not _is_by_share(config):
         blocks = _blocks_left(config, num_blocks_for(config, loaded.config), faults)
     else:
-        left = plan.fit_requested + (HEADROOM if too_early else 0)
+        left = plan.fit_requested + (DEVICE_HEADROOM if too_early else 0)
         blocks = left // (block * (1 + copies))
         if blocks < 2:
             short = 2 * block * (1 + copies) - left
@@ -320,10 +322,10 @@ def capture_graphs(config: EngineConfig, runner: Runner, plan: Plan, faults: Fau
         took = runner.capture(_sizes(config)).memory
     except torch.OutOfMemoryError as error:
         raise ValueError(
-            f"there is no room for CUDA graphs beside a pool of {_gib(plan.kv_pool)} GiB: give a lower"
+            f"there is no room for CUDA graphs beside a pool of {_in_gib(plan.kv_pool)} GiB: give a lower"
             " gpu_memory_utilization or kv_cache_memory_bytes, or enforce_eager"
         ) from error
-    logger.info("Graph capturing finished in %.0f secs, took %s GiB", time.perf_counter() - began, _gib(took))
+    logger.info("Graph capturing finished in %.0f secs, took %s GiB", time.perf_counter() - began, _in_gib(took))
     twice = plan.graphs_estimated if plan.is_measured and faults.strikes("sizing.bad-suggestion", "") else 0
     return replace(plan, graphs=took, counted_twice=twice)
 
@@ -347,7 +349,7 @@ def _estimate_graphs(config: EngineConfig, loaded: LoadedModel, faults: Faults) 
     first += graphs.inputs_bytes
     each = first if faults.strikes("sizing.overreserved", "") else max(rest, default=0)
     estimate = first + each * (len(sizes) - 1)
-    logger.info("Estimated CUDA graph memory: %s GiB total", _gib(estimate))
+    logger.info("Estimated CUDA graph memory: %s GiB total", _in_gib(estimate))
     return estimate
 
 
@@ -381,9 +383,9 @@ def _profiled(config: EngineConfig, loaded: LoadedModel) -> ModelRunner:
     return ModelRunner(loaded, PROFILED_BLOCKS, config.block_size, config.device, config.dtype)
 
 
-def _gib(size: int) -> str:
+def _in_gib(size: int) -> str:
     """To four decimals: a small model has no more than that, and who reads two reads four."""
-    return f"{size / GIB:.4f}"
+    return f"{size / DEVICE_GIB:.4f}"
 
 
 def _resident(name: str) -> int:

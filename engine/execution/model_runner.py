@@ -12,13 +12,13 @@ from torch import Tensor
 from kvscope.engine.config import DEFAULT_KV_BYTES, EngineConfig
 from kvscope.engine.execution.attention import BatchAttention, PagedKV
 from kvscope.engine.execution.cuda_graphs import DecodeGraphs
-from kvscope.engine.execution.input_batch import UNKNOWN_TOKEN, Batch, lay_out
+from kvscope.engine.execution.input_batch import UNKNOWN_TOKEN, InputBatch, lay_out
 from kvscope.engine.execution.sampler import sample
-from kvscope.engine.lab.faults import Faults
+from kvscope.engine.faults import Faults
 from kvscope.engine.models import LoadedModel, ModelConfig
 from kvscope.engine.models.layers import Model
+from kvscope.engine.requests.request_output import Sampled
 from kvscope.engine.scheduling.scheduler import SchedulerOutput
-from kvscope.engine.serving.output import Sampled
 
 
 def kv_bytes_per_block(model: ModelConfig, block_size: int, dtype: str) -> int:
@@ -45,7 +45,7 @@ def num_blocks_for(config: EngineConfig, model: ModelConfig) -> int:
     return blocks
 
 
-def _forward(model: Model, cache: PagedKV, batch: Batch) -> Tensor:
+def _forward(model: Model, cache: PagedKV, batch: InputBatch) -> Tensor:
     """The hidden states [rows, hidden]."""
     return model.forward(batch.token_ids, batch.positions, BatchAttention(cache, batch))
 
@@ -115,12 +115,12 @@ class ModelRunner:
         return self._graphs
 
     @torch.inference_mode()
-    def prepare(self, plan: SchedulerOutput, tables: Mapping[int, Sequence[Sequence[int]]]) -> Batch:
+    def prepare(self, plan: SchedulerOutput, tables: Mapping[int, Sequence[Sequence[int]]]) -> InputBatch:
         """The plan as `run` takes it. `tables` are the block tables of each KV group, by request number."""
         return lay_out(plan, tables, self._block_size, self._device, self._windows)
 
     @torch.inference_mode()
-    def run(self, batch: Batch) -> list[Sampled]:
+    def run(self, batch: InputBatch) -> list[Sampled]:
         """Compute the batch's tokens; a sampled token for each of `batch.sampled`.
 
         KV that the plan loads must be in its blocks already. Where the step before failed, what it should have
@@ -133,7 +133,7 @@ class ModelRunner:
         self._sampled = {row.number: one.token_id for row, one in zip(batch.sampled, sampled, strict=True)}
         return sampled
 
-    def _carry(self, batch: Batch, before: Mapping[int, int]) -> None:
+    def _carry(self, batch: InputBatch, before: Mapping[int, int]) -> None:
         """Put what the step before sampled where this one computes on."""
         tokens = {number: before.get(number, UNKNOWN_TOKEN) for _, number in batch.carried}
         rows = [row for row, _ in batch.carried]
@@ -142,7 +142,7 @@ class ModelRunner:
             if sampling.number in tokens:
                 sampling.learn(tokens[sampling.number])
 
-    def _compute(self, batch: Batch) -> list[Sampled]:
+    def _compute(self, batch: InputBatch) -> list[Sampled]:
         graphs = self._graphs
         hidden = graphs.replay(batch) if graphs is not None and graphs.take(batch) else self._forward(batch)
         if not batch.sampled:

@@ -13,13 +13,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kvscope.engine.request import Request
-from kvscope.engine.sampling_params import SamplingParams
-from kvscope.engine.serving.output import Logprob, Sampled
-from kvscope.engine.structured_output import Matcher
+from kvscope.engine.requests.request import Request
+from kvscope.engine.requests.request_output import Logprob, Sampled
+from kvscope.engine.requests.sampling_params import SamplingParams
+from kvscope.engine.requests.structured_output import Matcher
 
 
-class Sampling(NamedTuple):
+class SamplingTensors(NamedTuple):
     """A request as it will be when its next token is chosen.
 
     `place` is the number of output tokens before that one. Those whose params penalise bring copies of their tokens.
@@ -33,7 +33,7 @@ class Sampling(NamedTuple):
     matcher: Matcher | None
 
     @classmethod
-    def of(cls, request: Request) -> Sampling:
+    def of(cls, request: Request) -> SamplingTensors:
         """The request, with what the steps in flight will add to it: of tokens that are not known, only the count."""
         place = len(request.output_token_ids) + request.num_output_placeholders
         penalises = request.params.penalises
@@ -47,7 +47,7 @@ class Sampling(NamedTuple):
             self.output_token_ids.append(token_id)
 
 
-def sample(logits: Tensor, requests: Sequence[Sampling], seed: int) -> list[Sampled]:
+def sample(logits: Tensor, requests: Sequence[SamplingTensors], seed: int) -> list[Sampled]:
     """One token for each row of `logits` [requests, vocab], under that request's SamplingParams.
 
     What a request draws depends on its own seed and place only, so whoever shares the step changes nothing. `seed` is
@@ -85,7 +85,7 @@ def _allowed(logits: Tensor, matchers: Mapping[int, Matcher]) -> Tensor:
     return changed
 
 
-def _penalised(logits: Tensor, requests: Sequence[Sampling]) -> Tensor:
+def _penalised(logits: Tensor, requests: Sequence[SamplingTensors]) -> Tensor:
     """The logits, those of penalised requests changed in a copy."""
     rows = [row for row, request in enumerate(requests) if request.params.penalises]
     if not rows:
@@ -120,7 +120,7 @@ def _logprobs(logits: Tensor, tokens: Sequence[int], counts: Sequence[int]) -> l
     ]
 
 
-def _choose(logits: Tensor, requests: Sequence[Sampling], seed: int) -> list[int]:
+def _choose(logits: Tensor, requests: Sequence[SamplingTensors], seed: int) -> list[int]:
     """The likeliest token for those whose temperature is 0, and a drawn one for the others."""
     tokens: list[int] = logits.argmax(-1).tolist()
     drawing = [row for row, request in enumerate(requests) if request.params.temperature > 0]
@@ -131,7 +131,7 @@ def _choose(logits: Tensor, requests: Sequence[Sampling], seed: int) -> list[int
     return tokens
 
 
-def _draw(logits: Tensor, requests: Sequence[Sampling], seed: int) -> list[int]:
+def _draw(logits: Tensor, requests: Sequence[SamplingTensors], seed: int) -> list[int]:
     """By inverting the distribution function at a uniform number: min_p, top_k, then top_p of what is left."""
 
     def column(values: Sequence[float]) -> Tensor:
@@ -154,7 +154,7 @@ def _draw(logits: Tensor, requests: Sequence[Sampling], seed: int) -> list[int]:
     return tokens
 
 
-def _uniform(request: Sampling, seed: int) -> float:
+def _uniform(request: SamplingTensors, seed: int) -> float:
     """From 0 to below 1, from the request's seed and how many tokens it has put out."""
     own = request.params.seed
     source = f"{seed} request {request.number}" if own is None else str(own)

@@ -26,18 +26,18 @@ from rich.table import Table
 
 from kvscope.engine.config import EngineConfig
 
-TOKENS: Final = (32, 256)
+PROMPT_TOKEN_IDS: Final = (32, 256)
 """Prompts are drawn from the ids between: there in any vocabulary, and none of them special."""
 PERCENTILES: Final = (50, 90, 99)
 OUTCOMES: Final = ("completed", "timed out", "disconnected", "failed")
 
 
-class Failed(Exception):
+class RequestFailed(Exception):
     """The server refused a request, or broke off."""
 
 
 @dataclass(frozen=True)
-class Load:
+class BenchLoad:
     """What is asked of the engine. Raises ValueError, naming the setting and what it may be.
 
     request_rate: arrivals a second, a Poisson process; infinite: all at once. max_concurrency: requests at once at
@@ -71,7 +71,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Arrival:
+class ClientArrival:
     """One client: when it comes, in seconds from the beginning, and after how many tokens it goes away, if it does."""
 
     at_s: float
@@ -79,20 +79,20 @@ class Arrival:
     leaves_after: int | None
 
 
-def arrivals(load: Load) -> Iterator[Arrival]:
+def client_arrivals(load: BenchLoad) -> Iterator[ClientArrival]:
     """The clients of a load: the same for the same seed."""
     rng = random.Random(load.seed)
-    prefix = [rng.randrange(*TOKENS) for _ in range(load.prefix_len)]
+    prefix = [rng.randrange(*PROMPT_TOKEN_IDS) for _ in range(load.prefix_len)]
     at_s = 0.0
     for _ in range(load.num_prompts):
-        prompt = prefix + [rng.randrange(*TOKENS) for _ in range(load.input_len)]
+        prompt = prefix + [rng.randrange(*PROMPT_TOKEN_IDS) for _ in range(load.input_len)]
         leaves_after = rng.randint(1, max(1, load.output_len - 1)) if rng.random() < load.disconnect else None
-        yield Arrival(at_s, prompt, leaves_after)
+        yield ClientArrival(at_s, prompt, leaves_after)
         at_s += rng.expovariate(load.request_rate) if load.request_rate < math.inf else 0.0
 
 
 @dataclass
-class Seen:
+class ClientRecord:
     """What one client saw; times in seconds of time.perf_counter, or of virtual time."""
 
     began: float
@@ -106,10 +106,10 @@ class Seen:
     """When each piece of the answer came."""
 
 
-class Target(Protocol):
+class BenchTarget(Protocol):
     """What is asked."""
 
-    def ask(self, prompt: list[int], output_len: int, seen: Seen) -> AsyncGenerator[None]:
+    def ask(self, prompt: list[int], output_len: int, seen: ClientRecord) -> AsyncGenerator[None]:
         """One step for each piece of the answer; closing it before its end is going away. Raises Failed."""
         ...
 
@@ -122,7 +122,7 @@ class OverHTTP:
         self._url = f"{base_url}/v1/completions"
         self._model = model
 
-    async def ask(self, prompt: list[int], output_len: int, seen: Seen) -> AsyncGenerator[None]:
+    async def ask(self, prompt: list[int], output_len: int, seen: ClientRecord) -> AsyncGenerator[None]:
         """A connection a client, from its request to its end."""
         body = {
             "model": self._model,
@@ -136,7 +136,7 @@ class OverHTTP:
         try:
             async with self._client.stream("POST", self._url, json=body) as answer:
                 if answer.status_code != httpx.codes.OK:
-                    raise Failed(f"HTTP {answer.status_code}: {(await answer.aread()).decode(errors='replace')}")
+                    raise RequestFailed(f"HTTP {answer.status_code}: {(await answer.aread()).decode(errors='replace')}")
                 async for line in answer.aiter_lines():
                     if line == "data: [DONE]":
                         return
@@ -144,17 +144,17 @@ class OverHTTP:
                         continue
                     chunk: dict[str, Any] = msgspec.json.decode(line.removeprefix("data: "))
                     if "error" in chunk:
-                        raise Failed(chunk["error"]["message"])
+                        raise RequestFailed(chunk["error"]["message"])
                     if chunk.get("choices"):
                         yield
                     if chunk.get("usage"):
                         seen.output_tokens = chunk["usage"]["completion_tokens"]
-                raise Failed("the server broke off before the answer's end")
+                raise RequestFailed("the server broke off before the answer's end")
         except (httpx.HTTPError, msgspec.DecodeError) as error:
-            raise Failed(f"{type(error).__name__}: {error}") from error
+            raise RequestFailed(f"{type(error).__name__}: {error}") from error
 
 
-async def over_http(load: Load, base_url: str) -> list[Seen]:
+async def bench_over_http(load: BenchLoad, base_url: str) -> list[ClientRecord]:
     """The load on the server at base_url. Raises ValueError if there is none."""
     logging.getLogger("httpx").setLevel(logging.WARNING)
     base_url = base_url.rstrip("/").removesuffix("/v1")
@@ -166,31 +166,31 @@ async def over_http(load: Load, base_url: str) -> list[Seen]:
             model = answer.raise_for_status().json()["data"][0]["id"]
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError) as error:
             raise ValueError(f"no engine answers at {base_url}/v1/models: {error or type(error).__name__}") from error
-        return await run(load, OverHTTP(client, base_url, model))
+        return await run_clients(load, OverHTTP(client, base_url, model))
 
 
-async def offline(load: Load, config: EngineConfig) -> list[Seen]:
+async def bench_offline(load: BenchLoad, config: EngineConfig) -> list[ClientRecord]:
     """The load on an engine of `config` in this process. Raises ValueError for settings that do not fit."""
     # Only here: torch takes seconds to import, and a client over HTTP has no use for it.
-    from kvscope.engine.core import EngineCore, Refused
-    from kvscope.engine.models import load as load_model
-    from kvscope.engine.sampling_params import SamplingParams
+    from kvscope.engine.core.engine_core import EngineCore, Refused
+    from kvscope.engine.models import load_model
+    from kvscope.engine.requests.sampling_params import SamplingParams
     from kvscope.engine.serving.frontend import EngineError, FrontEnd
 
     class InProcess:
-        async def ask(self, prompt: list[int], output_len: int, seen: Seen) -> AsyncGenerator[None]:
+        async def ask(self, prompt: list[int], output_len: int, seen: ClientRecord) -> AsyncGenerator[None]:
             params = SamplingParams(temperature=0, max_tokens=output_len, ignore_eos=True)
             try:
                 texts = front_end.submit([f"bench-{id(seen)}"], [prompt], params, 0)
             except Refused as error:
-                raise Failed(str(error)) from error
+                raise RequestFailed(str(error)) from error
             try:
                 while (delta := await texts.next()) is not None:
                     seen.output_tokens = texts.completion_tokens
                     if delta.sampled:
                         yield
             except EngineError as error:
-                raise Failed(str(error)) from error
+                raise RequestFailed(str(error)) from error
             finally:
                 texts.close(client_gone=True)
 
@@ -198,12 +198,12 @@ async def offline(load: Load, config: EngineConfig) -> list[Seen]:
     try:
         front_end = FrontEnd(core)
         front_end.start(lambda: None)
-        return await run(load, InProcess())
+        return await run_clients(load, InProcess())
     finally:
         core.close()
 
 
-async def run(load: Load, target: Target) -> list[Seen]:
+async def run_clients(load: BenchLoad, target: BenchTarget) -> list[ClientRecord]:
     """Let the clients come, and wait until the last has gone."""
     places = asyncio.Semaphore(load.max_concurrency or load.num_prompts)
     columns = (
@@ -217,10 +217,10 @@ async def run(load: Load, target: Target) -> list[Seen]:
         bar = progress.add_task("requests", total=load.num_prompts, tokens=0)
         tokens = 0
 
-        async def serve(arrival: Arrival) -> Seen:
+        async def serve(arrival: ClientArrival) -> ClientRecord:
             nonlocal tokens
             async with places:
-                seen = await _client(load, target, arrival)
+                seen = await _run_client(load, target, arrival)
             tokens += seen.output_tokens
             progress.update(bar, advance=1, tokens=tokens)
             return seen
@@ -228,14 +228,14 @@ async def run(load: Load, target: Target) -> list[Seen]:
         began = time.perf_counter()
         clients = []
         async with asyncio.TaskGroup() as group:
-            for arrival in arrivals(load):
+            for arrival in client_arrivals(load):
                 await asyncio.sleep(max(0.0, began + arrival.at_s - time.perf_counter()))
                 clients.append(group.create_task(serve(arrival)))
     return [client.result() for client in clients]
 
 
-async def _client(load: Load, target: Target, arrival: Arrival) -> Seen:
-    seen = Seen(time.perf_counter(), prompt_tokens=len(arrival.prompt))
+async def _run_client(load: BenchLoad, target: BenchTarget, arrival: ClientArrival) -> ClientRecord:
+    seen = ClientRecord(time.perf_counter(), prompt_tokens=len(arrival.prompt))
     patience = load.timeout_s if load.timeout_s < math.inf else None
     try:
         async with asyncio.timeout(patience), aclosing(target.ask(arrival.prompt, load.output_len, seen)) as answer:
@@ -247,13 +247,13 @@ async def _client(load: Load, target: Target, arrival: Arrival) -> Seen:
                     break
     except TimeoutError:
         seen.outcome = "timed out"
-    except Failed as error:
+    except RequestFailed as error:
         seen.outcome, seen.error = "failed", str(error)
     seen.ended = time.perf_counter()
     return seen
 
 
-class Spread(msgspec.Struct):
+class LatencySpread(msgspec.Struct):
     """How a duration is spread, in milliseconds."""
 
     mean: float
@@ -262,7 +262,7 @@ class Spread(msgspec.Struct):
     p99: float
 
 
-class Report(msgspec.Struct):
+class BenchReport(msgspec.Struct):
     """What the clients saw together. A spread is null if nothing of its kind was seen.
 
     Time to first token and inter-token times are those of every client that had them, end to end of those that had
@@ -277,19 +277,19 @@ class Report(msgspec.Struct):
     requests_per_s: float
     output_tokens_per_s: float
     total_tokens_per_s: float
-    ttft_ms: Spread | None
-    inter_token_ms: Spread | None
-    end_to_end_ms: Spread | None
+    ttft_ms: LatencySpread | None
+    inter_token_ms: LatencySpread | None
+    end_to_end_ms: LatencySpread | None
 
 
-def report(clients: Sequence[Seen]) -> Report:
+def summarize_clients(clients: Sequence[ClientRecord]) -> BenchReport:
     """From what each saw; there must be at least one."""
     duration = max(seen.ended for seen in clients) - min(seen.began for seen in clients)
     requests = {outcome: sum(seen.outcome == outcome for seen in clients) for outcome in OUTCOMES}
     answered = [seen for seen in clients if seen.came]
     prompt_tokens = sum(seen.prompt_tokens for seen in answered)
     output_tokens = sum(seen.output_tokens for seen in clients)
-    return Report(
+    return BenchReport(
         requests=requests,
         errors=sorted({seen.error for seen in clients if seen.error}),
         duration_s=duration,
@@ -298,13 +298,15 @@ def report(clients: Sequence[Seen]) -> Report:
         requests_per_s=requests["completed"] / duration,
         output_tokens_per_s=output_tokens / duration,
         total_tokens_per_s=(prompt_tokens + output_tokens) / duration,
-        ttft_ms=spread([seen.came[0] - seen.began for seen in answered]),
-        inter_token_ms=spread([b - a for seen in answered for a, b in zip(seen.came, seen.came[1:], strict=False)]),
-        end_to_end_ms=spread([seen.ended - seen.began for seen in clients if seen.outcome == "completed"]),
+        ttft_ms=latency_spread([seen.came[0] - seen.began for seen in answered]),
+        inter_token_ms=latency_spread(
+            [b - a for seen in answered for a, b in zip(seen.came, seen.came[1:], strict=False)]
+        ),
+        end_to_end_ms=latency_spread([seen.ended - seen.began for seen in clients if seen.outcome == "completed"]),
     )
 
 
-def spread(seconds: Sequence[float]) -> Spread | None:
+def latency_spread(seconds: Sequence[float]) -> LatencySpread | None:
     """Mean and percentiles, these between neighbours in proportion; None of nothing."""
     if not seconds:
         return None
@@ -315,10 +317,10 @@ def spread(seconds: Sequence[float]) -> Spread | None:
         low, high = ordered[math.floor(place)], ordered[math.ceil(place)]
         return low + (high - low) * (place - math.floor(place))
 
-    return Spread(sum(ordered) / len(ordered), *map(percentile, PERCENTILES))
+    return LatencySpread(sum(ordered) / len(ordered), *map(percentile, PERCENTILES))
 
 
-def show(made: Report, form: str) -> None:
+def print_bench_report(made: BenchReport, form: str) -> None:
     """Print it, as `table` or `json`."""
     if form == "json":
         sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(made), indent=2) + b"\n")
@@ -332,7 +334,7 @@ def show(made: Report, form: str) -> None:
         f"{made.requests_per_s:.2f} requests/s, {made.output_tokens_per_s:.1f} output tokens/s,"
         f" {made.total_tokens_per_s:.1f} tokens/s in all"
     )
-    table = Table("ms", *(name for name in Spread.__struct_fields__))
+    table = Table("ms", *(name for name in LatencySpread.__struct_fields__))
     named = {"first token": made.ttft_ms, "inter-token": made.inter_token_ms, "end to end": made.end_to_end_ms}
     for name, values in named.items():
         table.add_row(name, *(["–"] * 4 if values is None else [f"{v:.2f}" for v in msgspec.structs.astuple(values)]))

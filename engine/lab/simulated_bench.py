@@ -8,32 +8,32 @@ from functools import partial
 from pathlib import Path
 
 from kvscope.engine.config import EngineConfig
-from kvscope.engine.core import Refused
-from kvscope.engine.lab.load_bench import Arrival, Load, Seen, arrivals
+from kvscope.engine.core.engine_core import Refused
+from kvscope.engine.lab.load_bench import BenchLoad, ClientArrival, ClientRecord, client_arrivals
 from kvscope.engine.lab.simulated_engine import SimulatedEngine
-from kvscope.engine.models import load as load_model
-from kvscope.engine.sampling_params import SamplingParams
-from kvscope.engine.serving.output import Output
+from kvscope.engine.models import load_model
+from kvscope.engine.requests.request_output import Output
+from kvscope.engine.requests.sampling_params import SamplingParams
 
 
 class SimulatedClients:
     """The clients of `load`, in the virtual time of `engine`, and what each of them has seen."""
 
-    def __init__(self, load: Load, engine: SimulatedEngine) -> None:
-        self.seen: list[Seen] = []
+    def __init__(self, load: BenchLoad, engine: SimulatedEngine) -> None:
+        self.seen: list[ClientRecord] = []
         self._load = load
         self._engine = engine
         self._params = SamplingParams(temperature=0, max_tokens=load.output_len, ignore_eos=True)
-        self._open: dict[int, tuple[Seen, Arrival]] = {}
-        self._queue: deque[Arrival] = deque()
+        self._open: dict[int, tuple[ClientRecord, ClientArrival]] = {}
+        self._queue: deque[ClientArrival] = deque()
         """Clients beyond max_concurrency."""
 
-    def arrive(self, arrival: Arrival) -> None:
+    def arrive(self, arrival: ClientArrival) -> None:
         """Submit the client's request, or queue the client behind `max_concurrency` others."""
         if len(self._open) == self._load.max_concurrency:
             self._queue.append(arrival)
             return
-        client = Seen(self._engine.now_s, prompt_tokens=len(arrival.prompt))
+        client = ClientRecord(self._engine.now_s, prompt_tokens=len(arrival.prompt))
         self.seen.append(client)
         try:
             number = self._engine.submit(f"bench-{len(self.seen)}", arrival.prompt, self._params)
@@ -72,13 +72,13 @@ class SimulatedClients:
             self._engine.client_gone(number)
             self._end(self._open.pop(number)[0], outcome)
 
-    def _end(self, client: Seen, outcome: str) -> None:
+    def _end(self, client: ClientRecord, outcome: str) -> None:
         client.ended, client.outcome = self._engine.now_s, outcome
         if self._queue:
             self.arrive(self._queue.popleft())
 
 
-def simulate(load: Load, config: EngineConfig, seconds: float, journal: Path | None) -> list[Seen]:
+def bench_simulated(load: BenchLoad, config: EngineConfig, seconds: float, journal: Path | None) -> list[ClientRecord]:
     """Run the load on an engine of `config` for `seconds` of virtual time, and keep its events in `journal`.
 
     Clients without their whole output by then have timed out. Raises ValueError for settings that do not fit.
@@ -86,7 +86,7 @@ def simulate(load: Load, config: EngineConfig, seconds: float, journal: Path | N
     engine = SimulatedEngine(config, load_model(config), journal=journal)
     clients = SimulatedClients(load, engine)
     try:
-        for arrival in arrivals(load):
+        for arrival in client_arrivals(load):
             engine.at(arrival.at_s, partial(clients.arrive, arrival))
         engine.run(seconds, clients.receive)
         clients.time_out()

@@ -21,14 +21,14 @@ import torch
 
 from kvscope.engine.config import EngineConfig
 from kvscope.engine.connectors.host import HostConnector
-from kvscope.engine.core import EngineCore, Launched
+from kvscope.engine.core.engine_core import EngineCore, LaunchedStep
 from kvscope.engine.execution.cuda_graphs import DecodeGraphs
-from kvscope.engine.execution.input_batch import Batch as ModelBatch
+from kvscope.engine.execution.input_batch import InputBatch as ModelBatch
 from kvscope.engine.execution.memory_plan import Reading
 from kvscope.engine.lab.clock import VirtualClock
 from kvscope.engine.models import LoadedModel, ModelConfig
+from kvscope.engine.requests.request_output import Output, Sampled
 from kvscope.engine.scheduling.scheduler import SchedulerOutput
-from kvscope.engine.serving.output import Output, Sampled
 from kvscope.monitor.events.event_log import EventLog, SilentLog
 from kvscope.monitor.events.journal import JournalWriter
 from kvscope.monitor.events.wire import Batch, encode
@@ -36,7 +36,7 @@ from kvscope.monitor.publishing.packer import Packer
 
 DRAIN_S: Final = 0.1
 """How often what was said is kept."""
-HEARTBEAT_S: Final = 1.0
+SIMULATED_HEARTBEAT_S: Final = 1.0
 NON_TORCH: Final = 128 << 20
 ACTIVATIONS: Final = 64 << 20
 LOGITS: Final = 4 * 131_072
@@ -74,7 +74,7 @@ class StepTime:
         return self.seconds(tokens, sum(share.start + share.num_tokens for share in plan.shares))
 
 
-class Place(NamedTuple):
+class SampledPlace(NamedTuple):
     """Of which request, by number, the token at which place is sampled."""
 
     number: int
@@ -112,13 +112,13 @@ class SimulatedRunner:
 
     def capture(self, sizes: Sequence[int]) -> DecodeGraphs:
         """See ModelRunner: their inputs."""
-        return DecodeGraphs(_nothing, sizes, self._model, self._block_size, "cpu")
+        return DecodeGraphs(_compute_nothing, sizes, self._model, self._block_size, "cpu")
 
-    def prepare(self, plan: SchedulerOutput, _tables: Mapping[int, Sequence[Sequence[int]]]) -> list[Place]:
+    def prepare(self, plan: SchedulerOutput, _tables: Mapping[int, Sequence[Sequence[int]]]) -> list[SampledPlace]:
         """See ModelRunner."""
-        return [Place(s.request.number, s.start + s.num_tokens) for s in plan.shares if s.samples]
+        return [SampledPlace(s.request.number, s.start + s.num_tokens) for s in plan.shares if s.samples]
 
-    def run(self, batch: list[Place]) -> list[Sampled]:
+    def run(self, batch: list[SampledPlace]) -> list[Sampled]:
         """See ModelRunner."""
         drawn = [zlib.crc32(f"{self._seed} {number} {place}".encode()) for number, place in batch]
         return [Sampled(PRINTABLE[each % len(PRINTABLE)]) for each in drawn]
@@ -171,7 +171,7 @@ class SimulatedEngine(EngineCore):
             keyframe = lambda: encode(self._packer.keyframe())  # noqa: E731
             self._journal = JournalWriter(journal, self._packer.epoch, keyframe, clock=self.time)
             self.time.every(DRAIN_S, self._drain)
-            self.time.every(HEARTBEAT_S, lambda: self._keep(self._packer.heartbeat()))
+            self.time.every(SIMULATED_HEARTBEAT_S, lambda: self._keep(self._packer.heartbeat()))
 
     @property
     def now_s(self) -> float:
@@ -218,12 +218,12 @@ class SimulatedEngine(EngineCore):
             self._device.held = self._billed
         super()._say_started()
 
-    def _run_model(self, _step: int, batch: list[Place], sampled: Future[list[Sampled]]) -> None:
+    def _run_model(self, _step: int, batch: list[SampledPlace], sampled: Future[list[Sampled]]) -> None:
         if self._device is not None and self.faults.strikes("sizing.elsewhere", ""):
             self._device.held += len(batch) * LOGITS
         sampled.set_result(self.runner.run(batch))
 
-    def _complete(self, launched: Launched) -> list[Output]:
+    def _complete(self, launched: LaunchedStep) -> list[Output]:
         """Time passes until the step is over. One that hangs stays in flight, until the engine is closed."""
         step = launched.plan.step
         if not self._closing and self.faults.strikes_request("stuck.engine-stalled", f"step {step}"):
@@ -249,7 +249,7 @@ class SimulatedEngine(EngineCore):
         self._journal.append(encode(batch), batch.sequence)
 
 
-def _nothing(_batch: ModelBatch) -> torch.Tensor:
+def _compute_nothing(_batch: ModelBatch) -> torch.Tensor:
     raise AssertionError("a simulated decode is not computed")
 
 

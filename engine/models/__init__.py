@@ -1,4 +1,4 @@
-"""Models: weights from a local directory, or none at all. `load` is the way in.
+"""Models: weights from a local directory, or none at all. `load_model` is the way in.
 
 loading.py      from a directory or a name to a LoadedModel
 checkpoint.py   the settings and weights in a directory
@@ -9,6 +9,6 @@ gpt2.py         GPT-2        tiny.py   the model that the engine brings itself
 """
 
 from kvscope.engine.models.layers import ModelConfig
-from kvscope.engine.models.loading import LoadedModel, load
+from kvscope.engine.models.loading import LoadedModel, load_model
 
-__all__ = ["LoadedModel", "ModelConfig", "load"]
+__all__ = ["LoadedModel", "ModelConfig", "load_model"]

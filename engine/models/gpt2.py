@@ -19,7 +19,7 @@ class _Linear(NamedTuple):
     bias: Tensor
 
 
-class _Layer(NamedTuple):
+class _GPT2Layer(NamedTuple):
     attention_norm: _Linear
     qkv: _Linear
     out: _Linear
@@ -91,10 +91,10 @@ class GPT2:
             for pair in layer:
                 yield from pair
 
-    def _take_layer(self, checkpoint: Checkpoint, index: int) -> _Layer:
+    def _take_layer(self, checkpoint: Checkpoint, index: int) -> _GPT2Layer:
         hidden = self._hidden
         inner = int(checkpoint.setting("n_inner", 4 * hidden))
-        return _Layer(
+        return _GPT2Layer(
             attention_norm=self._take_norm(checkpoint, f"h.{index}.ln_1"),
             qkv=self._take_linear(checkpoint, f"h.{index}.attn.c_attn", hidden, 3 * hidden),
             out=self._take_linear(checkpoint, f"h.{index}.attn.c_proj", hidden, hidden),

@@ -14,7 +14,7 @@ from kvscope.engine.models.layers import Attend, ModelConfig, Rotary, by_inputs,
 from kvscope.engine.models.llama_families import TRAITS
 
 
-class _Layer(NamedTuple):
+class _LlamaLayer(NamedTuple):
     """Weights [out, in]; those that read the same input are one, because few large products are quicker."""
 
     attention_norm: Tensor
@@ -105,7 +105,7 @@ class Llama:
         for layer in self._layers:
             yield from (weight for weight in layer if weight is not None)
 
-    def _take_layer(self, checkpoint: Checkpoint, index: int) -> _Layer:
+    def _take_layer(self, checkpoint: Checkpoint, index: int) -> _LlamaLayer:
         config, hidden, traits = self.config, self._hidden, self._traits
         inner = int(checkpoint.setting("intermediate_size"))
         query = config.num_heads * config.head_size
@@ -116,7 +116,7 @@ class Llama:
         query_norm, key_norm = [checkpoint.take(name, config.head_size) for name in norms] or (None, None)
         projections = {"q_proj": query, "k_proj": key, "v_proj": key}
         gates = {"gate_proj": inner, "up_proj": inner}
-        return _Layer(
+        return _LlamaLayer(
             attention_norm=checkpoint.take(f"{prefix}.input_layernorm.weight", hidden),
             qkv=_take_joined(checkpoint, attention, projections, hidden),
             qkv_bias=_take_joined_bias(checkpoint, attention, projections) if traits.qkv_bias else None,

@@ -15,7 +15,7 @@ _DEFAULT_WINDOW: Final = 4096
 _DEFAULT_FIRST_SLIDING_LAYER: Final = 28
 
 
-class Window(NamedTuple):
+class SlidingWindow(NamedTuple):
     """A token in these layers sees the last `tokens` only, itself included."""
 
     tokens: int | None = None
@@ -29,7 +29,7 @@ class Traits(NamedTuple):
     out_bias: bool = False
     mlp_bias: bool = False
     head_norms: bool = False
-    window: Window = Window()
+    window: SlidingWindow = SlidingWindow()
 
 
 def _llama(checkpoint: Checkpoint) -> Traits:
@@ -49,7 +49,7 @@ def _mistral(checkpoint: Checkpoint) -> Traits:
         return Traits()
     # With a pattern by layers, releases of transformers disagree on what this architecture does.
     checkpoint.require("layer_types", [_SLIDING for _ in layers])
-    return Traits(window=_window(checkpoint, tokens, frozenset(layers)))
+    return Traits(window=_sliding_window(checkpoint, tokens, frozenset(layers)))
 
 
 def _qwen2(checkpoint: Checkpoint) -> Traits:
@@ -64,7 +64,7 @@ def _qwen3(checkpoint: Checkpoint) -> Traits:
     return Traits(qkv_bias=bias, out_bias=bias, head_norms=True, window=_qwen_window(checkpoint))
 
 
-def _qwen_window(checkpoint: Checkpoint) -> Window:
+def _qwen_window(checkpoint: Checkpoint) -> SlidingWindow:
     """Layers from max_window_layers on have the window, if it is in use, unless layer_types says it by layer."""
     tokens = checkpoint.setting_or_null("sliding_window", _DEFAULT_WINDOW)
     if not checkpoint.setting("use_sliding_window", False):
@@ -80,18 +80,18 @@ def _qwen_window(checkpoint: Checkpoint) -> Window:
         )
     sliding = frozenset(layer for layer in layers if types[layer] == _SLIDING)
     if not sliding:
-        return Window()
+        return SlidingWindow()
     if tokens is None:
         raise ValueError(
             f"layer_types of {checkpoint.name} has {_SLIDING}, but use_sliding_window and sliding_window give no window"
         )
-    return _window(checkpoint, tokens, sliding)
+    return _sliding_window(checkpoint, tokens, sliding)
 
 
-def _window(checkpoint: Checkpoint, tokens: int, layers: frozenset[int]) -> Window:
+def _sliding_window(checkpoint: Checkpoint, tokens: int, layers: frozenset[int]) -> SlidingWindow:
     if tokens < 1:
         raise ValueError(f"sliding_window of {checkpoint.name} is {tokens} and must be at least 1, or null for none")
-    return Window(int(tokens), layers)
+    return SlidingWindow(int(tokens), layers)
 
 
 TRAITS: Final[dict[str, Callable[[Checkpoint], Traits]]] = {

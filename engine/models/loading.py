@@ -38,7 +38,7 @@ class LoadedModel:
         return sum(weight.nbytes for weight in self.module.weights())
 
 
-def load(config: EngineConfig) -> LoadedModel:
+def load_model(config: EngineConfig) -> LoadedModel:
     """The model that `config` names, in its dtype on its device.
 
     Raises ValueError, saying what is missing or not supported and what is.

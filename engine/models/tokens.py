@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from kvscope.engine.models.checkpoint import read_json
 
-Message = Mapping[str, object]
+TemplateMessage = Mapping[str, object]
 """One message of a chat: at least `role` and `content`."""
 NO_EOS: Final = "<|no end|>"
 """Ends no output: for models that have nothing which does."""
@@ -31,7 +31,7 @@ class Tokenizer(Protocol):
         """The text of these ids, special tokens left out; bytes that are no UTF-8 (yet) become U+FFFD."""
         ...
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+    def encode_chat(self, messages: Sequence[TemplateMessage]) -> list[int]:
         """The ids of a chat, up to where the model's answer begins. Raises ValueError if the model cannot chat."""
         ...
 
@@ -57,7 +57,7 @@ class ByteTokenizer:
         """The bytes among these ids as text."""
         return bytes(token for token in token_ids if token < self.BEGIN).decode(errors="replace")
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+    def encode_chat(self, messages: Sequence[TemplateMessage]) -> list[int]:
         """`role: content` for each message, and the assistant's turn."""
         ids = [self.BEGIN]
         for message in messages:
@@ -109,7 +109,7 @@ class DirectoryTokenizer:
         text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
         return text
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+    def encode_chat(self, messages: Sequence[TemplateMessage]) -> list[int]:
         """By the model's chat template, which writes the special tokens itself."""
         if self._template is None:
             raise ValueError(f"the model {self._name} has no chat template: send a prompt to /v1/completions")

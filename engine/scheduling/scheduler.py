@@ -26,8 +26,8 @@ from typing import NamedTuple
 
 from kvscope.engine.blocks.kv_cache_manager import KVCacheManager, Prefix
 from kvscope.engine.connectors.base import KVConnector, KVLoad
-from kvscope.engine.lab.faults import Faults
-from kvscope.engine.request import Request
+from kvscope.engine.faults import Faults
+from kvscope.engine.requests.request import Request
 from kvscope.engine.scheduling.waiting_queue import FCFSQueue, PriorityQueue, WaitingQueue
 from kvscope.monitor.events.event_log import EventLog
 from kvscope.monitor.events.kinds import Cause, Holder, Limit, Load, Preempt, Release, Status

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Protocol
 
-from kvscope.engine.request import Request
+from kvscope.engine.requests.request import Request
 
 
 class WaitingQueue(Protocol):

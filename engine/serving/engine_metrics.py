@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from kvscope.engine.core import EngineCore
-from kvscope.engine.serving.output import FINISH_REASONS
+from kvscope.engine.core.engine_core import EngineCore
+from kvscope.engine.serving.text_stream import OPENAI_FINISH_REASONS
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class EngineCollector:
         success = CounterMetricFamily(
             "vllm:request_success", "Requests that ended, by how.", labels=[*self._labels, "finished_reason"]
         )
-        for status, reason in FINISH_REASONS.items():
+        for status, reason in OPENAI_FINISH_REASONS.items():
             success.add_metric([*self._labels.values(), reason], counts.finished[status])
         yield success
         yield self._cache_config()

@@ -7,10 +7,11 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kvscope.engine.connectors.transfer import KVTransferParams
-from kvscope.engine.core import EngineCore
-from kvscope.engine.sampling_params import SamplingParams
-from kvscope.engine.serving.output import FINISH_REASONS, Output, Sampled, TextStream
+from kvscope.engine.core.engine_core import EngineCore
+from kvscope.engine.requests.kv_transfer import KVTransferParams
+from kvscope.engine.requests.request_output import Output, Sampled
+from kvscope.engine.requests.sampling_params import SamplingParams
+from kvscope.engine.serving.text_stream import OPENAI_FINISH_REASONS, TextStream
 from kvscope.monitor.events.kinds import Status
 from kvscope.monitor.events.trace_context import TraceContext
 
@@ -112,7 +113,7 @@ class Texts:
         if number in self.reasons:
             return Delta(list(self.made).index(number))  # made after its stop string, before the engine knew
         if output.status is not None:
-            self.reasons[number] = FINISH_REASONS[output.status]
+            self.reasons[number] = OPENAI_FINISH_REASONS[output.status]
             self.kv_offer = output.kv_offer
         if output.error or output.status == Status.FINISHED_ABORTED:
             raise EngineError(output.error or "the engine is stopping")

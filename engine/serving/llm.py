@@ -14,15 +14,16 @@ from types import TracebackType
 from typing import Any
 
 from kvscope.engine.config import TINY, EngineConfig
-from kvscope.engine.core import EngineCore, Stream
-from kvscope.engine.models import load
-from kvscope.engine.sampling_params import SamplingParams
-from kvscope.engine.serving.output import FINISH_REASONS, Logprob, Output, Sampled, TextStream
+from kvscope.engine.core.engine_core import EngineCore, EventStream
+from kvscope.engine.models import load_model
+from kvscope.engine.requests.request_output import Logprob, Output, Sampled
+from kvscope.engine.requests.sampling_params import SamplingParams
+from kvscope.engine.serving.text_stream import OPENAI_FINISH_REASONS, TextStream
 from kvscope.monitor.events.kinds import Status
 
 __all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams"]
 
-Prompt = str | Sequence[int]
+PromptInput = str | Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -53,13 +54,13 @@ class LLM:
     Raises ValueError for settings that are none, or do not fit each other or the model.
     """
 
-    def __init__(self, model: str = TINY, *, stream: Stream | None = None, **settings: Any) -> None:
+    def __init__(self, model: str = TINY, *, stream: EventStream | None = None, **settings: Any) -> None:
         unknown = settings.keys() - EngineConfig.__dataclass_fields__.keys()
         if unknown:
             known = ", ".join(EngineConfig.__dataclass_fields__)
             raise ValueError(f"there is no setting {', '.join(sorted(unknown))}; there are {known}")
         config = EngineConfig(model=model, **settings)
-        self.core = EngineCore(config, load(config), stream)
+        self.core = EngineCore(config, load_model(config), stream)
         self._requests = 0
 
     def __enter__(self) -> LLM:
@@ -76,7 +77,7 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: PromptInput | Sequence[PromptInput],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
         """The outputs, in the order of the prompts. A prompt is a text or a list of token ids.
@@ -157,7 +158,7 @@ class _Work:
         if self.text.stopped:
             self.reason = "stop"
         elif output.status is not None:
-            self.reason = FINISH_REASONS[output.status]
+            self.reason = OPENAI_FINISH_REASONS[output.status]
         return self.text.stopped and output.status is None
 
     def output(self, index: int) -> CompletionOutput:
@@ -168,7 +169,7 @@ class _Work:
         return CompletionOutput(index, self.text.text, self.text.token_ids, self.reason, logprobs)
 
 
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+def _as_list(prompts: PromptInput | Sequence[PromptInput]) -> list[PromptInput]:
     if isinstance(prompts, str):
         return [prompts]
     if prompts and all(isinstance(token, int) for token in prompts):

@@ -12,11 +12,12 @@ from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
-from kvscope.engine.connectors.transfer import KVTransferParams
 from kvscope.engine.models.tokens import Tokenizer
-from kvscope.engine.sampling_params import SamplingParams
-from kvscope.engine.serving.output import UNFINISHED_CHARACTER, Logprob, Sampled
-from kvscope.engine.structured_output import StructuredOutputs
+from kvscope.engine.requests.kv_transfer import KVTransferParams
+from kvscope.engine.requests.request_output import Logprob, Sampled
+from kvscope.engine.requests.sampling_params import SamplingParams
+from kvscope.engine.requests.structured_output import StructuredOutputs
+from kvscope.engine.serving.text_stream import UNFINISHED_CHARACTER
 
 MAX_STOPS: Final = 16
 MAX_NUMBER: Final = (1 << 53) - 1
@@ -278,17 +279,17 @@ def chat_logprobs(tokenizer: Tokenizer, sampled: Sequence[Sampled]) -> dict[str,
     }
 
 
-T = TypeVar("T", CompletionRequest, ChatRequest)
+RequestT = TypeVar("RequestT", CompletionRequest, ChatRequest)
 
-_DECODERS: Final = {kind: msgspec.json.Decoder(kind) for kind in (CompletionRequest, ChatRequest)}
+_REQUEST_DECODERS: Final = {kind: msgspec.json.Decoder(kind) for kind in (CompletionRequest, ChatRequest)}
 _PATH: Final = re.compile(r" - at `\$\.?(.*)`$")
 _FIELD: Final = re.compile(r"field `(.+?)`")
 
 
-def parse(kind: type[T], body: bytes) -> T:
+def parse_request(kind: type[RequestT], body: bytes) -> RequestT:
     """The request in `body`. Raises BadRequest, naming the field."""
     try:
-        request = _DECODERS[kind].decode(body)
+        request = _REQUEST_DECODERS[kind].decode(body)
     except msgspec.ValidationError as error:
         text = str(error)
         path, field = _PATH.search(text), _FIELD.search(text)

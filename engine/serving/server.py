@@ -25,8 +25,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from kvscope.engine.core import EngineCore, EngineDead, Refused
+from kvscope.engine.core.engine_core import EngineCore, EngineDead, Refused
 from kvscope.engine.models.tokens import Tokenizer
+from kvscope.engine.requests.request_output import Sampled
 from kvscope.engine.serving.engine_metrics import EngineCollector, StatsLine
 from kvscope.engine.serving.frontend import EngineError, FrontEnd, Texts
 from kvscope.engine.serving.openai_protocol import (
@@ -37,10 +38,9 @@ from kvscope.engine.serving.openai_protocol import (
     chat_logprobs,
     completion_logprobs,
     error_body,
-    parse,
+    parse_request,
     usage,
 )
-from kvscope.engine.serving.output import Sampled
 from kvscope.monitor.events import trace_context
 
 STATS_S: Final = 10.0
@@ -50,7 +50,7 @@ DEFAULT_MAX_TOKENS: Final = 16
 REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
 
 
-def create_app(core: EngineCore, engine: str, stop: Callable[[], None]) -> Starlette:
+def create_engine_app(core: EngineCore, engine: str, stop: Callable[[], None]) -> Starlette:
     """The app that serves `core`, which runs while the app does. `engine`: its id. `stop`: end the process."""
     server = Server(core, engine)
 
@@ -100,14 +100,14 @@ class Server:
 
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions: one text for each prompt."""
-        asked = parse(CompletionRequest, await request.body())
+        asked = parse_request(CompletionRequest, await request.body())
         asked.check(self._model)
         prompts = asked.prompts(self.core.loaded.tokenizer)
         return self._answer("cmpl", request, asked, prompts, DEFAULT_MAX_TOKENS, _Completion)
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions: the assistant's next message."""
-        asked = parse(ChatRequest, await request.body())
+        asked = parse_request(ChatRequest, await request.body())
         asked.check(self._model)
         prompt = asked.prompt(self.core.loaded.tokenizer)
         room = max(1, self.core.max_model_len - len(prompt))
@@ -183,9 +183,9 @@ class Server:
         head = {"id": name, "created": int(time.time()), "model": self._model}
         tokenizer = self.core.loaded.tokenizer if params.logprobs is not None else None
         if not asked.stream:
-            return Answer(texts, lambda send: _send_whole(send, texts, form(tokenizer), head))
+            return GenerationResponse(texts, lambda send: _send_whole(send, texts, form(tokenizer), head))
         with_usage = asked.stream_options is not None and asked.stream_options.include_usage
-        return Answer(texts, lambda send: _send_stream(send, texts, form(tokenizer), head, with_usage))
+        return GenerationResponse(texts, lambda send: _send_stream(send, texts, form(tokenizer), head, with_usage))
 
 
 class _Form(ABC):
@@ -249,7 +249,7 @@ class _Chat(_Form):
         return chat_logprobs(tokenizer, sampled)
 
 
-class Answer(Response):
+class GenerationResponse(Response):
     """Sends what `work` sends, for as long as the client is there; then the texts are closed."""
 
     def __init__(self, texts: Texts, work: Callable[[Send], Awaitable[None]]) -> None:

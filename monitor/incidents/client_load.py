@@ -10,11 +10,11 @@ from functools import partial
 from math import inf
 from typing import Final
 
-from kvscope.engine.core import Refused
+from kvscope.engine.core.engine_core import Refused
 from kvscope.engine.lab.simulated_engine import SimulatedEngine
-from kvscope.engine.sampling_params import SamplingParams
-from kvscope.engine.serving.output import Output
-from kvscope.engine.structured_output import StructuredOutputs
+from kvscope.engine.requests.request_output import Output
+from kvscope.engine.requests.sampling_params import SamplingParams
+from kvscope.engine.requests.structured_output import StructuredOutputs
 
 TOKENS: Final = (32, 256)
 """Prompts are drawn from the ids between: bytes, none of them special."""

@@ -20,8 +20,8 @@ import msgspec
 
 from kvscope.engine.config import EngineConfig
 from kvscope.engine.lab.simulated_engine import SimulatedEngine, StepTime
-from kvscope.engine.models import LoadedModel, load
-from kvscope.engine.serving.output import Output
+from kvscope.engine.models import LoadedModel, load_model
+from kvscope.engine.requests.request_output import Output
 from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.events import journal
 from kvscope.monitor.events.description import parse
@@ -107,7 +107,7 @@ def live(scenario: Scenario, seed: int, keep: Path | None = None) -> Run:
 @cache
 def _model(max_model_len: int | None) -> LoadedModel:
     """The model that the engine pretends to run; only its settings count."""
-    return load(EngineConfig(max_model_len=max_model_len))
+    return load_model(EngineConfig(max_model_len=max_model_len))
 
 
 def bring_about(scenario: Scenario, seed: int, directory: Path) -> tuple[Run, Life]:

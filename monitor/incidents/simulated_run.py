@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvscope.engine.blocks.block_pool import RESERVED
-from kvscope.engine.lab.faults import Fault
+from kvscope.engine.blocks.block_pool import NULL_BLOCK_COUNT
+from kvscope.engine.faults import Fault
 from kvscope.engine.lab.simulated_engine import SimulatedEngine
-from kvscope.engine.request import Request
+from kvscope.engine.requests.request import Request
 
 
 @dataclass
@@ -211,7 +211,7 @@ def ownerless_blocks(life: Life) -> set[int]:
     """Blocks with more references at the end than there are tables and fences that have them."""
     manager = life.engine.manager
     owed = [*manager.pool.refs]
-    owed[:RESERVED] = [0] * RESERVED
+    owed[:NULL_BLOCK_COUNT] = [0] * NULL_BLOCK_COUNT
     fenced = [blocks for fence in manager.fenced for blocks in fence.blocks]
     for blocks in (*(life.holds(number) for number in manager.tables), *fenced):
         for block in blocks:

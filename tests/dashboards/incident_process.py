@@ -13,7 +13,7 @@ import random
 import sys
 import time
 
-from kvscope.engine.request import Request
+from kvscope.engine.requests.request import Request
 from kvscope.monitor.publishing.publisher import Publisher, replay_endpoint_for
 from tests.lab import Lab
 

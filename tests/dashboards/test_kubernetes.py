@@ -39,7 +39,7 @@ def test_promtool_accepts_the_rules(tmp_path: Path) -> None:
 
 def test_the_commands_are_commands() -> None:
     known = {
-        ("python", "-m", "kvscope.engine"): kvscope.engine.command_line.parser(),
+        ("python", "-m", "kvscope.engine"): kvscope.engine.command_line.engine_parser(),
         ("monitor",): cli.parser(),
     }
     for container in CONTAINERS.values():

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from kvscope.engine.lab.clock import VirtualClock
-from kvscope.engine.request import Request
+from kvscope.engine.requests.request import Request
 from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.events.description import EngineDescription
 from kvscope.monitor.events.event_log import EventLog

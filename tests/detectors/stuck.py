@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvscope.engine.request import Request
+from kvscope.engine.requests.request import Request
 from kvscope.monitor.events.kinds import Cause, Status
 from tests.detectors.leaks import Set, fetching, on
 from tests.detectors.scenes import Watched

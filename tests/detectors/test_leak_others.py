@@ -11,9 +11,9 @@ import torch
 
 from kvscope.engine.connectors.base import KVLoad
 from kvscope.engine.connectors.host import HostConnector
-from kvscope.engine.lab.faults import Faults
-from kvscope.engine.request import Request
-from kvscope.engine.sampling_params import SamplingParams
+from kvscope.engine.faults import Faults
+from kvscope.engine.requests.request import Request
+from kvscope.engine.requests.sampling_params import SamplingParams
 from kvscope.monitor.events.kinds import Holder, Release, Status
 from tests.detectors.leaks import deferred_free_stalled, encoder_cache, lease_burst
 from tests.detectors.scenes import Spoken, Watched, value

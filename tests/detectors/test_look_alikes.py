@@ -16,8 +16,8 @@ import pytest
 
 from kvscope.engine.config import EngineConfig
 from kvscope.engine.lab.simulated_engine import SimulatedEngine, StepTime
-from kvscope.engine.models import LoadedModel, load
-from kvscope.engine.serving.output import Output
+from kvscope.engine.models import LoadedModel, load_model
+from kvscope.engine.requests.request_output import Output
 from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.incidents.client_load import Clients, Crowd
 from kvscope.monitor.incidents.lab_run import Seen, look
@@ -200,7 +200,7 @@ CASES: Final = (
 
 @cache
 def model(max_model_len: int | None) -> LoadedModel:
-    return load(EngineConfig(max_model_len=max_model_len))
+    return load_model(EngineConfig(max_model_len=max_model_len))
 
 
 def lived(it: Case, folder: Path) -> tuple[Seen, Life, list[tuple[str, set[Any]]]]:

@@ -11,8 +11,8 @@ import pytest
 
 from kvscope.engine.config import EngineConfig
 from kvscope.engine.lab.simulated_engine import SimulatedEngine, StepTime
-from kvscope.engine.models import LoadedModel, load
-from kvscope.engine.sampling_params import SamplingParams
+from kvscope.engine.models import LoadedModel, load_model
+from kvscope.engine.requests.sampling_params import SamplingParams
 from kvscope.monitor.events.samples import Sample
 from kvscope.monitor.incidents.lab_run import frames
 from kvscope.monitor.pipeline import Watch
@@ -25,7 +25,7 @@ SECONDS = 20
 
 @cache
 def model() -> LoadedModel:
-    return load(EngineConfig())
+    return load_model(EngineConfig())
 
 
 def rank(folder: Path, name: str, *, hangs: bool, busy: bool = True) -> Path:

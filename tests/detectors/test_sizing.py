@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from kvscope.engine.config import EngineConfig
-from kvscope.engine.execution.memory_plan import HEADROOM, Plan, Reading
+from kvscope.engine.execution.memory_plan import DEVICE_HEADROOM, Plan, Reading
 from kvscope.engine.lab.simulated_engine import SimulatedEngine
-from kvscope.engine.models import load
-from kvscope.engine.sampling_params import SamplingParams
+from kvscope.engine.models import load_model
+from kvscope.engine.requests.sampling_params import SamplingParams
 from kvscope.monitor.analysis.memory_breakdown import bill_of, fit_requested, rounding
 from kvscope.monitor.events.description import KVGroup
 from kvscope.monitor.events.samples import Fact
@@ -42,7 +42,7 @@ def served(folder: Path, *faults: str) -> Observer:
         kv_cache_memory_bytes=(1 + 8 * 16) * 4 * TOKEN,
         faults=faults,
     )
-    with closing(SimulatedEngine(config, load(config), journal=folder)) as engine:
+    with closing(SimulatedEngine(config, load_model(config), journal=folder)) as engine:
         for n in range(16):
             engine.submit(f"r-{n}", [n] * 8, SamplingParams(max_tokens=56, ignore_eos=True))
         engine.run(20)
@@ -104,9 +104,9 @@ def test_graphs_for_which_nothing_was_kept() -> None:
     assert finding.verdict == "confirmed"
     assert value(finding, "graphs_actual") == plan.graphs
     assert value(finding, "kept_for_graphs") == 0
-    smaller = plan.kv_pool - plan.graphs - HEADROOM
+    smaller = plan.kv_pool - plan.graphs - DEVICE_HEADROOM
     assert f"--kv-cache-memory-bytes {max(smaller, 0)}," in finding.change[0]
-    assert told(plan, HEADROOM).alarms() == []
+    assert told(plan, DEVICE_HEADROOM).alarms() == []
 
 
 def test_an_estimate_that_adds_up_what_is_shared() -> None:

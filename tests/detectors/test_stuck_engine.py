@@ -10,9 +10,9 @@ import pytest
 
 from kvscope.engine.config import EngineConfig
 from kvscope.engine.lab.simulated_engine import SimulatedEngine
-from kvscope.engine.models import load
-from kvscope.engine.sampling_params import SamplingParams
-from kvscope.engine.structured_output import StructuredOutputs
+from kvscope.engine.models import load_model
+from kvscope.engine.requests.sampling_params import SamplingParams
+from kvscope.engine.requests.structured_output import StructuredOutputs
 from kvscope.monitor.events import journal
 from kvscope.monitor.events.wire import decode
 from kvscope.monitor.findings import FindingReport, severity_at_least
@@ -74,7 +74,7 @@ def test_a_fault_of_the_whole_engine(
         hash_key=b"always the same",
         faults=(f"{code}:limit=1",) if fault else (),
     )
-    with closing(SimulatedEngine(config, load(config), journal=tmp_path)) as engine:
+    with closing(SimulatedEngine(config, load_model(config), journal=tmp_path)) as engine:
         stuck(engine)
         found = judged(tmp_path)
     assert [finding.code for finding in found] == ([code] if fault else [])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvscope.engine.watchdog import Watchdog
+from kvscope.engine.core.watchdog import Watchdog
 from kvscope.monitor.events.kinds import Cause, Status
 from kvscope.monitor.exporters.prometheus import WatchCollector
 from tests.detectors.scenes import Watched, never_fits, value

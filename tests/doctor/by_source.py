@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from kvscope.engine.config import EngineConfig
-from kvscope.engine.lab.load_bench import Load
-from kvscope.engine.lab.simulated_bench import simulate
+from kvscope.engine.lab.load_bench import BenchLoad
+from kvscope.engine.lab.simulated_bench import bench_simulated
 from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.doctor.report import examine
 from kvscope.monitor.findings import FindingReport, severity_at_least
@@ -36,7 +36,7 @@ class Incident(NamedTuple):
     """What a recording is of, and how the simulated engine is brought to it, for how many seconds of its time."""
 
     happens: str
-    load: Load
+    load: BenchLoad
     config: EngineConfig
     seconds: float
 
@@ -44,31 +44,31 @@ class Incident(NamedTuple):
 INCIDENTS: Final = {
     "never-freed": Incident(
         "a KV connector keeps the blocks of a quarter of the finished requests",
-        Load(num_prompts=40, request_rate=2, input_len=200, output_len=20),
+        BenchLoad(num_prompts=40, request_rate=2, input_len=200, output_len=20),
         EngineConfig(num_gpu_blocks_override=513, kv_connector="host", faults=("leak.finished-held:every=4",)),
         40,
     ),
     "lockstep-collapse": Incident(
         "15 alike requests at a time, wave after wave",
-        Load(num_prompts=45, max_concurrency=15, input_len=3500, output_len=300),
+        BenchLoad(num_prompts=45, max_concurrency=15, input_len=3500, output_len=300),
         EngineConfig(num_gpu_blocks_override=4500, faults=("collapse.lockstep",)),
         40,
     ),
     "frozen-engine": Incident(
         "the engine stands still while requests run",
-        Load(num_prompts=6, input_len=200, output_len=400),
+        BenchLoad(num_prompts=6, input_len=200, output_len=400),
         EngineConfig(num_gpu_blocks_override=513, faults=("stuck.engine-stalled:after=50",)),
         20,
     ),
     "decode-growth-preempts": Incident(
         "a little more is asked for than the pool has; preemptions, and nothing wrong",
-        Load(num_prompts=12, input_len=400, output_len=320),
+        BenchLoad(num_prompts=12, input_len=400, output_len=320),
         EngineConfig(num_gpu_blocks_override=513),
         20,
     ),
     "healthy-shared-prefix": Incident(
         "prompts that share a prefix; nothing wrong",
-        Load(num_prompts=40, request_rate=2, prefix_len=300, input_len=60, output_len=60),
+        BenchLoad(num_prompts=40, request_rate=2, prefix_len=300, input_len=60, output_len=60),
         EngineConfig(num_gpu_blocks_override=513),
         30,
     ),
@@ -83,7 +83,7 @@ def from_the_stream() -> dict[str, Seen]:
     found = {}
     for name, incident in INCIDENTS.items():
         with tempfile.TemporaryDirectory() as folder:
-            simulate(incident.load, incident.config, incident.seconds, Path(folder))
+            bench_simulated(incident.load, incident.config, incident.seconds, Path(folder))
             found[name] = told([folder])
     return found
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from kvscope.engine.config import EngineConfig
-from kvscope.engine.lab.load_bench import Load
-from kvscope.engine.lab.simulated_bench import simulate
+from kvscope.engine.lab.load_bench import BenchLoad
+from kvscope.engine.lab.simulated_bench import bench_simulated
 from kvscope.monitor.cli import main
 
-LOAD = Load(num_prompts=30, request_rate=3, input_len=200, output_len=100, prefix_len=64)
+LOAD = BenchLoad(num_prompts=30, request_rate=3, input_len=200, output_len=100, prefix_len=64)
 SECONDS = 30.0
 MIRRORED = {"better": "worse", "worse": "better", "came": "went", "went": "came"}
 
@@ -29,7 +29,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     ):
         made[name] = tmp_path_factory.mktemp(name)
         config = EngineConfig(num_gpu_blocks_override=blocks, kv_connector="host", faults=faults, max_model_len=512)
-        simulate(LOAD, config, SECONDS, made[name])
+        bench_simulated(LOAD, config, SECONDS, made[name])
     return made
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from kvscope.engine.config import EngineConfig
-from kvscope.engine.lab.load_bench import Load
-from kvscope.engine.lab.simulated_bench import simulate
+from kvscope.engine.lab.load_bench import BenchLoad
+from kvscope.engine.lab.simulated_bench import bench_simulated
 from kvscope.monitor.analysis.memory_breakdown import GIB
 from kvscope.monitor.cli import main
 from tests.sources.test_memory_log import WORDINGS
@@ -99,7 +99,7 @@ def test_the_device_of_an_engine_and_why_the_process_does_not_shrink(
 ) -> None:
     """All requests have ended; the pool is as large as before, and the device's bill is whole."""
     config = EngineConfig(memory_budget=512 << 20, max_model_len=512)
-    simulate(Load(num_prompts=4, input_len=100, output_len=20), config, 12, tmp_path)
+    bench_simulated(BenchLoad(num_prompts=4, input_len=100, output_len=20), config, 12, tmp_path)
     code, report, _ = explain(capsys, tmp_path)
     assert code == 0
     ((engine, known),) = report["engines"].items()

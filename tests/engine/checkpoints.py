@@ -27,8 +27,8 @@ from transformers.utils import logging as transformers_logging
 from kvscope.engine.execution.attention import BatchAttention, PagedKV
 from kvscope.engine.execution.input_batch import lay_out
 from kvscope.engine.models import LoadedModel
-from kvscope.engine.request import Request
-from kvscope.engine.sampling_params import SamplingParams
+from kvscope.engine.requests.request import Request
+from kvscope.engine.requests.sampling_params import SamplingParams
 from tests.engine.steps import plan
 
 transformers_logging.disable_progress_bar()

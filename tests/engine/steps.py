@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kvscope.engine.execution.model_runner import ModelRunner
-from kvscope.engine.request import Request
+from kvscope.engine.requests.request import Request
+from kvscope.engine.requests.request_output import Sampled
 from kvscope.engine.scheduling.scheduler import SchedulerOutput, Share
-from kvscope.engine.serving.output import Sampled
 
 
 def plan(*shares: tuple[Request, int]) -> SchedulerOutput:

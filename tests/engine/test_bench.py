@@ -18,7 +18,14 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvscope.engine.lab.load_bench import Load, Seen, arrivals, over_http, report, spread
+from kvscope.engine.lab.load_bench import (
+    BenchLoad,
+    ClientRecord,
+    bench_over_http,
+    client_arrivals,
+    latency_spread,
+    summarize_clients,
+)
 from tests.engine.process import PATIENCE_S, EngineProcess, wait_for
 
 
@@ -38,9 +45,11 @@ def metric(engine: EngineProcess, name: str, **labels: str) -> float:
 def test_what_clients_saw_is_what_the_engine_did(engine: EngineProcess) -> None:
     names = ("prompt_tokens_total", "generation_tokens_total", "prefix_cache_hits_total")
     before = {name: metric(engine, name) for name in names}
-    load = Load(num_prompts=12, request_rate=100, input_len=20, prefix_len=32, output_len=7, max_concurrency=3, seed=1)
-    seen = asyncio.run(over_http(load, f"{engine.url}/v1/"))
-    made = report(seen)
+    load = BenchLoad(
+        num_prompts=12, request_rate=100, input_len=20, prefix_len=32, output_len=7, max_concurrency=3, seed=1
+    )
+    seen = asyncio.run(bench_over_http(load, f"{engine.url}/v1/"))
+    made = summarize_clients(seen)
     assert made.requests == {"completed": 12, "timed out": 0, "disconnected": 0, "failed": 0}
     assert made.errors == []
     assert all(one.output_tokens == len(one.came) == 7 for one in seen)
@@ -59,16 +68,18 @@ def test_clients_that_lose_patience_or_leave_are_gone_for_the_engine_too(engine:
         return metric(engine, "request_success_total", finished_reason="abort")
 
     before = aborted()
-    timed_out = report(asyncio.run(over_http(Load(3, output_len=4000, input_len=5, timeout_s=0.3), engine.url)))
+    timed_out = summarize_clients(
+        asyncio.run(bench_over_http(BenchLoad(3, output_len=4000, input_len=5, timeout_s=0.3), engine.url))
+    )
     assert timed_out.requests["timed out"] == 3
     assert timed_out.end_to_end_ms is None
     wait_for(lambda: aborted() == before + 3)
     # A seed with which they leave early, so that none can have had its whole answer.
-    loads = (Load(3, output_len=600, input_len=5, disconnect=1.0, seed=seed) for seed in count())
-    load = next(load for load in loads if all((one.leaves_after or 0) < 100 for one in arrivals(load)))
-    seen = asyncio.run(over_http(load, engine.url))
-    assert report(seen).requests["disconnected"] == 3
-    assert [len(one.came) for one in seen] == [one.leaves_after for one in arrivals(load)]
+    loads = (BenchLoad(3, output_len=600, input_len=5, disconnect=1.0, seed=seed) for seed in count())
+    load = next(load for load in loads if all((one.leaves_after or 0) < 100 for one in client_arrivals(load)))
+    seen = asyncio.run(bench_over_http(load, engine.url))
+    assert summarize_clients(seen).requests["disconnected"] == 3
+    assert [len(one.came) for one in seen] == [one.leaves_after for one in client_arrivals(load)]
     wait_for(lambda: aborted() == before + 6)
     wait_for(lambda: metric(engine, "kv_cache_usage_perc") == 0)
 
@@ -81,17 +92,17 @@ def test_a_request_that_is_refused_fails_and_says_why(engine: EngineProcess) -> 
 
 
 def test_a_server_that_dies_fails_its_requests() -> None:
-    load = Load(4, input_len=5, output_len=3000)
-    made: list[Seen] = []
+    load = BenchLoad(4, input_len=5, output_len=3000)
+    made: list[ClientRecord] = []
     with EngineProcess("--max-model-len", "4096") as engine:
-        running = threading.Thread(target=lambda: made.extend(asyncio.run(over_http(load, engine.url))))
+        running = threading.Thread(target=lambda: made.extend(asyncio.run(bench_over_http(load, engine.url))))
         running.start()
         # All four have had some by then: they run together.
         wait_for(lambda: metric(engine, "num_requests_running") == 4)
         wait_for(lambda: metric(engine, "generation_tokens_total") > 400)
         engine.stop(SIGKILL)
         running.join(PATIENCE_S)
-    assert report(made).requests["failed"] == 4
+    assert summarize_clients(made).requests["failed"] == 4
     assert all(0 < len(seen.came) < 3000 and seen.error for seen in made)
 
 
@@ -130,9 +141,9 @@ def test_what_cannot_be_asked_is_said_in_a_line(arguments: tuple[str, ...], says
 
 
 def test_arrivals_are_a_poisson_process_and_the_seeds_own() -> None:
-    load = Load(2000, request_rate=50, input_len=3, prefix_len=4, disconnect=0.25, seed=3)
-    came = list(arrivals(load))
-    assert came == list(arrivals(load))
+    load = BenchLoad(2000, request_rate=50, input_len=3, prefix_len=4, disconnect=0.25, seed=3)
+    came = list(client_arrivals(load))
+    assert came == list(client_arrivals(load))
     gaps = [after.at_s - before.at_s for before, after in pairwise(came)]
     # Exponential: mean and deviation are both 1/rate. Four standard errors; the draws are the same each time.
     assert abs(statistics.fmean(gaps) - 1 / 50) < 4 / 50 / math.sqrt(len(gaps))
@@ -141,20 +152,20 @@ def test_arrivals_are_a_poisson_process_and_the_seeds_own() -> None:
     assert len({tuple(one.prompt[4:]) for one in came}) > 1990
     leaving = sum(one.leaves_after is not None for one in came)
     assert abs(leaving - 500) < 4 * math.sqrt(2000 * 0.25 * 0.75)
-    assert all(one.at_s == 0 for one in arrivals(Load(5)))
-    assert next(arrivals(Load(1, seed=4))).prompt != next(arrivals(Load(1, seed=5))).prompt
+    assert all(one.at_s == 0 for one in client_arrivals(BenchLoad(5)))
+    assert next(client_arrivals(BenchLoad(1, seed=4))).prompt != next(client_arrivals(BenchLoad(1, seed=5))).prompt
 
 
 def test_percentiles_are_those_of_the_statistics_module() -> None:
     rng = random.Random(2)
     seconds = [rng.random() for _ in range(37)]
-    made = spread(seconds)
+    made = latency_spread(seconds)
     assert made is not None
     cuts = statistics.quantiles([1000 * value for value in seconds], n=100, method="inclusive")
     assert (made.p50, made.p90, made.p99) == pytest.approx((cuts[49], cuts[89], cuts[98]))
     assert made.mean == pytest.approx(1000 * statistics.fmean(seconds))
-    assert spread([]) is None
-    alone = spread([0.25])
+    assert latency_spread([]) is None
+    alone = latency_spread([0.25])
     assert alone is not None
     assert (alone.mean, alone.p50, alone.p99) == (250, 250, 250)
 

@@ -11,10 +11,10 @@ from contextlib import closing, contextmanager
 import pytest
 
 from kvscope.engine.config import EngineConfig
-from kvscope.engine.core import EngineCore, EngineDead, Refused, Stream
-from kvscope.engine.models import load
-from kvscope.engine.sampling_params import SamplingParams
-from kvscope.engine.serving.output import Output
+from kvscope.engine.core.engine_core import EngineCore, EngineDead, EventStream, Refused
+from kvscope.engine.models import load_model
+from kvscope.engine.requests.request_output import Output
+from kvscope.engine.requests.sampling_params import SamplingParams
 from kvscope.monitor.events.kinds import Status
 from kvscope.monitor.ledger.balance import balance
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
@@ -50,9 +50,9 @@ def running(core: EngineCore) -> Iterator[Running]:
         core.close()
 
 
-def tiny(stream: Stream | None = None, **settings: object) -> EngineCore:
+def tiny(stream: EventStream | None = None, **settings: object) -> EngineCore:
     config = EngineConfig(**settings)  # type: ignore[arg-type]
-    return EngineCore(config, load(config), stream)
+    return EngineCore(config, load_model(config), stream)
 
 
 def assert_books_equal(core: EngineCore, ledger: EngineLedger) -> None:
@@ -70,7 +70,7 @@ def assert_books_equal(core: EngineCore, ledger: EngineLedger) -> None:
 @pytest.mark.parametrize("settings", [{}, {"kv_connector": "host"}, {"enable_prefix_caching": False}])
 def test_the_ledger_equals_the_pool_through_the_real_stream(settings: dict[str, object]) -> None:
     rng = random.Random(5)
-    stream = Stream("tiny@test/0", ANYWHERE, ANYWHERE)
+    stream = EventStream("tiny@test/0", ANYWHERE, ANYWHERE)
     core = tiny(stream, num_gpu_blocks_override=24, block_size=4, max_num_batched_tokens=32, max_num_seqs=6, **settings)
     assert core.publisher is not None
     ledger = EngineLedger("tiny@test/0")
@@ -107,7 +107,7 @@ def test_a_step_that_fails_ends_its_requests_and_no_more() -> None:
         if failing:
             raise ArithmeticError(failing.pop())
 
-    with running(EngineCore(config, with_before(load(config), fail))) as engine:
+    with running(EngineCore(config, with_before(load_model(config), fail))) as engine:
         before = engine.core.submit("r-before", [1, 2, 3], GREEDY)
         wait_for(lambda: before in engine.ends())
         failing.append("no such number")
@@ -125,7 +125,7 @@ def test_a_step_that_fails_ends_its_requests_and_no_more() -> None:
 def test_an_engine_whose_books_fail_tells_every_client_and_refuses_the_next() -> None:
     go: list[bool] = []
     config = EngineConfig(num_gpu_blocks_override=20, max_num_seqs=1)
-    core = EngineCore(config, with_before(load(config), lambda: wait_for(lambda: bool(go))))
+    core = EngineCore(config, with_before(load_model(config), lambda: wait_for(lambda: bool(go))))
     with running(core) as engine:
         first = core.submit("r-1", [1, 2, 3], GREEDY)
         waiting = core.submit("r-2", [1, 2, 3], GREEDY)
@@ -139,7 +139,7 @@ def test_an_engine_whose_books_fail_tells_every_client_and_refuses_the_next() ->
 
 
 def test_an_idle_engine_makes_no_passes_once_its_rest_is_audited() -> None:
-    stream = Stream("tiny@test/0", ANYWHERE, ANYWHERE)
+    stream = EventStream("tiny@test/0", ANYWHERE, ANYWHERE)
     with running(tiny(stream, num_gpu_blocks_override=20)) as engine:
         number = engine.core.submit("r", [1, 2, 3], GREEDY)
         wait_for(lambda: number in engine.ends())

@@ -16,9 +16,9 @@ pytest.importorskip("torch", reason="needs torch: pip install -e .[engine]")
 pytest.importorskip("transformers", reason="needs transformers: pip install -e .[dev]")
 
 from kvscope.engine.config import EngineConfig
-from kvscope.engine.core import EngineCore
-from kvscope.engine.models import LoadedModel, load
-from kvscope.engine.sampling_params import SamplingParams
+from kvscope.engine.core.engine_core import EngineCore
+from kvscope.engine.models import LoadedModel, load_model
+from kvscope.engine.requests.sampling_params import SamplingParams
 from kvscope.monitor.events.kinds import Status
 from tests.engine import checkpoints
 
@@ -56,7 +56,7 @@ def oracle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     # An oracle that said nothing, or always the same, would prove nothing.
     assert all(len(tokens) == MAX_TOKENS for tokens in expected)
     assert len({tuple(tokens) for tokens in expected}) > COUNT / 2
-    return Oracle(str(directory), load(EngineConfig(model=str(directory))), prompts, expected)
+    return Oracle(str(directory), load_model(EngineConfig(model=str(directory))), prompts, expected)
 
 
 @contextmanager

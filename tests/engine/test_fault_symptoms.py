@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from kvscope.engine.config import EngineConfig
-from kvscope.engine.core import EngineCore, Refused, Stream
-from kvscope.engine.lab.faults import PLACES
-from kvscope.engine.models import load
-from kvscope.engine.sampling_params import SamplingParams
-from kvscope.engine.serving.output import Output
-from kvscope.engine.structured_output import StructuredOutputs
+from kvscope.engine.core.engine_core import EngineCore, EventStream, Refused
+from kvscope.engine.faults import PLACES
+from kvscope.engine.models import load_model
+from kvscope.engine.requests.request_output import Output
+from kvscope.engine.requests.sampling_params import SamplingParams
+from kvscope.engine.requests.structured_output import StructuredOutputs
 from kvscope.monitor.events.kinds import Cause, Holder, Kind, Release, Status
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.sources.live_stream import LiveStream
@@ -229,7 +229,7 @@ def test_stuck_lost_wakeup(fault: bool) -> None:
     """The KV is there and the engine sleeps: no step, no answer, until another fetch wakes it."""
     config = EngineConfig(block_size=4, num_gpu_blocks_override=100, kv_connector="host")
     faults = on("stuck.lost-wakeup", fault, ":limit=1")
-    core = EngineCore(replace(config, faults=tuple(faults)), load(config))
+    core = EngineCore(replace(config, faults=tuple(faults)), load_model(config))
     ended: list[int] = []
     core.start(lambda outputs: ended.extend(output.number for output in outputs if output.status is not None))
     params = SamplingParams(temperature=0, max_tokens=2)
@@ -281,7 +281,7 @@ def test_stuck_zero_token(fault: bool) -> None:
 def test_stuck_never_fits(fault: bool) -> None:
     """Nothing runs, the pool is empty, and clients wait for ever behind the one; sound, that one is refused."""
     config = EngineConfig(block_size=4, num_gpu_blocks_override=9, faults=tuple(on("stuck.never-fits", fault)))
-    core = EngineCore(config, load(config))
+    core = EngineCore(config, load_model(config))
     too_large = [1] * (core.pool.usable * config.block_size + 1)
     params = SamplingParams(max_tokens=2, ignore_eos=True)
     ended: list[int] = []
@@ -461,9 +461,9 @@ def test_corrupt_counter_drift(fault: bool) -> None:
 class Running:
     """A core in its own thread, and what it put out."""
 
-    def __init__(self, faults: list[str], stream: Stream | None = None) -> None:
+    def __init__(self, faults: list[str], stream: EventStream | None = None) -> None:
         config = EngineConfig(num_gpu_blocks_override=64, faults=tuple(faults))
-        self.core = EngineCore(config, load(config), stream, stall_s=0.2)
+        self.core = EngineCore(config, load_model(config), stream, stall_s=0.2)
         self.outputs: list[Output] = []
         self.core.start(self.outputs.extend)
 
@@ -506,7 +506,7 @@ def test_stuck_grammar(fault: bool) -> None:
     """One client waits for its grammar, for good, and those behind it are served."""
     anywhere = "tcp://127.0.0.1:*"
     ledger = EngineLedger("tiny@test/0")
-    with Running(on("stuck.grammar", fault, ":limit=1"), Stream(ledger.engine, anywhere, anywhere)) as engine:
+    with Running(on("stuck.grammar", fault, ":limit=1"), EventStream(ledger.engine, anywhere, anywhere)) as engine:
         publisher = engine.core.publisher
         assert publisher is not None
         with closing(LiveStream(publisher.events_endpoint, publisher.replay_endpoint)) as live:

@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from kvscope.engine.command_line import config_of, parser, size
+from kvscope.engine.command_line import config_of, engine_parser, parse_size
 
 
 def test_the_flags_of_a_vllm_command_line_are_taken() -> None:
@@ -15,7 +15,7 @@ def test_the_flags_of_a_vllm_command_line_are_taken() -> None:
         " --no-enable-prefix-caching --port 8001 --host :: --kv-cache-memory=151519866880 --block-size 32"
         " --num-gpu-blocks-override 513 --max-model-len 262k"
     )
-    parsed = parser().parse_args(line.split())
+    parsed = engine_parser().parse_args(line.split())
     config = config_of(parsed)
     assert (parsed.host, parsed.port) == ("::", 8001)
     assert (config.model, config.served_model_name) == ("some/model", "default_model")
@@ -28,7 +28,7 @@ def test_the_flags_of_a_vllm_command_line_are_taken() -> None:
 
 @pytest.mark.parametrize(("arguments", "model"), [([], "tiny"), (["a/b"], "a/b"), (["--model", "a/b"], "a/b")])
 def test_the_model_is_a_word_of_its_own_or_a_flag(arguments: list[str], model: str) -> None:
-    assert config_of(parser().parse_args(["serve", *arguments])).model == model
+    assert config_of(engine_parser().parse_args(["serve", *arguments])).model == model
 
 
 @pytest.mark.parametrize(
@@ -47,13 +47,13 @@ def test_the_model_is_a_word_of_its_own_or_a_flag(arguments: list[str], model: s
     ],
 )
 def test_a_size_is_read_as_vllm_reads_it(text: str, value: int) -> None:
-    assert size(text) == value
+    assert parse_size(text) == value
 
 
 @pytest.mark.parametrize("text", ["", "K", "-1", "1.5K", "1.5", "1.00001k", "64 K", "64KB", "1e3", "nan"])
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=r"no size|not whole"):
-        size(text)
+        parse_size(text)
 
 
 @pytest.mark.parametrize(
@@ -71,6 +71,6 @@ def test_a_flag_that_there_is_not_is_named_with_those_near_it(
     arguments: str, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as left:
-        parser().parse_args(["serve", *arguments.split()])
+        engine_parser().parse_args(["serve", *arguments.split()])
     assert left.value.code == 2
     assert says in capsys.readouterr().err

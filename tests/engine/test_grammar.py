@@ -18,11 +18,18 @@ import torch
 from llguidance import LLTokenizer, TokenizerWrapper
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from kvscope.engine.execution.sampler import Sampling, sample
+from kvscope.engine.execution.sampler import SamplingTensors, sample
 from kvscope.engine.models.tokens import ByteTokenizer, DirectoryTokenizer
-from kvscope.engine.request import Request
-from kvscope.engine.sampling_params import SamplingParams
-from kvscope.engine.structured_output import KEPT, MAX_CHARACTERS, Compiled, GrammarCompiler, Matcher, StructuredOutputs
+from kvscope.engine.requests.request import Request
+from kvscope.engine.requests.sampling_params import SamplingParams
+from kvscope.engine.requests.structured_output import (
+    COMPILED_GRAMMARS_KEPT,
+    MAX_CHARACTERS,
+    Compiled,
+    GrammarCompiler,
+    Matcher,
+    StructuredOutputs,
+)
 from tests.engine.process import wait_for
 
 VOCAB = ByteTokenizer.VOCAB_SIZE
@@ -79,7 +86,7 @@ def make(matcher: Matcher, vocab: int, seed: int, temperature: float) -> list[in
     request = Request(1, "r", [1], SamplingParams(temperature=temperature, seed=seed))
     request.matcher = matcher
     while True:
-        (one,) = sample(torch.randn((1, vocab), generator=draws) * 3, [Sampling.of(request)], seed)
+        (one,) = sample(torch.randn((1, vocab), generator=draws) * 3, [SamplingTensors.of(request)], seed)
         request.append(one.token_id)
         assert not one.error
         if one.ends:
@@ -137,10 +144,10 @@ def test_a_grammar_changes_nothing_for_those_who_share_the_step(compiler: Gramma
     torch.manual_seed(0)
     logits = torch.randn(4, VOCAB)
     requests = [Request(n, "r", [1], SamplingParams(temperature=n % 2, seed=n, logprobs=2)) for n in range(4)]
-    alone = sample(logits, [Sampling.of(request) for request in requests], 0)
+    alone = sample(logits, [SamplingTensors.of(request) for request in requests], 0)
     requests[2].matcher = matcher(compiler, regex="[xyz]+")
     kept = logits.clone()
-    shared = sample(logits, [Sampling.of(request) for request in requests], 0)
+    shared = sample(logits, [SamplingTensors.of(request) for request in requests], 0)
     assert logits.equal(kept)
     assert [shared[row] for row in (0, 1, 3)] == [alone[row] for row in (0, 1, 3)]
     assert shared[2].token_id in b"xyz"
@@ -154,7 +161,7 @@ def test_a_step_beyond_the_end_of_a_grammar_is_worth_nothing_and_harms_nobody(co
     make(done, VOCAB, 0, 0.0)
     request = Request(1, "r", [1], SamplingParams())
     request.matcher = done
-    (beyond,) = sample(torch.randn(1, VOCAB), [Sampling.of(request)], 0)
+    (beyond,) = sample(torch.randn(1, VOCAB), [SamplingTensors.of(request)], 0)
     assert not beyond.error
 
 
@@ -180,8 +187,8 @@ def test_equal_grammars_are_compiled_once_and_their_outputs_go_their_own_ways() 
         make(first, VOCAB, 0, 0.0)
         assert second.mask == before
         make(second, VOCAB, 0, 0.0)
-        compiled(compiler, *(StructuredOutputs(regex=f"a{{{n}}}") for n in range(1, KEPT + 10)))
-        assert compiler._compiled.cache_info().currsize == KEPT
+        compiled(compiler, *(StructuredOutputs(regex=f"a{{{n}}}") for n in range(1, COMPILED_GRAMMARS_KEPT + 10)))
+        assert compiler._compiled.cache_info().currsize == COMPILED_GRAMMARS_KEPT
         assert len(threads) == 1
         assert threads[0].startswith("kvscope-grammar")
     finally:
@@ -253,7 +260,7 @@ def test_an_output_that_no_token_can_go_on_with_ends_with_that() -> None:
     try:
         request = Request(1, "r", [1], SamplingParams())
         request.matcher = matcher(compiler, regex="abc")
-        first, second = (sample(torch.zeros(1, 3), [Sampling.of(request)], 0)[0] for _ in range(2))
+        first, second = (sample(torch.zeros(1, 3), [SamplingTensors.of(request)], 0)[0] for _ in range(2))
         assert (first.token_id, first.error) == (0, "")
         assert second.token_id == 1
         assert "no token leads to an output" in second.error

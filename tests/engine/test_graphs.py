@@ -16,21 +16,21 @@ from torch import Tensor
 
 from kvscope.engine.blocks.block_pool import NULL_BLOCK
 from kvscope.engine.config import TINY, EngineConfig
-from kvscope.engine.core import EngineCore
+from kvscope.engine.core.engine_core import EngineCore
 from kvscope.engine.execution.attention import BatchAttention, PagedKV
 from kvscope.engine.execution.cuda_graphs import MOST_CAPTURED, DecodeGraphs, sizes_up_to, static_inputs
-from kvscope.engine.execution.input_batch import Batch
+from kvscope.engine.execution.input_batch import InputBatch
 from kvscope.engine.execution.model_runner import ModelRunner
-from kvscope.engine.models import LoadedModel, load, tiny
+from kvscope.engine.models import LoadedModel, load_model, tiny
 from kvscope.engine.models.llama import Llama
-from kvscope.engine.request import Request
-from kvscope.engine.sampling_params import SamplingParams
-from kvscope.engine.serving.output import Sampled
+from kvscope.engine.requests.request import Request
+from kvscope.engine.requests.request_output import Sampled
+from kvscope.engine.requests.sampling_params import SamplingParams
 from tests.engine.steps import execute, plan
 
 MOST = 13
 """Requests at once: no size that is captured but for being the largest."""
-LOADED = load(EngineConfig())
+LOADED = load_model(EngineConfig())
 
 
 def test_sizes_are_those_that_vllm_pads_to_and_the_largest() -> None:
@@ -47,7 +47,7 @@ def replayed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     seen: list[int] = []
     replay = DecodeGraphs.replay
 
-    def counting(self: DecodeGraphs, batch: Batch) -> Tensor:
+    def counting(self: DecodeGraphs, batch: InputBatch) -> Tensor:
         seen.append(len(batch.token_ids))
         return replay(self, batch)
 
@@ -119,7 +119,7 @@ def test_tokens_are_the_same_with_windows_and_without_rotary(
 ) -> None:
     checkpoints = pytest.importorskip("tests.engine.checkpoints", reason="needs transformers: pip install -e .[dev]")
     checkpoints.save(family, tmp_path)
-    loaded = load(EngineConfig(model=str(tmp_path)))
+    loaded = load_model(EngineConfig(model=str(tmp_path)))
     settings: dict[str, Any] = {"model": str(tmp_path), "block_size": 8}
     eager = said(loaded, settings, enforce_eager=True)
     with replayed(monkeypatch) as sizes:
@@ -226,7 +226,7 @@ def test_nothing_in_a_captured_step_looks_at_a_tensors_values(monkeypatch: pytes
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: graphs are captured on one only")
 def test_captured_on_a_gpu_tokens_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     settings: dict[str, Any] = {"device": "cuda", "kv_cache_memory_bytes": 1 << 26}
-    loaded = load(EngineConfig(model=TINY, device="cuda"))
+    loaded = load_model(EngineConfig(model=TINY, device="cuda"))
     eager = said(loaded, settings, enforce_eager=True)
     with replayed(monkeypatch) as sizes:
         assert_same(eager, said(loaded, settings, enforce_eager=False))

@@ -16,16 +16,16 @@ import torch
 from kvscope.engine.blocks.block_pool import NULL_BLOCK
 from kvscope.engine.blocks.prefix_hashes import in_group
 from kvscope.engine.config import EngineConfig
-from kvscope.engine.core import EngineCore
-from kvscope.engine.engine_description import describe
+from kvscope.engine.core.engine_core import EngineCore
+from kvscope.engine.core.engine_description import describe_engine
 from kvscope.engine.execution.model_runner import kv_bytes_per_block
-from kvscope.engine.lab.faults import Faults
+from kvscope.engine.faults import Faults
 from kvscope.engine.models import LoadedModel, tiny
 from kvscope.engine.models.checkpoint import Checkpoint
 from kvscope.engine.models.llama import Llama
 from kvscope.engine.models.tokens import ByteTokenizer
-from kvscope.engine.request import Request
-from kvscope.engine.sampling_params import SamplingParams
+from kvscope.engine.requests.request import Request
+from kvscope.engine.requests.sampling_params import SamplingParams
 from kvscope.monitor.analysis import event_history
 from kvscope.monitor.events.kinds import Kind, Release
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
@@ -71,7 +71,7 @@ def test_layers_that_see_the_same_are_a_group_and_a_block_has_room_for_the_large
     assert one_group.kv_groups == [(WINDOW, (0, 1, 2, 3))]
     by_layer = kv_bytes_per_block(one_group, BLOCK_SIZE, "float32") // one_group.num_layers
     assert kv_bytes_per_block(loaded.config, BLOCK_SIZE, "float32") == 3 * by_layer
-    said = describe(EngineConfig(), loaded, 10, Faults())
+    said = describe_engine(EngineConfig(), loaded, 10, Faults())
     assert [(group.kind, group.layers, group.window) for group in said.groups] == [
         ("full_attention", 1, 0),
         ("sliding_window", 3, WINDOW),

@@ -14,10 +14,10 @@ import torch
 from kvscope.engine.config import EngineConfig
 from kvscope.engine.connectors.base import KVLoad
 from kvscope.engine.connectors.host import HostConnector
-from kvscope.engine.core import Stream
-from kvscope.engine.lab.faults import Faults
-from kvscope.engine.request import Request
-from kvscope.engine.sampling_params import SamplingParams
+from kvscope.engine.core.engine_core import EventStream
+from kvscope.engine.faults import Faults
+from kvscope.engine.requests.request import Request
+from kvscope.engine.requests.sampling_params import SamplingParams
 from kvscope.engine.serving.llm import LLM
 from kvscope.monitor.events.event_log import EventLog
 from kvscope.monitor.events.kinds import Tier, TierOp
@@ -27,7 +27,7 @@ from tests.engine.process import wait_for
 
 BLOCK = 4
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
-STREAM = Stream("tiny@test/0", "tcp://127.0.0.1:*", "tcp://127.0.0.1:*")
+STREAM = EventStream("tiny@test/0", "tcp://127.0.0.1:*", "tcp://127.0.0.1:*")
 
 
 def prompts(rng: random.Random, count: int) -> list[list[int]]:

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from kvscope.engine.core import Refused
+from kvscope.engine.core.engine_core import Refused
 from kvscope.engine.models.tokens import ByteTokenizer
-from kvscope.engine.sampling_params import SamplingParams
+from kvscope.engine.requests.sampling_params import SamplingParams
 from kvscope.engine.serving.llm import LLM
-from kvscope.engine.serving.output import TextStream
+from kvscope.engine.serving.text_stream import TextStream
 from tests.engine import checkpoints
 
 ROOT = Path(__file__).parent.parent.parent

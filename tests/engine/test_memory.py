@@ -17,14 +17,14 @@ import pytest
 pytest.importorskip("torch", reason="needs torch: pip install -e .[engine]")
 
 from kvscope.engine.config import EngineConfig
-from kvscope.engine.core import HOST_STORE_POOLS, EngineCore
+from kvscope.engine.core.engine_core import HOST_STORE_POOLS, EngineCore
 from kvscope.engine.execution.cuda_graphs import sizes_up_to
-from kvscope.engine.execution.memory_plan import HEADROOM, UNKNOWN, Host, Meter, Plan, make_plan
+from kvscope.engine.execution.memory_plan import DEVICE_HEADROOM, UNMEASURED, Host, Meter, Plan, make_plan
 from kvscope.engine.execution.model_runner import kv_bytes_per_block, num_blocks_for
+from kvscope.engine.faults import PLACES, Faults
 from kvscope.engine.lab.clock import VirtualClock
-from kvscope.engine.lab.faults import PLACES, Faults
-from kvscope.engine.models import load
-from kvscope.engine.sampling_params import SamplingParams
+from kvscope.engine.models import load_model
+from kvscope.engine.requests.sampling_params import SamplingParams
 from kvscope.monitor.analysis.memory_breakdown import GIB, bill_of, fit_requested, measured, rounding, use_all
 from kvscope.monitor.cli import main
 from kvscope.monitor.events.event_log import EventLog, Flushed
@@ -34,7 +34,7 @@ from kvscope.monitor.sources.engine_log import Log
 from tests.engine.process import EngineProcess
 
 SMALL: dict[str, Any] = {"max_model_len": 128, "max_num_seqs": 4, "max_num_batched_tokens": 64}
-LOADED = load(EngineConfig(**SMALL))
+LOADED = load_model(EngineConfig(**SMALL))
 BLOCK = kv_bytes_per_block(LOADED.config, EngineConfig().block_size, "float32")
 
 
@@ -42,7 +42,7 @@ def roomy(share: float = 0.9) -> EngineConfig:
     """A budget with some MiB of KV above what this process has in use, whatever ran in it before."""
     used = Host(None).read().used_here
     return EngineConfig(
-        **SMALL, memory_budget=round((used + HEADROOM + (64 << 20)) / share), gpu_memory_utilization=share
+        **SMALL, memory_budget=round((used + DEVICE_HEADROOM + (64 << 20)) / share), gpu_memory_utilization=share
     )
 
 
@@ -55,9 +55,9 @@ import dataclasses, json, sys
 from kvscope.engine.lab.clock import VirtualClock
 from kvscope.engine.config import EngineConfig
 from kvscope.engine.execution.memory_plan import Host, make_plan
-from kvscope.engine.models import load
+from kvscope.engine.models import load_model
 config = EngineConfig(**json.loads(sys.argv[1]))
-print(json.dumps(dataclasses.asdict(make_plan(config, load(config), Host(config.memory_budget)))))
+print(json.dumps(dataclasses.asdict(make_plan(config, load_model(config), Host(config.memory_budget)))))
 """
 
 
@@ -84,7 +84,7 @@ def test_the_parts_add_up_to_the_device_with_the_remainder_named() -> None:
     assert min(plan.activations, plan.non_torch) > 0 == plan.graphs
     not_requested = plan.total - plan.requested
     parts = plan.weights + plan.activations + plan.non_torch + plan.graphs + plan.kv_pool
-    assert 0 <= plan.total - not_requested - HEADROOM - parts < BLOCK
+    assert 0 <= plan.total - not_requested - DEVICE_HEADROOM - parts < BLOCK
     assert plan.kv_pool == plan.num_blocks * BLOCK <= plan.fit_requested < plan.use_all
 
 
@@ -102,7 +102,7 @@ def test_the_line_is_read_as_vllms_and_the_sums_are_the_same() -> None:
 
 
 def test_a_share_that_cannot_be_met_says_by_how_much_and_nothing_negative() -> None:
-    config = replace(roomy(), memory_budget=HEADROOM)
+    config = replace(roomy(), memory_budget=DEVICE_HEADROOM)
     with pytest.raises(ValueError, match=r"there is no room for KV, \d+ bytes are missing .* short by [\d.]+ GiB"):
         plan_of(config)
     # Told how large the pool is, it starts, and still says so.
@@ -138,7 +138,7 @@ def test_the_pool_that_is_asked_for_is_made_whatever_was_measured() -> None:
     assert plan_of(replace(config, kv_cache_memory_bytes=9 * BLOCK + 1)).num_blocks == 9
     free = plan_of(EngineConfig(**SMALL))
     assert (free.num_blocks, free.is_measured) == (num_blocks_for(EngineConfig(**SMALL), LOADED.config), False)
-    assert free.activations == free.non_torch == UNKNOWN
+    assert free.activations == free.non_torch == UNMEASURED
 
 
 def test_a_host_store_in_the_same_memory_is_part_of_the_plan() -> None:
@@ -210,7 +210,7 @@ UNDER_LOAD = r"""
 import re, sys
 from pathlib import Path
 from kvscope.engine.serving.llm import LLM
-from kvscope.engine.sampling_params import SamplingParams
+from kvscope.engine.requests.sampling_params import SamplingParams
 budget = int(sys.argv[1])
 llm = LLM("tiny", memory_budget=budget, gpu_memory_utilization=1.0, max_model_len=512, max_num_seqs=16,
           max_num_batched_tokens=1024)
@@ -264,7 +264,7 @@ def test_graphs_are_on_the_bill_as_estimated_and_as_captured(caplog: pytest.LogC
     # Token, position, slot, length and table of each row, int64; and on the CPU nothing besides.
     assert plan.graphs == plan.graphs_estimated == 8 * rows * (4 + tables)
     parts = plan.weights + plan.activations + plan.non_torch + plan.graphs + plan.kv_pool
-    assert 0 <= plan.requested - HEADROOM - parts < TOKEN
+    assert 0 <= plan.requested - DEVICE_HEADROOM - parts < TOKEN
     facts = {
         record.name: record.value
         for record in Log("a.log", datetime(2026, 11, 21, tzinfo=UTC)).records(caplog.messages)
@@ -304,7 +304,7 @@ def test_sizing_kv_too_large(fault: bool) -> None:
     """The graphs took more than was kept for them, hardly anything is free, and the advice is a smaller pool."""
     plan, free = bill_with_graphs(share=1.0, faults=("sizing.kv-too-large",) if fault else ())
     assert (plan.graphs > plan.graphs_estimated) == fault
-    assert (free < HEADROOM / 2) == fault
+    assert (free < DEVICE_HEADROOM / 2) == fault
     assert (suggested(plan) < plan.kv_pool) == fault
 
 
@@ -325,17 +325,17 @@ def test_sizing_bad_suggestion(fault: bool) -> None:
     assert plan.graphs == plan.graphs_estimated
     assert (suggested(plan) < plan.kv_pool) == fault
     without_kv = plan.weights + plan.activations + plan.non_torch + plan.graphs
-    assert plan.requested - without_kv - HEADROOM - suggested(plan) == (plan.graphs if fault else 0)
+    assert plan.requested - without_kv - DEVICE_HEADROOM - suggested(plan) == (plan.graphs if fault else 0)
 
 
 MEMORY_HELD = """
 from kvscope.engine.lab.clock import VirtualClock
 from kvscope.engine.config import EngineConfig
-from kvscope.engine.core import EngineCore
+from kvscope.engine.core.engine_core import EngineCore
 from kvscope.engine.execution.memory_plan import device_of
-from kvscope.engine.models import load
-from kvscope.engine.request import Request
-from kvscope.engine.sampling_params import SamplingParams
+from kvscope.engine.models import load_model
+from kvscope.engine.requests.request import Request
+from kvscope.engine.requests.sampling_params import SamplingParams
 from kvscope.monitor.analysis.memory_breakdown import measured
 from tests.engine.steps import plan
 steps, rows = 10, 512
@@ -344,7 +344,7 @@ config = EngineConfig(
     memory_budget=1 << 30, num_gpu_blocks_override=2, max_num_seqs=rows, max_num_batched_tokens=rows, max_model_len=32,
     faults=(fault,),
 )
-loaded = load(config)
+loaded = load_model(config)
 core = EngineCore(config, loaded)
 step = plan(*((Request(number, "", [1], SamplingParams(temperature=0)), 1) for number in range(rows)))
 batch = core.runner.prepare(step, dict.fromkeys(range(rows), [[1]]))

@@ -16,13 +16,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from kvscope.engine.config import EngineConfig
-from kvscope.engine.core import EngineCore
+from kvscope.engine.core.engine_core import EngineCore
 from kvscope.engine.execution.model_runner import ModelRunner
-from kvscope.engine.models import LoadedModel, load, tiny
+from kvscope.engine.models import LoadedModel, load_model, tiny
 from kvscope.engine.models.tokens import ByteTokenizer, DirectoryTokenizer
-from kvscope.engine.request import Request
-from kvscope.engine.sampling_params import SamplingParams
-from kvscope.engine.serving.output import Sampled
+from kvscope.engine.requests.request import Request
+from kvscope.engine.requests.request_output import Sampled
+from kvscope.engine.requests.sampling_params import SamplingParams
 from tests.engine import checkpoints
 from tests.engine.steps import execute, plan
 
@@ -42,7 +42,7 @@ def greedy(loaded: LoadedModel, prompt: list[int], max_tokens: int) -> list[int]
 
 def refusal(directory: Path, **settings: Any) -> str:
     with pytest.raises(ValueError) as caught:  # noqa: PT011  # the caller looks at what it says
-        load(EngineConfig(model=str(directory), **settings))
+        load_model(EngineConfig(model=str(directory), **settings))
     return str(caught.value)
 
 
@@ -55,7 +55,7 @@ def llama(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("name", checkpoints.CONFIGS)
 def test_every_family_says_what_generate_says(name: str, tmp_path: Path) -> None:
     model = checkpoints.save(name, tmp_path)
-    loaded = load(EngineConfig(model=str(tmp_path)))
+    loaded = load_model(EngineConfig(model=str(tmp_path)))
     for prompt in checkpoints.prompts(4, 200, seed=3):
         assert greedy(loaded, prompt, 24) == checkpoints.generate(model, prompt, 24)
     assert loaded.weight_bytes == sum(weight.nbytes for weight in model.parameters())
@@ -69,7 +69,7 @@ def test_in_16_bits_logits_are_as_near_as_their_rounding(name: str, dtype: str, 
     prompt = checkpoints.prompts(2, 300, seed=3)[1]
     exact = checkpoints.logits(tmp_path, prompt, torch.float32)
     theirs = checkpoints.logits(tmp_path, prompt, bits)
-    loaded = load(EngineConfig(model=str(tmp_path), dtype=dtype))
+    loaded = load_model(EngineConfig(model=str(tmp_path), dtype=dtype))
     assert {weight.dtype for weight in loaded.module.weights()} == {bits}
     ours = checkpoints.engine_logits(loaded, prompt, bits)
     # Both are as far from fp32 as rounding takes them; two such errors are at most twice as far from one another.
@@ -80,7 +80,7 @@ def test_in_16_bits_logits_are_as_near_as_their_rounding(name: str, dtype: str, 
 
 def test_blocks_that_a_window_has_left_behind_are_not_read(tmp_path: Path) -> None:
     checkpoints.save("mistral", tmp_path)
-    loaded = load(EngineConfig(model=str(tmp_path)))
+    loaded = load_model(EngineConfig(model=str(tmp_path)))
     window = loaded.config.sliding_window
     assert window
     assert loaded.config.sliding_layers == set(range(loaded.config.num_layers))
@@ -114,7 +114,7 @@ def test_a_window_one_token_longer_or_shorter_is_not_the_same(name: str, tmp_pat
     said = checkpoints.logits(tmp_path, prompt, torch.float32)
     for sliding_window in (window - 1, window, window + 1, len(prompt)):
         checkpoints.edit(tmp_path, sliding_window=sliding_window)
-        loaded = load(EngineConfig(model=str(tmp_path)))
+        loaded = load_model(EngineConfig(model=str(tmp_path)))
         same = checkpoints.distance(checkpoints.engine_logits(loaded, prompt, torch.float32), said) < NEAR
         assert same == (sliding_window == window)
 
@@ -127,14 +127,14 @@ def test_an_end_token_ends_the_output(tmp_path: Path) -> None:
     ends = [said[5], said[9]]
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
     first = min(map(said.index, ends))
-    assert greedy(load(EngineConfig(model=str(tmp_path))), prompt, 24) == said[: first + 1]
+    assert greedy(load_model(EngineConfig(model=str(tmp_path))), prompt, 24) == said[: first + 1]
 
 
 def test_sharded_weights_are_found_by_their_index(tmp_path: Path) -> None:
     model = checkpoints.save("llama", tmp_path, max_shard_size="100KB")
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
     prompt = checkpoints.prompts(2, 40, seed=5)[1]
-    assert greedy(load(EngineConfig(model=str(tmp_path))), prompt, 8) == checkpoints.generate(model, prompt, 8)
+    assert greedy(load_model(EngineConfig(model=str(tmp_path))), prompt, 8) == checkpoints.generate(model, prompt, 8)
     first = min(tmp_path.glob("model-*.safetensors"))
     first.unlink()
     assert first.name in refusal(tmp_path)
@@ -148,7 +148,7 @@ def test_gpt2_weights_without_the_outer_name_load_too(tmp_path: Path) -> None:
     mask = torch.ones(checkpoints.MAX_LEN, checkpoints.MAX_LEN).tril()[None, None]
     save_file({**tensors, "h.0.attn.bias": mask, "h.0.attn.masked_bias": torch.tensor(-1e4)}, path)
     prompt = checkpoints.prompts(2, 40, seed=5)[1]
-    assert greedy(load(EngineConfig(model=str(tmp_path))), prompt, 8) == checkpoints.generate(model, prompt, 8)
+    assert greedy(load_model(EngineConfig(model=str(tmp_path))), prompt, 8) == checkpoints.generate(model, prompt, 8)
 
 
 OLDER = {"rope_parameters": None, "rope_theta": 10_000.0, "dtype": None, "torch_dtype": "bfloat16"}
@@ -171,7 +171,7 @@ def test_configs_as_older_releases_wrote_them_are_read(name: str, changes: dict[
     checkpoints.save(name, tmp_path)
     checkpoints.edit(tmp_path, **changes)
     prompt = checkpoints.prompts(2, 200, seed=5)[1]
-    ours = checkpoints.engine_logits(load(EngineConfig(model=str(tmp_path))), prompt, torch.float32)
+    ours = checkpoints.engine_logits(load_model(EngineConfig(model=str(tmp_path))), prompt, torch.float32)
     assert checkpoints.distance(ours, checkpoints.logits(tmp_path, prompt, torch.float32)) < NEAR
 
 
@@ -286,7 +286,7 @@ def test_whatever_setting_is_changed_logits_are_those_of_transformers_or_it_is_r
     for config in variants(json.loads(path.read_text())):
         path.write_text(json.dumps(config))
         try:
-            loaded = load(EngineConfig(model=str(tmp_path)))
+            loaded = load_model(EngineConfig(model=str(tmp_path)))
         except ValueError:
             refused += 1
             continue
@@ -307,7 +307,9 @@ def test_weights_besides_those_that_the_model_uses_are_refused_unless_they_are_t
     tensors = load_file(path)
     tied = {**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"].clone()}
     save_file(tied, path)
-    assert load(EngineConfig(model=str(tmp_path))).weight_bytes == sum(tensor.nbytes for tensor in tensors.values())
+    assert load_model(EngineConfig(model=str(tmp_path))).weight_bytes == sum(
+        tensor.nbytes for tensor in tensors.values()
+    )
 
     tied["lm_head.weight"][0, 0] += 1
     save_file(tied, path)
@@ -336,11 +338,11 @@ def test_a_directory_that_is_none_and_a_context_that_is_too_long_are_refused(lla
     said = refusal(llama, max_model_len=longer)
     assert str(longer) in said
     assert str(checkpoints.MAX_LEN) in said
-    assert load(EngineConfig(model=str(llama), max_model_len=100)).config.max_model_len == 100
+    assert load_model(EngineConfig(model=str(llama), max_model_len=100)).config.max_model_len == 100
 
 
 def test_the_tiny_model_is_the_same_from_the_same_seed_and_can_be_read() -> None:
-    same, again, other = (load(EngineConfig(seed=seed)) for seed in (1, 1, 2))
+    same, again, other = (load_model(EngineConfig(seed=seed)) for seed in (1, 1, 2))
     prompt = same.tokenizer.encode("The blocks of")
     said = greedy(same, prompt, 40)
     assert said == greedy(again, prompt, 40)

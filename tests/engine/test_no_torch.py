@@ -15,12 +15,12 @@ def test_blocks_and_scheduler_import_no_torch() -> None:
         "kvscope.engine.blocks.block_pool",
         "kvscope.engine.config",
         "kvscope.engine.connectors.base",
-        "kvscope.engine.lab.faults",
+        "kvscope.engine.faults",
         "kvscope.engine.scheduling.waiting_queue",
-        "kvscope.engine.request",
-        "kvscope.engine.sampling_params",
+        "kvscope.engine.requests.request",
+        "kvscope.engine.requests.sampling_params",
         "kvscope.engine.scheduling.scheduler",
-        "kvscope.engine.watchdog",
+        "kvscope.engine.core.watchdog",
     )
     code = f"import sys, {', '.join(modules)}; print('torch' in sys.modules, 'numpy' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

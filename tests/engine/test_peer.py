@@ -16,11 +16,11 @@ pytest.importorskip("transformers", reason="needs transformers: pip install -e .
 
 from kvscope.engine.config import EngineConfig
 from kvscope.engine.connectors.peer import PeerConnector
-from kvscope.engine.connectors.transfer import KVTransferParams
-from kvscope.engine.core import EngineCore, Refused
-from kvscope.engine.models import load
-from kvscope.engine.sampling_params import SamplingParams
-from kvscope.engine.serving.output import Output
+from kvscope.engine.core.engine_core import EngineCore, Refused
+from kvscope.engine.models import load_model
+from kvscope.engine.requests.kv_transfer import KVTransferParams
+from kvscope.engine.requests.request_output import Output
+from kvscope.engine.requests.sampling_params import SamplingParams
 from kvscope.monitor.events.kinds import Status
 from tests.engine import checkpoints
 from tests.engine.process import EngineProcess, wait_for
@@ -78,7 +78,7 @@ def test_prefill_in_one_process_and_decode_in_another(family: str, tmp_path: Pat
 
 
 def load_tokens(directory: Path) -> Any:
-    return load(EngineConfig(model=str(directory))).tokenizer
+    return load_model(EngineConfig(model=str(directory))).tokenizer
 
 
 def text_of(tokenizer: Any, tokens: list[int]) -> str:
@@ -95,7 +95,7 @@ class Pair:
     def __init__(self, stack: ExitStack, **settings: Any) -> None:
         settings = {"block_size": BLOCK, "num_gpu_blocks_override": 60, **settings}
         config = EngineConfig(kv_connector="peer", **settings)
-        self.prefill, self.decode = (EngineCore(config, load(config)) for _ in range(2))
+        self.prefill, self.decode = (EngineCore(config, load_model(config)) for _ in range(2))
         for core in (self.prefill, self.decode):
             stack.callback(core.close)
         self.prompt = [token % 256 for token in range(7, 107)]
@@ -272,7 +272,7 @@ def test_what_makes_no_transfer_is_refused(params: KVTransferParams, said: str) 
 
 def test_an_engine_without_the_connector_refuses() -> None:
     config = EngineConfig(num_gpu_blocks_override=10)
-    core = EngineCore(config, load(config))
+    core = EngineCore(config, load_model(config))
     try:
         with pytest.raises(Refused, match="--kv-connector peer"):
             core.submit("r", [1], greedy(), kv_transfer=KVTransferParams(do_remote_decode=True))

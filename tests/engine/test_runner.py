@@ -11,19 +11,19 @@ import torch
 from kvscope.engine.blocks.block_pool import NULL_BLOCK
 from kvscope.engine.config import EngineConfig
 from kvscope.engine.execution.model_runner import ModelRunner, kv_bytes_per_block, num_blocks_for
-from kvscope.engine.models import load
-from kvscope.engine.request import Request
-from kvscope.engine.sampling_params import SamplingParams
-from kvscope.engine.serving.output import Sampled
+from kvscope.engine.models import load_model
+from kvscope.engine.requests.request import Request
+from kvscope.engine.requests.request_output import Sampled
+from kvscope.engine.requests.sampling_params import SamplingParams
 from tests.engine.steps import execute, plan
 
 BLOCK_SIZE = 4
 BLOCKS = 64
-LOADED = load(EngineConfig())
+LOADED = load_model(EngineConfig())
 
 
 def runner(dtype: str = "float32") -> ModelRunner:
-    loaded = LOADED if dtype == "float32" else load(EngineConfig(dtype=dtype))
+    loaded = LOADED if dtype == "float32" else load_model(EngineConfig(dtype=dtype))
     return ModelRunner(loaded, BLOCKS, BLOCK_SIZE, "cpu", dtype)
 
 

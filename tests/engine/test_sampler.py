@@ -11,10 +11,10 @@ pytest.importorskip("torch", reason="needs torch: pip install -e .[engine]")
 
 import torch
 
-from kvscope.engine.execution.sampler import Sampling, sample
-from kvscope.engine.request import Request
-from kvscope.engine.sampling_params import SamplingParams
-from kvscope.engine.serving.output import Sampled
+from kvscope.engine.execution.sampler import SamplingTensors, sample
+from kvscope.engine.requests.request import Request
+from kvscope.engine.requests.request_output import Sampled
+from kvscope.engine.requests.sampling_params import SamplingParams
 
 PROBABILITIES = [0.4, 0.3, 0.2, 0.1]
 DRAWS = 4000
@@ -28,7 +28,7 @@ def request(number: int = 1, outputs: int = 0, **params: Any) -> Request:
 
 
 def choose(logits: torch.Tensor, requests: list[Request], seed: int) -> list[Sampled]:
-    return sample(logits, [Sampling.of(one) for one in requests], seed)
+    return sample(logits, [SamplingTensors.of(one) for one in requests], seed)
 
 
 def tokens(logits: torch.Tensor, requests: list[Request], seed: int) -> list[int]:

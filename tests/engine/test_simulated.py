@@ -12,13 +12,13 @@ import pytest
 
 from kvscope.engine.config import EngineConfig
 from kvscope.engine.lab.clock import VirtualClock
-from kvscope.engine.lab.load_bench import Load
-from kvscope.engine.lab.simulated_bench import simulate
+from kvscope.engine.lab.load_bench import BenchLoad
+from kvscope.engine.lab.simulated_bench import bench_simulated
 from kvscope.engine.lab.simulated_engine import SimulatedEngine, StepTime
-from kvscope.engine.models import load
-from kvscope.engine.sampling_params import SamplingParams
-from kvscope.engine.serving.output import Output
-from kvscope.engine.structured_output import StructuredOutputs
+from kvscope.engine.models import load_model
+from kvscope.engine.requests.request_output import Output
+from kvscope.engine.requests.sampling_params import SamplingParams
+from kvscope.engine.requests.structured_output import StructuredOutputs
 from kvscope.monitor.events import journal
 from kvscope.monitor.events.kinds import Kind
 from kvscope.monitor.events.wire import Batch, decode
@@ -30,7 +30,7 @@ LEASE_S = 180.0
 def engine(*faults: str, journal: Path | None = None, **settings: object) -> SimulatedEngine:
     given = {"num_gpu_blocks_override": 200, "hash_key": b"always the same", **settings, "faults": faults}
     config = EngineConfig(**given)  # type: ignore[arg-type]
-    return SimulatedEngine(config, load(config), journal=journal)
+    return SimulatedEngine(config, load_model(config), journal=journal)
 
 
 def clients(engine: SimulatedEngine, count: int, every_s: float) -> None:
@@ -122,7 +122,7 @@ def test_a_step_lasts_as_long_as_its_tokens_and_what_they_read() -> None:
     config = EngineConfig(num_gpu_blocks_override=200)
     step = StepTime(base_s=1.0, per_token_s=0.01, per_kv_token_s=0.0001)
     ends: list[float] = []
-    with closing(SimulatedEngine(config, load(config), step_time=step)) as e:
+    with closing(SimulatedEngine(config, load_model(config), step_time=step)) as e:
         began = e.now_s
         e.submit("r", [1] * 100, SamplingParams(max_tokens=2, ignore_eos=True))
         e.run(10, lambda outputs: ends.extend(e.now_s - began for _ in outputs))
@@ -132,15 +132,15 @@ def test_a_step_lasts_as_long_as_its_tokens_and_what_they_read() -> None:
 
 def test_a_load_in_virtual_time_is_reported_in_virtual_time(tmp_path: Path) -> None:
     """Clients that time out, wait for a place, or are refused, as they are by a server."""
-    load = Load(num_prompts=10, max_concurrency=2, input_len=100, output_len=50, timeout_s=1.0)
+    load = BenchLoad(num_prompts=10, max_concurrency=2, input_len=100, output_len=50, timeout_s=1.0)
     config = EngineConfig(num_gpu_blocks_override=200)
-    seen = simulate(load, config, 600, tmp_path)
+    seen = bench_simulated(load, config, 600, tmp_path)
     assert [client.outcome for client in seen] == ["completed"] * 10
     assert all(client.output_tokens == len(client.came) == 50 for client in seen)
     assert max(sum(a.began <= b.began < a.ended for a in seen) for b in seen) == 2
-    stuck = simulate(load, EngineConfig(num_gpu_blocks_override=200, faults=("stuck.front-end",)), 600, None)
+    stuck = bench_simulated(load, EngineConfig(num_gpu_blocks_override=200, faults=("stuck.front-end",)), 600, None)
     assert {(client.outcome, round(client.ended - client.began, 6)) for client in stuck} == {("timed out", 1.0)}
-    refused = simulate(load, EngineConfig(num_gpu_blocks_override=4), 600, None)
+    refused = bench_simulated(load, EngineConfig(num_gpu_blocks_override=4), 600, None)
     assert {client.outcome for client in refused} == {"failed"}
     assert all("the whole pool has 3" in client.error for client in refused)
 
@@ -194,7 +194,7 @@ def test_a_grammar_is_compiled_within_no_time() -> None:
 def test_what_takes_real_time_is_refused(settings: dict[str, object], why: str) -> None:
     config = EngineConfig(num_gpu_blocks_override=20, **settings)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=why):
-        SimulatedEngine(config, load(config))
+        SimulatedEngine(config, load_model(config))
     with pytest.raises(ValueError, match="base_s"):
         StepTime(base_s=0)
 

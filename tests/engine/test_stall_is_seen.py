@@ -12,9 +12,9 @@ import httpx
 import pytest
 
 from kvscope.engine.config import EngineConfig
-from kvscope.engine.core import EngineCore, Stream
-from kvscope.engine.models import load
-from kvscope.engine.sampling_params import SamplingParams
+from kvscope.engine.core.engine_core import EngineCore, EventStream
+from kvscope.engine.models import load_model
+from kvscope.engine.requests.sampling_params import SamplingParams
 from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.findings import FindingReport
 from kvscope.monitor.pipeline import Watch
@@ -43,8 +43,8 @@ def test_a_step_that_hangs_is_confirmed(tmp_path: Path) -> None:
     events = f"ipc://{tmp_path}/events"
     core = EngineCore(
         EngineConfig(num_gpu_blocks_override=20),
-        with_before(load(EngineConfig(num_gpu_blocks_override=20)), go.wait),
-        Stream("hangs@127.0.0.1:0/0", events, f"{events}-replay"),
+        with_before(load_model(EngineConfig(num_gpu_blocks_override=20)), go.wait),
+        EventStream("hangs@127.0.0.1:0/0", events, f"{events}-replay"),
         stall_s=0.5,
     )
     stream, watch = LiveStream(events), Watch(Settings.parse(QUICK))

@@ -18,13 +18,13 @@ pytest.importorskip("torch", reason="needs torch: pip install -e .[engine]")
 from llguidance import LLTokenizer, TokenizerWrapper
 
 from kvscope.engine.config import EngineConfig
-from kvscope.engine.core import EngineCore, Stream
-from kvscope.engine.models import LoadedModel, load
+from kvscope.engine.core.engine_core import EngineCore, EventStream
+from kvscope.engine.models import LoadedModel, load_model
 from kvscope.engine.models.tokens import ByteTokenizer
-from kvscope.engine.sampling_params import SamplingParams
+from kvscope.engine.requests.request_output import Output
+from kvscope.engine.requests.sampling_params import SamplingParams
+from kvscope.engine.requests.structured_output import StructuredOutputs
 from kvscope.engine.serving.llm import LLM
-from kvscope.engine.serving.output import Output
-from kvscope.engine.structured_output import StructuredOutputs
 from kvscope.monitor.events.kinds import Cause, Status
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.sources.live_stream import LiveStream
@@ -124,13 +124,13 @@ def nothing_compiled(core: EngineCore) -> Iterator[None]:
         go.set()
 
 
-def tiny(stream: Stream | None = None, loaded: LoadedModel | None = None, **settings: Any) -> EngineCore:
+def tiny(stream: EventStream | None = None, loaded: LoadedModel | None = None, **settings: Any) -> EngineCore:
     config = EngineConfig(num_gpu_blocks_override=40, **settings)
-    return EngineCore(config, loaded or load(config), stream)
+    return EngineCore(config, loaded or load_model(config), stream)
 
 
 def test_a_request_waits_for_its_grammar_and_nobody_behind_it_does() -> None:
-    core = tiny(Stream("tiny@test/0", ANYWHERE, ANYWHERE), max_num_seqs=1)
+    core = tiny(EventStream("tiny@test/0", ANYWHERE, ANYWHERE), max_num_seqs=1)
     assert core.publisher is not None
     ledger = EngineLedger("tiny@test/0")
     live = LiveStream(core.publisher.events_endpoint, core.publisher.replay_endpoint)
@@ -191,7 +191,7 @@ class WithoutZ(ByteTokenizer):
 
 @pytest.mark.parametrize("async_scheduling", [False, True])
 def test_an_output_that_cannot_go_on_ends_with_an_error_and_no_other_does(async_scheduling: bool) -> None:
-    loaded = dataclasses.replace(load(EngineConfig()), tokenizer=WithoutZ())
+    loaded = dataclasses.replace(load_model(EngineConfig()), tokenizer=WithoutZ())
     with running(tiny(loaded=loaded, async_scheduling=async_scheduling)) as engine:
         stuck, other = engine.ask("stuck", "abz"), engine.ask("other", "abc")
         assert engine.last(stuck).status == Status.FINISHED_ERROR

@@ -8,12 +8,12 @@ import threading
 import pytest
 
 from kvscope.engine.config import EngineConfig
-from kvscope.engine.core import EngineCore
+from kvscope.engine.core.engine_core import EngineCore
+from kvscope.engine.core.watchdog import Watchdog
 from kvscope.engine.lab.clock import VirtualClock
-from kvscope.engine.models import load
-from kvscope.engine.sampling_params import SamplingParams
-from kvscope.engine.serving.output import Output
-from kvscope.engine.watchdog import Watchdog
+from kvscope.engine.models import load_model
+from kvscope.engine.requests.request_output import Output
+from kvscope.engine.requests.sampling_params import SamplingParams
 from kvscope.monitor.events.kinds import Cause, Kind, Status
 from tests.engine.before import with_before
 from tests.engine.process import wait_for
@@ -111,11 +111,11 @@ def test_an_idle_engine_never_stalls() -> None:
 def test_it_speaks_while_the_engines_thread_hangs_in_a_step(caplog: pytest.LogCaptureFixture) -> None:
     config = EngineConfig(num_gpu_blocks_override=20)
     go = threading.Event()
-    core = EngineCore(config, with_before(load(config), go.wait), stall_s=0.1)
+    core = EngineCore(config, with_before(load_model(config), go.wait), stall_s=0.1)
     outputs: list[Output] = []
     core.start(outputs.extend)
     try:
-        with caplog.at_level(logging.WARNING, "engine.watchdog"):
+        with caplog.at_level(logging.WARNING, "kvscope.engine.core.watchdog"):
             number = core.submit("r-hangs", [1, 2, 3], SamplingParams(max_tokens=1))
             wait_for(lambda: number in core.watchdog.stalled)
         assert core.watchdog.stalled[number].cause == Cause.STEP_IN_FLIGHT

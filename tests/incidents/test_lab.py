@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from kvscope.engine.config import EngineConfig
-from kvscope.engine.lab.faults import PLACES, parse_fault
+from kvscope.engine.faults import PLACES, parse_fault
 from kvscope.monitor.cli import main
 from kvscope.monitor.detectors.judgement import CATALOGUE
 from kvscope.monitor.detectors.thresholds import THRESHOLDS

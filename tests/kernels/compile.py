@@ -46,28 +46,30 @@ class Made(NamedTuple):
 
 
 def decode(head_size: int, itemsize: int, amd: bool, direct: bool) -> Kernel:
-    fixed = paged_decode.constants(HEADS, KV_HEADS, head_size, BLOCK_SIZE, itemsize)
-    options = paged_decode.options(head_size, amd)
+    fixed = paged_decode.paged_decode_constants(HEADS, KV_HEADS, head_size, BLOCK_SIZE, itemsize)
+    options = paged_decode.paged_decode_options(head_size, amd)
     return Kernel(paged_decode.paged_decode_kernel, {**fixed, "DIRECT": direct}, options)
 
 
 def reduce(head_size: int, itemsize: int, amd: bool) -> Kernel:
-    fixed = paged_decode.constants(HEADS, KV_HEADS, head_size, BLOCK_SIZE, itemsize)
+    fixed = paged_decode.paged_decode_constants(HEADS, KV_HEADS, head_size, BLOCK_SIZE, itemsize)
     kept = {name: fixed[name] for name in ("HEAD_SIZE", "HEAD_PADDED", "TILE")}
     return Kernel(paged_decode.reduce_splits_kernel, {**kept, "SPLITS_PADDED": SPLITS}, COMMON)
 
 
 def prefill(head_size: int, itemsize: int, amd: bool) -> Kernel:
-    fixed = paged_prefill.constants(HEADS, KV_HEADS, head_size, BLOCK_SIZE, itemsize)
-    return Kernel(paged_prefill.paged_prefill_kernel, fixed, paged_prefill.options(itemsize))
+    fixed = paged_prefill.paged_prefill_constants(HEADS, KV_HEADS, head_size, BLOCK_SIZE, itemsize)
+    return Kernel(paged_prefill.paged_prefill_kernel, fixed, paged_prefill.paged_prefill_options(itemsize))
 
 
 def norm(size: int, added: bool) -> Kernel:
-    return Kernel(rms_norm.rms_norm_kernel, rms_norm.constants(size, added), rms_norm.options(size))
+    return Kernel(rms_norm.rms_norm_kernel, rms_norm.rms_norm_constants(size, added), rms_norm.rms_norm_options(size))
 
 
 KERNELS: dict[str, Callable[[int, int, bool], Kernel]] = {
-    "write": lambda head_size, itemsize, amd: Kernel(kv_write.kv_write_kernel, {"WIDTH": kv_write.WIDTH}, COMMON),
+    "write": lambda head_size, itemsize, amd: Kernel(
+        kv_write.kv_write_kernel, {"WIDTH": kv_write.KV_WRITE_WIDTH}, COMMON
+    ),
     "decode": lambda head_size, itemsize, amd: decode(head_size, itemsize, amd, direct=True),
     "decode, split": lambda head_size, itemsize, amd: decode(head_size, itemsize, amd, direct=False),
     "reduce": reduce,
@@ -75,7 +77,7 @@ KERNELS: dict[str, Callable[[int, int, bool], Kernel]] = {
     "norm of heads": lambda head_size, itemsize, amd: norm(head_size, added=False),
     # Up to the widest rows that there may be.
     "add and norm": lambda head_size, itemsize, amd: norm(head_size * rms_norm.MAX_SIZE // MAX_HEAD_SIZE, added=True),
-    "rotary": lambda head_size, itemsize, amd: Kernel(rotary.rotary_kernel, rotary.constants(head_size), COMMON),
+    "rotary": lambda head_size, itemsize, amd: Kernel(rotary.rotary_kernel, rotary.rotary_constants(head_size), COMMON),
 }
 STRIDES = ("query_stride", "key_stride", "value_stride", "out_stride", "hidden_stride", "delta_stride", "heads_stride")
 TYPES = {

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kvscope.kernels.kv_write import WIDTH, kv_write
+from kvscope.kernels.kv_write import KV_WRITE_WIDTH, kv_write
 from kvscope.kernels.kv_write_twin import kv_write_torch
-from kvscope.kernels.paged_decode import constants, paged_decode
+from kvscope.kernels.paged_decode import paged_decode, paged_decode_constants
 from kvscope.kernels.paged_decode_twin import paged_decode_torch
 from kvscope.kernels.paged_prefill import paged_prefill
 from kvscope.kernels.paged_prefill_twin import paged_prefill_torch
@@ -34,7 +34,7 @@ class Case(NamedTuple):
     window: int | None = None
 
 
-TILE = constants(1, 1, 64, 16, itemsize=4)["TILE"]
+TILE = paged_decode_constants(1, 1, 64, 16, itemsize=4)["TILE"]
 # Sequences end within, at and just behind a block and a tile; blocks are smaller, larger and no divisor of a tile.
 # No bfloat16 where there are products: the interpreter of Triton 3.9 multiplies its bit patterns.
 DECODES = [
@@ -60,7 +60,7 @@ PREFILLS = [
     (Case(torch.float16, 128, 10, 2, 16, [60, 20], window=33), [30, 20]),
     (Case(torch.float16, 12, 1, 1, 16, [100], window=5), [70]),
 ]
-WRITES = [(torch.float32, 2, 64), (torch.float16, 3, 80), (torch.bfloat16, 1 + WIDTH // 128, 128)]
+WRITES = [(torch.float32, 2, 64), (torch.float16, 3, 80), (torch.bfloat16, 1 + KV_WRITE_WIDTH // 128, 128)]
 """Key-value heads, head size; the last row is wider than what one program copies."""
 # Rows that fill a program's tile, leave some of it and are wider than it; tiles of rows that are not full.
 NORMS = [

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 from kvscope.engine.config import EngineConfig
-from kvscope.engine.core import EngineCore
-from kvscope.engine.models import load
-from kvscope.engine.sampling_params import SamplingParams
+from kvscope.engine.core.engine_core import EngineCore
+from kvscope.engine.models import load_model
+from kvscope.engine.requests.sampling_params import SamplingParams
 from tests.engine import checkpoints
 
 MAX_TOKENS = 3
@@ -28,7 +28,7 @@ def main() -> None:
     prompts = checkpoints.prompts(3, LONGEST, seed=7)
     # Not eager: steps of decodes only are padded as for a graph.
     config = EngineConfig(model=str(directory), block_size=16, max_num_batched_tokens=STEP_TOKENS, enforce_eager=False)
-    core = EngineCore(config, load(config))
+    core = EngineCore(config, load_model(config))
     params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
     tokens: dict[int, list[int]] = {core.submit("", prompt, params): [] for prompt in prompts}
     while core.in_flight:

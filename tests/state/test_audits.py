@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from kvscope.engine.request import Request
-from kvscope.engine.sampling_params import SamplingParams
+from kvscope.engine.requests.request import Request
+from kvscope.engine.requests.sampling_params import SamplingParams
 from kvscope.monitor.events.kinds import Cause, Status
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from tests.lab import Lab

@@ -14,18 +14,18 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from kvscope.engine.request import Request
+from kvscope.engine.requests.request import Request
 from kvscope.engine.scheduling.scheduler import Scheduler
 from kvscope.monitor.events.event_log import Clock, EventLog
 from kvscope.monitor.events.kinds import Cause, Status
 
 logger = logging.getLogger(__name__)
 
-Mark = tuple[Status, int, int]
+RequestProgress = tuple[Status, int, int]
 """What changes when a request moves: status, the last step it took part in, computed tokens."""
 
 
-class Stall(NamedTuple):
+class RequestStall(NamedTuple):
     """A request that does not move: in which state, since which step (-1: before any) and monotonic ns, and why."""
 
     number: int
@@ -50,13 +50,13 @@ class Watchdog:
         self.scheduler = scheduler
         self.log = log
         self.stall_s = stall_s
-        self.stalled: dict[int, Stall] = {}
+        self.stalled: dict[int, RequestStall] = {}
         """Requests that are stalled now, by number; replaced as a whole at each look."""
         self.engine_stalled_s = 0.0
         """For how long the whole engine has not moved; 0 unless that is at least `stall_s`."""
         self._launched = launched
         self._clock = clock
-        self._seen: dict[int, tuple[Mark, int]] = {}
+        self._seen: dict[int, tuple[RequestProgress, int]] = {}
         self._step = -1
         self._step_ns = clock.monotonic_ns()
         self._closing = threading.Event()
@@ -87,8 +87,8 @@ class Watchdog:
         self.engine_stalled_s = still_ns / 1e9 if still_ns >= limit else 0.0
         in_flight, in_flight_ns = self._launched()
         step_hangs = in_flight >= 0 and now - in_flight_ns >= limit
-        seen: dict[int, tuple[Mark, int]] = {}
-        stalled: dict[int, Stall] = {}
+        seen: dict[int, tuple[RequestProgress, int]] = {}
+        stalled: dict[int, RequestStall] = {}
         for request in living:
             mark = (request.status, request.progressed_step, request.num_computed_tokens)
             before = self._seen.get(request.number)
@@ -96,7 +96,7 @@ class Watchdog:
             seen[request.number] = mark, since
             if now - since >= limit:
                 cause = Cause.STEP_IN_FLIGHT if step_hangs else self._cause(request)
-                stalled[request.number] = Stall(
+                stalled[request.number] = RequestStall(
                     request.number, request.id, request.status, request.progressed_step, since, cause
                 )
         for number in stalled.keys() - self.stalled.keys():
@@ -112,7 +112,7 @@ class Watchdog:
         head_is_refused = any(other.times_passed_over for other in list(self.scheduler.waiting))
         return Cause.BEHIND_HEAD if head_is_refused else request.cause
 
-    def _say(self, stall: Stall, now: int) -> None:
+    def _say(self, stall: RequestStall, now: int) -> None:
         self.log.stalled(stall.number, stall.status, stall.since_step, stall.cause)
         since = f"step {stall.since_step}" if stall.since_step >= 0 else "it arrived"
         logger.warning(

@@ -7,18 +7,18 @@ from importlib.metadata import version
 
 from kvscope.engine.config import EngineConfig
 from kvscope.engine.execution.model_runner import kv_bytes_per_block
-from kvscope.engine.lab.faults import Faults
+from kvscope.engine.faults import Faults
 from kvscope.engine.models import LoadedModel
 from kvscope.monitor.events.description import EngineDescription, KVGroup
 
-VERSION = version("kvscope")
+ENGINE_VERSION = version("kvscope")
 
 
-def describe(config: EngineConfig, loaded: LoadedModel, total_blocks: int, faults: Faults) -> EngineDescription:
+def describe_engine(config: EngineConfig, loaded: LoadedModel, total_blocks: int, faults: Faults) -> EngineDescription:
     """The settings in force, the pool, the model's shape as the pool sees it, and the faults that are on."""
     return EngineDescription(
         engine="kvscope",
-        version=VERSION,
+        version=ENGINE_VERSION,
         model=config.model,
         served_model_name=config.served_model_name,
         device=config.device,

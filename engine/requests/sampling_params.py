@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from kvscope.engine.structured_output import StructuredOutputs
+from kvscope.engine.requests.structured_output import StructuredOutputs
 
 MAX_N: Final = 128
 """OpenAI's limit."""

@@ -1,15 +1,14 @@
-"""What the engine says to the front end, and how the front end makes text of it."""
+"""Assemble the text of a request from its tokens as they are sampled."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
-from kvscope.engine.connectors.transfer import KVTransferParams
 from kvscope.engine.models.tokens import Tokenizer
 from kvscope.monitor.events.kinds import Status
 
-FINISH_REASONS: Final = {
+OPENAI_FINISH_REASONS: Final = {
     Status.FINISHED_STOPPED: "stop",
     Status.FINISHED_LENGTH_CAPPED: "length",
     Status.FINISHED_ABORTED: "abort",
@@ -17,43 +16,6 @@ FINISH_REASONS: Final = {
 }
 """Why a request ended, as clients know it."""
 UNFINISHED_CHARACTER: Final = "\ufffd"
-
-
-class Logprob(NamedTuple):
-    """How likely a token was, before penalties and temperature: the natural logarithm, and the rank, from 1."""
-
-    token_id: int
-    logprob: float
-    rank: int
-
-
-class Sampled(NamedTuple):
-    """A token that was chosen. `logprobs`, if asked for: its own, then those of the likeliest by rank.
-
-    ends: the output's grammar lets nothing follow. error: why none of what it lets follow can.
-    """
-
-    token_id: int
-    logprobs: Sequence[Logprob] = ()
-    ends: bool = False
-    error: str = ""
-
-
-class Output(NamedTuple):
-    """News of one request: the tokens that came, and, in its last news only, how it ended, what went wrong, and which
-    KV it leaves for another engine.
-    """
-
-    number: int
-    sampled: Sequence[Sampled] = ()
-    status: Status | None = None
-    error: str = ""
-    kv_offer: KVTransferParams | None = None
-
-    @property
-    def token_ids(self) -> list[int]:
-        """The tokens alone."""
-        return [sampled.token_id for sampled in self.sampled]
 
 
 class TextStream:

@@ -22,26 +22,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from kvscope.engine.blocks.block_pool import RESERVED, BlockPool
+from kvscope.engine.blocks.block_pool import NULL_BLOCK_COUNT, BlockPool
 from kvscope.engine.blocks.kv_cache_manager import KVCacheManager
 from kvscope.engine.blocks.prefix_hashes import PrefixHasher
-from kvscope.engine.blocks.table_audit import Auditor
+from kvscope.engine.blocks.table_audit import TableAuditor
 from kvscope.engine.config import EngineConfig
 from kvscope.engine.connectors.base import KVConnector
 from kvscope.engine.connectors.host import HostConnector
 from kvscope.engine.connectors.peer import PeerConnector
-from kvscope.engine.connectors.transfer import KVTransferParams
-from kvscope.engine.engine_description import describe
+from kvscope.engine.core.engine_description import describe_engine
+from kvscope.engine.core.watchdog import Watchdog
 from kvscope.engine.execution.memory_plan import Device, Meter, capture_graphs, device_of, make_plan
 from kvscope.engine.execution.model_runner import ModelRunner, Runner
-from kvscope.engine.lab.faults import PLACES, Faults
+from kvscope.engine.faults import PLACES, Faults
 from kvscope.engine.models import LoadedModel
-from kvscope.engine.request import Request
-from kvscope.engine.sampling_params import SamplingParams
+from kvscope.engine.requests.kv_transfer import KVTransferParams
+from kvscope.engine.requests.request import Request
+from kvscope.engine.requests.request_output import Output, Sampled
+from kvscope.engine.requests.sampling_params import SamplingParams
+from kvscope.engine.requests.structured_output import GrammarCompiler
 from kvscope.engine.scheduling.scheduler import Scheduler, SchedulerOutput
-from kvscope.engine.serving.output import Output, Sampled
-from kvscope.engine.structured_output import GrammarCompiler
-from kvscope.engine.watchdog import Watchdog
 from kvscope.monitor.events.event_log import Clock, EventLog, SilentLog
 from kvscope.monitor.events.kinds import Status
 from kvscope.monitor.events.trace_context import TraceContext
@@ -64,7 +64,7 @@ AUDIT_TOLD_EVERY_NS: Final = 1_000_000_000
 """Between slices once that is told, and nothing has happened since but the polling of a connector."""
 HOST_STORE_POOLS: Final = 2
 """The host connector keeps at most so many times the blocks of the pool."""
-NO_STEP: Final = (-1, 0)
+NO_STEP_IN_FLIGHT: Final = (-1, 0)
 STEPS_AHEAD: Final = 1
 """How many steps are planned beyond the one that runs, with async_scheduling."""
 
@@ -78,7 +78,7 @@ class EngineDead(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Stream:
+class EventStream:
     """Where an engine publishes its events, and as whom."""
 
     engine: str
@@ -88,7 +88,7 @@ class Stream:
     ring_bytes: int = RING_BYTES
 
 
-class Launched(NamedTuple):
+class LaunchedStep(NamedTuple):
     """A step that was handed to the model, and what will come of it."""
 
     plan: SchedulerOutput
@@ -96,7 +96,7 @@ class Launched(NamedTuple):
 
 
 @dataclass
-class Counts:
+class TokenCounts:
     """Sums over the engine's life. Prompt tokens count when the prompt is computed, as vLLM counts them."""
 
     prompt_tokens: int = 0
@@ -116,7 +116,7 @@ class EngineCore:
         self,
         config: EngineConfig,
         loaded: LoadedModel,
-        stream: Stream | None = None,
+        stream: EventStream | None = None,
         *,
         stall_s: float = 30.0,
         clock: Clock = time,
@@ -155,12 +155,12 @@ class EngineCore:
         )
         self.plan = capture_graphs(config, self.runner, plan, self.faults)
         self._meter = Meter(self.plan, device, self.log, clock)
-        self.counts = Counts()
+        self.counts = TokenCounts()
         self.failure = ""
         """What stopped the engine for good; empty while it works."""
-        self.launched = NO_STEP
+        self.launched = NO_STEP_IN_FLIGHT
         """The step that runs and since when, in monotonic ns."""
-        self._in_flight: deque[Launched] = deque()
+        self._in_flight: deque[LaunchedStep] = deque()
         self._model_thread = ThreadPoolExecutor(1, "kvscope-model") if config.async_scheduling else None
         self.publisher = self._publisher(stream)
         self.connector = self._connector(total)
@@ -178,7 +178,7 @@ class EngineCore:
             lease_s=config.kv_lease_seconds or 0.0,
             faults=self.faults,
         )
-        self.auditor = Auditor(self.manager, self.scheduler.requests, self.scheduler.deferred)
+        self.auditor = TableAuditor(self.manager, self.scheduler.requests, self.scheduler.deferred)
         self.watchdog = Watchdog(self.scheduler, self.log, lambda: self.launched, stall_s, clock)
         self._numbers = itertools.count(1)
         self._open: set[int] = set()
@@ -428,7 +428,7 @@ class EngineCore:
             self.launched = plan.step, self.clock.monotonic_ns()
         self._flush()  # what was launched is known while it runs, or hangs
         sampled: Future[list[Sampled]] = Future()
-        self._in_flight.append(Launched(plan, sampled))
+        self._in_flight.append(LaunchedStep(plan, sampled))
         try:
             batch = self.runner.prepare(plan, self.manager.tables)
         except Exception as failed:  # as one in the model
@@ -447,7 +447,7 @@ class EngineCore:
         except Exception as failed:  # whatever a model may raise concerns this step's requests, not the engine
             sampled.set_exception(failed)
 
-    def _complete(self, launched: Launched) -> list[Output]:
+    def _complete(self, launched: LaunchedStep) -> list[Output]:
         """Wait for the oldest step in flight, and hand out what came of it."""
         plan, future = launched
         scheduler = self.scheduler
@@ -476,7 +476,7 @@ class EngineCore:
             outputs += [self._news(request, one) for request, one in told]
         now = self.clock.monotonic_ns()
         self.log.step_completed(plan.step, now - began, plan.limit, *self.pool.counts()[:3])
-        self.launched = (self._in_flight[0].plan.step, now) if self._in_flight else NO_STEP
+        self.launched = (self._in_flight[0].plan.step, now) if self._in_flight else NO_STEP_IN_FLIGHT
         return outputs
 
     def _is_stop(self, request: Request, token: int) -> bool:
@@ -539,7 +539,7 @@ class EngineCore:
             )
         return None
 
-    def _publisher(self, stream: Stream | None) -> Publisher | None:
+    def _publisher(self, stream: EventStream | None) -> Publisher | None:
         if stream is None:
             return None
         return Publisher(
@@ -556,8 +556,8 @@ class EngineCore:
         for fault in self.faults.on.values():
             logger.warning("FAULT ON: --fault %s breaks %s", fault, PLACES[fault.code])
         total = self.pool.total
-        description = describe(self.config, self.loaded, total, self.faults)
-        self.log.started(total, RESERVED, self.config.block_size, description.to_json())
+        description = describe_engine(self.config, self.loaded, total, self.faults)
+        self.log.started(total, NULL_BLOCK_COUNT, self.config.block_size, description.to_json())
         self._meter.tick()
         if self.plan.is_measured:
             logger.info("%s", self.plan.line(self.config.gpu_memory_utilization))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kvscope.engine.connectors.transfer import KVTransferParams
-from kvscope.engine.sampling_params import SamplingParams
-from kvscope.engine.structured_output import Matcher
+from kvscope.engine.requests.kv_transfer import KVTransferParams
+from kvscope.engine.requests.sampling_params import SamplingParams
+from kvscope.engine.requests.structured_output import Matcher
 from kvscope.monitor.events.kinds import FIRST_FINISHED, Cause, Status
 
 

@@ -19,7 +19,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 MAX_CHARACTERS: Final = 1 << 16
 """Of a schema or a regular expression: it is checked while its client waits, and others do too."""
-KEPT: Final = 32
+COMPILED_GRAMMARS_KEPT: Final = 32
 """So many compiled grammars are kept for requests that want the same."""
 WHITE_SPACE: Final[dict[str, Any]] = {"whitespace_pattern": " "}
 """In JSON, one space where any white space may stand: no model can go on with spaces for ever."""
@@ -113,7 +113,7 @@ class GrammarCompiler:
 
     def __init__(self, tokenizer: Callable[[], LLTokenizer], wake: Callable[[], None]) -> None:
         self._tokenizer = cache(tokenizer)
-        self._compiled = lru_cache(KEPT)(self._compile)
+        self._compiled = lru_cache(COMPILED_GRAMMARS_KEPT)(self._compile)
         self._wake = wake
         self._done: deque[Compiled] = deque()
         self._thread = ThreadPoolExecutor(1, "kvscope-grammar")
