@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from benchmarks.machine import machine
 from kvscope.monitor.exporters.prometheus import WatchCollector
-from kvscope.monitor.pipeline import Watch
+from kvscope.monitor.pipeline import Pipeline
 from tests.lab import Lab
 
 BLOCKS = 100_000
@@ -51,7 +51,7 @@ def main() -> None:
     print(f"{series} series; aim p50 {AIM_MS:g} ms")
 
 
-def full() -> Watch:
+def full() -> Pipeline:
     """What a service knows of such an engine."""
     lab = Lab(total=BLOCKS, block_size=16, max_num_seqs=REQUESTS - 200, max_num_batched_tokens=65_536, seed=5)
     systems = [[lab.rng.randrange(1000) for _ in range(320)] for _ in range(4)]
@@ -59,7 +59,7 @@ def full() -> Watch:
         lab.arrive(systems[number % 4] + [number] * 560, max_tokens=1000)
     for _ in range(40):
         lab.step()
-    watch = Watch()
+    watch = Pipeline()
     watch.feed(lab.frames)
     return watch
 

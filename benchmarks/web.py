@@ -32,7 +32,7 @@ from kvscope.dashboards.web.links import place_of, rfc3339
 from kvscope.dashboards.web.rendering import Pages
 from kvscope.monitor.events.event_log import count_events
 from kvscope.monitor.events.wire import Batch
-from kvscope.monitor.pipeline import Watch
+from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.service.http_api import create_app
 from kvscope.monitor.service.service import collect_rarely
 from tests.lab import Lab
@@ -89,7 +89,7 @@ def main() -> None:
         browser.close()
 
 
-def full(blocks: int, requests: int) -> tuple[Lab, Watch]:
+def full(blocks: int, requests: int) -> tuple[Lab, Pipeline]:
     """An engine, and what a service knows of it."""
     lab = Lab(total=blocks, block_size=16, max_num_seqs=requests * 9 // 10, max_num_batched_tokens=65_536, seed=5)
     systems = [[lab.rng.randrange(1000) for _ in range(320)] for _ in range(4)]
@@ -98,14 +98,14 @@ def full(blocks: int, requests: int) -> tuple[Lab, Watch]:
         lab.arrive(systems[number % 4] + [number] * length, max_tokens=1000)
     for _ in range(PAST_STEPS):
         lab.step(STEP_S)
-    watch = Watch()
+    watch = Pipeline()
     watch.feed(lab.frames)
     lab.frames.clear()
     return lab, watch
 
 
 @contextmanager
-def served(watch: Watch) -> Iterator[str]:
+def served(watch: Pipeline) -> Iterator[str]:
     app = create_app(watch, list)
     mount(app, watch)
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning"))
@@ -121,7 +121,7 @@ def served(watch: Watch) -> Iterator[str]:
 # -------------------------------------------------------------------- how quick
 
 
-def latencies(browser: Browser, url: str, watch: Watch, repeats: int) -> None:
+def latencies(browser: Browser, url: str, watch: Pipeline, repeats: int) -> None:
     rng = random.Random(7)
     (engine,) = watch.engines()
     points = watch.points(engine.engine)
@@ -176,7 +176,7 @@ def opened(browser: Browser, address: str, there: str) -> Page:
     return page
 
 
-def render_ms(watch: Watch, address: str) -> float:
+def render_ms(watch: Pipeline, address: str) -> float:
     """By the server, for whoever is the first to ask: of a processor, which other work on the machine does not slow."""
 
     async def make() -> float:
@@ -195,7 +195,7 @@ def figures(taken: list[float]) -> tuple[float, float]:
 # -------------------------------------------------------------------- what viewers cost
 
 
-def ingest(browser: Browser, url: str, lab: Lab, watch: Watch, viewers: int, turns: int) -> None:
+def ingest(browser: Browser, url: str, lab: Lab, watch: Pipeline, viewers: int, turns: int) -> None:
     """Events a second that are entered as fast as may be, a step at a time with a pause between, while nobody looks on
     and while some do, in turns.
     """

@@ -44,9 +44,8 @@ from kvscope.monitor.commands import (
 )
 from kvscope.monitor.doctor.observe import CannotTell
 from kvscope.monitor.doctor.report import CANNOT_TELL, NOTHING, USAGE
+from kvscope.monitor.errors import NotKnown, Unreachable
 from kvscope.monitor.events.wire import ContractError
-from kvscope.monitor.pipeline import NotKnown
-from kvscope.monitor.query import Unreachable
 from kvscope.monitor.sources.targets import BadTarget
 
 

@@ -21,7 +21,7 @@ from kvscope.monitor.detectors.effects import EFFECTS, explains
 from kvscope.monitor.detectors.judgement import CATALOGUE, SEVERITIES, Evidence, Judgement, Severity, Verdict
 from kvscope.monitor.text import timestamp
 
-State = Literal["pending", "firing", "suppressed", "resolved"]
+FindingState = Literal["pending", "firing", "suppressed", "resolved"]
 
 Place = tuple[str, str, str]
 """Engine, code and key: what tells one trouble from another."""
@@ -64,7 +64,7 @@ class FindingReport(msgspec.Struct, frozen=True):
     title: str
     severity: Severity
     verdict: Verdict
-    state: State
+    state: FindingState
     engine: str
     since: str | None
     position: str
@@ -87,7 +87,7 @@ class Finding:
 
     def __init__(self, judgement: Judgement, now_ns: int, first_seen_ns: int = 0) -> None:
         self.judgement = judgement
-        self.state: State = "pending"
+        self.state: FindingState = "pending"
         self.first_seen_ns = first_seen_ns or now_ns
         self.last_seen_ns = now_ns
         self.fired_ns = 0

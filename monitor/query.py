@@ -1,23 +1,32 @@
-"""The one interface that doctor, web and API read: `Query`. In process it is a Watch; over HTTP, a RemoteQuery.
+"""The table of questions. `Query` defines each question once: name, parameters, types, docstring, time-out.
 
-`counted`, `duration` and `percent` are how figures are written wherever answers are shown.
+The decorator `question` turns a signature into a `Question` in QUESTIONS, and the method into a call of `Query.answer`.
+Everything else is derived from the table:
+
+QueryHandlers   answers from ledgers (kvscope.monitor.queries.handlers); it overrides each method, and mypy holds its
+                signatures to these
+ServiceClient   asks a service over HTTP (kvscope.monitor.client); it implements `answer` and nothing else
+HTTP routes     /api/NAME with the same parameters (kvscope.monitor.service.query_routes), their OpenAPI schemas, and
+                the API part of docs/reference.md
+
+A question whose name has changed keeps its old route and old parameter names for one release (`old_name`,
+`old_parameters`). docs/renames.md lists them.
 """
+# The bodies are empty on purpose: `question` replaces them.
+# mypy: disable-error-code="empty-body"
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol, TypeVar
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeVar, cast, get_type_hints
 
-import httpx
 import msgspec
 
-from kvscope.monitor.analysis.usage_drop import Drop
+from kvscope.monitor.analysis.usage_drop import UsageDrop
 from kvscope.monitor.findings import FindingReport
-from kvscope.monitor.queries import BadQuestion as BadQuestion
-from kvscope.monitor.queries import BadTime as BadTime
-from kvscope.monitor.queries import NotKnown as NotKnown
 from kvscope.monitor.schema import (
-    AlertingView,
     BlockColours,
     BlockDetail,
     BlockMap,
@@ -29,114 +38,193 @@ from kvscope.monitor.schema import (
     ExplanationView,
     FindingDetail,
     FindingState,
+    HistoryView,
     MemoryView,
-    NeverFreedView,
+    NotificationsView,
     PointView,
-    PrefixesView,
+    PrefixCacheView,
     RequestDetail,
     RequestView,
-    SpanView,
+    RetainedBlocksView,
 )
-from kvscope.monitor.text import counted as counted
-from kvscope.monitor.text import duration as duration
-from kvscope.monitor.text import percent as percent
 
-T = TypeVar("T")
+AskFunction = TypeVar("AskFunction", bound=Callable[..., Any])
 
 
-class Query(Protocol):
-    """What can be asked. What is not known raises NotKnown; what makes no sense, BadQuestion.
+class Question(msgspec.Struct, frozen=True):
+    """One question: what is derived from its signature in `Query`.
 
-    `at`, `since` and `until` are a time (RFC 3339, or the last 14:02:11 or 14:02:11.5 by UTC) or a position in an
-    engine's stream (epoch/sequence/event: just after that event). An empty `at` and `until` mean now; an empty `since`,
-    ten minutes before `until`. As of a time, what was sent until then counts; as of a position, each event until it.
+    parameters   a struct with a field for each parameter, defaults included
+    answer       the type of the answer
+    timeout_s    how long a client waits; 0: as long as for any other
     """
 
+    name: str
+    parameters: type[msgspec.Struct]
+    answer: Any
+    text: str
+    timeout_s: float = 0.0
+    old_name: str = ""
+    old_parameters: Mapping[str, str] = {}
+
+    @property
+    def route(self) -> str:
+        """The path of its HTTP route."""
+        return f"/api/{self.name}"
+
+    @property
+    def old_route(self) -> str:
+        """The path that it had until the last release; empty if that is the same."""
+        return f"/api/{self.old_name}" if self.old_name else ""
+
+
+QUESTIONS: Final[dict[str, Question]] = {}
+"""Every question by name, in the order of `Query`."""
+
+
+def question(
+    *, old_name: str = "", old_parameters: Mapping[str, str] | None = None, timeout_s: float = 0.0
+) -> Callable[[AskFunction], AskFunction]:
+    """Enter the decorated signature in QUESTIONS and pass its calls to `Query.answer`.
+
+    old_parameters: old names of parameters, by new name.
+    """
+
+    def define(function: AskFunction) -> AskFunction:
+        signature = inspect.signature(function)
+        types = get_type_hints(function)
+        parameters = [
+            (name, types[name]) if each.default is each.empty else (name, types[name], each.default)
+            for name, each in signature.parameters.items()
+            if name != "self"
+        ]
+        entry = QUESTIONS[function.__name__] = Question(
+            name=function.__name__,
+            parameters=msgspec.defstruct(f"{function.__name__}_parameters", parameters, frozen=True),
+            answer=types["return"],
+            text=inspect.getdoc(function) or "",
+            timeout_s=timeout_s,
+            old_name=old_name,
+            old_parameters=old_parameters or {},
+        )
+
+        @functools.wraps(function)
+        def ask(self: Query, *args: Any, **named: Any) -> Any:
+            arguments = signature.bind(self, *args, **named).arguments
+            del arguments["self"]
+            return self.answer(entry, arguments)
+
+        return cast(AskFunction, ask)
+
+    return define
+
+
+class Query:
+    """The questions about engines, and their answers as plain structures.
+
+    `at`, `since` and `until` are a time (RFC 3339, or the last 14:02:11 or 14:02:11.5 in UTC) or a position in an
+    engine's stream (epoch/sequence/event: just after that event). An empty `at` or `until` means now. An empty `since`
+    means ten minutes before `until`. A time covers what was sent until then; a position covers each event up to it.
+
+    Raises NotKnown for what is not there or not kept, BadQuestion for what makes no sense, and BadTime for a text that
+    names no time.
+    """
+
+    def answer(self, question: Question, arguments: Mapping[str, Any]) -> Any:
+        """Answer a question of the table. Arguments that are not given have their defaults."""
+        raise NotImplementedError
+
+    @question()
     def engines(self, at: str = "") -> list[EngineView]:
         """Every engine at a glance, by name."""
-        ...
 
+    @question()
     def past_engines(self) -> list[EngineView]:
-        """Engines that only history knows, as each was last: those that were not heard since the service began."""
-        ...
+        """Engines that only the history knows, each as it was last. They have sent nothing since the service began."""
 
-    def find(
+    @question()
+    def findings(
         self, state: FindingState | None = None, engine: str = "", since: str = "", until: str = ""
     ) -> list[FindingReport]:
-        """Findings in that state, or those firing and resolved: the worst first. Only one engine's if it is named; with
-        a time, only those whose life touches the window (an empty `since` is then any).
+        """Findings, the most severe first: those in `state`, or firing and resolved ones.
+
+        `engine` keeps only those about one engine. With a time, only findings that were active in the window are
+        listed; an empty `since` is then any time.
         """
-        ...
 
+    @question()
     def finding(self, id: str) -> FindingDetail:
-        """One finding, with what the pool was meanwhile."""
-        ...
+        """One finding, with the pool and the queues from before it began until it ended."""
 
-    def alerting(self, finding: str) -> AlertingView:
-        """Who was told of a finding by its id, and how that went."""
-        ...
+    @question(old_name="alerting")
+    def notifications(self, finding: str) -> NotificationsView:
+        """Notifications about one finding, by its id: receivers, deliveries and silences."""
 
+    @question(old_parameters={"limit": "most"})
     def points(
-        self, engine: str, seconds: float = 600.0, most: int = 600, since: str = "", until: str = ""
+        self, engine: str, seconds: float = 600.0, limit: int = 600, since: str = "", until: str = ""
     ) -> list[PointView]:
-        """The past, at most `most` moments of it: from `since`, or for `seconds`, to `until`."""
-        ...
+        """The pool and the queues over time, at most `limit` points: from `since`, or for `seconds`, to `until`."""
 
+    @question()
     def requests(self, engine: str, at: str = "") -> list[RequestView]:
-        """Requests that live or hold blocks, the longest in their state first; then those that ended of late."""
-        ...
+        """Requests that are active or hold blocks, the longest in their state first, then those that ended recently."""
 
-    def request(self, engine: str, name: str, at: str = "") -> RequestDetail:
-        """One request by its id or `#number`, with its story."""
-        ...
+    @question()
+    def request(self, engine: str, id: str, at: str = "") -> RequestDetail:
+        """One request by its id or `#number`, with its phases and event history."""
 
-    def block(self, engine: str, block: int, at: str = "") -> BlockDetail:
-        """One block, why it is held, and its story."""
-        ...
+    @question()
+    def block(self, engine: str, id: int, at: str = "") -> BlockDetail:
+        """One block, its ownership chains and its event history."""
 
+    @question()
     def block_map(self, engine: str, at: str = "") -> BlockMap:
-        """What every block is."""
-        ...
+        """The state of every block. `states` is base64 in JSON."""
 
+    @question()
     def block_colours(self, engine: str, by: Colouring, at: str = "") -> BlockColours:
-        """Every block by its owner, its age, its references or its prefix."""
-        ...
+        """Every block by its owner, its age, its references or its prefix. `values` is base64 in JSON."""
 
+    @question(old_parameters={"limit": "most"})
     def events(
         self,
         engine: str,
         since: str = "",
         until: str = "",
         around: str = "",
-        most: int = 200,
+        limit: int = 200,
         kinds: Sequence[str] = (),
         request: str = "",
         block: int | None = None,
     ) -> list[EventView]:
-        """What happened, in order: the last `most` events of a window, or those around a position, before and after.
+        """Events in order: the last `limit` of a window, or `limit` of them around a position.
 
-        kinds: such as ("allocated", "preempted"); all but the clock's, audits, heartbeats and progress without. Only
-        those about one request (id or `#number`), one block, or both, if they are named. `until` itself is left out, so
-        that the position of the first event of one answer is the `until` of the one before.
+        `kinds` is a list such as allocated,preempted. Without it, all kinds are listed except clock readings, audits,
+        heartbeats and progress. `request` (id or `#number`) and `block` keep only the events about them. `until` itself
+        is left out, so that the position of the first event of one answer is the `until` of the page before.
         """
-        ...
 
-    def never_freed(self, engine: str, since: str = "", until: str = "") -> NeverFreedView:
-        """What was handed out in a window and not free by its end, by owner and reason."""
-        ...
+    @question(old_name="never_freed")
+    def retained_blocks(self, engine: str, since: str = "", until: str = "") -> RetainedBlocksView:
+        """Blocks that were allocated in a window and not freed by its end, by owner and reason."""
 
-    def prefixes(self, engine: str, at: str = "") -> PrefixesView:
-        """The prefix cache as a forest, and what was evicted of late."""
-        ...
+    @question(old_name="prefixes")
+    def prefix_cache(self, engine: str, at: str = "") -> PrefixCacheView:
+        """The prefix cache as a forest, and its recent evictions."""
 
-    def drop(self, engine: str, at: str = "", window_s: float = 10.0) -> Drop:
-        """What made usage fall, or throughput vanish, around the time `at`; where usage fell furthest without one."""
-        ...
+    @question(old_name="drop", old_parameters={"window_s": "window"})
+    def usage_drop(self, engine: str, at: str = "", window_s: float = 10.0) -> UsageDrop:
+        """Why usage fell, or throughput stopped, in the `window_s` seconds around `at`.
 
+        Without `at`, the window is the one in which usage fell furthest.
+        """
+
+    @question()
     def explain(self, engine: str, since: str = "", until: str = "") -> ExplanationView:
-        """What happened in a window, in two or three sentences."""
-        ...
+        """A summary of a window in two or three sentences."""
 
+    @question(timeout_s=60.0)  # every event of two windows is replayed
     def compare(
         self,
         engine: str,
@@ -146,177 +234,21 @@ class Query(Protocol):
         other_since: str = "",
         other_until: str = "",
     ) -> Diff:
-        """What got better and what got worse in a window of an engine, held against another of it, or of `other`.
+        """What improved and what regressed in a window, compared with another window of this engine or of `other`.
 
-        A window is an hour at most, and what is kept of it is measured; its findings are those that were told in it.
-        Without a second one: as long a time just before the first, or of another engine the same time; where that was
-        not there then, the last of it. An empty `since` leaves something to hold the rest against: it is no earlier
-        than half of what is known. Raises BadTime where nothing is kept of a window.
+        A window is an hour at most. Without a second window, the first is compared with as long a time just before it,
+        or with the same time of `other` (its last such time, if it was not there then). An empty `since` leaves time to
+        compare with: it is no earlier than half of what is known.
         """
-        ...
 
+    @question()
     def memory(self, engine: str) -> MemoryView:
-        """The bill of the device's memory, as the engine measured it."""
-        ...
+        """The breakdown of the device's memory, as the engine measured it."""
 
+    @question()
     def calculator(self, engine: str, prompt_tokens: int, max_tokens: int, concurrency: int = 1) -> CalculatorView:
-        """What so many requests of that length ask of the pool, and how many of them fit."""
-        ...
+        """How many blocks a number of requests of one length need, and how many of them fit."""
 
-    def span(self, engine: str) -> SpanView:
-        """Which past can be asked about."""
-        ...
-
-
-COMPARE_TIMEOUT_S = 60.0
-"""All that happened in two windows is gone through."""
-_REFUSALS = {"bad-time": BadTime, "bad-question": BadQuestion}
-
-
-class Unreachable(Exception):
-    """The service did not answer, or not as a kvscope service does; the message says what to do."""
-
-
-class RemoteQuery:
-    """The same questions, asked of a service at `url` (its base, such as http://127.0.0.1:8765)."""
-
-    def __init__(self, url: str, token: str = "", timeout_s: float = 10.0) -> None:
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self.url = url.rstrip("/")
-        self._client = httpx.Client(base_url=self.url, headers=headers, timeout=timeout_s, trust_env=False)
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._client.close()
-
-    def engines(self, at: str = "") -> list[EngineView]:
-        """Every engine at a glance, by name."""
-        return self._get("/api/engines", list[EngineView], at=at)
-
-    def past_engines(self) -> list[EngineView]:
-        """Engines that only history knows."""
-        return self._get("/api/past_engines", list[EngineView])
-
-    def find(
-        self, state: FindingState | None = None, engine: str = "", since: str = "", until: str = ""
-    ) -> list[FindingReport]:
-        """Findings in that state, or those firing and resolved."""
-        window = {"engine": engine, "since": since, "until": until}
-        return self._get("/api/findings", list[FindingReport], state=state or "", **window)
-
-    def finding(self, id: str) -> FindingDetail:
-        """One finding."""
-        return self._get("/api/finding", FindingDetail, id=id)
-
-    def alerting(self, finding: str) -> AlertingView:
-        """Who was told of it."""
-        return self._get("/api/alerting", AlertingView, finding=finding)
-
-    def points(
-        self, engine: str, seconds: float = 600.0, most: int = 600, since: str = "", until: str = ""
-    ) -> list[PointView]:
-        """The past."""
-        window = {"seconds": seconds, "most": most, "since": since, "until": until}
-        return self._get("/api/points", list[PointView], engine=engine, **window)
-
-    def requests(self, engine: str, at: str = "") -> list[RequestView]:
-        """Requests that live or hold blocks, then those that ended of late."""
-        return self._get("/api/requests", list[RequestView], engine=engine, at=at)
-
-    def request(self, engine: str, name: str, at: str = "") -> RequestDetail:
-        """One request, with its story."""
-        return self._get("/api/request", RequestDetail, engine=engine, id=name, at=at)
-
-    def block(self, engine: str, block: int, at: str = "") -> BlockDetail:
-        """One block, with its story."""
-        return self._get("/api/block", BlockDetail, engine=engine, id=block, at=at)
-
-    def block_map(self, engine: str, at: str = "") -> BlockMap:
-        """What every block is."""
-        return self._get("/api/block_map", BlockMap, engine=engine, at=at)
-
-    def block_colours(self, engine: str, by: Colouring, at: str = "") -> BlockColours:
-        """Every block by one of its properties."""
-        return self._get("/api/block_colours", BlockColours, engine=engine, by=by, at=at)
-
-    def events(
-        self,
-        engine: str,
-        since: str = "",
-        until: str = "",
-        around: str = "",
-        most: int = 200,
-        kinds: Sequence[str] = (),
-        request: str = "",
-        block: int | None = None,
-    ) -> list[EventView]:
-        """What happened, in order."""
-        window = {"since": since, "until": until, "around": around, "most": most}
-        about = {"kinds": ",".join(kinds), "request": request, **({} if block is None else {"block": block})}
-        return self._get("/api/events", list[EventView], engine=engine, **window, **about)
-
-    def never_freed(self, engine: str, since: str = "", until: str = "") -> NeverFreedView:
-        """What was handed out in a window and not free by its end."""
-        return self._get("/api/never_freed", NeverFreedView, engine=engine, since=since, until=until)
-
-    def prefixes(self, engine: str, at: str = "") -> PrefixesView:
-        """The prefix cache."""
-        return self._get("/api/prefixes", PrefixesView, engine=engine, at=at)
-
-    def drop(self, engine: str, at: str = "", window_s: float = 10.0) -> Drop:
-        """What made usage fall, or throughput vanish, in a window."""
-        return self._get("/api/drop", Drop, engine=engine, at=at, window=window_s)
-
-    def explain(self, engine: str, since: str = "", until: str = "") -> ExplanationView:
-        """What happened in a window, in sentences."""
-        return self._get("/api/explain", ExplanationView, engine=engine, since=since, until=until)
-
-    def compare(
-        self,
-        engine: str,
-        since: str = "",
-        until: str = "",
-        other: str = "",
-        other_since: str = "",
-        other_until: str = "",
-    ) -> Diff:
-        """What got better and what got worse."""
-        window = {"since": since, "until": until}
-        against = {"other": other, "other_since": other_since, "other_until": other_until}
-        return self._get("/api/compare", Diff, COMPARE_TIMEOUT_S, engine=engine, **window, **against)
-
-    def memory(self, engine: str) -> MemoryView:
-        """The bill of the device's memory."""
-        return self._get("/api/memory", MemoryView, engine=engine)
-
-    def calculator(self, engine: str, prompt_tokens: int, max_tokens: int, concurrency: int = 1) -> CalculatorView:
-        """What so many requests of that length ask of the pool."""
-        load = {"prompt_tokens": prompt_tokens, "max_tokens": max_tokens, "concurrency": concurrency}
-        return self._get("/api/calculator", CalculatorView, engine=engine, **load)
-
-    def span(self, engine: str) -> SpanView:
-        """Which past can be asked about."""
-        return self._get("/api/span", SpanView, engine=engine)
-
-    def _get(self, path: str, answer: type[T], timeout_s: float = 0.0, /, **params: Any) -> T:
-        try:
-            response = self._client.get(path, params=params, timeout=timeout_s or self._client.timeout)
-        except httpx.HTTPError as error:
-            raise Unreachable(
-                f"{self.url} does not answer ({type(error).__name__}): is `monitor serve` running there?"
-            ) from error
-        if response.status_code == httpx.codes.UNAUTHORIZED:
-            raise Unreachable(f"{self.url} wants a token: give it with --token or KVSCOPE_TOKEN")
-        if response.status_code == httpx.codes.NOT_FOUND and response.headers.get("x-kvscope") == "not-known":
-            raise NotKnown(response.json()["detail"])
-        if response.status_code == httpx.codes.BAD_REQUEST and response.headers.get("x-kvscope") in _REFUSALS:
-            raise _REFUSALS[response.headers["x-kvscope"]](response.json()["detail"])
-        if not response.is_success:
-            raise Unreachable(
-                f"{self.url} answers {response.status_code} {response.reason_phrase}, as no kvscope service does. If an"
-                f" engine is there, give its metrics page: {self.url}/metrics"
-            )
-        try:
-            return msgspec.json.decode(response.content, type=answer)
-        except msgspec.DecodeError as error:
-            raise Unreachable(f"{self.url} does not answer as a kvscope service does: {error}") from error
+    @question(old_name="span")
+    def history(self, engine: str) -> HistoryView:
+        """Which past of an engine can be queried: its epochs and the gaps."""

@@ -5,21 +5,25 @@ Times are RFC 3339 (None: not known), ages in seconds. What an attachment cannot
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
 from kvscope.monitor.analysis.prefix_tree import EvictionView as EvictionView
-from kvscope.monitor.analysis.prefix_tree import PrefixesView as PrefixesView
+from kvscope.monitor.analysis.prefix_tree import PrefixCacheView as PrefixCacheView
 from kvscope.monitor.analysis.prefix_tree import PrefixNode as PrefixNode
-from kvscope.monitor.analysis.retained_blocks import Bucket as Bucket
-from kvscope.monitor.analysis.retained_blocks import FloorView as FloorView
-from kvscope.monitor.analysis.retained_blocks import HeldView as HeldView
-from kvscope.monitor.analysis.retained_blocks import NeverFreedView as NeverFreedView
+from kvscope.monitor.analysis.retained_blocks import IdleFloorView as IdleFloorView
+from kvscope.monitor.analysis.retained_blocks import LifetimeBucket as LifetimeBucket
+from kvscope.monitor.analysis.retained_blocks import RetainedBlocksView as RetainedBlocksView
+from kvscope.monitor.analysis.retained_blocks import RetainedGroup as RetainedGroup
 from kvscope.monitor.analysis.wait_tree import Wait as Wait
 from kvscope.monitor.detectors.judgement import Severity, Verdict
-from kvscope.monitor.findings import FindingReport, State, severity_at_least
+from kvscope.monitor.findings import FindingReport, severity_at_least
+from kvscope.monitor.findings import FindingState as FindingState
 from kvscope.monitor.ledger.balance import Balance
+
+SCHEMA_VERSION: Final = "2"
+"""The version of all JSON: the reports of doctor, diff and memory, and the answers of the API."""
 
 BLOCK_STATES = ("free", "cached-idle", "running", "waiting", "finished", "reserved", "UNACCOUNTED")
 """What a block can be, in the order of the numbers that a block map uses."""
@@ -111,7 +115,7 @@ class RequestView(msgspec.Struct, frozen=True):
     """Until now, by reason."""
 
 
-class StoryView(msgspec.Struct, frozen=True):
+class EventHistoryEntry(msgspec.Struct, frozen=True):
     """One line of a story."""
 
     at: str | None
@@ -154,7 +158,7 @@ class RequestDetail(msgspec.Struct, frozen=True):
     request: RequestView
     blocks: list[int]
     waited_s: dict[str, float]
-    story: list[StoryView]
+    story: list[EventHistoryEntry]
     story_is_whole: bool
     life: list[PhaseView] = []
     conditions: list[ConditionView] = []
@@ -174,7 +178,7 @@ class BlockDetail(msgspec.Struct, frozen=True):
     owners: list[str]
     hashed: bool
     because: list[list[str]]
-    story: list[StoryView]
+    story: list[EventHistoryEntry]
     tokens: int | None = None
 
 
@@ -276,7 +280,7 @@ class CalculatorView(msgspec.Struct, frozen=True):
     notes: list[str]
 
 
-class LifeView(msgspec.Struct, frozen=True):
+class EpochView(msgspec.Struct, frozen=True):
     """One life of an engine (its epoch), as far as it is kept."""
 
     epoch: int
@@ -291,7 +295,7 @@ class GapView(msgspec.Struct, frozen=True):
     until: str | None
 
 
-class SpanView(msgspec.Struct, frozen=True):
+class HistoryView(msgspec.Struct, frozen=True):
     """What can be asked about an engine: from when to when, its lives, the gaps. `in_memory_since`: what is younger is
     answered from memory.
     """
@@ -300,7 +304,7 @@ class SpanView(msgspec.Struct, frozen=True):
     first: str | None
     last: str | None
     in_memory_since: str | None
-    lives: list[LifeView]
+    lives: list[EpochView]
     gaps: list[GapView]
 
 
@@ -328,7 +332,7 @@ class SourceView(msgspec.Struct, frozen=True):
     """Processor time that its reader took, bookkeeping and judging included."""
 
 
-class Stretch(msgspec.Struct, kw_only=True):
+class WindowStats(msgspec.Struct, kw_only=True):
     """One stretch of one engine. Times are RFC 3339, durations in seconds.
 
     source: the recording it is of; empty where a service has answered. findings: those told of in it.
@@ -350,10 +354,10 @@ class Stretch(msgspec.Struct, kw_only=True):
     peak_at: str | None = None
 
 
-Change = Literal["better", "worse", "same", "differs", ""]
+MetricChange = Literal["better", "worse", "same", "differs", ""]
 
 
-class FigureRow(msgspec.Struct, frozen=True):
+class MetricRow(msgspec.Struct, frozen=True):
     """One figure on both sides; None: nothing was there to measure. `change` is empty where one side is not known, and
     `differs` where neither direction is better. unit: s, /s, /min, or a share of 1.
     """
@@ -362,7 +366,7 @@ class FigureRow(msgspec.Struct, frozen=True):
     unit: str
     before: float | None
     after: float | None
-    change: Change
+    change: MetricChange
 
 
 class FindingRow(msgspec.Struct, frozen=True):
@@ -382,10 +386,10 @@ class Diff(msgspec.Struct, frozen=True):
     """Two stretches compared. The first is what the second is held against."""
 
     schema_version: str
-    before: Stretch
-    after: Stretch
+    before: WindowStats
+    after: WindowStats
     findings: list[FindingRow]
-    figures: list[FigureRow]
+    figures: list[MetricRow]
 
     @property
     def is_worse(self) -> bool:
@@ -426,7 +430,7 @@ class SilenceView(msgspec.Struct, frozen=True):
     comment: str
 
 
-class AlertingView(msgspec.Struct, frozen=True):
+class NotificationsView(msgspec.Struct, frozen=True):
     """Who is told of one finding: what was sent to `receivers`, the latest first, and the silences that are about it.
     No receivers: this service tells nobody.
     """
@@ -436,4 +440,5 @@ class AlertingView(msgspec.Struct, frozen=True):
     silences: list[SilenceView] = []
 
 
-FindingState = State
+RENAMED_KEYS: Final[dict[type[msgspec.Struct], dict[str, str]]] = {}
+"""Keys that were renamed in this release, by struct: new name → old name. JSON carries both for one release."""

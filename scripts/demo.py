@@ -25,8 +25,9 @@ import httpx
 from rich.console import Console
 from rich.text import Text
 
+from kvscope.monitor.client import ServiceClient
 from kvscope.monitor.detectors.judgement import SEVERITIES
-from kvscope.monitor.query import RemoteQuery, Unreachable
+from kvscope.monitor.errors import Unreachable
 
 console = Console(highlight=False)
 
@@ -139,13 +140,13 @@ class Watcher:
     """Asks the monitor what it found, and says each thing once."""
 
     def __init__(self, url: str) -> None:
-        self.query = RemoteQuery(url)
+        self.query = ServiceClient(url)
         self.seen: dict[str, str] = {}
 
     def look(self) -> str:
         """Say what is new; one line about the engine now."""
         with contextlib.suppress(Unreachable):
-            for finding in self.query.find("firing"):
+            for finding in self.query.findings("firing"):
                 if finding.id not in self.seen and finding.severity != "info":
                     self.seen[finding.id] = finding.code
                     self._say(finding)

@@ -24,8 +24,11 @@ from kvscope.monitor.detectors.thresholds import THRESHOLDS
 from kvscope.monitor.doctor import report
 from kvscope.monitor.events import kinds
 from kvscope.monitor.exporters.prometheus import WatchCollector
-from kvscope.monitor.pipeline import Watch
+from kvscope.monitor.pipeline import Pipeline
+from kvscope.monitor.query import QUESTIONS
+from kvscope.monitor.schema import SCHEMA_VERSION
 from kvscope.monitor.service.http_api import create_app
+from kvscope.monitor.service.query_routes import SCHEMA_HEADER
 
 ROOT = Path(__file__).parent.parent
 
@@ -150,22 +153,32 @@ def _reference() -> Iterator[str]:
     yield ""
     yield "## API of `monitor serve`"
     yield ""
-    yield "JSON, with the service's token as a bearer if it has one; `/api/openapi.json` has the same for machines."
-    yield "`at`, `since`, `until` and `around` take a time (RFC 3339, or the last such time of day by UTC: `14:02:11`)"
-    yield "or a position (`epoch/sequence/event`: just after that event), as answers give them. An empty `at` or"
-    yield "`until` is now, an empty `since` ten minutes before `until`. 404: not known, or not kept; 400: it makes no"
-    yield "sense."
+    yield "Answers are JSON. Send the service's token as a bearer if it has one. `/api/openapi.json` describes the"
+    yield f"routes and the schemas of all answers. The header `{SCHEMA_HEADER}` carries the version of the schema, now"
+    yield f"{SCHEMA_VERSION}. Renamed routes, parameters and keys keep their old names for one release"
+    yield "([list](renames.md))."
     yield ""
+    yield "`at`, `since`, `until` and `around` take a time (RFC 3339, or the last such time of day in UTC: `14:02:11`)"
+    yield "or a position (`epoch/sequence/event`: just after that event). An empty `at` or `until` means now. An empty"
+    yield "`since` means ten minutes before `until`. Status 404: not known, or not kept. Status 400: the question makes"
+    yield "no sense. Status 422: a parameter is missing or of another type."
+    yield ""
+    yield from _table(("route", "parameters", "answer"), _questions())
+    yield ""
+    yield "Other routes of the service:"
+    yield ""
+    asked = {route for question in QUESTIONS.values() for route in (question.route, question.old_route)}
     yield from _table(
-        ("what", "asked with", "answer"),
+        ("route", "parameters", "answer"),
         (
             (
                 f"`{method} {route.path}`",
                 ", ".join(f"`{each.name}`" for each in route.dependant.query_params),
                 " ".join((route.endpoint.__doc__ or "").split()),
             )
-            for route in create_app(Watch(), list).routes
-            if isinstance(route, APIRoute) and route.path.startswith("/api/") and "{path" not in route.path
+            for route in create_app(Pipeline(), list).routes
+            if isinstance(route, APIRoute) and route.path.startswith("/api/") and route.path not in asked
+            if "{path" not in route.path
             for method in sorted(route.methods)
         ),
     )
@@ -185,10 +198,19 @@ def _reference() -> Iterator[str]:
         ("metric", "type", "labels", "what it is"),
         sorted(
             (f"`{m.name}{_SUFFIX.get(m.type, '')}`", m.type, ", ".join(m._labelnames), m.documentation)
-            for m in WatchCollector(Watch()).collect()
+            for m in WatchCollector(Pipeline()).collect()
             if not m.name.startswith("kvscope_gpu_")
         ),
     )
+
+
+def _questions() -> Iterator[tuple[str, ...]]:
+    for question in QUESTIONS.values():
+        names = ", ".join(f"`{name}`" for name in question.parameters.__struct_fields__)
+        answer = " ".join(question.text.split())
+        if question.old_name:
+            answer += f" (Until this release: `{question.old_route}`.)"
+        yield f"`GET {question.route}`", names, answer
 
 
 _SUFFIX = {"counter": "_total"}

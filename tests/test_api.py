@@ -13,17 +13,20 @@ import httpx
 import msgspec
 import pytest
 import uvicorn
-from fastapi.routing import APIRoute
 from starlette.websockets import WebSocket
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 from websockets.typing import Origin
 
 from kvscope.monitor.alerting.alerting import Alerts
-from kvscope.monitor.pipeline import Watch
-from kvscope.monitor.query import BadQuestion, BadTime, NotKnown, Query, RemoteQuery, Unreachable
+from kvscope.monitor.client import ServiceClient
+from kvscope.monitor.errors import BadQuestion, BadTime, NotKnown, Unreachable
+from kvscope.monitor.pipeline import Pipeline
+from kvscope.monitor.queries.handlers import QueryHandlers
+from kvscope.monitor.query import QUESTIONS, Query
 from kvscope.monitor.schema import SourceView
-from kvscope.monitor.service.http_api import COOKIE, create_app
+from kvscope.monitor.service.guard import COOKIE
+from kvscope.monitor.service.http_api import create_app
 from tests.detectors.scenes import ENGINE, Watched, finished_held, unaccounted
 
 TOKEN = 's3cret;with "odd" characters=é'
@@ -31,7 +34,7 @@ SOURCES = [SourceView("tcp://127.0.0.1:5757", ENGINE, True, 0, {"ring": 2}, "")]
 
 
 @contextmanager
-def served(watch: Watch, token: str = "", host: str = "127.0.0.1", alerts: Alerts | None = None) -> Iterator[str]:
+def served(watch: Pipeline, token: str = "", host: str = "127.0.0.1", alerts: Alerts | None = None) -> Iterator[str]:
     """Its address. A WebSocket that says hello is beside the API, as the page's would be."""
     app = create_app(watch, lambda: SOURCES, alerts, token=token, host=host)
 
@@ -79,16 +82,16 @@ def get() -> Iterator[httpx.Client]:
 def test_a_remote_query_gives_what_the_watch_gives(leaking: Watched) -> None:
     watch = leaking.watch
     with served(watch) as url:
-        remote = RemoteQuery(url)
+        remote = ServiceClient(url)
         try:
             assert remote.engines() == watch.engines()
             assert remote.past_engines() == watch.past_engines() == []
             for state in (None, "pending", "firing", "suppressed", "resolved"):
-                assert remote.find(state) == watch.find(state)
-            assert remote.find("firing")
+                assert remote.findings(state) == watch.findings(state)
+            assert remote.findings("firing")
             assert remote.points(ENGINE) == watch.points(ENGINE)
-            assert remote.points(ENGINE, seconds=5, most=7) == watch.points(ENGINE, seconds=5, most=7)
-            assert 0 < len(remote.points(ENGINE, most=7)) <= 7
+            assert remote.points(ENGINE, seconds=5, limit=7) == watch.points(ENGINE, seconds=5, limit=7)
+            assert 0 < len(remote.points(ENGINE, limit=7)) <= 7
             assert remote.requests(ENGINE) == watch.requests(ENGINE)
             for view in watch.requests(ENGINE):
                 assert remote.request(ENGINE, view.id) == watch.request(ENGINE, view.id)
@@ -96,15 +99,15 @@ def test_a_remote_query_gives_what_the_watch_gives(leaking: Watched) -> None:
             for block in range(leaking.lab.pool.total):
                 assert remote.block(ENGINE, block) == watch.block(ENGINE, block)
             assert remote.block_map(ENGINE) == watch.block_map(ENGINE)
-            assert remote.drop(ENGINE) == watch.drop(ENGINE)
+            assert remote.usage_drop(ENGINE) == watch.usage_drop(ENGINE)
             at = watch.engines()[0].at or ""
-            assert remote.drop(ENGINE, at, 3.0) == watch.drop(ENGINE, at, 3.0) != watch.drop(ENGINE)
+            assert remote.usage_drop(ENGINE, at, 3.0) == watch.usage_drop(ENGINE, at, 3.0) != watch.usage_drop(ENGINE)
             assert remote.explain(ENGINE) == watch.explain(ENGINE)
-            assert remote.never_freed(ENGINE) == watch.never_freed(ENGINE)
-            assert remote.prefixes(ENGINE) == watch.prefixes(ENGINE)
+            assert remote.retained_blocks(ENGINE) == watch.retained_blocks(ENGINE)
+            assert remote.prefix_cache(ENGINE) == watch.prefix_cache(ENGINE)
             assert remote.calculator(ENGINE, 30, 20, 4) == watch.calculator(ENGINE, 30, 20, 4)
-            assert remote.span(ENGINE) == watch.span(ENGINE)
-            for finding in watch.find():
+            assert remote.history(ENGINE) == watch.history(ENGINE)
+            for finding in watch.findings():
                 assert remote.finding(finding.id) == watch.finding(finding.id)
         finally:
             remote.close()
@@ -112,26 +115,26 @@ def test_a_remote_query_gives_what_the_watch_gives(leaking: Watched) -> None:
 
 def test_a_remote_query_gives_the_past_that_the_watch_gives(leaking: Watched) -> None:
     watch = leaking.watch
-    events = watch.events(ENGINE, most=10_000)
+    events = watch.events(ENGINE, limit=10_000)
     position, at = events[len(events) // 2].position, events[len(events) // 3].at or ""
     with served(watch) as url:
-        remote = RemoteQuery(url)
+        remote = ServiceClient(url)
         try:
             for moment in (position, at):
                 assert remote.engines(moment) == watch.engines(moment) != watch.engines()
                 assert remote.requests(ENGINE, moment) == watch.requests(ENGINE, moment)
                 assert remote.block_map(ENGINE, moment) == watch.block_map(ENGINE, moment)
                 assert remote.block(ENGINE, 3, moment) == watch.block(ENGINE, 3, moment)
-                assert remote.prefixes(ENGINE, moment) == watch.prefixes(ENGINE, moment)
+                assert remote.prefix_cache(ENGINE, moment) == watch.prefix_cache(ENGINE, moment)
                 assert remote.points(ENGINE, since=at, until=moment) == watch.points(ENGINE, since=at, until=moment)
-                assert remote.never_freed(ENGINE, until=moment) == watch.never_freed(ENGINE, until=moment)
+                assert remote.retained_blocks(ENGINE, until=moment) == watch.retained_blocks(ENGINE, until=moment)
                 assert remote.explain(ENGINE, until=moment) == watch.explain(ENGINE, until=moment)
-                assert remote.find(engine=ENGINE, until=moment) == watch.find(engine=ENGINE, until=moment)
+                assert remote.findings(engine=ENGINE, until=moment) == watch.findings(engine=ENGINE, until=moment)
                 for view in watch.requests(ENGINE, moment)[:3]:
                     told = remote.request(ENGINE, view.id, moment)
                     assert told == watch.request(ENGINE, view.id, moment)
-            assert remote.events(ENGINE, since=at, most=9) == watch.events(ENGINE, since=at, most=9)
-            assert remote.events(ENGINE, around=position, most=9) == watch.events(ENGINE, around=position, most=9)
+            assert remote.events(ENGINE, since=at, limit=9) == watch.events(ENGINE, since=at, limit=9)
+            assert remote.events(ENGINE, around=position, limit=9) == watch.events(ENGINE, around=position, limit=9)
             about = {"kinds": ["allocated", "released"], "request": "r-1", "block": 3}
             assert remote.events(ENGINE, **about) == watch.events(ENGINE, **about)  # type: ignore[arg-type]
         finally:
@@ -140,7 +143,7 @@ def test_a_remote_query_gives_the_past_that_the_watch_gives(leaking: Watched) ->
 
 def test_what_is_asked_wrongly_is_said_over_http_too(leaking: Watched, get: httpx.Client) -> None:
     with served(leaking.watch) as url:
-        remote = RemoteQuery(url)
+        remote = ServiceClient(url)
         try:
             with pytest.raises(BadTime, match="'noon' is no time"):
                 remote.block_map(ENGINE, "noon")
@@ -155,21 +158,27 @@ def test_what_is_asked_wrongly_is_said_over_http_too(leaking: Watched, get: http
         assert get.get(f"{url}/api/calculator", params={"engine": ENGINE, "prompt_tokens": "many"}).status_code == 422
 
 
-def test_each_question_is_asked_alike_everywhere() -> None:
-    """In process, over HTTP and by the API, by the same names and in the same order."""
-    routes = {route.path: route for route in create_app(Watch(), list).routes if isinstance(route, APIRoute)}
-    asked = [name for name in vars(Query) if not name.startswith("_")]
-    assert len(asked) > 10
-    for name in asked:
+def test_each_question_has_one_signature_everywhere() -> None:
+    """In process, over HTTP and in the API: the same names in the same order, and the old ones beside them."""
+    document = create_app(Pipeline(), list).openapi()["paths"]
+    assert len(QUESTIONS) == 20
+    for name, question in QUESTIONS.items():
         signature = inspect.signature(getattr(Query, name))
-        assert inspect.signature(getattr(Watch, name)) == inspect.signature(getattr(RemoteQuery, name)) == signature
-        path = {"find": "/api/findings"}.get(name, f"/api/{name}")
-        assert len(routes[path].dependant.query_params) == len(signature.parameters) - 1, path
+        assert inspect.signature(getattr(Pipeline, name)) == signature
+        assert name in vars(QueryHandlers), f"{name} has no handler"
+        assert name not in vars(ServiceClient)
+        names = [each for each in signature.parameters if each != "self"]
+        for path in filter(None, (question.route, question.old_route)):
+            operation = document[path]["get"]
+            given = [each["name"] for each in operation["parameters"] if not each.get("deprecated")]
+            old = [each["name"] for each in operation["parameters"] if each.get("deprecated")]
+            assert (given, old) == (names, list(question.old_parameters.values())), path
+            assert operation.get("deprecated", False) == (path == question.old_route)
 
 
 def test_what_is_not_known_is_so_over_http_too(leaking: Watched, get: httpx.Client) -> None:
     with served(leaking.watch) as url:
-        remote = RemoteQuery(url)
+        remote = ServiceClient(url)
         try:
             with pytest.raises(NotKnown, match=r"no engine 'nobody'.*there are: lab@"):
                 remote.requests("nobody")
@@ -189,7 +198,7 @@ def test_an_api_that_is_not_there_says_so_in_json(leaking: Watched, get: httpx.C
         answer = get.get(f"{url}/api/enginez")
         assert (answer.status_code, "x-kvscope" in answer.headers) == (404, False)
         assert "/api/enginez" in answer.json()["detail"]
-        remote = RemoteQuery(f"{url}/api")
+        remote = ServiceClient(f"{url}/api")
         try:
             with pytest.raises(Unreachable, match=r"answers 404 Not Found, as no kvscope service does.*/api/metrics$"):
                 remote.engines()
@@ -218,15 +227,15 @@ def test_the_rest_of_it(leaking: Watched, get: httpx.Client) -> None:
 
 def test_two_engines_side_by_side() -> None:
     """A question is about one of them."""
-    watch = Watch()
+    watch = Pipeline()
     for scene, name in ((finished_held(), "a@127.0.0.1:1/0"), (unaccounted(), "b@127.0.0.1:2/0")):
         scene.live(15, every=0.25)
         watch.feed(msgspec.structs.replace(frame, engine=name) for frame in scene.lab.frames)
     with served(watch) as url:
-        remote = RemoteQuery(url)
+        remote = ServiceClient(url)
         try:
             assert [engine.engine for engine in remote.engines()] == ["a@127.0.0.1:1/0", "b@127.0.0.1:2/0"]
-            found = {(f.engine, f.code) for f in remote.find("firing") if f.severity == "error"}
+            found = {(f.engine, f.code) for f in remote.findings("firing") if f.severity == "error"}
             assert found == {("a@127.0.0.1:1/0", "leak.finished-held"), ("b@127.0.0.1:2/0", "leak.unaccounted")}
             assert remote.engines()[0].findings["error"] == remote.engines()[1].findings["error"] == 1
         finally:
@@ -234,9 +243,9 @@ def test_two_engines_side_by_side() -> None:
 
 
 def test_nobody_there() -> None:
-    with served(Watch()) as url:
+    with served(Pipeline()) as url:
         pass
-    remote = RemoteQuery(url, timeout_s=5)
+    remote = ServiceClient(url, timeout_s=5)
     try:
         with pytest.raises(Unreachable, match="monitor serve"):
             remote.engines()
@@ -257,7 +266,7 @@ def test_with_a_token_nothing_is_answered_without_it(leaking: Watched, get: http
             assert get.get(url + path, headers={"authorization": "Bearer wrong"}).status_code == 401
             assert get.get(url + path, headers={"cookie": f"{COOKIE}=wrong"}).status_code == 401
         assert get.get(f"{url}/healthz").status_code == 200
-        remote = RemoteQuery(url)
+        remote = ServiceClient(url)
         try:
             with pytest.raises(Unreachable, match="--token or KVSCOPE_TOKEN"):
                 remote.engines()
@@ -268,7 +277,7 @@ def test_with_a_token_nothing_is_answered_without_it(leaking: Watched, get: http
 def test_a_bearer(leaking: Watched) -> None:
     token = "a-bearers-token"
     with served(leaking.watch, token) as url:
-        remote = RemoteQuery(url, token)
+        remote = ServiceClient(url, token)
         try:
             assert remote.engines() == leaking.watch.engines()
         finally:

@@ -162,7 +162,7 @@ def test_a_real_leak_and_what_it_brings_about() -> None:
     effects = {effect.code: effect for effect in finding.effects}
     assert sorted(effects) == [HEAD, THRASH]
     assert effects[HEAD].requests == ["head"]
-    (blocked,) = [f for f in scene.watch.find("suppressed") if f.code == HEAD]
+    (blocked,) = [f for f in scene.watch.findings("suppressed") if f.code == HEAD]
     lacks = value(blocked, "blocks_needed") - value(blocked, "blocks_free_for_it")  # type: ignore[operator]
     assert 0 < lacks <= value(finding, "blocks_held")  # type: ignore[operator]
     assert not starved(leaks=False).alarms()

@@ -17,6 +17,7 @@ ROOT = Path(__file__).parent.parent
 # From the ground up. A module belongs to the longest name that it begins with.
 ROOMS = (
     "kvscope.kernels",
+    "kvscope.monitor.errors",
     "kvscope.monitor.plugins",
     "kvscope.monitor.events",
     "kvscope.monitor.state",
@@ -44,10 +45,12 @@ ROOMS = (
     "kvscope.monitor.findings",
     "kvscope.monitor.history",
     "kvscope.monitor.schema",
+    "kvscope.monitor.json_names",
+    "kvscope.monitor.query",
+    "kvscope.monitor.client",
     "kvscope.monitor.queries",
     "kvscope.monitor.pipeline",
     "kvscope.monitor.incidents",
-    "kvscope.monitor.query",
     "kvscope.monitor.alerting",
     "kvscope.monitor.exporters",
     "kvscope.monitor.doctor",
@@ -63,7 +66,7 @@ ROOMS = (
 # What each of these may import of ours, and nothing else.
 ONLY = {
     "kvscope.kernels": {"kvscope.kernels"},
-    "kvscope.monitor.events": {"kvscope.monitor.events"},
+    "kvscope.monitor.events": {"kvscope.monitor.events", "kvscope.monitor.errors"},
     "kvscope.engine": {
         "kvscope.engine",
         "kvscope.kernels",
@@ -73,6 +76,8 @@ ONLY = {
     },
     "kvscope.dashboards": {
         "kvscope.dashboards",
+        "kvscope.monitor.errors",
+        "kvscope.monitor.text",
         "kvscope.monitor.query",
         "kvscope.monitor.schema",
         "kvscope.monitor.findings",

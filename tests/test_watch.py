@@ -10,9 +10,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from kvscope.monitor.errors import NotKnown
 from kvscope.monitor.events.kinds import SCHEMA, Cause, Kind, Status
 from kvscope.monitor.events.wire import Batch, Keyframe, Run, batch_of, decode, encode
-from kvscope.monitor.pipeline import NotKnown, Watch
+from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.schema import BLOCK_STATES
 from kvscope.monitor.sources.targets import read_log
 from tests.detectors.scenes import ENGINE, Watched, finished_held, never_fits, stalled, unaccounted
@@ -21,11 +22,11 @@ from tests.lab import Lab
 DATA = Path(__file__).parent / "data"
 
 
-def ask_everything(watch: Watch) -> None:
+def ask_everything(watch: Pipeline) -> None:
     for view in watch.engines():
-        for finding in watch.find():
+        for finding in watch.findings():
             assert msgspec.json.decode(msgspec.json.encode(finding), type=type(finding)) == finding
-        watch.find("pending")
+        watch.findings("pending")
         watch.points(view.engine)
         map_of = watch.block_map(view.engine)
         for request in watch.requests(view.engine):
@@ -38,9 +39,9 @@ def ask_everything(watch: Watch) -> None:
             ask_about_the_past(watch, view.engine)
 
 
-def ask_about_the_past(watch: Watch, engine: str) -> None:
-    events = watch.events(engine, most=50)
-    for question in (watch.never_freed, watch.prefixes, watch.explain, watch.drop, watch.span):
+def ask_about_the_past(watch: Pipeline, engine: str) -> None:
+    events = watch.events(engine, limit=50)
+    for question in (watch.retained_blocks, watch.prefix_cache, watch.explain, watch.usage_drop, watch.history):
         answer = question(engine)  # type: ignore[operator]
         assert msgspec.json.decode(msgspec.json.encode(answer), type=type(answer)) == answer
     for event in events[::20]:
@@ -76,7 +77,7 @@ def test_nothing_that_an_engine_can_say_breaks_it(seed: int) -> None:
     for _ in range(20):
         lab.arrive(rng.randint(1, 30))
         lab.step()
-    watch = Watch()
+    watch = Pipeline()
     watch.feed(lab.frames)
     sequence = lab.frames[-1].sequence
     for n in range(60):
@@ -105,13 +106,13 @@ def test_who_comes_in_anywhere_has_answers(start: int) -> None:
     """From a keyframe and what follows it; without one there is an engine of which nothing is known yet."""
     scene = finished_held()
     scene.live(2, every=0.05)
-    keyless = Watch()
+    keyless = Pipeline()
     keyless.feed(scene.lab.frames[start + 1 :])
     keyless.settle()
     (view,) = keyless.engines()
     assert view.attached == "figures"
     assert view.balance is None
-    assert keyless.find() == []
+    assert keyless.findings() == []
     lab = Lab(engine=ENGINE, total=40, connector_share=0.5)
     keyframe: Keyframe | None = None
     for n in range(60):
@@ -120,7 +121,7 @@ def test_who_comes_in_anywhere_has_answers(start: int) -> None:
         lab.arrive(10, max_tokens=5)
         lab.step()
     assert keyframe is not None
-    late, early = Watch(), Watch()
+    late, early = Pipeline(), Pipeline()
     late.feed([keyframe, *(f for f in lab.frames if f.sequence > keyframe.sequence)])
     early.feed(lab.frames)
     ask_everything(late)
@@ -131,7 +132,7 @@ def test_who_comes_in_anywhere_has_answers(start: int) -> None:
 def test_asked_by_others_while_it_is_fed() -> None:
     scene = finished_held()
     scene.live(30)
-    watch = Watch()
+    watch = Pipeline()
     watch.feed(scene.lab.frames[:1])
     stop = threading.Event()
     failed: list[BaseException] = []
@@ -143,7 +144,7 @@ def test_asked_by_others_while_it_is_fed() -> None:
                 with watch.locked():
                     ask_everything(watch)
                 watch.points(ENGINE)
-                watch.find()
+                watch.findings()
                 watch.requests(ENGINE)
         except BaseException as error:
             failed.append(error)
@@ -157,9 +158,9 @@ def test_asked_by_others_while_it_is_fed() -> None:
     for thread in threads:
         thread.join()
     assert not failed
-    unasked = Watch()
+    unasked = Pipeline()
     unasked.feed(scene.lab.frames)
-    assert watch.find() == unasked.find()
+    assert watch.findings() == unasked.findings()
     assert watch.engines() == unasked.engines()
 
 
@@ -243,7 +244,7 @@ def test_what_is_not_known_says_what_there_is() -> None:
     with pytest.raises(NotKnown, match=r"no engine 'x' here; there are: lab@"):
         scene.watch.block_map("x")
     with pytest.raises(NotKnown, match="there are: none yet"):
-        Watch().points("x")
+        Pipeline().points("x")
     with pytest.raises(NotKnown, match="no request 'r-7'"):
         scene.watch.request(ENGINE, "r-7")
     with pytest.raises(NotKnown, match=f"blocks 0 to {scene.lab.pool.total - 1}"):
@@ -255,14 +256,14 @@ def test_the_recent_past_is_thinned_evenly_and_ends_now() -> None:
     for _ in range(30):
         scene.lab.arrive(10, max_tokens=10)
     scene.live(60, every=0.1)
-    every = scene.watch.points(ENGINE, most=10_000)
+    every = scene.watch.points(ENGINE, limit=10_000)
     assert len(every) > 500
     for most in (1, 2, 7, 100, len(every), len(every) + 1):
-        some = scene.watch.points(ENGINE, most=most)
+        some = scene.watch.points(ENGINE, limit=most)
         assert 0 < len(some) <= most
         assert some[-1] == every[-1]
         assert len({b.at_ns - a.at_ns for a, b in pairwise(some)}) <= 3
-    last_10_s = scene.watch.points(ENGINE, seconds=10, most=10_000)
+    last_10_s = scene.watch.points(ENGINE, seconds=10, limit=10_000)
     assert last_10_s == [p for p in every if p.at_ns >= scene.ledger.now_ns - 10e9]
 
 
@@ -308,7 +309,7 @@ def test_a_restarted_engine_begins_anew() -> None:
     assert view.balance is not None
     assert view.balance.finished == 0
     assert not scene.firing("leak.finished-held")
-    assert [f.state for f in scene.watch.find("resolved") if f.code == "leak.finished-held"] == ["resolved"]
+    assert [f.state for f in scene.watch.findings("resolved") if f.code == "leak.finished-held"] == ["resolved"]
 
 
 def test_faults_that_are_on_are_said_on_every_answer_about_the_engine() -> None:
@@ -330,7 +331,7 @@ def test_transitions_and_ends_are_told_once() -> None:
 
 
 def test_what_a_log_cannot_tell_is_none_and_never_0() -> None:
-    watch = Watch()
+    watch = Pipeline()
     watch.feed(read_log(DATA / "never-freed.log.gz")[1])
     watch.settle()
     (view,) = watch.engines()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from kvscope.monitor.query import duration
 from kvscope.monitor.schema import EngineView, RequestView
+from kvscope.monitor.text import duration
 
 
 def clock(at: str | None) -> str:

@@ -12,7 +12,7 @@ from kvscope.dashboards.web.links import Place
 from kvscope.dashboards.web.markup import and_more, block_links, event_link, headings, request_link
 from kvscope.dashboards.web.view import Here
 from kvscope.monitor.findings import FindingReport
-from kvscope.monitor.query import counted
+from kvscope.monitor.text import counted
 
 MOST_CULPRITS = 12
 

@@ -13,8 +13,8 @@ from kvscope.dashboards.web.links import Place, Window, rfc3339
 from kvscope.dashboards.web.markup import aria, field, key
 from kvscope.dashboards.web.view import Here, open_findings
 from kvscope.dashboards.web.view_registry import TABLE, tab_of
-from kvscope.monitor.query import counted, duration
 from kvscope.monitor.schema import EngineView
+from kvscope.monitor.text import counted, duration
 
 SPANS = (("now-1m", "last minute"), ("", "last 10 minutes"), ("now-1h", "last hour"), ("now-6h", "last 6 hours"))
 """What `from` can be with a click."""

@@ -10,8 +10,8 @@ from dash import html
 from kvscope.dashboards.web.display_text import clock, family_of, reason_of, sentence
 from kvscope.dashboards.web.links import Place
 from kvscope.dashboards.web.markup import block_links, dot, request_link
-from kvscope.monitor.query import counted, duration
-from kvscope.monitor.schema import BlockDetail, RequestDetail, StoryView
+from kvscope.monitor.schema import BlockDetail, EventHistoryEntry, RequestDetail
+from kvscope.monitor.text import counted, duration
 
 MOST_LINES = 200
 MOST_SPANS = 60
@@ -94,7 +94,7 @@ def _what_it_is(place: Place, detail: BlockDetail) -> list[Any]:
     ]
 
 
-def _story(lines: Sequence[StoryView], whole: bool) -> list[Any]:
+def _story(lines: Sequence[EventHistoryEntry], whole: bool) -> list[Any]:
     parts: list[Any] = [html.H3("Story")]
     if not lines:
         return [*parts, html.P("Nothing in the events that are kept here tells of it.", className="note")]

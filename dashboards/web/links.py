@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Final, NamedTuple
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
-from kvscope.monitor.query import BadTime
+from kvscope.monitor.errors import BadTime
 
 DEFAULT_S: Final = 600.0
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}

@@ -8,8 +8,8 @@ from dash import html
 
 from kvscope.dashboards.web.markup import aria
 from kvscope.dashboards.web.palette import SHADES
-from kvscope.monitor.query import counted, percent
 from kvscope.monitor.schema import EngineView
+from kvscope.monitor.text import counted, percent
 
 
 def legend(engine: EngineView) -> list[Any]:

@@ -25,7 +25,8 @@ from kvscope.dashboards.web.display_text import sentence
 from kvscope.dashboards.web.links import Place, wall_ns
 from kvscope.dashboards.web.view import Here, Tree, View, worst_first
 from kvscope.dashboards.web.view_registry import PATHS, tab_of
-from kvscope.monitor.query import BadQuestion, BadTime, NotKnown, Query
+from kvscope.monitor.errors import BadQuestion, BadTime, NotKnown
+from kvscope.monitor.query import Query
 from kvscope.monitor.schema import EngineView
 
 logger = logging.getLogger(__name__)
@@ -207,7 +208,7 @@ def _known(query: Query, here: Here) -> list[Any]:
     if here.window.live:
         return []
     try:
-        span = query.span(here.name)
+        span = query.history(here.name)
     except NotKnown:
         return []
     if not span.first or not span.last:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kvscope.dashboards.web.links import Place, Window
-from kvscope.monitor.query import NotKnown, Query
+from kvscope.monitor.errors import NotKnown
+from kvscope.monitor.query import Query
 from kvscope.monitor.schema import EngineView
 
 Tree = Any

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ipaddress
 import socket
 
+from kvscope.monitor.errors import KvscopeError
 
-class NotAllowed(Exception):
+
+class NotAllowed(KvscopeError):
     """A host is, or resolves to, an address that alerts may not be sent to; the message says how to allow it."""
 
 

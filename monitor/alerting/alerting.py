@@ -19,8 +19,9 @@ from kvscope.monitor.alerting.outbox import Outbox
 from kvscope.monitor.alerting.receivers.parse import receiver_of
 from kvscope.monitor.alerting.receivers.receiver import Receiver
 from kvscope.monitor.alerting.silences import silence
+from kvscope.monitor.errors import KvscopeError
 from kvscope.monitor.findings import LOOK_AGAIN_S, Place, Transition
-from kvscope.monitor.schema import AlertingView
+from kvscope.monitor.schema import NotificationsView
 from kvscope.monitor.text import timestamp
 
 SCHEDULE: Final = (0, 5, 15, 60, 300, 900, 1800, 7200, 18000, 36000, 50400, 72000, 86400)
@@ -46,7 +47,7 @@ class AlertsConfig:
     path: Path | None = None
 
 
-class NoSuchThing(LookupError):
+class NoSuchThing(KvscopeError, LookupError):
     """There is no such receiver, delivery or silence; the message says so."""
 
 
@@ -100,7 +101,7 @@ class Alerts:
         """Receivers, open alerts, silences, and the latest deliveries."""
         return self.outbox.view(time.time())
 
-    def about(self, finding: str) -> AlertingView:
+    def about(self, finding: str) -> NotificationsView:
         """What was told of one finding, and what keeps it from being told."""
         return self.outbox.about(finding, time.time())
 

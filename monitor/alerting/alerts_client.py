@@ -9,7 +9,7 @@ import httpx
 import msgspec
 
 from kvscope.monitor.alerting.alert_schema import AlertsView, TriedView
-from kvscope.monitor.query import Unreachable
+from kvscope.monitor.errors import Unreachable
 
 T = TypeVar("T")
 

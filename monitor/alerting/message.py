@@ -8,7 +8,7 @@ from typing import Final, Literal
 import msgspec
 
 from kvscope.monitor.detectors.judgement import Severity, Verdict
-from kvscope.monitor.findings import FindingReport, State
+from kvscope.monitor.findings import FindingReport, FindingState
 
 Kind = Literal["firing", "resolved", "test"]
 
@@ -36,7 +36,7 @@ class Trouble(msgspec.Struct, frozen=True):
     title: str
     severity: Severity
     verdict: Verdict
-    state: State
+    state: FindingState
     engine: str
     key: str
     since: str | None

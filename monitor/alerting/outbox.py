@@ -32,7 +32,7 @@ from kvscope.monitor.alerting.message import Kind, Message, Trouble, message_id,
 from kvscope.monitor.alerting.receivers.receiver import Receiver
 from kvscope.monitor.alerting.silences import Silence
 from kvscope.monitor.findings import Place, Transition, severity_at_least
-from kvscope.monitor.schema import AlertingView
+from kvscope.monitor.schema import NotificationsView
 from kvscope.monitor.text import timestamp
 
 KEPT: Final = 10_000
@@ -492,14 +492,14 @@ class Outbox:
                 ],
             )
 
-    def about(self, finding: str, now: float) -> AlertingView:
+    def about(self, finding: str, now: float) -> NotificationsView:
         """What was told of one finding. It may be told of under the id of one before it, which it goes on from."""
         with self._lock:
             rows = self._read("SELECT * FROM alerts WHERE finding = ?", finding)
             alert = rows[0]["alert"] or finding if rows else finding
             told = self._read("SELECT * FROM deliveries WHERE alert = ? ORDER BY sequence DESC LIMIT ?", alert, SHOWN)
             trouble = msgspec.json.decode(rows[0]["trouble"], type=Trouble) if rows else None
-            return AlertingView(
+            return NotificationsView(
                 receivers=list(self._receivers),
                 deliveries=[_delivery_view(row) for row in told],
                 silences=[

@@ -14,13 +14,14 @@ import msgspec
 
 from kvscope.monitor.alerting.alert_schema import SilenceView
 from kvscope.monitor.alerting.message import Trouble
+from kvscope.monitor.errors import KvscopeError
 from kvscope.monitor.text import timestamp
 
 MATCHABLE: Final = ("code", "engine", "severity", "key")
 LONGEST_S: Final = 366 * 86400.0
 
 
-class BadSilence(ValueError):
+class BadSilence(KvscopeError, ValueError):
     """A matcher or a length that cannot be used; the message says what it should be."""
 
 

@@ -16,6 +16,7 @@ from typing import Final
 
 import msgspec
 
+from kvscope.monitor.errors import KvscopeError
 from kvscope.monitor.events.kinds import SCHEMA, Kind
 from kvscope.monitor.events.samples import Fact
 
@@ -40,7 +41,7 @@ BY_TORCH: Final = ("weights", "activations_peak", "graphs_actual", "kv_pool")
 """The figures of a MEMORY event that together are what torch has, where its allocator does not say it."""
 
 
-class NoBill(Exception):
+class NoBill(KvscopeError):
     """The log has no bill, or not all of it. `missing`: the words that were looked for and not found."""
 
     def __init__(self, missing: Sequence[str]) -> None:

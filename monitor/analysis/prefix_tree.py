@@ -75,7 +75,7 @@ class EvictionView(msgspec.Struct, frozen=True):
     needed_again: int
 
 
-class PrefixesView(msgspec.Struct, frozen=True):
+class PrefixCacheView(msgspec.Struct, frozen=True):
     """The prefix cache of one engine: a forest of prefixes, the parents first. `left_out` counts the nodes that are not
     in it because there are too many: the smallest. Evictions are the latest first.
     """
@@ -219,7 +219,7 @@ class _Stretch(NamedTuple):
     above: int
 
 
-def prefixes(ledger: EngineLedger, told: Prefixes) -> PrefixesView:
+def prefixes(ledger: EngineLedger, told: Prefixes) -> PrefixCacheView:
     """The forest as it is where the ledger is, which is where `told` has been folded to. O(blocks)."""
     state = ledger.state
     kept = _kept(ledger)
@@ -231,7 +231,7 @@ def prefixes(ledger: EngineLedger, told: Prefixes) -> PrefixesView:
     shown = sorted(sorted(range(len(stretches)), key=lambda number: -weights[number])[:MOST_NODES])
     names = names_in(ledger)
     totals = state.totals
-    return PrefixesView(
+    return PrefixCacheView(
         engine=ledger.engine,
         at=timestamp(ledger.now_ns),
         block_size=state.block_size,

@@ -24,7 +24,7 @@ from kvscope.monitor.text import timestamp
 MOST_IDS: Final = 1_000
 
 
-class HeldView(msgspec.Struct, frozen=True):
+class RetainedGroup(msgspec.Struct, frozen=True):
     """Blocks handed out in a window and not free by its end, that one owner has in one state for one reason. `since`:
     when the first of them was; `ids` has the first of them. `owner` is empty where nobody is known to have them.
     """
@@ -38,21 +38,21 @@ class HeldView(msgspec.Struct, frozen=True):
     ids: list[int]
 
 
-class Bucket(msgspec.Struct, frozen=True):
+class LifetimeBucket(msgspec.Struct, frozen=True):
     """How many blocks were in use for at most so long, and for longer than the bucket before says; None: any longer."""
 
     at_most_s: float | None
     blocks: int
 
 
-class FloorView(msgspec.Struct, frozen=True):
+class IdleFloorView(msgspec.Struct, frozen=True):
     """Blocks that stayed in use when the engine had drained to idle."""
 
     at: str | None
     blocks: int
 
 
-class NeverFreedView(msgspec.Struct, frozen=True):
+class RetainedBlocksView(msgspec.Struct, frozen=True):
     """What became of the blocks that were handed out in a window. `held`: not free by its end, the oldest first.
 
     allocated    times that a block was handed out, or taken over from the prefix cache with nobody having it
@@ -69,12 +69,12 @@ class NeverFreedView(msgspec.Struct, frozen=True):
     freed: int
     warm: int
     held_blocks: int
-    held: list[HeldView]
-    lifetimes: list[Bucket]
-    floors: list[FloorView]
+    held: list[RetainedGroup]
+    lifetimes: list[LifetimeBucket]
+    floors: list[IdleFloorView]
 
 
-def never_freed(ledger: EngineLedger, since_ns: int) -> NeverFreedView:
+def retained_blocks(ledger: EngineLedger, since_ns: int) -> RetainedBlocksView:
     """From `since_ns` (wall) until where the ledger is, by the batches and the points that it has."""
     window = [batch for batch in ledger.recent if batch.wall_ns >= since_ns and batch.epoch == ledger.epoch]
     refs = references_before(ledger, window)
@@ -97,7 +97,7 @@ def never_freed(ledger: EngineLedger, since_ns: int) -> NeverFreedView:
     state = ledger.state
     stays = Histogram(BOUNDS_S)
     stays.observe(lifetimes)
-    return NeverFreedView(
+    return RetainedBlocksView(
         engine=ledger.engine,
         since=timestamp(since_ns),
         until=timestamp(ledger.now_ns),
@@ -122,7 +122,7 @@ def _is_whole(ledger: EngineLedger, since_ns: int) -> bool:
     return not lost and all(after - before == 1 for before, after in pairwise(window))
 
 
-def _by_owner(ledger: EngineLedger, born: dict[int, int]) -> list[HeldView]:
+def _by_owner(ledger: EngineLedger, born: dict[int, int]) -> list[RetainedGroup]:
     groups: dict[tuple[int, str, str], list[int]] = {}
     for block in born:
         groups.setdefault(_holder(ledger, block), []).append(block)
@@ -131,7 +131,7 @@ def _by_owner(ledger: EngineLedger, born: dict[int, int]) -> list[HeldView]:
     for (number, status, reason), blocks in groups.items():
         since_ns = min(born[block] for block in blocks)
         held.append(
-            HeldView(
+            RetainedGroup(
                 owner=names.get(number, f"#{number}") if number >= 0 else "",
                 state=status,
                 reason=reason,
@@ -159,14 +159,16 @@ def _holder(ledger: EngineLedger, block: int) -> tuple[int, str, str]:
     return -1, "", "UNACCOUNTED"
 
 
-def _buckets(stays: Histogram) -> list[Bucket]:
+def _buckets(stays: Histogram) -> list[LifetimeBucket]:
     """Each for itself, where the histogram's are sums."""
     counts = [0, *(count for _, count in stays.buckets)]
     bounds = [None if bound == float("inf") else bound for bound, _ in stays.buckets]
-    return [Bucket(bound, after - before) for bound, (before, after) in zip(bounds, pairwise(counts), strict=True)]
+    return [
+        LifetimeBucket(bound, after - before) for bound, (before, after) in zip(bounds, pairwise(counts), strict=True)
+    ]
 
 
-def _floors(ledger: EngineLedger, since_ns: int) -> list[FloorView]:
+def _floors(ledger: EngineLedger, since_ns: int) -> list[IdleFloorView]:
     """What stayed in use at each drain, as far as the points of the window tell."""
     floors, before = Floors(), None
     for point in ledger.points:
@@ -176,4 +178,4 @@ def _floors(ledger: EngineLedger, since_ns: int) -> list[FloorView]:
         idle, in_use = not (point.running or point.waiting), point.balance.finished + point.balance.unaccounted
         floors.look(point.at_ns, idle=idle, worked=worked, in_use=in_use)
         before = point
-    return [FloorView(timestamp(floor.at), round(floor.in_use)) for floor in floors.seen]
+    return [IdleFloorView(timestamp(floor.at), round(floor.in_use)) for floor in floors.seen]

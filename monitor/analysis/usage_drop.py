@@ -24,7 +24,7 @@ from kvscope.monitor.text import timestamp
 MOST_PREEMPTIONS: Final = 200
 
 
-class Freed(msgspec.Struct):
+class FreedBlocks(msgspec.Struct):
     """What was given back for one reason: blocks that became free by it, references that left others, by whom."""
 
     reason: str
@@ -33,7 +33,7 @@ class Freed(msgspec.Struct):
     requests: list[str] = []
 
 
-class Preempted(msgspec.Struct, frozen=True):
+class PreemptedRequest(msgspec.Struct, frozen=True):
     """A preemption: who lost so many blocks and computed tokens, to whom (empty: to nobody in particular), and why."""
 
     victim: str
@@ -43,7 +43,7 @@ class Preempted(msgspec.Struct, frozen=True):
     tokens_lost: int
 
 
-class Work(msgspec.Struct):
+class WindowWork(msgspec.Struct):
     """What was done in a stretch of time."""
 
     seconds: float
@@ -55,14 +55,14 @@ class Work(msgspec.Struct):
     """Steps by what kept each from being larger."""
 
 
-class Level(msgspec.Struct, frozen=True):
+class UsageLevel(msgspec.Struct, frozen=True):
     """Used blocks at a moment."""
 
     at: str | None
     used: int
 
 
-class Fall(msgspec.Struct, kw_only=True):
+class UsageFall(msgspec.Struct, kw_only=True):
     """How usage fell furthest in a window of an engine's past, and what was done meanwhile. Counts of blocks and of
     requests are None where the engine said none.
     """
@@ -72,30 +72,30 @@ class Fall(msgspec.Struct, kw_only=True):
     until: str | None
     usable: int
     used_after: int | None
-    highest: Level | None
-    lowest: Level | None
+    highest: UsageLevel | None
+    lowest: UsageLevel | None
     """From where to where it fell furthest within the window."""
     freed_in_fall: dict[str, int]
     """Blocks that became free between these two, by reason."""
     running_after: int | None
     waiting_after: int | None
-    work: Work
-    work_before: Work
+    work: WindowWork
+    work_before: WindowWork
     """In as long a time just before."""
 
 
-class Drop(Fall, kw_only=True):
+class UsageDrop(UsageFall, kw_only=True):
     """The same, with all that was taken and given back in the window, by whom."""
 
     is_whole: bool
     """Whether all of its batches are still kept."""
     used_before: int | None
-    freed: list[Freed]
+    freed: list[FreedBlocks]
     taken: int
     taken_by: list[str]
     off_by: int | None
     """Used blocks at the end beyond what was used, taken and freed explains; 0 unless events were lost."""
-    preempted: list[Preempted]
+    preempted: list[PreemptedRequest]
     preemptions: int
     admitted: int
     finished: int
@@ -121,7 +121,7 @@ def steepest_fall(points: Sequence[Point], window_s: float) -> int:
     return at_ns
 
 
-def fall(ledger: EngineLedger, at_ns: int, window_s: float) -> Fall:
+def usage_fall(ledger: EngineLedger, at_ns: int, window_s: float) -> UsageFall:
     """Of the `window_s` seconds around `at_ns` (wall)."""
     since_ns, until_ns = _ends(at_ns, window_s)
     batches = _of_this_life(ledger)
@@ -134,7 +134,7 @@ def fall(ledger: EngineLedger, at_ns: int, window_s: float) -> Fall:
         freed = _freed_between(ledger, batches, top.at_ns, bottom.at_ns)
     is_then = not batches or batches[-1].wall_ns <= until_ns
     last = _queues_now(ledger) if is_then else _queues(_point_at(ledger.points, until_ns))
-    return Fall(
+    return UsageFall(
         engine=ledger.engine,
         since=timestamp(since_ns),
         until=timestamp(until_ns),
@@ -150,9 +150,9 @@ def fall(ledger: EngineLedger, at_ns: int, window_s: float) -> Fall:
     )
 
 
-def drop(ledger: EngineLedger, at_ns: int, window_s: float) -> Drop:
+def usage_drop(ledger: EngineLedger, at_ns: int, window_s: float) -> UsageDrop:
     """Of the `window_s` seconds around `at_ns` (wall)."""
-    fell = fall(ledger, at_ns, window_s)
+    fell = usage_fall(ledger, at_ns, window_s)
     since_ns, until_ns = _ends(at_ns, window_s)
     batches = _of_this_life(ledger)
     window = [batch for batch in batches if since_ns < batch.wall_ns <= until_ns]
@@ -163,7 +163,7 @@ def drop(ledger: EngineLedger, at_ns: int, window_s: float) -> Drop:
     used_before = _used_before(before, window)
     counted_up = None if used_before is None else used_before + fold.taken - sum(f.blocks for f in fold.freed.values())
     first = _queues(_point_at(ledger.points, since_ns))
-    return Drop(
+    return UsageDrop(
         **asdict(fell),
         is_whole=before is not None or (bool(window) and window[0].sequence == 0),
         used_before=used_before,
@@ -220,8 +220,8 @@ def _used_at(point: Point) -> int:
     return balance.total - balance.reserved - balance.free - balance.cached_idle
 
 
-def _level(point: Point | None) -> Level | None:
-    return Level(timestamp(point.at_ns), _used_at(point)) if point is not None else None
+def _level(point: Point | None) -> UsageLevel | None:
+    return UsageLevel(timestamp(point.at_ns), _used_at(point)) if point is not None else None
 
 
 def _deepest(points: Sequence[Point]) -> tuple[Point | None, Point | None]:
@@ -290,11 +290,11 @@ class _Window:
     """A fold of the window's events over the reference counts before it."""
 
     def __init__(self, ledger: EngineLedger, refs: list[int]) -> None:
-        self.freed: dict[str, Freed] = {}
+        self.freed: dict[str, FreedBlocks] = {}
         self.taken = 0
         self.taken_by: dict[str, None] = {}
         """Names in order: there may be thousands."""
-        self.preempted: list[Preempted] = []
+        self.preempted: list[PreemptedRequest] = []
         self.admitted = self.finished = self.allocation_failures = 0
         self._freed_by: set[tuple[str, str]] = set()
         self._refs = refs
@@ -329,7 +329,7 @@ class _Window:
 
     def _give_back(self, event: Run) -> None:
         reason = name_of(Release, event.args[0])
-        freed = self.freed.setdefault(reason, Freed(reason, requests=[]))
+        freed = self.freed.setdefault(reason, FreedBlocks(reason, requests=[]))
         for block in event.ids:
             if 0 <= block < len(self._refs):
                 self._refs[block] -= 1
@@ -345,17 +345,17 @@ class _Window:
     def _preempt(self, event: Run) -> None:
         reason, beneficiary, blocks, lost = event.args[:4]
         to = self._name(beneficiary) if beneficiary >= 0 else ""
-        self.preempted.append(Preempted(self._name(event.request), to, name_of(Preempt, reason), blocks, lost))
+        self.preempted.append(PreemptedRequest(self._name(event.request), to, name_of(Preempt, reason), blocks, lost))
 
     def _name(self, number: int) -> str:
         return self._names.get(number, f"#{number}")
 
 
-def _work(ledger: EngineLedger, batches: list[Batch], since_ns: int, until_ns: int) -> Work:
+def _work(ledger: EngineLedger, batches: list[Batch], since_ns: int, until_ns: int) -> WindowWork:
     first, last = _point_at(ledger.points, since_ns), _point_at(ledger.points, until_ns)
     until_ns = min(until_ns, ledger.now_ns)
     generated = (last.output_tokens if last else 0) - (first.output_tokens if first else 0)
-    work = Work(round(max(0.0, (until_ns - since_ns) / 1e9), 3), output_tokens=max(0, generated), limits={})
+    work = WindowWork(round(max(0.0, (until_ns - since_ns) / 1e9), 3), output_tokens=max(0, generated), limits={})
     ends = [since_ns]
     for batch in batches:
         for kind, args in _steps(batch):

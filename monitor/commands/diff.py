@@ -14,10 +14,10 @@ from kvscope.monitor.doctor.observe import CannotTell
 from kvscope.monitor.doctor.report import FINDINGS, NOTHING
 from kvscope.monitor.doctor.time_window import ALWAYS, Span, Window, at_of, when
 from kvscope.monitor.events.wire import ContractError
-from kvscope.monitor.pipeline import Watch
+from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.queries.comparison import compare
-from kvscope.monitor.queries.window_stats import Measuring
-from kvscope.monitor.schema import Stretch
+from kvscope.monitor.queries.window_stats import WindowMeter
+from kvscope.monitor.schema import WindowStats
 from kvscope.monitor.sources.recording import Recording
 from kvscope.monitor.sources.targets import BadTarget, Kind, kind_of
 from kvscope.monitor.text import timestamp
@@ -99,15 +99,15 @@ def _end_of(target: str) -> int:
         raise CannotTell(str(error)) from error
 
 
-def _measured(target: str, span: Span, settings: Settings) -> Stretch:
+def _measured(target: str, span: Span, settings: Settings) -> WindowStats:
     """That span of the one engine of a recording; what came before is folded in, and not counted."""
-    watch = Watch(settings)
+    watch = Pipeline(settings)
     engines = watch.fleet.engines
-    measured: dict[str, Measuring] = {}
+    measured: dict[str, WindowMeter] = {}
     for frame in Recording(Path(target)):
         if frame.wall_ns > span.until_ns:
             break
-        measuring = measured.setdefault(frame.engine, Measuring(span.since_ns))
+        measuring = measured.setdefault(frame.engine, WindowMeter(span.since_ns))
         measuring.look(frame, engines.get(frame.engine))
         watch.feed([frame])
         measuring.end(ended.request for ended in watch.take_ended())
@@ -119,5 +119,5 @@ def _measured(target: str, span: Span, settings: Settings) -> Stretch:
         raise CannotTell(f"{target} has several engines ({', '.join(there)}): record one of them alone")
     (name,) = there
     points = [point for point in engines[name].points if span.since_ns <= point.at_ns <= span.until_ns]
-    found = watch.find(engine=name, since=timestamp(span.since_ns) or "")
+    found = watch.findings(engine=name, since=timestamp(span.since_ns) or "")
     return measured[name].stretch(target, engines[name], points, found)

@@ -23,7 +23,7 @@ from kvscope.monitor.doctor.event_report import EventReport, event_at
 from kvscope.monitor.doctor.memory_report import bill_in_log, bill_of_engines
 from kvscope.monitor.doctor.observe import CannotTell, observe
 from kvscope.monitor.doctor.report import NOTHING
-from kvscope.monitor.pipeline import NotKnown
+from kvscope.monitor.errors import NotKnown
 from kvscope.monitor.query import Query
 from kvscope.monitor.schema import BlockDetail, RequestDetail
 
@@ -143,7 +143,7 @@ def _drop(parsed: argparse.Namespace) -> int:
         engines = [view.engine for view in query.engines() if parsed.engine in ("", view.engine)]
         if not engines:
             raise NotKnown(f"there is no engine {parsed.engine!r} at {observation.target}")
-        drops = [query.drop(engine, parsed.at or "", parsed.window) for engine in engines]
+        drops = [query.usage_drop(engine, parsed.at or "", parsed.window) for engine in engines]
     finally:
         observation.close()
     if parsed.format == "json":

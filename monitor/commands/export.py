@@ -10,7 +10,7 @@ from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.doctor.frame_reader import frames_of
 from kvscope.monitor.doctor.observe import CannotTell
 from kvscope.monitor.events.wire import ContractError
-from kvscope.monitor.query import counted
+from kvscope.monitor.text import counted
 
 
 def add(commands: Commands) -> None:

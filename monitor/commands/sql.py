@@ -80,9 +80,9 @@ def _sql(parsed: argparse.Namespace) -> int:
 def _judged(directory: Path) -> tuple[dict[str, list[Point]], list[Told]]:
     """The points of each engine in a recording, and what is told of it."""
     from kvscope.monitor.history.findings_log import told_of
-    from kvscope.monitor.pipeline import Watch
+    from kvscope.monitor.pipeline import Pipeline
 
-    watch = Watch()
+    watch = Pipeline()
     points: dict[str, list[Point]] = {}
     told: list[Told] = []
     for frame in Recording(directory):

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from kvscope.monitor.doctor.report_table import STYLES
 from kvscope.monitor.doctor.terminal import put, wrapped
-from kvscope.monitor.schema import Diff, FigureRow, FindingRow, Stretch
+from kvscope.monitor.schema import Diff, FindingRow, MetricRow, WindowStats
 from kvscope.monitor.text import counted, duration, listed, percent
 
 NAME, FIGURE = 34, 16
@@ -34,7 +34,7 @@ def table(diff: Diff, console: Console) -> None:
     wrapped(console, f"{verdict} Figures that are better: {better}; worse: {worse}.", "", "bold")
 
 
-def _which(stretch: Stretch) -> str:
+def _which(stretch: WindowStats) -> str:
     since, until = ((stamp or "?").replace("T", " ").replace("Z", "") for stamp in (stretch.since, stretch.until))
     return f"{stretch.engine}, {since} to {until} UTC, {duration(stretch.seconds)}"
 
@@ -52,7 +52,7 @@ def _finding(row: FindingRow, console: Console) -> None:
     wrapped(console, f"{row.severity} {row.code}, {row.verdict}{was}. {row.title}{of}", lead, style)
 
 
-def _row(row: FigureRow, console: Console) -> None:
+def _row(row: MetricRow, console: Console) -> None:
     figures = "".join(f"{_figure(value, row.unit):>{FIGURE}}" for value in (row.before, row.after))
     put(console, f"  {row.name:<{NAME - 2}}{figures}   {row.change}".rstrip(), CHANGES.get(row.change, ""))
 

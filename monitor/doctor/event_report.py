@@ -8,8 +8,9 @@ from typing import Final
 
 import msgspec
 
+from kvscope.monitor.errors import NotKnown
 from kvscope.monitor.events.kinds import Kind
-from kvscope.monitor.query import NotKnown, Query
+from kvscope.monitor.query import Query
 from kvscope.monitor.schema import BlockDetail, EngineView, EventView, RequestDetail
 
 POSITION: Final = re.compile(r"\d{1,20}/\d{1,15}/\d{1,9}")
@@ -49,11 +50,11 @@ def event_at(query: Query, engines: Sequence[str], position: str) -> EventReport
 
 
 def _report(query: Query, engine: str, position: str) -> EventReport:
-    found = query.events(engine, around=position, most=1, kinds=ALL_KINDS)
+    found = query.events(engine, around=position, limit=1, kinds=ALL_KINDS)
     if not found or found[0].position != position:
         raise NotKnown(f"the stream of {engine} has no event {position}, as far as it is kept")
     event = found[0]
-    around = {one.position: one for one in (*query.events(engine, around=position, most=AROUND), event)}
+    around = {one.position: one for one in (*query.events(engine, around=position, limit=AROUND), event)}
     pool = next(view for view in query.engines(at=position) if view.engine == engine)
     return EventReport(
         engine=engine,

@@ -8,13 +8,13 @@ from typing import Final
 
 from rich.console import Console
 
-from kvscope.monitor.analysis.usage_drop import Drop
+from kvscope.monitor.analysis.usage_drop import UsageDrop
 from kvscope.monitor.analysis.wait_tree import Wait
 from kvscope.monitor.doctor.event_report import EventReport
 from kvscope.monitor.doctor.memory_report import MemoryReport, Pool
 from kvscope.monitor.doctor.terminal import WIDTH, clock, put, wrapped
 from kvscope.monitor.queries.window_explanation import drop_in_words
-from kvscope.monitor.schema import BlockDetail, EventView, PhaseView, RequestDetail, StoryView
+from kvscope.monitor.schema import BlockDetail, EventHistoryEntry, EventView, PhaseView, RequestDetail
 from kvscope.monitor.text import counted, listed, percent
 
 MOST_PREEMPTED: Final = 8
@@ -94,7 +94,7 @@ def event(told: EventReport, console: Console) -> None:
         _because(told.block, console)
 
 
-def drop(told: Drop, console: Console) -> None:
+def drop(told: UsageDrop, console: Console) -> None:
     """`monitor explain drop`: what became free and why, who was preempted for whom, and what the steps did."""
     put(console, f"DROP on {told.engine}", "bold")
     wrapped(console, f"{clock(told.since, precise=True)} to {clock(told.until, precise=True)} UTC", "  ")
@@ -296,7 +296,7 @@ def _cost(phase: PhaseView) -> str:
     return f"+{phase.computed:,}" if phase.computed else "queued" if phase.state in QUEUED else ""
 
 
-def _story(story: Sequence[StoryView], console: Console, whole: bool) -> None:
+def _story(story: Sequence[EventHistoryEntry], console: Console, whole: bool) -> None:
     put(console, "STORY" if whole else "STORY (its beginning is no longer kept)", "bold")
     if not story:
         put(console, "  No event about it is kept.")

@@ -19,12 +19,12 @@ from kvscope.monitor.analysis.memory_breakdown import (
 )
 from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.doctor.observe import observe
+from kvscope.monitor.errors import NotKnown
 from kvscope.monitor.events.samples import Fact
-from kvscope.monitor.query import NotKnown
+from kvscope.monitor.schema import SCHEMA_VERSION
 from kvscope.monitor.sources.memory_log import MEMORY_FACTS
 from kvscope.monitor.sources.targets import BadTarget, Kind, kind_of, read_log
 
-SCHEMA_VERSION = 1
 SIZING = (
     "kv_cache_size_tokens",
     "max_concurrency",
@@ -72,7 +72,7 @@ class MemoryReport(msgspec.Struct, kw_only=True):
     are rounded. missing: the words that a log has not, and a bill needs.
     """
 
-    schema_version: int = SCHEMA_VERSION
+    schema_version: str = SCHEMA_VERSION
     source: str
     bill: Bill | None = None
     parts: dict[str, int] = {}

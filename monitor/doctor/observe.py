@@ -13,14 +13,17 @@ from pathlib import Path
 
 import msgspec
 
+from kvscope.monitor.client import ServiceClient
 from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.doctor.facts_text import in_words, kv_events_in_words
 from kvscope.monitor.doctor.time_window import ALWAYS, Span, Window, at_of
+from kvscope.monitor.errors import CannotTell as CannotTell
+from kvscope.monitor.errors import Unreachable
 from kvscope.monitor.events.samples import Fact, Sample
 from kvscope.monitor.events.wire import ContractError
 from kvscope.monitor.findings import FindingReport
-from kvscope.monitor.pipeline import Watch
-from kvscope.monitor.query import Query, RemoteQuery, Unreachable
+from kvscope.monitor.pipeline import Pipeline
+from kvscope.monitor.query import Query
 from kvscope.monitor.schema import EngineView
 from kvscope.monitor.sources.exposition import shown
 from kvscope.monitor.sources.kv_events import KvEventStream, Publisher, publisher_at, publishers
@@ -36,17 +39,6 @@ WATCH_S = 3.0
 SCRAPE_EVERY_S = 1.0
 LOOK_BACK_NS = 7_200_000_000_000
 """How far a Prometheus server is asked to look back, unless told."""
-
-
-class CannotTell(Exception):
-    """The target could not be reached, or has not what is needed; the message names what is missing.
-
-    `notes`: what can be said of it all the same.
-    """
-
-    def __init__(self, message: str, notes: Sequence[str] = ()) -> None:
-        super().__init__(message)
-        self.notes = list(notes)
 
 
 @dataclass
@@ -72,8 +64,8 @@ class Observation:
     def findings(self) -> list[FindingReport]:
         """What fires; and, of what is past, what was resolved: the worst first."""
         if not self.is_past:
-            return self.query.find("firing", self.engine)
-        found = self.query.find(since=self.since, until=self.until)
+            return self.query.findings("firing", self.engine)
+        found = self.query.findings(since=self.since, until=self.until)
         return [self._at_the_end(finding) for finding in found]
 
     def _at_the_end(self, finding: FindingReport) -> FindingReport:
@@ -83,14 +75,14 @@ class Observation:
 
     def close(self) -> None:
         """Let go of a service's connection."""
-        if isinstance(self.query, RemoteQuery):
+        if isinstance(self.query, ServiceClient):
             self.query.close()
 
 
 def observe(
     target: str,
     settings: Settings,
-    streams: Watch | None = None,
+    streams: Pipeline | None = None,
     *,
     timeout_s: float = 10.0,
     watch_s: float = WATCH_S,
@@ -109,7 +101,7 @@ def observe(
     try:
         match kind:
             case Kind.STREAM:
-                return _watch_stream(target, streams or Watch(settings), settings, timeout_s, watch_s)
+                return _watch_stream(target, streams or Pipeline(settings), settings, timeout_s, watch_s)
             case Kind.SERVICE:
                 return _ask_service(target, token, timeout_s, window)
             case Kind.RECORDING:
@@ -128,7 +120,7 @@ def observe(
         raise CannotTell(str(error)) from error
 
 
-def _watch_stream(target: str, watch: Watch, settings: Settings, timeout_s: float, watch_s: float) -> Observation:
+def _watch_stream(target: str, watch: Pipeline, settings: Settings, timeout_s: float, watch_s: float) -> Observation:
     """Into what watches the other streams too: a rank that stands still is known by its siblings."""
     stream = LiveStream(target)
     started = time.monotonic()
@@ -163,7 +155,7 @@ def _watch_kv_events(
     target: str, found: Sequence[Publisher], settings: Settings, timeout_s: float, watch_s: float
 ) -> Observation:
     """Take what the publishers still have of their past, and what they say for `watch_s` from their first word on."""
-    watch = Watch(settings)
+    watch = Pipeline(settings)
     name = shown(target)
     started = time.monotonic()
     heard_at: float | None = None
@@ -200,7 +192,7 @@ def _watch_page(target: str, settings: Settings, timeout_s: float, watch_s: floa
         raise CannotTell(
             f"{target}: a metrics page needs more than the base install: pip install 'kvscope[monitor]' ({error})"
         ) from error
-    watch = Watch(settings)
+    watch = Pipeline(settings)
     page = MetricsPage(target, timeout_s)
     started = time.monotonic()
     try:
@@ -212,7 +204,7 @@ def _watch_page(target: str, settings: Settings, timeout_s: float, watch_s: floa
                     raise CannotTell(str(error)) from error
             watch.settle()
             watched_s = time.monotonic() - started
-            pending = sorted({finding.code for finding in watch.find("pending")})
+            pending = sorted({finding.code for finding in watch.findings("pending")})
             until_s = max(watch_s, timeout_s) if pending else watch_s
             if watched_s > until_s and page.scrapes > 1:  # one page has no rates
                 break
@@ -232,7 +224,7 @@ def look_back(url: str, window: Window, settings: Settings, *, timeout_s: float 
     """Look at what the Prometheus server at `url` stored in the window, or in the last two hours of it. Raises
     CannotTell.
     """
-    watch = Watch(settings)
+    watch = Pipeline(settings)
     now_ns = time.time_ns()
     until_ns = window.span(now_ns).until_ns
     since_ns = window.span(now_ns).since_ns or until_ns - LOOK_BACK_NS
@@ -250,7 +242,7 @@ def look_back(url: str, window: Window, settings: Settings, *, timeout_s: float 
 
 
 def _ask_service(target: str, token: str, timeout_s: float, window: Window) -> Observation:
-    query = RemoteQuery(target, token, timeout_s)
+    query = ServiceClient(target, token, timeout_s)
     try:
         engines = query.engines()
     except Unreachable:
@@ -280,7 +272,7 @@ def _read_bundle(target: str, settings: Settings, window: Window) -> Observation
 
 def _read_recording(target: str, path: Path, settings: Settings, window: Window) -> Observation:
     """All of it, or until the end of the window: what is held at its beginning is known from what came before."""
-    watch = Watch(settings)
+    watch = Pipeline(settings)
     recording = Recording(path)
     notes, since = [], ""
     if window == ALWAYS:
@@ -306,7 +298,7 @@ def _read_recording(target: str, path: Path, settings: Settings, window: Window)
 
 def _read_log(target: str, settings: Settings, window: Window) -> Observation:
     """All of it, or the figures of the window alone."""
-    watch = Watch(settings)
+    watch = Pipeline(settings)
     path = Path(target)
     log, records = read_log(path)
     if window != ALWAYS:
@@ -326,7 +318,9 @@ def _read_log(target: str, settings: Settings, window: Window) -> Observation:
     notes = log.notes + in_words(facts)
     watch.feed(facts)
     watch.settle()
-    if all(finding.severity == "info" for finding in watch.find()):  # that a pool is taken at the start is no verdict
+    if all(
+        finding.severity == "info" for finding in watch.findings()
+    ):  # that a pool is taken at the start is no verdict
         raise CannotTell(
             f"{target}: no line has an engine's figures (Avg prompt throughput: …, Running: …, KV cache usage: …). They"
             " are logged every 10 s while requests run, unless --disable-log-stats is given. Nor is it a report that"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -13,15 +13,13 @@ from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.doctor.merged_findings import joined
 from kvscope.monitor.doctor.observe import WATCH_S, CannotTell, Observation, look_back, observe
 from kvscope.monitor.doctor.time_window import ALWAYS, Window
+from kvscope.monitor.errors import Unreachable
 from kvscope.monitor.findings import FindingReport, severity_at_least
-from kvscope.monitor.pipeline import Watch
-from kvscope.monitor.query import Unreachable
-from kvscope.monitor.schema import EngineView
+from kvscope.monitor.pipeline import Pipeline
+from kvscope.monitor.schema import SCHEMA_VERSION, EngineView
 from kvscope.monitor.sources.exposition import shown
 from kvscope.monitor.sources.targets import BadTarget
 from kvscope.monitor.text import timestamp
-
-SCHEMA_VERSION: Final = "1"
 
 NOTHING, FINDINGS, USAGE, CANNOT_TELL = 0, 1, 2, 3
 FailOn = Literal["error", "warning", "never"]
@@ -96,7 +94,7 @@ def examine(
     window: Window = ALWAYS,
 ) -> Report:
     """Look at all targets at once, and at what the Prometheus servers stored; in the window, where there is a past."""
-    streams = Watch(settings)
+    streams = Pipeline(settings)
 
     def open_target(target: str) -> Observation:
         return observe(target, settings, streams, timeout_s=timeout_s, watch_s=watch_s, token=token, window=window)

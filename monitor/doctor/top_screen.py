@@ -17,9 +17,8 @@ from textual.widgets import DataTable, Footer, Static
 from kvscope.monitor.doctor import explain_text, top_text
 from kvscope.monitor.doctor.terminal import WIDTH
 from kvscope.monitor.doctor.watch_mode import Live
+from kvscope.monitor.errors import NotKnown, Unreachable
 from kvscope.monitor.findings import FindingReport
-from kvscope.monitor.queries import NotKnown
-from kvscope.monitor.query import Unreachable
 from kvscope.monitor.schema import EngineView, RequestView
 
 LOOK_EVERY_S = 0.5
@@ -68,7 +67,7 @@ class Looker(threading.Thread):
         engine = self.chosen if self.chosen in names else next(iter(names), "")
         streams = {view.engine for view in engines if view.attached == "stream"}
         requests = query.requests(engine) if engine in streams else []
-        return View(engines, engine, requests, query.find("firing"), failure)
+        return View(engines, engine, requests, query.findings("firing"), failure)
 
 
 class Story(Screen[None]):

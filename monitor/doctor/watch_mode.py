@@ -7,13 +7,15 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from typing import Protocol
 
+from kvscope.monitor.client import ServiceClient
 from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.doctor.finding_changes import Change, Changes
 from kvscope.monitor.doctor.observe import SCRAPE_EVERY_S, CannotTell, nothing_heard
+from kvscope.monitor.errors import Unreachable
 from kvscope.monitor.events.wire import ContractError
 from kvscope.monitor.findings import FindingReport
-from kvscope.monitor.pipeline import Watch
-from kvscope.monitor.query import Query, RemoteQuery, Unreachable
+from kvscope.monitor.pipeline import Pipeline
+from kvscope.monitor.query import Query
 from kvscope.monitor.schema import EngineView
 from kvscope.monitor.sources.live_stream import LiveStream
 from kvscope.monitor.sources.targets import BadTarget, Kind, kind_of
@@ -48,7 +50,7 @@ class Live(Protocol):
 class _Stream:
     """`watch` is fed the other streams too: a rank that stands still is known by its siblings."""
 
-    def __init__(self, target: str, watch: Watch, timeout_s: float) -> None:
+    def __init__(self, target: str, watch: Pipeline, timeout_s: float) -> None:
         self.query = self._watch = watch
         self._stream = LiveStream(target)
         until = time.monotonic() + timeout_s
@@ -79,7 +81,7 @@ class _Page:
     def __init__(self, target: str, settings: Settings, timeout_s: float) -> None:
         from kvscope.monitor.sources.metrics_page import BadPage, MetricsPage
 
-        self.query = self._watch = Watch(settings)
+        self.query = self._watch = Pipeline(settings)
         self._page = MetricsPage(target, timeout_s)
         try:
             self._watch.feed(self._page.scrape())
@@ -100,7 +102,7 @@ class _Service:
     engine = ""
 
     def __init__(self, target: str, token: str, timeout_s: float) -> None:
-        self.query = self._remote = RemoteQuery(target, token, timeout_s)
+        self.query = self._remote = ServiceClient(target, token, timeout_s)
         try:
             self.query.engines()
         except Unreachable:
@@ -115,7 +117,7 @@ class _Service:
         self._remote.close()
 
 
-def open_live(target: str, settings: Settings, timeout_s: float, token: str, streams: Watch | None = None) -> Live:
+def open_live(target: str, settings: Settings, timeout_s: float, token: str, streams: Pipeline | None = None) -> Live:
     """The target, which has been heard; `streams` is what watches other event streams too. Raises BadTarget for what is
     over or none, and CannotTell.
     """
@@ -123,7 +125,7 @@ def open_live(target: str, settings: Settings, timeout_s: float, token: str, str
     try:
         match kind:
             case Kind.STREAM:
-                return _Stream(target, streams or Watch(settings), timeout_s)
+                return _Stream(target, streams or Pipeline(settings), timeout_s)
             case Kind.METRICS:
                 return _Page(target, settings, timeout_s)
             case Kind.SERVICE:
@@ -155,7 +157,7 @@ def look_on(
     """Look on until Ctrl-C; what fired at the end. `tell` takes each change, `note` what else has to be said (that a
     target is not heard any more, and is again), `beat` a line each round on how things are. Raises as open_live does.
     """
-    streams = Watch(settings)
+    streams = Pipeline(settings)
     with ExitStack() as opened:
         lives = [opened.enter_context(closing(open_live(t, settings, timeout_s, token, streams))) for t in targets]
         seen = [Changes() for _ in lives]
@@ -166,7 +168,7 @@ def look_on(
                 for index, live in enumerate(lives):
                     try:
                         failure = live.listen(ROUND_S / len(lives))
-                        found = live.query.find(engine=live.engine)
+                        found = live.query.findings(engine=live.engine)
                         engines += [view for view in live.query.engines() if live.engine in ("", view.engine)]
                     except Unreachable as error:
                         failure, found = str(error), None

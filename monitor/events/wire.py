@@ -18,6 +18,8 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+from kvscope.monitor.errors import ContractError as ContractError
+
 MAJOR: Final = 1
 MINOR: Final = 0
 MAGIC: Final = b"KV"
@@ -32,10 +34,6 @@ ADDED_BY_SOURCE: Final = -1
 
 if sys.byteorder != "little":  # columns are sent as they lie in memory
     raise ImportError("kvscope's event contract is little-endian, and so must be the machine")
-
-
-class ContractError(Exception):
-    """What reached us is not the contract."""
 
 
 class NotAFrame(ContractError):

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from kvscope.monitor.analysis.partial_replay import first_events, observed
+from kvscope.monitor.errors import KvscopeError
 from kvscope.monitor.events import journal
 from kvscope.monitor.events.sample_codec import Observed
 from kvscope.monitor.events.wire import Batch, Frame, Keyframe
@@ -45,7 +46,7 @@ _FOREVER: Final = 1 << 62
 T = TypeVar("T")
 
 
-class NotKept(LookupError):
+class NotKept(KvscopeError, LookupError):
     """What was asked for was not kept, or is not kept any more; the message says what is."""
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from kvscope.monitor.errors import KvscopeError
 from kvscope.monitor.events.sample_codec import Observed
 from kvscope.monitor.history.sealed_segment import close
 from kvscope.monitor.history.segment_files import ClosedSegment, closed_segments, directory_of, segments
@@ -28,7 +29,7 @@ LOOK_EVERY_S: Final = 60.0
 """Between looks for what is too old."""
 
 
-class HistoryInUse(ValueError):
+class HistoryInUse(KvscopeError, ValueError):
     """Another service keeps its history there."""
 
 

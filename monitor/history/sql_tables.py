@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 import duckdb
 import pyarrow as pa
 
+from kvscope.monitor.errors import KvscopeError
 from kvscope.monitor.events.kinds import Status
 from kvscope.monitor.history.findings_log import FindingsLog, Told
 from kvscope.monitor.history.sealed_segment import points_table, write_table, write_tables
@@ -26,7 +27,7 @@ THREADS: Final = 2
 MEMORY: Final = "2GB"
 
 
-class BadQuery(ValueError):
+class BadQuery(KvscopeError, ValueError):
     """The query cannot be run; the message says why."""
 
 

@@ -31,7 +31,7 @@ from kvscope.monitor.findings import severity_at_least
 from kvscope.monitor.incidents.client_load import Crowd
 from kvscope.monitor.incidents.scenarios import Scenario
 from kvscope.monitor.incidents.simulated_run import Life, Named
-from kvscope.monitor.pipeline import Watch
+from kvscope.monitor.pipeline import Pipeline
 
 SLACK_S: Final = 10.0
 """What a finding may take beyond the class's own grace."""
@@ -171,7 +171,7 @@ def frames(directory: Path) -> Iterator[Batch]:
 
 def look(directory: Path) -> Seen:
     """Let a monitor watch the recording, and ask it every second what it has found."""
-    watch = Watch()
+    watch = Pipeline()
     seen = Seen([], {}, {})
     began = due = step = 0
     for frame in frames(directory):
@@ -187,15 +187,15 @@ def look(directory: Path) -> Seen:
     return seen
 
 
-def _note_fired(watch: Watch, seen: Seen, began_ns: int, step: int) -> None:
+def _note_fired(watch: Pipeline, seen: Seen, began_ns: int, step: int) -> None:
     for finding, to, at_ns in watch.take_transitions():
         judged = finding.judgement
         if to == "firing" and severity_at_least(finding.severity, "warning"):
             seen.fired.append(Fired(judged.code, (at_ns - began_ns) / 1e9, step, judged.explanation))
 
 
-def _note_culprits(watch: Watch, seen: Seen) -> None:
-    for report in watch.find("firing"):
+def _note_culprits(watch: Pipeline, seen: Seen) -> None:
+    for report in watch.findings("firing"):
         seen.requests.setdefault(report.code, set()).update(report.culprits.requests)
         seen.blocks.setdefault(report.code, set()).update(report.culprits.blocks)
 

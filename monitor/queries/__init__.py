@@ -1,5 +1,8 @@
 """Query handlers: schema structures computed from a ledger, of now or of the past. None changes a ledger.
 
+handlers.py            the answer to each question of kvscope.monitor.query
+engine_lookup.py       which engine a question is about, and which time
+finding_list.py        findings by state and window
 engines.py             an engine at a glance
 request_details.py     requests, and one request's phases
 blocks.py              the state of every block, and why one is held
@@ -14,17 +17,3 @@ past.py                the past, from memory or from history
 window_stats.py        statistics of a window
 comparison.py          two windows compared
 """
-
-from __future__ import annotations
-
-
-class NotKnown(LookupError):
-    """There is no such engine, request, block or moment; the message says what there is."""
-
-
-class BadQuestion(ValueError):
-    """What was asked makes no sense; the message says why."""
-
-
-class BadTime(BadQuestion):
-    """What was given as a time is none; the message says how one looks."""

@@ -7,11 +7,11 @@ from operator import truth
 
 from kvscope.monitor.analysis.event_history import names_in, story_of_block
 from kvscope.monitor.analysis.ownership import because
+from kvscope.monitor.errors import NotKnown
 from kvscope.monitor.events.wire import Batch
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.ledger.fragmentation import tokens_in
-from kvscope.monitor.queries import NotKnown
-from kvscope.monitor.queries.event_rows import story_view
+from kvscope.monitor.queries.event_rows import history_entry
 from kvscope.monitor.schema import BLOCK_STATES, BlockDetail, BlockMap
 from kvscope.monitor.text import timestamp
 
@@ -37,7 +37,7 @@ def block_detail(ledger: EngineLedger, block: int, batches: Iterable[Batch]) -> 
         owners=[names.get(number, f"#{number}") for number in state.owners(block)],
         hashed=bool(state.hashes[block]),
         because=chains,
-        story=[story_view(line) for line in story_of_block(batches, block, names)],
+        story=[history_entry(line) for line in story_of_block(batches, block, names)],
         tokens=tokens_in(state, ledger.description, block),
     )
 

@@ -11,19 +11,18 @@ import msgspec
 from kvscope.monitor.detectors.judgement import SEVERITIES
 from kvscope.monitor.findings import FindingReport
 from kvscope.monitor.ledger.balance import Balance
-from kvscope.monitor.schema import Change, Diff, FigureRow, FindingRow, Stretch
+from kvscope.monitor.schema import SCHEMA_VERSION, Diff, FindingRow, MetricChange, MetricRow, WindowStats
 
-SCHEMA_VERSION: Final = "1"
 SAME_WITHIN: Final = 0.05
 """Of the larger: less is not worth a word, and two runs under the same load are not alike to the last token."""
 
 
-def compare(before: Stretch, after: Stretch) -> Diff:
+def compare(before: WindowStats, after: WindowStats) -> Diff:
     """Hold one against the other."""
     return Diff(SCHEMA_VERSION, before, after, _findings(before, after), list(_figures(before, after)))
 
 
-def _findings(before: Stretch, after: Stretch) -> list[FindingRow]:
+def _findings(before: WindowStats, after: WindowStats) -> list[FindingRow]:
     rows = []
     for code in dict.fromkeys(finding.code for finding in (*before.findings, *after.findings)):
         then, now = (_of_code(stretch, code) for stretch in (before, after))
@@ -44,14 +43,14 @@ def _findings(before: Stretch, after: Stretch) -> list[FindingRow]:
     return sorted(rows, key=lambda row: (order.index(row.change), -SEVERITIES.index(row.severity)))
 
 
-def _of_code(stretch: Stretch, code: str) -> list[FindingReport]:
+def _of_code(stretch: WindowStats, code: str) -> list[FindingReport]:
     return [finding for finding in stretch.findings if finding.code == code]
 
 
 # -------------------------------------------------------------------- figures
 
 
-def _figures(before: Stretch, after: Stretch) -> Iterator[FigureRow]:
+def _figures(before: WindowStats, after: WindowStats) -> Iterator[MetricRow]:
     for name, count, good in (
         ("tokens generated", "output_tokens", "up"),
         ("tokens computed", "computed_tokens", ""),
@@ -90,17 +89,17 @@ def _figures(before: Stretch, after: Stretch) -> Iterator[FigureRow]:
         yield _row(name, "share", good, (_held(stretch.peak, held) for stretch in (before, after)))
 
 
-def _of_durations(name: str, median: bool, before: Sequence[float], after: Sequence[float]) -> FigureRow:
+def _of_durations(name: str, median: bool, before: Sequence[float], after: Sequence[float]) -> MetricRow:
     quantile, word = (0.5, "median") if median else (0.95, "p95")
     return _row(f"{name}, {word}", "s", "down", (_quantile(each, quantile) for each in (before, after)))
 
 
-def _row(name: str, unit: str, good: str, both: Iterable[float | None]) -> FigureRow:
+def _row(name: str, unit: str, good: str, both: Iterable[float | None]) -> MetricRow:
     before, after = both
-    return FigureRow(name, unit, before, after, _change(before, after, good))
+    return MetricRow(name, unit, before, after, _change(before, after, good))
 
 
-def _change(before: float | None, after: float | None, good: str) -> Change:
+def _change(before: float | None, after: float | None, good: str) -> MetricChange:
     if before is None or after is None:
         return ""
     if abs(after - before) <= SAME_WITHIN * max(abs(before), abs(after)):
@@ -110,11 +109,11 @@ def _change(before: float | None, after: float | None, good: str) -> Change:
     return "better" if (after > before) == (good == "up") else "worse"
 
 
-def _rate(stretch: Stretch, count: str, per_s: int) -> float | None:
+def _rate(stretch: WindowStats, count: str, per_s: int) -> float | None:
     return stretch.counts.get(count, 0) * per_s / stretch.seconds if stretch.seconds else None
 
 
-def _share(stretch: Stretch, part: str, whole: str) -> float | None:
+def _share(stretch: WindowStats, part: str, whole: str) -> float | None:
     of = stretch.counts.get(whole, 0)
     return stretch.counts.get(part, 0) / of if of else None
 

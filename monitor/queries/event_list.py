@@ -8,18 +8,18 @@ from typing import Final
 
 from kvscope.monitor.analysis.event_history import BLOCK_KINDS, names_in
 from kvscope.monitor.analysis.event_listing import Wanted, in_words, listed
+from kvscope.monitor.errors import BadQuestion, NotKnown
 from kvscope.monitor.events.kinds import Kind, name_of
 from kvscope.monitor.events.wire import Batch, Run
 from kvscope.monitor.ledger.engine_ledger import EngineLedger, Position
-from kvscope.monitor.queries import BadQuestion, NotKnown
-from kvscope.monitor.queries.stream_time import Moment
+from kvscope.monitor.queries.stream_time import StreamTime
 from kvscope.monitor.schema import EventView
 from kvscope.monitor.text import timestamp
 
-MOST_IDS: Final = 1_000
+MAX_EVENT_IDS: Final = 1_000
 AROUND_NS: Final = 60_000_000_000
 
-Row = tuple[Position, int, Run]
+EventRow = tuple[Position, int, Run]
 
 
 def names_until(ledger: EngineLedger, batches: Sequence[Batch]) -> dict[int, str]:
@@ -52,10 +52,10 @@ def _number(names: Mapping[int, str], request: str) -> int | None:
 
 
 def events_between(
-    batches: Sequence[Batch], names: Mapping[int, str], since: Moment, until: Moment, which: Wanted, most: int
+    batches: Sequence[Batch], names: Mapping[int, str], since: StreamTime, until: StreamTime, which: Wanted, most: int
 ) -> list[EventView]:
     """The last `most` from `since` until just before `until`."""
-    found: list[Row] = []
+    found: list[EventRow] = []
     for rows in listed(reversed([batch for batch in batches if since.at_ns <= batch.wall_ns]), which):
         found[:0] = [row for row in rows if _from(row, since) and not _from(row, until)]
         if len(found) >= most:
@@ -64,15 +64,15 @@ def events_between(
 
 
 def events_around(
-    batches: Sequence[Batch], names: Mapping[int, str], moment: Moment, which: Wanted, most: int
+    batches: Sequence[Batch], names: Mapping[int, str], moment: StreamTime, which: Wanted, most: int
 ) -> list[EventView]:
     """The half of `most` until the moment, itself among them, and as many after it."""
     middle = bisect_right(batches, moment.at_ns, key=lambda batch: batch.wall_ns)
     if moment.position is not None:
         place = moment.position[:2]
         middle = bisect_right(batches, place, key=lambda batch: (batch.epoch, batch.sequence))
-    before: list[Row] = []
-    after: list[Row] = []
+    before: list[EventRow] = []
+    after: list[EventRow] = []
     for rows in listed(reversed(batches[:middle]), which):
         before[:0] = [row for row in rows if not _after(row, moment)]
         after[:0] = [row for row in rows if _after(row, moment)]
@@ -86,15 +86,15 @@ def events_around(
     return _views(names, before[-(most - most // 2) :] + after[: most // 2])
 
 
-def _from(row: Row, moment: Moment) -> bool:
+def _from(row: EventRow, moment: StreamTime) -> bool:
     return row[0] >= moment.position if moment.position is not None else row[1] >= moment.at_ns
 
 
-def _after(row: Row, moment: Moment) -> bool:
+def _after(row: EventRow, moment: StreamTime) -> bool:
     return row[0] > moment.position if moment.position is not None else row[1] > moment.at_ns
 
 
-def _views(names: Mapping[int, str], rows: Sequence[Row]) -> list[EventView]:
+def _views(names: Mapping[int, str], rows: Sequence[EventRow]) -> list[EventView]:
     return [
         EventView(
             position=str(position),
@@ -102,7 +102,7 @@ def _views(names: Mapping[int, str], rows: Sequence[Row]) -> list[EventView]:
             kind=name_of(Kind, event.kind).lower(),
             text=in_words(event, names),
             request=names.get(event.request, f"#{event.request}") if event.request >= 0 else "",
-            blocks=event.ids[:MOST_IDS] if event.kind in BLOCK_KINDS else [],
+            blocks=event.ids[:MAX_EVENT_IDS] if event.kind in BLOCK_KINDS else [],
             block_count=len(event.ids) if event.kind in BLOCK_KINDS else 0,
         )
         for position, at_ns, event in rows

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from kvscope.monitor.analysis.event_history import StoryLine
-from kvscope.monitor.schema import StoryView
+from kvscope.monitor.schema import EventHistoryEntry
 from kvscope.monitor.text import timestamp
 
 
-def story_view(line: StoryLine) -> StoryView:
+def history_entry(line: StoryLine) -> EventHistoryEntry:
     """One line of it."""
-    return StoryView(timestamp(line.at_ns), line.what, line.text, str(line.position))
+    return EventHistoryEntry(timestamp(line.at_ns), line.what, line.text, str(line.position))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from kvscope.monitor.analysis.concurrency import blocks_of_request
 from kvscope.monitor.analysis.memory_breakdown import NoBill, bill_of, measured, parts, unnamed
+from kvscope.monitor.errors import BadQuestion, NotKnown
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.queries import BadQuestion, NotKnown
 from kvscope.monitor.schema import CalculatorView, MemoryView
 from kvscope.monitor.text import counted, percent, timestamp
 

@@ -12,16 +12,16 @@ from itertools import chain, takewhile
 from typing import Final, NamedTuple, TypeVar
 
 from kvscope.monitor.analysis.partial_replay import fork
-from kvscope.monitor.analysis.prefix_tree import Prefixes, PrefixesView, by_root, prefixes
+from kvscope.monitor.analysis.prefix_tree import PrefixCacheView, Prefixes, by_root, prefixes
+from kvscope.monitor.errors import BadQuestion, NotKnown
 from kvscope.monitor.events.samples import Record
 from kvscope.monitor.events.wire import ADDED_BY_SOURCE, Batch, Frame
 from kvscope.monitor.history.history import History, NotKept
 from kvscope.monitor.history.keyframe_cutter import keyframe_of
 from kvscope.monitor.ledger.engine_ledger import MAX_POINTS, POINT_EVERY_NS, EngineLedger, Point
-from kvscope.monitor.queries import BadQuestion, NotKnown
 from kvscope.monitor.queries.recent_past import Recent, size_of
-from kvscope.monitor.queries.stream_time import Moment
-from kvscope.monitor.schema import GapView, LifeView, SpanView
+from kvscope.monitor.queries.stream_time import StreamTime
+from kvscope.monitor.schema import EpochView, GapView, HistoryView
 from kvscope.monitor.text import clock_time, timestamp
 
 MAX_LEDGERS: Final = 4
@@ -34,7 +34,7 @@ HEARD_WITHIN_NS: Final = 2_000_000_000
 F = TypeVar("F", Batch, Frame)
 
 
-class Heard(NamedTuple):
+class ReceivedFrames(NamedTuple):
     """What was heard of an engine: `frames`, to be folded into `ledger`, which is nobody else's. They begin before
     `since_ns` (wall), and are all there from then on; of too many, they raise BadQuestion.
     """
@@ -57,7 +57,7 @@ class Past:
         self._told: dict[str, tuple[Prefixes, tuple[int, int]]] = {}
         """By engine, what was told of prefixes until that batch."""
         self._telling = threading.Lock()
-        self._ledgers: OrderedDict[tuple[str, Moment], EngineLedger] = OrderedDict()
+        self._ledgers: OrderedDict[tuple[str, StreamTime], EngineLedger] = OrderedDict()
 
     def look(self, live: EngineLedger, record: Record) -> None:
         """After each record that the ledger has taken in, under the lock."""
@@ -81,7 +81,7 @@ class Past:
         except NotKept:
             return None
 
-    def ledger_at(self, live: EngineLedger, moment: Moment) -> EngineLedger:
+    def ledger_at(self, live: EngineLedger, moment: StreamTime) -> EngineLedger:
         """The ledger as it was then. Raises NotKnown where that is not kept."""
         key = (live.engine, moment if moment.position is None else moment._replace(at_ns=0))
         with self._lock:
@@ -101,7 +101,7 @@ class Past:
                 self._ledgers.popitem(last=False)
         return ledger
 
-    def _from_history(self, live: EngineLedger, moment: Moment) -> EngineLedger:
+    def _from_history(self, live: EngineLedger, moment: StreamTime) -> EngineLedger:
         if self.history is None:
             since_ns = self._since_ns(live.engine)
             if moment.position is not None or moment.at_ns >= since_ns:
@@ -174,7 +174,7 @@ class Past:
             return kept
         return self.history.points(live.engine, since_ns, min(until_ns, first_ns - 1), most) + kept
 
-    def window(self, live: EngineLedger, since_ns: int, moment: Moment) -> EngineLedger:
+    def window(self, live: EngineLedger, since_ns: int, moment: StreamTime) -> EngineLedger:
         """The ledger as it was at a moment, with the batches and points of all the time from `since_ns` until then, as
         far as they are kept; where they are, there is a batch from before. Raises NotKnown, and BadQuestion for so much
         time that its events are too many to be read at once.
@@ -185,7 +185,7 @@ class Past:
         dressed.points = deque(self.points(live, since_ns, ledger.now_ns, MAX_POINTS))
         return dressed
 
-    def heard(self, live: EngineLedger, since_ns: int, until_ns: int) -> Heard:
+    def heard(self, live: EngineLedger, since_ns: int, until_ns: int) -> ReceivedFrames:
         """What was heard from one time to another (wall), as far as it is kept. Raises NotKnown."""
         with self._lock:
             recent = self._recent.get(live.engine)
@@ -193,7 +193,7 @@ class Past:
             if self.history is None and recent is not None:
                 before_ns = max(before_ns, recent.since_ns)
                 since_ns = max(since_ns, recent.since_ns)
-            road = recent.road(live, Moment(before_ns)) if recent is not None else None
+            road = recent.road(live, StreamTime(before_ns)) if recent is not None else None
             kept = list(live.recent)
             points = list(live.points)
         if road is not None:
@@ -210,19 +210,19 @@ class Past:
         within = takewhile(lambda frame: frame.wall_ns <= until_ns, frames)
         ledger.counting, ledger.point_every_ns = True, POINT_EVERY_NS
         ledger.tally.follow(ledger.state)
-        return Heard(ledger, _at_once(within, since_ns), since_ns)
+        return ReceivedFrames(ledger, _at_once(within, since_ns), since_ns)
 
     def _mended(self, live: EngineLedger, place: tuple[int, int], batches: Iterable[Batch]) -> Iterator[Frame]:
         """The batches that follow a place; where some are missing, the state that the live ledger went on from."""
         for batch in batches:
             if batch.sequence and (batch.epoch, batch.sequence - 1) != place:
-                keyframe = keyframe_of(self.ledger_at(live, Moment(batch.wall_ns - 1)))
+                keyframe = keyframe_of(self.ledger_at(live, StreamTime(batch.wall_ns - 1)))
                 if keyframe is not None:
                     yield keyframe
             yield batch
             place = (batch.epoch, batch.sequence)
 
-    def prefixes(self, ledger: EngineLedger, *, now: bool) -> PrefixesView:
+    def prefixes(self, ledger: EngineLedger, *, now: bool) -> PrefixCacheView:
         """The prefix cache by the ledger's batches."""
         with self._told_of(ledger, now) as told:
             return prefixes(ledger, told)
@@ -250,7 +250,7 @@ class Past:
                 self._told[ledger.engine] = told, (new[-1].epoch, new[-1].sequence)
             yield told
 
-    def span(self, live: EngineLedger) -> SpanView:
+    def span(self, live: EngineLedger) -> HistoryView:
         """What can be asked about one engine."""
         with self._lock:
             memory_ns = self._since_ns(live.engine)
@@ -258,11 +258,11 @@ class Past:
         kept = self.history.span(live.engine) if self.history is not None else None
         lives = []
         if kept is not None:
-            lives = [LifeView(life.epoch, timestamp(life.from_ns), timestamp(life.to_ns)) for life in kept.lives]
+            lives = [EpochView(life.epoch, timestamp(life.from_ns), timestamp(life.to_ns)) for life in kept.lives]
             first_ns, last_ns = min(first_ns or kept.from_ns, kept.from_ns), max(last_ns, kept.to_ns)
         if epoch and (not lives or lives[-1].epoch != epoch):
-            lives.append(LifeView(epoch, timestamp(memory_ns), timestamp(live.now_ns)))
-        return SpanView(
+            lives.append(EpochView(epoch, timestamp(memory_ns), timestamp(live.now_ns)))
+        return HistoryView(
             engine=live.engine,
             first=timestamp(first_ns),
             last=timestamp(last_ns),

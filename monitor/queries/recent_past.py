@@ -10,7 +10,7 @@ from kvscope.monitor.analysis.partial_replay import first_events, fork, observed
 from kvscope.monitor.events.samples import Record
 from kvscope.monitor.events.wire import Batch
 from kvscope.monitor.ledger.engine_ledger import POINT_EVERY_NS, EngineLedger, Point
-from kvscope.monitor.queries.stream_time import Moment
+from kvscope.monitor.queries.stream_time import StreamTime
 from kvscope.monitor.state.fold import State
 
 MIN_BETWEEN: Final = 4 << 20
@@ -44,7 +44,7 @@ class Road(NamedTuple):
     points: list[Point]
     """Those that the live ledger made until the last of the batches."""
     batches: list[Batch]
-    moment: Moment
+    moment: StreamTime
 
     def walk(self) -> tuple[EngineLedger, list[Mark]]:
         """The ledger as it was then, and states on the way to it, itself the last where it is one to go on from."""
@@ -138,7 +138,7 @@ class Recent:
         oldest = ledger.recent[0]
         return mark.place < (oldest.epoch, oldest.sequence - 1)
 
-    def road(self, ledger: EngineLedger, moment: Moment) -> Road | None:
+    def road(self, ledger: EngineLedger, moment: StreamTime) -> Road | None:
         """The way to a moment; None if what it needs is not kept, or not any more."""
         if moment.position is None and moment.at_ns >= ledger.now_ns and ledger.ready:
             return Road(mark_of(fork(ledger)), _points_until(ledger, ledger.now_ns), [], moment)
@@ -181,7 +181,7 @@ def _points_until(ledger: EngineLedger, until_ns: int) -> list[Point]:
     return [point for point in ledger.points if until_ns - POINTS_BEFORE_NS <= point.at_ns <= until_ns]
 
 
-def _until(ledger: EngineLedger, moment: Moment) -> list[Batch]:
+def _until(ledger: EngineLedger, moment: StreamTime) -> list[Batch]:
     """What the ledger keeps of the batches until the moment, the last of them cut short where a position is in it."""
     recent = list(ledger.recent)
     if moment.position is None:

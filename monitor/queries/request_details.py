@@ -10,12 +10,12 @@ import msgspec
 from kvscope.monitor.analysis.event_history import events, names_in, story_of_request
 from kvscope.monitor.analysis.request_phases import in_words, phases
 from kvscope.monitor.analysis.wait_tree import Wait, wait_of, waited_s
+from kvscope.monitor.errors import NotKnown
 from kvscope.monitor.events.kinds import FIRST_FINISHED, Cause, Status, name_of
 from kvscope.monitor.events.wire import Batch, Run
 from kvscope.monitor.ledger.engine_ledger import EngineLedger, Position
 from kvscope.monitor.ledger.fragmentation import unused_tokens
-from kvscope.monitor.queries import NotKnown
-from kvscope.monitor.queries.event_rows import story_view
+from kvscope.monitor.queries.event_rows import history_entry
 from kvscope.monitor.schema import ConditionView, PhaseView, RequestDetail, RequestView
 from kvscope.monitor.state.records import RequestState
 from kvscope.monitor.text import counted, duration, timestamp
@@ -44,7 +44,7 @@ def request_detail(ledger: EngineLedger, name: str, batches: Callable[[int], Ite
         request=_request_view(ledger, record, ended=record.number not in ledger.state.requests),
         blocks=list(record.blocks),
         waited_s=_waited_s(ledger, record),
-        story=[story_view(line) for line in story],
+        story=[history_entry(line) for line in story],
         story_is_whole=any(line.what in ("received", "arrived") for line in story),
         life=_life(ledger, record, about),
         conditions=_conditions(ledger, record),

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
+from kvscope.monitor.errors import BadTime
 from kvscope.monitor.ledger.engine_ledger import Position
-from kvscope.monitor.queries import BadTime
 from kvscope.monitor.text import moment, timestamp
 
 _POSITION: Final = re.compile(r"(\d{1,20})/(\d{1,15})(?:/(\d{1,9}))?")
 
 
-class Moment(NamedTuple):
+class StreamTime(NamedTuple):
     """A time (wall ns), or just after an event; with `whole_batch`, after the last one of its batch."""
 
     at_ns: int
@@ -24,12 +24,12 @@ class Moment(NamedTuple):
         return timestamp(self.at_ns) or "" if self.position is None else f"position {self.position}"
 
 
-def read(text: str, near_ns: int) -> Moment:
+def parse_stream_time(text: str, near_ns: int) -> StreamTime:
     """The moment that `text` names; a time of day is the last such until `near_ns` (wall). Raises BadTime."""
     match = _POSITION.fullmatch(text)
     if match:
-        return Moment(0, Position(int(match[1]), int(match[2]), int(match[3] or 0)), match[3] is None)
+        return StreamTime(0, Position(int(match[1]), int(match[2]), int(match[3] or 0)), match[3] is None)
     try:
-        return Moment(moment(text, near_ns))
+        return StreamTime(moment(text, near_ns))
     except ValueError as error:
         raise BadTime(str(error)) from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from kvscope.monitor.analysis.usage_drop import Drop, Fall
+from kvscope.monitor.analysis.usage_drop import UsageDrop, UsageFall
 from kvscope.monitor.events.kinds import Cause, Limit, name_of
 from kvscope.monitor.findings import FindingReport
 from kvscope.monitor.ledger.engine_ledger import Point
@@ -16,7 +16,7 @@ MOST_FINDINGS: Final = 3
 
 
 def explanation(
-    told: Fall, since_ns: int, until_ns: int, points: Sequence[Point], findings: list[FindingReport]
+    told: UsageFall, since_ns: int, until_ns: int, points: Sequence[Point], findings: list[FindingReport]
 ) -> ExplanationView:
     """Of a window (wall ns): how usage fell, which `told` is about, what the queue did and what bounded the steps, and
     what was found. `points` are the window's own, `findings` those whose life touches it.
@@ -31,7 +31,7 @@ def explanation(
     )
 
 
-def drop_in_words(told: Drop) -> str:
+def drop_in_words(told: UsageDrop) -> str:
     """How usage fell in a window and why, and what the steps did, in a sentence or two."""
     said = _fall_in_words(told)
     if told.freed_in_fall:
@@ -40,7 +40,7 @@ def drop_in_words(told: Drop) -> str:
     return f"{said} {_work_in_words(told)}".strip()
 
 
-def _fall_in_words(told: Fall) -> str:
+def _fall_in_words(told: UsageFall) -> str:
     if told.highest is None or told.lowest is None or not told.usable:
         return "Nothing is known of what was used then."
     if told.lowest.used >= told.highest.used:
@@ -54,7 +54,7 @@ def _fall_in_words(told: Fall) -> str:
     return f"{fell}: {counted(freed, 'block')} became free, {by}." if freed else f"{fell}."
 
 
-def _work_in_words(told: Fall) -> str:
+def _work_in_words(told: UsageFall) -> str:
     work, before = told.work, told.work_before
     if work.output_tokens >= before.output_tokens / 2:
         return ""

@@ -13,25 +13,25 @@ from typing import Final
 import msgspec
 
 from kvscope.monitor.analysis.wait_tree import waited_s
+from kvscope.monitor.errors import BadTime
 from kvscope.monitor.events.wire import Frame, Keyframe
 from kvscope.monitor.findings import FindingReport
 from kvscope.monitor.ledger.balance import Balance
 from kvscope.monitor.ledger.engine_ledger import EngineLedger, Point
 from kvscope.monitor.ledger.latency import SERVED
-from kvscope.monitor.queries import BadTime
 from kvscope.monitor.queries.past import Past
-from kvscope.monitor.schema import Stretch
+from kvscope.monitor.schema import WindowStats
 from kvscope.monitor.state.records import RequestState
 from kvscope.monitor.text import duration, timestamp
 
-MOST_S: Final = 3600.0
+MAX_WINDOW_S: Final = 3600.0
 """So long may a stretch be that is measured while others wait for answers: some seconds of a processor."""
-MAX_STRETCHES: Final = 16
+MAX_CACHED_WINDOWS: Final = 16
 YOUNG_NS: Final = 1_000_000_000
 """Of an engine that is joined later in its life than this, what it had counted by then is not of the stretch."""
 
 
-class Measuring:
+class WindowMeter:
     """Measures the stretch of one engine that begins at `since_ns` (wall), while somebody folds its frames: tell it of
     each before it is folded in, and of who has ended by it. What is folded in before is not counted.
     """
@@ -69,13 +69,13 @@ class Measuring:
 
     def stretch(
         self, source: str, ledger: EngineLedger, points: Iterable[Point], findings: Sequence[FindingReport]
-    ) -> Stretch:
+    ) -> WindowStats:
         """All of it, until where the ledger is. `points` and `findings` are those of the stretch."""
         began_ns = max(self._since_ns, ledger.joined_ns)
         before = self._before or Counter()
         requests = [*self._ended, *(record for record in ledger.state.requests.values() if not record.is_finished)]
         peak = max(points, key=_used, default=None)
-        return Stretch(
+        return WindowStats(
             source=source,
             since=timestamp(began_ns),
             until=timestamp(ledger.now_ns),
@@ -100,7 +100,7 @@ class Measuring:
         return total
 
 
-class Stretches:
+class WindowStatsCache:
     """Measures stretches of the past, one at a time, so that whoever feeds the ledgers has a processor left. The last
     few are kept: what is over does not change.
     """
@@ -108,30 +108,30 @@ class Stretches:
     def __init__(self, past: Past) -> None:
         self._past = past
         self._measuring = threading.Lock()
-        self._known: OrderedDict[tuple[str, int, int, int], Stretch] = OrderedDict()
+        self._known: OrderedDict[tuple[str, int, int, int], WindowStats] = OrderedDict()
 
-    def of(self, live: EngineLedger, since_ns: int, until_ns: int, findings: Sequence[FindingReport]) -> Stretch:
+    def of(self, live: EngineLedger, since_ns: int, until_ns: int, findings: Sequence[FindingReport]) -> WindowStats:
         """That of an engine from one time to another (wall), `findings` being those told of in it. Raises BadTime where
         nothing of it is kept, and for more than MOST_S.
         """
         heard_ns = live.heard_ns if until_ns >= live.now_ns else 0  # of what goes on, only until something is heard
         key = (live.engine, since_ns, until_ns, heard_ns)
-        if until_ns - since_ns > MOST_S * 1e9:
+        if until_ns - since_ns > MAX_WINDOW_S * 1e9:
             asked = duration((until_ns - since_ns) / 1e9)
-            raise BadTime(f"a window of {asked} is too long to be measured: ask for {duration(MOST_S)} at most")
+            raise BadTime(f"a window of {asked} is too long to be measured: ask for {duration(MAX_WINDOW_S)} at most")
         with self._measuring:
             known = self._known.get(key)
             if known is None:
                 known = self._known[key] = self._measured(live, since_ns, until_ns)
             self._known.move_to_end(key)
-            while len(self._known) > MAX_STRETCHES:
+            while len(self._known) > MAX_CACHED_WINDOWS:
                 self._known.popitem(last=False)
         return msgspec.structs.replace(known, findings=list(findings))
 
-    def _measured(self, live: EngineLedger, since_ns: int, until_ns: int) -> Stretch:
+    def _measured(self, live: EngineLedger, since_ns: int, until_ns: int) -> WindowStats:
         ledger, frames, from_ns = self._past.heard(live, since_ns, until_ns)
         ledger.take_just_finished()  # those of before
-        measuring = Measuring(from_ns)
+        measuring = WindowMeter(from_ns)
         for frame in frames:
             measuring.look(frame, ledger)
             ledger.apply(frame)

@@ -38,7 +38,7 @@ from kvscope.monitor.history.history import History
 from kvscope.monitor.history.recordings import Recordings
 from kvscope.monitor.history.retention import Keep, Keeper
 from kvscope.monitor.ledger.engine_ledger import MAX_POINTS
-from kvscope.monitor.pipeline import Watch
+from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.query import Query
 from kvscope.monitor.schema import SourceView
 from kvscope.monitor.service.http_api import create_app
@@ -93,7 +93,7 @@ class Reader(threading.Thread):
     def __init__(
         self,
         source: LiveStream | MetricsPage,
-        watch: Watch,
+        watch: Pipeline,
         keeper: Keeper | None,
         before: Callable[[list[Record]], None],
         after: Callable[[], None],
@@ -169,7 +169,7 @@ class RecordingReader(threading.Thread):
     name that its engine has here; empty: its own.
     """
 
-    def __init__(self, directory: Path, watch: Watch, engine: str = "") -> None:
+    def __init__(self, directory: Path, watch: Pipeline, engine: str = "") -> None:
         super().__init__(name=f"kvscope-read {directory}", daemon=True)
         self.target = str(directory)
         self.watch = watch
@@ -230,13 +230,13 @@ class Service:
             self._findings_log = FindingsLog(past)
             self._findings_log.drop(config.keep.days)
             history = History(past)
-        self.watch = Watch(config.settings, history)
+        self.watch = Pipeline(config.settings, history)
         self.alerts: Alerts | None = None
         self.otel: OtelOutlet | None = None
         self.exemplars = Exemplars()
         if config.alerts.receivers:
             self.alerts = Alerts(config.alerts)
-            self.watch.tells = self.alerts.about
+            self.watch.find_notifications = self.alerts.about
         self._began_ns = self._observed_ns = time.time_ns()
         self._resumed: dict[str, int] = {}
         """Engines that were taken up and are still to be heard, and when they were last."""
@@ -289,9 +289,9 @@ class Service:
         """What an earlier life of the service knew of findings, and of the engines that it heard until just now."""
         known = self.alerts.known() if self.alerts is not None else {}
         if self._findings_log is not None:
-            self.watch.findings.recall(self._findings_log.resolved())
+            self.watch.lifecycle.recall(self._findings_log.resolved())
             known = self._findings_log.open() | known
-        self.watch.findings.remember(known, time.time_ns() + round(self.config.alerts.look_again_s * 1e9))
+        self.watch.lifecycle.remember(known, time.time_ns() + round(self.config.alerts.look_again_s * 1e9))
         if self.config.data is not None:
             self._resume(History(self.config.data / "history"))  # its own: what a history hands out must not be fed
 

@@ -19,6 +19,7 @@ import httpx
 import msgspec
 import zmq
 
+from kvscope.monitor.errors import KvscopeError
 from kvscope.monitor.events.event_log import Clock
 from kvscope.monitor.events.samples import KvEvent, KvEvents
 from kvscope.monitor.events.wire import ContractError
@@ -85,7 +86,7 @@ _EVENT: Final = msgspec.msgpack.Decoder(_Event)
 _ARRAY_EVENT: Final = msgspec.msgpack.Decoder(_Stored | _Removed | _Cleared)
 
 
-class NotKvEvents(Exception):
+class NotKvEvents(KvscopeError):
     """A message that is no batch of KV events; the message says why."""
 
 

@@ -11,6 +11,7 @@ from typing import Final
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from kvscope.monitor.errors import KvscopeError
 from kvscope.monitor.events.event_log import Clock
 from kvscope.monitor.events.samples import Fact, Sample
 from kvscope.monitor.sources.exposition import (
@@ -33,7 +34,7 @@ EVERY_S: Final = 5.0
 """Between scrapes, where a page is watched for good: a page costs an engine's front end 10 to 60 ms."""
 
 
-class BadPage(Exception):
+class BadPage(KvscopeError):
     """The page cannot be had, or is no engine's; the message says why and what to do."""
 
 

@@ -14,6 +14,7 @@ from typing import Annotated, Final
 import httpx
 import msgspec
 
+from kvscope.monitor.errors import KvscopeError
 from kvscope.monitor.events.samples import Fact, Sample
 from kvscope.monitor.sources.exposition import (
     CONFIGURATION,
@@ -33,7 +34,7 @@ from kvscope.monitor.sources.exposition import (
 UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
-class BadHistory(Exception):
+class BadHistory(KvscopeError):
     """The server cannot be asked, or has nothing of an engine; the message says why and what to do."""
 
 

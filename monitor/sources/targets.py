@@ -23,6 +23,7 @@ from typing import Final
 
 import msgspec
 
+from kvscope.monitor.errors import BadTarget as BadTarget
 from kvscope.monitor.events import journal
 from kvscope.monitor.events.samples import Fact, Sample
 from kvscope.monitor.sources.engine_log import Log
@@ -53,10 +54,6 @@ class Kind(Enum):
     """A log by its looks, until it is read and has no engine's figures."""
     PROMETHEUS = "prometheus"
     """Never told from a target: the past of a server is asked for by --prometheus."""
-
-
-class BadTarget(Exception):
-    """The target is nothing that can be looked at; the message says what would be."""
 
 
 def kind_of(target: str) -> Kind:

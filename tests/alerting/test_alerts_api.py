@@ -12,7 +12,7 @@ from kvscope.monitor.alerting.alerting import Alerts, AlertsConfig
 from kvscope.monitor.alerting.alerts_client import AlertsClient
 from kvscope.monitor.cli import main
 from kvscope.monitor.doctor.report import CANNOT_TELL, FINDINGS, NOTHING, USAGE
-from kvscope.monitor.pipeline import Watch
+from kvscope.monitor.pipeline import Pipeline
 from tests.finding_transitions import Troubles
 from tests.receiving import PATH, Server, until
 from tests.test_api import served
@@ -37,7 +37,7 @@ def alerts(receiver: Server) -> Iterator[Alerts]:
 
 @pytest.fixture
 def url(alerts: Alerts) -> Iterator[str]:
-    with served(Watch(), TOKEN, alerts=alerts) as address:
+    with served(Pipeline(), TOKEN, alerts=alerts) as address:
         yield address
 
 
@@ -106,7 +106,7 @@ def test_the_pages_buttons(url: str, alerts: Alerts, receiver: Server) -> None:
 
 
 def test_a_service_that_sends_none_says_so() -> None:
-    with served(Watch()) as address:
+    with served(Pipeline()) as address:
         assert "start `monitor serve` with --alert URL" in httpx.get(f"{address}/alerts", trust_env=False).text
         with pytest.raises(ValueError, match="sends no alerts"):
             AlertsClient(address).view()

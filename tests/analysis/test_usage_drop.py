@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from kvscope.monitor.analysis.usage_drop import drop, steepest_fall
+from kvscope.monitor.analysis.usage_drop import steepest_fall, usage_drop
 from kvscope.monitor.events.kinds import Release
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.text import moment
@@ -43,7 +43,7 @@ def test_every_window_adds_up_to_the_engines_own_counts() -> None:
     taken = freed = 0
     for tenth in range(10):
         at = first + (2 * tenth + 1) * (last - first) // 20
-        told = drop(ledger, at, (last - first) / 1e10)
+        told = usage_drop(ledger, at, (last - first) / 1e10)
         half = round((last - first) / 20)
         assert told.is_whole
         assert told.off_by == 0
@@ -57,7 +57,7 @@ def test_every_window_adds_up_to_the_engines_own_counts() -> None:
 def test_all_that_was_released_in_a_life_is_in_it_by_its_reason() -> None:
     ledger = churn().ledger
     seconds = 2 * (ledger.now_ns - ledger.recent[0].wall_ns) / 1e9 + 2
-    told = drop(ledger, ledger.now_ns, seconds)
+    told = usage_drop(ledger, ledger.now_ns, seconds)
     totals = ledger.state.totals
     released = {Release(reason).name: count for reason, count in totals.released.items()}
     assert {one.reason: one.blocks + one.references_left for one in told.freed} == released
@@ -72,7 +72,7 @@ def test_all_that_was_released_in_a_life_is_in_it_by_its_reason() -> None:
 
 def test_lockstep_is_told_from_preemption() -> None:
     ledger = lockstep().ledger
-    together = drop(ledger, steepest_fall(ledger.points, 4.0), 4.0)
+    together = usage_drop(ledger, steepest_fall(ledger.points, 4.0), 4.0)
     assert [one.reason for one in together.freed] == ["FINISHED"]
     assert (together.preemptions, together.off_by) == (0, 0)
     assert together.highest is not None
@@ -80,7 +80,7 @@ def test_lockstep_is_told_from_preemption() -> None:
     assert together.lowest.used < together.highest.used / 2
     assert together.freed_in_fall["FINISHED"] >= together.highest.used - together.lowest.used
     ledger = preempt_all().ledger
-    told = drop(ledger, steepest_fall(ledger.points, 4.0), 4.0)
+    told = usage_drop(ledger, steepest_fall(ledger.points, 4.0), 4.0)
     assert told.freed[0].reason == "PREEMPTED"
     assert told.preemptions == sum(ledger.state.totals.preemptions.values())
 
@@ -95,7 +95,7 @@ def test_a_loss_is_seen_in_the_sum() -> None:
     scene.skip()
     scene.steps(4)
     ledger = scene.ledger
-    assert drop(ledger, ledger.now_ns, 10.0).off_by
+    assert usage_drop(ledger, ledger.now_ns, 10.0).off_by
 
 
 def test_what_is_no_longer_kept_is_not_whole() -> None:
@@ -103,8 +103,8 @@ def test_what_is_no_longer_kept_is_not_whole() -> None:
     for _ in range(len(ledger.recent) // 2):
         ledger.recent.popleft()
     kept_from = ledger.recent[0].wall_ns
-    assert not drop(ledger, kept_from, 2.0).is_whole
-    later = drop(ledger, kept_from + 2 * S, 2.0)
+    assert not usage_drop(ledger, kept_from, 2.0).is_whole
+    later = usage_drop(ledger, kept_from + 2 * S, 2.0)
     assert (later.is_whole, later.off_by) == (True, 0)
 
 

@@ -15,7 +15,7 @@ from kvscope.dashboards.prometheus.rules import GENERATED, as_yaml
 from kvscope.monitor.detectors.judgement import CATALOGUE
 from kvscope.monitor.exporters.prometheus import WatchCollector
 from kvscope.monitor.findings import runbook, severity_at_least
-from kvscope.monitor.pipeline import Watch
+from kvscope.monitor.pipeline import Pipeline
 from tests.dashboards.programs import program
 from tests.lab import Lab
 
@@ -58,7 +58,7 @@ def test_the_alert_begins_and_ends_with_the_finding(tmp_path: Path) -> None:
     request = lab.arrive(10, max_tokens=4)
     while not lab.faults.on["leak.finished-held"].struck:
         lab.step()
-    watch, fed = Watch(), 0
+    watch, fed = Pipeline(), 0
     registry = CollectorRegistry(auto_describe=False)
     registry.register(WatchCollector(watch))
     series: defaultdict[str, dict[int, float]] = defaultdict(dict)
@@ -81,10 +81,10 @@ def test_the_alert_begins_and_ends_with_the_finding(tmp_path: Path) -> None:
                     first_heard = first_heard or value
                     value -= first_heard  # promtool's time begins at 0
                 series[f"{sample.name}{{{labels}}}"][second] = value
-        firing.append(any(severity_at_least(found.severity, "warning") for found in watch.find("firing")))
+        firing.append(any(severity_at_least(found.severity, "warning") for found in watch.findings("firing")))
     assert sorted(set(firing)) == [False, True]
     assert not firing[-1]
-    (finding,) = watch.find("resolved")
+    (finding,) = watch.findings("resolved")
     alert = (
         f'ALERTS{{alertname="KvscopeFinding", alertstate="firing", engine="{finding.engine}", code="{finding.code}",'
         f' severity="{finding.severity}", runbook="{finding.runbook}"}}'

@@ -18,7 +18,7 @@ from kvscope.monitor.events.kinds import Kind
 from kvscope.monitor.events.wire import Batch, Run, batch_of, decode, encode
 from kvscope.monitor.findings import FindingReport, severity_at_least
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.pipeline import Watch
+from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.publishing.packer import Packer, Vitals
 from tests.lab import Lab
 
@@ -31,14 +31,14 @@ class Observer:
     """A Watch and what a test asks of it."""
 
     def __init__(self, settings: Settings | None = None) -> None:
-        self.watch = Watch(settings)
+        self.watch = Pipeline(settings)
 
     @property
     def ledger(self) -> EngineLedger:
         return self.watch.fleet.engines[ENGINE]
 
     def firing(self, code: str = "") -> list[FindingReport]:
-        return [f for f in self.watch.find("firing") if code in ("", f.code)]
+        return [f for f in self.watch.findings("firing") if code in ("", f.code)]
 
     def only(self, code: str) -> FindingReport:
         """The one finding of that code that fires; nothing else of warning or above may."""
@@ -61,7 +61,7 @@ class Observer:
 
     def alarms(self) -> list[str]:
         """Codes of warning or above that ever fired, or are about to."""
-        found = self.watch.find() + self.watch.find("pending")
+        found = self.watch.findings() + self.watch.findings("pending")
         return [f.code for f in found if severity_at_least(f.severity, "warning")]
 
 

@@ -38,7 +38,7 @@ def test_it_is_forgotten_after_a_while() -> None:
     scene = lockstep(waves=2)
     scene.live(scene.watch.settings(LOCKSTEP, "remember_s") + 5)
     assert not scene.firing(LOCKSTEP)
-    assert [f.code for f in scene.watch.find("resolved")].count(LOCKSTEP) == 1
+    assert [f.code for f in scene.watch.findings("resolved")].count(LOCKSTEP) == 1
 
 
 def test_a_load_that_simply_ends_is_no_collapse() -> None:

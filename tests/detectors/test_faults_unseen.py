@@ -13,15 +13,15 @@ from kvscope.monitor import detectors
 from kvscope.monitor.events.description import parse
 from kvscope.monitor.events.wire import NO_REQUEST, Batch, Keyframe
 from kvscope.monitor.findings import FindingReport
-from kvscope.monitor.pipeline import Watch
+from kvscope.monitor.pipeline import Pipeline
 from tests.detectors.scenes import ENGINE, Watched, finished_held, unaccounted
 
 
 def judged(frames: Iterable[Batch | Keyframe]) -> tuple[list[str], list[FindingReport]]:
-    watch = Watch()
+    watch = Pipeline()
     watch.feed(frames)
     watch.settle()
-    return watch.fleet.engines[ENGINE].description.faults, watch.find()
+    return watch.fleet.engines[ENGINE].description.faults, watch.findings()
 
 
 def with_faults(frames: Iterable[Batch | Keyframe], faults: list[str]) -> list[Batch | Keyframe]:

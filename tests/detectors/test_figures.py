@@ -36,7 +36,7 @@ def replayed(name: str) -> Observer:
 
 def past(observer: Observer, code: str) -> FindingReport:
     """The one finding of warning or above that there ever was."""
-    (finding,) = [f for f in observer.watch.find() if f.severity != "info"]
+    (finding,) = [f for f in observer.watch.findings() if f.severity != "info"]
     assert finding.code == code
     return finding
 

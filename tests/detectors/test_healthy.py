@@ -43,7 +43,7 @@ def test_random_traffic(seed: int) -> None:
         if rng.random() < 0.02 and not scene.lab.scheduler.running:
             scene.live(rng.randint(1, 4))
         scene.steps(1, rng.choice((0.005, 0.02, 0.1, 0.5)))
-        found = scene.watch.find() + scene.watch.find("pending")
+        found = scene.watch.findings() + scene.watch.findings("pending")
         worst = [f.explanation for f in found if severity_at_least(f.severity, "warning")]
         assert worst == []
     assert scene.ledger.state.totals.finished
@@ -102,7 +102,7 @@ def test_a_leak_is_found_though_batches_are_lost() -> None:
     assert scene.ledger.uncertain_since_ns > 0
     scene.beat(4)
     assert not scene.firing("leak.unaccounted")
-    assert [f.code for f in scene.watch.find("pending")] == ["leak.unaccounted"]
+    assert [f.code for f in scene.watch.findings("pending")] == ["leak.unaccounted"]
     scene.live(4, every=0.1)
     assert scene.ledger.uncertain_since_ns == 0
     finding = scene.only("leak.unaccounted")

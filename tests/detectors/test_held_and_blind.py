@@ -136,7 +136,7 @@ def test_the_pool_by_a_logs_bill() -> None:
     observer = Observer()
     observer.watch.feed(records)
     observer.watch.settle()
-    (finding,) = [f for f in observer.watch.find() if f.code == POOL_RESERVED]
+    (finding,) = [f for f in observer.watch.findings() if f.code == POOL_RESERVED]
     assert (value(finding, "kv_pool"), value(finding, "device_total")) == (bill.kv_cache, bill.device_total)
     assert finding.evidence[0].source == "log"
 

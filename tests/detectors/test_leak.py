@@ -42,7 +42,7 @@ def test_a_slow_transfer_within_its_grace_is_no_leak() -> None:
     scene.run_until_idle()
     scene.live(12, every=3)
     assert scene.lab.scheduler.deferred == {}
-    assert [f.code for f in scene.watch.find() if severity_at_least(f.severity, "warning")] == []
+    assert [f.code for f in scene.watch.findings() if severity_at_least(f.severity, "warning")] == []
 
 
 def test_a_leak_that_ends_is_resolved() -> None:
@@ -57,7 +57,7 @@ def test_a_leak_that_ends_is_resolved() -> None:
     scene.live(150, every=3)
     assert scene.lab.scheduler.deferred == {}
     assert scene.firing(FINISHED_HELD) == []
-    resolved = [f for f in scene.watch.find("resolved") if f.code == FINISHED_HELD]
+    resolved = [f for f in scene.watch.findings("resolved") if f.code == FINISHED_HELD]
     assert [f.id for f in resolved] == [firing.id]
 
 
@@ -169,7 +169,7 @@ def test_a_free_said_one_batch_late_is_no_leak() -> None:
     scene.wait(10)
     assert scene.ledger.balance().unaccounted == 0
     assert not scene.firing()
-    assert not scene.watch.find("resolved")
+    assert not scene.watch.findings("resolved")
 
 
 def test_a_warm_prefix_cache_is_no_leak() -> None:

@@ -58,7 +58,7 @@ def test_a_slow_fetch_of_an_aborted_request_gives_its_blocks_back_in_the_end() -
         scene.live(1)
     scene.live(5)
     assert not scene.firing()
-    assert [f.id for f in scene.watch.find("resolved")] == [firing.id]
+    assert [f.id for f in scene.watch.findings("resolved")] == [firing.id]
 
 
 def test_no_lease_ends_a_fetch() -> None:
@@ -94,7 +94,7 @@ def test_while_events_are_lost_it_is_only_pending() -> None:
     scene.beat(15)  # no step, so no slice of an audit either
     assert scene.ledger.uncertain_since_ns
     assert not scene.firing(REMOTE_LOAD_LOST)
-    assert [f.verdict for f in scene.watch.find("pending") if f.code == REMOTE_LOAD_LOST] == ["likely"]
+    assert [f.verdict for f in scene.watch.findings("pending") if f.code == REMOTE_LOAD_LOST] == ["likely"]
     scene.live(5, every=0.1)
     assert not scene.ledger.uncertain_since_ns
     assert scene.only(REMOTE_LOAD_LOST).verdict == "confirmed"
@@ -147,14 +147,14 @@ def test_it_ends_with_the_next_request() -> None:
     scene.lab.arrive(4, max_tokens=10)
     scene.live(5)
     assert scene.lab.scheduler.deferred.keys().isdisjoint(range(4))
-    assert [f.id for f in scene.watch.find("resolved") if f.code == IDLE_NOT_POLLED] == [firing.id]
+    assert [f.id for f in scene.watch.findings("resolved") if f.code == IDLE_NOT_POLLED] == [firing.id]
 
 
 def test_an_idle_engine_that_asks_and_hears_nothing_is_finished_held() -> None:
     scene = finished_held()
     scene.live(12)
     assert scene.only(FINISHED_HELD).culprits.blocks == kept_blocks(scene)
-    assert not scene.watch.find("resolved")
+    assert not scene.watch.findings("resolved")
 
 
 def test_an_idle_engine_with_nothing_kept_need_not_ask() -> None:
@@ -179,7 +179,7 @@ def test_what_is_kept_while_a_step_does_not_end_is_no_leak(heard: bool) -> None:
     scene.launch()
     (scene.beat if heard else scene.silence)(40)
     assert kept.number in scene.lab.scheduler.deferred
-    assert {f.code for f in scene.watch.find() if f.code.startswith("leak")} == set()
+    assert {f.code for f in scene.watch.findings() if f.code.startswith("leak")} == set()
     assert scene.firing("stuck.engine-stalled")
 
 

@@ -38,7 +38,7 @@ def test_before_the_floor_has_risen_some_times_it_is_unaccounted() -> None:
     scene.live(5)
     late = scene.only(RISING_FLOOR)
     assert set(early.culprits.blocks) < set(late.culprits.blocks)
-    assert [f.id for f in scene.watch.find("resolved")] == [early.id]
+    assert [f.id for f in scene.watch.findings("resolved")] == [early.id]
 
 
 def test_frees_that_were_skipped_make_floors_too_and_are_told_apart() -> None:

@@ -28,7 +28,7 @@ ENCODER_CACHE = "leak.encoder-cache"
 
 def leaks(scene: Watched | Spoken) -> set[str]:
     """Codes of leaks that ever fired."""
-    return {finding.code for finding in scene.watch.find() if finding.code.startswith("leak.")}
+    return {finding.code for finding in scene.watch.findings() if finding.code.startswith("leak.")}
 
 
 # -------------------------------------------------------------------- leak.deferred-free-stalled
@@ -147,7 +147,7 @@ def test_it_is_past_when_no_lease_has_run_out_for_long() -> None:
     firing = scene.only(LEASE_BURST)
     scene.live(25)
     assert not scene.firing(LEASE_BURST)
-    assert [f.id for f in scene.watch.find("resolved")] == [firing.id]
+    assert [f.id for f in scene.watch.findings("resolved")] == [firing.id]
 
 
 def test_leases_of_transfers_that_are_confirmed_are_no_leak() -> None:
@@ -202,7 +202,7 @@ def test_a_session_in_which_nobody_speaks() -> None:
     scene.log.released(7, [6, 5, 4, 3], Release.FINISHED)
     scene.wait(1)
     scene.wait(5)
-    assert [f.id for f in scene.watch.find("resolved")] == [finding.id]
+    assert [f.id for f in scene.watch.findings("resolved")] == [finding.id]
 
 
 def test_a_request_that_waits_for_more_of_its_input_is_a_session_too() -> None:
@@ -290,7 +290,7 @@ def test_pins_that_outlive_their_fetch() -> None:
         tier.fetch([b"a1", b"a2"])
         scene.wait(9)
         assert not scene.firing()
-        assert [f.code for f in scene.watch.find("pending")] == [EXTERNAL_PINS]
+        assert [f.code for f in scene.watch.findings("pending")] == [EXTERNAL_PINS]
         scene.wait(2)
         finding = scene.only(EXTERNAL_PINS)
         assert (finding.severity, finding.verdict) == ("warning", "confirmed")
@@ -350,7 +350,7 @@ def test_requests_that_hold_the_encoders_cache_against_one_another() -> None:
     scene.lab.log.admitted(1, 8)
     scene.lab.log.progressed([1], [8], [1])
     scene.live(5)
-    assert [f.id for f in scene.watch.find("resolved")] == [finding.id]
+    assert [f.id for f in scene.watch.findings("resolved")] == [finding.id]
 
 
 def test_where_others_go_on_an_item_is_too_large() -> None:

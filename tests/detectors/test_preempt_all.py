@@ -19,7 +19,7 @@ def test_all_that_run_are_preempted_at_once() -> None:
     assert struck <= set(finding.culprits.requests)
     assert value(finding, "collapses_seen") == len(scene.lab.faults.on[CODE].struck)
     scene.live(scene.watch.settings(CODE, "remember_s") + 5)
-    assert [f.code for f in scene.watch.find("resolved")] == [CODE]
+    assert [f.code for f in scene.watch.findings("resolved")] == [CODE]
 
 
 def test_one_or_two_that_make_room_are_no_collapse() -> None:

@@ -24,7 +24,7 @@ def test_lookups_that_miss_what_is_stored() -> None:
     assert value(finding, "computed_though_cached") == 10 * len(others)
     assert value(finding, "blocks_hit") == 0
     scene.live(scene.watch.settings(PREFIX_HITS, "window_s") + 5)
-    assert [f.code for f in scene.watch.find("resolved")] == [PREFIX_HITS]
+    assert [f.code for f in scene.watch.findings("resolved")] == [PREFIX_HITS]
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -99,7 +99,7 @@ def test_one_prompt_that_pushes_out_what_is_needed() -> None:
     assert finding.culprits.requests == ["the-huge-one"]
     assert value(finding, "blocks_it_evicted") == value(finding, "of_these_computed_again")
     scene.live(scene.watch.settings(CACHE_FLUSHED, "remember_s") + 5, every=2.0)
-    assert [f.code for f in scene.watch.find("resolved")] == [CACHE_FLUSHED]
+    assert [f.code for f in scene.watch.findings("resolved")] == [CACHE_FLUSHED]
 
 
 def test_what_is_pushed_out_and_never_asked_for_again_is_no_loss() -> None:

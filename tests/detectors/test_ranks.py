@@ -15,7 +15,7 @@ from kvscope.engine.models import LoadedModel, load_model
 from kvscope.engine.requests.sampling_params import SamplingParams
 from kvscope.monitor.events.samples import Sample
 from kvscope.monitor.incidents.lab_run import frames
-from kvscope.monitor.pipeline import Watch
+from kvscope.monitor.pipeline import Pipeline
 from tests.detectors.scenes import Observer, value
 
 ENGINE_STALLED = "stuck.engine-stalled"
@@ -52,13 +52,13 @@ def watched(folder: Path, *names: str, hang: tuple[int, ...], busy: bool = True)
     return observer
 
 
-def alarms(watch: Watch) -> dict[str, str]:
-    return {finding.engine: finding.code for finding in watch.find("firing") if finding.severity != "info"}
+def alarms(watch: Pipeline) -> dict[str, str]:
+    return {finding.engine: finding.code for finding in watch.findings("firing") if finding.severity != "info"}
 
 
 def test_one_of_two_ranks_stops(tmp_path: Path) -> None:
     observer = watched(tmp_path, "m@h:1/0", "m@h:1/1", hang=(1,))
-    (finding,) = [f for f in observer.watch.find() if f.severity != "info"]
+    (finding,) = [f for f in observer.watch.findings() if f.severity != "info"]
     assert (finding.code, finding.engine, finding.verdict, finding.severity) == (
         RANK_DIVERGED,
         "m@h:1/1",
@@ -85,7 +85,7 @@ def test_with_no_rank_that_goes_on_the_engine_is_stalled(
 ) -> None:
     observer = watched(tmp_path, *names, hang=hang)
     assert alarms(observer.watch) == {names[n]: ENGINE_STALLED for n in hang}
-    assert {f.code for f in observer.watch.find() if f.severity != "info"} == {ENGINE_STALLED}
+    assert {f.code for f in observer.watch.findings() if f.severity != "info"} == {ENGINE_STALLED}
 
 
 def test_an_idle_rank_beside_a_busy_one_is_no_trouble(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_by_figures_it_is_likely() -> None:
             sample = Sample(name, f"{second}", at_ns, running=4, waiting=0, usage=0.5, steps=steps, source="metrics")
             observer.watch.feed([sample])
     observer.watch.settle()
-    (finding,) = [f for f in observer.watch.find() if f.severity != "info"]
+    (finding,) = [f for f in observer.watch.findings() if f.severity != "info"]
     assert (finding.code, finding.engine, finding.verdict) == (RANK_DIVERGED, "m@h:1/1", "likely")
     assert value(finding, "steps") == 200
     assert {e.source for e in finding.evidence if e.name in ("steps", "ranks_that_go_on")} == {"metrics"}

@@ -36,7 +36,7 @@ def test_what_is_advised_helps() -> None:
     scene.run_until_idle()
     scene.live(5)
     assert not scene.firing()
-    assert [f.id for f in scene.watch.find("resolved")] == [fired.id]
+    assert [f.id for f in scene.watch.findings("resolved")] == [fired.id]
 
 
 @pytest.mark.parametrize("over", [0, 1])
@@ -129,7 +129,7 @@ def test_it_is_over_when_steps_go_on() -> None:
     scene.lab.launched = (-1, 0)
     scene.live(4)
     assert not scene.firing(ENGINE_STALLED)
-    assert [f.id for f in scene.watch.find("resolved")] == [fired.id]
+    assert [f.id for f in scene.watch.findings("resolved")] == [fired.id]
 
 
 def test_a_step_whose_end_was_lost_is_not_a_stall() -> None:

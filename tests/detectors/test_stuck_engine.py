@@ -16,7 +16,7 @@ from kvscope.engine.requests.structured_output import StructuredOutputs
 from kvscope.monitor.events import journal
 from kvscope.monitor.events.wire import decode
 from kvscope.monitor.findings import FindingReport, severity_at_least
-from kvscope.monitor.pipeline import Watch
+from kvscope.monitor.pipeline import Pipeline
 
 PROMPT = list(range(1, 101))
 
@@ -83,8 +83,8 @@ def test_a_fault_of_the_whole_engine(
 
 def judged(kept: Path) -> list[FindingReport]:
     """What fires of warning or above at the end of a journal."""
-    watch = Watch()
+    watch = Pipeline()
     frames = [decode(payload) for payload in journal.read(kept)]
     watch.feed(frame for frame in frames if frame is not None)
     watch.settle()
-    return [finding for finding in watch.find("firing") if severity_at_least(finding.severity, "warning")]
+    return [finding for finding in watch.findings("firing") if severity_at_least(finding.severity, "warning")]

@@ -29,7 +29,7 @@ def fires_after(scene: Watched, code: str, name: str = "grace_s") -> FindingRepo
     grace = scene.watch.settings(code, name)
     scene.live(grace - 1)
     assert not scene.firing(code)
-    assert code in [finding.code for finding in scene.watch.find("pending")]
+    assert code in [finding.code for finding in scene.watch.findings("pending")]
     scene.live(3)
     finding = scene.only(code)
     assert finding.verdict == ("likely" if scene.ledger.state.damaged else "confirmed")
@@ -40,7 +40,7 @@ def fires_after(scene: Watched, code: str, name: str = "grace_s") -> FindingRepo
 def is_resolved(scene: Watched, fired: FindingReport) -> None:
     scene.live(4)
     assert not scene.firing(fired.code)
-    assert fired.id in [finding.id for finding in scene.watch.find("resolved")]
+    assert fired.id in [finding.id for finding in scene.watch.findings("resolved")]
 
 
 # -------------------------------------------------------------------- stuck.remote-load
@@ -278,7 +278,7 @@ def test_a_head_that_holds_back_what_would_fit() -> None:
     scene.live(grace / 2 - 4, every=2)
     assert not scene.alarms()
     scene.live(grace / 2, every=2)
-    assert "stuck.head-of-line" in [finding.code for finding in scene.watch.find("pending")]
+    assert "stuck.head-of-line" in [finding.code for finding in scene.watch.findings("pending")]
     scene.live(8, every=2)
     finding = scene.only("stuck.head-of-line")
     assert (finding.severity, finding.verdict) == ("warning", "confirmed")

@@ -41,7 +41,7 @@ def test_it_is_over_when_nobody_is_thrown_out_any_more() -> None:
     scene = waste.preemption()
     scene.live(scene.watch.settings(PREEMPTION, "window_s") + 5)
     assert not scene.firing(PREEMPTION)
-    assert [f.code for f in scene.watch.find("resolved")] == [PREEMPTION]
+    assert [f.code for f in scene.watch.findings("resolved")] == [PREEMPTION]
 
 
 def test_a_full_pool_in_which_outputs_grow_is_no_thrash() -> None:
@@ -106,7 +106,7 @@ def test_far_fewer_run_long_after_a_preemption() -> None:
     while quiet_s() < enough_s - 1:
         scene.live(0.5, every=0.1)
         assert not scene.firing(AFTER_RETRACT)
-    assert AFTER_RETRACT in [f.code for f in scene.watch.find("pending")]
+    assert AFTER_RETRACT in [f.code for f in scene.watch.findings("pending")]
     scene.live(3, every=0.1)
     finding = scene.only(AFTER_RETRACT)
     assert finding.verdict == "confirmed"

@@ -124,12 +124,12 @@ def test_below_its_grace_it_is_pending_and_above_it_fires(code: str, grace_s: fl
     grace = THRESHOLDS[f"{code}.grace_s"].value if grace_s is None else grace_s
     later(scene, grace - 0.5)
     assert not scene.firing(code)
-    (pending,) = [f for f in scene.watch.find("pending") if f.code == code]
+    (pending,) = [f for f in scene.watch.findings("pending") if f.code == code]
     assert pending.culprits.requests
     later(scene, 1.0)
     (firing,) = scene.firing(code)
     assert firing.id == pending.id
-    assert not [f for f in scene.watch.find("pending") if f.code == code]
+    assert not [f for f in scene.watch.findings("pending") if f.code == code]
 
 
 def test_what_cannot_be_set_is_named() -> None:

@@ -21,7 +21,7 @@ from kvscope.engine.lab.simulated_bench import bench_simulated
 from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.doctor.report import examine
 from kvscope.monitor.findings import FindingReport, severity_at_least
-from kvscope.monitor.pipeline import Watch
+from kvscope.monitor.pipeline import Pipeline
 from tests.dashboards.programs import answers, free_port, running, until
 from tests.pages import DATA, Row, page, rows, scraped
 
@@ -92,10 +92,10 @@ def from_the_page() -> dict[str, Seen]:
     """Each second's page, read at the time at which it was recorded."""
     found = {}
     for name in INCIDENTS:
-        watch = Watch()
+        watch = Pipeline()
         watch.feed(scraped(rows(name)))
         watch.settle()
-        found[name] = grave(watch.find())
+        found[name] = grave(watch.findings())
     return found
 
 

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from kvscope.monitor.cli import main
 from kvscope.monitor.incidents.lab_run import bring_about
 from kvscope.monitor.incidents.scenarios import SCENARIOS
-from kvscope.monitor.pipeline import Watch
+from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.sources.recording import Recording
 from tests.doctor.screen import shown
 
@@ -76,7 +76,7 @@ def printed(*arguments: str) -> str:
 
 def outputs(code: str) -> dict[Path, str]:
     """Each file of one incident, and what it should hold, where it is `recorded`."""
-    watch = Watch()
+    watch = Pipeline()
     watch.feed(Recording(Path(RECORDING)))
     watch.settle()
     told = {name: printed(*arguments) for name, arguments in TOLD[code].commands.items()} | {"top": shown(watch)}

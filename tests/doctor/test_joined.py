@@ -11,7 +11,7 @@ import pytest
 from kvscope.monitor.detectors.judgement import Evidence
 from kvscope.monitor.doctor.merged_findings import joined, same_engine
 from kvscope.monitor.findings import FindingReport
-from kvscope.monitor.pipeline import Watch
+from kvscope.monitor.pipeline import Pipeline
 from tests.detectors.test_logs import log
 from tests.doctor.test_doctor import doctor_json
 from tests.pages import page, rows, served
@@ -21,10 +21,10 @@ DATA = Path(__file__).parent.parent / "data"
 
 def finding(**changed: object) -> FindingReport:
     """A real one, of a log, with what a test makes of it."""
-    watch = Watch()
+    watch = Pipeline()
     watch.feed(log("never-freed.log.gz"))
     watch.settle()
-    (found,) = (f for f in watch.find() if f.code == "leak.finished-held")
+    (found,) = (f for f in watch.findings() if f.code == "leak.finished-held")
     return msgspec.structs.replace(found, **changed)
 
 

@@ -25,7 +25,7 @@ from kvscope.monitor.cli import main  # noqa: E402
 from kvscope.monitor.detectors.thresholds import Settings  # noqa: E402
 from kvscope.monitor.doctor.top_screen import Looker, Story, Top  # noqa: E402
 from kvscope.monitor.doctor.watch_mode import open_live  # noqa: E402
-from kvscope.monitor.pipeline import Watch  # noqa: E402
+from kvscope.monitor.pipeline import Pipeline  # noqa: E402
 from tests.doctor.screen import SIZE, Still, drive, screen_of, shown, until  # noqa: E402
 from tests.pages import rows, scraped  # noqa: E402
 from tests.recordings import healthy_lab, leaking_lab  # noqa: E402
@@ -68,7 +68,7 @@ async def _look_at_a_stream(app: Top, pilot: Pilot[None]) -> None:
 
 
 def test_two_engines_and_what_is_wrong_with_one() -> None:
-    watch = Watch()
+    watch = Pipeline()
     for name, lab in (("healthy@127.0.0.1:1/0", healthy_lab()), ("leaking@127.0.0.1:2/0", leaking_lab())):
         watch.feed(msgspec.structs.replace(frame, engine=name) for frame in lab.frames)
     looker = Looker(Still(watch))
@@ -89,7 +89,7 @@ def test_two_engines_and_what_is_wrong_with_one() -> None:
 
 
 def test_an_engine_known_by_its_figures_alone() -> None:
-    watch = Watch()
+    watch = Pipeline()
     watch.feed(scraped(rows("never-freed")[:2]))
     seen = shown(watch)
     assert "who holds what is not exposed" in seen

@@ -18,7 +18,7 @@ import pytest
 
 from kvscope.monitor.doctor.event_report import event_at
 from kvscope.monitor.events.kinds import Kind, Status
-from kvscope.monitor.pipeline import Watch
+from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.sources.recording import Recording
 from kvscope.monitor.text import duration, percent
 from tests.doctor import golden
@@ -45,13 +45,13 @@ def told(request: pytest.FixtureRequest) -> Iterator[Told]:
     """One of the incidents, recorded in what is now the current directory."""
     code = request.param
     with golden.recorded(code):
-        watch = Watch()
+        watch = Pipeline()
         watch.feed(Recording(Path(RECORDING)))
         watch.settle()
         commands = TOLD[code].commands
         said = {name: _json(*arguments, "--format", "json") for name, arguments in commands.items()}
         engine = watch.engines()[0].engine
-        top = [watch.engines(), watch.requests(engine), watch.find("firing")]
+        top = [watch.engines(), watch.requests(engine), watch.findings("firing")]
         now_ns = max(frame.wall_ns for frame in Recording(Path(RECORDING)))
         yield Told(code, list(heard(Path(RECORDING))), watch, said | {"top": msgspec.to_builtins(top)}, now_ns, {})
 

@@ -134,7 +134,7 @@ def test_a_change_in_80_columns() -> None:
     leak = finished_held("leak.finished-held")
     leak.live(15)
     out = io.StringIO()
-    (found,) = [found for found in leak.watch.find() if found.code == "leak.finished-held"]
+    (found,) = [found for found in leak.watch.findings() if found.code == "leak.finished-held"]
     for change in Changes().since([found], "2026-01-31T14:02:11.000Z"):
         report_table.change(change, Console(file=out, width=80))
     first, *others = out.getvalue().splitlines()

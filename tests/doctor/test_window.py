@@ -9,7 +9,7 @@ import pytest
 
 from kvscope.monitor.cli import main
 from kvscope.monitor.doctor.time_window import Window, when
-from kvscope.monitor.pipeline import Watch
+from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.sources.targets import BadTarget
 from kvscope.monitor.text import moment, timestamp
 from tests.doctor.test_doctor import DATA, doctor_json
@@ -51,7 +51,7 @@ def looked_at(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[d
 def test_what_fired_in_the_window_as_it_was_at_its_end(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, lab: Lab, by: str
 ) -> None:
-    watch = Watch()
+    watch = Pipeline()
     watch.feed(lab.frames)
     with api(watch) as url:
         target = url if by == "service" else recording_of(lab, tmp_path)

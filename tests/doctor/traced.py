@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from kvscope.monitor.detectors.thresholds import THRESHOLDS
 from kvscope.monitor.events.kinds import Kind
-from kvscope.monitor.pipeline import Watch
+from kvscope.monitor.pipeline import Pipeline
 from tests.doctor.golden import GOLDEN
 from tests.doctor.plain import Asked, Heard, Plain
 
@@ -21,7 +21,7 @@ class Told(NamedTuple):
 
     code: str
     events: list[Heard]
-    watch: Watch
+    watch: Pipeline
     said: dict[str, Json]
     now_ns: int
     known: dict[str, tuple[Heard, Plain]]

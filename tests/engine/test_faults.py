@@ -11,7 +11,7 @@ import pytest
 
 from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.findings import FindingReport
-from kvscope.monitor.pipeline import Watch
+from kvscope.monitor.pipeline import Pipeline
 from tests.engine.process import PATIENCE_S, EngineProcess
 
 QUICK = Settings({"leak.finished-held.grace_s": 0.5, "leak.unaccounted.grace_s": 0.5})
@@ -28,13 +28,13 @@ def complete(engine: EngineProcess, name: str, max_tokens: int = 4, timeout: flo
 
 def find(engine: EngineProcess, code: str, enough: Callable[[FindingReport], bool]) -> list[FindingReport]:
     """All that fires by the time that a finding of this code is enough."""
-    watch = Watch(QUICK)
+    watch = Pipeline(QUICK)
     deadline = time.monotonic() + PATIENCE_S
     with closing(engine.stream()) as stream:
-        while not any(found.code == code and enough(found) for found in watch.find("firing")):
-            assert time.monotonic() < deadline, watch.find()
+        while not any(found.code == code and enough(found) for found in watch.findings("firing")):
+            assert time.monotonic() < deadline, watch.findings()
             watch.feed(received.frame for received in stream.poll(0.1))
-        return watch.find("firing")
+        return watch.findings("firing")
 
 
 def test_a_completion_that_is_not_delivered_is_found_with_its_requests() -> None:

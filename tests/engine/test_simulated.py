@@ -22,7 +22,7 @@ from kvscope.engine.requests.structured_output import StructuredOutputs
 from kvscope.monitor.events import journal
 from kvscope.monitor.events.kinds import Kind
 from kvscope.monitor.events.wire import Batch, decode
-from kvscope.monitor.pipeline import Watch
+from kvscope.monitor.pipeline import Pipeline
 
 LEASE_S = 180.0
 
@@ -97,9 +97,9 @@ def test_ten_minutes_of_an_engine_that_asks_its_connector_nothing_when_idle(faul
         e.run(590)
         assert (e.usage > 0) == fault
         assert connector.polls == polls or not fault
-    watch = Watch()
+    watch = Pipeline()
     watch.feed(decode(payload) for payload in journal.read(tmp_path))
-    alarms = [finding for finding in watch.find("firing") if finding.severity != "info"]
+    alarms = [finding for finding in watch.findings("firing") if finding.severity != "info"]
     assert bool(alarms) == fault
     assert all("r-2" in str(finding.culprits.requests) for finding in alarms)
 
@@ -172,9 +172,9 @@ def test_a_step_that_hangs_does_so_while_time_passes(tmp_path: Path) -> None:
         assert (step, e.in_flight) == (5, 1)
         assert e.now_s - since_ns / 1e9 > 100
         assert number in e.watchdog.stalled
-    watch = Watch()
+    watch = Pipeline()
     watch.feed(decode(payload) for payload in journal.read(tmp_path))
-    assert "stuck.engine-stalled" in [finding.code for finding in watch.find()]
+    assert "stuck.engine-stalled" in [finding.code for finding in watch.findings()]
 
 
 def test_a_grammar_is_compiled_within_no_time() -> None:

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from kvscope.monitor.findings import severity_at_least
-from kvscope.monitor.pipeline import Watch
+from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.sources.live_stream import LiveStream
 from tests.engine.process import EngineProcess
 
@@ -76,7 +76,7 @@ def test_a_long_mixed_load_leaves_nothing_behind(capsys: pytest.CaptureFixture[s
         ) as engine,
         contextlib.ExitStack() as stack,
     ):
-        stream, watch = LiveStream(engine.events, engine.replay), Watch()
+        stream, watch = LiveStream(engine.events, engine.replay), Pipeline()
         stack.callback(stream.close)
         stopping = threading.Event()
         clients = [Client(engine.url, seed, stopping) for seed in range(CLIENTS)]
@@ -97,7 +97,7 @@ def test_a_long_mixed_load_leaves_nothing_behind(capsys: pytest.CaptureFixture[s
             watch.feed(received.frame for received in stream.poll(0.1))
         watch.settle()
         (view,) = watch.engines()
-        found = [f.code for f in watch.find() if severity_at_least(f.severity, "warning")]
+        found = [f.code for f in watch.findings() if severity_at_least(f.severity, "warning")]
         balance = view.balance
         assert balance is not None
         late = [(at, size) for at, size in memory if at >= WARM_UP * SECONDS]

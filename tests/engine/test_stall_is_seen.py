@@ -17,7 +17,7 @@ from kvscope.engine.models import load_model
 from kvscope.engine.requests.sampling_params import SamplingParams
 from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.findings import FindingReport
-from kvscope.monitor.pipeline import Watch
+from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.sources.live_stream import LiveStream
 from tests.engine.before import with_before
 from tests.engine.process import EngineProcess
@@ -27,15 +27,15 @@ QUICK = ("stuck.engine-stalled.grace_s=1", "stuck.engine-stalled.first_step_s=1"
 SILENCE = ("stuck.engine-stalled.grace_s=4", "stuck.engine-stalled.first_step_s=4")
 
 
-def watch_until(stream: LiveStream, watch: Watch, done: Callable[[], object], seconds: float = 60.0) -> None:
+def watch_until(stream: LiveStream, watch: Pipeline, done: Callable[[], object], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not done():
-        assert time.monotonic() < deadline, f"not after {seconds} s; found {watch.find()}"
+        assert time.monotonic() < deadline, f"not after {seconds} s; found {watch.findings()}"
         watch.feed(received.frame for received in stream.poll(0.05))
 
 
-def stalled(watch: Watch) -> list[FindingReport]:
-    return [finding for finding in watch.find("firing") if finding.code == "stuck.engine-stalled"]
+def stalled(watch: Pipeline) -> list[FindingReport]:
+    return [finding for finding in watch.findings("firing") if finding.code == "stuck.engine-stalled"]
 
 
 def test_a_step_that_hangs_is_confirmed(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_a_step_that_hangs_is_confirmed(tmp_path: Path) -> None:
         EventStream("hangs@127.0.0.1:0/0", events, f"{events}-replay"),
         stall_s=0.5,
     )
-    stream, watch = LiveStream(events), Watch(Settings.parse(QUICK))
+    stream, watch = LiveStream(events), Pipeline(Settings.parse(QUICK))
     core.start(lambda _: None)
     try:
         core.submit("r-hangs", [1, 2, 3], SamplingParams(max_tokens=1))
@@ -71,7 +71,7 @@ def test_a_step_that_hangs_is_confirmed(tmp_path: Path) -> None:
 def test_a_frozen_process_is_likely_until_it_is_heard_again() -> None:
     """Its HTTP server hangs with it; silence and a cut network look the same from here."""
     with EngineProcess("--stall-seconds", "1") as engine:
-        stream, watch = LiveStream(engine.events, engine.replay), Watch(Settings.parse(SILENCE))
+        stream, watch = LiveStream(engine.events, engine.replay), Pipeline(Settings.parse(SILENCE))
         client = httpx.Client(base_url=engine.url, timeout=None, trust_env=False)
         body = {"model": "tiny", "prompt": "freeze", "max_tokens": 3000, "ignore_eos": True}
         asking = threading.Thread(target=lambda: client.post("/v1/completions", json=body))

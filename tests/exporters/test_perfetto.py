@@ -20,7 +20,7 @@ from kvscope.monitor.analysis.request_phases import in_words, phases
 from kvscope.monitor.events.kinds import FIRST_FINISHED
 from kvscope.monitor.events.wire import Keyframe
 from kvscope.monitor.exporters.perfetto.trace import HOLDERS
-from kvscope.monitor.pipeline import Watch
+from kvscope.monitor.pipeline import Pipeline
 from tests.lab import Lab
 from tests.recordings import leaking_lab, recording_of
 
@@ -52,8 +52,8 @@ def file(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def watch(lab: Lab) -> Watch:
-    watch = Watch()
+def watch(lab: Lab) -> Pipeline:
+    watch = Pipeline()
     watch.feed(lab.frames)
     watch.settle()
     return watch
@@ -140,7 +140,7 @@ def test_slices_of_a_track_begin_and_end_one_after_the_other(read: Read) -> None
             assert kind == (TrackEvent.TYPE_COUNTER if is_counter else TrackEvent.TYPE_INSTANT)
 
 
-def test_each_request_is_a_track_with_the_phases_of_its_life(lab: Lab, watch: Watch, read: Read) -> None:
+def test_each_request_is_a_track_with_the_phases_of_its_life(lab: Lab, watch: Pipeline, read: Read) -> None:
     ledger = watch.fleet.engines[lab.packer.engine]
     records = {record.id: record for record in (*ledger.ended, *ledger.state.requests.values())}
     drawn = dict(read.under("Requests"))
@@ -158,7 +158,7 @@ def test_each_request_is_a_track_with_the_phases_of_its_life(lab: Lab, watch: Wa
                 assert (said.get("reason", ""), said["blocks"]) == (in_words(phase)[1], phase.blocks)
 
 
-def test_what_ended_and_holds_blocks_is_drawn_until_it_gives_them_back(watch: Watch, read: Read) -> None:
+def test_what_ended_and_holds_blocks_is_drawn_until_it_gives_them_back(watch: Pipeline, read: Read) -> None:
     (balance,) = (engine.balance for engine in watch.engines())
     assert balance is not None
     until = max(packet.timestamp for packet in read.trace.packet)
@@ -171,7 +171,7 @@ def test_what_ended_and_holds_blocks_is_drawn_until_it_gives_them_back(watch: Wa
     assert held == balance.finished
 
 
-def test_counters_are_the_ledgers_points_each_change_once(lab: Lab, watch: Watch, read: Read) -> None:
+def test_counters_are_the_ledgers_points_each_change_once(lab: Lab, watch: Pipeline, read: Read) -> None:
     points = watch.fleet.engines[lab.packer.engine].points
     series = {("KV blocks", name): [(p.at_ns, getattr(p.balance, name)) for p in points] for name in HOLDERS}
     series["Queue", "running"] = [(point.at_ns, point.running) for point in points]
@@ -183,8 +183,8 @@ def test_counters_are_the_ledgers_points_each_change_once(lab: Lab, watch: Watch
         assert [(at, event.counter_value) for at, event in drawn[name]] == changes
 
 
-def test_findings_are_instants_with_what_they_say(lab: Lab, watch: Watch, read: Read) -> None:
-    told = {report.code: report for report in watch.find()}
+def test_findings_are_instants_with_what_they_say(lab: Lab, watch: Pipeline, read: Read) -> None:
+    told = {report.code: report for report in watch.findings()}
     shown = {event.name: arguments(event) for event in read.on("Findings") if not event.name.endswith(" resolved")}
     assert set(shown) == set(told)
     for code, said in shown.items():
@@ -206,7 +206,7 @@ def test_a_stream_that_is_joined_in_the_middle_draws_who_is_there(tmp_path: Path
     assert set(drawn) == {lab.scheduler.requests[number].id for number in lab.scheduler.deferred}
 
 
-def test_trace_processor_answers_sql(file: Path, watch: Watch) -> None:
+def test_trace_processor_answers_sql(file: Path, watch: Pipeline) -> None:
     shell = shutil.which("trace_processor_shell") or shutil.which("trace_processor")
     if shell is None:
         pytest.skip("trace_processor_shell is not on the PATH: Perfetto's releases have it, and no package does")

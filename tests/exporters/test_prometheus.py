@@ -23,7 +23,7 @@ from kvscope.monitor.events.samples import Sample
 from kvscope.monitor.exporters.gpu import OTHERS, by_engine, gpu_families, here
 from kvscope.monitor.exporters.prometheus import HOLDERS, WatchCollector
 from kvscope.monitor.exporters.prometheus.work_metrics import CONFIGURATION
-from kvscope.monitor.pipeline import Watch
+from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.schema import SourceView
 from tests.lab import Lab
 
@@ -88,18 +88,18 @@ def lab() -> Lab:
 
 
 @pytest.fixture
-def watch(lab: Lab) -> Watch:
+def watch(lab: Lab) -> Pipeline:
     """What a service knows of it once every grace is over."""
     for _ in range(60):
         lab.clock.sleep(0.25)
         lab.scheduler.take_completions()  # the connector is asked, and says nothing
         lab.heartbeat()
-    watch = Watch()
+    watch = Pipeline()
     watch.feed(lab.frames)
     return watch
 
 
-def families(watch: Watch) -> dict[str, Metric]:
+def families(watch: Pipeline) -> dict[str, Metric]:
     """What is said of engines; this process is always there."""
     found = {family.name: family for family in WatchCollector(watch).collect()}
     return {name: family for name, family in found.items() if name.startswith("kvscope_")}
@@ -113,13 +113,13 @@ def by_labels(family: Metric, *labels: str) -> Counter[tuple[str, ...]]:
     return totals
 
 
-def page(watch: Watch, sources: Iterable[SourceView] = (), alerts: AlertFigures | None = None) -> bytes:
+def page(watch: Pipeline, sources: Iterable[SourceView] = (), alerts: AlertFigures | None = None) -> bytes:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(WatchCollector(watch, lambda: sources, lambda: alerts or AlertFigures()))
     return generate_latest(registry)
 
 
-def test_promtool_finds_nothing_to_say_of_the_page(watch: Watch) -> None:
+def test_promtool_finds_nothing_to_say_of_the_page(watch: Pipeline) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is not here: apt-get install prometheus")
@@ -129,7 +129,7 @@ def test_promtool_finds_nothing_to_say_of_the_page(watch: Watch) -> None:
     assert (told.returncode, told.stdout, told.stderr) == (0, b"", b"")
 
 
-def test_the_balance_is_the_pools_and_sums_to_its_total(lab: Lab, watch: Watch) -> None:
+def test_the_balance_is_the_pools_and_sums_to_its_total(lab: Lab, watch: Pipeline) -> None:
     blocks = by_labels(families(watch)["kvscope_blocks"], "holder")
     assert set(blocks) == {(holder,) for holder in HOLDERS}
     assert sum(blocks.values()) == lab.pool.total
@@ -137,7 +137,7 @@ def test_the_balance_is_the_pools_and_sums_to_its_total(lab: Lab, watch: Watch) 
     assert blocks["unaccounted",] > 0
 
 
-def test_requests_by_state_and_reason(lab: Lab, watch: Watch) -> None:
+def test_requests_by_state_and_reason(lab: Lab, watch: Pipeline) -> None:
     requests = by_labels(families(watch)["kvscope_requests"], "state", "reason")
     living = Counter(request.status.name for request in lab.scheduler.requests.values() if not request.is_finished)
     shown = Counter[str]()
@@ -151,14 +151,14 @@ def test_requests_by_state_and_reason(lab: Lab, watch: Watch) -> None:
     assert set(held) == {"FREE_DEFERRED", "UNACCOUNTED"}
 
 
-def test_findings_are_those_that_fire(watch: Watch) -> None:
+def test_findings_are_those_that_fire(watch: Pipeline) -> None:
     shown = by_labels(families(watch)["kvscope_findings"], "code", "severity", "verdict")
-    fire = Counter((found.code, found.severity, found.verdict) for found in watch.find("firing"))
+    fire = Counter((found.code, found.severity, found.verdict) for found in watch.findings("firing"))
     assert shown == fire
     assert {"leak.finished-held", "leak.unaccounted", "stuck.never-fits"} <= {code for code, _, _ in shown}
 
 
-def test_no_request_and_no_block_is_a_label(lab: Lab, watch: Watch) -> None:
+def test_no_request_and_no_block_is_a_label(lab: Lab, watch: Pipeline) -> None:
     samples = [sample for family in families(watch).values() for sample in family.samples]
     assert {label for sample in samples for label in sample.labels} <= LABELS
     ids = {request.id for request in lab.scheduler.requests.values()}
@@ -170,7 +170,7 @@ def test_more_requests_make_no_more_series() -> None:
     for _ in range(50):
         more.arrive(10)
     more.run_until_idle()
-    busy = Watch()
+    busy = Pipeline()
     busy.feed(more.frames)
     lines = len(page(busy).splitlines())
     for _ in range(50):
@@ -181,7 +181,7 @@ def test_more_requests_make_no_more_series() -> None:
 
 
 def test_lost_batches_are_counted_by_stage_and_mark_the_ledger(lab: Lab) -> None:
-    watch = Watch()
+    watch = Pipeline()
     lost = lab.frames[-2]
     watch.feed(frame for frame in lab.frames if frame is not lost)
     found = families(watch)
@@ -190,7 +190,7 @@ def test_lost_batches_are_counted_by_stage_and_mark_the_ledger(lab: Lab) -> None
     assert [sample.value for sample in found["kvscope_ledger_exact"].samples] == [0]
 
 
-def test_an_engine_that_stopped_is_told_from_one_that_fell_silent(lab: Lab, watch: Watch) -> None:
+def test_an_engine_that_stopped_is_told_from_one_that_fell_silent(lab: Lab, watch: Pipeline) -> None:
     assert [sample.value for sample in families(watch)["kvscope_engine_stopped"].samples] == [0]
     lab.log.stopped()
     watch.feed(lab.flush())
@@ -198,7 +198,7 @@ def test_an_engine_that_stopped_is_told_from_one_that_fell_silent(lab: Lab, watc
 
 
 def test_what_is_not_known_is_absent_not_zero() -> None:
-    watch = Watch()
+    watch = Pipeline()
     assert [family.name for family in families(watch).values() if family.samples] == []
     watch.feed([Sample("of-a-log", "line 1", running=3, waiting=0, usage=0.5)])
     assert watch.engines()[0].attached == "figures"
@@ -217,7 +217,7 @@ def no_gpu() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("no_gpu")
-def test_without_a_gpu_its_metrics_are_absent(watch: Watch) -> None:
+def test_without_a_gpu_its_metrics_are_absent(watch: Pipeline) -> None:
     assert list(gpu_families([])) == []
     assert b"kvscope_gpu" not in page(watch)
 
@@ -233,7 +233,7 @@ def test_memory_of_a_worker_is_its_engines_and_the_rest_is_others() -> None:
         worker.communicate(b"\n")
 
 
-def test_with_a_gpu_the_drivers_figures_are_on_the_page(watch: Watch) -> None:
+def test_with_a_gpu_the_drivers_figures_are_on_the_page(watch: Pipeline) -> None:
     found = {family.name: family for family in gpu_families([])}
     if not found:
         pytest.skip("there is no GPU here, or its driver does not answer")
@@ -249,19 +249,19 @@ def by_device(family: Metric) -> Iterator[tuple[str, list[float]]]:
         yield uuid, [sample.value for sample in family.samples if sample.labels["uuid"] == uuid]
 
 
-def test_the_configuration_is_told(lab: Lab, watch: Watch) -> None:
+def test_the_configuration_is_told(lab: Lab, watch: Pipeline) -> None:
     (info,) = families(watch)["kvscope_engine_info"].samples
     assert info.value == 1
     assert info.labels["num_gpu_blocks"] == str(lab.pool.total)
     assert info.labels["enable_prefix_caching"] == "True"
 
 
-def test_faults_that_are_on_are_said(watch: Watch) -> None:
+def test_faults_that_are_on_are_said(watch: Pipeline) -> None:
     on = {sample.labels["code"] for sample in families(watch)["kvscope_engine_fault_on"].samples}
     assert on == {fault.partition(":")[0] for fault in FAULTS}
 
 
-def test_the_reference_names_every_metric_with_its_type_and_labels(watch: Watch) -> None:
+def test_the_reference_names_every_metric_with_its_type_and_labels(watch: Pipeline) -> None:
     """The table that is generated, and what is really on a page with everything on it."""
     rows = re.findall(r"^\| `(\w+)` \| (\w+) \| ([\w, ]*) \|", REFERENCE.read_text(), re.MULTILINE)
     documented = {name: (kind, labels) for name, kind, labels in rows}
@@ -276,7 +276,7 @@ def test_the_reference_names_every_metric_with_its_type_and_labels(watch: Watch)
     }
 
 
-def test_sources_are_told_with_their_lag_and_their_cost(watch: Watch) -> None:
+def test_sources_are_told_with_their_lag_and_their_cost(watch: Pipeline) -> None:
     found = {family.name: family for family in WatchCollector(watch, lambda: [SOURCE]).collect()}
     assert by_labels(found["kvscope_source_lag_seconds"], "source") == {(SOURCE.target,): SOURCE.lag_s}
     assert by_labels(found["kvscope_source_cpu_seconds"], "source") == {(SOURCE.target,): SOURCE.cpu_s}
@@ -286,7 +286,7 @@ def test_sources_are_told_with_their_lag_and_their_cost(watch: Watch) -> None:
     assert any(sample.value > 0 for sample in found["process_cpu_seconds"].samples)
 
 
-def test_alerts_are_told_by_receiver_and_absent_where_none_are_sent(watch: Watch) -> None:
+def test_alerts_are_told_by_receiver_and_absent_where_none_are_sent(watch: Pipeline) -> None:
     (receiver,) = ALERTS.receivers
     found = {family.name: family for family in WatchCollector(watch, alerts=lambda: ALERTS).collect()}
     assert by_labels(found["kvscope_alerts_deliveries"], "receiver", "outcome") == {
@@ -299,7 +299,7 @@ def test_alerts_are_told_by_receiver_and_absent_where_none_are_sent(watch: Watch
     assert b"kvscope_alerts_" not in re.sub(rb"(?m)^#.*", b"", page(watch))
 
 
-def test_what_leaks_grows_old_in_the_ages_and_never_gets_into_the_lifetimes(lab: Lab, watch: Watch) -> None:
+def test_what_leaks_grows_old_in_the_ages_and_never_gets_into_the_lifetimes(lab: Lab, watch: Pipeline) -> None:
     def told(family: str, state: str | None = None) -> dict[str, float]:
         samples = [s for s in families(watch)[family].samples if s.labels.get("state") == state]
         return {sample.labels["le"]: sample.value for sample in samples if "le" in sample.labels}

@@ -16,7 +16,7 @@ from kvscope.monitor.history.findings_log import FindingsLog
 from kvscope.monitor.history.history import History
 from kvscope.monitor.history.recordings import Recordings
 from kvscope.monitor.history.segment_files import directory_of
-from kvscope.monitor.pipeline import Watch
+from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.service.service import Service, ServiceConfig
 from kvscope.monitor.sources.recording import Recording
 from kvscope.monitor.text import timestamp
@@ -44,12 +44,12 @@ def test_a_recording_is_shown_to_its_end_and_at_any_moment(tmp_path: Path) -> No
         service.stop()
     (source,) = service.sources()
     assert (source.target, source.engine, source.error) == (str(tmp_path), ENGINE, "")
-    read = Watch(history=History(tmp_path))
+    read = Pipeline(history=History(tmp_path))
     read.feed(Recording(tmp_path))
     read.settle()
-    assert service.watch.find() == read.find()
+    assert service.watch.findings() == read.findings()
     assert service.watch.engines() == read.engines()
-    assert {finding.code for finding in read.find()} >= {"leak.finished-held"}
+    assert {finding.code for finding in read.findings()} >= {"leak.finished-held"}
     # Nobody is told of what is over.
     assert service.watch.take_transitions() == []
     assert service.watch.take_ended() == []
@@ -66,7 +66,7 @@ def test_two_recordings_of_one_engine_are_shown_together(tmp_path: Path, names: 
         scene = finished_held()
         scene.live(living_s)
         write(tmp_path / name, scene.lab.frames)
-        alone[name] = Watch(history=History(tmp_path / name))
+        alone[name] = Pipeline(history=History(tmp_path / name))
         alone[name].feed(Recording(tmp_path / name))
         alone[name].settle()
     service = Service(ServiceConfig(events=(), recordings=tuple(tmp_path / name for name in names)))
@@ -82,20 +82,20 @@ def test_two_recordings_of_one_engine_are_shown_together(tmp_path: Path, names: 
         (view,) = [view for view in service.watch.engines() if view.engine == engine]
         (own,) = alone[name].engines()
         assert (view.balance, view.at) == (own.balance, own.at)
-        codes = [finding.code for finding in service.watch.find(engine=engine)]
-        assert codes == [finding.code for finding in alone[name].find()]
-        then = service.watch.span(engine).first or ""
+        codes = [finding.code for finding in service.watch.findings(engine=engine)]
+        assert codes == [finding.code for finding in alone[name].findings()]
+        then = service.watch.history(engine).first or ""
         assert service.watch.block_map(engine, then).states == alone[name].block_map(ENGINE, then).states
     # Each has a past of its own on disk too.
-    from_disk = Watch(history=Recordings([tmp_path / name for name in names]))
+    from_disk = Pipeline(history=Recordings([tmp_path / name for name in names]))
     for name, engine in called.items():
-        assert from_disk.requests(engine) == Watch(history=History(tmp_path / name)).requests(ENGINE)
+        assert from_disk.requests(engine) == Pipeline(history=History(tmp_path / name)).requests(ENGINE)
 
 
 def test_findings_outlast_the_service(tmp_path: Path) -> None:
     scene = finished_held()
     scene.live(15)
-    watch = Watch()
+    watch = Pipeline()
     watch.feed(scene.lab.frames)
     transitions = watch.take_transitions()
     log = FindingsLog(tmp_path)
@@ -106,13 +106,13 @@ def test_findings_outlast_the_service(tmp_path: Path) -> None:
     assert [(told.id, told.to, told.at_ns) for told in FindingsLog(tmp_path).read()] == [
         (transition.finding.id, transition.to, transition.at_ns) for transition in transitions
     ]
-    (still,) = [finding for finding in watch.findings.firing() if finding.judgement.code == "leak.finished-held"]
+    (still,) = [finding for finding in watch.lifecycle.firing() if finding.judgement.code == "leak.finished-held"]
     assert FindingsLog(tmp_path).open()[still.place] == still.first_seen_ns
     # After a restart it is the same finding, if it is judged again.
-    again = Watch()
-    again.findings.remember(log.open(), still.last_seen_ns + 1)
+    again = Pipeline()
+    again.lifecycle.remember(log.open(), still.last_seen_ns + 1)
     again.feed(scene.lab.frames)
-    assert still.id in {finding.id for finding in again.findings.firing()}
+    assert still.id in {finding.id for finding in again.lifecycle.firing()}
     log.drop(days=0)
     assert log.read() == []
 
@@ -120,16 +120,16 @@ def test_findings_outlast_the_service(tmp_path: Path) -> None:
 def test_what_was_resolved_is_known_after_a_restart(tmp_path: Path) -> None:
     scene = finished_held()
     scene.live(15)
-    watch = Watch()
+    watch = Pipeline()
     watch.feed(scene.lab.frames)
-    (firing,) = watch.findings.firing()
-    ended = watch.findings.update(ENGINE, firing.last_seen_ns + 10_000_000_000, [])
+    (firing,) = watch.lifecycle.firing()
+    ended = watch.lifecycle.update(ENGINE, firing.last_seen_ns + 10_000_000_000, [])
     FindingsLog(tmp_path).append([*watch.take_transitions(), *ended])
-    resolved = watch.findings.resolved()
+    resolved = watch.lifecycle.resolved()
     assert resolved
-    again = Watch()
-    again.findings.recall(FindingsLog(tmp_path).resolved())
-    for one, other in zip(again.findings.resolved(), resolved, strict=True):
+    again = Pipeline()
+    again.lifecycle.recall(FindingsLog(tmp_path).resolved())
+    for one, other in zip(again.lifecycle.resolved(), resolved, strict=True):
         assert (one.id, one.state, one.resolved_ns, one.judgement) == (
             other.id,
             other.state,
@@ -174,10 +174,10 @@ def test_engines_that_are_gone_are_known_as_they_were_last(tmp_path: Path) -> No
     scene = finished_held()
     scene.live(15)
     write(directory_of(tmp_path, ENGINE), scene.lab.frames)
-    watch = Watch(history=History(tmp_path))
+    watch = Pipeline(history=History(tmp_path))
     assert watch.engines() == []
     (gone,) = watch.past_engines()
-    read = Watch()
+    read = Pipeline()
     read.feed(scene.lab.frames)
     (last,) = read.engines()
     assert (gone.engine, gone.status, gone.balance) == (ENGINE, "gone", last.balance)

@@ -12,7 +12,7 @@ from kvscope.monitor.events.wire import Run
 from kvscope.monitor.findings import FindingReport
 from kvscope.monitor.incidents.lab_run import bring_about, frames
 from kvscope.monitor.incidents.scenarios import INCIDENTS
-from kvscope.monitor.pipeline import Watch
+from kvscope.monitor.pipeline import Pipeline
 from tests.incidents.test_lab import SMALL_SAMPLE, scenario
 
 OF_NOBODY = frozenset(
@@ -41,7 +41,7 @@ def test_each_finding_has_the_positions_of_events_about_its_culprits_or_the_pool
     _, life = bring_about(scenario(name), 0, tmp_path)
     life.engine.close()
     batches = list(frames(tmp_path))
-    watch = Watch()
+    watch = Pipeline()
     watch.feed(batches)
     watch.settle()
     said = {
@@ -50,9 +50,9 @@ def test_each_finding_has_the_positions_of_events_about_its_culprits_or_the_pool
         for index, event in enumerate(batch.events())
     }
     numbers = {text: number for batch in batches for number, text in batch.texts.items() if number >= 0}
-    found = [finding for finding in watch.find() if finding.code == scenario(name).code]
+    found = [finding for finding in watch.findings() if finding.code == scenario(name).code]
     assert found
-    for finding in watch.find():
+    for finding in watch.findings():
         spoken = [item for item in finding.evidence if item.value != "has not spoken"]
         assert all(item.position for item in spoken), [item for item in spoken if not item.position]
         named = [said[item.position] for item in spoken]

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from kvscope.monitor.detectors.thresholds import Settings
-from kvscope.monitor.pipeline import Watch
+from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.sources.live_stream import LiveStream
 from tests.engine.process import PATIENCE_S, EngineProcess
 
@@ -81,10 +81,10 @@ def clients(url: str, asked: dict[str, dict[str, Any]]) -> Iterator[dict[str, in
             thread.join()
 
 
-def follow(stream: LiveStream, watch: Watch, until: Callable[[], bool]) -> None:
+def follow(stream: LiveStream, watch: Pipeline, until: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not until():
-        assert time.monotonic() < deadline, f"it did not come to that; found {watch.find()}"
+        assert time.monotonic() < deadline, f"it did not come to that; found {watch.findings()}"
         watch.feed(received.frame for received in stream.poll(0.05))
 
 
@@ -93,10 +93,10 @@ def follow(stream: LiveStream, watch: Watch, until: Callable[[], bool]) -> None:
 def test_it_is_found_and_nothing_else(incident: Incident, fault: bool) -> None:
     code = incident.fault.partition(":")[0]
     switched = ("--fault", incident.fault) if fault else ()
-    watch = Watch(Settings.parse(SETTINGS))
+    watch = Pipeline(Settings.parse(SETTINGS))
 
     def found() -> bool:
-        return any(finding.code == code for finding in watch.find("firing"))
+        return any(finding.code == code for finding in watch.findings("firing"))
 
     with (
         EngineProcess(*incident.flags, *switched) as engine,
@@ -111,7 +111,7 @@ def test_it_is_found_and_nothing_else(incident: Incident, fault: bool) -> None:
             follow(stream, watch, lambda: ledger.now_ns > then_ns)
             fired = [each.finding for each in watch.take_transitions() if each.to == "firing"]
             assert [f.judgement.code for f in fired if f.severity != "info"] == ([code] if fault else [])
-            for finding in watch.find("firing"):
+            for finding in watch.findings("firing"):
                 if finding.code == code:
                     assert (finding.verdict, set(finding.culprits.requests)) == ("confirmed", incident.struck)
         finally:

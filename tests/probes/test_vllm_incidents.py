@@ -21,7 +21,7 @@ from kvscope.monitor.events.wire import Batch, Frame
 from kvscope.monitor.findings import FindingReport
 from kvscope.monitor.ledger.balance import balance
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.pipeline import Watch
+from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.sources.live_stream import LiveStream
 from tests.probes.test_vllm_live import PATIENCE_S, Server
 from tests.probes.vllm_python import MODEL, needs_vllm
@@ -59,7 +59,7 @@ class Observed:
     def __init__(self, server: Server) -> None:
         self.server = server
         self.stream = LiveStream(server.events)
-        self.watch = Watch()
+        self.watch = Pipeline()
         self.clients: dict[str, asyncio.Task[None]] = {}
         """By the id that the engine knows them by."""
         self.phases: dict[str, str] = {}
@@ -77,7 +77,7 @@ class Observed:
         """Feed the Watch until that is so."""
         deadline = time.monotonic() + PATIENCE_S
         while not (self.server.engine in self.watch.fleet.engines and self.ledger.ready and done()):
-            assert time.monotonic() < deadline, f"it did not come to that: {self.watch.find()}, {self.left}"
+            assert time.monotonic() < deadline, f"it did not come to that: {self.watch.findings()}, {self.left}"
             for client in self.clients.values():
                 if client.done():
                     client.result()
@@ -135,7 +135,7 @@ class Observed:
         self.stream.close()
 
     def firing(self, code: str) -> list[FindingReport]:
-        return [finding for finding in self.watch.find("firing") if finding.code == code]
+        return [finding for finding in self.watch.findings("firing") if finding.code == code]
 
 
 @contextlib.asynccontextmanager
@@ -188,7 +188,7 @@ async def clients_leave(server: Server) -> None:
         assert balance(state).holds
         assert (state.used, balance(state).unaccounted) == (0, 0)
         assert not state.unexplained_references()
-        assert not [f for f in seen.watch.find() if f.code.startswith(("leak.", "corrupt."))]
+        assert not [f for f in seen.watch.findings() if f.code.startswith(("leak.", "corrupt."))]
 
 
 def test_alike_requests_that_run_in_step_are_a_collapse(server: Server) -> None:
@@ -213,7 +213,7 @@ async def waves(server: Server) -> None:
         assert (finding.verdict, finding.missing) == ("confirmed", "")
         assert set(finding.culprits.requests) < {f"cmpl-alike-{number}-0" for number in range(1, came + 1)}
         assert len(finding.culprits.requests) >= Settings()(LOCKSTEP, "min_requests")
-        assert [f.code for f in seen.watch.find() if f.severity != "info"] == [LOCKSTEP]
+        assert [f.code for f in seen.watch.findings() if f.severity != "info"] == [LOCKSTEP]
 
 
 def test_an_engine_that_is_stopped_is_stalled_though_the_server_is_healthy(server: Server) -> None:

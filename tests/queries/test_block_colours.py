@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.pipeline import Watch
+from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.queries.block_colours import AGES_S, MOST, OTHERS, REFERENCES
 from kvscope.monitor.schema import Colouring
 from tests.lab import Lab
@@ -17,7 +17,7 @@ ENGINE = "lab@127.0.0.1:0/0"
 
 
 @pytest.fixture(scope="module")
-def watch() -> Watch:
+def watch() -> Pipeline:
     """A pool in the middle of a load with shared prefixes, more owners than colours, and a leak."""
     lab = Lab(total=300, max_num_seqs=40, max_num_batched_tokens=120, faults=["leak.unaccounted"])
     shared = [list(range(first, first + 12)) for first in (1, 100)]
@@ -28,17 +28,17 @@ def watch() -> Watch:
         if number == 8 and lab.scheduler.running:
             lab.abort(lab.scheduler.running[0])
     lab.flush()
-    watch = Watch()
+    watch = Pipeline()
     watch.feed(lab.frames)
     return watch
 
 
-def ledger_of(watch: Watch) -> EngineLedger:
+def ledger_of(watch: Pipeline) -> EngineLedger:
     return watch.fleet.engines[ENGINE]
 
 
 @pytest.mark.parametrize("by", get_args(Colouring))
-def test_each_block_has_a_value_that_a_key_explains(watch: Watch, by: Colouring) -> None:
+def test_each_block_has_a_value_that_a_key_explains(watch: Pipeline, by: Colouring) -> None:
     told = watch.block_colours(ENGINE, by)
     counts = Counter(told.values)
     assert len(told.values) == told.total == ledger_of(watch).state.total
@@ -47,7 +47,7 @@ def test_each_block_has_a_value_that_a_key_explains(watch: Watch, by: Colouring)
     assert max(counts) <= OTHERS
 
 
-def test_owners_are_those_of_the_request_tables(watch: Watch) -> None:
+def test_owners_are_those_of_the_request_tables(watch: Pipeline) -> None:
     told = watch.block_colours(ENGINE, "owner")
     named = {key.value: key.request for key in told.keys if key.request}
     assert len(named) == MOST
@@ -60,7 +60,7 @@ def test_owners_are_those_of_the_request_tables(watch: Watch) -> None:
             assert by_name[named[value]].number in owners
 
 
-def test_references_and_ages_rise_with_their_values(watch: Watch) -> None:
+def test_references_and_ages_rise_with_their_values(watch: Pipeline) -> None:
     ledger = ledger_of(watch)
     state = ledger.state
     by_references = watch.block_colours(ENGINE, "references").values
@@ -74,7 +74,7 @@ def test_references_and_ages_rise_with_their_values(watch: Watch) -> None:
             assert value == 1 + sum(ledger.age_s(state.since[block]) >= bound for bound in AGES_S)
 
 
-def test_blocks_of_a_shared_prefix_are_of_one_colour(watch: Watch) -> None:
+def test_blocks_of_a_shared_prefix_are_of_one_colour(watch: Pipeline) -> None:
     state = ledger_of(watch).state
     told = watch.block_colours(ENGINE, "prefix")
     assert all(bool(value) == bool(hashed) for value, hashed in zip(told.values, state.hashes, strict=True))
@@ -86,7 +86,7 @@ def test_blocks_of_a_shared_prefix_are_of_one_colour(watch: Watch) -> None:
         assert len(cached) == 1
 
 
-def test_a_colouring_of_a_moment_is_of_that_moment(watch: Watch) -> None:
+def test_a_colouring_of_a_moment_is_of_that_moment(watch: Pipeline) -> None:
     early, late = watch.points(ENGINE)[2], watch.points(ENGINE)[-1]
     assert early.at < late.at
     for by in get_args(Colouring):

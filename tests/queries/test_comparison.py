@@ -15,17 +15,18 @@ from msgspec.structs import replace
 
 from kvscope.engine.lab.clock import VirtualClock
 from kvscope.monitor.cli import main
+from kvscope.monitor.client import ServiceClient
+from kvscope.monitor.errors import BadQuestion, BadTime
 from kvscope.monitor.events.journal import JournalWriter
 from kvscope.monitor.events.samples import Record
 from kvscope.monitor.events.wire import Batch, Frame, Keyframe, encode
 from kvscope.monitor.history.history import History
 from kvscope.monitor.history.keyframe_cutter import keyframe_of
 from kvscope.monitor.history.recordings import Recordings
-from kvscope.monitor.pipeline import Watch
+from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.queries import recent_past
 from kvscope.monitor.queries.recent_past import size_of
-from kvscope.monitor.queries.window_stats import MOST_S
-from kvscope.monitor.query import BadQuestion, BadTime, RemoteQuery
+from kvscope.monitor.queries.window_stats import MAX_WINDOW_S
 from kvscope.monitor.service.http_api import create_app
 from kvscope.monitor.sources.recording import Recording
 from kvscope.monitor.text import timestamp
@@ -68,7 +69,7 @@ def codes(told: dict[str, Any]) -> dict[str, Any]:
     return {row["code"]: (row["change"], row["before"], row["after"]) for row in told["findings"]}
 
 
-def asked(watch: Watch, *arguments: str) -> dict[str, Any]:
+def asked(watch: Pipeline, *arguments: str) -> dict[str, Any]:
     """The answer as JSON."""
     told: dict[str, Any] = json.loads(msgspec.json.encode(watch.compare(*arguments)))
     return told
@@ -94,7 +95,7 @@ def test_it_says_what_the_command_says(
     lab, records = random_life(seed, 150, losses=losses)
     recording = kept(records, tmp_path / "run")
     engine = lab.packer.engine
-    from_memory, from_disk = Watch(), Watch(history=History(recording))
+    from_memory, from_disk = Pipeline(), Pipeline(history=History(recording))
     from_memory.feed(records)
     for since, until in windows(recording, 4, random.Random(seed)):
         expected = figures(diff(capsys, recording, "--window", f"{since}..{until}"))
@@ -116,7 +117,7 @@ def test_a_window_that_begins_on_disk_and_ends_in_memory(capsys: pytest.CaptureF
     half = len(records) // 2
     joined = keyframe_of(folded(records[:half]))
     assert joined is not None
-    watch = Watch(history=History(recording))
+    watch = Pipeline(history=History(recording))
     watch.feed([joined, *records[half:]])
     since, until = (timestamp(joined.wall_ns + s * 10**9) or "" for s in (-1, 1))
     told = asked(watch, lab.packer.engine, since, until)
@@ -150,11 +151,11 @@ def test_of_two_recordings(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
         kept([replace(frame, wall_ns=frame.wall_ns + later_ns) for frame in scene.lab.frames], tmp_path / name)
     runs = (tmp_path / "monday", tmp_path / "friday")
     together = Recordings(runs)
-    watch = Watch(history=together)
+    watch = Pipeline(history=together)
     monday, friday = together.named
     for engine, directory in together.named.items():
         watch.feed(replace(frame, engine=engine) for frame in Recording(directory))
-    spans = {engine: watch.span(engine) for engine in together.named}
+    spans = {engine: watch.history(engine) for engine in together.named}
     whole = [(spans[engine].first or "", spans[engine].last or "") for engine in (friday, monday)]
     told = asked(watch, friday, *whole[0], monday, *whole[1])
     expected = diff(capsys, *runs, "--window", "..".join(whole[1]), "--window", "..".join(whole[0]))
@@ -183,7 +184,7 @@ def test_an_engine_that_was_started_again_in_the_window(capsys: pytest.CaptureFi
             replace(frame, epoch=lab.packer.epoch, wall_ns=max(frame.wall_ns, lab.packer.epoch))
             for frame in lab.flush() or lab.frames
         ]
-    watch = Watch()
+    watch = Pipeline()
     watch.feed(records)
     assert watch.engines()[0].restarts == 1
     recording = kept(records, tmp_path / "run")
@@ -212,7 +213,7 @@ def test_windows_that_are_not_named() -> None:
     assert before <= (told.before.since or "") < told.before.until <= since <= (told.after.since or "")
     by_itself = watch.compare(ENGINE)
     assert by_itself.before.seconds == pytest.approx(by_itself.after.seconds, abs=1)
-    assert by_itself.before.since == watch.span(ENGINE).first
+    assert by_itself.before.since == watch.history(ENGINE).first
 
 
 def test_what_cannot_be_compared() -> None:
@@ -231,7 +232,7 @@ def test_what_cannot_be_compared() -> None:
     ):
         with pytest.raises(BadTime, match=says):
             watch.compare(ENGINE, *arguments)
-    assert MOST_S == 3600
+    assert MAX_WINDOW_S == 3600
 
 
 def test_so_much_is_not_gone_through_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,7 +257,7 @@ def test_over_http() -> None:
     scene = leaking()
     window = [timestamp(scene.now_ns - ago_s * 10**9) or "" for ago_s in (10, 1)]
     with serving(create_app(scene.watch, list)) as url:
-        remote = RemoteQuery(url)
+        remote = ServiceClient(url)
         try:
             assert remote.compare(ENGINE, *window) == scene.watch.compare(ENGINE, *window)
             with pytest.raises(BadTime, match="too long"):
@@ -283,7 +284,7 @@ def test_nobody_waits_for_a_comparison_but_who_asked_for_it(tmp_path: Path) -> N
     lab, _ = random_life(5, 80, losses=False)
     engine, frames = lab.packer.engine, list(lab.frames)
     history = SlowHistory(recording_of(lab, tmp_path))
-    watch = Watch(history=history)
+    watch = Pipeline(history=history)
     told: list[float] = []
     asking = threading.Thread(target=lambda: told.append(watch.compare(engine).after.seconds))
     asking.start()
@@ -291,7 +292,7 @@ def test_nobody_waits_for_a_comparison_but_who_asked_for_it(tmp_path: Path) -> N
         assert history.asked.wait(30)
         watch.feed(frames)
         assert [view.engine for view in watch.engines()] == [engine]
-        watch.find()
+        watch.findings()
         assert told == []
     finally:
         history.may_answer.set()

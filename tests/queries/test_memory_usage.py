@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from kvscope.monitor.analysis.memory_breakdown import bill_of, parts
+from kvscope.monitor.errors import BadQuestion, NotKnown
 from kvscope.monitor.events.description import EngineDescription
 from kvscope.monitor.events.kinds import Kind
 from kvscope.monitor.events.samples import Fact
 from kvscope.monitor.events.wire import Run, batch_of
-from kvscope.monitor.pipeline import Watch
-from kvscope.monitor.query import BadQuestion, NotKnown
+from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.sources.targets import read_log
 from tests.detectors.scenes import ENGINE, Watched
 from tests.queries.test_retained_blocks import busy
@@ -78,7 +78,7 @@ def test_the_bill_of_a_log() -> None:
     """An engine that is known by its log alone."""
     _, records = read_log(DATA / "seed-002.log")
     facts = [record for record in records if isinstance(record, Fact)]
-    watch = Watch()
+    watch = Pipeline()
     watch.feed(records)
     (engine,) = watch.engines()
     bill, _ = bill_of(facts)

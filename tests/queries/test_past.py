@@ -9,17 +9,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from kvscope.monitor.errors import BadTime, NotKnown
 from kvscope.monitor.events.kinds import Kind, Stage
 from kvscope.monitor.events.samples import Record
 from kvscope.monitor.events.wire import Batch, Keyframe, Run, batch_of
 from kvscope.monitor.history.history import History
 from kvscope.monitor.ledger.engine_ledger import EngineLedger, Position
-from kvscope.monitor.pipeline import Watch
+from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.queries import recent_past
 from kvscope.monitor.queries.blocks import block_map
 from kvscope.monitor.queries.engines import engine_view
 from kvscope.monitor.queries.request_details import request_views
-from kvscope.monitor.query import BadTime, NotKnown
 from kvscope.monitor.text import timestamp
 from tests.detectors.scenes import ENGINE, Watched
 from tests.lab import Lab
@@ -102,7 +102,7 @@ def until_event(records: Sequence[Record], position: Position) -> list[Record]:
     return [*records[:cut], part]
 
 
-def assert_alike(watch: Watch, at: str, expected: EngineLedger, *, of_history: bool = False) -> None:
+def assert_alike(watch: Pipeline, at: str, expected: EngineLedger, *, of_history: bool = False) -> None:
     engine = expected.engine
     shown = watch.block_map(engine, at)
     assert (shown.total, shown.states) == (expected.state.total, block_map(expected).states)
@@ -127,7 +127,7 @@ def moments(records: Sequence[Record], count: int, rng: random.Random) -> list[i
 def check_moments(seed: int, steps: int, count: int, *, losses: bool) -> None:
     rng = random.Random(seed)
     _, records = random_life(seed, steps, losses=losses)
-    watch = Watch()
+    watch = Pipeline()
     watch.feed(records)
     for at_ns in moments(records, count, rng):
         at_ns = at_ns // 1_000_000 * 1_000_000  # a time is given in milliseconds
@@ -139,7 +139,7 @@ def check_moments(seed: int, steps: int, count: int, *, losses: bool) -> None:
 def check_positions(seed: int, steps: int, count: int) -> None:
     rng = random.Random(seed)
     _, records = random_life(seed, steps, losses=False)
-    watch = Watch()
+    watch = Pipeline()
     watch.feed(records)
     batches = [record for record in records if isinstance(record, Batch) and record.runs]
     for _ in range(count):
@@ -193,14 +193,14 @@ def test_what_memory_no_longer_has_history_gives(seed: int, tmp_path: Path) -> N
     late = len(records) // 2
     keyframe = Lab.keyframe(lab)
     history = History(recording_of(lab, tmp_path))
-    watch = Watch(history=history)
+    watch = Pipeline(history=history)
     watch.feed([msgspec.structs.replace(keyframe)])
     for at_ns in moments(records[:late], 6, rng):
         at_ns = at_ns // 1_000_000 * 1_000_000
         assert_alike(watch, timestamp(at_ns) or "", folded(until(records, at_ns), at_ns), of_history=True)
     first = records[0]
     assert isinstance(first, Batch)
-    span = watch.span(lab.packer.engine)
+    span = watch.history(lab.packer.engine)
     assert span.first == timestamp(first.wall_ns)
     assert span.in_memory_since == timestamp(keyframe.wall_ns)
     assert [life.epoch for life in span.lives] == [lab.packer.epoch]
@@ -291,15 +291,15 @@ def test_an_engine_that_only_history_knows(tmp_path: Path) -> None:
     assert isinstance(records[0], Batch)
     lab_whole: list[Record] = list(lab.frames)
     engine = lab.packer.engine
-    watch = Watch(history=History(recording_of(lab, tmp_path)))
+    watch = Pipeline(history=History(recording_of(lab, tmp_path)))
     truth = folded(lab_whole)
     assert watch.engines() == []
     assert watch.block_map(engine).states == block_map(truth).states
     middle = lab.frames[len(lab.frames) // 2].wall_ns // 1_000_000 * 1_000_000
     assert_alike(watch, timestamp(middle) or "", folded(until(lab_whole, middle), middle), of_history=True)
-    assert watch.find(since=(timestamp(middle) or "")[11:19]) == []
-    assert watch.points(engine, most=10_000)[-1].at_ns == truth.points[-1].at_ns
-    assert watch.never_freed(engine).is_whole
+    assert watch.findings(since=(timestamp(middle) or "")[11:19]) == []
+    assert watch.points(engine, limit=10_000)[-1].at_ns == truth.points[-1].at_ns
+    assert watch.retained_blocks(engine).is_whole
     with pytest.raises(NotKnown, match=f"no engine 'x' here; there are: {engine}"):
         watch.block_map("x")
     with pytest.raises(NotKnown, match="of no engine"):

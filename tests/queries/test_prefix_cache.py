@@ -23,7 +23,7 @@ def shared(seed: int = 1, total: int = 400, **lab: object) -> tuple[Watched, lis
 
 def test_the_forest_is_that_of_the_prompts() -> None:
     scene, prompts = shared()
-    view = scene.watch.prefixes(ENGINE)
+    view = scene.watch.prefix_cache(ENGINE)
     blocks = {block for node in view.nodes for block in node.ids}
     hashes = scene.ledger.state.hashes
     assert blocks == {block for block, value in enumerate(hashes) if value}
@@ -44,11 +44,11 @@ def test_the_forest_is_that_of_the_prompts() -> None:
 def test_hits_and_references_are_those_of_the_requests() -> None:
     scene, prompts = shared()
     looked_up = scene.ledger.state.totals.hit_tokens // 4
-    view = scene.watch.prefixes(ENGINE)
+    view = scene.watch.prefix_cache(ENGINE)
     assert sum(node.hits * node.blocks for node in view.nodes) == looked_up
     running = [scene.lab.arrive(prompts[0], max_tokens=50, name=f"same-{n}") for n in range(3)]
     scene.steps(3)
-    view = scene.watch.prefixes(ENGINE)
+    view = scene.watch.prefix_cache(ENGINE)
     (node,) = (node for node in view.nodes if len(node.holders) == 3 and not node.parent)
     assert node.holders == [request.id for request in running]
     assert node.references == node.blocks / len(node.ids) * 3
@@ -60,14 +60,14 @@ def test_hits_and_references_are_those_of_the_requests() -> None:
 def test_asked_again_it_goes_on_and_says_what_a_new_one_says() -> None:
     """What was told before is kept; a moment that is past is told anew."""
     scene, prompts = shared()
-    scene.watch.prefixes(ENGINE)
+    scene.watch.prefix_cache(ENGINE)
     for prompt in prompts[:4]:
         scene.lab.arrive([*prompt, 7, 7, 7, 7, 7], max_tokens=3)
         scene.run_until_idle()
-    now = scene.watch.prefixes(ENGINE)
-    assert now == scene.watch.prefixes(ENGINE, timestamp(scene.now_ns) or "")
+    now = scene.watch.prefix_cache(ENGINE)
+    assert now == scene.watch.prefix_cache(ENGINE, timestamp(scene.now_ns) or "")
     first = scene.watch.events(ENGINE, kinds=["cached"])[5]
-    earlier = scene.watch.prefixes(ENGINE, first.position)
+    earlier = scene.watch.prefix_cache(ENGINE, first.position)
     assert earlier.cached_blocks < now.cached_blocks
     assert {node.id for node in earlier.nodes if not node.parent} & {node.id for node in now.nodes if not node.parent}
 
@@ -76,7 +76,7 @@ def test_what_was_evicted_says_for_whom_and_whether_it_was_needed() -> None:
     scene, prompts = shared(total=90)
     big = scene.lab.arrive([n + 5000 for n in range(340)], max_tokens=1, name="the-big-one")
     scene.run_until_idle()
-    before = scene.watch.prefixes(ENGINE)
+    before = scene.watch.prefix_cache(ENGINE)
     by_big = [eviction for eviction in before.evictions if eviction.by == big.id]
     assert by_big
     assert {eviction.cause for eviction in before.evictions} == {"ALLOCATED"}
@@ -84,12 +84,12 @@ def test_what_was_evicted_says_for_whom_and_whether_it_was_needed() -> None:
     assert not any(eviction.needed_again for eviction in by_big)
     scene.lab.arrive(prompts[0], max_tokens=1)
     scene.run_until_idle()
-    again = [eviction for eviction in scene.watch.prefixes(ENGINE).evictions if eviction.by == big.id]
+    again = [eviction for eviction in scene.watch.prefix_cache(ENGINE).evictions if eviction.by == big.id]
     assert sum(eviction.needed_again for eviction in again) == len(prompts[0]) // 4
 
 
 def test_two_kv_groups_each_have_their_own() -> None:
     scene, _ = shared(window=16)
-    view = scene.watch.prefixes(ENGINE)
+    view = scene.watch.prefix_cache(ENGINE)
     assert sum(node.blocks for node in view.nodes) == view.cached_blocks
     assert len({node.id for node in view.nodes}) == len(view.nodes)

@@ -7,10 +7,10 @@ from collections import Counter
 
 import pytest
 
+from kvscope.monitor.errors import BadQuestion
 from kvscope.monitor.events.kinds import Kind
 from kvscope.monitor.events.wire import Batch
 from kvscope.monitor.ledger.residency import BOUNDS_S
-from kvscope.monitor.query import BadQuestion
 from kvscope.monitor.text import timestamp
 from tests.detectors.scenes import ENGINE, Watched, finished_held, unaccounted
 
@@ -61,7 +61,7 @@ def test_all_that_was_handed_out_came_back_or_is_held(seed: int, faults: tuple[s
     scene = busy(seed, faults=faults)
     batches = [frame for frame in scene.lab.frames if isinstance(frame, Batch)]
     since_ns = batches[len(batches) // 3].wall_ns
-    view = scene.watch.never_freed(ENGINE, timestamp(since_ns) or "")
+    view = scene.watch.retained_blocks(ENGINE, timestamp(since_ns) or "")
     born, lifetimes = stays(scene, since_ns)
     assert view.is_whole
     assert view.allocated == view.freed + view.held_blocks
@@ -85,7 +85,7 @@ def test_a_leak_stands_before_those_who_work() -> None:
     scene.live(15)
     scene.lab.arrive(30, max_tokens=60)
     scene.steps(3)
-    view = scene.watch.never_freed(ENGINE)
+    view = scene.watch.retained_blocks(ENGINE)
     struck = scene.lab.faults.on["leak.finished-held"].struck
     assert [held.owner for held in view.held[: len(struck)]] == list(struck)
     assert {held.reason for held in view.held[: len(struck)]} == {"FREE_DEFERRED"}
@@ -94,7 +94,7 @@ def test_a_leak_stands_before_those_who_work() -> None:
 
 def test_what_nobody_owns_has_no_owner() -> None:
     scene = unaccounted()
-    (held,) = (held for held in scene.watch.never_freed(ENGINE).held if held.reason == "UNACCOUNTED")
+    (held,) = (held for held in scene.watch.retained_blocks(ENGINE).held if held.reason == "UNACCOUNTED")
     assert held.ids == scene.ledger.state.unaccounted()
 
 
@@ -103,7 +103,7 @@ def test_a_warm_cache_is_set_apart() -> None:
     for _ in range(5):
         scene.lab.arrive(40, max_tokens=2)
     scene.run_until_idle()
-    view = scene.watch.never_freed(ENGINE)
+    view = scene.watch.retained_blocks(ENGINE)
     assert view.held == []
     assert view.warm == scene.lab.pool.counts()[1] > 0
 
@@ -117,7 +117,7 @@ def test_floors_are_what_each_drain_left() -> None:
         scene.steps(5, 0.2)
         balance = scene.ledger.balance()
         expected.append(balance.unaccounted + balance.finished)
-    floors = scene.watch.never_freed(ENGINE).floors
+    floors = scene.watch.retained_blocks(ENGINE).floors
     assert [floor.blocks for floor in floors][-4:] == expected
     assert expected == sorted(set(expected))
 
@@ -131,8 +131,8 @@ def test_a_window_that_is_not_kept_whole_says_so() -> None:
     late = Watched()
     late.watch.feed([*frames, *(f for f in scene.lab.frames if f.sequence > frames[0].sequence)])
     name = scene.lab.packer.engine
-    assert scene.watch.never_freed(name).is_whole
-    assert not late.watch.never_freed(name).is_whole
+    assert scene.watch.retained_blocks(name).is_whole
+    assert not late.watch.retained_blocks(name).is_whole
 
 
 def test_a_window_must_have_something_in_it() -> None:
@@ -140,4 +140,4 @@ def test_a_window_must_have_something_in_it() -> None:
     scene.steps(3)
     at = timestamp(scene.now_ns) or ""
     with pytest.raises(BadQuestion, match="nothing in it"):
-        scene.watch.never_freed(ENGINE, at, at)
+        scene.watch.retained_blocks(ENGINE, at, at)

@@ -23,7 +23,7 @@ from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.doctor.facts_text import kv_events_in_words
 from kvscope.monitor.doctor.observe import CannotTell, observe
 from kvscope.monitor.events.samples import KvEvents
-from kvscope.monitor.pipeline import Watch
+from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.sources.kv_events import NotKvEvents, decode
 from kvscope.monitor.sources.targets import BadTarget
 from tests.sources.kv_publisher import encoded, recorded
@@ -113,7 +113,7 @@ def judged(path: Path, content: bytes) -> str:
     except (CannotTell, BadTarget) as error:
         return type(error).__name__ if str(error).startswith(str(path)) else "unnamed"
     assert observation.query.engines()
-    observation.query.find()
+    observation.query.findings()
     return observation.kind.value
 
 
@@ -132,7 +132,7 @@ def reports(tmp_path: Path) -> Iterator[tuple[list[bytes], Callable[[bytes], str
 
 def kv_events(tmp_path: Path) -> Iterator[tuple[list[bytes], Callable[[bytes], str]]]:
     inputs = [encoded(batch, wire) for batch in recorded("kv-events") for wire in ("arrays", "maps")]
-    watch = Watch()
+    watch = Pipeline()
     count = iter(range(1 << 62))
 
     def read(content: bytes) -> str:
@@ -168,7 +168,7 @@ def pages(tmp_path: Path) -> Iterator[tuple[list[bytes], Callable[[bytes], str]]
         nonlocal body
         body = content
         source = MetricsPage(f"http://127.0.0.1:{server.server_port}/metrics")
-        watch = Watch()
+        watch = Pipeline()
         try:
             watch.feed(source.scrape())
             watch.settle()

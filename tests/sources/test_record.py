@@ -17,7 +17,7 @@ from kvscope.monitor.cli import main
 from kvscope.monitor.events import journal
 from kvscope.monitor.events.wire import ContractError, Frame, Keyframe, encode
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.pipeline import Watch
+from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.publishing.publisher import Publisher
 from kvscope.monitor.sources.recorder import Recorded, record
 from kvscope.monitor.sources.recording import Recording
@@ -130,14 +130,14 @@ def test_a_recording_is_judged_as_the_stream_was(tmp_path: Path) -> None:
     scene = finished_held()
     scene.live(15)
     write(tmp_path, scene.lab)
-    one_by_one, replayed = Watch(), Watch()
+    one_by_one, replayed = Pipeline(), Pipeline()
     for frame in scene.lab.frames:
         one_by_one.feed([frame])
     replayed.feed(Recording(tmp_path))
     told = [(t.finding.id, t.to, t.at_ns) for t in one_by_one.take_transitions()]
     assert [(t.finding.id, t.to, t.at_ns) for t in replayed.take_transitions()] == told
-    assert "leak.finished-held" in {f.code for f in replayed.find()}
-    assert replayed.find() == one_by_one.find()
+    assert "leak.finished-held" in {f.code for f in replayed.findings()}
+    assert replayed.findings() == one_by_one.findings()
     assert replayed.engines() == one_by_one.engines()
 
 

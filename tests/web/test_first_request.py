@@ -7,13 +7,13 @@ from starlette.testclient import TestClient
 
 from kvscope.dashboards.web.app import mount
 from kvscope.dashboards.web.view_registry import PATHS
-from kvscope.monitor.pipeline import Watch
+from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.service.http_api import create_app
 
 
 @pytest.mark.parametrize("path", PATHS)
 def test_the_first_page_that_is_asked_for_is_whole(path: str) -> None:
-    watch = Watch()
+    watch = Pipeline()
     app = create_app(watch, list)
     mount(app, watch)
     with TestClient(app, base_url="http://127.0.0.1") as client:

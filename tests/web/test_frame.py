@@ -56,7 +56,7 @@ def test_a_moment_is_chosen_by_a_click_and_is_kept_in_other_views(page: Page, le
     place = place_of(page.url)
     expect(page.locator("#time")).to_contain_text(f"at {place.at[11:19]}")
     page.mouse.move(0, 0)
-    points = ask(url, "points", since=place.since, until=place.until, most=300)
+    points = ask(url, "points", since=place.since, until=place.until, limit=300)
     then = [point for point in points if point["at_ns"] <= wall_ns(place.at, 0)][-1]
     for label, field in (("finished but held", "finished"), ("cached, idle", "cached_idle"), ("free", "free")):
         row = page.locator("#history-legend li").filter(has=page.get_by_text(label, exact=True))

@@ -14,13 +14,13 @@ from kvscope.dashboards.web.links import Place, place_of, rfc3339
 from kvscope.dashboards.web.rendering import REST, TICK_S, Page, Pages
 from kvscope.dashboards.web.view_registry import PATHS
 from kvscope.monitor.events.samples import Sample
-from kvscope.monitor.pipeline import Watch
+from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.schema import BlockMap, PointView
 from tests.lab import Lab
 from tests.web.parts import ENGINE
 
 
-class CountingWatch(Watch):
+class CountingWatch(Pipeline):
     """Counts what it is asked, and knows an engine that has worked."""
 
     def __init__(self) -> None:
@@ -152,7 +152,7 @@ def test_so_much_that_it_cannot_be_shown_at_once_is_refused_in_words(monkeypatch
 
 @pytest.mark.parametrize("path", PATHS)
 def test_of_an_engine_known_by_figures_alone_every_view_says_what_it_can(path: str) -> None:
-    watch = Watch()
+    watch = Pipeline()
     watch.feed(
         Sample(
             "vllm", f"line {second}", 1_795_000_000_000_000_000 + second * 10**9, running=3, usage=0.4, source="metrics"
@@ -172,7 +172,7 @@ def test_of_an_engine_known_by_figures_alone_every_view_says_what_it_can(path: s
 
 def test_who_looks_at_a_time_of_which_nothing_is_known_is_led_to_what_is() -> None:
     watch = CountingWatch()
-    span = watch.span(ENGINE)
+    span = watch.history(ENGINE)
     page = look(Pages(watch), Place("blocks", ENGINE, at="2020-11-20T00:00:00Z"))
     known = Place("blocks", ENGINE, span.first or "", span.last or "").but()
     assert json.dumps(known)[1:-1] in page.sections["main sentence"]

@@ -12,7 +12,7 @@ from kvscope.dashboards.web.app import mount
 from kvscope.dashboards.web.palette import SHADES
 from kvscope.monitor.events.wire import Batch
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.pipeline import Watch
+from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.service.http_api import create_app
 from tests.lab import Lab
 from tests.web.parts import ENGINE, Account, chromium
@@ -39,7 +39,7 @@ def lab() -> Lab:
 
 @pytest.fixture
 def url(lab: Lab) -> Iterator[str]:
-    watch = Watch()
+    watch = Pipeline()
     watch.feed(lab.frames)
     app = create_app(watch, list)
     mount(app, watch)

@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from kvscope.dashboards.web.app import mount
 from kvscope.dashboards.web.links import Place
 from kvscope.dashboards.web.rendering import Page, Pages
-from kvscope.monitor.pipeline import Watch
+from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.schema import BlockDetail, EngineView
 from kvscope.monitor.service.http_api import create_app
 from tests.web.parts import service
@@ -41,7 +41,7 @@ def serving(app: FastAPI) -> Iterator[str]:
         thread.join()
 
 
-class SlowWatch(Watch):
+class SlowWatch(Pipeline):
     """Does not answer about blocks until it may."""
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ def test_a_scrape_is_answered_while_a_callback_is_not() -> None:
     assert "no engine" in answers[0].text
 
 
-class CountingWatch(Watch):
+class CountingWatch(Pipeline):
     """Counts how often it is asked."""
 
     def __init__(self) -> None:

@@ -19,21 +19,21 @@ from kvscope.dashboards.web.views import (
     requests_view,
     retained_blocks_view,
 )
-from kvscope.monitor.pipeline import Watch
-from kvscope.monitor.query import counted, duration
+from kvscope.monitor.pipeline import Pipeline
+from kvscope.monitor.text import counted, duration
 from tests.lab import Lab
 from tests.web.parts import ENGINE
 
 
-def looked_at(lab: Lab) -> Watch:
+def looked_at(lab: Lab) -> Pipeline:
     lab.flush()
-    watch = Watch()
+    watch = Pipeline()
     watch.feed(lab.frames)
     watch.settle()
     return watch
 
 
-def at(watch: Watch, address: str) -> Here:
+def at(watch: Pipeline, address: str) -> Here:
     engines = watch.engines()
     (engine,) = engines
     assert engine.at is not None
@@ -78,7 +78,7 @@ def test_what_a_leak_keeps_is_named_and_what_came_back_is_not() -> None:
             lab.step(0.5)
             lab.heartbeat()
     watch = looked_at(lab)
-    told = watch.never_freed(ENGINE)
+    told = watch.retained_blocks(ENGINE)
     view = retained_blocks_view.view(watch, at(watch, "/held"))
     assert told.held_blocks
     assert text(view, "head").startswith(counted(told.held_blocks, "block"))
@@ -98,7 +98,7 @@ def test_nothing_is_named_where_all_came_back() -> None:
     assert "Nobody has any" in text(view, "held")
     assert "It does not rise" in text(view, "floors")
     stayed = [int(row[1].replace(",", "")) for row in rows(view, "lifetimes")]
-    assert sum(stayed) == watch.never_freed(ENGINE).freed
+    assert sum(stayed) == watch.retained_blocks(ENGINE).freed
 
 
 def test_a_prefix_stands_above_what_goes_on_from_it_with_all_who_have_it() -> None:
@@ -169,7 +169,7 @@ def test_the_parts_of_the_bill_are_a_waterfall_to_the_total() -> None:
     assert f"--kv-cache-memory-bytes {260 << 20}" in text(view, "bill")
 
 
-def waiting() -> Watch:
+def waiting() -> Pipeline:
     """One runs, one has no room beside it, one stands behind that, and two have ended."""
     lab = Lab(total=20, max_num_batched_tokens=80, prefix_caching=False)
     for name in ("done-1", "done-2"):
@@ -268,7 +268,7 @@ def test_where_no_request_matches_there_is_a_sentence_and_no_table() -> None:
 
 def test_the_pool_inside_the_memory_is_as_it_was_then() -> None:
     watch = waiting()
-    first = watch.span(ENGINE).first
+    first = watch.history(ENGINE).first
     assert first is not None
     (then,) = watch.engines(first)
     (now,) = watch.engines()
@@ -288,7 +288,7 @@ def test_of_many_findings_the_first_are_shown_in_full_and_none_is_lost() -> None
         lab.step(1.0)
         lab.heartbeat()
     watch = looked_at(lab)
-    grave = [one for one in watch.find("firing") if one.severity != "info"]
+    grave = [one for one in watch.findings("firing") if one.severity != "info"]
     assert len(grave) > max(overview_view.MOST_NAMED, findings_view.IN_FULL)
     row = text(overview_view.view(watch, at(watch, "/")), "engines")
     assert f"and {len(grave) - overview_view.MOST_NAMED} more" in row

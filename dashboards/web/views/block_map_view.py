@@ -19,8 +19,10 @@ from kvscope.dashboards.web.links import Place, rfc3339, wall_ns
 from kvscope.dashboards.web.markup import aria, data, field, key, request_link
 from kvscope.dashboards.web.palette import colour_of, css
 from kvscope.dashboards.web.view import Here, View, engine_then
-from kvscope.monitor.query import NotKnown, Query, percent
+from kvscope.monitor.errors import NotKnown
+from kvscope.monitor.query import Query
 from kvscope.monitor.schema import BlockColours, BlockMap, Colouring, EventView
+from kvscope.monitor.text import percent
 
 COLOURINGS: Final = ("state", *get_args(Colouring))
 MOST_EVENTS: Final = 60
@@ -152,9 +154,9 @@ def _events_around(query: Query, here: Here) -> tuple[list[EventView], int]:
     """Those around the moment, and the place in them of the last that had happened then (-1: none)."""
     name, moment = here.name, here.moment
     if not moment:
-        events = query.events(name, here.window.since, most=MOST_EVENTS)
+        events = query.events(name, here.window.since, limit=MOST_EVENTS)
         return events, len(events) - 1
-    events = query.events(name, around=moment, most=MOST_EVENTS)
+    events = query.events(name, around=moment, limit=MOST_EVENTS)
     if "/" in moment:
         return events, next((number for number, one in enumerate(events) if one.position == moment), -1)
     at_ns = wall_ns(moment, 0)
@@ -162,13 +164,13 @@ def _events_around(query: Query, here: Here) -> tuple[list[EventView], int]:
     if happened:
         return events, happened - 1
     # It had been silent for some time.
-    before = query.events(name, rfc3339(min(here.window.since_ns, at_ns - 1_000_000)), moment, most=1)
+    before = query.events(name, rfc3339(min(here.window.since_ns, at_ns - 1_000_000)), moment, limit=1)
     return [*before, *events], len(before) - 1
 
 
 def _since_heard(query: Query, here: Here) -> Here:
     """Without what is before anything was heard: a young engine's slider would begin with nothing."""
-    first = query.span(here.name).first
+    first = query.history(here.name).first
     since_ns = min(max(here.window.since_ns, wall_ns(first, 0) if first else 0), here.window.until_ns - 1_000_000_000)
     return here._replace(window=here.window._replace(since_ns=since_ns))
 

@@ -19,9 +19,11 @@ from kvscope.dashboards.web.markup import and_more, aria, choice, data, field, r
 from kvscope.dashboards.web.palette import SHADES
 from kvscope.dashboards.web.pool_traces import blocks, requests
 from kvscope.dashboards.web.view import Here, View
+from kvscope.monitor.errors import BadQuestion, NotKnown
 from kvscope.monitor.findings import FindingReport
-from kvscope.monitor.query import BadQuestion, NotKnown, Query, counted, duration, percent
-from kvscope.monitor.schema import Diff, FigureRow, FindingRow, PointView, Stretch
+from kvscope.monitor.query import Query
+from kvscope.monitor.schema import Diff, FindingRow, MetricRow, PointView, WindowStats
+from kvscope.monitor.text import counted, duration, percent
 
 MOMENTS: Final = 300
 MOST_LINKS: Final = 6
@@ -42,7 +44,7 @@ def view(query: Query, here: Here) -> View:
         why = html.P(sentence(str(error)), role="alert")
         return View({"head": html.Header([html.H1("Nothing to compare"), why, _form(here, None)], className="card")})
     both = (told.before, told.after)
-    points = [query.points(side.engine, most=MOMENTS, since=side.since or "", until=side.until or "") for side in both]
+    points = [query.points(side.engine, limit=MOMENTS, since=side.since or "", until=side.until or "") for side in both]
     return View(
         {
             "head": html.Header([*_in_words(told), _sides(here.place, told), _form(here, told)], className="card"),
@@ -90,7 +92,7 @@ def _sides(place: Place, told: Diff) -> html.Dl:
     return html.Dl(parts, className="sides")
 
 
-def _when(side: Stretch, told: Diff) -> str:
+def _when(side: WindowStats, told: Diff) -> str:
     """From when to when; with the days where they are not the same."""
     days = {(at or "")[:10] for one in (told.before, told.after) for at in (one.since, one.until)}
     since, until = (
@@ -179,7 +181,7 @@ def _figures(told: Diff) -> list[Any]:
     return [html.H2("Figures"), table, html.P(note, className="note hint")]
 
 
-def _figure(row: FigureRow) -> html.Tr:
+def _figure(row: MetricRow) -> html.Tr:
     most = max(row.before or 0.0, row.after or 0.0) or 1.0
     rods = [
         html.Span(className=f"rod-of {side}", style={"width": f"{100 * (value or 0.0) / most:.2f}%"})
@@ -211,7 +213,7 @@ def _value(value: float | None, unit: str) -> str:
     return f"{value:,.1f} {unit}"
 
 
-def _by(row: FigureRow) -> str:
+def _by(row: MetricRow) -> str:
     """By how much it changed, of what it was; of next to nothing there is no such figure."""
     if row.change in ("same", "") or not row.before or row.after is None:
         return ""
@@ -271,7 +273,7 @@ def _link(place: Place, told: Diff, finding: FindingReport) -> html.A:
 # -------------------------------------------------------------------- over time
 
 
-def _pools(here: Here, both: Sequence[Stretch], points: Sequence[Sequence[PointView]]) -> list[Any]:
+def _pools(here: Here, both: Sequence[WindowStats], points: Sequence[Sequence[PointView]]) -> list[Any]:
     """One above the other, a second as wide and a block as high in both."""
     longest_ns = max(round(side.seconds * 1e9) for side in both)
     totals = [sum(getattr(point, shade.field) for shade in SHADES) for side in points for point in side[-1:]]
@@ -314,7 +316,7 @@ def _chosen(place: Place, window: Window) -> int | None:
     return at_ns if window.since_ns <= at_ns <= window.until_ns else None
 
 
-def _marks(place: Place, side: Stretch, window: Window) -> list[Mark]:
+def _marks(place: Place, side: WindowStats, window: Window) -> list[Mark]:
     """Where findings began."""
     found = []
     for finding in side.findings:

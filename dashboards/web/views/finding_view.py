@@ -15,9 +15,11 @@ from kvscope.dashboards.web.markup import aria, data, field
 from kvscope.dashboards.web.palette import SHADES
 from kvscope.dashboards.web.pool_traces import blocks, requests
 from kvscope.dashboards.web.view import Here, View
+from kvscope.monitor.errors import BadTime, NotKnown
 from kvscope.monitor.findings import FindingReport
-from kvscope.monitor.query import BadTime, NotKnown, Query, counted
-from kvscope.monitor.schema import AlertingView, EventView, PointView
+from kvscope.monitor.query import Query
+from kvscope.monitor.schema import EventView, NotificationsView, PointView
+from kvscope.monitor.text import counted
 
 MOST_CULPRITS: Final = 60
 MOST_EVENTS: Final = 14
@@ -52,7 +54,7 @@ def view(query: Query, here: Here) -> View:
                 id="finding",
             ),
             "chart": html.Section(_chart(here, finding, points), className="card", **aria(label="Meanwhile")),
-            "alerts": html.Section(_alerts(finding, query.alerting(finding.id)), id="told-whom", className="card"),
+            "alerts": html.Section(_alerts(finding, query.notifications(finding.id)), id="told-whom", className="card"),
             "grounds": html.Div(
                 [
                     html.Section(
@@ -111,7 +113,7 @@ def _comparison(here: Here, finding: FindingReport) -> list[Any]:
 # -------------------------------------------------------------------- who was told
 
 
-def _alerts(finding: FindingReport, alerting: AlertingView) -> list[Any]:
+def _alerts(finding: FindingReport, alerting: NotificationsView) -> list[Any]:
     heading = html.H2("Who was told")
     if not alerting.receivers:
         asked = html.Code("monitor serve --alert URL")
@@ -218,9 +220,9 @@ def _began(query: Query, then: Place, finding: FindingReport) -> list[Any]:
     if finding.since:
         began = rfc3339(wall_ns(finding.since, 0) + 1_000_000)
         try:
-            before = query.events(finding.engine, until=began, most=1)
+            before = query.events(finding.engine, until=began, limit=1)
             if before:
-                events = query.events(finding.engine, around=before[-1].position, most=MOST_EVENTS)
+                events = query.events(finding.engine, around=before[-1].position, limit=MOST_EVENTS)
         except NotKnown as error:
             return [heading, html.P(sentence(str(error)), className="note")]
     if not events:

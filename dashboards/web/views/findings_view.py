@@ -18,7 +18,8 @@ from kvscope.dashboards.web.links import Place, Window, wall_ns
 from kvscope.dashboards.web.markup import aria, choice, field
 from kvscope.dashboards.web.view import Here, View
 from kvscope.monitor.findings import FindingReport
-from kvscope.monitor.query import Query, counted, duration
+from kvscope.monitor.query import Query
+from kvscope.monitor.text import counted, duration
 
 SEVERITIES: Final = ("critical", "error", "warning", "info")
 ASKED: Final = ("severity", "code", "state", "of")
@@ -32,7 +33,7 @@ def view(query: Query, here: Here) -> View:
     """What is found of the window, as lives over it; what is open at its end, in full."""
     place, window = here.place, here.window
     engine = "" if place.get("of") else here.name
-    every = query.find(None, engine, window.since, "" if window.live else window.until)
+    every = query.findings(None, engine, window.since, "" if window.live else window.until)
     if window.live and not here.engine.restarts:  # of an engine that is young, as much as there is
         window = window._replace(since_ns=max(window.since_ns, here.engine.epoch))
         here = here._replace(window=window)

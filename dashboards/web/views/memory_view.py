@@ -11,8 +11,10 @@ from kvscope.dashboards.web.bar_list import Bar, bars
 from kvscope.dashboards.web.display_text import clock, sentence
 from kvscope.dashboards.web.markup import aria, field
 from kvscope.dashboards.web.view import Here, View, engine_then
-from kvscope.monitor.query import BadQuestion, NotKnown, Query, counted, percent
+from kvscope.monitor.errors import BadQuestion, NotKnown
+from kvscope.monitor.query import Query
 from kvscope.monitor.schema import CalculatorView, MemoryView
+from kvscope.monitor.text import counted, percent
 
 GIB: Final = 1 << 30
 FAMILIES: Final = {"free": "free", "not named": "bad", "other processes": "waiting", "KV cache": "running"}

@@ -14,8 +14,9 @@ from kvscope.dashboards.web.markup import aria, data
 from kvscope.dashboards.web.palette import LIMITS, css
 from kvscope.dashboards.web.view import Here, View, worst_first
 from kvscope.monitor.findings import FindingReport
-from kvscope.monitor.query import Query, counted, percent
+from kvscope.monitor.query import Query
 from kvscope.monitor.schema import EngineView
+from kvscope.monitor.text import counted, percent
 
 IN_FULL: Final = 2
 """So many findings are shown in full; the rest unfold."""
@@ -29,7 +30,7 @@ def view(query: Query, here: Here) -> View:
     """The table of engines, and the findings of all of them that were open then."""
     then = here.moment
     engines = worst_first(query.engines(then)) if then else here.engines
-    found = query.find(None, since=then, until=then) if then else query.find("firing")
+    found = query.findings(None, since=then, until=then) if then else query.findings("firing")
     found = [finding for finding in found if finding.severity != "info"]
     rows = [_row(query, here, engine, [f for f in found if f.engine == engine.engine]) for engine in engines]
     head = html.Thead(html.Tr([html.Th(name, scope="col") for name in COLUMNS]))

@@ -11,8 +11,9 @@ from kvscope.dashboards.web.display_text import clock
 from kvscope.dashboards.web.links import Place
 from kvscope.dashboards.web.markup import and_more, aria, block_links, dot, event_link, headings, request_link
 from kvscope.dashboards.web.view import Here, View
-from kvscope.monitor.query import Query, counted, duration, percent
-from kvscope.monitor.schema import EvictionView, PrefixesView, PrefixNode
+from kvscope.monitor.query import Query
+from kvscope.monitor.schema import EvictionView, PrefixCacheView, PrefixNode
+from kvscope.monitor.text import counted, duration, percent
 
 MOST_NODES: Final = 200
 MOST_HOLDERS: Final = 3
@@ -26,7 +27,7 @@ DEEPEST: Final = 12
 
 def view(query: Query, here: Here) -> View:
     """The forest as it is, or was, and the evictions before that."""
-    told = query.prefixes(here.name, here.moment)
+    told = query.prefix_cache(here.name, here.moment)
     return View(
         {
             "head": html.Header(_head(told)),
@@ -36,7 +37,7 @@ def view(query: Query, here: Here) -> View:
     )
 
 
-def _head(told: PrefixesView) -> list[Any]:
+def _head(told: PrefixCacheView) -> list[Any]:
     if not told.cached_blocks:
         title = "Nothing is in the prefix cache"
     else:
@@ -56,7 +57,7 @@ def _head(told: PrefixesView) -> list[Any]:
 # -------------------------------------------------------------------- the tree
 
 
-def _tree(place: Place, told: PrefixesView) -> list[Any]:
+def _tree(place: Place, told: PrefixCacheView) -> list[Any]:
     parts: list[Any] = [
         html.H2("Prefixes"),
         html.P(
@@ -133,7 +134,7 @@ def _row(place: Place, engine: str, depth: int, node: PrefixNode, widest: int) -
 # -------------------------------------------------------------------- evictions
 
 
-def _evictions(place: Place, told: PrefixesView) -> list[Any]:
+def _evictions(place: Place, told: PrefixCacheView) -> list[Any]:
     heading = html.H2("Evicted of late")
     if not told.evictions:
         return [heading, html.P("Nothing, as far as events are kept.", className="note")]

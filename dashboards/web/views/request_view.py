@@ -13,8 +13,10 @@ from kvscope.dashboards.web.display_text import clock, sentence
 from kvscope.dashboards.web.links import Place
 from kvscope.dashboards.web.markup import aria, request_link
 from kvscope.dashboards.web.view import Here, View
-from kvscope.monitor.query import NotKnown, Query, counted, duration
+from kvscope.monitor.errors import NotKnown
+from kvscope.monitor.query import Query
 from kvscope.monitor.schema import ConditionView, PhaseView, RequestDetail, Wait
+from kvscope.monitor.text import counted, duration
 
 MOST_PHASES: Final = 80
 FAMILIES: Final = {"RUNNING": "running", "UNACCOUNTED": "unaccounted", "FREE_DEFERRED": "finished"}

@@ -16,8 +16,10 @@ from kvscope.dashboards.web.display_text import family_of, reason_of
 from kvscope.dashboards.web.links import Place
 from kvscope.dashboards.web.markup import aria, choice, dot, field, request_link
 from kvscope.dashboards.web.view import Here, View
-from kvscope.monitor.query import NotKnown, Query, counted, duration
+from kvscope.monitor.errors import NotKnown
+from kvscope.monitor.query import Query
 from kvscope.monitor.schema import RequestView
+from kvscope.monitor.text import counted, duration
 
 A_PAGE: Final = 100
 MOST_REASONS: Final = 2
@@ -62,7 +64,7 @@ def view(query: Query, here: Here) -> View:
     if here.engine.attached == "figures":
         raise NotKnown("requests are in the event stream, one by one: this engine is known by its figures alone")
     every = query.requests(here.name, here.moment)
-    found = query.find("firing", here.name)
+    found = query.findings("firing", here.name)
     culprits = {request for finding in found for request in finding.culprits.requests}
     wanted = _ordered(place, [one for one in every if _is_wanted(place, one)], culprits)
     parts = [html.H1("Requests"), _filter(place, every)]

@@ -12,8 +12,9 @@ from kvscope.dashboards.web.display_text import clock
 from kvscope.dashboards.web.links import Place
 from kvscope.dashboards.web.markup import aria, block_links, dot, headings, request_link
 from kvscope.dashboards.web.view import Here, View
-from kvscope.monitor.query import Query, counted, duration
-from kvscope.monitor.schema import FloorView, HeldView, NeverFreedView
+from kvscope.monitor.query import Query
+from kvscope.monitor.schema import IdleFloorView, RetainedBlocksView, RetainedGroup
+from kvscope.monitor.text import counted, duration
 
 MOST_RUNS: Final = 12
 MOST_FLOORS: Final = 20
@@ -22,7 +23,7 @@ SHADES: Final = {"FREE_DEFERRED": "finished", "UNACCOUNTED": "unaccounted"}
 
 def view(query: Query, here: Here) -> View:
     """The blocks by owner, oldest first; how long the others stayed; what was left at each drain to idle."""
-    told = query.never_freed(here.name, here.window.since, "" if here.window.live else here.window.until)
+    told = query.retained_blocks(here.name, here.window.since, "" if here.window.live else here.window.until)
     return View(
         {
             "head": html.Header(_head(told)),
@@ -33,7 +34,7 @@ def view(query: Query, here: Here) -> View:
     )
 
 
-def _head(told: NeverFreedView) -> list[Any]:
+def _head(told: RetainedBlocksView) -> list[Any]:
     suspect = sum(one.blocks for one in told.held if one.reason in SHADES)
     when = f"from {clock(told.since)} to {clock(told.until)} UTC"
     if not told.allocated:
@@ -65,7 +66,7 @@ def _head(told: NeverFreedView) -> list[Any]:
     return parts
 
 
-def _held(place: Place, told: NeverFreedView) -> list[Any]:
+def _held(place: Place, told: RetainedBlocksView) -> list[Any]:
     parts: list[Any] = [html.H2("Who has them, the longest first")]
     if not told.held:
         return [*parts, html.P("Nobody has any.", className="note")]
@@ -75,7 +76,7 @@ def _held(place: Place, told: NeverFreedView) -> list[Any]:
     return parts
 
 
-def _row(place: Place, engine: str, one: HeldView) -> html.Tr:
+def _row(place: Place, engine: str, one: RetainedGroup) -> html.Tr:
     family = SHADES.get(one.reason, "running" if one.state == "RUNNING" else "waiting")
     owner = request_link(place, engine, one.owner) if one.owner else "nobody known"
     return html.Tr(
@@ -93,7 +94,7 @@ def _row(place: Place, engine: str, one: HeldView) -> html.Tr:
     )
 
 
-def _lifetimes(told: NeverFreedView) -> list[Any]:
+def _lifetimes(told: RetainedBlocksView) -> list[Any]:
     heading = html.H2("How long those stayed that came back")
     shortest = 0.0
     rows = []
@@ -109,7 +110,7 @@ def _lifetimes(told: NeverFreedView) -> list[Any]:
     return [heading, bars(rows) if rows else html.P("None has come back yet.", className="note")]
 
 
-def _floors(floors: Sequence[FloorView]) -> list[Any]:
+def _floors(floors: Sequence[IdleFloorView]) -> list[Any]:
     heading = html.H2("What stayed in use each time the engine had drained to idle")
     if not floors:
         return [heading, html.P("It has not been idle in this window.", className="note")]

@@ -16,9 +16,11 @@ from kvscope.dashboards.web.markup import aria, key
 from kvscope.dashboards.web.palette import LIMITS, REASONS, SHADES
 from kvscope.dashboards.web.pool_traces import RUNNING, blocks, requests
 from kvscope.dashboards.web.view import Here, View, engine_then
+from kvscope.monitor.errors import BadTime
 from kvscope.monitor.findings import FindingReport
-from kvscope.monitor.query import BadTime, Query, counted
+from kvscope.monitor.query import Query
 from kvscope.monitor.schema import EngineView, ExplanationView, PointView
+from kvscope.monitor.text import counted
 
 MOMENTS: Final = 300
 MOST_MARKS: Final = 40
@@ -39,7 +41,7 @@ def view(query: Query, here: Here) -> View:
     """Its figures then, what happened in the window, and the chart of it with all that stands out."""
     engine = engine_then(query, here)
     since, until = here.window.since, "" if here.window.live else here.window.until
-    points = query.points(here.name, most=MOMENTS, since=since, until=until)
+    points = query.points(here.name, limit=MOMENTS, since=since, until=until)
     if here.window.live and points:  # of an engine that is young, as much as there is
         shown = here.window._replace(since_ns=max(here.window.since_ns, points[0].at_ns))
         here = here._replace(window=shown)
@@ -128,14 +130,14 @@ def _finding(here: Here, finding: FindingReport) -> html.Li:
 def _marks(query: Query, here: Here, points: Sequence[PointView]) -> list[Mark]:
     """What stands out in the window, in order: findings, preemptions, lives of the engine."""
     marks = _preemptions(here, points)
-    for finding in query.find(None, here.name, here.window.since, here.window.until):
+    for finding in query.findings(None, here.name, here.window.since, here.window.until):
         if finding.since and finding.severity != "info":
             href = here.place.to("finding", id=finding.id)
             grave = finding.severity != "warning"
             marks.append(Mark(wall_ns(finding.since, 0), "error" if grave else "warning", finding.title, href))
     marks += [
         Mark(life.epoch, "configuration", "The engine was started", _then(here, life.epoch))
-        for life in query.span(here.name).lives
+        for life in query.history(here.name).lives
     ]
     inside = [mark for mark in marks if here.window.since_ns <= mark.at_ns <= here.window.until_ns]
     return sorted(inside)[-MOST_MARKS:]

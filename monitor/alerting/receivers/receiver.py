@@ -10,9 +10,10 @@ import httpx
 import msgspec
 
 from kvscope.monitor.alerting.message import Message
+from kvscope.monitor.errors import KvscopeError
 
 
-class BadReceiver(ValueError):
+class BadReceiver(KvscopeError, ValueError):
     """An --alert URL or a secret that cannot be used; the message says what it should be, and repeats no secret."""
 
 

@@ -27,7 +27,7 @@ from kvscope.monitor.exporters.otel.request_spans import spans_of
 from kvscope.monitor.exporters.otel.trace_ids import root_of
 from kvscope.monitor.exporters.otel.trace_sampling import Sampling
 from kvscope.monitor.findings import Transition
-from kvscope.monitor.pipeline import Ended, Watch
+from kvscope.monitor.pipeline import EndedRequest, Pipeline
 from kvscope.monitor.state.records import RequestState
 
 METRICS_EVERY_S: Final = 15.0
@@ -68,7 +68,7 @@ class OtelOutlet:
     `collect` gives the families of /metrics; it may say what this outlet itself has sent (`figures`).
     """
 
-    def __init__(self, config: OtelConfig, watch: Watch, collect: Callable[[], Iterable[Family]]) -> None:
+    def __init__(self, config: OtelConfig, watch: Pipeline, collect: Callable[[], Iterable[Family]]) -> None:
         if not 0 <= config.sample <= 1:
             raise BadEndpoint(f"a share of traces is a number from 0 to 1, not {config.sample:g}")
         every_s = config.metrics_every_s or _metrics_every_s()
@@ -99,7 +99,7 @@ class OtelOutlet:
         """Note what these say of requests: before the watch is fed with them, which knows then who has ended."""
         self.lives.follow(records)
 
-    def send(self, ended: Iterable[Ended]) -> list[tuple[Ended, SpanContext]]:
+    def send(self, ended: Iterable[EndedRequest]) -> list[tuple[EndedRequest, SpanContext]]:
         """Queue the traces that are kept of these; they, and the roots of their traces."""
         kept = []
         for one in ended:
@@ -118,7 +118,7 @@ class OtelOutlet:
         if time.monotonic() - self._noted_s >= NOTE_EVERY_S:
             self._noted_s = time.monotonic()
             with self._watch.locked():
-                findings = self._watch.findings
+                findings = self._watch.lifecycle
                 self._sampling.note([*findings.firing(), *findings.suppressed()])
         for transition in transitions:
             self._logs.put(log_of(transition, self._culprit(transition), self._resource))

@@ -20,12 +20,14 @@ from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter as HttpMetrics
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpTraces
 
+from kvscope.monitor.errors import KvscopeError
+
 TIMEOUT_S: Final = 5.0
 """Of one try, if OTEL_EXPORTER_OTLP_TIMEOUT does not say: what does not answer by then is tried again."""
 _PATHS: Final = ("/v1/traces", "/v1/logs", "/v1/metrics")
 
 
-class BadEndpoint(ValueError):
+class BadEndpoint(KvscopeError, ValueError):
     """An address that cannot be sent to; the message says what may stand there."""
 
 

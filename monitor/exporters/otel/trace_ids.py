@@ -12,7 +12,7 @@ from typing import Final
 
 from opentelemetry.trace import SpanContext, TraceFlags
 
-from kvscope.monitor.pipeline import Ended
+from kvscope.monitor.pipeline import EndedRequest
 from kvscope.monitor.state.records import RequestState
 
 SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
@@ -34,7 +34,7 @@ def parent_of(record: RequestState) -> SpanContext | None:
     )
 
 
-def callers_of(ended: Iterable[Ended]) -> list[tuple[Ended, SpanContext]]:
+def callers_of(ended: Iterable[EndedRequest]) -> list[tuple[EndedRequest, SpanContext]]:
     """Those of these whose callers record their traces, and the callers' spans."""
     parents = ((one, parent_of(one.request)) for one in ended)
     return [(one, parent) for one, parent in parents if parent is not None and parent.trace_flags.sampled]

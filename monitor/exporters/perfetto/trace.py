@@ -17,7 +17,7 @@ from kvscope.monitor.events.wire import ADDED_BY_SOURCE, NO_REQUEST, Batch, Fram
 from kvscope.monitor.exporters.perfetto.packets import Arguments, Packets
 from kvscope.monitor.findings import Transition
 from kvscope.monitor.ledger.engine_ledger import EngineLedger, Point
-from kvscope.monitor.pipeline import Watch
+from kvscope.monitor.pipeline import Pipeline
 
 HOLDERS: Final = ("free", "cached_idle", "running", "waiting", "finished", "reserved", "unaccounted")
 
@@ -67,7 +67,7 @@ class _Exporter:
     def __init__(self, out: BinaryIO, settings: Settings) -> None:
         self.engine = ""
         self.requests = self.points = self.findings = 0
-        self._watch = Watch(settings)
+        self._watch = Pipeline(settings)
         self._packets = Packets(out)
         self._alive: dict[int, _Request] = {}
         self._epoch = 0

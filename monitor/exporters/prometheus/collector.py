@@ -20,7 +20,7 @@ from kvscope.monitor.exporters.prometheus.otlp_metrics import Exemplars, OtlpFam
 from kvscope.monitor.exporters.prometheus.pool_metrics import PoolFamilies
 from kvscope.monitor.exporters.prometheus.request_metrics import RequestFamilies
 from kvscope.monitor.exporters.prometheus.work_metrics import WorkFamilies
-from kvscope.monitor.pipeline import Watch
+from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.schema import SourceView
 
 
@@ -35,7 +35,7 @@ class WatchCollector:
 
     def __init__(
         self,
-        watch: Watch,
+        watch: Pipeline,
         sources: Callable[[], Iterable[SourceView]] = _none,
         alerts: Callable[[], AlertFigures] = AlertFigures,
         otlp: Callable[[], Iterable[OtlpFigures]] = tuple,
@@ -64,7 +64,7 @@ class WatchCollector:
                     processes.append(here(name, ledger.description.pid))
                     for families in of_engines:
                         families.add(name, ledger)
-            findings.add(self.watch.findings)
+            findings.add(self.watch.lifecycle)
         for source in self._sources():
             sources.add(source)
         alerts.add(self._alerts())

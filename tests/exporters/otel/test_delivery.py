@@ -15,7 +15,7 @@ from kvscope.monitor.exporters.otel.export_queue import Pace, Reasons, Sender
 from kvscope.monitor.exporters.otel.otel_exporter import OtelConfig, OtelOutlet
 from kvscope.monitor.exporters.otel.otlp_exporters import BadEndpoint
 from kvscope.monitor.exporters.prometheus import WatchCollector
-from kvscope.monitor.pipeline import Ended
+from kvscope.monitor.pipeline import EndedRequest
 from kvscope.monitor.state.records import RequestState
 from tests.detectors.scenes import Watched
 from tests.exporters.otel.receiver import GrpcReceiver, Receiver, receiving
@@ -173,7 +173,7 @@ def test_memory_is_flat_while_a_receiver_is_down_for_ten_minutes(capsys: pytest.
         for number in range(50 * 600):
             outlet.follow([long_prefill(number)])
             record = RequestState(number, f"r-{number}", RequestStatus.FINISHED_STOPPED, arrived_ns=1, finished_ns=202)
-            outlet.send([Ended("gone@127.0.0.1:0/0", record, 0)])
+            outlet.send([EndedRequest("gone@127.0.0.1:0/0", record, 0)])
             if number % 3000 == 2999:
                 resident.append(psutil.Process().memory_info().rss / 1e6)
             time.sleep(max(0.0, began + number / 50 - time.monotonic()))

@@ -9,7 +9,7 @@ from kvscope.monitor.analysis.event_history import events, names_in, story_of_re
 from kvscope.monitor.analysis.request_phases import in_words, phases
 from kvscope.monitor.events.kinds import FIRST_FINISHED, Load
 from kvscope.monitor.events.kinds import Status as RequestStatus
-from kvscope.monitor.pipeline import Ended
+from kvscope.monitor.pipeline import EndedRequest
 from kvscope.monitor.state.records import RequestState
 from tests.detectors.scenes import Spoken, Watched
 from tests.exporters.otel.receiver import Receiver, attributes
@@ -239,7 +239,7 @@ def test_a_story_with_a_gap_or_cut_short_says_so(over_http: Receiver) -> None:
         outlet.send(scene.watch.take_ended())
         outlet.follow([long_prefill(1, steps=3_000)])
         record = RequestState(1, "too long", RequestStatus.FINISHED_STOPPED, arrived_ns=1, finished_ns=2)
-        outlet.send([Ended("gone@127.0.0.1:0/0", record, 0)])
+        outlet.send([EndedRequest("gone@127.0.0.1:0/0", record, 0)])
     whole = {name: attributes(span.attributes)["kvscope.story_is_whole"] for name, span in roots(over_http).items()}
     assert whole == {"with a gap": False, "after it": True, "too long": False}
     assert len(over_http.spans) < 3_000

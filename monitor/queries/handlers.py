@@ -1,0 +1,331 @@
+"""Answers the questions of kvscope.monitor.query from ledgers, findings and the history."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from kvscope.monitor.analysis.retained_blocks import retained_blocks
+from kvscope.monitor.analysis.usage_drop import UsageDrop, steepest_fall, usage_drop, usage_fall
+from kvscope.monitor.errors import BadQuestion, BadTime, NotKnown
+from kvscope.monitor.findings import FindingReport, Findings
+from kvscope.monitor.history.history import History
+from kvscope.monitor.ledger.engine_ledger import MAX_POINTS, EngineLedger, Fleet
+from kvscope.monitor.queries.block_colours import COLOURINGS, by_prefix
+from kvscope.monitor.queries.blocks import block_detail, block_map
+from kvscope.monitor.queries.comparison import compare
+from kvscope.monitor.queries.engine_lookup import WINDOW_NS, EngineLookup
+from kvscope.monitor.queries.engines import engine_view
+from kvscope.monitor.queries.event_list import AROUND_NS, events_around, events_between, names_until, wanted
+from kvscope.monitor.queries.finding_list import FOREVER, findings_between, fired_between, firing_by_severity
+from kvscope.monitor.queries.memory_usage import calculator_view, memory_view
+from kvscope.monitor.queries.past import Past
+from kvscope.monitor.queries.points import point_views
+from kvscope.monitor.queries.request_details import request_detail, request_views
+from kvscope.monitor.queries.stream_time import StreamTime
+from kvscope.monitor.queries.window_explanation import explanation
+from kvscope.monitor.queries.window_stats import WindowStatsCache
+from kvscope.monitor.query import Query, Question
+from kvscope.monitor.schema import (
+    BlockColours,
+    BlockDetail,
+    BlockMap,
+    CalculatorView,
+    Colouring,
+    Diff,
+    EngineView,
+    EventView,
+    ExplanationView,
+    FindingDetail,
+    FindingState,
+    HistoryView,
+    MemoryView,
+    NotificationsView,
+    PointView,
+    PrefixCacheView,
+    RequestDetail,
+    RequestView,
+    RetainedBlocksView,
+    WindowStats,
+)
+from kvscope.monitor.text import timestamp
+
+BLOCK_HISTORY_NS: Final = 600_000_000_000
+"""How much of a block's event history is read from disk. What is in memory is always included."""
+MARGIN_NS: Final = 30_000_000_000
+"""The least that is shown of the time before and after a finding."""
+MAX_FINDING_POINTS: Final = 600
+PACKED_WITHIN_NS: Final = 1_000_000_000
+MAX_FALL_WINDOW_S: Final = 60.0
+"""Of a longer window, this much around where usage fell furthest is analysed event by event."""
+MAX_DROP_WINDOW_S: Final = 86_400.0
+
+
+class QueryHandlers(Query):
+    """The ledgers and findings of all engines, and what `history` keeps of their past.
+
+    Thread-safe. Answers are copies.
+    """
+
+    def __init__(self, history: History | None = None) -> None:
+        self.fleet = Fleet()
+        self.lifecycle = Findings()
+        self.find_notifications: Callable[[str], NotificationsView] = lambda _finding: NotificationsView()
+        """Gives the notifications about a finding by its id. A service that sends alerts sets it."""
+        self._lock = threading.RLock()
+        self._past = Past(self._lock, history)
+        self._lookup = EngineLookup(self.fleet, self._past, self._lock)
+        self._window_stats = WindowStatsCache(self._past)
+        self._gone: dict[str, EngineView] = {}
+        """Engines that only the history knows, as each was last."""
+
+    def answer(self, question: Question, arguments: Mapping[str, Any]) -> Any:
+        """Call the handler of a question."""
+        return getattr(self, question.name)(**arguments)
+
+    def engines(self, at: str = "") -> list[EngineView]:
+        """Every engine at a glance, by name."""
+        if not at:
+            with self._lock:
+                return [engine_view(ledger, self._firing(name)) for name, ledger in sorted(self.fleet.engines.items())]
+        views = []
+        time, owner = self._lookup.time_of_any(at)
+        for live in self._lookup.all(seen_since_ns=time.at_ns):
+            then = time if live.engine == owner else StreamTime(min(time.at_ns, live.now_ns))
+            try:
+                ledger = self._past.ledger_at(live, then)
+            except NotKnown:
+                continue
+            if ledger.has_stream:
+                views.append(engine_view(ledger, self._firing(live.engine, ledger.now_ns)))
+        if not views:
+            raise NotKnown(f"of no engine is it kept how it was at {time}")
+        return views
+
+    def past_engines(self) -> list[EngineView]:
+        """Engines that only the history knows, each as it was last."""
+        with self._lock:
+            live = set(self.fleet.engines)
+        known: dict[str, EngineView] = {}
+        for engine in self._past.engines():
+            if engine in live:
+                continue
+            view = self._gone.get(engine)
+            ledger = self._past.last(engine) if view is None else None
+            if ledger is not None and ledger.has_stream:
+                view = msgspec.structs.replace(engine_view(ledger, {}), status="gone")
+            if view is not None:
+                known[engine] = view
+        self._gone = known
+        return list(known.values())
+
+    # ---------------------------------------------------------------- findings
+
+    def findings(
+        self, state: FindingState | None = None, engine: str = "", since: str = "", until: str = ""
+    ) -> list[FindingReport]:
+        """Findings, the most severe first, with their effects."""
+        from_ns = self._lookup.time_of_any(since)[0].at_ns if since else 0
+        to_ns = self._lookup.time_of_any(until)[0].at_ns if until else FOREVER
+        with self._lock:
+            return findings_between(self.lifecycle, state, engine, from_ns, to_ns)
+
+    def finding(self, id: str) -> FindingDetail:
+        """One finding, with the points around it."""
+        with self._lock:
+            found = self.lifecycle.by_id(id)
+            if found is None:
+                raise NotKnown(f"there is no finding {id!r}: it is not known here, or ended too long ago")
+            report = found.report()
+        try:
+            live = self._lookup.ledger(report.engine)
+        except NotKnown:  # it is over, and of its engine nothing else is kept
+            return FindingDetail(report, [])
+        began_ns, ended_ns = found.life(live.now_ns)
+        margin = max(MARGIN_NS, (ended_ns - began_ns) // 10)
+        points = self._past.points(live, began_ns - margin, ended_ns + margin, MAX_FINDING_POINTS)
+        return FindingDetail(report, point_views(points, MAX_FINDING_POINTS))
+
+    def notifications(self, finding: str) -> NotificationsView:
+        """Notifications about one finding."""
+        return self.find_notifications(finding)
+
+    def _firing(self, engine: str, at_ns: int = FOREVER) -> dict[str, int]:
+        with self._lock:
+            return firing_by_severity(self.lifecycle, engine, at_ns)
+
+    # ---------------------------------------------------------------- requests, blocks, events
+
+    def points(
+        self, engine: str, seconds: float = 600.0, limit: int = 600, since: str = "", until: str = ""
+    ) -> list[PointView]:
+        """The pool and the queues over time, evenly thinned."""
+        live = self._lookup.ledger(engine)
+        last = self._lookup.time(live, until)
+        since_ns = self._lookup.time(live, since).at_ns if since else round(last.at_ns - seconds * 1e9)
+        return point_views(self._past.points(live, since_ns, last.at_ns, limit), limit)
+
+    def requests(self, engine: str, at: str = "") -> list[RequestView]:
+        """Requests that are active or hold blocks, then those that ended recently."""
+        with self._lookup.as_of(engine, at) as (ledger, _):
+            return request_views(ledger)
+
+    def request(self, engine: str, id: str, at: str = "") -> RequestDetail:
+        """One request."""
+        self._lookup.streamed(engine)
+        with self._lookup.as_of(engine, at, history=True) as (ledger, batches):
+            return request_detail(ledger, id, batches)
+
+    def block(self, engine: str, id: int, at: str = "") -> BlockDetail:
+        """One block."""
+        self._lookup.streamed(engine)
+        with self._lookup.as_of(engine, at, history=True) as (ledger, batches):
+            return block_detail(ledger, id, batches(ledger.now_ns - BLOCK_HISTORY_NS))
+
+    def block_map(self, engine: str, at: str = "") -> BlockMap:
+        """The state of every block."""
+        with self._lookup.as_of(engine, at) as (ledger, _):
+            return block_map(ledger)
+
+    def block_colours(self, engine: str, by: Colouring, at: str = "") -> BlockColours:
+        """Every block by one of its properties."""
+        live = self._lookup.streamed(engine)
+        if by == "prefix":
+            time = self._lookup.time(live, at)
+            ledger = self._past.window(live, time.at_ns - WINDOW_NS, time)
+            return by_prefix(ledger, self._past.prefix_blocks(ledger, now=not at))
+        with self._lookup.as_of(engine, at) as (ledger, _):
+            return COLOURINGS[by](ledger)
+
+    def events(
+        self,
+        engine: str,
+        since: str = "",
+        until: str = "",
+        around: str = "",
+        limit: int = 200,
+        kinds: Sequence[str] = (),
+        request: str = "",
+        block: int | None = None,
+    ) -> list[EventView]:
+        """Events in order: of a window, or around a position."""
+        live = self._lookup.streamed(engine)
+        if around:
+            middle = self._lookup.time(live, around)
+            from_ns, to_ns = middle.at_ns - AROUND_NS, middle.at_ns + AROUND_NS
+        else:
+            first, last = self._lookup.window(live, since, until)
+            from_ns, to_ns = first.at_ns, last.at_ns + PACKED_WITHIN_NS  # an event is in a batch packed a little later
+        batches = self._past.between(live, from_ns, to_ns)
+        with self._lookup.as_of(engine, around or until) as (ledger, _):
+            names = names_until(ledger, batches)
+            which = wanted(ledger, names, kinds, request, block)
+        if around:
+            return events_around(batches, names, middle, which, limit)
+        return events_between(batches, names, first, last if until else StreamTime(FOREVER), which, limit)
+
+    def prefix_cache(self, engine: str, at: str = "") -> PrefixCacheView:
+        """The prefix cache as a forest, and its recent evictions."""
+        live = self._lookup.streamed(engine)
+        time = self._lookup.time(live, at)
+        ledger = self._past.window(live, time.at_ns - WINDOW_NS, time)
+        return self._past.prefixes(ledger, now=not at)
+
+    # ---------------------------------------------------------------- windows
+
+    def retained_blocks(self, engine: str, since: str = "", until: str = "") -> RetainedBlocksView:
+        """Blocks that were allocated in a window and not freed by its end."""
+        live = self._lookup.streamed(engine)
+        first, last = self._lookup.window(live, since, until)
+        return retained_blocks(self._past.window(live, first.at_ns, last), first.at_ns)
+
+    def usage_drop(self, engine: str, at: str = "", window_s: float = 10.0) -> UsageDrop:
+        """Why usage fell, or throughput stopped, around a time."""
+        if not 0 < window_s <= MAX_DROP_WINDOW_S:
+            raise BadQuestion(f"window_s={window_s:g} is not a number of seconds from 0 to 86400")
+        live = self._lookup.streamed(engine)
+        if at:
+            at_ns = self._lookup.time(live, at).at_ns
+        else:
+            with self._lock:
+                points = [point for point in live.points if point.at_ns >= self._past.oldest_ns(live)]
+            at_ns = steepest_fall(points, window_s) or live.now_ns
+        return usage_drop(self._around(live, at_ns, window_s), at_ns, window_s)
+
+    def explain(self, engine: str, since: str = "", until: str = "") -> ExplanationView:
+        """A summary of a window."""
+        live = self._lookup.streamed(engine)
+        first, last = self._lookup.window(live, since, until)
+        points = self._past.points(live, first.at_ns, last.at_ns, MAX_POINTS)
+        width_s = min((last.at_ns - first.at_ns) / 1e9, MAX_FALL_WINDOW_S)
+        half_ns = round(width_s * 5e8)
+        at_ns = min(max(steepest_fall(points, width_s), first.at_ns + half_ns), last.at_ns - half_ns)
+        fall = usage_fall(self._around(live, at_ns, width_s), at_ns, width_s)
+        with self._lock:
+            found = findings_between(self.lifecycle, None, engine, first.at_ns, last.at_ns)
+        return explanation(fall, first.at_ns, last.at_ns, points, found)
+
+    def _around(self, live: EngineLedger, at_ns: int, window_s: float) -> EngineLedger:
+        """Return the ledger as it was at the end of the window around a time (wall ns), with the batches before it."""
+        until = StreamTime(min(at_ns + round(window_s * 5e8), live.now_ns))
+        return self._past.window(live, at_ns - round(window_s * 2e9), until)
+
+    def compare(
+        self,
+        engine: str,
+        since: str = "",
+        until: str = "",
+        other: str = "",
+        other_since: str = "",
+        other_until: str = "",
+    ) -> Diff:
+        """What improved and what regressed in a window."""
+        live = self._lookup.streamed(engine)
+        against = live if other in ("", engine) else self._lookup.streamed(other)
+        last_ns = self._lookup.time(live, until).at_ns
+        if since:
+            first_ns = self._lookup.time(live, since).at_ns
+        else:
+            known_ns = self._lookup.first_ns(live)
+            if against is live and not other_until:  # the other half is there to be compared with
+                known_ns = (last_ns + known_ns) // 2
+            first_ns = max(last_ns - WINDOW_NS, known_ns)
+        if other_since or other_until:
+            to_ns = self._lookup.time(against, other_until).at_ns
+            from_ns = self._lookup.time(against, other_since).at_ns if other_since else to_ns - (last_ns - first_ns)
+        elif against is live:
+            from_ns, to_ns = 2 * first_ns - last_ns, first_ns
+        else:
+            to_ns = last_ns if self._lookup.first_ns(against) < last_ns <= against.now_ns else against.now_ns
+            from_ns = to_ns - (last_ns - first_ns)
+        return compare(self._stats(against, from_ns, to_ns), self._stats(live, first_ns, last_ns))
+
+    def _stats(self, live: EngineLedger, since_ns: int, until_ns: int) -> WindowStats:
+        """Return the statistics of a window. Its findings are those that had fired by its end."""
+        if since_ns >= until_ns:
+            raise BadTime(
+                f"from {timestamp(since_ns)} to {timestamp(until_ns)} nothing of {live.engine} is known: what is ends"
+                f" at {timestamp(live.now_ns)}"
+            )
+        with self._lock:
+            found = fired_between(self.lifecycle, live.engine, since_ns, until_ns)
+        return self._window_stats.of(live, since_ns, until_ns, found)
+
+    # ---------------------------------------------------------------- memory, history
+
+    def memory(self, engine: str) -> MemoryView:
+        """The breakdown of the device's memory."""
+        with self._lookup.as_of(engine, "") as (ledger, _):
+            return memory_view(ledger)
+
+    def calculator(self, engine: str, prompt_tokens: int, max_tokens: int, concurrency: int = 1) -> CalculatorView:
+        """How many blocks a number of requests need, and how many of them fit."""
+        with self._lookup.as_of(engine, "") as (ledger, _):
+            return calculator_view(ledger, prompt_tokens, max_tokens, concurrency)
+
+    def history(self, engine: str) -> HistoryView:
+        """Which past of an engine can be queried."""
+        return self._past.span(self._lookup.ledger(engine))
