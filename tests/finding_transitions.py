@@ -1,4 +1,4 @@
-"""Transitions of findings, as a Watch tells them, for what delivers them."""
+"""Transitions of findings, as a Pipeline tells them, for what delivers them."""
 
 from __future__ import annotations
 

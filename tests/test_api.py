@@ -1,4 +1,4 @@
-"""The API over a real server: who may ask, what is answered, and that it is what the Watch itself answers."""
+"""The API over a real server: who may ask, what is answered, and that it is what the Pipeline itself answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Incidents brought about, each frame of them fed to a Watch as it is sent.
+"""Incidents brought about, each frame of them fed to a Pipeline as it is sent.
 
 `Watched` is a lab (the real pool and scheduler) under observation; `Spoken` an engine of which only the words are
 there, for what the real pool never does.
@@ -28,7 +28,7 @@ NOTHING_SAID = ("has not spoken", "not heard", 0, -1)
 
 
 class Observer:
-    """A Watch and what a test asks of it."""
+    """A Pipeline and what a test asks of it."""
 
     def __init__(self, settings: Settings | None = None) -> None:
         self.watch = Pipeline(settings)
@@ -71,7 +71,7 @@ def value(finding: FindingReport, name: str) -> float | int | str:
 
 
 class Watched(Observer):
-    """A lab whose every frame goes to a Watch at once. `settings` as `--set` takes them."""
+    """A lab whose every frame goes to a Pipeline at once. `settings` as `--set` takes them."""
 
     def __init__(self, settings: Iterable[str] | Settings = (), **lab: object) -> None:
         super().__init__(settings if isinstance(settings, Settings) else Settings.parse(settings))

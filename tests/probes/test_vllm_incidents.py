@@ -54,7 +54,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 class Observed:
-    """The server under a Watch, and clients of it that may go away."""
+    """The server under a Pipeline, and clients of it that may go away."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -74,7 +74,7 @@ class Observed:
         return self.watch.fleet.engines[self.server.engine]
 
     async def until(self, done: Callable[[], object]) -> None:
-        """Feed the Watch until that is so."""
+        """Feed the Pipeline until that is so."""
         deadline = time.monotonic() + PATIENCE_S
         while not (self.server.engine in self.watch.fleet.engines and self.ledger.ready and done()):
             assert time.monotonic() < deadline, f"it did not come to that: {self.watch.findings()}, {self.left}"
