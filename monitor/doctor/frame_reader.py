@@ -76,6 +76,6 @@ def _within(frames: Iterable[Frame], span: Span) -> Iterator[Frame]:
             now_ns,
             state.now_ns,
             state.damaged,
-            keyframe_codec.dump(state),
+            keyframe_codec.dump_state(state),
         )
     yield from (frame for frame in frames if at_of(frame) <= span.until_ns)

@@ -72,7 +72,7 @@ class Redactor:
         ).to_json()
 
     def _state(self, keyframe: Keyframe) -> memoryview:
-        state = keyframe_codec.load(keyframe.state)
+        state = keyframe_codec.load_state(keyframe.state)
         state.description = self.description(state.description)
         for record in state.requests.values():
             record.id, record.trace = self.request(record.id), None
@@ -80,7 +80,7 @@ class Redactor:
             number: msgspec.structs.replace(deferral, id=self.request(deferral.id))
             for number, deferral in state.deferrals.items()
         }
-        return keyframe_codec.dump(state)
+        return keyframe_codec.dump_state(state)
 
     def _hashed(self, kind: str, name: str) -> str:
         self._names.add(name)

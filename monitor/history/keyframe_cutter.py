@@ -24,7 +24,7 @@ def keyframe_of(ledger: EngineLedger) -> Keyframe | None:
         ledger.heard_ns,
         ledger.heard_ns - wall_minus_mono,
         ledger.state.damaged,
-        keyframe_codec.dump(ledger.state),
+        keyframe_codec.dump_state(ledger.state),
     )
 
 

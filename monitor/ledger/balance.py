@@ -10,7 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from kvscope.monitor.events.kinds import FIRST_FINISHED, Status
-from kvscope.monitor.state.fold import State
+from kvscope.monitor.state.engine_state import EngineState
 
 RUNNING = int(Status.RUNNING)
 _UNACCOUNTED, _FINISHED, _WAITING, _RUNNING = range(4)
@@ -36,7 +36,7 @@ class Balance(msgspec.Struct, frozen=True):
         return parts + self.reserved + self.unaccounted == self.total
 
 
-def balance(state: State) -> Balance:
+def balance(state: EngineState) -> Balance:
     """The balance of `state`. O(requests + shared blocks + blocks of requests that do not run)."""
     counts = [0, 0, 0, 0]
     rank_of: dict[int, int] = {}

@@ -1,6 +1,6 @@
 """One engine's ledger: a fold of frames, and of samples where there is no stream.
 
-`apply` takes what a source brings, in order. The state itself is kvscope.monitor.state.fold; here are the things around
+`apply` takes what a source brings, in order. The state itself is kvscope.monitor.state; here are the things around
 it that judgement needs: where in the stream we are, what time it is there, what was lost, what ended, the recent past.
 """
 
@@ -21,10 +21,18 @@ from kvscope.monitor.ledger.fragmentation import unused_by_all
 from kvscope.monitor.ledger.idle_floors import Floors
 from kvscope.monitor.ledger.tally import Tally
 from kvscope.monitor.state import keyframe_codec
+from kvscope.monitor.state.engine_state import EVENT_BITS, EngineState
 from kvscope.monitor.state.evictions import Evictions
-from kvscope.monitor.state.fold import State
-from kvscope.monitor.state.records import UNKNOWN, Anomaly, Heartbeat, Lapse, Preemption, Prompt, RequestState
-from kvscope.monitor.state.tables import EVENT_BITS
+from kvscope.monitor.state.fold import apply_events
+from kvscope.monitor.state.records import (
+    UNKNOWN_POSITION,
+    Anomaly,
+    ComputedPrompt,
+    Heartbeat,
+    LapsedLease,
+    Preemption,
+    RequestState,
+)
 
 POINT_EVERY_NS: Final = 100_000_000
 SPARSE_POINT_EVERY_NS: Final = 1_000_000_000
@@ -103,7 +111,7 @@ class EngineLedger:
         self.point_every_ns = POINT_EVERY_NS if counting else SPARSE_POINT_EVERY_NS
         self.epoch = 0
         self.sequence = -1
-        self.state = self._begun(State())
+        self.state = self._begun(EngineState())
         self.description = EngineDescription()
         self.ready = False
         """Whether the state is known: from the engine's start, or a keyframe, on."""
@@ -125,10 +133,10 @@ class EngineLedger:
         self.anomalies: list[FoundAnomaly] = []
         """The first MAX_ANOMALIES of each kind: each step and audit finds what is wrong again, and says less of why."""
         self._anomalies: Counter[str] = Counter()
-        self.lapses: deque[Lapse] = deque(maxlen=MAX_LAPSES)
+        self.lapses: deque[LapsedLease] = deque(maxlen=MAX_LAPSES)
         """Blocks that only the end of a lease has brought back."""
         self.preempted: deque[Preemption] = deque(maxlen=MAX_PREEMPTED)
-        self.prompts: deque[Prompt] = deque(maxlen=MAX_PROMPTS)
+        self.prompts: deque[ComputedPrompt] = deque(maxlen=MAX_PROMPTS)
         """That were looked up in the prefix cache, and are computed."""
         self.floors = Floors()
         """In blocks that no living request holds."""
@@ -145,7 +153,7 @@ class EngineLedger:
         """Whether the scheduler went over its queue between the last two heartbeats."""
         self._passed_ns = 0
         self._polled_ns = 0
-        self.polled_at = UNKNOWN
+        self.polled_at = UNKNOWN_POSITION
         """Where a heartbeat last told of polls of the KV connector since the one before."""
         self._recent_bytes = 0
         self._wall_minus_mono = 0
@@ -204,7 +212,7 @@ class EngineLedger:
         before = state.heartbeat
         try:
             runs, args, ids = batch.runs.cast("i").tolist(), batch.args.cast("q").tolist(), batch.ids.cast("i").tolist()
-            state.apply(runs, args, ids, batch.texts, batch.sequence)
+            apply_events(state, runs, args, ids, batch.texts, batch.sequence)
             if self.counting:
                 self.tally.follow(state)
             if NO_REQUEST in batch.texts:
@@ -278,7 +286,7 @@ class EngineLedger:
         if self.ready and keyframe.sequence <= self.sequence and not self.state.damaged:
             return None  # in step already: the events say it better
         try:
-            state = keyframe_codec.load(keyframe.state)
+            state = keyframe_codec.load_state(keyframe.state)
             self.description = parse(state.description)
         except NotAFrame as error:
             return self._unreadable(keyframe, str(error))
@@ -290,7 +298,7 @@ class EngineLedger:
         self.uncertain_since_ns = self.now_ns if self.state.damaged else 0
         return None
 
-    def _begun(self, state: State) -> State:
+    def _begun(self, state: EngineState) -> EngineState:
         """Books that are ours from here on."""
         state.evictions = Evictions() if self.counting else None
         return state
@@ -299,7 +307,7 @@ class EngineLedger:
         self.restarts += self.epoch != 0
         self.epoch = epoch
         self.sequence = -1
-        self.state = self._begun(State())
+        self.state = self._begun(EngineState())
         self.tally = Tally()
         self.description = EngineDescription()
         self.ready = False
@@ -307,7 +315,7 @@ class EngineLedger:
         self.heartbeats = 0
         self.passes_advanced = False
         self._passed_ns = self._polled_ns = 0
-        self.polled_at = UNKNOWN
+        self.polled_at = UNKNOWN_POSITION
         self.lapses.clear()
         self.preempted.clear()
         self.prompts.clear()
@@ -367,7 +375,7 @@ class EngineLedger:
     def count_anew(self) -> None:
         """From here on is counted what is counted since we have listened: what came before was by others."""
         self.tally = Tally()
-        self.state.stays = None
+        self.state.residency_samples = None
 
     def take_just_finished(self) -> list[RequestState]:
         """The requests that reached a terminal status since last asked; at most the last MAX_ENDED."""
@@ -419,7 +427,7 @@ class EngineLedger:
 
     def at(self, *places: int) -> str:
         """The position of the last of these places in the stream of this life; empty if none of them is known."""
-        place = max(places, default=UNKNOWN)
+        place = max(places, default=UNKNOWN_POSITION)
         return str(Position(self.epoch, place >> EVENT_BITS, place & EVENTS)) if place >= 0 else ""
 
     def request(self, name: str) -> RequestState | None:

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from kvscope.monitor.events.description import EngineDescription
 from kvscope.monitor.events.kinds import FIRST_FINISHED
-from kvscope.monitor.state.fold import State
+from kvscope.monitor.state.engine_state import EngineState
 from kvscope.monitor.state.records import RequestState
 
 
-def unused_tokens(state: State, description: EngineDescription, record: RequestState) -> int | None:
+def unused_tokens(state: EngineState, description: EngineDescription, record: RequestState) -> int | None:
     """How many more tokens its blocks have room for; None where that cannot be told."""
     if not _by_tokens(state, description):
         return None
     return max(0, len(record.blocks) * state.block_size - record.computed_tokens) if record.blocks else 0
 
 
-def unused_by_all(state: State, description: EngineDescription) -> int | None:
+def unused_by_all(state: EngineState, description: EngineDescription) -> int | None:
     """The same over all that live. A block that several share is full, and adds to none of them."""
     if not _by_tokens(state, description):
         return None
@@ -28,7 +28,7 @@ def unused_by_all(state: State, description: EngineDescription) -> int | None:
     return sum([room for room in rooms if room > 0])
 
 
-def tokens_in(state: State, description: EngineDescription, block: int) -> int | None:
+def tokens_in(state: EngineState, description: EngineDescription, block: int) -> int | None:
     """How many computed tokens a block holds: all that fit, if it is cached; None where that cannot be told."""
     if not _by_tokens(state, description):
         return None
@@ -39,5 +39,5 @@ def tokens_in(state: State, description: EngineDescription, block: int) -> int |
     return max((min(max(tokens, 0), state.block_size) for tokens in held), default=0)
 
 
-def _by_tokens(state: State, description: EngineDescription) -> bool:
+def _by_tokens(state: EngineState, description: EngineDescription) -> bool:
     return len(description.groups) <= 1 and state.block_size > 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvscope.monitor.state.records import Preemption, Prompt
+from kvscope.monitor.state.records import ComputedPrompt, Preemption
 
 
 class Recompute:
@@ -18,8 +18,10 @@ class Recompute:
         self.though_cached = 0
         """Of prompts, at least, whose very content was cached when the request was let in."""
 
-    def add(self, preempted: Iterable[Preemption], prompts: Iterable[Prompt], recomputed: int, block_size: int) -> None:
-        """What the books have found of late: `recomputed` tokens after preemptions."""
+    def add(
+        self, preempted: Iterable[Preemption], prompts: Iterable[ComputedPrompt], recomputed: int, block_size: int
+    ) -> None:
+        """Add what the last batch showed, with `recomputed` tokens after preemptions."""
         self.after_preemption += recomputed
         for preemption in preempted:
             self.lost[preemption.reason] = self.lost.get(preemption.reason, 0) + preemption.tokens_lost

@@ -12,8 +12,8 @@ from operator import sub
 from typing import Final
 
 from kvscope.monitor.ledger.histogram import Buckets, Histogram
-from kvscope.monitor.state.fold import State
-from kvscope.monitor.state.residency_samples import Stays
+from kvscope.monitor.state.engine_state import EngineState
+from kvscope.monitor.state.residency_samples import ResidencySamples
 
 BOUNDS_S: Final = (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0)
 AGE_BOUNDS_S: Final = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0)
@@ -94,11 +94,11 @@ class Residency:
         self.reuse_gap = Histogram(BOUNDS_S)
         self.held = Ages()
         self.idle = Ages()
-        self.noted = Stays()
+        self.noted = ResidencySamples()
 
-    def take(self, state: State) -> Stays:
+    def take(self, state: EngineState) -> ResidencySamples:
         """Begin anew from the books, since events were missed; where to note what becomes of blocks. O(blocks)."""
-        self.noted = Stays()
+        self.noted = ResidencySamples()
         self.held, self.idle = Ages(), Ages()
         for since, refs, value in sorted(zip(state.since, state.refs, state.hashes, strict=True)):
             if refs > 0:

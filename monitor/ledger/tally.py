@@ -8,7 +8,7 @@ from typing import Final
 from kvscope.monitor.ledger.latency import SERVED, Latencies
 from kvscope.monitor.ledger.recompute import Recompute
 from kvscope.monitor.ledger.residency import Residency
-from kvscope.monitor.state.fold import State
+from kvscope.monitor.state.engine_state import EngineState
 from kvscope.monitor.state.records import RequestState
 
 MOST_NOTED: Final = 4_096
@@ -32,13 +32,13 @@ class Tally:
         self._residency.count()
         return self._residency
 
-    def follow(self, state: State) -> None:
+    def follow(self, state: EngineState) -> None:
         """A batch was folded into `state`. While it is damaged, nothing is noted; then it begins anew."""
-        if state.stays is None and not state.damaged:
-            state.stays = self._residency.take(state)
+        if state.residency_samples is None and not state.damaged:
+            state.residency_samples = self._residency.take(state)
         elif self._residency.noted.size > MOST_NOTED:
             self._residency.count()
-        self.in_step = state.stays is not None
+        self.in_step = state.residency_samples is not None
 
     def finished(self, requests: Iterable[RequestState]) -> None:
         """These have just ended."""

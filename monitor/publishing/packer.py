@@ -13,7 +13,8 @@ from kvscope.monitor.events.event_log import EventLog, Flushed
 from kvscope.monitor.events.kinds import Kind
 from kvscope.monitor.events.wire import Batch, Keyframe, column, fives
 from kvscope.monitor.state import keyframe_codec
-from kvscope.monitor.state.fold import State
+from kvscope.monitor.state.engine_state import EngineState
+from kvscope.monitor.state.fold import apply_events
 
 _WITH_HASHES: Final = (int(Kind.CACHED), int(Kind.ALLOCATED))
 MAX_RUN_VALUES = 5 * 65536
@@ -39,7 +40,7 @@ class Packer:
         self.log = log
         self.engine = engine
         self.epoch = log.clock.time_ns() if epoch is None else epoch
-        self.shadow = State()
+        self.shadow = EngineState()
         self.next_sequence = 0
         self._vitals = vitals
         self._last_step = -1
@@ -83,7 +84,7 @@ class Packer:
             self.log.clock.time_ns(),
             self.log.clock.monotonic_ns(),
             self.shadow.damaged,
-            keyframe_codec.dump(self.shadow),
+            keyframe_codec.dump_state(self.shadow),
         )
 
     def _take_side(self) -> Batch | None:
@@ -148,7 +149,7 @@ class Packer:
         if batch.dropped_batches > self._shadow_dropped:
             self._shadow_dropped = batch.dropped_batches
             self.shadow.mark_damaged()
-        self.shadow.apply(runs, args, ids, texts, batch.sequence)
+        apply_events(self.shadow, runs, args, ids, texts, batch.sequence)
         self.shadow.take_ended()
         self.shadow.take_finished()
         self.shadow.take_lapsed()

@@ -11,7 +11,7 @@ from kvscope.monitor.events.samples import Record
 from kvscope.monitor.events.wire import Batch
 from kvscope.monitor.ledger.engine_ledger import POINT_EVERY_NS, EngineLedger, Point
 from kvscope.monitor.queries.stream_time import StreamTime
-from kvscope.monitor.state.fold import State
+from kvscope.monitor.state.engine_state import EngineState
 
 MIN_BETWEEN: Final = 4 << 20
 """Bytes of batches from one state kept to the next, at least: to keep one takes the reader's time, which is scarce."""
@@ -87,7 +87,7 @@ class Recent:
         self._marks: deque[Mark] = deque()
         self._on_the_way: list[Mark] = []
         """In order."""
-        self._state: State | None = None
+        self._state: EngineState | None = None
         self._bytes = 0
         """Of batches since the last mark."""
         self._enough = MIN_BETWEEN

@@ -1,7 +1,7 @@
-"""Whose prompt pushed what out of the prefix cache, and how much of that was needed again.
+"""Which prompts evicted prefix-cache content, and how much of it was needed again.
 
-A hash names the content of a block. One that is cached again after it was evicted had to be computed again. What is
-remembered is bounded: the contents evicted last, of the requests that evicted last.
+A hash names the content of a block. Content that is cached again after its eviction had to be recomputed. Memory is
+bounded to the content evicted last, by the requests that evicted last.
 """
 
 from __future__ import annotations
@@ -10,45 +10,45 @@ from collections import deque
 from itertools import islice
 from typing import Final
 
-from kvscope.monitor.state.records import UNKNOWN, RequestState
+from kvscope.monitor.state.records import UNKNOWN_POSITION, RequestState
 
 MAX_EVICTED: Final = 1 << 17
 MAX_EVICTORS: Final = 1 << 12
 
 
 class Evictor:
-    """A request whose prompt was given blocks that held others' prefixes. Counts are of blocks."""
+    """A request whose prompt was allocated blocks that held cached prefixes. Counts are in blocks."""
 
     def __init__(self, name: str, at_ns: int, cached_before: int, unused: int, at: int) -> None:
         self.id = name
         self.at = self.evicted_at = self.unused_at = at
-        """Where in the stream it evicted first and last, and where the least lay unused."""
-        self.missed_at = UNKNOWN
+        """Stream positions of its first and last eviction, and of the one with the fewest unused blocks."""
+        self.missed_at = UNKNOWN_POSITION
         self.at_ns = at_ns
-        """When it first evicted something, on the engine's monotonic clock."""
+        """Its first eviction, on the engine's monotonic clock."""
         self.cached_before = cached_before
-        """Kept for their prefixes just before, and in nobody's use."""
+        """Cached-idle blocks just before."""
         self.unused = unused
-        """The least that lay free with no content in them, and would have served as well, whenever it evicted."""
+        """The fewest free blocks without content, which would have served as well, at any of its evictions."""
         self.evicted = 0
         self.missed = 0
-        """Of the evicted: cached again since."""
+        """Evicted blocks that were cached again since."""
 
 
 class Evictions:
-    """The evictions of one engine, since we have listened."""
+    """The evictions of one engine since the first event received."""
 
     def __init__(self) -> None:
         self.culprits: deque[Evictor] = deque(maxlen=MAX_EVICTORS)
-        """Those who evicted what was needed again, in the order in which that was found."""
+        """Requests that evicted content needed again, in the order in which that was found."""
         self.gone: dict[int, Evictor] = {}
-        """By hash, what was evicted and is not cached again, with who evicted it. Always the same dictionary."""
+        """By hash of evicted content that is not cached again: the request that evicted it."""
         self._by_request: dict[int, Evictor] = {}
 
     def evict(
         self, record: RequestState, at_ns: int, hashes: list[int], cached_before: int, unused: int, at: int
     ) -> None:
-        """The request was given blocks that held these contents, `at` that place in the stream."""
+        """Record that the request was allocated blocks that held this content, at stream position `at`."""
         evictor = self._by_request.get(record.number)
         if evictor is None:
             evictor = self._by_request[record.number] = Evictor(record.id, at_ns, cached_before, unused, at)
@@ -64,7 +64,7 @@ class Evictions:
                 del self.gone[value]
 
     def store(self, hashes: list[int], at: int) -> None:
-        """These contents are cached, again or for the first time, `at` that place in the stream."""
+        """Record that this content is cached, again or for the first time, at stream position `at`."""
         for value in hashes:
             evictor = self.gone.pop(value, None)
             if evictor is not None:

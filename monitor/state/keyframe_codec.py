@@ -1,4 +1,4 @@
-"""A State as a keyframe carries it: all of it as bytes, and back."""
+"""EngineState as bytes, for keyframes, and back."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Final, Literal
 import msgspec
 
 from kvscope.monitor.events.wire import NotAFrame
-from kvscope.monitor.state.fold import State
+from kvscope.monitor.state.engine_state import EngineState
 from kvscope.monitor.state.records import (
     Deferral,
     EngineStack,
     Heartbeat,
-    Places,
     RequestState,
     StepInFlight,
+    StreamPositions,
     TierState,
     Totals,
 )
 
 
-class _Dump(msgspec.Struct, array_like=True):
-    """A State as a keyframe carries it."""
+class _StateDump(msgspec.Struct, array_like=True):
+    """An EngineState as a keyframe carries it. Part of the wire contract: fields are only appended."""
 
     description: str
     total: int
@@ -52,24 +52,24 @@ class _Dump(msgspec.Struct, array_like=True):
     early: dict[int, int] = {}
     launched_ns: int = 0
     prompt_blocks_cached: int = 0
-    places: Places = msgspec.field(default_factory=Places)
+    places: StreamPositions = msgspec.field(default_factory=StreamPositions)
     mode: int = 0
     mode_since_ns: int = 0
     stack: EngineStack | None = None
 
 
-SLICE: Final = 1 << 14
-"""Values packed in one go: the engine's thread need not wait for longer than these take."""
+PACKED_AT_ONCE: Final = 1 << 14
+"""Values packed at once: the engine's thread never waits for longer than these take."""
 
-_ENCODER = msgspec.msgpack.Encoder()
-_DECODER = msgspec.msgpack.Decoder(_Dump)
+_STATE_ENCODER = msgspec.msgpack.Encoder()
+_STATE_DECODER = msgspec.msgpack.Decoder(_StateDump)
 
 
-def dump(state: State) -> memoryview:
-    """All of it as bytes, to be loaded by `load`."""
+def dump_state(state: EngineState) -> memoryview:
+    """Pack the state, to be loaded by `load_state`."""
     return memoryview(
-        _ENCODER.encode(
-            _Dump(
+        _STATE_ENCODER.encode(
+            _StateDump(
                 state.description,
                 state.total,
                 state.reserved,
@@ -109,8 +109,8 @@ def dump(state: State) -> memoryview:
 
 def _packed(typecode: str, values: list[int]) -> memoryview:
     packed = array(typecode)
-    for first in range(0, len(values), SLICE):
-        packed.extend(values[first : first + SLICE])
+    for first in range(0, len(values), PACKED_AT_ONCE):
+        packed.extend(values[first : first + PACKED_AT_ONCE])
     return memoryview(packed).cast("B")
 
 
@@ -120,19 +120,23 @@ def _unpacked(typecode: Literal["i", "q"], packed: memoryview, total: int) -> li
     return packed.cast(typecode).tolist()
 
 
-def load(packed: memoryview) -> State:
-    """The state that `dump` packed. Raises NotAFrame for anything else."""
+def load_state(packed: memoryview) -> EngineState:
+    """Load a state that `dump_state` packed. Raises NotAFrame for anything else."""
     try:
-        dump = _DECODER.decode(packed)
+        dump = _STATE_DECODER.decode(packed)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise NotAFrame(f"a keyframe whose state cannot be read: {error}") from error
-    state = State()
+    state = EngineState()
     state.description, state.total, state.reserved = dump.description, dump.total, dump.reserved
     state.block_size, state.now_ns, state.started_ns = dump.block_size, dump.now_ns, dump.started_ns
     state.stopped_ns, state.last_step = dump.stopped_ns, dump.last_step
-    state.refs, state.owner = _unpacked("i", dump.refs, dump.total), _unpacked("i", dump.owner, dump.total)
-    state.hashes, state.since = _unpacked("q", dump.hashes, dump.total), _unpacked("q", dump.since, dump.total)
-    state.born = [0] * dump.total
+    state.set_columns(
+        refs=_unpacked("i", dump.refs, dump.total),
+        owner=_unpacked("i", dump.owner, dump.total),
+        hashes=_unpacked("q", dump.hashes, dump.total),
+        since=_unpacked("q", dump.since, dump.total),
+        born=[0] * dump.total,
+    )
     named = {*dump.more, *dump.detached, *dump.orphans}.union(
         *(record.blocks for record in dump.requests), *(deferral.blocks for deferral in dump.deferrals)
     )
@@ -148,6 +152,6 @@ def load(packed: memoryview) -> State:
     state.early, state.launched_ns = dump.early, dump.launched_ns
     state.prompt_blocks_cached, state.places = dump.prompt_blocks_cached, dump.places
     state.mode, state.mode_since_ns, state.stack = dump.mode, dump.mode_since_ns, dump.stack
-    state.fences_anew()
+    state.rebuild_fences()
     state.recount()
     return state

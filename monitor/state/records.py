@@ -1,24 +1,24 @@
-"""What the books hold of each thing: requests, deferrals, steps, totals.
+"""The records of an engine's state: requests, deferrals, steps, tiers, totals.
 
-Times, which end in _ns, are monotonic, 0 standing for "not yet". What ends in _at is the place in the stream of the
-event that said it (Books.here), below 0 where that is not known.
+Times end in _ns and are monotonic; 0 means "not yet". Names that end in _at are the stream position of the event that
+reported the value (EngineState.position), below 0 if unknown.
 """
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from kvscope.monitor.events.kinds import FIRST_FINISHED, Cause, Status
 from kvscope.monitor.events.trace_context import TraceContext
 
-UNKNOWN: Final = -1
-"""The place of an event that was not heard, or not numbered."""
+UNKNOWN_POSITION: Final = -1
+"""The position of an event that was not received, or whose batch has no number."""
 
 
 class RequestState(msgspec.Struct, array_like=True):
-    """One request: its state, why, since when, what it has and what it has cost."""
+    """One request: its status, cause and time of the last change, what it holds and what it has cost."""
 
     number: int
     id: str
@@ -33,7 +33,7 @@ class RequestState(msgspec.Struct, array_like=True):
     finished_ns: int = 0
     client_gone_ns: int = 0
     stalled_ns: int = 0
-    """When the engine's own watchdog last said that it does not move; 0 if it never did, or it has moved since."""
+    """When the engine's own watchdog last reported no progress; 0 if never, or if the request has progressed since."""
     stalled_since_step: int = -1
     stalled_cause: int = Cause.NONE
     prompt_tokens: int = 0
@@ -51,45 +51,45 @@ class RequestState(msgspec.Struct, array_like=True):
     blocks_free_then: int = 0
     times_passed_over: int = 0
     peak_blocks: int = 0
-    """The most it had when it gave some back."""
+    """The most blocks it held when it released some."""
     blocks: list[int] = []
     waited_ns: dict[int, int] = {}
     fetching_ns: int = 0
-    """Since when KV is fetched for it, be it that it has ended meanwhile; 0 if none is."""
+    """When the current fetch of its KV began, whether or not it has ended; 0 if there is none."""
     fetch_ended_ns: int = 0
-    """When the connector said that this fetch has ended, until the engine has taken that in; 0 otherwise."""
+    """When the connector reported the end of this fetch, until the engine processes it; 0 otherwise."""
     ready_ns: int = 0
-    """When what it waited for had come, until the scheduler has looked at it again; 0 otherwise."""
+    """When the awaited result arrived, until the scheduler inspects the request again; 0 otherwise."""
     self_preemptions: int = 0
-    """In a row: for a block of its own, with nobody else in the pool, and without a token of output in between."""
+    """Consecutive preemptions for a block of its own, alone in the pool, without an output token in between."""
     self_preempted_ns: int = 0
-    """When the first of these was."""
+    """When the first of these happened."""
     self_preempted_outputs: int = -1
-    """How many tokens of output it had then."""
+    """Output tokens at that time."""
     admitted_outputs: int = 0
-    """How many tokens of output it had when it was last let in."""
+    """Output tokens when it was last admitted."""
     cached_blocks: int = 0
-    """How many of its blocks entered the prefix cache since then, and before its first token."""
+    """Its blocks that entered the prefix cache since then and before its first token."""
     cached_until_then: int = 0
-    """How many blocks of anybody's had done so when it was let in: see Books.prompt_blocks_cached."""
+    """Blocks of all requests that had done so when it was admitted: see EngineState.prompt_blocks_cached."""
     ended_blocks: int = 0
-    """How many blocks it had when it ended."""
+    """Blocks it held when it finished."""
     trace: TraceContext | None = None
-    """Its caller's, if it has come with one."""
-    arrived_at: int = UNKNOWN
-    """Where it arrived; until then, where it was received."""
-    since_at: int = UNKNOWN
-    refused_at: int = UNKNOWN
-    """Where blocks were last asked for and not got."""
-    passed_over_at: int = UNKNOWN
-    preempted_at: int = UNKNOWN
-    fetching_at: int = UNKNOWN
-    fetch_ended_at: int = UNKNOWN
-    ready_at: int = UNKNOWN
-    stalled_at: int = UNKNOWN
+    """The caller's trace context, if the request carried one."""
+    arrived_at: int = UNKNOWN_POSITION
+    """The position of its arrival; before that, of its reception."""
+    since_at: int = UNKNOWN_POSITION
+    refused_at: int = UNKNOWN_POSITION
+    """The position of its last failed allocation."""
+    passed_over_at: int = UNKNOWN_POSITION
+    preempted_at: int = UNKNOWN_POSITION
+    fetching_at: int = UNKNOWN_POSITION
+    fetch_ended_at: int = UNKNOWN_POSITION
+    ready_at: int = UNKNOWN_POSITION
+    stalled_at: int = UNKNOWN_POSITION
     not_queued_ns: int = 0
-    """When the engine was last seen to have it in none of its queues; 0 if it never was, or has moved since."""
-    not_queued_at: int = UNKNOWN
+    """When the engine was last seen to have it in none of its queues; 0 if never, or if it has moved since."""
+    not_queued_at: int = UNKNOWN_POSITION
 
     @property
     def is_finished(self) -> bool:
@@ -118,26 +118,26 @@ class Deferral(msgspec.Struct, array_like=True):
     lease_deadline_ns: int
     blocks: set[int]
     fence_passed_ns: int = 0
-    """When the step that it is fenced behind was complete; 0 before, and if there is none."""
-    since_at: int = UNKNOWN
-    changed_at: int = UNKNOWN
-    """Where some of its blocks were announced, or given back, last."""
-    fence_passed_at: int = UNKNOWN
+    """When the step it is fenced behind completed; 0 before, and if there is none."""
+    since_at: int = UNKNOWN_POSITION
+    changed_at: int = UNKNOWN_POSITION
+    """The position where blocks were last added to it or freed from it."""
+    fence_passed_at: int = UNKNOWN_POSITION
 
 
-class Lapse(NamedTuple):
-    """Blocks of an ended request that came back because the lease on them had run out, and not before."""
+class LapsedLease(NamedTuple):
+    """Blocks of a finished request that were freed only because their lease expired."""
 
     id: str
     since_ns: int
     at_ns: int
     blocks: tuple[int, ...]
-    at: int = UNKNOWN
-    """Where they came back."""
+    at: int = UNKNOWN_POSITION
+    """The position where they were freed."""
 
 
 class Preemption(NamedTuple):
-    """A request that lost its blocks to another, and what it had from them."""
+    """A preemption: the request that lost its blocks, and what they had gained it."""
 
     id: str
     at_ns: int
@@ -145,31 +145,31 @@ class Preemption(NamedTuple):
     blocks: int
     tokens_lost: int
     outputs: int
-    """Tokens of output that it got since it was last let in."""
+    """Output tokens since it was last admitted."""
     running: int
-    """Requests that ran before the first preemption of that pass; preemptions of one pass have one time."""
+    """Requests running before the first preemption of that pass. Preemptions of one pass share one time."""
     free: int
-    """Blocks that were free just before."""
+    """Blocks free just before."""
     released: int
-    """References to blocks that had been given back until then, over the engine's life."""
-    at: int = UNKNOWN
+    """Block references released until then in this epoch."""
+    at: int = UNKNOWN_POSITION
 
 
-class Prompt(NamedTuple):
-    """A prompt that is computed: its full blocks, and what the prefix cache did for it."""
+class ComputedPrompt(NamedTuple):
+    """A fully computed prompt: its full blocks, and how many the prefix cache supplied."""
 
     id: str
     at_ns: int
     blocks: int
     hit: int
     again: int
-    """Blocks, at least, that were computed though their very content was cached when the request was let in."""
-    at: int = UNKNOWN
-    """Where its first token came."""
+    """A lower bound of blocks computed although their content was cached when the request was admitted."""
+    at: int = UNKNOWN_POSITION
+    """The position of its first token."""
 
 
 class Anomaly(NamedTuple):
-    """Something that cannot be, found at event `position` of a batch: `what` names the rule that it breaks."""
+    """An impossible transition, found at event `position` of a batch. `what` names the broken rule."""
 
     what: str
     block: int
@@ -179,7 +179,7 @@ class Anomaly(NamedTuple):
 
 
 class Totals(msgspec.Struct, array_like=True):
-    """Sums over the engine's life (this epoch), counted from events."""
+    """Sums over this epoch, counted from events."""
 
     steps: int = 0
     step_ns: int = 0
@@ -208,11 +208,11 @@ class StepInFlight(msgspec.Struct, array_like=True, frozen=True):
     since_ns: int
     requests: int
     tokens: int
-    at: int = UNKNOWN
+    at: int = UNKNOWN_POSITION
 
 
 class Heartbeat(msgspec.Struct, array_like=True, frozen=True):
-    """What the drain thread saw of the engine from outside; see SCHEMA[Kind.HEARTBEAT]."""
+    """The engine as the drain thread saw it; see SCHEMA[Kind.HEARTBEAT]."""
 
     at_ns: int
     last_sequence: int
@@ -234,40 +234,57 @@ class EngineStack(msgspec.Struct, array_like=True, frozen=True):
     since_ns: int
     layer: int
     frames: str
-    at: int = UNKNOWN
+    at: int = UNKNOWN_POSITION
 
 
 class TierState(msgspec.Struct, array_like=True):
-    """An outer tier: blocks used and held at most, and how often each operation touched a block (by TierOp)."""
+    """An offload tier: blocks used, capacity, and how often each operation (TierOp) touched a block."""
 
     used: int = 0
     capacity: int = 0
     operations: dict[int, int] = {}
     pins: dict[int, tuple[int, ...]] = {}
-    """By key, the longest pinned first: how many pins are on it, since when it has not been without one, and where."""
+    """By key, longest pinned first: the number of pins, the time of the first of them, and its stream position."""
     unpinned_ns: int = 0
-    """When something was last unpinned: the engine then takes in all fetches that have ended."""
-    at: int = UNKNOWN
-    """Where it was last told of."""
+    """When something was last unpinned: the engine then processes all fetches that have ended."""
+    at: int = UNKNOWN_POSITION
+    """The position of the last event about it."""
 
 
-class Places(msgspec.Struct, array_like=True):
-    """Where what is so of the whole engine was said, or became so, last."""
+class StreamPositions(msgspec.Struct, array_like=True):
+    """The position of the last event about each thing that concerns the whole engine."""
 
-    started: int = UNKNOWN
-    heartbeat: int = UNKNOWN
-    memory: int = UNKNOWN
-    launched: int = UNKNOWN
-    """A step."""
-    completed: int = UNKNOWN
-    progressed: int = UNKNOWN
-    """Tokens computed or generated."""
-    moved: int = UNKNOWN
-    """A request from one state, or reason, to another."""
-    looked_up: int = UNKNOWN
-    pool: int = UNKNOWN
-    """The counts of blocks in use, or of those that are cached and idle."""
-    audited: int = UNKNOWN
-    """The end of an audit."""
-    mode: int = UNKNOWN
+    started: int = UNKNOWN_POSITION
+    heartbeat: int = UNKNOWN_POSITION
+    memory: int = UNKNOWN_POSITION
+    launched: int = UNKNOWN_POSITION
+    """A step was launched."""
+    completed: int = UNKNOWN_POSITION
+    progressed: int = UNKNOWN_POSITION
+    """Tokens were computed or generated."""
+    moved: int = UNKNOWN_POSITION
+    """A request changed its status or cause."""
+    looked_up: int = UNKNOWN_POSITION
+    pool: int = UNKNOWN_POSITION
+    """The number of used or cached-idle blocks changed."""
+    audited: int = UNKNOWN_POSITION
+    """An audit ended."""
+    mode: int = UNKNOWN_POSITION
     """The engine was paused, put to sleep or woken."""
+
+
+class AuditCycle:
+    """An audit being read: the requests known when it began that it has not named yet."""
+
+    def __init__(self, began_ns: int, requests: set[int]) -> None:
+        self.began_ns = began_ns
+        self.unseen = requests
+        self.seen = 0
+        self.others: dict[int, list[int]] = {}
+        """By request: its blocks in the KV groups after the first. The first group's blocks come last."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> AuditCycle:
+        """Copy the containers only: they hold plain numbers, of thousands of requests."""
+        other = AuditCycle(self.began_ns, self.unseen.copy())
+        other.seen, other.others = self.seen, {number: blocks.copy() for number, blocks in self.others.items()}
+        return other

@@ -1,39 +1,39 @@
-"""What became of blocks, noted by the books as they change, for whoever counts how long blocks stay.
+"""Residency samples: when blocks came into use, were reused, evicted and freed.
 
-Columns, since that costs least where blocks come and go; they are counted many at a time. Times are monotonic ns.
+Columns are the cheapest form in the hot loop, and the reader counts many samples at a time. Times are monotonic ns.
 """
 
 from __future__ import annotations
 
 
-class Stays:
-    """Blocks that came into use and went, since this was made. Whoever counts them clears the columns."""
+class ResidencySamples:
+    """Transitions of blocks since the columns were last cleared. The reader that counts them clears them."""
 
     def __init__(self) -> None:
-        # Blocks came into use: so many of them, at.
+        # Blocks came into use: their number, and when.
         self.taken: list[int] = []
         self.taken_ns: list[int] = []
-        # They went out of use: since when each had been in use.
+        # Blocks went out of use: since when each had been in use.
         self.used_since: list[int] = []
-        # Of these, the contents were kept: of so many, at.
+        # Of these, blocks whose content stayed cached: their number, and when.
         self.kept: list[int] = []
         self.kept_ns: list[int] = []
-        # A prefix hit found the contents of a block that nobody used: idle since, until.
+        # A prefix hit on a cached-idle block: idle since, until.
         self.hit_since: list[int] = []
         self.hit_ns: list[int] = []
-        # Contents that nobody used were evicted: idle since, until.
+        # The content of a cached-idle block was evicted: idle since, until.
         self.evicted_since: list[int] = []
         self.evicted_ns: list[int] = []
-        # Contents went, by that or with the last reference: handed out at (0: nobody listened then), until.
+        # Content was lost, by eviction or with the last reference: allocated at (0: before the first event), until.
         self.born: list[int] = []
         self.died_ns: list[int] = []
 
     @property
     def size(self) -> int:
-        """How much is noted, about."""
+        """The approximate number of samples."""
         return len(self.taken) + len(self.used_since) + len(self.hit_since) + len(self.evicted_since)
 
     def clear(self) -> None:
-        """All that was noted is counted."""
+        """Drop all samples."""
         for column in vars(self).values():
             column.clear()

@@ -22,7 +22,7 @@ from kvscope.engine.serving.llm import LLM
 from kvscope.monitor.events.event_log import EventLog
 from kvscope.monitor.events.kinds import Tier, TierOp
 from kvscope.monitor.publishing.packer import Packer, Vitals
-from kvscope.monitor.state.fold import State
+from kvscope.monitor.state.engine_state import EngineState
 from tests.engine.process import wait_for
 
 BLOCK = 4
@@ -54,7 +54,7 @@ def settle(llm: LLM) -> None:
     wait_for(settled)
 
 
-def books(llm: LLM) -> State:
+def books(llm: LLM) -> EngineState:
     """The books that the drain thread keeps, once they have all that the engine said."""
     publisher = llm.core.publisher
     assert publisher is not None

@@ -19,7 +19,8 @@ from kvscope.monitor.events.wire import (
     encode,
 )
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.state.fold import State
+from kvscope.monitor.state.engine_state import EngineState
+from kvscope.monitor.state.fold import apply_events
 from tests.lab import Lab
 
 
@@ -77,10 +78,11 @@ def test_a_newer_minor_version_is_read() -> None:
 
 def test_an_unknown_kind_of_event_is_skipped_and_the_rest_understood() -> None:
     lab = Lab(total=9)
-    state = State()
+    state = EngineState()
 
     def apply(batch: Batch) -> None:
-        state.apply(
+        apply_events(
+            state,
             *(view.cast(code).tolist() for view, code in ((batch.runs, "i"), (batch.args, "q"), (batch.ids, "i"))),
             batch.texts,
         )

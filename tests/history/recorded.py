@@ -9,8 +9,8 @@ import msgspec
 from kvscope.monitor.events import journal
 from kvscope.monitor.events.wire import Batch, Frame, encode
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.state.keyframe_codec import dump
-from kvscope.monitor.state.records import UNKNOWN
+from kvscope.monitor.state.keyframe_codec import dump_state
+from kvscope.monitor.state.records import UNKNOWN_POSITION
 from tests.lab import Lab
 
 
@@ -51,5 +51,5 @@ def books(ledger: EngineLedger) -> object:
 def state_of(ledger: EngineLedger) -> object:
     """An audit that was under way at a keyframe does not count for who begins there."""
     ledger.state.audit_cycles = ledger.state.audited_ns = 0
-    ledger.state.places.audited = UNKNOWN
-    return msgspec.msgpack.decode(dump(ledger.state))
+    ledger.state.places.audited = UNKNOWN_POSITION
+    return msgspec.msgpack.decode(dump_state(ledger.state))

@@ -15,6 +15,7 @@ from kvscope.monitor.history.history import GAP_NS, History, NotKept
 from kvscope.monitor.history.sealed_segment import close
 from kvscope.monitor.history.segment_files import directory_of, segments
 from kvscope.monitor.ledger.engine_ledger import EngineLedger, Position
+from kvscope.monitor.state.fold import apply_events
 from tests.history.recorded import books, folded, state_of, worked, write
 from tests.lab import Lab
 
@@ -88,7 +89,7 @@ def test_just_after_an_event_is_the_fold_up_to_it(tmp_path: Path, which: str) ->
             runs += (event.kind, event.group, event.request, len(event.args), len(event.ids))
             args += event.args
             ids += event.ids
-        expected.state.apply(runs, args, ids, batch.texts, position.sequence)
+        apply_events(expected.state, runs, args, ids, batch.texts, position.sequence)
         ledger = history.ledger_at_position(lab.packer.engine, position)
         assert state_of(ledger) == state_of(expected)
 

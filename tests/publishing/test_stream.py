@@ -83,7 +83,7 @@ def same_state(ledger: EngineLedger, packer: Packer) -> bool:
     """All is drained, and everything that a keyframe holds is equal, but for heartbeats, which never stop coming."""
     if packer.log.flushed or ledger.sequence < packer.next_sequence - 3 or not ledger.ready:
         return False
-    ours, theirs = (msgspec.msgpack.decode(keyframe_codec.dump(state)) for state in (ledger.state, packer.shadow))
+    ours, theirs = (msgspec.msgpack.decode(keyframe_codec.dump_state(state)) for state in (ledger.state, packer.shadow))
     for dump in (ours, theirs):
         dump[18] = None
     return bool(ours == theirs)

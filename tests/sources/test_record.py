@@ -22,7 +22,7 @@ from kvscope.monitor.publishing.publisher import Publisher
 from kvscope.monitor.sources.recorder import Recorded, record
 from kvscope.monitor.sources.recording import Recording
 from kvscope.monitor.sources.targets import BadTarget
-from kvscope.monitor.state.keyframe_codec import dump
+from kvscope.monitor.state.keyframe_codec import dump_state
 from tests.detectors.scenes import ENGINE, finished_held
 from tests.lab import Lab
 
@@ -120,9 +120,9 @@ def test_a_recording_adds_up_to_the_engines_own_state(tmp_path: Path) -> None:
     # An audit that was under way when it joined does not count.
     assert theirs.audit_cycles - ledger.state.audit_cycles in (0, 1)
     theirs.audit_cycles = ledger.state.audit_cycles
-    assert msgspec.msgpack.decode(dump(ledger.state)) == msgspec.msgpack.decode(dump(theirs))
+    assert msgspec.msgpack.decode(dump_state(ledger.state)) == msgspec.msgpack.decode(dump_state(theirs))
     # Read again, the same fold gives the same bytes.
-    assert dump(ledger_of(Recording(directory)).state) == dump(ledger.state)
+    assert dump_state(ledger_of(Recording(directory)).state) == dump_state(ledger.state)
 
 
 def test_a_recording_is_judged_as_the_stream_was(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from kvscope.monitor.events.kinds import Cause, EngineMode, Layer, Release, Stat
 from kvscope.monitor.ledger.balance import balance
 from kvscope.monitor.publishing.packer import Packer, Vitals
 from kvscope.monitor.state import keyframe_codec
-from kvscope.monitor.state.fold import State
+from kvscope.monitor.state.engine_state import EngineState
 
 
 class Engine:
@@ -20,7 +20,7 @@ class Engine:
         self.packer = Packer(self.log, "e@h:1/0", lambda: Vitals(-1, 0, 0, 0, 0, 0, 0))
         self.log.started(20, 1, 16, "")
 
-    def state(self) -> State:
+    def state(self) -> EngineState:
         self.log.flush(0, 0, (-1, -1, -1, -1))
         self.packer.pack()
         return self.packer.shadow
@@ -78,7 +78,7 @@ def test_a_keyframe_carries_mode_and_stack() -> None:
     engine = Engine()
     engine.log.engine_mode(EngineMode.PAUSED_ALL)
     engine.log.stack(7, 5, Layer.MODEL, "forward model.py:3\nstep core.py:9")
-    state = keyframe_codec.load(keyframe_codec.dump(engine.state()))
+    state = keyframe_codec.load_state(keyframe_codec.dump_state(engine.state()))
     assert (state.mode, state.mode_since_ns > 0) == (EngineMode.PAUSED_ALL, True)
     assert state.stack is not None
     assert (state.stack.step, state.stack.layer) == (7, Layer.MODEL)

@@ -9,7 +9,7 @@ from kvscope.monitor.detectors.judgement import Evidence, Judgement
 from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.events.kinds import Holder
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.state.records import UNKNOWN, Lapse
+from kvscope.monitor.state.records import UNKNOWN_POSITION, LapsedLease
 from kvscope.monitor.text import counted, duration, percent
 
 LEASE_BURST = "leak.lease-burst"
@@ -80,9 +80,9 @@ class _Burst(NamedTuple):
     at: int
 
 
-def _largest_burst(lapses: Sequence[Lapse], within_s: float) -> _Burst:
+def _largest_burst(lapses: Sequence[LapsedLease], within_s: float) -> _Burst:
     """The most blocks that came back within so long; `lapses` in the order of their ends."""
-    most = _Burst(0, UNKNOWN)
+    most = _Burst(0, UNKNOWN_POSITION)
     first = blocks = 0
     for lapse in lapses:
         blocks += len(lapse.blocks)
