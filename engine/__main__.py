@@ -6,6 +6,7 @@
 import sys
 
 if __package__ == "engine":
+    print("python -m engine is deprecated: run `kvscope engine` or python -m kvscope.engine", file=sys.stderr)
     # Everything below imports kvscope.engine: without this entry, no module of the engine is loaded under two names.
     sys.modules.pop("engine", None)
 

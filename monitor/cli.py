@@ -1,94 +1,100 @@
 """`monitor`: the command line.
 
-monitor doctor [TARGET…]        what is wrong, and what to do
-monitor explain request ID      the life of a request
-monitor explain block ID        why a block is held, and its life
-monitor explain event POSITION  what an event was, around it, and how things stood after it
-monitor explain drop            what made usage fall or throughput vanish
-monitor explain memory          what a device's memory went to, and what that leaves for KV
-monitor top [TARGET]            engines, requests and findings at a terminal
-monitor record TARGET DIR       keep a stream as a recording
-monitor bundle TARGET FILE      a support bundle that names nobody
-monitor diff BEFORE AFTER       what got better and what got worse
-monitor export TARGET FILE      a recording or a stream, as a trace for Perfetto
-monitor replay RECORDING        a recording as a live stream again
-monitor sql QUERY               questions in SQL about what was kept
-monitor probe check             whether a vLLM has what the probe hooks into
-monitor incidents               every fault brought about in virtual time, and what is found of it
-monitor serve                   the service: page, API, /metrics, alerts
-monitor alerts test             whether alerts arrive; also list, silence, unsilence, replay
+Each command has a module in commands/. Only the module of the command that runs is imported: the other commands appear
+in the help with the line that COMMANDS has for them.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
-from collections.abc import Sequence
-from importlib.metadata import version
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
 
-from kvscope.monitor.commands import (
-    alerts,
-    bundle,
-    diff,
-    doctor,
-    explain,
-    export,
-    incidents,
-    probe_check,
-    record,
-    replay,
-    serve,
-    sql,
-    top,
-)
-from kvscope.monitor.doctor.observe import CannotTell
-from kvscope.monitor.doctor.report import CANNOT_TELL, NOTHING, USAGE
-from kvscope.monitor.errors import NotKnown, Unreachable
-from kvscope.monitor.events.wire import ContractError
-from kvscope.monitor.sources.targets import BadTarget
+from kvscope.version import kvscope_version
+
+if TYPE_CHECKING:
+    from kvscope.monitor.commands.shared_flags import Commands
+
+COMMANDS: Final = {
+    "doctor": ("doctor", "what is wrong, and what to do"),
+    "explain": ("explain", "the life of a request, or why a block is held"),
+    "record": ("record", "keep a stream as a recording"),
+    "bundle": ("bundle", "a support bundle that names nobody"),
+    "diff": ("diff", "what got better and what got worse, from one recording to another"),
+    "export": ("export", "what an engine did, as a file for another tool"),
+    "replay": ("replay", "a recording as a live stream again"),
+    "sql": ("sql", "questions in SQL about what was kept"),
+    "top": ("top", "engines, requests and findings at a terminal"),
+    "probe": ("probe_check", "the probe that makes vLLM publish events"),
+    "incidents": ("incidents", "every fault brought about in virtual time, and what is found of it"),
+    "serve": ("serve", "the service: page, API, /metrics, alerts"),
+    "alerts": ("alerts", "the alerts of a running service: whether they arrive, what to hush"),
+    "runbook": ("runbook", "print the runbook of a finding code"),
+}
+"""Each command: its module in commands/ and its line in the help."""
+
+INTERRUPTED_EXIT: Final = 130
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run `monitor` with these arguments (those of the process if None); its exit code."""
-    parsed = parser().parse_args(arguments)
+def main(
+    arguments: Sequence[str] | None = None, *, prog: str = "monitor", others: Mapping[str, str] | None = None
+) -> int:
+    """Run a command with these arguments (default: those of the process) and return its exit code.
+
+    prog: the name it was called by. others: commands that the caller runs itself, with their lines in the help.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    command = next((text for text in given if not text.startswith("-")), "")
+    parsed = parser(prog, only=(command,), others=others).parse_args(given)
     try:
         code: int = parsed.run(parsed)
-    except (BadTarget, ValueError) as error:
-        print(f"monitor: {error}", file=sys.stderr)
-        return USAGE
-    except PermissionError as error:
-        print(f"monitor: {error.filename}: permission denied; name another path, or run as its owner", file=sys.stderr)
-        return USAGE
-    except (CannotTell, Unreachable, NotKnown, ContractError) as error:
-        print(f"monitor: {error}", file=sys.stderr)
-        return CANNOT_TELL
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED_EXIT
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read us has seen enough
-        return NOTHING
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has closed the pipe: it has enough
+        return 0
+    except Exception as error:
+        code, message = _explained(error)
+        if not message:
+            raise
+        print(f"{prog}: {message}", file=sys.stderr)
     return code
 
 
-def parser() -> argparse.ArgumentParser:
-    """The whole command line; the reference is made from it."""
-    parser = argparse.ArgumentParser(
-        prog="monitor", description="Explains the KV memory of paged-attention LLM engines."
-    )
-    parser.add_argument("--version", action="version", version=f"kvscope {version('kvscope')}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    doctor.add(commands)
-    explain.add(commands)
-    record.add(commands)
-    bundle.add(commands)
-    diff.add(commands)
-    export.add(commands)
-    replay.add(commands)
-    sql.add(commands)
-    top.add(commands)
-    probe_check.add(commands)
-    incidents.add(commands)
-    serve.add(commands)
-    alerts.add(commands)
-    return parser
+def parser(
+    prog: str = "monitor", *, only: Iterable[str] = tuple(COMMANDS), others: Mapping[str, str] | None = None
+) -> argparse.ArgumentParser:
+    """Build the command line. Commands outside of `only` are listed, but have no arguments yet."""
+    whole = argparse.ArgumentParser(prog=prog, description="Explains the KV memory of paged-attention LLM engines.")
+    whole.add_argument("--version", action="version", version=f"kvscope {kvscope_version()}")
+    commands: Commands = whole.add_subparsers(required=True, metavar="COMMAND")
+    for name, (module, line) in COMMANDS.items():
+        if name in only:
+            importlib.import_module(f"kvscope.monitor.commands.{module}").add(commands)
+        else:
+            commands.add_parser(name, help=line)
+    for name, line in (others or {}).items():
+        commands.add_parser(name, help=line)
+    return whole
+
+
+def _explained(error: Exception) -> tuple[int, str]:
+    """Return the exit code and the message of an error that a command expects; no message for any other."""
+    # Imported only here, since they bring the detectors with them.
+    from kvscope.monitor.doctor.observe import CannotTell
+    from kvscope.monitor.doctor.report import CANNOT_TELL, USAGE
+    from kvscope.monitor.errors import NotKnown, Unreachable
+    from kvscope.monitor.events.wire import ContractError
+    from kvscope.monitor.sources.targets import BadTarget
+
+    if isinstance(error, PermissionError):
+        return USAGE, f"{error.filename}: permission denied; name another path, or run as its owner"
+    # BadTarget and ValueError before the rest: some of those are ValueErrors, too.
+    if isinstance(error, BadTarget | ValueError):
+        return USAGE, str(error)
+    if isinstance(error, CannotTell | Unreachable | NotKnown | ContractError):
+        return CANNOT_TELL, str(error)
+    return USAGE, ""

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parent.parent
 
 # From the ground up. A module belongs to the longest name that it begins with.
 ROOMS = (
+    "kvscope.version",
     "kvscope.kernels",
     "kvscope.monitor.errors",
     "kvscope.monitor.plugins",
@@ -24,6 +25,7 @@ ROOMS = (
     "kvscope.monitor.publishing",
     "kvscope.monitor.probes",
     "kvscope.monitor.text",
+    "kvscope.monitor.runbook_files",
     "kvscope.engine",
     "kvscope.engine.faults",
     "kvscope.engine.requests",
@@ -68,6 +70,7 @@ ONLY = {
     "kvscope.kernels": {"kvscope.kernels"},
     "kvscope.monitor.events": {"kvscope.monitor.events", "kvscope.monitor.errors"},
     "kvscope.engine": {
+        "kvscope.version",
         "kvscope.engine",
         "kvscope.kernels",
         "kvscope.monitor.events",

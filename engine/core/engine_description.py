@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import os
-from importlib.metadata import version
 
 from kvscope.engine.config import EngineConfig
 from kvscope.engine.execution.model_runner import kv_bytes_per_block
 from kvscope.engine.faults import Faults
 from kvscope.engine.models import LoadedModel
 from kvscope.monitor.events.description import EngineDescription, KVGroup
-
-ENGINE_VERSION = version("kvscope")
+from kvscope.version import kvscope_version
 
 
 def describe_engine(config: EngineConfig, loaded: LoadedModel, total_blocks: int, faults: Faults) -> EngineDescription:
     """The settings in force, the pool, the model's shape as the pool sees it, and the faults that are on."""
     return EngineDescription(
         engine="kvscope",
-        version=ENGINE_VERSION,
+        version=kvscope_version(),
         model=config.model,
         served_model_name=config.served_model_name,
         device=config.device,

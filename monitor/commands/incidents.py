@@ -20,7 +20,7 @@ def add(commands: Commands) -> None:
         description="Brings about every incident of the catalogue that kvscope's own engine can have, in virtual time,"
         " beside healthy engines under all kinds of load, and lets the monitor judge what they say. Prints recall and"
         " precision by code, and how long findings take. Exit code 1 if anything is missed, or found that is not there."
-        " It needs the engine: run it from a checkout.",
+        " It needs the engine: pip install 'kvscope[engine]'.",
     )
     parser.add_argument(
         "--seed", type=int, default=0, metavar="N", help="a sample: every scenario once, its clients drawn from N (0)"
@@ -43,9 +43,9 @@ def add(commands: Commands) -> None:
 def _run(parsed: argparse.Namespace) -> int:
     try:
         from kvscope.monitor.incidents import lab_report
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise ValueError(
-            f"`monitor incidents` runs kvscope's own engine, which is not installed: run it from a checkout ({error})"
+            f"`monitor incidents` runs kvscope's own engine, which needs {error.name}: pip install 'kvscope[engine]'"
         ) from error
     seeds = range(parsed.seed, parsed.seed + (lab_report.SEEDS if parsed.full else 1))
     jobs = lab_report.jobs(seeds, parsed.code)

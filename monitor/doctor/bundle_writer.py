@@ -26,6 +26,7 @@ from kvscope.monitor.doctor.time_window import ALWAYS, Window
 from kvscope.monitor.events.journal import JournalWriter
 from kvscope.monitor.events.wire import MAJOR, MINOR, Batch, ContractError, Frame, Keyframe, encode
 from kvscope.monitor.sources.support_bundle import EVENTS
+from kvscope.version import kvscope_version
 
 README: Final = """\
 A support bundle of kvscope. `monitor doctor FILE` looks at it, and so does explain.
@@ -127,7 +128,7 @@ def _json(value: Any) -> str:
 
 
 def _versions() -> dict[str, str]:
-    found = {"kvscope": version("kvscope"), "contract": f"{MAJOR}.{MINOR}"}
+    found = {"kvscope": kvscope_version(), "contract": f"{MAJOR}.{MINOR}"}
     for package in PACKAGES:
         try:
             found[package] = version(package)

@@ -41,7 +41,7 @@ def table(report: Report, console: Console) -> None:
     put(console, f"FINDINGS  {_tally(report.findings)}", "bold")
     console.print()
     for finding in report.findings:
-        _finding(finding, _look(report, finding), console)
+        _finding(finding, _look(report, finding), _runbook(report, finding), console)
     if not report.findings:
         looked = [target for target in report.targets if target.status == "ok"]
         seen = "Nothing is wrong as far as can be seen." if looked else "Nothing could be looked at."
@@ -93,7 +93,7 @@ def markdown(report: Report, console: Console) -> None:
             out += [f"- {name}: {item}" for item in items]
         if finding.missing:
             out += [f"- To be sure: {finding.missing}"]
-        out += [f"- Runbook: {finding.runbook}", ""]
+        out += [f"- Runbook: {' or '.join(f'`{text}`' for text in _runbook(report, finding))}", ""]
     for line in out:
         put(console, line)
 
@@ -162,7 +162,7 @@ def _headline(balance: BalanceReport) -> str:
     return " · ".join(parts)
 
 
-def _finding(finding: FindingReport, look: str, console: Console) -> None:
+def _finding(finding: FindingReport, look: str, runbook: list[str], console: Console) -> None:
     resolved = f", resolved {clock(finding.resolved_at)}" if finding.resolved_at else ""
     head = f"{SIGNS[finding.severity]} {finding.severity}  {finding.code}  {finding.verdict}{resolved}"
     put(console, head, STYLES[finding.severity])
@@ -179,7 +179,7 @@ def _finding(finding: FindingReport, look: str, console: Console) -> None:
         ("Change", finding.change),
         ("Won't help", finding.wont_help),
         ("To be sure", [finding.missing]),
-        ("Runbook", [finding.runbook]),
+        ("Runbook", runbook),
     ]
     for name, texts in rows:
         for index, text in enumerate(filter(None, texts)):
@@ -195,6 +195,12 @@ def _look(report: Report, finding: FindingReport) -> str:
         if finding.engine in target.engines and target.kind in HAVE_A_PAST:
             return f"monitor explain event {finding.position} {target.target}"
     return ""
+
+
+def _runbook(report: Report, finding: FindingReport) -> list[str]:
+    """Where to read the runbook: the command that prints it, and the page of the service that was examined."""
+    services = [t.target for t in report.targets if t.kind == Kind.SERVICE.value and finding.engine in t.engines]
+    return [f"monitor runbook {finding.code}", *(f"{url.rstrip('/')}/{finding.runbook}" for url in services[:1])]
 
 
 def _culprits(finding: FindingReport) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from pathlib import Path
 
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CollectorRegistry
@@ -15,14 +14,11 @@ from kvscope.monitor.alerting.alert_schema import AlertFigures
 from kvscope.monitor.alerting.alerting import Alerts
 from kvscope.monitor.exporters.prometheus import WatchCollector
 from kvscope.monitor.pipeline import Pipeline
+from kvscope.monitor.runbook_files import runbook_text
 from kvscope.monitor.schema import SCHEMA_VERSION, SourceView
 from kvscope.monitor.service.alert_routes import json_answer, serve_alerts
 from kvscope.monitor.service.guard import Guard
 from kvscope.monitor.service.query_routes import describe_answers, serve_questions
-
-_MONITOR = Path(__file__).resolve().parents[1]
-_INSTALLED = _MONITOR / "runbooks"  # a wheel carries docs/runbooks here
-RUNBOOKS = _INSTALLED if _INSTALLED.is_dir() else _MONITOR.parent / "docs" / "runbooks"
 
 
 def create_app(
@@ -73,11 +69,8 @@ def create_app(
     @app.get("/docs/runbooks/{name}")
     async def runbook(name: str) -> Response:
         """The runbook of a finding code."""
-        pages = await asyncio.to_thread(lambda: {page.name: page for page in RUNBOOKS.glob("*.md")})
-        page = pages.get(name)
-        if page is None:
-            return PlainTextResponse(f"There is no runbook {name}.", 404)
-        return PlainTextResponse(await asyncio.to_thread(page.read_text, encoding="utf-8"))
+        text = await asyncio.to_thread(runbook_text, name.removesuffix(".md"))
+        return PlainTextResponse(f"There is no runbook {name}.", 404) if text is None else PlainTextResponse(text)
 
     describe_answers(app)
     app.add_middleware(Guard, token=token, host=host)

@@ -1,0 +1,45 @@
+"""`monitor runbook`: print the runbook of a finding code."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+
+from rich.console import Console
+from rich.markdown import Markdown
+
+from kvscope.monitor.commands.shared_flags import Commands
+from kvscope.monitor.runbook_files import runbook_codes, runbook_text, runbook_title
+
+
+def add(commands: Commands) -> None:
+    """Define the command and its arguments."""
+    parser = commands.add_parser(
+        "runbook",
+        help="print the runbook of a finding code",
+        description="Prints the runbook of a finding code: what it looks like, why it happens, how to confirm it, what"
+        " to do. Without a code, lists all codes that have one.",
+        epilog="exit codes: 0 printed, 2 no such code",
+    )
+    parser.add_argument("code", nargs="?", metavar="CODE", help="such as leak.finished-held")
+    parser.set_defaults(run=_print_runbook)
+
+
+def _print_runbook(parsed: argparse.Namespace) -> int:
+    if parsed.code is None:
+        codes = runbook_codes()
+        width = max(map(len, codes), default=0)
+        for code in codes:
+            print(f"{code:<{width}}  {runbook_title(code)}")
+        return 0
+    text = runbook_text(parsed.code)
+    if text is None:
+        near = difflib.get_close_matches(parsed.code, runbook_codes(), cutoff=0.5)
+        hint = f": did you mean {' or '.join(near)}?" if near else "; `monitor runbook` lists all codes"
+        raise ValueError(f"there is no runbook for {parsed.code}{hint}")
+    if sys.stdout.isatty():
+        Console().print(Markdown(text))
+    else:
+        sys.stdout.write(text)
+    return 0
