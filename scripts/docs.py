@@ -1,6 +1,7 @@
 """Writes what the docs say that the code knows better: `make docs`. A test holds the files to it.
 
 docs/contract.md                     the tables of kinds and names, between its markers
+docs/limits.md                       the tables of limits, between its markers
 docs/reference.md                    commands, environment, metrics, findings, thresholds
 monitor/doctor/report.schema.json    the schema of doctor's JSON
 """
@@ -22,7 +23,7 @@ from kvscope.monitor import cli
 from kvscope.monitor.detectors.judgement import CATALOGUE
 from kvscope.monitor.detectors.thresholds import THRESHOLDS
 from kvscope.monitor.doctor import report
-from kvscope.monitor.events import kinds
+from kvscope.monitor.events import kinds, limits
 from kvscope.monitor.exporters.prometheus import WatchCollector
 from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.query import QUESTIONS
@@ -57,9 +58,11 @@ def generated() -> dict[Path, str]:
     text = contract.read_text(encoding="utf-8")
     text = between(text, "kinds", "\n".join(_kinds()))
     text = between(text, "enums", "\n".join(_enums()))
+    limits_page = ROOT / "docs" / "limits.md"
     schema = msgspec.json.format(msgspec.json.encode(report.schema()), indent=2).decode() + "\n"
     return {
         contract: text,
+        limits_page: between(limits_page.read_text(encoding="utf-8"), "limits", "\n".join(_limits())),
         ROOT / "docs" / "reference.md": "\n".join(_reference()) + "\n",
         ROOT / "monitor" / "doctor" / "report.schema.json": schema,
     }
@@ -107,6 +110,16 @@ def _enums() -> Iterator[str]:
     for enum in named:
         says = (enum.__doc__ or "").splitlines()[0]
         yield f"- **{enum.__name__}** ({says}): " + ", ".join(f"{int(m)} {m.name}" for m in enum) + "."
+
+
+def _limits() -> Iterator[str]:
+    """A table for each part of the module of limits, with the docstring of each constant."""
+    source = (ROOT / "monitor" / "events" / "limits.py").read_text(encoding="utf-8")
+    for part in source.split("# ------")[1:]:
+        title = part.partition("\n")[0].strip("- ")
+        found = re.findall(r'^([A-Z_]+): Final = .*\n"""([^"]+)"""$', part, re.MULTILINE)
+        rows = ((f"`{name}`", f"{getattr(limits, name):,}", " ".join(says.split())) for name, says in found)
+        yield from ("", f"## {title[0].upper()}{title[1:]}", "", *_table(("limit", "value", "what it bounds"), rows))
 
 
 def _reference() -> Iterator[str]:

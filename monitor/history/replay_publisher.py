@@ -6,19 +6,21 @@ so much faster than the engine's own did. What the recording's source had added 
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import zmq
 
+from kvscope.monitor.events import limits
 from kvscope.monitor.events.wire import ADDED_BY_SOURCE, Batch, ContractError, Frame, encode
 from kvscope.monitor.history.keyframe_cutter import keyframe_of
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.publishing.publisher import MAX_REPLY_BYTES, Replay, replay_endpoint_for, require_private
+from kvscope.monitor.publishing.publisher import replay_endpoint_for, require_private
+from kvscope.monitor.publishing.replay_protocol import Replay
+from kvscope.monitor.publishing.replay_server import ReplayAnswer, ReplayServer
 
 RING_BYTES: Final = 64 << 20
 POLL_S: Final = 0.02
@@ -46,13 +48,12 @@ class Replayer:
         try:
             self._pub = self._context.socket(zmq.PUB)
             self._pub.bind(events)
-            self._router = self._context.socket(zmq.ROUTER)
-            self._router.bind(replay)
+            self._replay = ReplayServer(self._context, replay, self._since, self._now)
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
             raise ContractError(f"cannot bind {events} and {replay}: {error.strerror}") from error
         self.events_endpoint = self._pub.getsockopt_string(zmq.LAST_ENDPOINT)
-        self.replay_endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.replay_endpoint = self._replay.endpoint
 
     def run(self) -> Iterator[Frame]:
         """Publish one frame after another, each when it is due, and say which; to the recording's end."""
@@ -71,14 +72,8 @@ class Replayer:
             yield moved
 
     def answer(self, timeout_s: float) -> None:
-        """Answer who asks within the time."""
-        if not self._router.poll(max(1, round(timeout_s * 1000))):
-            return
-        identity, *parts = self._router.recv_multipart()
-        with contextlib.suppress(msgspec.DecodeError, zmq.ZMQError):  # not one of ours, or gone
-            header, frames = self._answer(msgspec.msgpack.decode(parts[-1]) if parts else None)
-            if header is not None:
-                self._router.send_multipart([identity, msgspec.msgpack.encode(header), *frames])
+        """ReplayAnswer clients that ask within the time."""
+        self._replay.serve(max(0.001, timeout_s))
 
     def close(self) -> None:
         """Disconnect, when what was published is sent."""
@@ -97,33 +92,26 @@ class Replayer:
                 self._ring_bytes -= len(self._ring.popleft()[2])
         self._pub.send_multipart([frame.engine.encode(), payload])
 
-    def _answer(self, request: Any) -> tuple[Replay | None, list[bytes]]:
-        match request:
-            case ["since", int(epoch), int(sequence)]:
-                found = [each for each in self._ring if each[:2] >= (epoch, sequence) and each[0] == epoch]
-                if found and found[0][1] == sequence:
-                    return self._since(epoch, found)
-                return self._now("since")
-            case _:
-                return self._now("keyframe")
-
-    def _since(self, epoch: int, found: list[tuple[int, int, bytes]]) -> tuple[Replay, list[bytes]]:
+    def _since(self, epoch: int, sequence: int) -> ReplayAnswer | None:
+        found = [each for each in self._ring if each[0] == epoch and each[1] >= sequence]
+        if not found or found[0][1] != sequence:
+            return None
         kept: list[bytes] = []
         last = size = 0
-        for _, sequence, payload in found:
-            if kept and (size > MAX_REPLY_BYTES or sequence != last + 1):
+        for _, number, payload in found:
+            if kept and (size > limits.REPLY_BYTES or number != last + 1):
                 break
             kept.append(payload)
-            last, size = sequence, size + len(payload)
-        return Replay("since", "ring", found[0][1], last, len(kept) < len(found), epoch), kept
+            last, size = number, size + len(payload)
+        return ReplayAnswer(Replay("since", "ring", sequence, last, len(kept) < len(found), epoch), kept)
 
-    def _now(self, asked: str) -> tuple[Replay | None, list[bytes]]:
-        """The state now; nothing before there is one: who asked asks again."""
+    def _now(self) -> ReplayAnswer | None:
+        """The state now; None before there is one, and the client asks again."""
         keyframe = keyframe_of(self._ledger) if self._ledger is not None else None
         if keyframe is None:
-            return None, []
-        header = Replay(asked, "keyframe", keyframe.sequence, keyframe.sequence, False, keyframe.epoch)
-        return header, [encode(keyframe)]
+            return None
+        header = Replay("keyframe", "keyframe", keyframe.sequence, keyframe.sequence, False, keyframe.epoch)
+        return ReplayAnswer(header, [encode(keyframe)])
 
 
 def _moved(frame: Frame, wall_ns: int, epoch: int) -> Frame:

@@ -1,51 +1,44 @@
-"""The drain thread: takes what the engine logged, packs it, keeps it, sends it, and answers who asks for the past.
+"""The drain thread: takes what the engine logged, packs it, keeps it, sends it, and serves replays.
 
-It publishes on a PUB socket, `[engine id, frame]` a message, and answers on a ROUTER socket. A request there is a
+It publishes on a PUB socket, `[engine id, frame]` a message, and answers on a ROUTER socket. A question there is a
 msgpack array, and the answer a header (Replay, as a msgpack map) with frames after it:
 
-    ["keyframe"]                 the state now: `source` keyframe, one frame
+    ["keyframe"]                 the state of the last second: `source` keyframe, one frame
     ["since", epoch, sequence]   batches from that one on: `source` ring or journal, or keyframe if neither has them
                                  any more; `more` if asking again from `last` + 1 brings more
+
+kvscope.monitor.publishing.replay_server bounds what clients can ask; a subscriber that does not read has at most
+SUBSCRIBER_BYTES waiting.
 
 The engine's thread never waits for any of this (law 6).
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlsplit
 
-import msgspec
 import zmq
 
-from kvscope.monitor.events import journal
+from kvscope.monitor.events import journal, limits
 from kvscope.monitor.events.event_log import EventLog
 from kvscope.monitor.events.wire import Batch, ContractError, Keyframe, decode, encode
 from kvscope.monitor.publishing.packer import Packer, Vitals
+from kvscope.monitor.publishing.replay_protocol import Replay
+from kvscope.monitor.publishing.replay_server import ReplayAnswer, ReplayServer
 
 logger = logging.getLogger(__name__)
 
 EVENTS_ENDPOINT: Final = "tcp://127.0.0.1:5757"
 REPLAY_ENDPOINT: Final = "tcp://127.0.0.1:5758"
-MAX_REPLY_BYTES: Final = 16 << 20
 RING_BYTES: Final = 64 << 20
-
-
-class Replay(msgspec.Struct):
-    """The header of an answer: what it answers, where the frames after it came from, and which batches they are."""
-
-    asked: str
-    source: str
-    first: int
-    last: int
-    more: bool
-    epoch: int
 
 
 class NotPrivate(ContractError):
@@ -57,7 +50,8 @@ class Publisher:
 
     events, replay: where to bind, tcp on loopback or ipc; a port of `*` picks a free one (see `events_endpoint`).
     journal_dir: keep a journal there, of at most `journal_bytes`. ring_bytes: of batches, kept in memory for replay.
-    interval_s: how often the log is drained. heartbeat_s, keyframe_s: how often each is sent.
+    interval_s: how often the log is drained. heartbeat_s, keyframe_s: how often each is sent. replay_keyframe_s: how
+    often a keyframe is made for the replay socket, at most.
 
     Raises NotPrivate for an address beyond this machine and zmq.ZMQError if one cannot be bound.
     """
@@ -76,6 +70,7 @@ class Publisher:
         interval_s: float = 0.05,
         heartbeat_s: float = 1.0,
         keyframe_s: float = 60.0,
+        replay_keyframe_s: float = limits.KEYFRAME_INTERVAL_NS / 1e9,
     ) -> None:
         for endpoint in (events, replay):
             require_private(endpoint)
@@ -92,15 +87,18 @@ class Publisher:
         self._ring_size = 0
         self._ring_bytes = ring_bytes
         self._closing = threading.Event()
+        self._queue_length = limits.SUBSCRIBER_MESSAGES
         self._context = zmq.Context()
         try:
-            self._pub = self._bind(zmq.PUB, events)
-            self._router = self._bind(zmq.ROUTER, replay)
+            self._pub = self._bind(events)
+            self._replay = ReplayServer(
+                self._context, replay, self._since, self._now, log.clock.monotonic_ns, round(replay_keyframe_s * 1e9)
+            )
         except zmq.ZMQError:
             self._context.destroy(linger=0)
             raise
         self.events_endpoint = self._pub.getsockopt_string(zmq.LAST_ENDPOINT)
-        self.replay_endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.replay_endpoint = self._replay.endpoint
         self._thread = threading.Thread(target=self._run, name="kvscope-drain", daemon=True)
 
     def start(self) -> None:
@@ -116,9 +114,10 @@ class Publisher:
         if self.journal is not None:
             self.journal.close()
 
-    def _bind(self, kind: int, endpoint: str) -> zmq.Socket[bytes]:
-        socket = self._context.socket(kind)
-        socket.setsockopt(zmq.SNDHWM, 10_000)
+    def _bind(self, endpoint: str) -> zmq.Socket[bytes]:
+        socket = self._context.socket(zmq.PUB)
+        socket.setsockopt(zmq.SNDHWM, self._queue_length)
+        socket.setsockopt(zmq.MAXMSGSIZE, limits.REQUEST_BYTES)
         try:
             socket.bind(endpoint)
         except zmq.ZMQError as error:
@@ -133,13 +132,13 @@ class Publisher:
         next_keyframe = clock.monotonic_ns() + round(self.keyframe_s * 1e9)
         while not self._closing.is_set():
             try:
-                if self._router.poll(round(self.interval_s * 1000)):
-                    self._answer()
+                self._wait()
                 self._drain()
                 now = clock.monotonic_ns()
                 if now >= next_heartbeat:
                     next_heartbeat = now + round(self.heartbeat_s * 1e9)
                     self._send(self.packer.heartbeat())
+                    self._bound_queues()
                 if now >= next_keyframe:
                     next_keyframe = now + round(self.keyframe_s * 1e9)
                     self._send(self.packer.keyframe())
@@ -147,6 +146,22 @@ class Publisher:
                 logger.exception("the event stream goes on after an error in its drain thread")
                 self._closing.wait(1.0)
         self._drain()
+
+    def _wait(self) -> None:
+        """Let the interval pass. Questions are answered once in it, as soon as one comes: asking more often than that
+        wakes nobody up.
+        """
+        began = time.monotonic()
+        if self._replay.serve(self.interval_s):
+            self._closing.wait(max(0.0, began + self.interval_s - time.monotonic()))
+
+    def _bound_queues(self) -> None:
+        """Let a subscriber's queue hold SUBSCRIBER_BYTES of messages as long as those of late."""
+        mean = self._ring_size // max(1, len(self._ring)) + 1
+        length = max(1, min(limits.SUBSCRIBER_MESSAGES, limits.SUBSCRIBER_BYTES // mean))
+        if not self._queue_length * 3 // 4 <= length <= self._queue_length:
+            self._pub.setsockopt(zmq.SNDHWM, length)
+            self._queue_length = length
 
     def _drain(self) -> None:
         for batch in self.packer.pack():
@@ -173,65 +188,48 @@ class Publisher:
 
     # ---------------------------------------------------------------- the replay socket
 
-    def _answer(self) -> None:
-        identity, *parts = self._router.recv_multipart()
-        try:
-            header, frames = self.answer(msgspec.msgpack.decode(parts[-1]) if parts else None)
-        except msgspec.DecodeError:
-            return  # not one of ours
-        with contextlib.suppress(zmq.ZMQError):  # whoever asked has gone
-            self._router.send_multipart([identity, msgspec.msgpack.encode(header), *frames])
-
-    def answer(self, request: Any) -> tuple[Replay, list[bytes]]:
-        """What the replay socket says to a request; one that it does not understand gets a keyframe."""
-        match request:
-            case ["since", int(epoch), int(sequence)]:
-                return self._since(epoch, sequence)
-            case _:
-                self._drain()
-                return self._now("keyframe")
-
-    def _now(self, asked: str) -> tuple[Replay, list[bytes]]:
+    def _now(self) -> ReplayAnswer:
+        self._drain()
         keyframe = self.packer.keyframe()
-        header = Replay(asked, "keyframe", keyframe.sequence, keyframe.sequence, False, self.packer.epoch)
-        return header, [encode(keyframe)]
+        header = Replay("keyframe", "keyframe", keyframe.sequence, keyframe.sequence, False, self.packer.epoch)
+        return ReplayAnswer(header, [encode(keyframe)])
 
-    def _since(self, epoch: int, sequence: int) -> tuple[Replay, list[bytes]]:
+    def _since(self, epoch: int, sequence: int) -> ReplayAnswer | None:
         if epoch == self.packer.epoch:
             if sequence >= self.packer.next_sequence:
-                return Replay("since", "ring", sequence, self.packer.next_sequence - 1, False, epoch), []
+                return ReplayAnswer(Replay("since", "ring", sequence, self.packer.next_sequence - 1, False, epoch), [])
             if self._ring and self._ring[0][0] <= sequence:
-                found = [(number, payload) for number, payload in self._ring if number >= sequence]
-                return self._reply("ring", epoch, found)
+                behind = sequence - self._ring[0][0]  # sequences in the ring follow one another
+                return self._batches("ring", epoch, islice(self._ring, behind, None))
         if self.journal is not None:
-            found = self._from_journal(epoch, sequence)
-            if found:
-                return self._reply("journal", epoch, found)
-        return self._now("since")
+            return self._batches("journal", epoch, self._from_journal(epoch, sequence))
+        return None
 
-    def _from_journal(self, epoch: int, sequence: int) -> list[tuple[int, bytes]]:
-        """Batches from `sequence` on without a gap, as far as one reply goes."""
+    def _from_journal(self, epoch: int, sequence: int) -> Iterator[tuple[int, bytes]]:
+        """Batches from `sequence` on without a gap."""
         assert self.journal is not None
-        found: list[tuple[int, bytes]] = []
-        size = 0
         for payload in journal.read_since(self.journal.directory, epoch, sequence):
             frame = decode(payload)
             if not isinstance(frame, Batch) or frame.sequence < sequence:
                 continue
-            if frame.sequence != sequence + len(found) or size > MAX_REPLY_BYTES:
-                break
-            found.append((frame.sequence, payload))
-            size += len(payload)
-        return found
+            if frame.sequence != sequence:
+                return
+            yield sequence, payload
+            sequence += 1
 
-    def _reply(self, source: str, epoch: int, found: list[tuple[int, bytes]]) -> tuple[Replay, list[bytes]]:
-        size = kept = 0
-        while kept < len(found) and size <= MAX_REPLY_BYTES:
-            size += len(found[kept][1])
-            kept += 1
-        last = found[kept - 1][0]
-        more = kept < len(found) or (epoch == self.packer.epoch and last < self.packer.next_sequence - 1)
-        return Replay("since", source, found[0][0], last, more, epoch), [payload for _, payload in found[:kept]]
+    def _batches(self, source: str, epoch: int, found: Iterable[tuple[int, bytes]]) -> ReplayAnswer | None:
+        """As many of them as one answer may have; None if there are none."""
+        frames: list[bytes] = []
+        first = last = -1
+        size = 0
+        for sequence, payload in found:
+            if size > limits.REPLY_BYTES:
+                return ReplayAnswer(Replay("since", source, first, last, True, epoch), frames)
+            first, last = first if frames else sequence, sequence
+            frames.append(payload)
+            size += len(payload)
+        more = epoch == self.packer.epoch and last < self.packer.next_sequence - 1
+        return ReplayAnswer(Replay("since", source, first, last, more, epoch), frames) if frames else None
 
 
 def replay_endpoint_for(events: str) -> str:

@@ -29,7 +29,8 @@ from kvscope.monitor.events.wire import (
     decode,
     encode,
 )
-from kvscope.monitor.publishing.publisher import Replay, replay_endpoint_for
+from kvscope.monitor.publishing.publisher import replay_endpoint_for
+from kvscope.monitor.publishing.replay_protocol import AskKeyframe, AskSince, Replay, ReplayQuestion, encode_question
 from kvscope.monitor.sources.kv_events import is_batch
 
 ASK_AGAIN_NS: Final = 1_000_000_000
@@ -207,9 +208,9 @@ class LiveStream:
 
     def _ask(self) -> None:
         self._asked_ns, self._asked_for = self._clock.monotonic_ns(), self._next
-        question = ["keyframe"] if self._next < 0 else ["since", self._epoch, self._next]
+        question: ReplayQuestion = AskKeyframe() if self._next < 0 else AskSince(self._epoch, self._next)
         with contextlib.suppress(zmq.Again):
-            self._dealer.send(msgspec.msgpack.encode(question), zmq.NOBLOCK)
+            self._dealer.send(encode_question(question), zmq.NOBLOCK)
 
     def _take_answer(self, out: list[Received]) -> None:
         parts = self._dealer.recv_multipart()
@@ -225,7 +226,8 @@ class LiveStream:
             else:
                 before = len(out)
                 self._place(received, out)
-                self.filled_from[header.source] = self.filled_from.get(header.source, 0) + len(out) - before
+                if header.source != "keyframe":  # that comes with the batches since it was made
+                    self.filled_from[header.source] = self.filled_from.get(header.source, 0) + len(out) - before
         self._more = header.more
         if header.more:
             self._ask()

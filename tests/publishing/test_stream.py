@@ -28,6 +28,7 @@ from kvscope.monitor.events.wire import Batch, NewerVersion, decode, encode
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.publishing.packer import Packer
 from kvscope.monitor.publishing.publisher import NotPrivate, Publisher, replay_endpoint_for, require_private
+from kvscope.monitor.publishing.replay_protocol import AskKeyframe, AskSince, Replay, ReplayQuestion, encode_question
 from kvscope.monitor.sources.live_stream import LiveStream
 from kvscope.monitor.sources.recording import Recording
 from kvscope.monitor.state import keyframe_codec
@@ -140,7 +141,7 @@ def test_a_reader_that_loses_any_batch(tmp_path: Path, kept_in: str) -> None:
     settings: dict[str, object] = {
         "ring": {},
         "journal": {"journal_dir": tmp_path / "journal", "ring_bytes": 1},
-        "nowhere": {"ring_bytes": 1},
+        "nowhere": {"ring_bytes": 1, "replay_keyframe_s": 0.0},
     }[kept_in]
     with published(lab, tmp_path, **settings) as publisher:
         drop = {n for n in range(10_000) if n % 5 == 3 or n % 35 == 4}
@@ -284,23 +285,24 @@ def test_a_frozen_engine_is_heard_no_more_and_time_goes_on(tmp_path: Path) -> No
         read_until(stream, ledger, lambda: ledger.heard_ns > heard + 1_500_000_000)
 
 
+def ask(publisher: Publisher, question: ReplayQuestion) -> tuple[Replay, list[bytes]]:
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.connect(publisher.replay_endpoint)
+        dealer.send(encode_question(question))
+        assert dealer.poll(10_000)
+        header, *frames = dealer.recv_multipart()
+        return msgspec.msgpack.decode(header, type=Replay), frames
+
+
 def test_the_replay_socket_says_where_its_answer_comes_from(tmp_path: Path) -> None:
     lab = Lab(total=60, clock=time, pack=False)
-    publisher = Publisher(
-        lab.log,
-        ENGINE,
-        lab.vitals,
-        events=f"ipc://{tmp_path}/e",
-        replay=f"ipc://{tmp_path}/r",
-        journal_dir=tmp_path / "journal",
-        ring_bytes=20_000,
-    )
-    try:
+    with published(lab, tmp_path, journal_dir=tmp_path / "journal", ring_bytes=20_000, heartbeat_s=60) as publisher:
         for n in range(60):
             run(lab, 2, seed=n)
-            publisher._drain()
+            while lab.log.flushed:
+                time.sleep(0.001)
         epoch, next_sequence = publisher.packer.epoch, publisher.packer.next_sequence
-        header, frames = publisher.answer(["since", epoch, next_sequence - 3])
+        header, frames = ask(publisher, AskSince(epoch, next_sequence - 3))
         assert (header.source, header.first, header.last, header.more, len(frames)) == (
             "ring",
             next_sequence - 3,
@@ -308,14 +310,11 @@ def test_the_replay_socket_says_where_its_answer_comes_from(tmp_path: Path) -> N
             False,
             3,
         )
-        header, frames = publisher.answer(["since", epoch, 5])
+        header, frames = ask(publisher, AskSince(epoch, 5))
         assert (header.source, header.first) == ("journal", 5)
         assert len(frames) == header.last - 4
-        header, frames = publisher.answer(["since", epoch - 1, 0])
-        assert header.source == "keyframe"
-        assert publisher.answer("nonsense")[0].source == "keyframe"
-    finally:
-        publisher.close()
+        assert ask(publisher, AskSince(epoch - 1, 0))[0].source == "keyframe"
+        assert ask(publisher, AskKeyframe())[0].source == "keyframe"
 
 
 def test_a_newer_engine_is_refused_with_a_message(tmp_path: Path) -> None:

@@ -1,0 +1,159 @@
+"""What observers cost an engine: none, 20 that never read, 200 that do, and a replay client that asks 6,000 times.
+
+    python -m benchmarks.observers [--repeats N] [--steps N] [--pool BLOCKS]
+
+Each run is an engine without a model (the real scheduler, pool, event log and publisher) in a process of its own, with
+its observers in another, at a fixed pace of steps. The scenarios take turns, so that all of them share the machine's
+other load. CPU is of the thread that runs the steps, and of the whole process with its drain and I/O threads. Memory is
+resident at the end. The ratios are medians divided by those of the engine without observers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import zmq
+
+from benchmarks.machine import machine
+from kvscope.monitor.publishing.publisher import Publisher
+from kvscope.monitor.publishing.replay_protocol import AskKeyframe, encode_question
+from tests.lab import Lab
+
+SCENARIOS = {
+    "no observer": (0, 0, 0),
+    "20 that never read": (20, 0, 0),
+    "200 that read": (0, 200, 0),
+    "a client that asks 6,000 times": (0, 0, 6_000),
+}
+"""Subscribers that never read, subscribers that do, and questions of a replay client that never reads."""
+PACE_S = 0.005
+MEASURES = ("step, µs", "step's CPU, µs", "process' CPU a step, µs", "memory, MiB")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=1_500)
+    parser.add_argument("--pool", type=int, default=200_000)
+    parser.add_argument("--engine", help=argparse.SUPPRESS)
+    parser.add_argument("--observe", help=argparse.SUPPRESS)
+    parser.add_argument("--scenario", default="no observer", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.engine:
+        return engine(Path(args.engine), args.steps, args.pool)
+    if args.observe:
+        return observe(Path(args.observe), *SCENARIOS[args.scenario])
+    print(machine("pyzmq", "msgspec"))
+    results: dict[str, list[list[float]]] = {name: [] for name in SCENARIOS}
+    for _ in range(args.repeats):
+        for name in SCENARIOS:
+            results[name].append(measured(name, args.steps, args.pool))
+    print(f"\n{'':34}" + "".join(f"{measure:>26}{'ratio':>8}" for measure in MEASURES))
+    base = [statistics.median(column) for column in zip(*results["no observer"], strict=True)]
+    for name, runs in results.items():
+        medians = [statistics.median(column) for column in zip(*runs, strict=True)]
+        cells = "".join(f"{value:26.1f}{value / at:8.2f}" for value, at in zip(medians, base, strict=True))
+        print(f"{name:34}{cells}")
+    spreads = [
+        (max(column) - min(column)) / statistics.median(column) for column in zip(*results["no observer"], strict=True)
+    ]
+    print("\nspread over the runs without observers: " + ", ".join(f"{spread:.0%}" for spread in spreads))
+    return None
+
+
+def measured(scenario: str, steps: int, pool: int) -> list[float]:
+    """One run of one scenario."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "benchmarks.observers", "--steps", str(steps), "--pool", str(pool)]
+        run = subprocess.Popen([*command, "--engine", folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert run.stdout is not None
+        run.stdout.readline()
+        observing = [*command, "--observe", folder, "--scenario", scenario]
+        observer = subprocess.Popen(observing, stdout=subprocess.PIPE, text=True)
+        assert observer.stdout is not None
+        observer.stdout.readline()
+        output, _ = run.communicate("go\n")
+        observer.kill()
+        observer.communicate()
+        figures: list[float] = json.loads(output)
+        return figures
+
+
+def engine(folder: Path, steps: int, pool: int) -> None:
+    """Run the steps at their pace, and print what they took."""
+    lab = Lab(total=pool, block_size=16, max_num_seqs=64, max_num_batched_tokens=2048, clock=time, pack=False)
+    publisher = Publisher(
+        lab.log, "bench@127.0.0.1:0/0", lab.vitals, events=f"ipc://{folder}/events", replay=f"ipc://{folder}/replay"
+    )
+    publisher.start()
+    rng = random.Random(1)
+    work(lab, rng, 100)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    cpu, thread = time.process_time(), time.thread_time()
+    took = work(lab, rng, steps)
+    thread, cpu = time.thread_time() - thread, time.process_time() - cpu
+    figures = [statistics.median(took) * 1e6, thread / steps * 1e6, cpu / steps * 1e6, resident() / 2**20]
+    print(json.dumps(figures), flush=True)
+    os._exit(0)  # what observers have not read would be waited for
+
+
+def work(lab: Lab, rng: random.Random, steps: int) -> list[float]:
+    """Run steps at their pace, with 64 requests always there; how many seconds each took."""
+    took = []
+    for _ in range(steps):
+        due = time.monotonic() + PACE_S
+        while len(lab.scheduler.requests) < 64:
+            prompt = [rng.randrange(1000) for _ in range(rng.randint(100, 1500))]
+            lab.arrive(prompt, max_tokens=rng.randint(20, 300))
+        began = time.perf_counter()
+        lab.step()
+        took.append(time.perf_counter() - began)
+        time.sleep(max(0.0, due - time.monotonic()))
+    return took
+
+
+def resident() -> int:
+    pages = Path("/proc/self/statm").read_text().split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def observe(folder: Path, idle: int, reading: int, questions: int) -> None:
+    """Connect the observers of a scenario, and read until killed."""
+    with zmq.Context() as context:
+        context.set(zmq.MAX_SOCKETS, 2_000)
+        sockets = [context.socket(zmq.SUB) for _ in range(idle + reading)]
+        poller = zmq.Poller()
+        for number, socket in enumerate(sockets):
+            socket.setsockopt(zmq.SUBSCRIBE, b"")
+            socket.setsockopt(zmq.RCVHWM, 1 if number < idle else 1_000)
+            socket.connect(f"ipc://{folder}/events")
+            if number >= idle:
+                poller.register(socket, zmq.POLLIN)
+        dealer = context.socket(zmq.DEALER)
+        dealer.setsockopt(zmq.SNDHWM, 0)
+        dealer.setsockopt(zmq.RCVHWM, 1)
+        dealer.connect(f"ipc://{folder}/replay")
+        time.sleep(0.5)
+        print("ready", flush=True)
+        for _ in range(questions):
+            dealer.send(encode_question(AskKeyframe()))
+        while True:
+            for socket, _ in poller.poll(1_000):
+                for _ in range(100):
+                    if not socket.poll(0):
+                        break
+                    socket.recv_multipart()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+"""Bounds on every input, in one place. docs/limits.md lists them with what happens beyond each.
+
+Bytes are bytes, times are seconds unless the name says otherwise. A bound lies well beyond what engines are known to
+do, so that only damaged or hostile input meets it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+# ---------------------------------------------------------------- the replay socket of an engine
+
+REQUEST_BYTES: Final = 4_096
+"""Any message to an engine's sockets. ZeroMQ disconnects the peer that sends a longer one."""
+QUESTION_BYTES: Final = 64
+"""One question to the replay socket."""
+QUESTIONS_PER_TURN: Final = 32
+"""Questions that the drain thread takes each time it drains the log."""
+REPLY_BYTES: Final = 4 << 20
+"""One answer of batches, but for the last of them; the client asks again for more."""
+UNREAD_ANSWERS: Final = 1
+"""Answers that wait for one client of the replay socket, beside the one that is being sent to it."""
+CLIENT_BYTES_PER_S: Final = 32 << 20
+"""Answers to one client of the replay socket; bursts of two seconds' worth are allowed."""
+ALL_CLIENTS_BYTES_PER_S: Final = 128 << 20
+"""Answers to all clients of the replay socket together."""
+KEYFRAME_INTERVAL_NS: Final = 1_000_000_000
+"""A keyframe made for the replay socket answers every question of the next second."""
+SUBSCRIBER_BYTES: Final = 8 << 20
+"""Published batches that wait for one subscriber; the replay socket has those that it then misses."""
+SUBSCRIBER_MESSAGES: Final = 1_000
+"""The same, in messages."""
