@@ -20,7 +20,7 @@ from typing import Final
 from benchmarks.machine import machine
 from kvscope.engine.blocks.block_pool import NULL_BLOCK_COUNT
 from kvscope.engine.lab.clock import VirtualClock
-from kvscope.monitor import detectors
+from kvscope.monitor.detectors.registry import DETECTORS
 from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.events.event_log import EventLog
 from kvscope.monitor.events.kinds import Cause, Limit, Release, Status
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def looked_at(ledger: EngineLedger, load: Load) -> dict[str, float]:
-    """µs that each family takes to judge, and the findings to take it in: medians of LOOKS looks under full load."""
+    """µs that each detector takes to judge, and the findings to take it in: medians of LOOKS looks under full load."""
     settings, findings = Settings(), Findings()
     took: dict[str, list[float]] = {}
     for _ in range(LOOKS):
@@ -72,10 +72,10 @@ def looked_at(ledger: EngineLedger, load: Load) -> dict[str, float]:
             for frame in load.step():
                 ledger.apply(frame)
         judgements = []
-        for family in detectors.FAMILIES:
+        for detector in DETECTORS:
             began = time.thread_time_ns()
-            judgements += family.judge(ledger, settings)
-            took.setdefault(family.__name__.rpartition(".")[2], []).append((time.thread_time_ns() - began) / 1e3)
+            judgements += detector.detect_rank(ledger, (), settings)
+            took.setdefault(detector.code, []).append((time.thread_time_ns() - began) / 1e3)
         began = time.thread_time_ns()
         findings.update(ledger.engine, ledger.now_ns, judgements)
         took.setdefault("their findings", []).append((time.thread_time_ns() - began) / 1e3)

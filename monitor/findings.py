@@ -17,8 +17,8 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from kvscope.monitor.detectors.effects import EFFECTS, explains
-from kvscope.monitor.detectors.judgement import CATALOGUE, SEVERITIES, Evidence, Judgement, Severity, Verdict
+from kvscope.monitor.detectors.judgement import SEVERITIES, Evidence, Judgement, Severity, Verdict
+from kvscope.monitor.detectors.registry import catalogue, effects, explains
 from kvscope.monitor.text import timestamp
 
 FindingState = Literal["pending", "firing", "suppressed", "resolved"]
@@ -101,7 +101,7 @@ class Finding:
     @property
     def severity(self) -> Severity:
         """By the catalogue."""
-        return CATALOGUE[self.judgement.code].severity
+        return catalogue()[self.judgement.code].severity
 
     @property
     def place(self) -> Place:
@@ -125,7 +125,7 @@ class Finding:
         return FindingReport(
             id=self.id,
             code=judged.code,
-            title=CATALOGUE[judged.code].title,
+            title=catalogue()[judged.code].title,
             severity=self.severity,
             verdict=judged.verdict,
             state=self.state,
@@ -205,7 +205,7 @@ class Findings:
             for finding in self._open.values()
             if finding.judgement.engine == engine and (finding.state != "pending" or not finding.judgement.pending)
         ]
-        may_explain = [finding for finding in ripe if finding.judgement.code in EFFECTS]
+        may_explain = [finding for finding in ripe if finding.judgement.code in effects()]
         explained = {
             finding.place: [cause for cause in may_explain if explains(cause.judgement, finding.judgement)]
             for finding in ripe

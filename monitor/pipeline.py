@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from kvscope.monitor import detectors
+from kvscope.monitor.detectors.registry import judge_engine
 from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.events.samples import Fact, Record
 from kvscope.monitor.findings import Transition
@@ -95,6 +95,6 @@ class Pipeline(QueryHandlers):
 
     def _judge(self, ledger: EngineLedger) -> None:
         self._judged_ns[ledger.engine] = ledger.now_ns
-        judgements = list(detectors.judge(ledger, self.settings, self.fleet.siblings(ledger)))
+        judgements = list(judge_engine(ledger, self.settings, self.fleet.siblings(ledger)))
         self._transitions += self.lifecycle.update(ledger.engine, ledger.now_ns, judgements)
         del self._transitions[:-MAX_TRANSITIONS]

@@ -122,6 +122,12 @@ class PluginRegistry:
                 disable or (before is not None and before.disabled),
             )
 
+    def is_disabled(self, plugin: Plugin) -> bool:
+        """Return whether a failure was reported after which kvscope does not call the plug-in again."""
+        with self._lock:
+            failure = self._failures.get(plugin)
+            return failure is not None and failure.disabled
+
     def failures(self) -> list[PluginFailure]:
         """Return the failures so far, one for each plug-in that failed, the first one first."""
         with self._lock:
@@ -192,8 +198,10 @@ def _status(plugin: Plugin, loaded_ns: int, failure: PluginFailure | None) -> Pl
     )
 
 
-_REGISTRY: Final = PluginRegistry()
-load = _REGISTRY.load
-report_failure = _REGISTRY.report_failure
-failures = _REGISTRY.failures
-loaded = _REGISTRY.loaded
+INSTALLED: Final = PluginRegistry()
+"""The plug-ins of this process's environment."""
+load = INSTALLED.load
+report_failure = INSTALLED.report_failure
+is_disabled = INSTALLED.is_disabled
+failures = INSTALLED.failures
+loaded = INSTALLED.loaded

@@ -20,8 +20,7 @@ from fastapi.routing import APIRoute
 import kvscope.engine.command_line
 import kvscope.engine.faults
 from kvscope.monitor import cli
-from kvscope.monitor.detectors.judgement import CATALOGUE
-from kvscope.monitor.detectors.thresholds import THRESHOLDS
+from kvscope.monitor.detectors.registry import CATALOGUE, THRESHOLDS
 from kvscope.monitor.doctor import report
 from kvscope.monitor.events import kinds, limits
 from kvscope.monitor.exporters.prometheus import WatchCollector

@@ -12,7 +12,7 @@ import pytest
 
 from kvscope.command import main as kvscope
 from kvscope.monitor import cli
-from kvscope.monitor.detectors.judgement import CATALOGUE
+from kvscope.monitor.detectors.registry import CATALOGUE
 from kvscope.monitor.runbook_files import runbook_codes, runbook_text
 
 ROOT = Path(__file__).parent.parent

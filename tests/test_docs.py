@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvscope.monitor.detectors.judgement import CATALOGUE
+from kvscope.monitor.detectors.registry import CATALOGUE
 from scripts import docs
 
 ROOT = Path(__file__).parent.parent

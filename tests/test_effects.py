@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from kvscope.monitor.detectors.effects import EFFECTS, MIN_SHARE, explains
-from kvscope.monitor.detectors.judgement import CATALOGUE, SEVERITIES, Evidence, Judgement
+from kvscope.monitor.detectors.judgement import SEVERITIES, HoldsBlocks, Judgement, ShortOfBlocks
+from kvscope.monitor.detectors.registry import CATALOGUE, EFFECTS, explains
+from kvscope.monitor.detectors.ties import MIN_SHARE
 from kvscope.monitor.findings import EFFECT_LASTS_NS, RESOLVE_AFTER_NS, Findings
 from tests.detectors.scenes import Watched, value
 
@@ -20,14 +21,31 @@ def judged(code: str, since_s: int = 2, engine: str = ENGINE, **fields: object) 
     return Judgement(code, engine, "confirmed", "because", since_ns=since_s * S, **fields)  # type: ignore[arg-type]
 
 
-def leak(blocks: int = 40, share: float = MIN_SHARE) -> Judgement:
-    evidence = (Evidence("share_of_pool", share),)
-    return judged(LEAK, since_s=1, requests=("gone",), blocks=tuple(range(blocks)), evidence=evidence)
+def leak(blocks: int = 40, share: float | None = MIN_SHARE) -> HoldsBlocks:
+    return HoldsBlocks(
+        code=LEAK,
+        engine=ENGINE,
+        verdict="confirmed",
+        explanation="because",
+        since_ns=S,
+        requests=("gone",),
+        blocks=tuple(range(blocks)),
+        share_of_pool=share,
+    )
 
 
-def head(needed: int = 50, free: int = 10, name: str = "head") -> Judgement:
-    evidence = (Evidence("blocks_needed", needed), Evidence("blocks_free_for_it", free))
-    return judged(HEAD, key=name, requests=(name,), evidence=evidence)
+def head(needed: int = 50, free: int = 10, name: str = "head") -> ShortOfBlocks:
+    return ShortOfBlocks(
+        code=HEAD,
+        engine=ENGINE,
+        verdict="confirmed",
+        explanation="because",
+        since_ns=2 * S,
+        key=name,
+        requests=(name,),
+        blocks_needed=needed,
+        blocks_free_for_it=free,
+    )
 
 
 def firing(findings: Findings) -> list[str]:

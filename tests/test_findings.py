@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from kvscope.monitor.detectors.judgement import CATALOGUE, SEVERITIES, Evidence, Judgement
+from kvscope.monitor.detectors.judgement import SEVERITIES, Evidence, Judgement
+from kvscope.monitor.detectors.registry import CATALOGUE
 from kvscope.monitor.findings import MAX_RESOLVED, RESOLVE_AFTER_NS, SETTLES_NS, Findings, runbook, severity_at_least
 
 S = 1_000_000_000

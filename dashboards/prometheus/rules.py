@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import yaml
 
-from kvscope.monitor.detectors.judgement import CATALOGUE
+from kvscope.monitor.detectors.registry import CATALOGUE
 from kvscope.monitor.findings import runbook
 
 GENERATED: Final = Path(__file__).parent / "rules" / "kvscope.yml"

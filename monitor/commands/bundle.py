@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from kvscope.monitor.commands.shared_flags import Commands, add_for, add_thresholds, add_timeout, add_window, window_of
-from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.detectors.registry import parse_settings
 from kvscope.monitor.doctor.bundle_writer import make
 from kvscope.monitor.doctor.report import NOTHING
 from kvscope.monitor.text import counted
@@ -36,7 +36,7 @@ def _run(parsed: argparse.Namespace) -> int:
     made = make(
         parsed.target,
         parsed.file,
-        Settings.parse(parsed.thresholds),
+        parse_settings(parsed.thresholds),
         window=window_of(parsed),
         watch_s=parsed.watch_s,
         timeout_s=parsed.timeout,

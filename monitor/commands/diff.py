@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from kvscope.monitor.commands.shared_flags import Commands, add_thresholds, print_json
+from kvscope.monitor.detectors.registry import parse_settings
 from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.doctor.diff_table import table
 from kvscope.monitor.doctor.observe import CannotTell
@@ -61,7 +62,7 @@ def _window(text: str) -> Window:
 
 
 def _run(parsed: argparse.Namespace) -> int:
-    settings = Settings.parse(parsed.thresholds)
+    settings = parse_settings(parsed.thresholds)
     sides = _sides(parsed.before, parsed.after, parsed.window)
     before, after = (_measured(target, span, settings) for target, span in sides)
     diff = compare(before, after)

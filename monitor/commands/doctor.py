@@ -18,7 +18,7 @@ from kvscope.monitor.commands.shared_flags import (
     print_json,
     window_of,
 )
-from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.detectors.registry import parse_settings
 from kvscope.monitor.doctor import report_table
 from kvscope.monitor.doctor.finding_changes import Change
 from kvscope.monitor.doctor.report import FINDINGS, NOTHING, examine
@@ -77,7 +77,7 @@ def _doctor(parsed: argparse.Namespace) -> int:
         return _watch(parsed)
     report = examine(
         parsed.targets or ([] if parsed.prometheus else [default_url()]),
-        Settings.parse(parsed.thresholds),
+        parse_settings(parsed.thresholds),
         timeout_s=parsed.timeout,
         watch_s=parsed.watch_s,
         token=parsed.token,
@@ -107,7 +107,7 @@ def _watch(parsed: argparse.Namespace) -> int:
     with console.status("", refresh_per_second=1) as status:
         fired = look_on(
             parsed.targets or [default_url()],
-            Settings.parse(parsed.thresholds),
+            parse_settings(parsed.thresholds),
             timeout_s=parsed.timeout,
             token=parsed.token,
             tell=tell,

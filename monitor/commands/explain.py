@@ -17,7 +17,7 @@ from kvscope.monitor.commands.shared_flags import (
     positive,
     print_json,
 )
-from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.detectors.registry import parse_settings
 from kvscope.monitor.doctor import explain_text
 from kvscope.monitor.doctor.event_report import EventReport, event_at
 from kvscope.monitor.doctor.memory_report import bill_in_log, bill_of_engines
@@ -96,7 +96,7 @@ def _run(parsed: argparse.Namespace) -> int:
         raise ValueError(f"{parsed.id} is not the number of a block")
     observation = observe(
         parsed.target or default_url(),
-        Settings.parse(parsed.thresholds),
+        parse_settings(parsed.thresholds),
         timeout_s=parsed.timeout,
         watch_s=min(parsed.watch_s, 1.0),
         token=parsed.token,
@@ -133,7 +133,7 @@ def _told(query: Query, engines: Sequence[str], thing: str, name: str) -> Reques
 def _drop(parsed: argparse.Namespace) -> int:
     observation = observe(
         parsed.target or default_url(),
-        Settings.parse(parsed.thresholds),
+        parse_settings(parsed.thresholds),
         timeout_s=parsed.timeout,
         watch_s=parsed.watch_s,
         token=parsed.token,
@@ -162,7 +162,7 @@ def _memory(parsed: argparse.Namespace) -> int:
     else:
         report = bill_of_engines(
             parsed.target or default_url(),
-            Settings.parse(parsed.thresholds),
+            parse_settings(parsed.thresholds),
             parsed.timeout,
             parsed.watch_s,
             parsed.token,

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from kvscope.monitor.commands.shared_flags import Commands, add_for, add_thresholds, add_timeout, add_window, window_of
-from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.detectors.registry import parse_settings
 from kvscope.monitor.doctor.frame_reader import frames_of
 from kvscope.monitor.doctor.observe import CannotTell
 from kvscope.monitor.events.wire import ContractError
@@ -39,7 +39,7 @@ def _run(parsed: argparse.Namespace) -> int:
         raise ValueError(
             f"`monitor export` needs more than the base install: pip install 'kvscope[monitor]' ({error})"
         ) from error
-    settings = Settings.parse(parsed.thresholds)
+    settings = parse_settings(parsed.thresholds)
     unfinished = parsed.file.with_name(f"{parsed.file.name}.part")
     try:
         frames = frames_of(parsed.target, window_of(parsed), parsed.watch_s, parsed.timeout)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvscope.monitor.commands.shared_flags import Commands, length, port, positive, size
-from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.detectors.registry import parse_settings
 from kvscope.monitor.publishing.publisher import EVENTS_ENDPOINT
 
 
@@ -136,7 +136,7 @@ def _run(parsed: argparse.Namespace) -> int:
                 host=parsed.host,
                 port=parsed.port,
                 token=parsed.token,
-                settings=Settings.parse(parsed.thresholds),
+                settings=parse_settings(parsed.thresholds),
             ),
             mount,
         )
@@ -155,7 +155,7 @@ def _run(parsed: argparse.Namespace) -> int:
                 path=data / "alerts.sqlite" if data is not None else None,
             ),
             otlp=OtelConfig(parsed.otlp, **sample) if parsed.otlp else None,
-            settings=Settings.parse(parsed.thresholds),
+            settings=parse_settings(parsed.thresholds),
             data=data,
             keep=Keep(**keep),
         ),

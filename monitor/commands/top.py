@@ -7,7 +7,7 @@ import sys
 from contextlib import closing
 
 from kvscope.monitor.commands.shared_flags import Commands, add_thresholds, add_timeout, add_token, default_url
-from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.detectors.registry import parse_settings
 from kvscope.monitor.doctor.report import NOTHING
 from kvscope.monitor.doctor.watch_mode import open_live
 
@@ -37,7 +37,7 @@ def _run(parsed: argparse.Namespace) -> int:
         ) from error
     if not sys.stdout.isatty():
         raise ValueError("`monitor top` needs a terminal; `monitor doctor --watch` prints lines")
-    settings = Settings.parse(parsed.thresholds)
+    settings = parse_settings(parsed.thresholds)
     with closing(open_live(parsed.target or default_url(), settings, parsed.timeout, parsed.token)) as live:
         looker = Looker(live)
         looker.start()

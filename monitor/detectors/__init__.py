@@ -1,25 +1,13 @@
-"""State in, judgements out: one module or package a family of the incident catalogue, and told.py for what is
-only told. No I/O, no clock, no memory of their own.
+"""State in, judgements out: one class for each finding code. No I/O, no clock, no memory of their own.
 
-Each family's `judge` looks at one engine's ledger and yields a Judgement for each trouble that it sees now; what a
-trouble's life is, over time, is kvscope.monitor.findings' business. No detector knows which faults an engine has on.
+detector.py          the base class, and what a detector declares
+judgement.py         what a detector returns
+registry.py          the detectors there are, what is derived from them, and `judge_engine`, which runs them all
+plugin_detectors.py  the detectors of other distributions
+thresholds.py        thresholds and settings
+ties.py              what makes one finding the effect of another
+leak/ stuck/ thrash/ collapse/ corrupt/ sizing/ held/ blind/   a module for each code, and what several share
+
+Each detector inspects one engine's ledger and yields a Judgement for each problem that it sees now; how a problem
+develops over time is up to kvscope.monitor.findings. No detector knows which faults an engine has on.
 """
-
-from __future__ import annotations
-
-from collections.abc import Iterator, Sequence
-
-from kvscope.monitor.detectors import blind, collapse, corrupt, held_by_design, leak, reported, sizing, stuck, thrash
-from kvscope.monitor.detectors.judgement import Judgement
-from kvscope.monitor.detectors.stuck.rank_diverged import told_apart
-from kvscope.monitor.detectors.thresholds import Settings
-from kvscope.monitor.ledger.engine_ledger import EngineLedger
-
-FAMILIES = (leak, stuck, thrash, collapse, corrupt, sizing, held_by_design, blind, reported)
-
-
-def judge(ledger: EngineLedger, settings: Settings, siblings: Sequence[EngineLedger] = ()) -> Iterator[Judgement]:
-    """All that every detector has to say about the engine now. siblings: the other ranks of its server."""
-    for family in FAMILIES:
-        for judged in family.judge(ledger, settings):
-            yield told_apart(judged, siblings, settings)

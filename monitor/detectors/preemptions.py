@@ -1,4 +1,4 @@
-"""What the detectors of preemptions have in common: which were made of late, in which passes, and what a pass cost."""
+"""What the detectors of preemptions have in common: which were made recently, in which passes, and what a pass cost."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ from kvscope.monitor.events.kinds import Preempt
 from kvscope.monitor.ledger.engine_ledger import EngineLedger, Point
 from kvscope.monitor.state.records import Preemption
 
-LOST = "the events that were lost"
+LOST_EVENTS = "the events that were lost"
 
 
-def of_late(ledger: EngineLedger, seconds: float) -> list[Preemption]:
-    """The preemptions of so many last seconds that were made for want of room, the first one first."""
+def recent_preemptions(ledger: EngineLedger, seconds: float) -> list[Preemption]:
+    """Return the preemptions of the last `seconds` that were made for want of room, the first one first."""
     since = ledger.now_ns - seconds * 1e9
     recent = takewhile(lambda one: ledger.wall(one.at_ns) >= since, reversed(ledger.preempted))
     return [one for one in recent if one.reason != Preempt.RESET][::-1]
 
 
-def passes(preempted: list[Preemption]) -> list[list[Preemption]]:
-    """The preemptions by the scheduler's passes."""
+def preemption_passes(preempted: list[Preemption]) -> list[list[Preemption]]:
+    """Group the preemptions by the scheduler's passes."""
     return [list(together) for _, together in groupby(preempted, key=lambda one: one.at_ns)]
 
 
-def names(preempted: list[Preemption]) -> tuple[str, ...]:
-    """Whom they hit, each once, in order."""
+def preempted_names(preempted: list[Preemption]) -> tuple[str, ...]:
+    """Return the requests that were preempted, each once, in order."""
     return tuple(dict.fromkeys(one.id for one in preempted))
 
 
-def at(ledger: EngineLedger, wall_ns: float) -> Point:
-    """The first moment kept of this life that is no earlier than that, or the last there is."""
+def point_at(ledger: EngineLedger, wall_ns: float) -> Point:
+    """Return the first point of this epoch that is no earlier than `wall_ns`, or the last there is."""
     points = ledger.points
     return points[min(bisect_left(points, max(wall_ns, ledger.epoch), key=lambda point: point.at_ns), len(points) - 1)]
 
 
 def freed_nothing(together: list[Preemption]) -> bool:
-    """Whether not one block came back between the first and the last preemption of a pass."""
+    """Return whether not one block came back between the first and the last preemption of a pass."""
     return together[-1].released == together[0].released and sum(one.blocks for one in together[:-1]) > 0
 
 
 def cost_of(ledger: EngineLedger, last: list[Preemption]) -> tuple[Evidence, ...]:
-    """What a pass preempted, and what that took."""
+    """Return the evidence of what a pass preempted, and what that took."""
     first_at, last_at = ledger.at(last[0].at), ledger.at(last[-1].at)
     return (
         Evidence("preempted_in_one_pass", len(last), "requests", position=last_at),

@@ -14,7 +14,8 @@ from typing import Final, Literal
 
 import msgspec
 
-from kvscope.monitor.detectors.judgement import CATALOGUE, Judgement
+from kvscope.monitor.detectors.judgement import Judgement
+from kvscope.monitor.detectors.registry import catalogue
 from kvscope.monitor.findings import Finding, Place, Transition
 
 NAME: Final = "findings.jsonl"
@@ -77,7 +78,7 @@ class FindingsLog:
                 each = _DECODER.decode(line)
             except (msgspec.DecodeError, UnicodeDecodeError):
                 continue
-            if each.judgement.code in CATALOGUE:
+            if each.judgement.code in catalogue():
                 told.append(each)
         return told
 

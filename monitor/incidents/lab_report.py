@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from kvscope.monitor.detectors.judgement import CATALOGUE
+from kvscope.monitor.detectors.registry import CATALOGUE
 from kvscope.monitor.incidents.lab_run import Run, live
 from kvscope.monitor.incidents.scenarios import INCIDENTS, SCENARIOS, SHOWN_BY_HAND
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from kvscope.monitor.alerting.alerting import AlertsConfig
-from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.detectors.registry import parse_settings
 from kvscope.monitor.service.service import ServiceConfig, serve
 
 SCHEDULE = (0.0, 0.05, 0.1, 0.2) + (0.4,) * 60
@@ -26,7 +26,7 @@ def main() -> int:
         schedule=SCHEDULE,
         path=Path(outbox),
     )
-    settings = Settings.parse(["leak.finished-held.grace_s=0.3"])
+    settings = parse_settings(["leak.finished-held.grace_s=0.3"])
     return serve(ServiceConfig(tuple(events), port=0, alerts=alerts, settings=settings), lambda app, query: None)
 
 

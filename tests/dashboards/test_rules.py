@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvscope.dashboards.prometheus.rules import GENERATED, as_yaml
-from kvscope.monitor.detectors.judgement import CATALOGUE
+from kvscope.monitor.detectors.registry import CATALOGUE
 from kvscope.monitor.exporters.prometheus import WatchCollector
 from kvscope.monitor.findings import runbook, severity_at_least
 from kvscope.monitor.pipeline import Pipeline

@@ -11,6 +11,7 @@ from typing import Any
 
 from kvscope.engine.lab.clock import VirtualClock
 from kvscope.engine.requests.request import Request
+from kvscope.monitor.detectors.registry import parse_settings
 from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.events.description import EngineDescription
 from kvscope.monitor.events.event_log import EventLog
@@ -74,7 +75,7 @@ class Watched(Observer):
     """A lab whose every frame goes to a Pipeline at once. `settings` as `--set` takes them."""
 
     def __init__(self, settings: Iterable[str] | Settings = (), **lab: object) -> None:
-        super().__init__(settings if isinstance(settings, Settings) else Settings.parse(settings))
+        super().__init__(settings if isinstance(settings, Settings) else parse_settings(settings))
         self.lab = Lab(engine=ENGINE, **lab)  # type: ignore[arg-type]
         self._fed = 0
         self.look()
@@ -155,7 +156,7 @@ class Spoken(Observer):
     """
 
     def __init__(self, total: int = 33, settings: Iterable[str] = (), **described: Any) -> None:
-        super().__init__(Settings.parse(settings))
+        super().__init__(parse_settings(settings))
         self.total = total
         self.clock = VirtualClock()
         self.log = EventLog(self.clock)

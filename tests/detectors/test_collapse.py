@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvscope.monitor.detectors.registry import THRESHOLDS
 from kvscope.monitor.events.kinds import Status
 from tests.detectors.scenes import Watched, lockstep, value
 
@@ -36,7 +37,7 @@ def test_every_wave_is_the_same_trouble() -> None:
 
 def test_it_is_forgotten_after_a_while() -> None:
     scene = lockstep(waves=2)
-    scene.live(scene.watch.settings(LOCKSTEP, "remember_s") + 5)
+    scene.live(scene.watch.settings(THRESHOLDS[f"{LOCKSTEP}.remember_s"]) + 5)
     assert not scene.firing(LOCKSTEP)
     assert [f.code for f in scene.watch.findings("resolved")].count(LOCKSTEP) == 1
 
@@ -86,6 +87,6 @@ def test_short_requests_that_end_by_chance_within_a_second_are_no_collapse() -> 
         scene.run_until_idle(seconds=0.02)
     records = scene.ledger.ended
     spread = max(r.finished_ns for r in list(records)[:8]) - min(r.finished_ns for r in list(records)[:8])
-    assert spread < scene.watch.settings(LOCKSTEP, "within_s") * 1e9
+    assert spread < scene.watch.settings(THRESHOLDS[f"{LOCKSTEP}.within_s"]) * 1e9
     scene.live(5)
     assert not scene.alarms()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.detectors.registry import THRESHOLDS
 from kvscope.monitor.events.samples import Fact, Sample
 from kvscope.monitor.findings import FindingReport
 from kvscope.monitor.sources.exposition import COUNTERS, Engine, Figures, Sampler
@@ -152,7 +152,7 @@ def test_without_the_count_of_steps_a_stall_is_not_told() -> None:
     assert value(finding, "vllm:iteration_tokens_total_count") == "not exposed"
     assert ENGINE_STALLED in finding.explanation
     stopped = [dict(row) for row in rows("frozen-engine") if 5.2 < row["t"] < 12]
-    stopped.append({**stopped[-1], "t": stopped[0]["t"] + Settings()(ENGINE_STALLED, "first_step_s") + 1})
+    stopped.append({**stopped[-1], "t": stopped[0]["t"] + THRESHOLDS[f"{ENGINE_STALLED}.first_step_s"].value + 1})
     stalled = judged(scraped(stopped, change)).only(ENGINE_STALLED)
     assert stalled.verdict == "cannot-tell"
     assert "vllm:iteration_tokens_total_count" in stalled.missing
@@ -186,7 +186,7 @@ def spoken(*moments: Figures, every_s: float = 1.0, again: int = 1) -> list[Samp
 
 
 def test_a_queue_in_front_of_an_empty_pool() -> None:
-    grace = round(Settings()(NEVER_FITS, "figures_grace_s"))
+    grace = round(THRESHOLDS[f"{NEVER_FITS}.figures_grace_s"].value)
     wedged: Figures = {"waiting": 4, "steps": 50}
     before: Figures = {"running": 1, "usage": 0.3, "steps": 49}
     assert judged(spoken(before, wedged, again=grace)).alarms() == [NEVER_FITS]  # not yet

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvscope.monitor.analysis.memory_breakdown import bill_of
+from kvscope.monitor.detectors.registry import THRESHOLDS
 from kvscope.monitor.events.kinds import SCHEMA, Kind, Stage
 from kvscope.monitor.events.samples import Fact
 from kvscope.monitor.events.wire import Run, batch_of
@@ -87,7 +88,7 @@ def test_lost_events_are_told_and_forgotten() -> None:
     scene.wait(1)
     (finding,) = scene.firing()
     assert "exact again" in finding.explanation
-    scene.wait(scene.watch.settings(STREAM_GAP, "remember_s") + 5)
+    scene.wait(scene.watch.settings(THRESHOLDS[f"{STREAM_GAP}.remember_s"]) + 5)
     scene.wait(5)
     assert not scene.firing()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kvscope.monitor.detectors.registry import THRESHOLDS
 from kvscope.monitor.events.kinds import Holder, Release, Status
 from kvscope.monitor.findings import severity_at_least
 from tests.detectors.scenes import Spoken, Watched, finished_held, unaccounted, value
@@ -75,7 +76,7 @@ def deferred(holder: Holder, lease_s: float = 0.0) -> Spoken:
 
 def test_a_lease_counts_instead_of_the_grace() -> None:
     scene = deferred(Holder.CONNECTOR, lease_s=60)
-    slack = scene.watch.settings(FINISHED_HELD, "lease_slack_s")
+    slack = scene.watch.settings(THRESHOLDS[f"{FINISHED_HELD}.lease_slack_s"])
     scene.wait(60 + slack - 0.1)
     assert not scene.firing(FINISHED_HELD)
     scene.wait(0.2)

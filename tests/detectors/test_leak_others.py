@@ -14,6 +14,7 @@ from kvscope.engine.connectors.host import HostConnector
 from kvscope.engine.faults import Faults
 from kvscope.engine.requests.request import Request
 from kvscope.engine.requests.sampling_params import SamplingParams
+from kvscope.monitor.detectors.registry import THRESHOLDS
 from kvscope.monitor.events.kinds import Holder, Release, Status
 from tests.detectors.leaks import deferred_free_stalled, encoder_cache, lease_burst
 from tests.detectors.scenes import Spoken, Watched, value
@@ -192,7 +193,7 @@ def session(blocks: list[int]) -> Spoken:
 
 def test_a_session_in_which_nobody_speaks() -> None:
     scene = session([3, 4, 5, 6])
-    idle_s = scene.watch.settings(SESSION_PINNED, "idle_s")
+    idle_s = scene.watch.settings(THRESHOLDS[f"{SESSION_PINNED}.idle_s"])
     scene.wait(idle_s - 1)
     assert not scene.alarms()
     scene.wait(2)
@@ -210,7 +211,7 @@ def test_a_request_that_waits_for_more_of_its_input_is_a_session_too() -> None:
     scene.arrive(7, [3, 4])
     scene.log.waiting_on(7, Status.WAITING_FOR_STREAMING_REQ)
     scene.say()
-    scene.wait(scene.watch.settings(SESSION_PINNED, "idle_s") + 1)
+    scene.wait(scene.watch.settings(THRESHOLDS[f"{SESSION_PINNED}.idle_s"]) + 1)
     assert scene.only(SESSION_PINNED).culprits.blocks == [3, 4]
 
 
@@ -341,7 +342,7 @@ def test_of_pins_from_before_a_loss_nothing_is_said() -> None:
 
 def test_requests_that_hold_the_encoders_cache_against_one_another() -> None:
     scene = encoder_cache()
-    scene.live(scene.watch.settings(ENCODER_CACHE, "grace_s") + 2)
+    scene.live(scene.watch.settings(THRESHOLDS[f"{ENCODER_CACHE}.grace_s"]) + 2)
     finding = scene.only(ENCODER_CACHE)
     assert (finding.severity, finding.verdict) == ("error", "likely")
     assert finding.culprits.requests == ["r-1", "r-2"]
@@ -355,6 +356,6 @@ def test_requests_that_hold_the_encoders_cache_against_one_another() -> None:
 
 def test_where_others_go_on_an_item_is_too_large() -> None:
     scene = encoder_cache(others=True)
-    scene.live(scene.watch.settings(ENCODER_CACHE, "grace_s") + 5)
+    scene.live(scene.watch.settings(THRESHOLDS[f"{ENCODER_CACHE}.grace_s"]) + 5)
     assert scene.lab.scheduler.running
     assert scene.only("stuck.encoder-budget").culprits.requests == ["r-1", "r-2"]

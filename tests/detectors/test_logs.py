@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.detectors.registry import THRESHOLDS
 from kvscope.monitor.events.samples import Fact, Sample
 from kvscope.monitor.sources.engine_log import Log
 from kvscope.monitor.sources.targets import read_log
@@ -154,7 +154,7 @@ def test_a_collapse_is_never_taken_for_a_leak(seconds: int) -> None:
 def test_a_leak_under_a_load_that_does_not_go_away() -> None:
     """Running stands still and usage climbs: at first that is what a load does that has just begun."""
     climbing = [line(8 - n % 2, 0.1 + 0.02 * n) for n in range(40)]
-    steady = int(Settings()(FINISHED_HELD, "steady_samples"))
+    steady = int(THRESHOLDS[f"{FINISHED_HELD}.steady_samples"].value)
     assert not judged(climbing[: steady - 1]).alarms()
     assert judged(climbing[:steady]).only(FINISHED_HELD).verdict == "likely"
 

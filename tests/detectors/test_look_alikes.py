@@ -18,7 +18,7 @@ from kvscope.engine.config import EngineConfig
 from kvscope.engine.lab.simulated_engine import SimulatedEngine, StepTime
 from kvscope.engine.models import LoadedModel, load_model
 from kvscope.engine.requests.request_output import Output
-from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.detectors.registry import THRESHOLDS
 from kvscope.monitor.incidents.client_load import Clients, Crowd
 from kvscope.monitor.incidents.lab_run import Seen, look
 from kvscope.monitor.incidents.scenarios.collapse_scenarios import WAVES
@@ -236,4 +236,4 @@ def test_each_is_told_from_the_other(it: Case, tmp_path: Path) -> None:
 def test_the_long_prefill_is_longer_than_a_stall_has_to_be() -> None:
     (tokens,) = {tokens for clients in ONE_LONG_PREFILL if clients.name == "prefill" for tokens in clients.prompt}
     assert tokens <= PREFILLING["max_num_batched_tokens"]
-    assert BY_TOKENS.seconds(tokens, tokens) > Settings()("stuck.engine-stalled", "grace_s")
+    assert BY_TOKENS.seconds(tokens, tokens) > THRESHOLDS["stuck.engine-stalled.grace_s"].value

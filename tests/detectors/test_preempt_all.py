@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvscope.monitor.detectors.registry import THRESHOLDS
 from tests.detectors import waste
 from tests.detectors.scenes import lockstep, value
 
@@ -18,7 +19,7 @@ def test_all_that_run_are_preempted_at_once() -> None:
     struck = set(scene.lab.faults.on[CODE].struck)
     assert struck <= set(finding.culprits.requests)
     assert value(finding, "collapses_seen") == len(scene.lab.faults.on[CODE].struck)
-    scene.live(scene.watch.settings(CODE, "remember_s") + 5)
+    scene.live(scene.watch.settings(THRESHOLDS[f"{CODE}.remember_s"]) + 5)
     assert [f.code for f in scene.watch.findings("resolved")] == [CODE]
 
 

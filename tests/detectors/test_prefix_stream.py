@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.detectors.registry import THRESHOLDS
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from tests.detectors import waste
 from tests.detectors.scenes import Spoken, Watched, value
@@ -23,7 +23,7 @@ def test_lookups_that_miss_what_is_stored() -> None:
     assert finding.culprits.requests == others
     assert value(finding, "computed_though_cached") == 10 * len(others)
     assert value(finding, "blocks_hit") == 0
-    scene.live(scene.watch.settings(PREFIX_HITS, "window_s") + 5)
+    scene.live(scene.watch.settings(THRESHOLDS[f"{PREFIX_HITS}.window_s"]) + 5)
     assert [f.code for f in scene.watch.findings("resolved")] == [PREFIX_HITS]
 
 
@@ -98,7 +98,7 @@ def test_one_prompt_that_pushes_out_what_is_needed() -> None:
     assert finding.verdict == "confirmed"
     assert finding.culprits.requests == ["the-huge-one"]
     assert value(finding, "blocks_it_evicted") == value(finding, "of_these_computed_again")
-    scene.live(scene.watch.settings(CACHE_FLUSHED, "remember_s") + 5, every=2.0)
+    scene.live(scene.watch.settings(THRESHOLDS[f"{CACHE_FLUSHED}.remember_s"]) + 5, every=2.0)
     assert [f.code for f in scene.watch.findings("resolved")] == [CACHE_FLUSHED]
 
 
@@ -118,7 +118,7 @@ def test_a_cache_too_small_for_what_is_shared_is_no_flush() -> None:
         scene.run_until_idle()
     evictions = scene.ledger.state.evictions
     assert evictions is not None
-    assert sum(one.missed for one in evictions.culprits) > Settings()(CACHE_FLUSHED, "min_blocks")
+    assert sum(one.missed for one in evictions.culprits) > THRESHOLDS[f"{CACHE_FLUSHED}.min_blocks"].value
     scene.watch.settle()
     assert scene.alarms() == []
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.detectors.registry import THRESHOLDS
 from kvscope.monitor.events.samples import KvEvent, KvEvents
 from tests.detectors.scenes import Observer, value
 from tests.ledger.test_prefixes import RECORDINGS, records, removed, step, stored
@@ -62,7 +62,7 @@ def test_alike_prompts_that_come_together() -> None:
 
 def test_it_is_over_when_prefixes_are_hit_again() -> None:
     steps = computed_again()
-    after = Settings()(PREFIX_HITS, "window_s") + 60
+    after = THRESHOLDS[f"{PREFIX_HITS}.window_s"].value + 60
     observer = judged([*steps, *(store(after + n, [1000 + n]) for n in range(10))])
     assert observer.firing(PREFIX_HITS) == []
 
@@ -94,7 +94,7 @@ def test_what_is_pushed_out_and_never_asked_for_again_is_no_loss() -> None:
 
 
 def test_a_flush_is_forgotten() -> None:
-    later = 120 + Settings()(CACHE_FLUSHED, "remember_s")
+    later = 120 + THRESHOLDS[f"{CACHE_FLUSHED}.remember_s"].value
     assert judged([*flush(needed_again=4), store(later, [5000])]).firing(CACHE_FLUSHED) == []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kvscope.monitor.detectors.registry import THRESHOLDS
 from kvscope.monitor.events.kinds import Cause, Limit, Preempt, Release
 from tests.detectors.scenes import Spoken, Watched, never_fits, stalled, value
 
@@ -186,7 +187,7 @@ def test_the_first_step_of_an_engine_may_compile() -> None:
     scene = Watched()
     scene.lab.arrive(20, max_tokens=10)
     scene.launch()
-    first = scene.watch.settings(ENGINE_STALLED, "first_step_s")
+    first = scene.watch.settings(THRESHOLDS[f"{ENGINE_STALLED}.first_step_s"])
     scene.beat(first - 1)
     assert not scene.firing(ENGINE_STALLED)
     scene.beat(2)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from kvscope.monitor.detectors.registry import THRESHOLDS
 from kvscope.monitor.events.kinds import Cause, Limit, Status
 from kvscope.monitor.findings import FindingReport
 from tests.detectors import stuck
@@ -99,7 +100,7 @@ def test_an_engine_that_is_not_woken() -> None:
     """Asleep for 12 s, it was no trouble; since the fetch has ended it is, and it is not a stalled engine."""
     scene, request = stuck.lost_wakeup()
     assert not scene.alarms()
-    grace = scene.watch.settings("stuck.lost-wakeup", "grace_s")
+    grace = scene.watch.settings(THRESHOLDS["stuck.lost-wakeup.grace_s"])
     scene.beat(grace - 1)
     assert not scene.firing()
     scene.beat(3)
@@ -238,7 +239,7 @@ def test_a_request_that_waits_for_its_share_of_full_steps_is_not_at_zero() -> No
 def test_an_item_that_the_encoder_has_no_room_for() -> None:
     """It is likely only: the stream does not tell an item that is too large from a cache that others keep full."""
     scene, request = stuck.encoder_budget()
-    scene.live(scene.watch.settings("stuck.encoder-budget", "grace_s") + 2)
+    scene.live(scene.watch.settings(THRESHOLDS["stuck.encoder-budget.grace_s"]) + 2)
     finding = scene.only("stuck.encoder-budget")
     assert (finding.verdict, finding.culprits.requests) == ("likely", [request.id])
     assert "encoder's cache" in finding.missing
@@ -253,7 +254,7 @@ def test_an_item_that_the_encoder_has_no_room_for() -> None:
 
 def test_a_request_that_preempts_itself_for_ever() -> None:
     scene, request = stuck.self_preempt()
-    least = scene.watch.settings("stuck.self-preempt", "min_times")
+    least = scene.watch.settings(THRESHOLDS["stuck.self-preempt.min_times"])
     while request.num_preemptions < least - 1:
         scene.steps(1)
         scene.watch.settle()
@@ -274,7 +275,7 @@ def test_a_request_that_preempts_itself_for_ever() -> None:
 
 def test_a_head_that_holds_back_what_would_fit() -> None:
     scene, head = stuck.head_of_line()
-    grace = scene.watch.settings("stuck.head-of-line", "grace_s")
+    grace = scene.watch.settings(THRESHOLDS["stuck.head-of-line.grace_s"])
     scene.live(grace / 2 - 4, every=2)
     assert not scene.alarms()
     scene.live(grace / 2, every=2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kvscope.monitor.detectors.registry import THRESHOLDS
 from kvscope.monitor.events.kinds import Kind, Preempt, Release, Status
 from tests.detectors import waste
 from tests.detectors.scenes import Spoken, Watched, value
@@ -39,7 +40,7 @@ def test_prompts_that_throw_each_other_out() -> None:
 
 def test_it_is_over_when_nobody_is_thrown_out_any_more() -> None:
     scene = waste.preemption()
-    scene.live(scene.watch.settings(PREEMPTION, "window_s") + 5)
+    scene.live(scene.watch.settings(THRESHOLDS[f"{PREEMPTION}.window_s"]) + 5)
     assert not scene.firing(PREEMPTION)
     assert [f.code for f in scene.watch.findings("resolved")] == [PREEMPTION]
 
@@ -47,7 +48,7 @@ def test_it_is_over_when_nobody_is_thrown_out_any_more() -> None:
 def test_a_full_pool_in_which_outputs_grow_is_no_thrash() -> None:
     """Requests are preempted, some more than once, and each time they had got on."""
     scene = waste.growth()
-    assert len(preempted(scene)) > scene.watch.settings(PREEMPTION, "min_requests")
+    assert len(preempted(scene)) > scene.watch.settings(THRESHOLDS[f"{PREEMPTION}.min_requests"])
     scene.watch.settle()
     assert scene.alarms() == []
 
@@ -70,9 +71,9 @@ def test_preemptions_that_free_nothing() -> None:
     assert value(finding, "blocks_given_back_meanwhile") == 0
     told = dict.fromkeys(f"r-{number}" for number, _ in preempted(scene))
     assert set(finding.culprits.requests) <= set(told)
-    fewest = scene.watch.settings(CASCADE, "min_requests")
+    fewest = scene.watch.settings(THRESHOLDS[f"{CASCADE}.min_requests"])
     assert int(value(finding, "preempted_in_one_pass")) >= fewest
-    scene.live(scene.watch.settings(CASCADE, "remember_s") + 5)
+    scene.live(scene.watch.settings(THRESHOLDS[f"{CASCADE}.remember_s"]) + 5)
     assert not scene.firing(CASCADE)
 
 
@@ -98,7 +99,7 @@ def test_a_reset_of_all_that_run_is_asked_for() -> None:
 
 def test_far_fewer_run_long_after_a_preemption() -> None:
     scene = waste.after_retract()
-    enough_s = scene.watch.settings(AFTER_RETRACT, "quiet_s")
+    enough_s = scene.watch.settings(THRESHOLDS[f"{AFTER_RETRACT}.quiet_s"])
 
     def quiet_s() -> float:
         return scene.ledger.age_s(scene.ledger.preempted[-1].at_ns)

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from kvscope.monitor.detectors.judgement import CATALOGUE
-from kvscope.monitor.detectors.thresholds import THRESHOLDS, Settings
+from kvscope.monitor.detectors.leak.unaccounted import Unaccounted
+from kvscope.monitor.detectors.registry import CATALOGUE, THRESHOLDS, parse_settings
+from kvscope.monitor.detectors.thresholds import Settings, Threshold
 from kvscope.monitor.events.kinds import Holder, Status, Tier, TierOp
 from tests.detectors import leaks, scenes, stuck, waste
 from tests.detectors.scenes import Observer, Watched
@@ -23,9 +24,9 @@ class Asked(Settings):
         super().__init__()
         self.names: set[str] = set()
 
-    def __call__(self, code: str, name: str) -> float:
-        self.names.add(f"{code}.{name}")
-        return super().__call__(code, name)
+    def __call__(self, threshold: Threshold) -> float:
+        self.names.add(threshold.name)
+        return super().__call__(threshold)
 
 
 def test_every_threshold_has_a_code_and_a_reason() -> None:
@@ -134,13 +135,13 @@ def test_below_its_grace_it_is_pending_and_above_it_fires(code: str, grace_s: fl
 
 def test_what_cannot_be_set_is_named() -> None:
     with pytest.raises(ValueError, match=r"no threshold 'leak\.finished-held\.grase_s'.*leak\.finished-held\.grace_s"):
-        Settings.parse(["leak.finished-held.grase_s=1"])
+        parse_settings(["leak.finished-held.grase_s=1"])
     with pytest.raises(ValueError, match=r"no threshold 'leak\.finishd-held\.grace_s'.* leak\.finished-held\.grace_s,"):
-        Settings.parse(["leak.finishd-held.grace_s=1"])
+        parse_settings(["leak.finishd-held.grace_s=1"])
     with pytest.raises(ValueError, match=r"'soon' is not a number"):
-        Settings.parse(["leak.finished-held.grace_s=soon"])
+        parse_settings(["leak.finished-held.grace_s=soon"])
     with pytest.raises(ValueError, match=r"'' is not a number"):
-        Settings.parse(["leak.finished-held.grace_s"])
+        parse_settings(["leak.finished-held.grace_s"])
     with pytest.raises(ValueError, match=r"'nan' is not a number"):
-        Settings.parse(["leak.finished-held.grace_s=nan"])
-    assert Settings.parse(["leak.unaccounted.grace_s=0.5"])("leak.unaccounted", "grace_s") == 0.5
+        parse_settings(["leak.finished-held.grace_s=nan"])
+    assert parse_settings(["leak.unaccounted.grace_s=0.5"])(Unaccounted.grace_s) == 0.5

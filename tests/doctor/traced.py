@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
-from kvscope.monitor.detectors.thresholds import THRESHOLDS
+from kvscope.monitor.detectors.registry import THRESHOLDS
 from kvscope.monitor.events.kinds import Kind
 from kvscope.monitor.pipeline import Pipeline
 from tests.doctor.golden import GOLDEN

@@ -10,7 +10,7 @@ import pytest
 
 from kvscope.engine.blocks.block_pool import NULL_BLOCK
 from kvscope.engine.scheduling.scheduler import SchedulerOutput
-from kvscope.monitor.detectors.corrupt import CODE_OF
+from kvscope.monitor.detectors.corrupt.anomalies import CODE_OF
 from kvscope.monitor.events.kinds import Limit, Release
 from kvscope.monitor.ledger.engine_ledger import MAX_ANOMALIES, EngineLedger
 from tests.lab import Lab

@@ -15,7 +15,7 @@ from kvscope.engine.config import EngineConfig
 from kvscope.engine.core.engine_core import EngineCore, EventStream
 from kvscope.engine.models import load_model
 from kvscope.engine.requests.sampling_params import SamplingParams
-from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.detectors.registry import parse_settings
 from kvscope.monitor.findings import FindingReport
 from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.sources.live_stream import LiveStream
@@ -47,7 +47,7 @@ def test_a_step_that_hangs_is_confirmed(tmp_path: Path) -> None:
         EventStream("hangs@127.0.0.1:0/0", events, f"{events}-replay"),
         stall_s=0.5,
     )
-    stream, watch = LiveStream(events), Pipeline(Settings.parse(QUICK))
+    stream, watch = LiveStream(events), Pipeline(parse_settings(QUICK))
     core.start(lambda _: None)
     try:
         core.submit("r-hangs", [1, 2, 3], SamplingParams(max_tokens=1))
@@ -71,7 +71,7 @@ def test_a_step_that_hangs_is_confirmed(tmp_path: Path) -> None:
 def test_a_frozen_process_is_likely_until_it_is_heard_again() -> None:
     """Its HTTP server hangs with it; silence and a cut network look the same from here."""
     with EngineProcess("--stall-seconds", "1") as engine:
-        stream, watch = LiveStream(engine.events, engine.replay), Pipeline(Settings.parse(SILENCE))
+        stream, watch = LiveStream(engine.events, engine.replay), Pipeline(parse_settings(SILENCE))
         client = httpx.Client(base_url=engine.url, timeout=None, trust_env=False)
         body = {"model": "tiny", "prompt": "freeze", "max_tokens": 3000, "ignore_eos": True}
         asking = threading.Thread(target=lambda: client.post("/v1/completions", json=body))

@@ -15,8 +15,7 @@ from rich.console import Console
 from kvscope.engine.config import EngineConfig
 from kvscope.engine.faults import PLACES, parse_fault
 from kvscope.monitor.cli import main
-from kvscope.monitor.detectors.judgement import CATALOGUE
-from kvscope.monitor.detectors.thresholds import THRESHOLDS
+from kvscope.monitor.detectors.registry import CATALOGUE, THRESHOLDS
 from kvscope.monitor.events import journal
 from kvscope.monitor.events.description import parse
 from kvscope.monitor.events.wire import NO_REQUEST, Batch, decode

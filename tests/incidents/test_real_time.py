@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.detectors.registry import parse_settings
 from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.sources.live_stream import LiveStream
 from tests.engine.process import PATIENCE_S, EngineProcess
@@ -93,7 +93,7 @@ def follow(stream: LiveStream, watch: Pipeline, until: Callable[[], bool]) -> No
 def test_it_is_found_and_nothing_else(incident: Incident, fault: bool) -> None:
     code = incident.fault.partition(":")[0]
     switched = ("--fault", incident.fault) if fault else ()
-    watch = Pipeline(Settings.parse(SETTINGS))
+    watch = Pipeline(parse_settings(SETTINGS))
 
     def found() -> bool:
         return any(finding.code == code for finding in watch.findings("firing"))

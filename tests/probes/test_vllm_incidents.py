@@ -15,7 +15,7 @@ import httpx
 import psutil
 import pytest
 
-from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.detectors.registry import THRESHOLDS
 from kvscope.monitor.events.kinds import Kind, Status
 from kvscope.monitor.events.wire import Batch, Frame
 from kvscope.monitor.findings import FindingReport
@@ -212,7 +212,7 @@ async def waves(server: Server) -> None:
         (finding,) = seen.firing(LOCKSTEP)
         assert (finding.verdict, finding.missing) == ("confirmed", "")
         assert set(finding.culprits.requests) < {f"cmpl-alike-{number}-0" for number in range(1, came + 1)}
-        assert len(finding.culprits.requests) >= Settings()(LOCKSTEP, "min_requests")
+        assert len(finding.culprits.requests) >= THRESHOLDS[f"{LOCKSTEP}.min_requests"].value
         assert [f.code for f in seen.watch.findings() if f.severity != "info"] == [LOCKSTEP]
 
 

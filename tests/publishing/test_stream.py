@@ -20,7 +20,7 @@ import msgspec
 import pytest
 import zmq
 
-from kvscope.monitor.detectors import blind
+from kvscope.monitor.detectors.blind.stream_gap import StreamGap
 from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.events import journal
 from kvscope.monitor.events.event_log import EventLog
@@ -159,7 +159,7 @@ def test_a_reader_that_loses_any_batch(tmp_path: Path, kept_in: str) -> None:
                 read_until(stream, ledger, lambda: same_state(ledger, publisher.packer))
                 assert len(forwarder.dropped) > 10
                 assert not ledger.anomalies
-                found = list(blind.judge(ledger, Settings()))
+                found = list(StreamGap().detect(ledger, Settings()))
                 if kept_in == "nowhere":
                     assert ledger.losses
                     assert found[0].code == "blind.stream-gap"

@@ -1,6 +1,6 @@
 """collapse.preempt-all: usage falls from full to nothing as all that run are preempted in one pass.
 
-The same picture as collapse.lockstep in any figure; here the blocks were released as preempted. Where nothing became
+The same picture as collapse.lockstep in any metric; here the blocks were released as preempted. Where nothing became
 free by it, since the blocks wait for a step in flight, it is thrash.cascade. It needs the event stream.
 """
 
@@ -8,57 +8,94 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from kvscope.monitor.detectors.detector import Causes, Detector
 from kvscope.monitor.detectors.judgement import Evidence, Judgement
-from kvscope.monitor.detectors.preemptions import LOST, cost_of, freed_nothing, names, of_late, passes
-from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.detectors.preemptions import (
+    LOST_EVENTS,
+    cost_of,
+    freed_nothing,
+    preempted_names,
+    preemption_passes,
+    recent_preemptions,
+)
+from kvscope.monitor.detectors.sizing.kv_too_small import KvTooSmall
+from kvscope.monitor.detectors.thresholds import Settings, Threshold
+from kvscope.monitor.detectors.ties import hits_mostly_its_requests
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.text import clock_time, counted, percent
 
-CODE = "collapse.preempt-all"
 
+class PreemptAll(Detector[Judgement]):
+    """Passes that preempted all running requests."""
 
-def judge(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
-    """Passes of late in which hardly anybody was left running."""
-    if not (ledger.has_stream and ledger.preempted):
-        return
-    fewest, share = settings(CODE, "min_requests"), settings(CODE, "min_share")
-    found = [
-        one
-        for one in passes(of_late(ledger, settings(CODE, "remember_s")))
-        if len(one) >= max(fewest, share * one[0].running) and not freed_nothing(one)
-    ]
-    if not found:
-        return
-    last = found[-1]
-    usable = max(1, ledger.state.total - ledger.state.reserved)
-    blocks, lost = sum(one.blocks for one in last), sum(one.tokens_lost for one in last)
-    yield Judgement(
-        code=CODE,
-        engine=ledger.engine,
-        verdict="likely" if ledger.state.damaged else "confirmed",
-        since_ns=ledger.wall(found[0][0].at_ns),
-        position=ledger.at(found[0][0].at),
-        requests=names([one for together in found for one in together]),
-        evidence=(
-            *cost_of(ledger, last),
-            Evidence("usage_before", round(100 * (1 - last[0].free / usable), 1), "%", position=ledger.at(last[0].at)),
-            Evidence("collapses_seen", len(found), "times", position=ledger.at(last[-1].at)),
-        ),
-        explanation=(
-            f"At {clock_time(ledger.wall(last[0].at_ns))} one pass of the scheduler preempted {len(last)} of the"
-            f" {last[0].running} requests that ran, where one would have made room: usage fell from"
-            f" {percent(1 - last[0].free / usable)} by {counted(blocks, 'block')} that were released as preempted, not"
-            f" as finished, and {counted(lost, 'token')} will be computed again. Seen {counted(len(found), 'time')}."
-        ),
-        do_now=("Nobody's answer is lost: those preempted go on by themselves, after they have been computed again.",),
-        change=(
-            "Look for a newer release: a scheduler that lacks a block need preempt one request, or a few.",
-            "Make preemptions rare: lower --max-num-seqs, or give the pool more (--gpu-memory-utilization,"
-            " --kv-cache-memory-bytes).",
-        ),
-        wont_help=(
-            "Lowering --max-num-batched-tokens, or other lengths in the load: these requests did not end together, as"
-            " in collapse.lockstep.",
-        ),
-        missing=LOST if ledger.state.damaged else "",
+    code = "collapse.preempt-all"
+    severity = "error"
+    title = "All running requests are preempted at once"
+    requires = ("stream",)
+    position = 410
+
+    min_requests = Threshold(4, "requests", "of two or three, a prompt that needs many blocks may well preempt all")
+    min_share = Threshold(
+        0.9, "of the running", "who lacks a block need preempt one request, or as many as have the blocks it lacks"
     )
+    remember_s = Threshold(120, "s", "waves come minutes apart; it is the same trouble")
+
+    def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        """Yield the recent passes in which hardly any request was left running."""
+        if ledger.has_stream and ledger.preempted:
+            yield from self._from_stream(ledger, settings)
+
+    def causes(self) -> Causes[Judgement]:
+        """Return what it may cause."""
+        return Causes[Judgement]().of(KvTooSmall, hits_mostly_its_requests)
+
+    def _from_stream(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        """Passes of late in which hardly anybody was left running."""
+        if not (ledger.has_stream and ledger.preempted):
+            return
+        fewest, share = settings(self.min_requests), settings(self.min_share)
+        found = [
+            one
+            for one in preemption_passes(recent_preemptions(ledger, settings(self.remember_s)))
+            if len(one) >= max(fewest, share * one[0].running) and not freed_nothing(one)
+        ]
+        if not found:
+            return
+        last = found[-1]
+        usable = max(1, ledger.state.total - ledger.state.reserved)
+        blocks, lost = sum(one.blocks for one in last), sum(one.tokens_lost for one in last)
+        yield Judgement(
+            code=self.code,
+            engine=ledger.engine,
+            verdict="likely" if ledger.state.damaged else "confirmed",
+            since_ns=ledger.wall(found[0][0].at_ns),
+            position=ledger.at(found[0][0].at),
+            requests=preempted_names([one for together in found for one in together]),
+            evidence=(
+                *cost_of(ledger, last),
+                Evidence(
+                    "usage_before", round(100 * (1 - last[0].free / usable), 1), "%", position=ledger.at(last[0].at)
+                ),
+                Evidence("collapses_seen", len(found), "times", position=ledger.at(last[-1].at)),
+            ),
+            explanation=(
+                f"At {clock_time(ledger.wall(last[0].at_ns))} one pass of the scheduler preempted {len(last)} of the"
+                f" {last[0].running} requests that ran, where one would have made room: usage fell from"
+                f" {percent(1 - last[0].free / usable)} by {counted(blocks, 'block')} that were released as preempted,"
+                f" not as finished, and {counted(lost, 'token')} will be computed again. Seen"
+                f" {counted(len(found), 'time')}."
+            ),
+            do_now=(
+                "Nobody's answer is lost: those preempted go on by themselves, after they have been computed again.",
+            ),
+            change=(
+                "Look for a newer release: a scheduler that lacks a block need preempt one request, or a few.",
+                "Make preemptions rare: lower --max-num-seqs, or give the pool more (--gpu-memory-utilization,"
+                " --kv-cache-memory-bytes).",
+            ),
+            wont_help=(
+                "Lowering --max-num-batched-tokens, or other lengths in the load: these requests did not end"
+                " together, as in collapse.lockstep.",
+            ),
+            missing=LOST_EVENTS if ledger.state.damaged else "",
+        )

@@ -8,104 +8,127 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import takewhile
+from typing import Final
 
+from kvscope.monitor.detectors.detector import Detector
 from kvscope.monitor.detectors.judgement import Evidence, Judgement
-from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.detectors.thresholds import Settings, Threshold
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.text import clock_time, counted, percent
 
-CODE = "collapse.prefix-hits"
-SOURCE = "kv-events"
-
-_CHANGE = (
+PREFIX_HITS_CHANGE = (
     "On a model with several KV groups (sliding window, Mamba) every group must hit, and one that always misses"
     " vetoes all: look for vLLM's fixes of it in a newer version, or try --disable-hybrid-kv-cache-manager.",
     "Check that clients send no cache_salt of their own, and no prompt_logprobs: such requests do not hit.",
 )
-_WONT_HELP = ("More KV memory: what is asked for is in the cache.",)
 
 
-def judge(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
-    """What the prefix cache holds and does not give."""
-    found = list(_by_stream(ledger, settings)) if ledger.has_stream else []
-    # vLLM stores what is there already once more, which its KV events tell, and the stream does not.
-    yield from found or (_by_kv_events(ledger, settings) if ledger.prefixes.stored else ())
+PREFIX_HITS_WONT_HELP = ("More KV memory: what is asked for is in the cache.",)
 
 
-def _enough(again: int, of: int, settings: Settings) -> bool:
-    return again >= settings(CODE, "min_blocks") and again >= settings(CODE, "min_share") * of
+KV_EVENTS: Final = "kv-events"
 
 
-def _by_stream(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
-    since_ns = ledger.now_ns - settings(CODE, "window_s") * 1e9 - (ledger.wall(1) - 1)  # on the engine's clock
-    recent = [prompt for prompt in ledger.prompts if prompt.at_ns >= since_ns]
-    # The last full block of a prompt is always computed: alone it says nothing.
-    missed = [prompt for prompt in recent if prompt.again > 1]
-    again = sum(prompt.again for prompt in missed)
-    computed = sum(prompt.blocks - prompt.hit for prompt in recent)
-    if not _enough(again, computed, settings):
-        return
-    began, last_at = ledger.wall(missed[0].at_ns), ledger.at(recent[-1].at)
-    hit, asked = sum(prompt.hit for prompt in recent), sum(prompt.blocks for prompt in recent)
-    yield Judgement(
-        code=CODE,
-        engine=ledger.engine,
-        verdict="likely" if ledger.state.damaged else "confirmed",
-        since_ns=began,
-        position=ledger.at(missed[0].at),
-        requests=tuple(dict.fromkeys(prompt.id for prompt in missed)),
-        evidence=(
-            Evidence("prompts_computed", len(recent), "prompts", position=last_at),
-            Evidence("blocks_of_them", asked, "blocks", position=last_at),
-            Evidence("blocks_hit", hit, "blocks", position=last_at),
-            Evidence("blocks_computed", computed, "blocks", position=last_at),
-            Evidence("computed_though_cached", again, "blocks", position=ledger.at(missed[-1].at)),
-            Evidence("share_computed_though_cached", round(100 * again / computed, 1), "%", position=last_at),
-            Evidence(
-                "blocks_cached_idle", ledger.state.cached_idle, "blocks", position=ledger.at(ledger.state.places.pool)
+class PrefixHits(Detector[Judgement]):
+    """Prefixes that the cache holds and does not give."""
+
+    code = "collapse.prefix-hits"
+    severity = "warning"
+    title = "Prompts are computed again though their prefixes are in the cache"
+    requires = ("stream", "kv-events")
+    position = 420
+
+    window_s = Threshold(60, "s", "what was computed again before is past")
+    min_blocks = Threshold(
+        64, "blocks", "fewer are a prompt or two that were not looked up, for a request of its own wish"
+    )
+    min_share = Threshold(0.5, "of the stored", "where prefixes are hit, next to nothing that is kept is stored again")
+
+    def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        """Yield what is cached and computed again."""
+        found = list(self._from_stream(ledger, settings)) if ledger.has_stream else []
+        # vLLM stores again what is there already, which its KV events report and the stream does not.
+        yield from found or (self._from_kv_events(ledger, settings) if ledger.prefixes.stored else ())
+
+    def _enough(self, again: int, of: int, settings: Settings) -> bool:
+        return again >= settings(self.min_blocks) and again >= settings(self.min_share) * of
+
+    def _from_stream(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        since_ns = ledger.now_ns - settings(self.window_s) * 1e9 - (ledger.wall(1) - 1)  # on the engine's clock
+        recent = [prompt for prompt in ledger.prompts if prompt.at_ns >= since_ns]
+        # The last full block of a prompt is always computed: alone it says nothing.
+        missed = [prompt for prompt in recent if prompt.again > 1]
+        again = sum(prompt.again for prompt in missed)
+        computed = sum(prompt.blocks - prompt.hit for prompt in recent)
+        if not self._enough(again, computed, settings):
+            return
+        began, last_at = ledger.wall(missed[0].at_ns), ledger.at(recent[-1].at)
+        hit, asked = sum(prompt.hit for prompt in recent), sum(prompt.blocks for prompt in recent)
+        yield Judgement(
+            code=self.code,
+            engine=ledger.engine,
+            verdict="likely" if ledger.state.damaged else "confirmed",
+            since_ns=began,
+            position=ledger.at(missed[0].at),
+            requests=tuple(dict.fromkeys(prompt.id for prompt in missed)),
+            evidence=(
+                Evidence("prompts_computed", len(recent), "prompts", position=last_at),
+                Evidence("blocks_of_them", asked, "blocks", position=last_at),
+                Evidence("blocks_hit", hit, "blocks", position=last_at),
+                Evidence("blocks_computed", computed, "blocks", position=last_at),
+                Evidence("computed_though_cached", again, "blocks", position=ledger.at(missed[-1].at)),
+                Evidence("share_computed_though_cached", round(100 * again / computed, 1), "%", position=last_at),
+                Evidence(
+                    "blocks_cached_idle",
+                    ledger.state.cached_idle,
+                    "blocks",
+                    position=ledger.at(ledger.state.places.pool),
+                ),
             ),
-        ),
-        explanation=(
-            f"Since {clock_time(began)} {counted(len(missed), 'prompt')} were looked up in the prefix cache and"
-            f" computed though their blocks were in it: {counted(again, 'block')} at least, {percent(again / computed)}"
-            f" of all that was computed for prompts. {percent(hit / max(asked, 1))} of what was asked for was hit."
-        ),
-        do_now=("Send one prompt twice with nothing else running: no faster the second time, it is never hit.",),
-        change=_CHANGE,
-        wont_help=_WONT_HELP,
-        missing="the events that were lost" if ledger.state.damaged else "",
-    )
+            explanation=(
+                f"Since {clock_time(began)} {counted(len(missed), 'prompt')} were looked up in the prefix cache and"
+                f" computed though their blocks were in it: {counted(again, 'block')} at least,"
+                f" {percent(again / computed)} of all that was computed for prompts. {percent(hit / max(asked, 1))} of"
+                " what was asked for was hit."
+            ),
+            do_now=("Send one prompt twice with nothing else running: no faster the second time, it is never hit.",),
+            change=PREFIX_HITS_CHANGE,
+            wont_help=PREFIX_HITS_WONT_HELP,
+            missing="the events that were lost" if ledger.state.damaged else "",
+        )
 
-
-def _by_kv_events(ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
-    since_ns = ledger.now_ns - settings(CODE, "window_s") * 1e9
-    recent = list(takewhile(lambda step: step.at_ns >= since_ns, reversed(ledger.prefixes.steps)))
-    stored, again = sum(step.stored for step in recent), sum(step.again for step in recent)
-    if not _enough(again, stored, settings):
-        return
-    first = next(step for step in reversed(recent) if step.again)
-    yield Judgement(
-        code=CODE,
-        engine=ledger.engine,
-        verdict="likely",
-        since_ns=first.at_ns,
-        position=first.position,
-        evidence=(
-            Evidence("blocks_stored", stored, "blocks", SOURCE),
-            Evidence("stored_though_kept", again, "blocks", SOURCE, first.position),
-            Evidence("share_stored_though_kept", round(100 * again / stored, 1), "%", SOURCE),
-            Evidence("blocks_kept", ledger.prefixes.kept_blocks, "blocks", SOURCE),
-        ),
-        explanation=(
-            f"Since {clock_time(first.at_ns)} {counted(again, 'block')} were computed and stored whose very content the"
-            f" cache held, {percent(again / stored)} of all that was stored: prompts are computed again though their"
-            " prefixes are there. A prefix that is hit is not stored again, but for the last block of a prompt."
-        ),
-        do_now=("Compare vllm:prefix_cache_hits_total with vllm:prefix_cache_queries_total: the first stands still.",),
-        change=_CHANGE,
-        wont_help=_WONT_HELP,
-        missing=(
-            "tokens looked up and hit, by group: the event stream says them; vllm:prefix_cache_queries_total and"
-            " _hits_total of the /metrics page say the sum"
-        ),
-    )
+    def _from_kv_events(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        since_ns = ledger.now_ns - settings(self.window_s) * 1e9
+        recent = list(takewhile(lambda step: step.at_ns >= since_ns, reversed(ledger.prefixes.steps)))
+        stored, again = sum(step.stored for step in recent), sum(step.again for step in recent)
+        if not self._enough(again, stored, settings):
+            return
+        first = next(step for step in reversed(recent) if step.again)
+        yield Judgement(
+            code=self.code,
+            engine=ledger.engine,
+            verdict="likely",
+            since_ns=first.at_ns,
+            position=first.position,
+            evidence=(
+                Evidence("blocks_stored", stored, "blocks", KV_EVENTS),
+                Evidence("stored_though_kept", again, "blocks", KV_EVENTS, first.position),
+                Evidence("share_stored_though_kept", round(100 * again / stored, 1), "%", KV_EVENTS),
+                Evidence("blocks_kept", ledger.prefixes.kept_blocks, "blocks", KV_EVENTS),
+            ),
+            explanation=(
+                f"Since {clock_time(first.at_ns)} {counted(again, 'block')} were computed and stored whose very"
+                f" content the cache held, {percent(again / stored)} of all that was stored: prompts are computed"
+                " again though their prefixes are there. A prefix that is hit is not stored again, but for the last"
+                " block of a prompt."
+            ),
+            do_now=(
+                "Compare vllm:prefix_cache_hits_total with vllm:prefix_cache_queries_total: the first stands still.",
+            ),
+            change=PREFIX_HITS_CHANGE,
+            wont_help=PREFIX_HITS_WONT_HELP,
+            missing=(
+                "tokens looked up and hit, by group: the event stream says them; vllm:prefix_cache_queries_total and"
+                " _hits_total of the /metrics page say the sum"
+            ),
+        )

@@ -1,4 +1,4 @@
-"""What the detectors of kept blocks have in common: whom it concerns, how much, and whether it is too long."""
+"""What the detectors of kept blocks have in common: which requests, how much, and whether it is too long."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ class Kept(NamedTuple):
 
 
 def kept(ledger: EngineLedger, deferrals: Iterable[Deferral]) -> Kept:
-    """All of these together."""
+    """Add up deferrals."""
     in_order = sorted(deferrals, key=lambda deferral: (deferral.since_ns, deferral.request))
     blocks = sorted(set().union(*(deferral.blocks for deferral in in_order)))
     return Kept(in_order, blocks, len(blocks) / (ledger.state.total - ledger.state.reserved))
 
 
-def overdue(
+def overdue_deferrals(
     deferrals: Iterable[Deferral], waited: Callable[[Deferral], tuple[float, float]]
 ) -> tuple[list[Deferral], bool]:
-    """Those that have waited for longer than they may, by `waited` (both in seconds); if there are none, those beyond
-    half of it. And whether it is the latter: they are pending.
+    """Return those that have waited for longer than they may, by `waited` (both in seconds), and False; if there are
+    none, those beyond half of it, and True: they are pending.
     """
     times = [(*waited(deferral), deferral) for deferral in deferrals]
     over = [deferral for waits, may_wait, deferral in times if waits > may_wait]
@@ -52,12 +52,12 @@ def overdue(
 
 
 def heard_s(ledger: EngineLedger, mono_ns: int) -> float:
-    """Seconds from then until the engine last said something: one that is silent may have done its part since."""
+    """Return the seconds from then until the engine was last seen: one that is silent may have done its part since."""
     return max(0.0, (ledger.heard_ns - ledger.wall(mono_ns)) / 1e9)
 
 
-def oldest(ledger: EngineLedger, kept: Kept) -> str:
-    """Of the longest kept, since when."""
+def oldest_deferral_text(ledger: EngineLedger, kept: Kept) -> str:
+    """Describe since when the longest is kept."""
     first = kept.deferrals[0]
     since = clock_time(ledger.wall(first.since_ns))
     return f"The oldest, {first.id}, ended at {since}, {duration(ledger.age_s(first.since_ns))} ago."

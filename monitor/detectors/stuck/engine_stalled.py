@@ -1,107 +1,48 @@
-"""stuck.engine-stalled: steps stop with work pending. Needs steps and heartbeats; silence alone is only likely.
+"""stuck.engine-stalled: steps stop with work pending.
 
-A request that waits for something outside the scheduler is no work: an engine that has no other may sleep.
+From the stream: needs steps and heartbeats; silence alone is only likely. A request that waits for something outside
+the scheduler is no work: an engine that has no other may sleep. From metrics: a count of steps that stands still while
+requests run, never more than likely. Where other ranks of the same server go on, it is stuck.rank-diverged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
+from kvscope.monitor.detectors.detector import Causes, Detector
 from kvscope.monitor.detectors.judgement import Evidence, Judgement, Verdict
-from kvscope.monitor.detectors.stuck.waiting_requests import HEARTBEAT_S, Living, is_outside, watchdog
-from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.detectors.stuck.rank_steps import AFTER_S, last_step_ns
+from kvscope.monitor.detectors.stuck.sample_windows import last_window, moving_pause_s, seconds_apart
+from kvscope.monitor.detectors.stuck.stall_effects import NOTHING_MOVES
+from kvscope.monitor.detectors.stuck.waiting_requests import (
+    LIVE_HEARTBEAT_S,
+    Living,
+    is_outside,
+    living_requests,
+    watchdog_report,
+)
+from kvscope.monitor.detectors.thresholds import Settings, Threshold
+from kvscope.monitor.events.samples import Sample
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.state.records import RequestState, StepInFlight
 from kvscope.monitor.text import clock_time, counted, duration
 
-ENGINE_STALLED = "stuck.engine-stalled"
-DO_NOW: Final = (
+STALLED_DO_NOW: Final = (
     "Dump the process's stacks before anything else (py-spy dump --pid PID): they name the call that hangs.",
     "Take the engine out of rotation: its /health may still answer 200. Then restart it.",
 )
-CHANGE: Final = ("Let the load balancer probe progress (kvscope's /metrics, or a one-token request), not /health.",)
-WONT_HELP: Final = ("Waiting for the queue to drain, or lowering the load: nothing runs.",)
 
 
-def judge(ledger: EngineLedger, settings: Settings, living: Living) -> Iterator[Judgement]:
-    """Whether the whole engine stands still."""
-    state, at, running, waiting = ledger.state, ledger.at, living.running, living.waiting
-    in_flight = _steps_in_flight(ledger)
-    if state.stopped_ns or not (running or waiting or in_flight):
-        return
-    silent_s = (ledger.now_ns - ledger.heard_ns) / 1e9
-    heard = silent_s < 3 * HEARTBEAT_S
-    step = min(in_flight, key=lambda s: s.since_ns, default=None)
-    grace = settings(ENGINE_STALLED, "grace_s")
-    if step is not None:
-        allowed = max(grace, _expected_s(ledger, settings, step))
-        since = step.since_ns
-        what = f"step {step.step} ({counted(step.tokens, 'token')}) was launched and has not completed"
-    elif heard and (ledger.passes_advanced or not ledger.heartbeats):
-        return  # the scheduler looks and finds nothing that it may run (or we came too late to tell): no stall
-    elif heard and not running and all(is_outside(record) for record in waiting):
-        return  # what they wait for will wake it
-    else:
-        allowed = grace
-        since = max(state.now_ns, _last_progress(running))
-        what = "no step was launched though there is work"
-    since_at = at(step.at) if step else at(state.places.completed, state.places.moved)
-    age = ledger.age_s(since)
-    if not heard:
-        age = max(age if step else 0.0, silent_s)
-    if age < allowed / 2:
-        return
-    verdict: Verdict = "confirmed" if heard and not state.damaged else "likely"
-    if heard:
-        alive = "The process lives: its event stream's own thread still answers."
-    else:
-        alive = f"Nothing at all has been heard of the process for {duration(silent_s)}: it is frozen, dead or cut off."
-    yield Judgement(
-        code=ENGINE_STALLED,
-        engine=ledger.engine,
-        verdict=verdict,
-        pending=age < allowed,
-        since_ns=ledger.wall(since),
-        position=since_at,
-        requests=tuple(record.id for record in (*running, *waiting)),
-        evidence=(
-            Evidence("stalled_s", round(age, 1), "s", position=since_at),
-            Evidence("allowed_s", round(allowed, 1), "s", position=at(state.places.started)),
-            Evidence("silent_s", round(silent_s, 1), "s", position=str(ledger.heard_at)),
-            Evidence(
-                "step_in_flight",
-                step.step if step else "none",
-                "step",
-                position=at(step.at if step else state.places.completed),
-            ),
-            Evidence(
-                "tokens_in_flight",
-                step.tokens if step else 0,
-                "tokens",
-                position=at(step.at if step else state.places.completed),
-            ),
-            Evidence("last_step", state.last_step, "step", position=at(state.places.completed)),
-            Evidence("running", len(running), "requests", position=at(state.places.moved)),
-            Evidence("waiting", len(waiting), "requests", position=at(state.places.moved)),
-            Evidence(
-                "engine_watchdog",
-                watchdog((*running, *waiting)),
-                position=at(*(r.stalled_at for r in (*running, *waiting) if r.stalled_ns)),
-            ),
-        ),
-        explanation=(
-            f"Since {clock_time(ledger.wall(since))} ({duration(age)}) {what}, with {counted(len(running), 'request')}"
-            f" running and {len(waiting):,} waiting. {alive}"
-        ),
-        do_now=DO_NOW,
-        change=CHANGE,
-        wont_help=WONT_HELP,
-        missing="" if verdict == "confirmed" else "a heartbeat, or the process's state (ps -o stat= -p PID)",
-    )
+STALLED_CHANGE: Final = (
+    "Let the load balancer probe progress (kvscope's /metrics, or a one-token request), not /health.",
+)
 
 
-def _steps_in_flight(ledger: EngineLedger) -> list[StepInFlight]:
+STALLED_WONT_HELP: Final = ("Waiting for the queue to drain, or lowering the load: nothing runs.",)
+
+
+def steps_in_flight(ledger: EngineLedger) -> list[StepInFlight]:
     """Steps launched and not completed; one that a later heartbeat does not name is over, and its end was lost."""
     beat = ledger.state.heartbeat
     return [
@@ -111,14 +52,213 @@ def _steps_in_flight(ledger: EngineLedger) -> list[StepInFlight]:
     ]
 
 
-def _expected_s(ledger: EngineLedger, settings: Settings, step: StepInFlight) -> float:
-    """How long a step of so many tokens may take, by what tokens have cost so far; generous for a first step."""
-    totals = ledger.state.totals
-    if not totals.steps or not totals.computed_tokens:
-        return settings(ENGINE_STALLED, "first_step_s")
-    per_token = totals.step_ns / totals.computed_tokens
-    return settings(ENGINE_STALLED, "slower_than_expected") * per_token * step.tokens / 1e9
-
-
 def _last_progress(running: list[RequestState]) -> int:
     return max((record.progressed_ns for record in running), default=0)
+
+
+def _counts_at_the_end(ledger: EngineLedger) -> bool:
+    """Whether tokens are counted only when their request ends, as SGLang does."""
+    fact = ledger.facts.get("exposition")
+    return fact is not None and fact.value == "sglang"
+
+
+class EngineStalled(Detector[Judgement]):
+    """An engine whose steps have stopped with work pending."""
+
+    code = "stuck.engine-stalled"
+    severity = "critical"
+    title = "Steps have stopped with work pending"
+    requires = ("stream", "metrics", "log")
+    position = 296
+
+    grace_s = Threshold(5, "s", "no pause between steps, a garbage collection or a swapped page, is this long")
+    first_step_s = Threshold(60, "s", "the first step of a size may compile kernels")
+    slower_than_expected = Threshold(
+        5, "times", "a step this much slower than its tokens have cost so far is not just a long prefill"
+    )
+    unseen_step_s = Threshold(
+        10, "s", "where only figures are known and none of the steps was seen to end, one may be a long prefill"
+    )
+    longest_times = Threshold(
+        3, "times", "where only figures are known, a step may take as much longer than the longest seen"
+    )
+
+    def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        """Yield the stall of the engine, whatever its server's other ranks do."""
+        if ledger.has_stream:
+            yield from self._from_stream(ledger, settings, living_requests(ledger))
+        elif ledger.samples and ledger.samples[-1].awake is not False:
+            yield from self._from_samples(ledger, settings)
+
+    def detect_rank(
+        self, ledger: EngineLedger, siblings: Sequence[EngineLedger], settings: Settings
+    ) -> Iterator[Judgement]:
+        """Yield the stall unless other ranks go on, which is stuck.rank-diverged."""
+        for stall in self.detect(ledger, settings):
+            if not self.ranks_going_on(stall, siblings, settings):
+                yield stall
+
+    def ranks_going_on(
+        self, stall: Judgement, siblings: Sequence[EngineLedger], settings: Settings
+    ) -> list[EngineLedger]:
+        """Return the ranks that launched a step well after the stall began, and do not stand still themselves."""
+        if not stall.since_ns:
+            return []
+        from_ns = stall.since_ns + settings(AFTER_S) * 1e9
+        return [
+            other for other in siblings if last_step_ns(other) > from_ns and not self._stands_still(other, settings)
+        ]
+
+    def _stands_still(self, ledger: EngineLedger, settings: Settings) -> bool:
+        return any(not stall.pending for stall in self.detect(ledger, settings))
+
+    def causes(self) -> Causes[Judgement]:
+        """Return what it may cause."""
+        return NOTHING_MOVES
+
+    def _from_stream(self, ledger: EngineLedger, settings: Settings, living: Living) -> Iterator[Judgement]:
+        """Whether the whole engine stands still."""
+        state, at, running, waiting = ledger.state, ledger.at, living.running, living.waiting
+        in_flight = steps_in_flight(ledger)
+        if state.stopped_ns or not (running or waiting or in_flight):
+            return
+        silent_s = (ledger.now_ns - ledger.heard_ns) / 1e9
+        heard = silent_s < 3 * LIVE_HEARTBEAT_S
+        step = min(in_flight, key=lambda s: s.since_ns, default=None)
+        grace = settings(self.grace_s)
+        if step is not None:
+            allowed = max(grace, self._expected_s(ledger, settings, step))
+            since = step.since_ns
+            what = f"step {step.step} ({counted(step.tokens, 'token')}) was launched and has not completed"
+        elif heard and (ledger.passes_advanced or not ledger.heartbeats):
+            return  # the scheduler looks and finds nothing that it may run (or we came too late to tell): no stall
+        elif heard and not running and all(is_outside(record) for record in waiting):
+            return  # what they wait for will wake it
+        else:
+            allowed = grace
+            since = max(state.now_ns, _last_progress(running))
+            what = "no step was launched though there is work"
+        since_at = at(step.at) if step else at(state.places.completed, state.places.moved)
+        age = ledger.age_s(since)
+        if not heard:
+            age = max(age if step else 0.0, silent_s)
+        if age < allowed / 2:
+            return
+        verdict: Verdict = "confirmed" if heard and not state.damaged else "likely"
+        if heard:
+            alive = "The process lives: its event stream's own thread still answers."
+        else:
+            alive = (
+                f"Nothing at all has been heard of the process for {duration(silent_s)}: it is frozen, dead or cut off."
+            )
+        yield Judgement(
+            code=self.code,
+            engine=ledger.engine,
+            verdict=verdict,
+            pending=age < allowed,
+            since_ns=ledger.wall(since),
+            position=since_at,
+            requests=tuple(record.id for record in (*running, *waiting)),
+            evidence=_stall_evidence(ledger, living, step, age, allowed, since_at),
+            explanation=(
+                f"Since {clock_time(ledger.wall(since))} ({duration(age)}) {what}, with"
+                f" {counted(len(running), 'request')} running and {len(waiting):,} waiting. {alive}"
+            ),
+            do_now=STALLED_DO_NOW,
+            change=STALLED_CHANGE,
+            wont_help=STALLED_WONT_HELP,
+            missing="" if verdict == "confirmed" else "a heartbeat, or the process's state (ps -o stat= -p PID)",
+        )
+
+    def _expected_s(self, ledger: EngineLedger, settings: Settings, step: StepInFlight) -> float:
+        """How long a step of so many tokens may take, by what tokens have cost so far; generous for a first step."""
+        totals = ledger.state.totals
+        if not totals.steps or not totals.computed_tokens:
+            return settings(self.first_step_s)
+        per_token = totals.step_ns / totals.computed_tokens
+        return settings(self.slower_than_expected) * per_token * step.tokens / 1e9
+
+    def _from_samples(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        last = ledger.samples[-1]
+        counts_steps = last.steps is not None
+        progress: Callable[[Sample], int | None] = (
+            (lambda s: s.steps) if counts_steps else (lambda s: s.generation_tokens)
+        )
+        reached = progress(last)
+        if not last.running or reached is None or (not counts_steps and _counts_at_the_end(ledger)):
+            return
+        samples = list(ledger.samples)
+        start = last_window(samples, lambda s: bool(s.running) and progress(s) == reached)
+        if start is None or start == len(samples) - 1:
+            return
+        first = samples[start]
+        age = seconds_apart(first, last)
+        longest = settings(self.longest_times) * moving_pause_s(samples[: start + 1])
+        allowed = max(settings(self.grace_s if longest else self.unseen_step_s), longest)
+        if not counts_steps:
+            allowed = max(allowed, settings(self.first_step_s))
+        if age < allowed / 4:
+            return
+        what = "no step has ended" if counts_steps else "no token was generated"
+        yield Judgement(
+            code=self.code,
+            engine=ledger.engine,
+            verdict="likely" if counts_steps else "cannot-tell",
+            pending=age < allowed,
+            since_ns=first.at_ns or 0,
+            position=first.position,
+            evidence=(
+                Evidence("stalled_s", round(age, 1), "s", last.source),
+                Evidence("allowed_s", round(allowed, 1), "s"),
+                Evidence("steps", reached if counts_steps else "not exposed", "steps", last.source, first.position),
+                Evidence("running", last.running, "requests", last.source, last.position),
+                Evidence("waiting", "not exposed" if last.waiting is None else last.waiting, "requests", last.source),
+                Evidence("samples_that_said_the_same", len(samples) - start, "samples", last.source),
+            ),
+            explanation=(
+                f"Since {clock_time(first.at_ns or 0)} ({duration(age)}) {what}, with"
+                f" {counted(last.running, 'request')} running. The metrics page still answers, with every figure as it"
+                " was: it is served by the front end, and the engine behind it stands still."
+            ),
+            do_now=STALLED_DO_NOW,
+            change=STALLED_CHANGE,
+            wont_help=STALLED_WONT_HELP,
+            missing=(
+                "whether a step is in flight: attach the event stream (monitor doctor tcp://HOST:5757), or look at the"
+                " process's state (ps -o stat= -p PID)"
+                if counts_steps
+                else "the count of steps (vllm:iteration_tokens_total_count): a long prefill generates no token either"
+            ),
+        )
+
+
+def _stall_evidence(
+    ledger: EngineLedger, living: Living, step: StepInFlight | None, age: float, allowed: float, since_at: str
+) -> tuple[Evidence, ...]:
+    state, at, running, waiting = ledger.state, ledger.at, living.running, living.waiting
+    silent_s = (ledger.now_ns - ledger.heard_ns) / 1e9
+    return (
+        Evidence("stalled_s", round(age, 1), "s", position=since_at),
+        Evidence("allowed_s", round(allowed, 1), "s", position=at(state.places.started)),
+        Evidence("silent_s", round(silent_s, 1), "s", position=str(ledger.heard_at)),
+        Evidence(
+            "step_in_flight",
+            step.step if step else "none",
+            "step",
+            position=at(step.at if step else state.places.completed),
+        ),
+        Evidence(
+            "tokens_in_flight",
+            step.tokens if step else 0,
+            "tokens",
+            position=at(step.at if step else state.places.completed),
+        ),
+        Evidence("last_step", state.last_step, "step", position=at(state.places.completed)),
+        Evidence("running", len(running), "requests", position=at(state.places.moved)),
+        Evidence("waiting", len(waiting), "requests", position=at(state.places.moved)),
+        Evidence(
+            "engine_watchdog",
+            watchdog_report((*running, *waiting)),
+            position=at(*(r.stalled_at for r in (*running, *waiting) if r.stalled_ns)),
+        ),
+    )

@@ -1,4 +1,8 @@
-"""What the detectors of stuck requests have in common: who lives, who has waited for too long, and on whose word."""
+"""What the detectors of stuck requests have in common: which requests live, which are overdue, and how that is worded.
+
+How long a request stands still is counted until the scheduler is last known to have gone over its queue: one that
+cannot look is stalled, and its requests are not stuck by themselves.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,10 @@ from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.state.records import RequestState
 from kvscope.monitor.text import clock_time, counted
 
-HEARTBEAT_S: Final = 1.0
-"""How often an engine that lives is heard."""
+LIVE_HEARTBEAT_S: Final = 1.0
+"""How often a live engine sends a heartbeat."""
+
+
 OUTSIDE: Final = frozenset(
     int(status)
     for status in (
@@ -21,7 +27,9 @@ OUTSIDE: Final = frozenset(
         Status.WAITING_FOR_STREAMING_REQ,
     )
 )
-LOST: Final = "the events that were lost: what it waited for may be among them; the next audit tells"
+
+
+LOST_WAKE: Final = "the events that were lost: what it waited for may be among them; the next audit tells"
 
 
 class Living(NamedTuple):
@@ -32,8 +40,8 @@ class Living(NamedTuple):
     running: list[RequestState]
 
 
-def living(ledger: EngineLedger) -> Living:
-    """Everybody who lives, in one look."""
+def living_requests(ledger: EngineLedger) -> Living:
+    """Sort the requests that have not ended."""
     found = Living([], [], [])
     for record in ledger.state.requests.values():
         if record.is_running:
@@ -46,7 +54,7 @@ def living(ledger: EngineLedger) -> Living:
 
 
 def is_outside(record: RequestState) -> bool:
-    """Whether it waits for something outside the scheduler."""
+    """Return whether it waits for something outside the scheduler."""
     return record.status in OUTSIDE
 
 
@@ -64,7 +72,7 @@ class Overdue(NamedTuple):
         return tuple(record.id for record in self.records)
 
 
-def overdue(
+def overdue_requests(
     records: Iterable[RequestState], since: Callable[[RequestState], int], until_ns: int, grace_s: float
 ) -> Overdue | None:
     """Those that have stood still for longer than `grace_s`, from `since` until `until_ns`, the last moment at which
@@ -78,46 +86,44 @@ def overdue(
     return None
 
 
-def verdict_of(ledger: EngineLedger) -> Verdict:
-    """What the stream supports: after a loss, only likely."""
+def stream_verdict(ledger: EngineLedger) -> Verdict:
+    """Return what the stream supports: after a loss, only likely."""
     return "likely" if ledger.state.damaged else "confirmed"
 
 
-def what_is_missing(ledger: EngineLedger) -> str:
-    """What would raise the verdict."""
-    return LOST if ledger.state.damaged else ""
+def missing_after_loss(ledger: EngineLedger) -> str:
+    """Return what would raise the verdict."""
+    return LOST_WAKE if ledger.state.damaged else ""
 
 
-def judged(ledger: EngineLedger, late: Overdue, *, began_at: int, **own: Any) -> Judgement:
-    """What is judged of those that are overdue, on the stream's word, since the event at `began_at`; `own` is what the
-    code has for itself.
-    """
+def overdue_judgement(ledger: EngineLedger, late: Overdue, *, began_at: int, **own: Any) -> Judgement:
+    """Judge requests that are overdue by the stream, since the event at `began_at`; `own` is what the code adds."""
     return Judgement(
         engine=ledger.engine,
-        verdict=verdict_of(ledger),
+        verdict=stream_verdict(ledger),
         pending=late.pending or ledger.state.damaged,
         since_ns=ledger.wall(late.since_ns),
         position=ledger.at(began_at),
         requests=late.ids,
-        missing=what_is_missing(ledger),
+        missing=missing_after_loss(ledger),
         **own,
     )
 
 
-def since_in_words(ledger: EngineLedger, late: Overdue) -> str:
-    """`since 14:02:11`, of the longest."""
+def since_text(ledger: EngineLedger, late: Overdue) -> str:
+    """Return `since 14:02:11`, for the longest."""
     at = clock_time(ledger.wall(late.since_ns))
     return f"since {at}" if len(late.records) == 1 else f"the first of them, {late.records[0].id}, since {at}"
 
 
-def requests(late: Overdue) -> str:
-    """`Request r-7` or `3 requests`, for the beginning of a sentence."""
+def requests_text(late: Overdue) -> str:
+    """Return `Request r-7` or `3 requests`, for the beginning of a sentence."""
     count = len(late.records)
     return f"Request {late.records[0].id}" if count == 1 else counted(count, "request")
 
 
-def watchdog(records: Iterable[RequestState]) -> str:
-    """What the engine's own watchdog says of them; one that never spoke may not be there, or not be due yet."""
+def watchdog_report(records: Iterable[RequestState]) -> str:
+    """Summarize what the engine's own watchdog reported of them; one that never did may be absent, or not due yet."""
     stalled = [record for record in records if record.stalled_ns]
     if not stalled:
         return "has not spoken"

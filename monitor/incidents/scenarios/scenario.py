@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
+from kvscope.monitor.detectors.registry import THRESHOLDS
 from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.incidents.client_load import Clients
 from kvscope.monitor.incidents.simulated_run import Life, Named, exactly, strikes, struck
@@ -41,7 +42,7 @@ class Scenario:
 
     def grace_s(self, settings: Settings) -> float:
         """What the class itself waits before it is found."""
-        return self.waits_s + sum(settings(*name.rsplit(".", 1)) for name in self.grace)
+        return self.waits_s + sum(settings(THRESHOLDS[name]) for name in self.grace)
 
 
 class Way(NamedTuple):

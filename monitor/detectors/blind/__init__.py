@@ -1,0 +1,1 @@
+"""What the observer itself cannot see. Information, never above."""

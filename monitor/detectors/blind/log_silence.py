@@ -1,0 +1,78 @@
+"""blind.log-silence: the log has fallen silent about an engine that had work."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Final
+
+from kvscope.monitor.detectors.detector import Detector
+from kvscope.monitor.detectors.judgement import Evidence, Judgement
+from kvscope.monitor.detectors.sample_math import DEFAULT_INTERVAL_S, apart_s
+from kvscope.monitor.detectors.thresholds import Settings, Threshold
+from kvscope.monitor.events.samples import Sample
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.text import counted, duration
+
+LINES_MISSING: Final = 3
+"""In a row: where lines are further apart than vLLM's ten seconds, so many of them are waited for."""
+
+
+def _line_interval_s(samples: Sequence[Sample]) -> float:
+    """Between two of the log's lines, as it was until the last."""
+    apart = [s for earlier, later in pairwise(samples) if (s := apart_s(earlier, later))]
+    return statistics.median(apart) if apart else DEFAULT_INTERVAL_S
+
+
+class LogSilence(Detector[Judgement]):
+    """A log that no longer has lines about an engine that had work."""
+
+    code = "blind.log-silence"
+    severity = "info"
+    title = "The log has fallen silent about an engine that had work"
+    requires = ("log",)
+    position = 810
+
+    silent_s = Threshold(
+        30, "s", "vLLM writes a line every ten seconds while it works; three that are missing are no delay"
+    )
+
+    def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        """Yield the silence, if the engine had work."""
+        if not ledger.has_stream and ledger.samples and ledger.samples[-1].source == "log":
+            yield from self._judge_silence(ledger, settings)
+
+    def _judge_silence(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        """vLLM leaves its lines out as soon as no token is computed, be it that nobody asks or that it hangs."""
+        last = ledger.samples[-1]
+        if not (last.running or last.waiting):
+            return
+        goes_on = ledger.facts.get("last_stamp")
+        silent_s = (goes_on.at_ns - last.at_ns) / 1e9 if goes_on and goes_on.at_ns and last.at_ns else 0.0
+        allowed = max(settings(self.silent_s), LINES_MISSING * _line_interval_s(list(ledger.samples)))
+        stood_still = last.prompt_tokens_per_s == 0 and last.generation_tokens_per_s == 0
+        if silent_s < allowed and not stood_still:
+            return
+        running, waiting = last.running or 0, last.waiting or 0
+        known = silent_s >= allowed
+        yield Judgement(
+            code=self.code,
+            engine=ledger.engine,
+            verdict="confirmed" if known else "cannot-tell",
+            since_ns=last.at_ns or 0,
+            position=last.position,
+            evidence=(
+                Evidence("running", running, "requests", "log", last.position),
+                Evidence("waiting", waiting, "requests", "log", last.position),
+                Evidence("silent_s", round(silent_s, 1), "s", "log", goes_on.position if goes_on else ""),
+            ),
+            explanation=(
+                f"The last line with figures has {counted(running, 'request')} running and {waiting:,} waiting; "
+                + (f"the log goes on for {duration(silent_s)} without another. " if known else "it is the log's last. ")
+                + "vLLM leaves these lines out while no token is computed, so their absence does not mean that nothing"
+                " was asked for: an engine that hangs is as silent as one that is idle."
+            ),
+            do_now=("Look at the engine itself, not at its log: its metrics page, or monitor doctor tcp://HOST:5757.",),
+            missing="" if known else "what came after it: a log that goes on for longer, or the metrics page",
+        )

@@ -1,0 +1,71 @@
+"""blind.not-exposed: metrics that this engine's page does not have. An absent metric is not 0."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from kvscope.monitor.detectors.blind.metrics_dialect import has_metrics_page, metrics_dialect
+from kvscope.monitor.detectors.detector import Detector
+from kvscope.monitor.detectors.judgement import Evidence, Judgement
+from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+
+
+class NeededMetric(NamedTuple):
+    """A figure of a metrics page: its name there, and what cannot be said, or only with less certainty, without it."""
+
+    metric: str
+    needed_for: str
+
+
+NEEDED_METRICS: Final[dict[str, NeededMetric]] = {
+    "running": NeededMetric("vllm:num_requests_running", "every judgement"),
+    "waiting": NeededMetric("vllm:num_requests_waiting", "collapse.lockstep and stuck.never-fits"),
+    "usage": NeededMetric("vllm:kv_cache_usage_perc", "leak.finished-held, collapse.lockstep and stuck.never-fits"),
+    "steps": NeededMetric("vllm:iteration_tokens_total_count", "stuck.engine-stalled (with it: likely)"),
+    "deferred": NeededMetric("vllm:num_requests_waiting_by_reason", "stuck.never-fits (with it: likely)"),
+    "finished": NeededMetric("vllm:request_success_total", "how requests of collapse.lockstep ended"),
+    "preemptions": NeededMetric("vllm:num_preemptions_total", "whether collapse.lockstep was preemption"),
+}
+
+
+HOW_TO_EXPOSE: Final = {
+    "vllm": "Upgrade vLLM: 0.20 and later expose all of them, unless --disable-log-stats is given.",
+    "sglang": "No flag of SGLang adds them: the event stream of a probe would.",
+    "kvscope": "Attach the event stream (--events of the engine, monitor doctor tcp://HOST:5757): it says all of it.",
+}
+
+
+class NotExposed(Detector[Judgement]):
+    """Metrics that detectors need and the page does not have."""
+
+    code = "blind.not-exposed"
+    severity = "info"
+    title = "Figures that this engine's metrics do not have"
+    requires = ("metrics",)
+    position = 820
+
+    def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        """Yield the metrics that are absent."""
+        if has_metrics_page(ledger):
+            yield from self._judge_page(ledger)
+
+    def _judge_page(self, ledger: EngineLedger) -> Iterator[Judgement]:
+        last = ledger.samples[-1]
+        absent = [figure for field, figure in NEEDED_METRICS.items() if getattr(last, field) is None]
+        if not absent:
+            return
+        yield Judgement(
+            code=self.code,
+            engine=ledger.engine,
+            verdict="confirmed",
+            position=last.position,
+            evidence=tuple(Evidence(figure.metric, "not exposed", "", last.source, last.position) for figure in absent),
+            explanation=(
+                "Not exposed, which is not 0: "
+                + "; ".join(f"{figure.metric}, needed for {figure.needed_for}" for figure in absent)
+                + "."
+            ),
+            change=(HOW_TO_EXPOSE[metrics_dialect(ledger)],),
+        )

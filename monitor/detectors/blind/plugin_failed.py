@@ -1,0 +1,72 @@
+"""blind.plugin-failed: a plug-in was refused, raised or did not return.
+
+It concerns the process that observes, so every engine that this process observes has it. The failure is evidence from
+kvscope itself, and needs no signal of the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvscope.monitor import plugins
+from kvscope.monitor.detectors.detector import SIGNALS, Detector
+from kvscope.monitor.detectors.judgement import Evidence, Judgement
+from kvscope.monitor.detectors.thresholds import Settings, Threshold
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.plugins import PluginFailure
+from kvscope.monitor.text import clock_time, counted
+
+OBSERVER = "kvscope"
+_LOST = {
+    plugins.DETECTOR_GROUP: "what it detects",
+    plugins.SOURCE_GROUP: "what it reads",
+    plugins.RECEIVER_GROUP: "the alerts that it delivers",
+}
+
+
+class PluginFailed(Detector[Judgement]):
+    """Plug-ins of other distributions that failed in this process."""
+
+    code = "blind.plugin-failed"
+    severity = "info"
+    title = "A plug-in failed, and what it adds is missing"
+    requires = SIGNALS
+    position = 840
+
+    remember_s = Threshold(600, "s", "a plug-in that has worked again for this long has recovered")
+
+    def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        """Yield a judgement for each plug-in that failed recently, or for good."""
+        for failure in plugins.failures():
+            if failure.disabled or ledger.now_ns - failure.last_ns < settings(self.remember_s) * 1e9:
+                yield self._judge_failure(ledger, failure)
+
+    def _judge_failure(self, ledger: EngineLedger, failure: PluginFailure) -> Judgement:
+        plugin = failure.plugin
+        origin = f"{plugin.distribution} {plugin.version}".strip() or "an unknown distribution"
+        afterwards = "kvscope does not call it again." if failure.disabled else "kvscope goes on calling it."
+        return Judgement(
+            code=self.code,
+            engine=ledger.engine,
+            verdict="confirmed",
+            key=f"{plugin.group}:{plugin.name}",
+            since_ns=failure.since_ns,
+            evidence=(
+                Evidence("plugin", plugin.name, "", OBSERVER),
+                Evidence("plugin_group", plugin.group, "", OBSERVER),
+                Evidence("plugin_distribution", origin, "", OBSERVER),
+                Evidence("plugin_error", failure.error, "", OBSERVER),
+                Evidence("plugin_failures", failure.times, "times", OBSERVER),
+            ),
+            explanation=(
+                f"The plug-in {plugin.name} ({origin}, group {plugin.group}) failed {counted(failure.times, 'time')}"
+                f" since {clock_time(failure.since_ns)}: {failure.error}. {afterwards} Until it works,"
+                f" {_LOST.get(plugin.group, 'what it adds')} is missing here. Nothing else is affected."
+            ),
+            do_now=("Run monitor plugins to see the state of every plug-in.",),
+            change=(
+                f"Report the error to the authors of {origin} and upgrade it, or uninstall it from kvscope's"
+                " environment.",
+            ),
+            wont_help=("Restarting the engine: the plug-in runs in kvscope's own process.",),
+        )

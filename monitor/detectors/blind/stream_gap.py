@@ -1,0 +1,69 @@
+"""blind.stream-gap: events were lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from kvscope.monitor.detectors.detector import Detector
+from kvscope.monitor.detectors.judgement import Evidence, Judgement
+from kvscope.monitor.detectors.thresholds import Settings, Threshold
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.text import clock_time, counted
+
+UNREADABLE: Final = "what the engine sent cannot be read"
+"""The ledger's name for events not laid out as the contract says: lost to us, and nothing known of the engine's own
+memory."""
+
+
+class StreamGap(Detector[Judgement]):
+    """Events that were lost for good."""
+
+    code = "blind.stream-gap"
+    severity = "info"
+    title = "Events were lost"
+    requires = ("stream",)
+    position = 800
+
+    remember_s = Threshold(600, "s", "figures of the last minutes may rest on what was lost")
+
+    def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        """Yield the losses that numbers may still rest on."""
+        yield from self._judge_losses(ledger, settings)
+
+    def _judge_losses(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        remember_ns = settings(self.remember_s) * 1e9
+        losses = [
+            loss for loss in ledger.losses if ledger.uncertain_since_ns or ledger.now_ns - loss.at_ns < remember_ns
+        ]
+        if not losses:
+            return
+        batches = sum(loss.batches for loss in losses)
+        unreadable = [found for found in ledger.anomalies if found.anomaly.what == UNREADABLE]
+        if ledger.uncertain_since_ns:
+            since = clock_time(ledger.uncertain_since_ns)
+            state = f"Figures since {since} may be wrong until the engine's next complete audit."
+        else:
+            state = "The state is exact again; what happened in between is not known."
+        yield Judgement(
+            code=self.code,
+            engine=ledger.engine,
+            verdict="confirmed",
+            since_ns=losses[0].at_ns,
+            position=losses[0].position,
+            evidence=(
+                Evidence("batches_lost", batches, "batches", position=losses[-1].position),
+                Evidence("events_dropped_in_engine", ledger.dropped_events, "events", position=losses[-1].position),
+                *(
+                    Evidence("lost_at_stage", loss.stage.name.lower(), "", "stream", loss.position)
+                    for loss in losses[:3]
+                ),
+                *(Evidence("unreadable", f.anomaly.detail, "", "stream", str(f.position)) for f in unreadable[:3]),
+            ),
+            explanation=(
+                f"{counted(batches, 'batch', 'batches')} of events {'was' if batches == 1 else 'were'} lost for good."
+                f" {state}"
+            ),
+            do_now=("Nothing, if it stays at this.",),
+            change=("If it goes on: give the engine a journal (--journal DIR), from which gaps are filled.",),
+        )

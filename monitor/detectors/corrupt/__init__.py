@@ -1,0 +1,1 @@
+"""Accounts that cannot be right. All need the event stream."""

@@ -1,0 +1,113 @@
+"""Impossible transitions: what the three codes of corrupt ledgers have in common.
+
+The fold finds them by events that contradict each other, by the engine's own counts at each step, and by its audits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from kvscope.monitor.analysis.event_history import StoryLine, names_in, story_of_block
+from kvscope.monitor.detectors.advice import named
+from kvscope.monitor.detectors.blind.stream_gap import UNREADABLE
+from kvscope.monitor.detectors.detector import Detector
+from kvscope.monitor.detectors.judgement import Evidence, Judgement
+from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.ledger.engine_ledger import EngineLedger, FoundAnomaly
+from kvscope.monitor.text import clock_time
+
+DOUBLE_FREE: Final = "corrupt.double-free"
+USE_AFTER_FREE: Final = "corrupt.use-after-free"
+COUNTER_DRIFT: Final = "corrupt.counter-drift"
+CODE_OF: Final[dict[str, str]] = {
+    "released while free": DOUBLE_FREE,
+    "released by another than its owner": DOUBLE_FREE,
+    "reclaimed though never detached": DOUBLE_FREE,
+    "allocated while held": USE_AFTER_FREE,
+    "handed out before its fence": USE_AFTER_FREE,
+}
+"""By what the fold calls an anomaly; every other one is counter drift."""
+
+
+STORY_LINES: Final = 6
+
+
+def anomalies_of(ledger: EngineLedger, code: str) -> list[FoundAnomaly]:
+    """Return the anomalies of one code, in the order in which they were found."""
+    anomalies: list[FoundAnomaly] = []
+    freed_twice: dict[int, int] = {}
+    for found in ledger.anomalies:
+        if found.anomaly.what == UNREADABLE:
+            continue  # blind.stream-gap has it
+        block, request = found.anomaly.block, found.anomaly.request
+        its_code = CODE_OF.get(found.anomaly.what, COUNTER_DRIFT)
+        if its_code == DOUBLE_FREE and freed_twice.setdefault(block, request) != request:
+            continue  # it is in the free queue twice since, and whichever request gets it has no part in that
+        if its_code == code:
+            anomalies.append(found)
+    return anomalies
+
+
+class CorruptDetector(Detector[Judgement]):
+    """The base of the three: one judgement for all anomalies of the code."""
+
+    def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        """Yield the impossible transitions of the engine."""
+        anomalies = anomalies_of(ledger, self.code)
+        if anomalies:
+            yield _judge_anomalies(ledger, self.code, self.title, anomalies)
+
+
+def _judge_anomalies(ledger: EngineLedger, code: str, title: str, anomalies: list[FoundAnomaly]) -> Judgement:
+    first = anomalies[0]
+    names = names_in(ledger)
+    blocks = sorted({found.anomaly.block for found in anomalies if found.anomaly.block >= 0})
+    requests = dict.fromkeys(
+        names.get(found.anomaly.request, f"#{found.anomaly.request}")
+        for found in anomalies
+        if found.anomaly.request >= 0
+    )
+    story: list[StoryLine] = []
+    if blocks:
+        story = story_of_block(ledger.recent, first.anomaly.block if first.anomaly.block >= 0 else blocks[0], names)
+        story = [line for line in story if line.position <= first.position]
+    where = f"block {first.anomaly.block}, " if first.anomaly.block >= 0 else ""
+    return Judgement(
+        code=code,
+        engine=ledger.engine,
+        verdict="likely" if ledger.losses else "confirmed",
+        since_ns=first.at_ns,
+        position=str(first.position),
+        requests=tuple(requests),
+        blocks=tuple(blocks),
+        evidence=(
+            Evidence("times", len(anomalies), "times", position=str(anomalies[-1].position)),
+            *(Evidence("anomaly", _anomaly_text(found), "", "stream", str(found.position)) for found in anomalies[:3]),
+            *(
+                Evidence("story", f"{clock_time(line.at_ns)} {line.text}", "", "stream", str(line.position))
+                for line in story[-STORY_LINES:]
+            ),
+        ),
+        explanation=(
+            f"{title}: {where}{first.anomaly.what} ({first.anomaly.detail}), is the first of"
+            f" {len(anomalies):,} found since {clock_time(first.at_ns)}. From here on the engine may give one"
+            " request another's KV, so its answers cannot be trusted."
+        ),
+        do_now=(
+            "Stop sending requests to this engine and restart it: outputs since then may mix requests.",
+            "Keep a recording (monitor record) or the journal: it holds the events that contradict each other.",
+        ),
+        change=(
+            f"It is a defect of the engine{f' ({named(ledger)})' if named(ledger) else ''}: report it with a bundle"
+            " (monitor bundle TARGET FILE) and the block's story"
+            f" (monitor explain block {first.anomaly.block if first.anomaly.block >= 0 else 'ID'}).",
+        ),
+        wont_help=("Lowering the load, or a larger pool.",),
+        missing="the events that were lost: the contradiction may be in them" if ledger.losses else "",
+    )
+
+
+def _anomaly_text(found: FoundAnomaly) -> str:
+    block = f"block {found.anomaly.block} " if found.anomaly.block >= 0 else ""
+    return f"{block}{found.anomaly.what}: {found.anomaly.detail}"

@@ -1,0 +1,66 @@
+"""held.long-request: one request needs much of the pool, and uses it. Memory that is held by design, and no leak."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvscope.monitor.detectors.detector import Detector
+from kvscope.monitor.detectors.judgement import Evidence, Judgement
+from kvscope.monitor.detectors.thresholds import Settings, Threshold
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.text import counted, duration, percent
+
+
+class LongRequest(Detector[Judgement]):
+    """A request that needs much of the pool."""
+
+    code = "held.long-request"
+    severity = "info"
+    title = "One request needs much of the pool, and uses it"
+    requires = ("stream",)
+    position = 710
+
+    min_share = Threshold(0.25, "of the pool", "less does not crowd others out")
+    min_age_s = Threshold(5, "s", "shorter requests are gone before they are read about")
+
+    def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        """Yield the requests that hold much and go on."""
+        if ledger.has_stream and ledger.state.total > ledger.state.reserved:
+            yield from self._from_stream(ledger, settings)
+
+    def _from_stream(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        state = ledger.state
+        usable = state.total - state.reserved
+        for record in state.requests.values():
+            share = len(record.blocks) / usable
+            if (
+                not record.is_running
+                or share < settings(self.min_share)
+                or ledger.age_s(record.admitted_ns) < settings(self.min_age_s)
+                or ledger.age_s(record.progressed_ns) > settings(self.min_age_s)
+            ):
+                continue
+            yield Judgement(
+                code=self.code,
+                engine=ledger.engine,
+                key=record.id,
+                verdict="confirmed",
+                since_ns=ledger.wall(record.admitted_ns),
+                position=ledger.at(record.since_at),
+                requests=(record.id,),
+                evidence=(
+                    Evidence("blocks_held", len(record.blocks), "blocks", position=ledger.at(state.places.pool)),
+                    Evidence("share_of_pool", round(share, 4), "of the pool", position=ledger.at(state.places.pool)),
+                    Evidence(
+                        "computed_tokens", record.computed_tokens, "tokens", position=ledger.at(state.places.progressed)
+                    ),
+                    Evidence(
+                        "output_tokens", record.output_tokens, "tokens", position=ledger.at(state.places.progressed)
+                    ),
+                ),
+                explanation=(
+                    f"Request {record.id} holds {counted(len(record.blocks), 'block')} ({percent(share)} of the pool)"
+                    f" and needs them: it has run for {duration(ledger.age_s(record.admitted_ns))}, has"
+                    f" {counted(record.computed_tokens, 'token')} computed and goes on. They come back when it ends."
+                ),
+            )

@@ -1,0 +1,80 @@
+"""held.pool-reserved: memory that is the pool, taken at the start by design."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from kvscope.monitor.analysis.memory_breakdown import GIB, NoBill, bill_of, measured
+from kvscope.monitor.detectors.detector import Detector
+from kvscope.monitor.detectors.judgement import Evidence, Judgement
+from kvscope.monitor.detectors.thresholds import Settings, Threshold
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.text import percent
+
+
+class ReservedPool(NamedTuple):
+    """What the bill says of the pool, in bytes, and where it was read."""
+
+    kv_pool: int
+    device_total: int
+    source: str
+    position: str
+
+
+def _pool_of_stream(ledger: EngineLedger) -> ReservedPool | None:
+    known = measured(ledger.state.memory)
+    if not known.get("device_total") or "kv_pool" not in known:
+        return None
+    return ReservedPool(known["kv_pool"], known["device_total"], "stream", ledger.at(ledger.state.places.memory))
+
+
+def _pool_of_log(ledger: EngineLedger) -> ReservedPool | None:
+    try:
+        bill, _ = bill_of(ledger.facts.values())
+    except NoBill:
+        return None
+    if bill.kv_cache is None:
+        return None
+    return ReservedPool(bill.kv_cache, bill.device_total, "log", ledger.facts["memory_total_gib"].position)
+
+
+class PoolReserved(Detector[Judgement]):
+    """Device memory that the pool took at the start."""
+
+    code = "held.pool-reserved"
+    severity = "info"
+    title = "Memory that is the pool, taken at the start by design"
+    requires = ("stream", "log", "report")
+    position = 720
+
+    min_share = Threshold(0.25, "of the device", "who wonders where the memory went does not mean less")
+
+    def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        """Yield the pool's share of the device."""
+        yield from self._judge_pool(ledger, settings)
+
+    def _judge_pool(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        bill = _pool_of_stream(ledger) if ledger.has_stream else _pool_of_log(ledger)
+        if bill is None or bill.kv_pool < settings(self.min_share) * bill.device_total:
+            return
+        share = bill.kv_pool / bill.device_total
+        yield Judgement(
+            code=self.code,
+            engine=ledger.engine,
+            verdict="confirmed",
+            position=bill.position,
+            evidence=(
+                Evidence("kv_pool", bill.kv_pool, "bytes", bill.source, bill.position),
+                Evidence("device_total", bill.device_total, "bytes", bill.source, bill.position),
+                Evidence("share_of_device", round(share, 4), "of the device", bill.source, bill.position),
+            ),
+            explanation=(
+                f"The KV pool is {bill.kv_pool / GIB:.2f} GiB, {percent(share)} of the device, and was taken at the"
+                " start in one piece: the process has as much of the device while it is idle as under load, and gives"
+                " none of it back. How much of the pool is in use is another figure, KV cache usage."
+            ),
+            change=(
+                "If others need room: a lower --gpu-memory-utilization, or --kv-cache-memory-bytes, at the start.",
+            ),
+        )

@@ -1,0 +1,55 @@
+"""held.prefix-cache: cached blocks that no request uses. Memory that is held by design, and no leak."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvscope.monitor.detectors.detector import Detector
+from kvscope.monitor.detectors.judgement import Evidence, Judgement
+from kvscope.monitor.detectors.thresholds import Settings, Threshold
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.text import counted, percent
+
+
+class WarmPrefixCache(Detector[Judgement]):
+    """Cached blocks that no request uses."""
+
+    code = "held.prefix-cache"
+    severity = "info"
+    title = "Cached blocks that no request uses"
+    requires = ("stream",)
+    position = 700
+
+    min_share = Threshold(0.1, "of the pool", "less is not worth a line")
+
+    def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        """Yield how much of the pool is a warm cache."""
+        if ledger.has_stream and ledger.state.total > ledger.state.reserved:
+            yield from self._from_stream(ledger, settings)
+
+    def _from_stream(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        state = ledger.state
+        usable = state.total - state.reserved
+        share = state.cached_idle / usable
+        if share < settings(self.min_share):
+            return
+        totals = state.totals
+        hit_rate = totals.hit_tokens / totals.looked_up_tokens if totals.looked_up_tokens else 0.0
+        yield Judgement(
+            code=self.code,
+            engine=ledger.engine,
+            verdict="confirmed",
+            position=ledger.at(state.places.pool),
+            evidence=(
+                Evidence("cached_idle_blocks", state.cached_idle, "blocks", position=ledger.at(state.places.pool)),
+                Evidence("share_of_pool", round(share, 4), "of the pool", position=ledger.at(state.places.pool)),
+                Evidence(
+                    "prefix_hit_rate", round(hit_rate, 4), "of the tokens", position=ledger.at(state.places.looked_up)
+                ),
+            ),
+            explanation=(
+                f"{counted(state.cached_idle, 'block')} ({percent(share)} of the pool) hold prefixes that no request"
+                " uses now. They are evictable at once and count as free: this is a warm cache, not a leak. It has"
+                f" served {percent(hit_rate)} of the prompt tokens asked for."
+            ),
+        )

@@ -1,0 +1,91 @@
+"""leak.encoder-cache: the encoder's cache is full of what requests that wait have in it, so that none of them goes on.
+
+The stream has no event for that cache. The sign is that more than one is passed over for it and nobody advances at all,
+with KV free; a single one is stuck.encoder-budget, for an item of its own may be too large.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvscope.monitor.detectors.detector import Detector
+from kvscope.monitor.detectors.judgement import Evidence, Judgement
+from kvscope.monitor.detectors.leak.encoder_holders import hold_one_another
+from kvscope.monitor.detectors.thresholds import Settings, Threshold
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.text import clock_time, counted, duration
+
+
+class EncoderCache(Detector[Judgement]):
+    """Requests that hold the encoder's cache against one another."""
+
+    code = "leak.encoder-cache"
+    severity = "error"
+    title = "Waiting requests hold the encoder's cache against one another"
+    requires = ("stream",)
+    position = 170
+
+    grace_s = Threshold(30, "s", "the encoder's work on a long video takes seconds, in which nobody else may advance")
+
+    def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        """Yield the requests that hold the encoder's cache against one another."""
+        if ledger.has_stream:
+            yield from self._from_stream(ledger, settings)
+
+    def _from_stream(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        """Requests that hold the encoder's cache against one another."""
+        passed_over = hold_one_another(ledger)
+        if not passed_over:
+            return
+        state, at = ledger.state, ledger.at
+        last = max(passed_over, key=lambda record: record.since_ns)
+        most = max(passed_over, key=lambda record: record.times_passed_over)
+        since_ns = last.since_ns
+        # Until when they could have gone on: a scheduler that makes no pass leaves nobody out.
+        age, grace = (ledger.looked_ns - since_ns) / 1e9, settings(self.grace_s)
+        if age < grace / 2:
+            return
+        yield Judgement(
+            code=self.code,
+            engine=ledger.engine,
+            verdict="likely",
+            pending=age < grace or state.damaged,
+            since_ns=ledger.wall(since_ns),
+            position=at(last.since_at),
+            requests=tuple(record.id for record in passed_over),
+            blocks=tuple(sorted(set().union(*(record.blocks for record in passed_over)))),
+            evidence=(
+                Evidence("requests_passed_over", len(passed_over), "requests", position=at(last.since_at)),
+                Evidence(
+                    "of_them_running",
+                    sum(record.is_running for record in passed_over),
+                    "requests",
+                    position=at(last.since_at),
+                ),
+                Evidence("nobody_advanced_for_s", round(age, 1), "s", position=at(last.since_at)),
+                Evidence(
+                    "times_passed_over", most.times_passed_over, "times, at the least", position=at(most.passed_over_at)
+                ),
+                Evidence("blocks_free", state.free, "blocks", position=at(state.places.pool)),
+            ),
+            explanation=(
+                f"{counted(len(passed_over), 'request')} are passed over for the encoder at every pass, and since"
+                f" {clock_time(ledger.wall(since_ns))} ({duration(age)}) no request has advanced, with"
+                f" {counted(state.free, 'block')} of KV free. The encoder's cache is full of what these requests have"
+                " in it already: each waits for room that another of them holds."
+            ),
+            do_now=(
+                f"Abort {passed_over[-1].id}, the last of them (close its connection): what it has in the encoder's"
+                " cache comes back, and another goes on. Repeat until they move.",
+            ),
+            change=(
+                "Give the encoder's cache room for the items of all that run (in vLLM it follows"
+                " --max-num-batched-tokens), or run fewer at once (--max-num-seqs).",
+                "Upgrade: vLLM kept what preempted and waiting requests had in the encoder's cache (PR #31857).",
+            ),
+            wont_help=(
+                "A larger KV pool (gpu_memory_utilization): blocks are free; the encoder's cache is another.",
+                "Waiting: each of them waits for another.",
+            ),
+            missing="what the encoder's cache holds, which the event stream does not tell, but the engine's log may",
+        )

@@ -1,0 +1,19 @@
+"""Requests that hold the encoder's cache against one another: shared by leak.encoder-cache and stuck.encoder-budget."""
+
+from __future__ import annotations
+
+from kvscope.monitor.events.kinds import Cause
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.state.records import RequestState
+
+ENCODER_CAUSE = int(Cause.ENCODER)  # comparing with an IntEnum's member costs several times as much, for every request
+
+
+def hold_one_another(ledger: EngineLedger) -> list[RequestState]:
+    """Those passed over for the encoder, if there are several and nobody has advanced since; else nobody."""
+    requests = ledger.state.requests.values()
+    passed_over = [record for record in requests if record.cause == ENCODER_CAUSE and not record.is_finished]
+    if len(passed_over) < 2 or not ledger.state.free:
+        return []
+    since_ns = max(record.since_ns for record in passed_over)
+    return passed_over if all(record.progressed_ns <= since_ns for record in requests) else []

@@ -1,0 +1,101 @@
+"""leak.external-pins: blocks of an outer tier stay pinned though nobody fetches them, and cannot be evicted.
+
+The blocks are the tier's, not the pool's: the stream has keys of them, and which fetch a pin was for is not said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvscope.monitor.detectors.detector import Detector
+from kvscope.monitor.detectors.judgement import Evidence, Judgement
+from kvscope.monitor.detectors.leak.deferred_blocks import heard_s
+from kvscope.monitor.detectors.thresholds import Settings, Threshold
+from kvscope.monitor.events.kinds import Tier, TierOp, name_of
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.state.records import TierState
+from kvscope.monitor.text import counted, duration, percent
+
+
+def _tier_effect(tier: TierState, *, full: bool) -> str:
+    if full:
+        return f"The tier is full ({tier.used:,} blocks): for each one that is pinned there is one less to store in."
+    return f"The tier has {tier.used:,} of {tier.capacity:,} blocks; when it is full, it can store that much less."
+
+
+class ExternalPins(Detector[Judgement]):
+    """Pins in an outer tier that are older than every fetch that still goes on."""
+
+    code = "leak.external-pins"
+    severity = "warning"
+    title = "Blocks of an outer tier stay pinned and cannot be evicted"
+    requires = ("stream",)
+    position = 160
+
+    oldest_s = Threshold(
+        10, "s", "a pin lasts as long as a fetch, milliseconds to seconds; for one that still goes on it may be older"
+    )
+    min_share = Threshold(0.1, "of the tier", "a tier that lacks less than this serves nearly as well as a whole one")
+
+    def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        """Yield the pins of each tier that outlived their fetch."""
+        if ledger.has_stream:
+            for number, tier in ledger.state.tiers.items():
+                if tier.pins:
+                    yield from self._old_pins(ledger, settings, name_of(Tier, number), tier)
+
+    def _old_pins(self, ledger: EngineLedger, settings: Settings, name: str, tier: TierState) -> Iterator[Judgement]:
+        _, since_ns, *pinned_at = next(iter(tier.pins.values()))
+        age, allowed = heard_s(ledger, since_ns), settings(self.oldest_s)
+        fetching = [record for record in ledger.state.requests.values() if record.fetching_ns]
+        if age < allowed / 2 or any(record.fetching_ns <= since_ns for record in fetching):
+            return  # a fetch that goes on needs its pins: stuck.remote-load, if it is for too long
+        capacity = tier.capacity or tier.used
+        share = len(tier.pins) / capacity if capacity else 1.0
+        operations = {op: tier.operations.get(op, 0) for op in TierOp}
+        full = tier.used >= tier.capacity > 0
+        told = ledger.at(tier.at)
+        yield Judgement(
+            code=self.code,
+            engine=ledger.engine,
+            key=name,
+            verdict="confirmed",
+            pending=age < allowed or share < settings(self.min_share),
+            since_ns=ledger.wall(since_ns),
+            position=ledger.at(*pinned_at),
+            evidence=(
+                Evidence("pinned_blocks", len(tier.pins), "blocks of the tier", position=told),
+                Evidence("pinned_share", round(share, 4), "of the tier", position=told),
+                Evidence("oldest_pin_s", round(age, 1), "s", position=ledger.at(*pinned_at)),
+                Evidence("tier_used", tier.used, "blocks of the tier", position=told),
+                Evidence("tier_capacity", tier.capacity, "blocks of the tier", position=told),
+                Evidence("pins", operations[TierOp.PINNED], "blocks of the tier", position=told),
+                Evidence("unpins", operations[TierOp.UNPINNED], "blocks of the tier", position=told),
+                Evidence("stored", operations[TierOp.STORED], "blocks of the tier", position=told),
+                Evidence("evicted", operations[TierOp.EVICTED], "blocks of the tier", position=told),
+                Evidence(
+                    "fetches_that_go_on",
+                    len(fetching),
+                    "requests",
+                    position=ledger.at(tier.at, *(r.fetching_at for r in fetching)),
+                ),
+            ),
+            explanation=(
+                f"{counted(len(tier.pins), 'block')} ({percent(share)}) of the outer tier {name} are pinned, the"
+                f" longest for {duration(age)}, though no fetch has gone on for so long: they were not unpinned at its"
+                f" end. A pinned block is never evicted. {_tier_effect(tier, full=full)}"
+            ),
+            do_now=(
+                "Nothing in the pool is lost: prompts that the tier no longer helps are computed instead.",
+                "A restart of whoever keeps the tier drops the pins, and what it has stored.",
+            ),
+            change=(
+                "It is a defect of the connector on a path that ends a fetch, often an abort before it begins: report"
+                " it, and upgrade (vLLM with LMCache: #35931, #44100).",
+                "Where the tier has a time to live for pins or locks, set it (LMCache's server drops read locks then).",
+            ),
+            wont_help=(
+                "A larger tier: it only takes longer to fill with what cannot be evicted.",
+                "Resetting the engine's prefix cache: it does not reach the outer tier.",
+            ),
+        )

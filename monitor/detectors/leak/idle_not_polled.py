@@ -1,0 +1,89 @@
+"""leak.idle-not-polled: an engine with nothing to run does not ask its KV connector, so that no completion arrives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvscope.monitor.detectors.detector import Detector
+from kvscope.monitor.detectors.judgement import Evidence, Judgement
+from kvscope.monitor.detectors.leak.connector_holds import connector_holds, connector_text
+from kvscope.monitor.detectors.leak.deferred_blocks import heard_s, kept, oldest_deferral_text, overdue_deferrals
+from kvscope.monitor.detectors.thresholds import Settings, Threshold
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.state.records import Deferral
+from kvscope.monitor.text import counted, duration, percent
+
+
+class IdleNotPolled(Detector[Judgement]):
+    """Blocks kept because an idle engine does not ask its connector."""
+
+    code = "leak.idle-not-polled"
+    severity = "warning"
+    title = "An idle engine does not ask its KV connector for what is done"
+    requires = ("stream",)
+    position = 120
+
+    grace_s = Threshold(
+        10, "s", "an idle engine asks its connector many times a second, and heartbeats tell once a second"
+    )
+
+    def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        """Yield what is kept while the engine is idle and does not ask."""
+        if ledger.has_stream:
+            holds = connector_holds(ledger)
+            if holds.idle:
+                yield from self._judge_idle(ledger, settings, holds.sending)
+
+    def _judge_idle(self, ledger: EngineLedger, settings: Settings, sending: list[Deferral]) -> Iterator[Judgement]:
+        state = ledger.state
+        unpolled = ledger.unpolled_s()
+        grace = settings(self.grace_s)
+        late, pending = overdue_deferrals(
+            sending, lambda deferral: (min(unpolled, heard_s(ledger, deferral.since_ns)), grace)
+        )
+        if not late:
+            return
+        held, at = kept(ledger, late), ledger.at
+        count = len(held.deferrals)
+        assert state.heartbeat is not None
+        yield Judgement(
+            code=self.code,
+            engine=ledger.engine,
+            verdict="likely" if state.damaged else "confirmed",
+            pending=pending or state.damaged,
+            since_ns=ledger.wall(state.heartbeat.at_ns) - round(unpolled * 1e9),
+            position=at(ledger.polled_at),
+            requests=held.ids,
+            blocks=tuple(held.blocks),
+            evidence=(
+                Evidence("requests_held", count, "requests", position=at(*held.kept_at)),
+                Evidence("blocks_held", len(held.blocks), "blocks", position=at(*held.blocks_at)),
+                Evidence("share_of_pool", round(held.share, 4), "of the pool", position=at(*held.blocks_at)),
+                Evidence("not_polled_for_s", round(unpolled, 1), "s", position=at(ledger.polled_at)),
+                Evidence(
+                    "connector_polls", state.heartbeat.connector_polls, "polls", position=at(state.places.heartbeat)
+                ),
+                Evidence("running", 0, "requests", position=at(state.places.moved)),
+                Evidence("waiting", 0, "requests", position=at(state.places.moved)),
+            ),
+            explanation=(
+                f"The engine has nothing to run and has not asked {connector_text(ledger)} for {duration(unpolled)}:"
+                f" {counted(count, 'finished request')} {'keeps' if count == 1 else 'keep'}"
+                f" {counted(len(held.blocks), 'block')} ({percent(held.share)} of the pool). The transfers may"
+                f" be done by now, and nobody hears it. {oldest_deferral_text(ledger, held)}"
+            ),
+            do_now=(
+                "Send the engine any request, of one token: it asks again as long as that runs, and the blocks come.",
+            ),
+            change=(
+                "Until the engine asks while it is idle, keep it from being so: a request of max_tokens 1 every few"
+                " seconds (vLLM: a prefill instance sleeps when it has no request, #41180).",
+            ),
+            wont_help=(
+                "Waiting: as long as nothing comes in, nothing changes.",
+                "Looking at the consumer: what it has confirmed lies unread here.",
+                "A lease: it is looked at only when the engine wakes.",
+                "Resetting the prefix cache: it fails while these blocks are referenced.",
+            ),
+            missing="the events that were lost" if state.damaged else "",
+        )

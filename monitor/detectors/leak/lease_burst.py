@@ -1,0 +1,116 @@
+"""leak.lease-burst: blocks of finished requests that come back only as their leases run out, many at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from kvscope.monitor.detectors.detector import Detector
+from kvscope.monitor.detectors.judgement import Evidence, Judgement
+from kvscope.monitor.detectors.thresholds import Settings, Threshold
+from kvscope.monitor.events.kinds import Holder
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.state.records import UNKNOWN_POSITION, LapsedLease
+from kvscope.monitor.text import counted, duration, percent
+
+
+class LapseBurst(NamedTuple):
+    """Blocks that came back together, and where the last of them did."""
+
+    blocks: int
+    at: int
+
+
+def _largest_burst(lapses: Sequence[LapsedLease], within_s: float) -> LapseBurst:
+    """The most blocks that came back within so long; `lapses` in the order of their ends."""
+    most = LapseBurst(0, UNKNOWN_POSITION)
+    first = blocks = 0
+    for lapse in lapses:
+        blocks += len(lapse.blocks)
+        while lapse.at_ns - lapses[first].at_ns > within_s * 1e9:
+            blocks -= len(lapses[first].blocks)
+            first += 1
+        most = max(most, LapseBurst(blocks, lapse.at), key=lambda burst: burst.blocks)
+    return most
+
+
+LEASE_BURST_DO_NOW: Final = (
+    "Look at the consumers: each lease that runs out is a request that none of them fetched, or confirmed."
+    " Their clients wait for it, or it was computed twice.",
+    "Nothing need be restarted: the blocks come back as the leases run out.",
+)
+
+
+class LeaseBurst(Detector[Judgement]):
+    """Blocks that only the end of a lease brought back."""
+
+    code = "leak.lease-burst"
+    severity = "warning"
+    title = "Blocks come back only as their leases run out"
+    requires = ("stream",)
+    position = 130
+
+    min_requests = Threshold(3, "requests", "one or two are clients that went away between the two engines")
+    burst_s = Threshold(1, "s", "what comes back within a second is missed by no queue for longer")
+    remember_s = Threshold(600, "s", "leases last up to minutes; between two that run out it is the same trouble")
+
+    def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        """Yield what leases, and they alone, have ended recently."""
+        if ledger.has_stream:
+            yield from self._from_stream(ledger, settings)
+
+    def _from_stream(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        """What leases, and they alone, have ended of late."""
+        remember = settings(self.remember_s)
+        lapses = [lapse for lapse in ledger.lapses if ledger.age_s(lapse.at_ns) < remember]
+        requests = tuple(dict.fromkeys(lapse.id for lapse in lapses))
+        if len(requests) < settings(self.min_requests):
+            return
+        state, at = ledger.state, ledger.at
+        usable = state.total - state.reserved
+        blocks = sorted({block for lapse in lapses for block in lapse.blocks})
+        longest = max(lapses, key=lambda lapse: lapse.at_ns - lapse.since_ns)
+        lease = (longest.at_ns - longest.since_ns) / 1e9
+        burst = _largest_burst(lapses, settings(self.burst_s))
+        under_lease = [d for d in state.deferrals.values() if d.holder == Holder.CONNECTOR and d.lease_deadline_ns > 0]
+        leased = len(under_lease)
+        yield Judgement(
+            code=self.code,
+            engine=ledger.engine,
+            verdict="confirmed",
+            since_ns=ledger.wall(lapses[0].since_ns),
+            position=at(lapses[0].at),
+            requests=requests,
+            blocks=tuple(blocks),
+            evidence=(
+                Evidence("leases_that_ran_out", len(requests), "leases", position=at(lapses[-1].at)),
+                Evidence("blocks_they_kept", len(blocks), "blocks", position=at(lapses[-1].at)),
+                Evidence("lease_s", round(lease, 1), "s", position=at(longest.at)),
+                Evidence("largest_burst", burst.blocks, "blocks", position=at(burst.at)),
+                Evidence("largest_burst_share", round(burst.blocks / usable, 4), "of the pool", position=at(burst.at)),
+                Evidence(
+                    "under_lease_now",
+                    leased,
+                    "requests",
+                    position=at(lapses[-1].at, *(d.changed_at for d in under_lease)),
+                ),
+            ),
+            explanation=(
+                f"{counted(len(requests), 'finished request')} kept {counted(len(blocks), 'block')} until"
+                f" their leases of {duration(lease)} ran out: nobody had confirmed the transfers. At most"
+                f" {counted(burst.blocks, 'block')} ({percent(burst.blocks / usable)} of the pool) came back at once."
+                f" {counted(leased, 'more finished request')} {'is' if leased == 1 else 'are'} under one now."
+            ),
+            do_now=LEASE_BURST_DO_NOW,
+            change=(
+                "Make the lease as short as the slowest fetch allows. vLLM with NIXL: kv_lease_duration in"
+                " kv_connector_extra_config (30 s), or VLLM_NIXL_ABORT_REQUEST_TIMEOUT in releases before leases are"
+                " renewed (480 s); with Mooncake: VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT; kvscope's engine:"
+                " --kv-lease-seconds.",
+                "Have the router tell the producer when a client goes away, so that it need not wait for the lease.",
+            ),
+            wont_help=(
+                "Lowering max_num_seqs or the load: live requests do not hold these blocks.",
+                "A longer lease: more blocks are kept for longer, for nobody.",
+            ),
+        )

@@ -1,0 +1,98 @@
+"""References that no living request and no announced deferral owns, split in two.
+
+leak.unaccounted: a free was skipped; the request has ended, and what it had is still there. leak.rising-floor: a free
+forgets something; requests end well but for a block or two, and each drain to idle leaves more of these in use than the
+one before. A block or two do no harm, but a trend does: until the floor has risen some times they are leak.unaccounted
+too. An audit since then confirms either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+from kvscope.monitor.detectors.thresholds import Settings, Threshold
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.state.records import RequestState
+
+MIN_RISES: Final = Threshold(
+    3, "drains", "a floor that is higher than the last three times over, and never lower, is not left by chance"
+)
+"""Of leak.rising-floor; what is no trend yet is leak.unaccounted."""
+
+
+class LostReferences(NamedTuple):
+    """Some of the references that nobody owns, by block, and the requests that left them."""
+
+    references: Mapping[int, int]
+    culprits: list[RequestState]
+
+    def since_ns(self, ledger: EngineLedger) -> int:
+        """When the first of them was left, wall time."""
+        ended = [ledger.wall(record.finished_ns) for record in self.culprits if record.finished_ns]
+        since = ledger.state.since
+        return min(ended, default=ledger.wall(min((since[block] for block in self.references), default=0)))
+
+    def first_at(self, ledger: EngineLedger) -> str:
+        """The position of that: of the end of the request that left it, or of the audit that showed it."""
+        first = min(self.culprits, key=lambda record: record.finished_ns, default=None)
+        return ledger.at(first.since_at if first is not None else ledger.state.places.audited)
+
+    def last_at(self, ledger: EngineLedger) -> str:
+        """The position of the end of the last request that left some."""
+        return ledger.at(*(record.since_at for record in self.culprits)) or self.first_at(ledger)
+
+
+class LostByCode(NamedTuple):
+    """The lost references of each code; None where there are none."""
+
+    rising: LostReferences | None
+    unaccounted: LostReferences | None
+
+
+def lost_references(ledger: EngineLedger, settings: Settings) -> LostByCode:
+    """Find the references that no owner explains, and which of the two codes they are."""
+    unexplained: Mapping[int, int] = ledger.state.unexplained_references()
+    if not unexplained:
+        return LostByCode(None, None)
+    culprits = [
+        record
+        for record in ledger.state.requests.values()
+        if record.is_finished and not unexplained.keys().isdisjoint(record.blocks)
+    ]
+    rising = None
+    if len(ledger.floors.rising()) > settings(MIN_RISES):
+        forgotten = [record for record in culprits if len(record.blocks) < record.ended_blocks]
+        skipped = [record for record in culprits if len(record.blocks) >= record.ended_blocks]
+        some = _blocks_of(forgotten) - _blocks_of(skipped)
+        of_floor = {block: count for block, count in unexplained.items() if block in some}
+        if of_floor:
+            rising = LostReferences(of_floor, forgotten)
+        unexplained = {block: count for block, count in unexplained.items() if block not in some}
+        culprits = skipped
+    return LostByCode(rising, LostReferences(unexplained, culprits) if unexplained else None)
+
+
+def _blocks_of(records: Iterable[RequestState]) -> set[int]:
+    return {block for record in records for block in record.blocks}
+
+
+def audited_since(ledger: EngineLedger, since_ns: int) -> bool:
+    """Return whether an audit has confirmed the ledger since then (wall ns)."""
+    state = ledger.state
+    return bool(state.audited_ns) and ledger.wall(state.audited_ns) >= since_ns and not state.damaged
+
+
+LOST_RESTART = "Only a restart of this engine gives the blocks back; drain it first, before the pool is full."
+
+
+KEEP_STORY = "Keep the story of one of these blocks (monitor explain block ID): it names the path that left it."
+
+
+LOST_WONT_HELP = (
+    "Lowering the load or max_num_seqs: no live request holds these blocks.",
+    "Resetting the prefix cache: a reference count above 0 keeps a block out of the free queue for ever.",
+)
+
+
+NO_AUDIT_SINCE = "an audit of the engine's own reference counts since then (one comes by itself)"

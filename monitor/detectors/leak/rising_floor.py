@@ -1,0 +1,144 @@
+"""leak.rising-floor: each drain to idle leaves more blocks in use than the one before.
+
+From the stream, by references without an owner; from metrics or a log, by usage with nothing running.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvscope.monitor.detectors.detector import Causes, Detector
+from kvscope.monitor.detectors.judgement import Evidence, HoldsBlocks
+from kvscope.monitor.detectors.leak.block_effects import ROOM_IS_GONE
+from kvscope.monitor.detectors.leak.finished_held import FinishedHeld
+from kvscope.monitor.detectors.leak.lost_references import (
+    KEEP_STORY,
+    LOST_WONT_HELP,
+    MIN_RISES,
+    NO_AUDIT_SINCE,
+    LostReferences,
+    audited_since,
+    lost_references,
+)
+from kvscope.monitor.detectors.leak.unaccounted import Unaccounted
+from kvscope.monitor.detectors.leak.usage_series import METRICS_MISSING, idle_usage_floors, samples_with_usage
+from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.text import clock_time, counted, percent
+
+
+class RisingFloor(Detector[HoldsBlocks]):
+    """References left by a free that forgets a block or two, again and again."""
+
+    code = "leak.rising-floor"
+    severity = "warning"
+    title = "Each drain to idle leaves more blocks in use than the one before"
+    requires = ("stream", "metrics", "log")
+    position = 190
+
+    min_rises = MIN_RISES
+
+    def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[HoldsBlocks]:
+        """Yield the trend, if there is one."""
+        if ledger.has_stream:
+            if (lost := lost_references(ledger, settings).rising) is not None:
+                yield self._from_stream(ledger, settings, lost)
+        elif ledger.samples:
+            yield from self._from_samples(ledger, settings)
+
+    def causes(self) -> Causes[HoldsBlocks]:
+        """Return what it may cause."""
+        return ROOM_IS_GONE
+
+    def _from_stream(self, ledger: EngineLedger, settings: Settings, lost: LostReferences) -> HoldsBlocks:
+        state = ledger.state
+        floors = ledger.floors.rising()
+        first, last = floors[0], floors[-1]
+        usable = state.total - state.reserved
+        since = lost.since_ns(ledger)
+        audited = audited_since(ledger, since)
+        left_at = lost.last_at(ledger)
+        rises = len(floors) - 1
+        each = (last.in_use - first.in_use) / rises
+        left = (usable - last.in_use) / each
+        return HoldsBlocks(
+            code=self.code,
+            engine=ledger.engine,
+            verdict="confirmed" if audited else "likely",
+            pending=state.damaged or (ledger.now_ns - since) / 1e9 < settings(Unaccounted.grace_s),
+            since_ns=since,
+            position=lost.first_at(ledger),
+            requests=tuple(record.id for record in lost.culprits),
+            blocks=tuple(lost.references),
+            share_of_pool=round(len(lost.references) / usable, 4),
+            evidence=(
+                Evidence("times_the_floor_rose", rises, "drains to idle", position=last.where),
+                Evidence("first_floor", int(first.in_use), "blocks", position=first.where),
+                Evidence("last_floor", int(last.in_use), "blocks", position=last.where),
+                Evidence("each_time", round(each, 2), "blocks", position=last.where),
+                Evidence("share_of_pool", round(len(lost.references) / usable, 4), "of the pool", position=left_at),
+                Evidence("requests_that_left_them", len(lost.culprits), "requests", position=left_at),
+                Evidence("audits_since", int(audited), "audits", "audit", position=ledger.at(state.places.audited)),
+            ),
+            explanation=(
+                "Each time the engine drains to idle, more blocks stay in use than the time before:"
+                f" {counted(int(first.in_use), 'block')} at {clock_time(first.at)},"
+                f" {counted(int(last.in_use), 'block')} after {rises} more such {'drain' if rises == 1 else 'drains'}."
+                f" {counted(len(lost.culprits), 'request')} ended, gave back what they had, and left"
+                f" {counted(len(lost.references), 'block')} ({percent(len(lost.references) / usable)} of the pool) of"
+                f" it. At this rate the pool is full after {left:,.0f} drains more."
+            ),
+            do_now=(
+                "There is time: plan a restart of this engine for a quiet hour. Only that gives the blocks back.",
+                KEEP_STORY,
+            ),
+            change=(
+                "It is a defect of the engine, which forgets part of what a request had at its end: report it with that"
+                " story, and upgrade to a release that has it fixed.",
+            ),
+            wont_help=LOST_WONT_HELP,
+            missing="" if audited else NO_AUDIT_SINCE,
+        )
+
+    def _from_samples(self, ledger: EngineLedger, settings: Settings) -> Iterator[HoldsBlocks]:
+        """Judge the same sign, little by little, where leak.finished-held loses whole requests."""
+        signs = FinishedHeld().usage_signs(ledger, settings)
+        rising = idle_usage_floors(ledger)
+        rises = len(rising) - 1
+        if signs is None or signs.fit is not None or rises < settings(self.min_rises):
+            return
+        samples = samples_with_usage(ledger)
+        first, last = samples[rising[0].at], samples[rising[-1].at]
+        low, high = rising[0].in_use, rising[-1].in_use
+        each = (high - low) / rises
+        span = f"{first.position} to {last.position}"
+        yield HoldsBlocks(
+            code=self.code,
+            engine=ledger.engine,
+            verdict="likely",
+            since_ns=first.at_ns or 0,
+            position=first.position,
+            share_of_pool=None,
+            evidence=(
+                Evidence("times_the_floor_rose", rises, "drains to idle", last.source, span),
+                Evidence("first_floor", round(100 * low, 1), "%", first.source, first.position),
+                Evidence("last_floor", round(100 * high, 1), "%", last.source, last.position),
+                Evidence("each_time", round(100 * each, 2), "% of the pool", last.source),
+            ),
+            explanation=(
+                f"Each time nothing is running, more of the pool stays in use than the time before: {percent(low)}"
+                f" at first, {percent(high)} after {rises} more such drains. A warm prefix cache makes no such"
+                " floor (vLLM counts cached blocks that nobody uses as free), and no live request is there to hold it."
+                f" At this rate the pool is full after {(1 - high) / each:,.0f} drains more."
+            ),
+            do_now=("There is time: plan a restart of this engine for a quiet hour. Only that gives the blocks back.",),
+            change=(
+                "Find which requests leave them: the event stream names them. It is a defect of the engine: report"
+                " it, and upgrade to a release that has it fixed.",
+            ),
+            wont_help=(
+                "Lowering max_num_seqs, or adding capacity: the running requests are not what stays.",
+                "A larger gpu_memory_utilization: it only takes longer to fill.",
+            ),
+            missing=METRICS_MISSING,
+        )

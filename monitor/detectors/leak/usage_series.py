@@ -1,0 +1,118 @@
+"""Usage, Running and prompt throughput over time: what leaks found from metrics have in common."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kvscope.monitor.detectors.judgement import Evidence
+from kvscope.monitor.detectors.sample_math import DEFAULT_INTERVAL_S, prompt_tokens_until, spaced
+from kvscope.monitor.events.samples import Sample
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.ledger.idle_floors import Floor, Floors
+
+
+class UsageSeries(NamedTuple):
+    """Samples that have the figures this needs, and the prompt tokens taken in until each."""
+
+    samples: Sequence[Sample]
+    usage: list[float]
+    running: list[float]
+    prompt_tokens: list[float]
+
+
+class UsageFit(NamedTuple):
+    """Usage against the prompt tokens taken in, and against the number of running requests."""
+
+    slope: float
+    """Share of the pool for each thousand prompt tokens taken in."""
+    r_squared: float
+    correlation: float
+
+
+METRICS_DO_NOW = (
+    "Only a restart gives the blocks back: drain this engine before the pool is full, then restart it.",
+    "Look for a KV connector or disaggregated serving in its command: a transfer whose completion never arrives keeps a"
+    " finished request's blocks.",
+)
+
+
+METRICS_CHANGE = (
+    "Give the connector a lease (vLLM with NIXL: VLLM_NIXL_ABORT_REQUEST_TIMEOUT, or a release since PR #41383, whose"
+    " leases are renewed), or run without it if requests need not be handed on (drop --kv-transfer-config).",
+)
+
+
+METRICS_MISSING = (
+    "which request owns each block, and whether its free was deferred: attach the event stream (monitor doctor"
+    " tcp://HOST:5757). That also tells this from leak.unaccounted."
+)
+
+
+def usage_of(sample: Sample) -> float:
+    """Return the usage, 0.0 where it is not known."""
+    return sample.usage or 0.0
+
+
+def samples_with_usage(ledger: EngineLedger) -> list[Sample]:
+    """Return the samples that have usage and the number of running requests."""
+    return [s for s in ledger.samples if s.usage is not None and s.running is not None]
+
+
+def idle_usage_floors(ledger: EngineLedger) -> list[Floor]:
+    """Return the rising series of usage at which the engine drained to idle; `at` is an index of the samples above."""
+    floors = Floors()
+    for index, sample in enumerate(samples_with_usage(ledger)):
+        idle = not (sample.running or sample.waiting or sample.deferred)
+        floors.look(index, idle=idle, worked=bool(sample.generation_tokens_per_s), in_use=usage_of(sample))
+    return floors.rising()
+
+
+def series_of(samples: Sequence[Sample]) -> UsageSeries:
+    """Return the samples as columns, those too close together left out."""
+    taken_in = prompt_tokens_until(samples)
+    kept = sorted({*spaced(samples), len(samples) - 1})
+    return UsageSeries(
+        [samples[n] for n in kept],
+        [usage_of(samples[n]) for n in kept],
+        [float(samples[n].running or 0) for n in kept],
+        [taken_in[n] for n in kept],
+    )
+
+
+def fit_of(series: UsageSeries) -> UsageFit | None:
+    """Fit usage to prompt tokens; None where there are too few points."""
+    thousands = [tokens / 1000 for tokens in series.prompt_tokens]
+    if len(thousands) < 3 or len(set(thousands)) < 2 or len(set(series.usage)) < 2:
+        return None
+    slope, _ = statistics.linear_regression(thousands, series.usage)
+    r_squared = statistics.correlation(thousands, series.usage) ** 2
+    correlation = statistics.correlation(series.running, series.usage) if len(set(series.running)) > 1 else 0.0
+    return UsageFit(slope, r_squared, correlation)
+
+
+def lasted_s(ledger: EngineLedger, samples: Sequence[Sample], start: int) -> float:
+    """Return how long the window lasts: vLLM logs nothing when nothing moves, so until the log's own end."""
+    began = samples[start].at_ns
+    return (ledger.now_ns - began) / 1e9 if began else (len(samples) - 1 - start) * DEFAULT_INTERVAL_S
+
+
+def ratchet_evidence(series: UsageSeries) -> list[Evidence]:
+    """Return the evidence of usage that follows prompts."""
+    first, last = series.samples[0].position, series.samples[-1].position
+    span, source = f"{first} to {last}", series.samples[-1].source
+    evidence = []
+    fit = fit_of(series)
+    if fit is not None:
+        evidence += [
+            Evidence("pinned_share_per_1000_prompt_tokens", round(100 * fit.slope, 3), "%", source, span),
+            Evidence("r_squared", round(fit.r_squared, 4), "", source, span),
+            Evidence("correlation_with_running", round(fit.correlation, 3), "", source, span),
+        ]
+    per_running = [100 * u / max(r, 1.0) for u, r in zip(series.usage, series.running, strict=True)]
+    return [
+        *evidence,
+        Evidence("usage_per_running_first", round(per_running[0], 1), "%", source, first),
+        Evidence("usage_per_running_last", round(per_running[-1], 1), "%", source, last),
+    ]

@@ -1,0 +1,127 @@
+"""The detectors there are, and all that is derived from them: catalogue, thresholds, and cause and effect.
+
+kvscope's own are the Detector subclasses that have a code, in the modules of this package: a new module is found by
+itself. Those of other distributions come by entry point. CATALOGUE, THRESHOLDS and EFFECTS hold kvscope's own, the same
+wherever they are read; `catalogue()`, `thresholds()` and `effects()` have the plug-ins' too.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import pkgutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from functools import cache
+from typing import Any, Final
+
+import kvscope.monitor.detectors
+from kvscope.monitor.detectors.detector import CanCause, Detector, signals_of
+from kvscope.monitor.detectors.judgement import Judgement
+from kvscope.monitor.detectors.plugin_detectors import PluginDetectors
+from kvscope.monitor.detectors.thresholds import Settings, Threshold
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+
+Tie = Callable[[Any, Any], bool]
+"""Of a cause and an effect that are both judged in one engine: whether the one may be the other's."""
+
+
+def _discovered() -> Iterator[Detector[Any]]:
+    package = kvscope.monitor.detectors
+    for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        module = importlib.import_module(found.name)
+        for value in list(vars(module).values()):
+            if (
+                isinstance(value, type)
+                and issubclass(value, Detector)
+                and value.code
+                and value.__module__ == found.name
+            ):
+                yield value()
+
+
+def _by_target(effects: Iterable[CanCause]) -> dict[str, Tie]:
+    return {each.effect.code: each.tie for each in effects}
+
+
+DETECTORS: Final = tuple(sorted(_discovered(), key=lambda detector: (detector.position, detector.code)))
+"""kvscope's own, in the order in which they detect."""
+CATALOGUE: Final[Mapping[str, type[Detector[Any]]]] = {detector.code: type(detector) for detector in DETECTORS}
+THRESHOLDS: Final[Mapping[str, Threshold]] = {
+    threshold.name: threshold for detector in DETECTORS for threshold in detector.thresholds.values()
+}
+EFFECTS: Final[Mapping[str, Mapping[str, Tie]]] = {
+    detector.code: ties for detector in DETECTORS if (ties := _by_target(detector.causes().effects))
+}
+"""By the code of a cause, the codes that may be its effects, each with what ties them."""
+
+PLUGINS: Final = PluginDetectors({code.partition(".")[0] for code in CATALOGUE})
+
+
+@cache
+def catalogue() -> Mapping[str, type[Detector[Any]]]:
+    """Return every code, those of plug-ins after kvscope's own."""
+    return {**CATALOGUE, **{each.detector.code: type(each.detector) for each in PLUGINS.accepted()}}
+
+
+@cache
+def thresholds() -> Mapping[str, Threshold]:
+    """Return every threshold by its full name."""
+    added = (threshold for each in PLUGINS.accepted() for threshold in each.detector.thresholds.values())
+    return {**THRESHOLDS, **{threshold.name: threshold for threshold in added}}
+
+
+@cache
+def effects() -> Mapping[str, Mapping[str, Tie]]:
+    """Return what may be the effect of what."""
+    added = {
+        each.detector.code: {code: PLUGINS.tie(each, tie) for code, tie in _by_target(each.effects).items()}
+        for each in PLUGINS.accepted()
+    }
+    return {**EFFECTS, **added}
+
+
+def plugin_runbook(code: str) -> str | None:
+    """Return the runbook that a plug-in brought for its code; None for any other code."""
+    return next((each.runbook for each in PLUGINS.accepted() if each.detector.code == code), None)
+
+
+def explains(cause: Judgement, effect: Judgement) -> bool:
+    """Return whether `effect` is what `cause` causes. A cause of which one cannot tell explains nothing."""
+    tie = effects().get(cause.code, {}).get(effect.code)
+    if tie is None or cause.engine != effect.engine or cause.verdict == "cannot-tell":
+        return False
+    return tie(cause, effect)
+
+
+def judge_engine(
+    ledger: EngineLedger, settings: Settings, siblings: Sequence[EngineLedger] = ()
+) -> Iterator[Judgement]:
+    """Yield what every detector finds in the engine now. siblings: the other ranks of its server."""
+    signals = signals_of(ledger)
+    for detector in DETECTORS:
+        if not signals.isdisjoint(detector.requires):
+            yield from detector.detect_rank(ledger, siblings, settings)
+    yield from PLUGINS.judge(ledger, siblings, settings)
+
+
+def parse_settings(texts: Iterable[str]) -> Settings:
+    """Return the settings of `CODE.NAME=VALUE`, as `--set` takes it. Raises ValueError, naming what is wrong."""
+    changed: dict[str, float] = {}
+    known = thresholds()
+    for text in texts:
+        name, _, value = text.partition("=")
+        if name not in known:
+            near = [other for other in known if other.split(".")[:2] == name.split(".")[:2]]
+            near = near or get_close_matches(name, known, cutoff=0)
+            raise ValueError(
+                f"--set {text}: there is no threshold {name!r}; near it are {', '.join(near)}, and"
+                " docs/reference.md has all of them"
+            )
+        try:
+            changed[name] = float(value)
+        except ValueError:
+            changed[name] = math.nan
+        if math.isnan(changed[name]):
+            raise ValueError(f"--set {text}: {value!r} is not a number")
+    return Settings(changed)

@@ -1,0 +1,54 @@
+"""sizing.bad-suggestion: the engine's advice is not what its own figures add up to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvscope.monitor.detectors.detector import Detector
+from kvscope.monitor.detectors.judgement import Evidence, Judgement
+from kvscope.monitor.detectors.sizing.memory_figures import MemoryFigures, memory_figures, size_text
+from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+
+
+class BadSuggestion(Detector[Judgement]):
+    """Advice on the pool's size that is wrong."""
+
+    code = "sizing.bad-suggestion"
+    severity = "warning"
+    title = "The engine's advice on its pool is wrong"
+    requires = ("stream", "log", "report")
+    position = 650
+
+    def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        """Yield the advice that does not add up."""
+        figures = memory_figures(ledger)
+        if figures is not None:
+            yield from self._judge_figures(ledger, figures)
+
+    def _judge_figures(self, ledger: EngineLedger, bill: MemoryFigures) -> Iterator[Judgement]:
+        if bill.advised is None or bill.right is None or abs(bill.right - bill.advised) <= bill.slack:
+            return
+        off = bill.right - bill.advised
+        yield Judgement(
+            code=self.code,
+            engine=ledger.engine,
+            verdict="confirmed" if bill.source == "log" else "likely",
+            position=bill.position,
+            evidence=(
+                Evidence("advised", bill.advised, "bytes", bill.source, bill.position),
+                Evidence("by_its_own_figures", bill.right, "bytes", bill.source, bill.position),
+                Evidence("too_low_by", off, "bytes", bill.source, bill.position),
+                Evidence("graphs_actual", bill.graphs, "bytes", bill.source, bill.position),
+                Evidence("kv_pool", bill.kv_pool, "bytes", bill.source, bill.position),
+            ),
+            explanation=(
+                f"The engine advises a pool of {size_text(bill.advised)}; its own figures add up to"
+                f" {size_text(bill.right)}. The difference of {size_text(off)} goes with graphs of"
+                f" {size_text(bill.graphs)} that are subtracted twice."
+            ),
+            do_now=("Do not take the advice over.",),
+            change=(f"If a size is to be given, give --kv-cache-memory-bytes {bill.right}.",),
+            wont_help=("Starting again: the advice is made the same way (vLLM 0.27 to 0.33, #57936).",),
+            missing="" if bill.source == "log" else "the share that was requested: the log's bill has it",
+        )

@@ -1,0 +1,91 @@
+"""sizing.block-inflated: blocks so large that the requests that hold them leave most of each empty."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvscope.monitor.detectors.detector import Detector
+from kvscope.monitor.detectors.judgement import Evidence, Judgement
+from kvscope.monitor.detectors.preemptions import LOST_EVENTS
+from kvscope.monitor.detectors.thresholds import Settings, Threshold
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.text import counted, percent
+
+
+class BlockInflated(Detector[Judgement]):
+    """Blocks that are too large for the requests in them."""
+
+    code = "sizing.block-inflated"
+    severity = "warning"
+    title = "Blocks are so large that most of each stays empty"
+    requires = ("stream",)
+    position = 610
+
+    min_block = Threshold(256, "tokens", "blocks that are chosen, not made to fit other layers, are smaller")
+    min_requests = Threshold(4, "requests", "fewer say nothing of the load")
+    min_usage = Threshold(0.5, "of the pool", "below this, room is not what anybody lacks")
+    max_filled = Threshold(
+        0.5, "of the reserved", "the last block of each request is half empty on average, the others are full"
+    )
+
+    def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        """Yield how little of the held blocks is filled."""
+        if ledger.has_stream:
+            yield from self._from_stream(ledger, settings)
+
+    def _from_stream(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        state = ledger.state
+        if state.block_size < settings(self.min_block):
+            return
+        holders = [record for record in state.requests.values() if record.is_running and record.blocks]
+        if len(holders) < settings(self.min_requests):
+            return
+        held = sum(record.computed_tokens for record in holders)
+        blocks = sum(len(record.blocks) for record in holders)
+        groups = max(1, len(ledger.description.groups))
+        reserved = blocks * state.block_size // groups
+        usable = max(1, state.total - state.reserved)
+        if state.used < settings(self.min_usage) * usable:
+            return
+        if held > settings(self.max_filled) * reserved:
+            return
+        yield Judgement(
+            code=self.code,
+            engine=ledger.engine,
+            verdict="likely" if state.damaged else "confirmed",
+            since_ns=ledger.wall(min(record.admitted_ns for record in holders)),
+            position=ledger.at(min(holders, key=lambda record: record.admitted_ns).since_at),
+            requests=tuple(record.id for record in holders),
+            evidence=(
+                Evidence("block_size", state.block_size, "tokens", position=ledger.at(state.places.started)),
+                Evidence("kv_groups", groups, "groups", position=ledger.at(state.places.started)),
+                Evidence("requests", len(holders), "requests", position=ledger.at(state.places.moved)),
+                Evidence("blocks_held", blocks, "blocks", position=ledger.at(state.places.pool)),
+                Evidence("tokens_reserved", reserved, "tokens", position=ledger.at(state.places.pool)),
+                Evidence("tokens_held", held, "tokens", position=ledger.at(state.places.progressed)),
+                Evidence(
+                    "share_filled",
+                    round(held / reserved, 4),
+                    "of the reserved",
+                    position=ledger.at(state.places.pool, state.places.progressed),
+                ),
+                Evidence("usage", round(100 * state.used / usable, 1), "%", position=ledger.at(state.places.pool)),
+            ),
+            explanation=(
+                f"A block is {state.block_size:,} tokens, and the {len(holders)} requests that run fill"
+                f" {percent(held / reserved)} of the {counted(blocks, 'block')} that they hold: usage is"
+                f" {percent(state.used / usable)}, most of it room that no token is in. On a hybrid model the block of"
+                " attention is made as large as the state of its other layers."
+            ),
+            do_now=("Nothing is broken; fewer short requests fit at once than the pool's size in tokens suggests.",),
+            change=(
+                "Make the state of the other layers smaller, which the block follows (vLLM: --mamba-cache-dtype,"
+                " --mamba-ssm-cache-dtype), or take a release that keeps them apart.",
+                "Plan by blocks, not by tokens: each request costs at least one block of each group.",
+            ),
+            wont_help=(
+                "A smaller --block-size: for such a model it is raised again at the start.",
+                "Prefix caching: a prompt shorter than a block is never hit.",
+            ),
+            missing=LOST_EVENTS if state.damaged else "",
+        )

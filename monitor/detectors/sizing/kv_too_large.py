@@ -1,0 +1,63 @@
+"""sizing.kv-too-large: graphs took more than was kept for them, and hardly anything is free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvscope.monitor.analysis.memory_breakdown import HEADROOM
+from kvscope.monitor.detectors.detector import Detector
+from kvscope.monitor.detectors.judgement import Evidence, Judgement
+from kvscope.monitor.detectors.sizing.memory_figures import MEBIBYTE, MemoryFigures, memory_figures, size_text
+from kvscope.monitor.detectors.thresholds import Settings, Threshold
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+
+
+class KvTooLarge(Detector[Judgement]):
+    """A pool that leaves hardly any memory free."""
+
+    code = "sizing.kv-too-large"
+    severity = "warning"
+    title = "The pool leaves hardly any memory free beside the graphs"
+    requires = ("stream", "log", "report")
+    position = 630
+
+    min_free_mib = Threshold(150, "MiB", "engines keep so much free in what they advise, for what grows with requests")
+
+    def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        """Yield the memory that graphs took from what must stay free."""
+        figures = memory_figures(ledger)
+        if figures is not None:
+            yield from self._judge_figures(ledger, settings, figures)
+
+    def _judge_figures(self, ledger: EngineLedger, settings: Settings, bill: MemoryFigures) -> Iterator[Judgement]:
+        over = bill.graphs - bill.kept
+        if over <= bill.slack or bill.device_free >= settings(self.min_free_mib) * MEBIBYTE:
+            return
+        smaller = max(bill.kv_pool - over - HEADROOM, 0)
+        yield Judgement(
+            code=self.code,
+            engine=ledger.engine,
+            verdict="confirmed" if bill.source == "stream" else "likely",
+            position=bill.position,
+            evidence=(
+                Evidence("graphs_actual", bill.graphs, "bytes", bill.source, bill.position),
+                Evidence("kept_for_graphs", bill.kept, "bytes", bill.source, bill.position),
+                Evidence("device_free", bill.device_free, "bytes", bill.source, bill.position),
+                Evidence("device_total", bill.device_total, "bytes", bill.source, bill.position),
+                Evidence("kv_pool", bill.kv_pool, "bytes", bill.source, bill.position),
+            ),
+            explanation=(
+                f"The pool was sized with {size_text(bill.kept)} kept for graphs, which then took"
+                f" {size_text(bill.graphs)}: {size_text(bill.device_free)} of {size_text(bill.device_total)} are free,"
+                " and the next larger step may fail for want of memory."
+            ),
+            do_now=("Nothing while it runs; do not raise the load, and do not start anything else on this device.",),
+            change=(
+                f"Start with --kv-cache-memory-bytes {smaller}, which leaves room for the graphs and 150 MiB; or lower"
+                " --gpu-memory-utilization.",
+                "Let the engine estimate its graphs before it sizes the pool (vLLM: on by default since 0.21;"
+                " VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=1 since 0.18), or do without (--enforce-eager).",
+            ),
+            wont_help=("Lowering --max-num-seqs alone: the pool then takes what is saved.",),
+            missing="" if bill.source == "stream" else "what the device has free now: the log tells of the start only",
+        )

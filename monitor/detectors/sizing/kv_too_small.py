@@ -1,0 +1,105 @@
+"""sizing.kv-too-small: fewer full-length requests fit than may run, and preemptions pay for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvscope.monitor.detectors.detector import Detector
+from kvscope.monitor.detectors.judgement import Evidence, Judgement
+from kvscope.monitor.detectors.preemptions import LOST_EVENTS, point_at, preempted_names, recent_preemptions
+from kvscope.monitor.detectors.thresholds import Settings, Threshold
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.state.records import Preemption
+from kvscope.monitor.text import clock_time, counted, percent
+
+
+class KvTooSmall(Detector[Judgement]):
+    """A pool that holds fewer requests than may run."""
+
+    code = "sizing.kv-too-small"
+    severity = "warning"
+    title = "The pool holds fewer requests than may run, and preemptions pay for it"
+    requires = ("stream",)
+    position = 600
+
+    window_s = Threshold(60, "s", "what it costs now counts")
+    min_preemptions = Threshold(3, "preemptions", "one or two are long requests met by chance")
+    min_share = Threshold(0.1, "of the computed", "the tax of 10 to 23 % that is reported of full pools begins here")
+    over_s = Threshold(10, "s", "nothing is lost by telling of a size later; what else preempts them is known by then")
+
+    def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        """Yield what preemptions for want of blocks cost."""
+        if ledger.has_stream and ledger.preempted:
+            yield from self._from_stream(ledger, settings)
+
+    def _from_stream(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        state, described = ledger.state, ledger.description
+        # Several groups take blocks each, as many as its kind of layer needs: the sum below would be wrong.
+        if not (described.max_model_len and described.max_num_seqs and state.block_size) or len(described.groups) > 1:
+            return
+        window_s = settings(self.window_s)
+        recent = recent_preemptions(ledger, window_s)
+        usable = state.total - state.reserved
+        longest = -(-described.max_model_len // state.block_size)
+        concurrency = usable / longest
+        if len(recent) < settings(self.min_preemptions) or concurrency >= described.max_num_seqs:
+            return
+        lost = sum(one.tokens_lost for one in recent)
+        computed = state.totals.computed_tokens - point_at(ledger, ledger.now_ns - window_s * 1e9).computed_tokens
+        if lost < settings(self.min_share) * max(computed, 1):
+            return
+        began = ledger.wall(recent[0].at_ns)
+        wanted = longest * described.max_num_seqs
+        bytes_wanted = wanted * described.kv_bytes_per_block
+        yield Judgement(
+            code=self.code,
+            engine=ledger.engine,
+            verdict="likely" if state.damaged else "confirmed",
+            pending=ledger.now_ns - began < settings(self.over_s) * 1e9,
+            since_ns=began,
+            position=ledger.at(recent[0].at),
+            requests=preempted_names(recent),
+            evidence=_pool_evidence(ledger, recent, concurrency, wanted, lost, computed),
+            explanation=(
+                f"The pool holds {counted(usable * state.block_size, 'token')}, {concurrency:.1f} requests of"
+                f" max_model_len {described.max_model_len:,}, and up to {described.max_num_seqs} may run: since"
+                f" {clock_time(began)} there were {counted(len(recent), 'preemption')} for want of blocks, which cost"
+                f" {counted(lost, 'token')}, {percent(min(lost / max(computed, 1), 1))} of what was computed."
+            ),
+            do_now=("Send this engine less at once: what cannot be held together is computed twice.",),
+            change=(
+                f"Lower --max-num-seqs to {max(1, int(concurrency))}, which fits whatever the requests' lengths; or to"
+                " what your own lengths allow.",
+                "Give the pool more: a higher --gpu-memory-utilization"
+                + (
+                    f", or --kv-cache-memory-bytes {bytes_wanted} ({wanted:,} blocks) for all of them at full length."
+                    if bytes_wanted
+                    else "."
+                ),
+                f"Lower --max-model-len from {described.max_model_len}, if no request is that long.",
+            ),
+            wont_help=("Restarting: the pool is as large as it was configured, and nothing of it is lost.",),
+            missing=LOST_EVENTS if state.damaged else "",
+        )
+
+
+def _pool_evidence(
+    ledger: EngineLedger, recent: list[Preemption], concurrency: float, wanted: int, lost: int, computed: int
+) -> tuple[Evidence, ...]:
+    state, described = ledger.state, ledger.description
+    usable = state.total - state.reserved
+    return (
+        Evidence(
+            "full_length_requests_that_fit",
+            round(concurrency, 2),
+            "requests",
+            position=ledger.at(state.places.started),
+        ),
+        Evidence("max_num_seqs", described.max_num_seqs, "requests", position=ledger.at(state.places.started)),
+        Evidence("max_model_len", described.max_model_len, "tokens", position=ledger.at(state.places.started)),
+        Evidence("pool", usable, "blocks", position=ledger.at(state.places.started)),
+        Evidence("blocks_for_all_at_full_length", wanted, "blocks", position=ledger.at(state.places.started)),
+        Evidence("preemptions", len(recent), "preemptions", position=ledger.at(recent[-1].at)),
+        Evidence("tokens_lost", lost, "tokens", position=ledger.at(recent[-1].at)),
+        Evidence("tokens_computed", computed, "tokens", position=ledger.at(state.places.progressed)),
+    )

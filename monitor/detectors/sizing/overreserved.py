@@ -1,0 +1,63 @@
+"""sizing.overreserved: far more was kept for graphs than they took."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvscope.monitor.detectors.detector import Detector
+from kvscope.monitor.detectors.judgement import Evidence, Judgement
+from kvscope.monitor.detectors.sizing.memory_figures import MemoryFigures, memory_figures, size_text
+from kvscope.monitor.detectors.thresholds import Settings, Threshold
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.text import percent
+
+
+class Overreserved(Detector[Judgement]):
+    """Memory that is kept for graphs and not used."""
+
+    code = "sizing.overreserved"
+    severity = "warning"
+    title = "Far more memory is kept for graphs than they take"
+    requires = ("stream", "log", "report")
+    position = 640
+
+    min_times = Threshold(2, "times", "an estimate is an estimate")
+    min_share = Threshold(0.01, "of the device", "less is hardly a block for each request")
+
+    def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        """Yield the memory that is kept and not used."""
+        figures = memory_figures(ledger)
+        if figures is not None:
+            yield from self._judge_figures(ledger, settings, figures)
+
+    def _judge_figures(self, ledger: EngineLedger, settings: Settings, bill: MemoryFigures) -> Iterator[Judgement]:
+        unused = bill.kept - bill.graphs
+        if (
+            bill.kept <= settings(self.min_times) * bill.graphs + bill.slack
+            or unused < settings(self.min_share) * bill.device_total
+        ):
+            return
+        yield Judgement(
+            code=self.code,
+            engine=ledger.engine,
+            verdict="confirmed",
+            position=bill.position,
+            evidence=(
+                Evidence("kept_for_graphs", bill.kept, "bytes", bill.source, bill.position),
+                Evidence("graphs_actual", bill.graphs, "bytes", bill.source, bill.position),
+                Evidence("kept_and_not_used", unused, "bytes", bill.source, bill.position),
+                Evidence("kv_pool", bill.kv_pool, "bytes", bill.source, bill.position),
+            ),
+            explanation=(
+                f"{size_text(bill.kept)} were kept for graphs, which took {size_text(bill.graphs)}:"
+                f" {size_text(unused)} of the device are used by nothing,"
+                f" {percent(unused / bill.kv_pool) if bill.kv_pool else 'all'} of the pool's size."
+            ),
+            do_now=("Nothing is broken: the pool is smaller than it could be, and that is all.",),
+            change=(
+                f"Start with --kv-cache-memory-bytes {bill.kv_pool + unused}, which is the pool with what is not used.",
+                "Or keep nothing for graphs and lower --gpu-memory-utilization by their size (vLLM:"
+                " VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0).",
+            ),
+            wont_help=("Fewer sizes to capture: what was kept shrinks with what is used.",),
+        )

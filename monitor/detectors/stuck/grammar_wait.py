@@ -1,0 +1,83 @@
+"""stuck.grammar: requests wait for a grammar that is neither compiled nor refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvscope.monitor.detectors.detector import Detector
+from kvscope.monitor.detectors.judgement import Evidence, Judgement
+from kvscope.monitor.detectors.stuck.fetch_waits import could_report_until_ns
+from kvscope.monitor.detectors.stuck.waiting_requests import (
+    living_requests,
+    overdue_judgement,
+    overdue_requests,
+    requests_text,
+    since_text,
+)
+from kvscope.monitor.detectors.thresholds import Settings, Threshold
+from kvscope.monitor.events.kinds import Status
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.state.records import RequestState
+from kvscope.monitor.text import duration
+
+
+class GrammarWait(Detector[Judgement]):
+    """Requests that wait for a grammar that does not come."""
+
+    code = "stuck.grammar"
+    severity = "error"
+    title = "Requests wait for a grammar that does not come"
+    requires = ("stream",)
+    position = 260
+
+    grace_s = Threshold(30, "s", "a grammar compiles in milliseconds, a very large one in seconds")
+
+    def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        """Yield the requests whose grammar takes too long."""
+        if ledger.has_stream:
+            waiting = living_requests(ledger).waiting
+            grammars = [r for r in waiting if r.status == Status.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR]
+            if grammars:
+                yield from self._from_stream(ledger, settings, grammars)
+
+    def _from_stream(
+        self, ledger: EngineLedger, settings: Settings, waiting: list[RequestState]
+    ) -> Iterator[Judgement]:
+        late = overdue_requests(waiting, lambda r: r.since_ns, could_report_until_ns(ledger), settings(self.grace_s))
+        if late is None:
+            return
+        at, count = ledger.at, len(late.records)
+        yield overdue_judgement(
+            ledger,
+            late,
+            code=self.code,
+            began_at=late.records[0].since_at,
+            evidence=(
+                Evidence(
+                    "requests_waiting", count, "requests", position=at(*(record.since_at for record in late.records))
+                ),
+                Evidence("oldest_wait_s", round(late.age_s, 1), "s", position=at(late.records[0].since_at)),
+                Evidence("last_step", ledger.state.last_step, "step", position=at(ledger.state.places.completed)),
+            ),
+            explanation=(
+                f"{requests_text(late)} {'waits for its grammar' if count == 1 else 'wait for their grammars'},"
+                f" {since_text(ledger, late)} ({duration(late.age_s)}). No grammar compiles for as long: either it"
+                " failed and nobody took that in, or the compiler hangs on it."
+            ),
+            do_now=(
+                f"Abort {'it' if count == 1 else 'them'} (close the connection), and look in the engine's log for an"
+                " error of the grammar's compiler about that time.",
+                "Compile the schema or the regular expression by itself: one that cannot be compiled fails there too.",
+            ),
+            change=(
+                "vLLM: upgrade to a release in which a grammar that fails to compile ends its request with an error"
+                " (PR #45012).",
+                "Refuse schemas that are not known to compile before they are sent; bound the repeats in them.",
+                "Another compiler for this engine may take it (vLLM: --structured-outputs-config"
+                ' \'{"backend": "guidance"}\').',
+            ),
+            wont_help=(
+                "A larger pool, or a lower load: it has no block, and waits for none.",
+                "Sending the same request again: the same grammar is waited for again.",
+            ),
+        )

@@ -1,0 +1,119 @@
+"""stuck.head-of-line: the head of the queue waits for blocks, and the room meanwhile would do for those behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from kvscope.monitor.detectors.detector import Detector
+from kvscope.monitor.detectors.judgement import Evidence, ShortOfBlocks
+from kvscope.monitor.detectors.stuck.queue_room import blocks_to_run, head_short_of_blocks
+from kvscope.monitor.detectors.stuck.waiting_requests import (
+    Living,
+    is_outside,
+    living_requests,
+    missing_after_loss,
+    stream_verdict,
+)
+from kvscope.monitor.detectors.thresholds import Settings, Threshold
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.state.records import RequestState
+from kvscope.monitor.text import counted, duration, percent
+
+HEAD_OF_LINE_WONT_HELP: Final = (
+    "A higher --max-num-seqs or --max-num-batched-tokens: blocks are short, not places in a step.",
+    "Restarting: the same order of the same requests waits again.",
+)
+
+
+class HeadOfLine(Detector[ShortOfBlocks]):
+    """One request that needs many blocks holds back others that would fit."""
+
+    code = "stuck.head-of-line"
+    severity = "warning"
+    title = "One request that needs many blocks holds back others that would fit"
+    requires = ("stream",)
+    position = 210
+
+    grace_s = Threshold(
+        120, "s", "first come first served is the rule, and who needs much may wait for others to end; not for minutes"
+    )
+    min_free = Threshold(0.1, "of the pool", "less room is no loss to those that wait")
+
+    def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[ShortOfBlocks]:
+        """Yield the head of the queue if running requests keep it waiting."""
+        if not ledger.has_stream or (head := head_short_of_blocks(ledger)) is None:
+            return
+        living = living_requests(ledger)
+        if living.running:
+            yield from self._judge_head(ledger, settings, living, head)
+
+    def _judge_head(
+        self, ledger: EngineLedger, settings: Settings, living: Living, head: RequestState
+    ) -> Iterator[ShortOfBlocks]:
+        """The head waits for running requests to end; in the room that it leaves unused, others could run."""
+        state, at = ledger.state, ledger.at
+        age, grace = (ledger.looked_ns - head.since_ns) / 1e9, settings(self.grace_s)
+        usable = state.total - state.reserved
+        if age < grace / 2 or state.free < settings(self.min_free) * usable:
+            return
+        behind = [r for r in living.waiting if r is not head and not is_outside(r)]
+        fitting = [record for record in behind if 0 < blocks_to_run(ledger, record) - len(record.blocks) <= state.free]
+        if not fitting:
+            return
+        own = max(head.blocks_to_admit, -(-(head.prompt_tokens + head.output_tokens) // max(1, state.block_size)))
+        yield ShortOfBlocks(
+            code=self.code,
+            engine=ledger.engine,
+            key=head.id,
+            verdict=stream_verdict(ledger),
+            pending=age < grace or state.damaged,
+            since_ns=ledger.wall(head.since_ns),
+            position=at(head.since_at),
+            requests=(head.id,),
+            blocks_needed=head.blocks_needed,
+            blocks_free_for_it=head.blocks_free_then,
+            evidence=_head_evidence(ledger, head, own, age, (len(behind), len(fitting), len(living.running))),
+            explanation=(
+                f"For {duration(age)} request {head.id} has stood at the head of the queue: it needs"
+                f" {counted(head.blocks_needed, 'block')} and {state.free:,} ({percent(state.free / usable)} of the"
+                f" pool) are free. {counted(len(fitting), 'request')} behind it would fit in these, first"
+                f" {fitting[0].id}, and {'waits' if len(fitting) == 1 else 'wait'} with it."
+            ),
+            do_now=(
+                f"If {head.id} is not urgent, abort it and send it again when less runs; those behind it run at once.",
+            ),
+            change=(
+                "Send long requests to an engine of their own, so that short ones do not stand behind them.",
+                "--scheduling-policy priority, and a higher priority value for requests that need many blocks: then"
+                " they wait behind the others.",
+                "Give the pool room (--kv-cache-memory-bytes, a higher --gpu-memory-utilization)"
+                + (
+                    "."
+                    if head.blocks_needed <= own
+                    else f". The head's own tokens need only {own:,}: the engine asks for more than that before it lets"
+                    " one in, so a lower max_tokens in its request lets it in earlier."
+                ),
+            ),
+            wont_help=HEAD_OF_LINE_WONT_HELP,
+            missing=missing_after_loss(ledger),
+        )
+
+
+def _head_evidence(
+    ledger: EngineLedger, head: RequestState, own: int, age: float, counts: tuple[int, int, int]
+) -> tuple[Evidence, ...]:
+    state, at = ledger.state, ledger.at
+    usable = state.total - state.reserved
+    behind, fitting, running = counts
+    return (
+        Evidence("blocks_needed", head.blocks_needed, "blocks", position=at(head.refused_at)),
+        Evidence("blocks_free_for_it", head.blocks_free_then, "blocks", position=at(head.refused_at)),
+        Evidence("blocks_free", state.free, "blocks", position=at(state.places.pool)),
+        Evidence("blocks_of_its_tokens", own, "blocks", position=at(head.arrived_at)),
+        Evidence("share_free", round(state.free / usable, 4), "of the pool", position=at(state.places.pool)),
+        Evidence("waiting_behind", behind, "requests", position=at(state.places.moved)),
+        Evidence("that_would_fit", fitting, "requests", position=at(state.places.moved, state.places.pool)),
+        Evidence("running", running, "requests", position=at(state.places.moved)),
+        Evidence("waited_s", round(age, 1), "s", position=at(head.since_at)),
+    )

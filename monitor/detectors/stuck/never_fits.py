@@ -1,0 +1,174 @@
+"""stuck.never-fits: a request needs more blocks than the pool has.
+
+From the stream, by its arrival or its failed allocations; from metrics, by requests that wait with nothing running and
+an empty pool for longer than a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from kvscope.monitor.detectors.advice import room_for
+from kvscope.monitor.detectors.detector import Detector
+from kvscope.monitor.detectors.judgement import Evidence, Judgement
+from kvscope.monitor.detectors.stuck.engine_stalled import EngineStalled
+from kvscope.monitor.detectors.stuck.queue_room import NEVER_FITS_WONT_HELP, blocks_to_run
+from kvscope.monitor.detectors.stuck.sample_windows import last_window, moving_pause_s, seconds_apart
+from kvscope.monitor.detectors.stuck.waiting_requests import Living, living_requests, watchdog_report
+from kvscope.monitor.detectors.thresholds import Settings, Threshold
+from kvscope.monitor.events.kinds import Cause
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.state.records import RequestState
+from kvscope.monitor.text import clock_time, counted, duration, listed, percent
+
+EMPTY_SHARE: Final = 0.02
+"""The share of the pool below which it has room for anything that fits at all."""
+
+
+class NeverFits(Detector[Judgement]):
+    """Requests that not even the empty pool has room for."""
+
+    code = "stuck.never-fits"
+    severity = "error"
+    title = "A request needs more blocks than the pool has"
+    requires = ("stream", "metrics", "log")
+    position = 200
+
+    grace_s = Threshold(1, "s", "the arithmetic is certain; this only lets a client that gives up at once pass")
+    figures_grace_s = Threshold(
+        10, "s", "gauges are those of the last step, and in one long step the queue may look like this"
+    )
+
+    def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        """Yield the requests that can never run."""
+        if ledger.has_stream:
+            yield from self._from_stream(ledger, settings, living_requests(ledger))
+        elif ledger.samples and ledger.samples[-1].awake is not False:
+            yield from self._from_samples(ledger, settings)
+
+    def _from_stream(self, ledger: EngineLedger, settings: Settings, living: Living) -> Iterator[Judgement]:
+        state, at = ledger.state, ledger.at
+        usable = state.total - state.reserved
+        waiting = living.waiting
+        for record in waiting:
+            needed = blocks_to_run(ledger, record)
+            if needed <= usable or record.blocks:
+                continue
+            if record.self_preemptions > 1 or (record.self_preemptions and record.cause != Cause.KV_BLOCKS):
+                continue  # it may be let in all the same, as before: stuck.self-preempt tells
+            behind = [other for other in waiting if other is not record and other.arrived_ns >= record.arrived_ns]
+            at_head = bool(record.times_passed_over)
+            began = record.since_ns if record.preemptions else record.arrived_ns
+            tokens = usable * state.block_size
+            held_back = (
+                f" It stands at the head of the queue and holds back {counted(len(behind), 'request')} behind it:"
+                f" {listed([r.id for r in behind])}."
+                if at_head and behind
+                else ""
+            )
+            yield Judgement(
+                code=self.code,
+                engine=ledger.engine,
+                key=record.id,
+                verdict="confirmed",
+                pending=ledger.age_s(began) < settings(self.grace_s),
+                since_ns=ledger.wall(began),
+                position=at(record.since_at if record.preemptions else record.arrived_at),
+                requests=(record.id,),
+                evidence=_fit_evidence(ledger, record, living, needed, len(behind)),
+                explanation=(
+                    f"Request {record.id} ({counted(record.prompt_tokens, 'prompt token')}) needs"
+                    f" {counted(needed, 'block')} at once and the whole pool has {usable:,}: however long it waits, it"
+                    f" can never run.{held_back}"
+                ),
+                do_now=(f"Abort {record.id} (close its connection); those behind it run at once.",),
+                change=(
+                    f"Set --max-model-len {tokens}, what the pool holds: such a request is then refused at the door.",
+                    f"Or give the pool room for it, at least {needed + state.reserved} blocks:"
+                    f" {room_for(ledger, needed + state.reserved)}.",
+                ),
+                wont_help=NEVER_FITS_WONT_HELP,
+            )
+
+    def _from_samples(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        samples = list(ledger.samples)
+        start = last_window(
+            samples, lambda s: s.running == 0 and bool(s.waiting) and s.usage is not None and s.usage < EMPTY_SHARE
+        )
+        if start is None:
+            return
+        first, last = samples[start], samples[-1]
+        waiting = last.waiting or 0
+        if last.deferred and last.deferred >= waiting:
+            return  # they wait for something other than room, and the engine says so
+        age = seconds_apart(first, last)
+        allowed = max(
+            settings(self.figures_grace_s), settings(EngineStalled.longest_times) * moving_pause_s(samples[:start])
+        )
+        for_room = "not exposed" if last.deferred is None else waiting - last.deferred
+        told_apart = last.deferred is not None
+        yield Judgement(
+            code=self.code,
+            engine=ledger.engine,
+            verdict="likely" if told_apart else "cannot-tell",
+            pending=age < allowed,
+            since_ns=first.at_ns or 0,
+            position=first.position,
+            evidence=(
+                Evidence("waiting", waiting, "requests", last.source, last.position),
+                Evidence("waiting_for_room", for_room, "requests", last.source, last.position),
+                Evidence("running", 0, "requests", last.source, last.position),
+                Evidence("usage", round(100 * (last.usage or 0), 1), "%", last.source, last.position),
+                Evidence("lasted_s", round(age, 1), "s", last.source),
+                Evidence("allowed_s", round(allowed, 1), "s"),
+            ),
+            explanation=(
+                f"Since {clock_time(first.at_ns or 0)} ({duration(age)}) {counted(waiting, 'request')} waited with"
+                f" nothing running and {percent(last.usage or 0)} of the pool in use: there is room, and the first of"
+                " them is not let in. It needs more blocks than the whole pool has, and all behind it wait with it."
+            ),
+            do_now=("Abort the request that has waited longest (close its connection); those behind it run at once.",),
+            change=(
+                "Set --max-model-len to what the pool holds (the log's `KV cache size: … tokens`): such a request is"
+                " then refused at the door.",
+                "Or give the pool room for it (--kv-cache-memory-bytes, a higher --gpu-memory-utilization).",
+            ),
+            wont_help=NEVER_FITS_WONT_HELP,
+            missing=(
+                "how many blocks the first request needs: attach the event stream (monitor doctor tcp://HOST:5757). An"
+                " engine that froze with its pool empty looks the same: ps -o stat= -p PID tells"
+                if told_apart
+                else "what they wait for (vllm:num_requests_waiting_by_reason, exposed since vLLM 0.20): a grammar that"
+                " is compiled, or KV that is fetched, looks the same; the event stream tells it too"
+            ),
+        )
+
+
+def _fit_evidence(
+    ledger: EngineLedger, record: RequestState, living: Living, needed: int, behind: int
+) -> tuple[Evidence, ...]:
+    state, at = ledger.state, ledger.at
+    asked = record.blocks_needed == needed  # else it follows from its tokens, which its arrival reports
+    needed_at = record.refused_at if asked else record.arrived_at
+    if record.preemptions and not asked:
+        needed_at = max(needed_at, record.preempted_at)
+    return (
+        Evidence("blocks_needed", needed, "blocks", position=at(needed_at)),
+        Evidence("blocks_usable", state.total - state.reserved, "blocks", position=at(state.places.started)),
+        Evidence("prompt_tokens", record.prompt_tokens, "tokens", position=at(record.arrived_at)),
+        Evidence("blocks_free", state.free, "blocks", position=at(state.places.pool)),
+        Evidence("running", len(living.running), "requests", position=at(state.places.moved)),
+        Evidence("waiting_behind", behind, "requests", position=at(state.places.moved)),
+        Evidence(
+            "times_passed_over",
+            record.times_passed_over,
+            "times",
+            position=at(record.passed_over_at if record.times_passed_over else record.arrived_at),
+        ),
+        Evidence(
+            "engine_watchdog",
+            watchdog_report((record,)),
+            position=at(record.stalled_at) if record.stalled_ns else "",
+        ),
+    )

@@ -1,0 +1,105 @@
+"""stuck.promotion-starved: what a request waited for has come, and the scheduler does not take it up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvscope.monitor.detectors.detector import Detector
+from kvscope.monitor.detectors.judgement import Evidence, Judgement
+from kvscope.monitor.detectors.stuck.fetch_waits import blocks_of_requests
+from kvscope.monitor.detectors.stuck.waiting_requests import (
+    Living,
+    living_requests,
+    overdue_judgement,
+    overdue_requests,
+    requests_text,
+    since_text,
+)
+from kvscope.monitor.detectors.thresholds import Settings, Threshold
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.state.records import RequestState
+from kvscope.monitor.text import duration
+
+
+def _overtaken(record: RequestState, running: list[RequestState]) -> bool:
+    """Whether one that came later, and is not more urgent, was let in since it was ready."""
+    return any(
+        other.admitted_ns > record.ready_ns
+        and other.arrived_ns > record.arrived_ns
+        and other.priority >= record.priority
+        for other in running
+    )
+
+
+class PromotionStarved(Detector[Judgement]):
+    """Requests that are ready and are not scheduled."""
+
+    code = "stuck.promotion-starved"
+    severity = "error"
+    title = "Requests that are ready are not looked at"
+    requires = ("stream",)
+    position = 250
+
+    grace_s = Threshold(
+        10, "s", "who is ready is looked at in the next pass, or the one after a full step; not seconds later"
+    )
+
+    def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        """Yield the requests that are ready and not taken up."""
+        if not ledger.has_stream:
+            return
+        living = living_requests(ledger)
+        ready = [record for record in living.waiting if record.ready_ns]
+        if ready:
+            yield from self._from_stream(ledger, settings, living, ready)
+
+    def _from_stream(
+        self, ledger: EngineLedger, settings: Settings, living: Living, ready: list[RequestState]
+    ) -> Iterator[Judgement]:
+        # While the head of the queue is refused, all behind it wait, the ready ones too; unless later ones pass them.
+        if ledger.head() is not None:
+            ready = [record for record in ready if _overtaken(record, living.running)]
+        late = overdue_requests(ready, lambda r: r.ready_ns, ledger.looked_ns, settings(self.grace_s))
+        if late is None:
+            return
+        state, at, count = ledger.state, ledger.at, len(late.records)
+        blocks = blocks_of_requests(late.records)
+        overtaken = sum(record.admitted_ns > late.since_ns for record in living.running)
+        yield overdue_judgement(
+            ledger,
+            late,
+            code=self.code,
+            began_at=late.records[0].ready_at,
+            blocks=tuple(blocks),
+            evidence=(
+                Evidence(
+                    "requests_ready", count, "requests", position=at(*(record.ready_at for record in late.records))
+                ),
+                Evidence("ready_for_s", round(late.age_s, 1), "s", position=at(late.records[0].ready_at)),
+                Evidence("last_step", state.last_step, "step", position=at(state.places.completed)),
+                Evidence("let_in_since", overtaken, "requests", position=at(state.places.moved)),
+                Evidence("running", len(living.running), "requests", position=at(state.places.moved)),
+                Evidence(
+                    "blocks_held", len(blocks), "blocks", position=at(*(record.ready_at for record in late.records))
+                ),
+            ),
+            explanation=(
+                f"{requests_text(late)} {'is' if count == 1 else 'are'} ready, {since_text(ledger, late)}"
+                f" ({duration(late.age_s)}): what {'it' if count == 1 else 'they'} waited for has come. The scheduler"
+                f" goes on, and has put {'it' if count == 1 else 'them'} neither back in the queue nor in a step."
+            ),
+            do_now=(
+                "Close its connection and send the request again: a new one goes through the queue.",
+                "Pause what is sent to this engine: where running requests leave the queue no turn, it gets one then.",
+            ),
+            change=(
+                "vLLM: upgrade to a release that looks at those who are ready even if running requests take the whole"
+                " budget of a step (#53130).",
+                "Until then a higher --max-num-batched-tokens than --max-num-seqs requests decode at once leaves the"
+                " queue a turn.",
+            ),
+            wont_help=(
+                "Looking at the connector, or at the grammar: it has come.",
+                "A larger pool: it does not wait for blocks.",
+            ),
+        )

@@ -1,0 +1,131 @@
+"""stuck.remote-load: requests wait for a fetch of KV whose end is never reported, or reported and not processed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from kvscope.monitor.detectors.detector import Causes, Detector
+from kvscope.monitor.detectors.judgement import Evidence, Judgement
+from kvscope.monitor.detectors.stuck.fetch_waits import blocks_of_requests, could_report_until_ns, fetch_waits
+from kvscope.monitor.detectors.stuck.head_of_line import HeadOfLine
+from kvscope.monitor.detectors.stuck.waiting_requests import (
+    overdue_judgement,
+    overdue_requests,
+    requests_text,
+    since_text,
+)
+from kvscope.monitor.detectors.thresholds import Settings, Threshold
+from kvscope.monitor.detectors.ties import holds_what_it_needs
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.state.records import RequestState
+from kvscope.monitor.text import counted, duration, listed, percent
+
+REFETCH: Final = "Close its connection and send the request again: it is fetched anew, or computed."
+
+
+def _began_at(record: RequestState) -> int:
+    """Where its fetch began, or its wait where that is not known."""
+    return record.fetching_at if record.fetching_ns else record.since_at
+
+
+REMOTE_LOAD_DO_NOW: Final = (
+    "Look at the other end of the fetch: one that died, or has dropped this KV, never answers.",
+    REFETCH,
+)
+
+
+REMOTE_LOAD_CHANGE: Final = (
+    "Let the fetch have a deadline after which the prompt is computed here (vLLM:"
+    ' "kv_load_failure_policy": "recompute" in --kv-transfer-config covers a failure that is reported;'
+    " Mooncake's consumer waits without end, #35943: upgrade).",
+    "Let clients time out and retry; be sure that an abort frees the blocks (leak.remote-load-lost).",
+    "If prompts need not be fetched, run without the connector (vLLM: drop --kv-transfer-config; kvscope's"
+    " engine: drop --kv-connector).",
+)
+
+
+REMOTE_LOAD_WONT_HELP: Final = (
+    "A larger pool, or a lower load: the request waits for a word, not for room.",
+    "A lease (VLLM_NIXL_ABORT_REQUEST_TIMEOUT, --kv-lease-seconds): it ends what is kept to be sent, not"
+    " what is fetched.",
+)
+
+
+class RemoteLoad(Detector[Judgement]):
+    """Requests that wait for a fetch of KV that does not end."""
+
+    code = "stuck.remote-load"
+    severity = "error"
+    title = "Requests wait for a fetch of KV that does not end"
+    requires = ("stream",)
+    position = 230
+
+    grace_s = Threshold(30, "s", "the fetch of one request's KV takes milliseconds to seconds, behind others some more")
+
+    def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        """Yield the fetches that take too long."""
+        if ledger.has_stream:
+            yield from self._from_stream(ledger, settings, fetch_waits(ledger).under_way)
+
+    def causes(self) -> Causes[Judgement]:
+        """Return what it may cause."""
+        return Causes[Judgement]().of(HeadOfLine, holds_what_it_needs)
+
+    def _from_stream(
+        self, ledger: EngineLedger, settings: Settings, fetching: list[RequestState]
+    ) -> Iterator[Judgement]:
+        grace = settings(self.grace_s)
+        late = overdue_requests(fetching, lambda r: r.fetching_ns or r.since_ns, could_report_until_ns(ledger), grace)
+        if late is None:
+            return
+        state, at, count = ledger.state, ledger.at, len(late.records)
+        blocks = blocks_of_requests(late.records)
+        share = len(blocks) / (state.total - state.reserved)
+        ended = [record for record in late.records if record.fetch_ended_ns]
+        by = (
+            f"the KV connector ({ledger.description.kv_connector})"
+            if ledger.description.kv_connector
+            else "the connector"
+        )
+        if not ended:
+            what = f"{by} has said neither that it is delivered nor that it has failed"
+        elif len(ended) == count:
+            what = f"{by} has said that it is done, and the engine, which goes on, has not taken that in"
+        else:
+            what = (
+                f"of {listed([r.id for r in ended])} {by} has said that it is done; of the others it has said nothing"
+            )
+        yield overdue_judgement(
+            ledger,
+            late,
+            code=self.code,
+            began_at=_began_at(late.records[0]),
+            blocks=tuple(blocks),
+            evidence=(
+                Evidence("requests_waiting", count, "requests", position=at(*map(_began_at, late.records))),
+                Evidence("oldest_fetch_s", round(late.age_s, 1), "s", position=at(_began_at(late.records[0]))),
+                Evidence("blocks_held", len(blocks), "blocks", position=at(*map(_began_at, late.records))),
+                Evidence("share_of_pool", round(share, 4), "of the pool", position=at(*map(_began_at, late.records))),
+                Evidence(
+                    "said_to_have_ended",
+                    len(ended),
+                    "requests",
+                    position=at(*map(_began_at, late.records), *(record.fetch_ended_at for record in ended)),
+                ),
+                Evidence(
+                    "connector_polls",
+                    state.heartbeat.connector_polls if state.heartbeat else "not heard",
+                    "polls",
+                    position=at(state.places.heartbeat),
+                ),
+            ),
+            explanation=(
+                f"{requests_text(late)} {'waits' if count == 1 else 'wait'} for KV that is fetched from elsewhere,"
+                f" {since_text(ledger, late)} ({duration(late.age_s)}): {what}. {counted(len(blocks), 'block')}"
+                f" ({percent(share)} of the pool) {'is' if len(blocks) == 1 else 'are'} kept for it meanwhile."
+            ),
+            do_now=REMOTE_LOAD_DO_NOW,
+            change=REMOTE_LOAD_CHANGE,
+            wont_help=REMOTE_LOAD_WONT_HELP,
+        )

@@ -1,0 +1,98 @@
+"""stuck.zero-token: a request runs, and is given no token at any step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvscope.monitor.detectors.detector import Causes, Detector
+from kvscope.monitor.detectors.judgement import Evidence, Judgement
+from kvscope.monitor.detectors.stuck.head_of_line import HeadOfLine
+from kvscope.monitor.detectors.stuck.waiting_requests import (
+    living_requests,
+    overdue_judgement,
+    overdue_requests,
+    requests_text,
+    since_text,
+)
+from kvscope.monitor.detectors.thresholds import Settings, Threshold
+from kvscope.monitor.detectors.ties import holds_what_it_needs
+from kvscope.monitor.events.kinds import Cause
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.state.records import RequestState
+from kvscope.monitor.text import counted, duration
+
+
+class ZeroToken(Detector[Judgement]):
+    """Running requests that get no token at any step."""
+
+    code = "stuck.zero-token"
+    severity = "error"
+    title = "A running request is given no token at any step"
+    requires = ("stream",)
+    position = 270
+
+    grace_s = Threshold(10, "s", "a request that runs may go without tokens in a full step, not in all of them")
+
+    def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        """Yield the running requests that are passed over with zero tokens."""
+        if ledger.has_stream:
+            running = living_requests(ledger).running
+            yield from self._from_stream(ledger, settings, [r for r in running if r.cause == Cause.ZERO_TOKENS])
+
+    def causes(self) -> Causes[Judgement]:
+        """Return what it may cause."""
+        return Causes[Judgement]().of(HeadOfLine, holds_what_it_needs)
+
+    def _from_stream(
+        self, ledger: EngineLedger, settings: Settings, passed_over: list[RequestState]
+    ) -> Iterator[Judgement]:
+        state, at = ledger.state, ledger.at
+        late = overdue_requests(passed_over, lambda r: r.since_ns, ledger.looked_ns, settings(self.grace_s))
+        if late is None:
+            return
+        count = len(late.records)
+        blocks = sorted({block for record in late.records for block in record.blocks})
+        first = late.records[0]
+        yield overdue_judgement(
+            ledger,
+            late,
+            code=self.code,
+            began_at=first.since_at,
+            blocks=tuple(blocks),
+            evidence=(
+                Evidence(
+                    "requests_at_zero", count, "requests", position=at(*(record.since_at for record in late.records))
+                ),
+                Evidence("longest_s", round(late.age_s, 1), "s", position=at(first.since_at)),
+                Evidence(
+                    "times_passed_over",
+                    first.times_passed_over,
+                    "times, at the least",
+                    position=at(first.passed_over_at),
+                ),
+                Evidence("computed_tokens", first.computed_tokens, "tokens", position=at(first.since_at)),
+                Evidence("blocks_free", state.free, "blocks", position=at(state.places.pool)),
+                Evidence("blocks_held", len(blocks), "blocks", position=at(state.places.pool)),
+                Evidence("last_step", state.last_step, "step", position=at(state.places.completed)),
+            ),
+            explanation=(
+                f"{requests_text(late)} {'runs and is' if count == 1 else 'run and are'} given 0 tokens at every step,"
+                f" {since_text(ledger, late)} ({duration(late.age_s)}; passed over {first.times_passed_over:,} times"
+                f" at the least). {counted(state.free, 'block')} {'is' if state.free == 1 else 'are'} free, so it is"
+                f" not for want of room; {counted(len(blocks), 'block')} {'is' if len(blocks) == 1 else 'are'} held"
+                " for it."
+            ),
+            do_now=(
+                f"Abort {'it' if count == 1 else 'them'} (close the connection): its blocks come back, others go on.",
+            ),
+            change=(
+                "It is a defect of the engine, which rounds a request's share of a step down to nothing: report it with"
+                " the request's story (monitor explain request ID), and upgrade.",
+                "vLLM with Mamba layers and prefix caching: a --max-num-batched-tokens of at least one aligned block,"
+                " or --no-enable-prefix-caching (#40707); pooling models: #55427.",
+            ),
+            wont_help=(
+                "A larger pool (gpu_memory_utilization): blocks are free.",
+                "Waiting: nothing that it waits for will change.",
+            ),
+        )

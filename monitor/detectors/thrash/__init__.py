@@ -1,0 +1,1 @@
+"""Work that is done, thrown away and done again."""

@@ -1,0 +1,121 @@
+"""thrash.preemption: requests lose their blocks before these have given them a single token, again and again.
+
+Needs the event stream: an engine's own counter of preemptions has neither what they cost nor whom they hit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from kvscope.monitor.detectors.advice import whole_prompts_only
+from kvscope.monitor.detectors.detector import Causes, Detector
+from kvscope.monitor.detectors.judgement import Evidence, Judgement
+from kvscope.monitor.detectors.preemptions import LOST_EVENTS, point_at, preempted_names, recent_preemptions
+from kvscope.monitor.detectors.sizing.kv_too_small import KvTooSmall
+from kvscope.monitor.detectors.thresholds import Settings, Threshold
+from kvscope.monitor.detectors.ties import hits_mostly_its_requests
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.text import clock_time, counted, percent
+
+
+def _fit_at_full_length(ledger: EngineLedger, names: Sequence[str]) -> int:
+    """How many such requests the pool holds at their ends, by the largest of them."""
+    records = filter(None, map(ledger.request, names))
+    largest = max((record.blocks_to_finish for record in records), default=0)
+    return max((ledger.state.total - ledger.state.reserved) // max(largest, 1), 1)
+
+
+PREEMPTION_THRASH_DO_NOW: Final = (
+    "Let fewer in at once: have clients or the router send less to this engine until it has caught up.",
+)
+
+
+PREEMPTION_THRASH_WONT_HELP: Final = (
+    "A larger --max-num-batched-tokens: the prompts are computed faster, and thrown away as often.",
+    "Looking at the engine's own counter of preemptions: it moves with the next token, which these do not get.",
+)
+
+
+class PreemptionThrash(Detector[Judgement]):
+    """Preemptions of requests that had given no token yet."""
+
+    code = "thrash.preemption"
+    severity = "warning"
+    title = "Requests are preempted again and again before they give a token"
+    requires = ("stream",)
+    position = 300
+
+    window_s = Threshold(60, "s", "what was thrown away before is past")
+    min_requests = Threshold(
+        4, "requests", "a few lose their blocks so early when decodes grow while their prompts are computed"
+    )
+    min_share = Threshold(
+        0.1, "of the computed", "where a pool is merely full, a twentieth of the work or less is thrown away so early"
+    )
+
+    def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        """Yield the preemptions whose work was thrown away."""
+        if ledger.has_stream and ledger.preempted:
+            yield from self._from_stream(ledger, settings)
+
+    def causes(self) -> Causes[Judgement]:
+        """Return what it may cause."""
+        return Causes[Judgement]().of(KvTooSmall, hits_mostly_its_requests)
+
+    def _from_stream(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        window_s = settings(self.window_s)
+        recent = recent_preemptions(ledger, window_s)
+        in_vain = [one for one in recent if not one.outputs]
+        hit = preempted_names(in_vain)
+        if len(hit) < settings(self.min_requests):
+            return
+        wasted, last_at = sum(one.tokens_lost for one in in_vain), ledger.at(in_vain[-1].at)
+        state = ledger.state
+        first = point_at(ledger, ledger.now_ns - window_s * 1e9)
+        computed = state.totals.computed_tokens - first.computed_tokens
+        if wasted < settings(self.min_share) * max(computed, 1):
+            return
+        began = in_vain[0].at_ns
+        yield Judgement(
+            code=self.code,
+            engine=ledger.engine,
+            verdict="likely" if ledger.state.damaged else "confirmed",
+            since_ns=ledger.wall(began),
+            position=ledger.at(in_vain[0].at),
+            requests=hit,
+            evidence=(
+                Evidence("preemptions", len(recent), "preemptions", position=ledger.at(recent[-1].at)),
+                Evidence("preemptions_without_output", len(in_vain), "preemptions", position=last_at),
+                Evidence("requests_preempted_without_output", len(hit), "requests", position=last_at),
+                Evidence("tokens_computed_in_vain", wasted, "tokens", position=last_at),
+                Evidence("tokens_computed", computed, "tokens", position=ledger.at(state.places.progressed)),
+                Evidence(
+                    "share_computed_in_vain",
+                    round(wasted / max(computed, 1), 4),
+                    "of the computed",
+                    position=ledger.at(in_vain[-1].at, state.places.progressed),
+                ),
+                Evidence(
+                    "most_for_one_request",
+                    max(map([o.id for o in in_vain].count, hit)),
+                    "preemptions",
+                    position=last_at,
+                ),
+            ),
+            explanation=(
+                f"Since {clock_time(ledger.wall(began))}, {counted(len(hit), 'request')} lost their blocks"
+                f" {counted(len(in_vain), 'time')} before these had given them one token of output:"
+                f" {counted(wasted, 'token')} were computed in vain, {percent(min(wasted / max(computed, 1), 1))} of"
+                " all that was computed. They are let in while there is room for a part of their prompts, and then"
+                " take the room from each other."
+            ),
+            do_now=PREEMPTION_THRASH_DO_NOW,
+            change=(
+                f"Let a prompt in only if all of it has room: {whole_prompts_only(ledger)}.",
+                f"Lower --max-num-seqs to {_fit_at_full_length(ledger, hit)} (it is {ledger.description.max_num_seqs}):"
+                " so many of these the pool holds at full length.",
+            ),
+            wont_help=PREEMPTION_THRASH_WONT_HELP,
+            missing=LOST_EVENTS if ledger.state.damaged else "",
+        )
