@@ -6,10 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
+from kvscope.monitor import plugins
 from kvscope.monitor.detectors.leak.unaccounted import Unaccounted
 from kvscope.monitor.detectors.registry import CATALOGUE, THRESHOLDS, parse_settings
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
 from kvscope.monitor.events.kinds import Holder, Status, Tier, TierOp
+from kvscope.monitor.plugins import Plugin, PluginFailure
 from tests.detectors import leaks, scenes, stuck, waste
 from tests.detectors.scenes import Observer, Watched
 from tests.detectors.test_figures import figures, spoken
@@ -36,8 +38,10 @@ def test_every_threshold_has_a_code_and_a_reason() -> None:
         assert threshold.unit
 
 
-def test_every_threshold_is_used_by_some_detector() -> None:
+def test_every_threshold_is_used_by_some_detector(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Asked()
+    once = PluginFailure(Plugin("kvscope.detectors", "slow", "acme", "1"), "OSError", 1, 1, 1, disabled=False)
+    monkeypatch.setattr(plugins, "failures", lambda: [once])
     for scene in (
         scenes.finished_held(settings=asked),
         scenes.unaccounted(settings=asked),

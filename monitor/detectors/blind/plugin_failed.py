@@ -17,7 +17,7 @@ from kvscope.monitor.plugins import PluginFailure
 from kvscope.monitor.text import clock_time, counted
 
 OBSERVER = "kvscope"
-_LOST = {
+_WHAT_IS_MISSING = {
     plugins.DETECTOR_GROUP: "what it detects",
     plugins.SOURCE_GROUP: "what it reads",
     plugins.RECEIVER_GROUP: "the alerts that it delivers",
@@ -61,7 +61,7 @@ class PluginFailed(Detector[Judgement]):
             explanation=(
                 f"The plug-in {plugin.name} ({origin}, group {plugin.group}) failed {counted(failure.times, 'time')}"
                 f" since {clock_time(failure.since_ns)}: {failure.error}. {afterwards} Until it works,"
-                f" {_LOST.get(plugin.group, 'what it adds')} is missing here. Nothing else is affected."
+                f" {_WHAT_IS_MISSING.get(plugin.group, 'what it adds')} is missing here. Nothing else is affected."
             ),
             do_now=("Run monitor plugins to see the state of every plug-in.",),
             change=(

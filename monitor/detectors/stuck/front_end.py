@@ -22,7 +22,7 @@ from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.text import counted, duration
 
 
-class FrontEnd(Detector[Judgement]):
+class FrontEndLoss(Detector[Judgement]):
     """Requests that were received and never arrived at the scheduler."""
 
     code = "stuck.front-end"

@@ -9,7 +9,7 @@ from kvscope.monitor.detectors.judgement import Judgement
 from kvscope.monitor.detectors.leak.deferred_free_stalled import DeferredFreeStalled
 from kvscope.monitor.detectors.leak.finished_held import FinishedHeld
 from kvscope.monitor.detectors.leak.remote_load_lost import RemoteLoadLost
-from kvscope.monitor.detectors.stuck.front_end import FrontEnd
+from kvscope.monitor.detectors.stuck.front_end import FrontEndLoss
 from kvscope.monitor.detectors.stuck.grammar_wait import GrammarWait
 from kvscope.monitor.detectors.stuck.lost_wakeup import LostWakeup
 from kvscope.monitor.detectors.stuck.promotion_starved import PromotionStarved
@@ -19,7 +19,7 @@ from kvscope.monitor.detectors.ties import began_later
 
 NOTHING_MOVES: Final = (
     Causes[Judgement]()
-    .of(FrontEnd, began_later)
+    .of(FrontEndLoss, began_later)
     .of(RemoteLoad, began_later)
     .of(LostWakeup, began_later)
     .of(GrammarWait, began_later)
