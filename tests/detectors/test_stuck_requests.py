@@ -27,7 +27,7 @@ def table(scene: Watched, name: str) -> list[int]:
 
 def fires_after(scene: Watched, code: str, name: str = "grace_s") -> FindingReport:
     """Pending within its grace, and firing when that has passed."""
-    grace = scene.watch.settings(code, name)
+    grace = scene.watch.settings(THRESHOLDS[f"{code}.{name}"])
     scene.live(grace - 1)
     assert not scene.firing(code)
     assert code in [finding.code for finding in scene.watch.findings("pending")]
