@@ -11,6 +11,11 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
+from kvscope.monitor.ledger import validation
+
+# Every ledger of every test, and of every process that a test starts, checks its invariants after every batch.
+os.environ.setdefault(validation.VARIABLE, "1")
+
 # Whoever runs tests in the background ignores it, and so would every command that a test starts and interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

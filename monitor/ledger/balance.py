@@ -30,10 +30,15 @@ class Balance(msgspec.Struct, frozen=True):
     unexplained_references: int
 
     @property
-    def holds(self) -> bool:
-        """Whether the parts add up to the total, as they must."""
+    def difference(self) -> int:
+        """The sum of the parts minus the total: 0 as long as every block counts exactly once."""
         parts = self.free + self.cached_idle + self.running + self.waiting + self.finished
-        return parts + self.reserved + self.unaccounted == self.total
+        return parts + self.reserved + self.unaccounted - self.total
+
+    @property
+    def holds(self) -> bool:
+        """Whether the parts add up to the total."""
+        return self.difference == 0
 
 
 def balance(state: EngineState) -> Balance:

@@ -15,6 +15,7 @@ from kvscope.monitor.events.description import EngineDescription, parse
 from kvscope.monitor.events.kinds import FIRST_FINISHED, Cause, Kind, Stage, Status
 from kvscope.monitor.events.samples import Fact, KvEvents, Record, Sample
 from kvscope.monitor.events.wire import ADDED_BY_SOURCE, NO_REQUEST, Batch, Keyframe, NotAFrame
+from kvscope.monitor.ledger import validation
 from kvscope.monitor.ledger.balance import Balance, balance
 from kvscope.monitor.ledger.cached_prefixes import Prefixes
 from kvscope.monitor.ledger.fragmentation import unused_by_all
@@ -105,8 +106,10 @@ class EngineLedger:
     over time or judges what it evicted, and its points are kept elsewhere, so that few of them do.
     """
 
-    def __init__(self, engine: str, *, counting: bool = True) -> None:
+    def __init__(self, engine: str, *, counting: bool = True, validate: bool | None = None) -> None:
         self.engine = engine
+        self.validates = validation.is_enabled() if validate is None else validate
+        """Whether every invariant is checked after every batch; by default as KVSCOPE_VALIDATE says."""
         self.counting = counting
         self.point_every_ns = POINT_EVERY_NS if counting else SPARSE_POINT_EVERY_NS
         self.epoch = 0
@@ -163,7 +166,7 @@ class EngineLedger:
     # ---------------------------------------------------------------- the fold
 
     def apply(self, record: Record) -> None:
-        """Fold one record in. Nothing that an engine can say makes this raise."""
+        """Fold one record in. Nothing that an engine can send makes this raise, unless the ledger validates."""
         self._head_is_known = False
         if isinstance(record, Batch):
             if record.sequence == ADDED_BY_SOURCE:
@@ -206,6 +209,8 @@ class EngineLedger:
         self.sequence = batch.sequence
         self._fold(batch)
         self._keep(batch)
+        if self.validates and not (self.state.damaged or self.losses or self.anomalies):
+            validation.validate(self.engine, str(self.heard_at), self.state, self.recent)
 
     def _fold(self, batch: Batch) -> None:
         state = self.state

@@ -19,6 +19,11 @@ class PoolFamilies:
             "unexplained_references",
             "References to blocks that no living request and no announced deferral explains.",
         )
+        self.difference = gauge(
+            "conservation_difference_blocks",
+            "Blocks counted under all holders minus the blocks of the pool: 0 if every block counts once. Not exposed"
+            " while lost events make the counts uncertain.",
+        )
         self.unused = gauge(
             "unused_tokens", "Tokens that the blocks of living requests have room for and that are not computed."
         )
@@ -52,6 +57,8 @@ class PoolFamilies:
         for holder in HOLDERS:
             self.blocks.add_metric((name, holder), getattr(balance, holder))
         self.unexplained.add_metric((name,), balance.unexplained_references)
+        if not state.damaged:
+            self.difference.add_metric((name,), balance.difference)
         if (unused := unused_by_all(state, ledger.description)) is not None:
             self.unused.add_metric((name,), unused)
         self.allocated.add_metric((name,), totals.allocated)
