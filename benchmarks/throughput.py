@@ -90,7 +90,8 @@ def report(seconds: dict[str, list[float]]) -> None:
 def engine_contenders(prompts: list[list[int]]) -> dict[str, Callable[[], float]]:
     """Runs of the engine's own loop, in seconds; what it takes to start and stop is not in them."""
     from kvscope.engine.config import EngineConfig
-    from kvscope.engine.core.engine_core import EngineCore, EventStream
+    from kvscope.engine.core.engine_core import EngineCore
+    from kvscope.engine.core.event_stream import EventStream
     from kvscope.engine.models import load_model
     from kvscope.engine.requests.sampling_params import SamplingParams
 

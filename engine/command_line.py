@@ -95,7 +95,8 @@ def serve_engine(parsed: argparse.Namespace) -> int:
     named = {"served_model_name": config.served_model_name, "host": parsed.host, "port": port}
     logger.info("non-default args: %s", changed | named)
     # Only now, since torch takes seconds to import: what is wrong with the command line is told at once.
-    from kvscope.engine.core.engine_core import EngineCore, EventStream
+    from kvscope.engine.core.engine_core import EngineCore
+    from kvscope.engine.core.event_stream import EventStream
     from kvscope.engine.models import load_model
 
     stream = None

@@ -18,7 +18,8 @@ from kvscope.engine.faults import Faults
 from kvscope.engine.lab.clock import VirtualClock
 from kvscope.engine.requests.request import Request
 from kvscope.engine.requests.sampling_params import SamplingParams
-from kvscope.engine.scheduling.scheduler import Scheduler, SchedulerOutput
+from kvscope.engine.scheduling.scheduler import Scheduler
+from kvscope.engine.scheduling.step_plan import SchedulerOutput
 from kvscope.monitor.events.description import EngineDescription, KVGroup
 from kvscope.monitor.events.event_log import Clock, EventLog
 from kvscope.monitor.events.wire import Batch, Keyframe, decode, encode

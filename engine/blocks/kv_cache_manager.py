@@ -2,9 +2,9 @@
 
     who frees a request's blocks     when
     ------------------------------   -------------------------------------------------------------------
-    Scheduler.finish                 it reached a stop, its length, or was aborted, and nobody defers it
-    Scheduler.take_completions       the connector that deferred the free says that it is done, or its lease ends
-    Scheduler._preempt               another request needs the room
+    Scheduler.finish                 it reached a stop, its length, or was aborted, and no connector defers it
+    ConnectorTransfers               the connector that deferred the free reports completion, or its lease ends
+    PreemptionPolicy                 another request needs the room
     KVCacheManager.advance           a sliding window has left them behind
 
 Layers that keep the same tokens are a KV group: those that see everything, and those with a sliding window. A request

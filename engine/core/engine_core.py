@@ -10,29 +10,32 @@ one that runs.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
 import time
-from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from kvscope.engine.blocks.block_pool import NULL_BLOCK_COUNT, BlockPool
-from kvscope.engine.blocks.kv_cache_manager import KVCacheManager
-from kvscope.engine.blocks.prefix_hashes import PrefixHasher
 from kvscope.engine.blocks.table_audit import TableAuditor
 from kvscope.engine.config import EngineConfig
-from kvscope.engine.connectors.base import KVConnector
-from kvscope.engine.connectors.host import HostConnector
-from kvscope.engine.connectors.peer import PeerConnector
+from kvscope.engine.core.assembly import (
+    check_fit,
+    make_connector,
+    make_manager,
+    make_scheduler,
+    most_in_flight,
+    plan_memory,
+)
 from kvscope.engine.core.engine_description import describe_engine
+from kvscope.engine.core.event_stream import EventStream
+from kvscope.engine.core.idle import IdlePolicy
+from kvscope.engine.core.intake import EngineDead, Intake, PromptCheck, Refused
 from kvscope.engine.core.watchdog import Watchdog
-from kvscope.engine.execution.memory_plan import Device, Meter, capture_graphs, device_of, make_plan
+from kvscope.engine.execution.memory_plan import Device, Meter, capture_graphs, device_of
 from kvscope.engine.execution.model_runner import ModelRunner, Runner
 from kvscope.engine.faults import PLACES, Faults
 from kvscope.engine.models import LoadedModel
@@ -41,51 +44,15 @@ from kvscope.engine.requests.request import Request
 from kvscope.engine.requests.request_output import Output, Sampled
 from kvscope.engine.requests.sampling_params import SamplingParams
 from kvscope.engine.requests.structured_output import GrammarCompiler
-from kvscope.engine.scheduling.scheduler import Scheduler, SchedulerOutput
+from kvscope.engine.scheduling.step_plan import SchedulerOutput
 from kvscope.monitor.events.event_log import Clock, EventLog, SilentLog
 from kvscope.monitor.events.kinds import Status
 from kvscope.monitor.events.trace_context import TraceContext
 from kvscope.monitor.publishing.packer import Vitals
-from kvscope.monitor.publishing.publisher import RING_BYTES, Publisher
 
 logger = logging.getLogger(__name__)
 
-BLOCKED_PAUSE_S: Final = 0.01
-"""Between passes when requests wait and none can be scheduled."""
-POLL_PAUSES_S: Final = (0.002, 0.05)
-"""Between passes when only a connector has work to do: the first pause, doubled up to the second."""
-AUDIT_EVERY_NS: Final = 10_000_000
-"""Between slices of the audit while steps are made, however quick those are."""
-AUDIT_PAUSE_S: Final = 0.002
-"""Between passes when all is done but the audit of it, in cycles of about a thousand slices at most."""
-AUDITS_AT_REST: Final = 3
-"""One may have begun before the last change, one tells of it, and one more is for a reader who came during that."""
-AUDIT_TOLD_EVERY_NS: Final = 1_000_000_000
-"""Between slices once that is told, and nothing has happened since but the polling of a connector."""
-HOST_STORE_POOLS: Final = 2
-"""The host connector keeps at most so many times the blocks of the pool."""
 NO_STEP_IN_FLIGHT: Final = (-1, 0)
-STEPS_AHEAD: Final = 1
-"""How many steps are planned beyond the one that runs, with async_scheduling."""
-
-
-class Refused(ValueError):
-    """The request cannot be taken in, whatever the engine's state; the message says why and what could be."""
-
-
-class EngineDead(RuntimeError):
-    """The engine has stopped, or an error in its own books has stopped it."""
-
-
-@dataclass(frozen=True)
-class EventStream:
-    """Where an engine publishes its events, and as whom."""
-
-    engine: str
-    events: str
-    replay: str
-    journal: Path | None = None
-    ring_bytes: int = RING_BYTES
 
 
 class LaunchedStep(NamedTuple):
@@ -124,34 +91,19 @@ class EngineCore:
         runner: Runner | None = None,
         device: Device | None = None,
     ) -> None:
+        check_fit(config, loaded)
         self.config = config
         self.loaded = loaded
         self.clock = clock
         self.max_model_len = loaded.config.max_model_len
-        if config.kv_connector and loaded.config.sliding_layers:
-            raise ValueError(
-                f"kv_connector {config.kv_connector!r} keeps whole prefixes, and {config.model} has layers with a"
-                " sliding window, whose blocks are given back before the request ends: leave kv_connector out"
-            )
         self.log = log or (EventLog(clock) if stream else SilentLog(clock))
         self.faults = Faults.parse(config.faults)
         device = device or device_of(config)
-        stored = HOST_STORE_POOLS if config.kv_connector == "host" and config.device == "cpu" else 0
-        plan = make_plan(config, loaded, device, stored, self.faults)
-        total = plan.num_blocks
-        self.pool = BlockPool(total, self.log, self.faults)
-        hasher = PrefixHasher(config.block_size, config.hash_key) if config.enable_prefix_caching else None
-        self._most_in_flight = 1 + STEPS_AHEAD * config.async_scheduling
-        self.manager = KVCacheManager(
-            self.pool,
-            config.block_size,
-            hasher,
-            self.faults,
-            [group.window for group in loaded.config.kv_groups],
-            self._most_in_flight * config.max_num_batched_tokens,
-        )
+        plan = plan_memory(config, loaded, device, self.faults)
+        self.pool = BlockPool(plan.num_blocks, self.log, self.faults)
+        self.manager = make_manager(config, loaded, self.pool, self.faults)
         self.runner: Runner = runner or ModelRunner(
-            loaded, total, config.block_size, config.device, config.dtype, config.seed, self.faults
+            loaded, self.pool.total, config.block_size, config.device, config.dtype, config.seed, self.faults
         )
         self.plan = capture_graphs(config, self.runner, plan, self.faults)
         self._meter = Meter(self.plan, device, self.log, clock)
@@ -161,64 +113,28 @@ class EngineCore:
         self.launched = NO_STEP_IN_FLIGHT
         """The step that runs and since when, in monotonic ns."""
         self._in_flight: deque[LaunchedStep] = deque()
+        self._most_in_flight = most_in_flight(config)
         self._model_thread = ThreadPoolExecutor(1, "kvscope-model") if config.async_scheduling else None
-        self.publisher = self._publisher(stream)
-        self.connector = self._connector(total)
+        self.publisher = stream.publisher(self.log, self.vitals) if stream is not None else None
+        self.intake = Intake(self.log, self.faults)
+        self.check = PromptCheck(self.max_model_len, loaded.config.vocab_size, self.manager, self.faults)
+        self.connector = make_connector(
+            config, self.runner, self.pool.total, self.log, self.intake.fetch_ended, self.faults
+        )
         self._grammars = GrammarCompiler(
-            lambda: loaded.tokenizer.for_grammars(loaded.config.eos_token_ids), self._notify
+            lambda: loaded.tokenizer.for_grammars(loaded.config.eos_token_ids), self.intake.notify
         )
-        self.scheduler = Scheduler(
-            self.manager,
-            self.log,
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            max_model_len=self.max_model_len,
-            policy=config.scheduling_policy,
-            connector=self.connector,
-            lease_s=config.kv_lease_seconds or 0.0,
-            faults=self.faults,
-        )
+        self.scheduler = make_scheduler(config, self.manager, self.max_model_len, self.connector, self.faults)
         self.auditor = TableAuditor(self.manager, self.scheduler.requests, self.scheduler.deferred)
+        self._idle = IdlePolicy(self.scheduler, self.auditor, self.log)
         self.watchdog = Watchdog(self.scheduler, self.log, lambda: self.launched, stall_s, clock)
-        self._numbers = itertools.count(1)
-        self._open: set[int] = set()
-        self._arrivals: deque[Request] = deque()
-        self._ends: deque[tuple[int, Status]] = deque()
-        self._wake = threading.Condition()
-        self._woken = False
-        self._fetched = False
-        self._refusing = False
         self._closing = False
         self._worked = False
-        self._audited_from = 0
-        self._next_slice_ns = 0
-        self._poll_pause = POLL_PAUSES_S[0]
         self._deliver: Callable[[list[Output]], None] = lambda _: None
         self._thread = threading.Thread(target=self._run, name="kvscope-engine", daemon=True)
         self._say_started()
 
     # ---------------------------------------------------------------- from any thread
-
-    def check(self, prompt_token_ids: list[int], request_id: str) -> None:
-        """Raises Refused for a prompt that the model cannot take, or the pool cannot hold."""
-        length, vocab = len(prompt_token_ids), self.loaded.config.vocab_size
-        if length == 0:
-            raise Refused("the prompt is empty: it must have at least one token")
-        if length >= self.max_model_len:
-            raise Refused(
-                f"the prompt has {length} tokens and max_model_len is {self.max_model_len}, the output included:"
-                f" send at most {self.max_model_len - 1}"
-            )
-        if not 0 <= min(prompt_token_ids) <= max(prompt_token_ids) < vocab:
-            raise Refused(f"the prompt has a token id outside of the vocabulary, which is 0 to {vocab - 1}")
-        if not self.manager.fits(length) and not self.faults.strikes_request("stuck.never-fits", request_id):
-            usable = self.pool.usable
-            fitting = bisect_left(range(length), True, key=lambda tokens: not self.manager.fits(tokens)) - 1
-            raise Refused(
-                f"the prompt has {length} tokens and needs {self.manager.blocks_for(length)} KV blocks; the whole pool"
-                f" has {usable}: send at most {fitting} tokens, or give the engine a larger pool"
-                " (kv_cache_memory_bytes, num_gpu_blocks_override)"
-            )
 
     def submit(
         self,
@@ -235,22 +151,13 @@ class EngineCore:
         self.check(prompt_token_ids, request_id)
         if kv_transfer is not None and self.config.kv_connector != "peer":
             raise Refused("kv_transfer_params need an engine with --kv-connector peer")
-        if self._refusing or self.failure:
+        if self.intake.refusing or self.failure:
             raise EngineDead(self.failure or "the engine is stopping")
-        number = next(self._numbers)
-        arrived_ns = self.clock.monotonic_ns()
-        request = Request(number, request_id, prompt_token_ids, params, priority, arrived_ns, kv_transfer)
-        self._open.add(number)
-        self.log.received(number, request_id, len(prompt_token_ids), trace)
-        if not self.faults.strikes("stuck.front-end", request_id):
-            self._arrivals.append(request)
-            self._notify()
-        return number
+        return self.intake.submit(request_id, prompt_token_ids, params, priority, kv_transfer, trace)
 
     def end(self, number: int, status: Status = Status.FINISHED_ABORTED) -> None:
         """End a request soon, if it has not ended: FINISHED_STOPPED when its text held a stop string."""
-        self._ends.append((number, status))
-        self._notify()
+        self.intake.end(number, status)
 
     def client_gone(self, number: int) -> None:
         """Nobody waits for this request any more: say so, and end it."""
@@ -259,9 +166,7 @@ class EngineCore:
 
     def refuse_all(self) -> None:
         """Take no more requests, and end those that there are."""
-        self._refusing = True
-        self._ends += [(number, Status.FINISHED_ABORTED) for number in list(self._open)]
-        self._notify()
+        self.intake.refuse_all()
 
     def vitals(self) -> Vitals:
         """What heartbeats say."""
@@ -274,7 +179,7 @@ class EngineCore:
     @property
     def in_flight(self) -> int:
         """Requests that were submitted and whose last output has not been handed out."""
-        return len(self._open)
+        return len(self.intake.open)
 
     @property
     def usage(self) -> float:
@@ -307,17 +212,6 @@ class EngineCore:
         if self.publisher is not None:
             self.publisher.close()
 
-    def _notify(self) -> None:
-        with self._wake:
-            self._woken = True
-            self._wake.notify()
-
-    def _fetch_ended(self) -> None:
-        """The connector has something for `Scheduler.take_loads`. From its own thread."""
-        if not self.faults.strikes("stuck.lost-wakeup", ""):
-            self._fetched = True
-            self._notify()
-
     # ---------------------------------------------------------------- the engine's thread
 
     def step(self) -> list[Output]:
@@ -327,7 +221,9 @@ class EngineCore:
         except Exception as error:
             self.failure = f"the engine has stopped: {type(error).__name__}: {error}"
             logger.exception("the engine cannot go on: its own books failed")
-            return [self._last(Output(number, (), Status.FINISHED_ERROR, self.failure)) for number in list(self._open)]
+            return [
+                self._last(Output(number, (), Status.FINISHED_ERROR, self.failure)) for number in list(self.intake.open)
+            ]
 
     def _run(self) -> None:
         while not self._closing and not self.failure:
@@ -338,35 +234,21 @@ class EngineCore:
 
     def _rest(self) -> None:
         """Pause as long as there is nothing to do; without end if nothing can come but a request."""
-        scheduler = self.scheduler
-        pause: float | None
         if self._worked:
-            self._poll_pause, self._audited_from = POLL_PAUSES_S[0], self.auditor.cycles
-            return
-        if scheduler.has_work:
-            pause = BLOCKED_PAUSE_S
-        elif scheduler.deferred:
-            pause = self._poll_pause
-            self._poll_pause = min(2 * pause, POLL_PAUSES_S[1])
-        elif self.log.on and self.auditor.cycles < self._audited_from + AUDITS_AT_REST:
-            pause = AUDIT_PAUSE_S
+            self._idle.note_work()
         else:
-            pause = None
-        with self._wake:
-            if not (self._woken or self._closing):
-                self._wait(pause)
-            self._woken = False
+            self.intake.rest(self._wait, self._idle.pause(), lambda: self._closing)
 
     def _wait(self, pause: float | None) -> None:
-        """With `_wake` in hand: so many seconds, or until something wakes the engine."""
-        self._wake.wait(pause)
+        """Wait for so many seconds, or until something wakes the engine."""
+        self.intake.wait(pause)
 
     def _pass(self) -> list[Output]:
         self.log.tick()
         outputs = self._take_in()
         held = len(self.scheduler.deferred)
-        if self._fetched:
-            self._fetched = False
+        if self.intake.fetched:
+            self.intake.fetched = False
             self.scheduler.take_loads()
         self.scheduler.take_completions()
         plan = self.scheduler.schedule()
@@ -375,29 +257,19 @@ class EngineCore:
         self._worked = bool(self._in_flight or outputs or len(self.scheduler.deferred) != held)
         if self._in_flight and (len(self._in_flight) == self._most_in_flight or not plan.shares):
             outputs += self._complete(self._in_flight.popleft())
-        self._audit()
+        self._idle.audit(self._worked)
         self._meter.tick()
         self._flush()
         return outputs
 
-    def _audit(self) -> None:
-        """A slice of it, if one is due."""
-        now = self.clock.monotonic_ns()
-        told = self.auditor.cycles >= self._audited_from + AUDITS_AT_REST
-        if self.log.on and (now >= self._next_slice_ns or not (self._worked or told)):
-            self._next_slice_ns = now + (AUDIT_TOLD_EVERY_NS if told and not self._worked else AUDIT_EVERY_NS)
-            self.auditor.slice()
-
     def _take_in(self) -> list[Output]:
         """What other threads asked for since the last pass."""
-        while self._arrivals:
-            request = self._arrivals.popleft()
+        for request in self.intake.arrivals():
             self.scheduler.add(request)
             if request.params.structured_outputs is not None:
                 self._grammars.start(request.number, request.params.structured_outputs)
         outputs = self._take_grammars()
-        while self._ends:
-            number, status = self._ends.popleft()
+        for number, status in self.intake.ends():
             ending = self.scheduler.requests.get(number)
             if ending is not None and not ending.is_finished:
                 outputs.append(self._finish(ending, status))
@@ -495,7 +367,7 @@ class EngineCore:
     def _last(self, output: Output) -> Output:
         """Every request gets exactly one output with a status, and this is it."""
         assert output.status is not None
-        self._open.discard(output.number)
+        self.intake.open.discard(output.number)
         self.counts.finished[output.status] += 1
         return output
 
@@ -513,44 +385,6 @@ class EngineCore:
     def _flush(self) -> None:
         last = self.scheduler.step - 1
         self.log.flush(last, last, self.pool.counts())
-
-    # ---------------------------------------------------------------- the beginning
-
-    def _connector(self, total: int) -> KVConnector | None:
-        config, runner = self.config, self.runner
-        if config.kv_connector == "host":
-            return HostConnector(
-                runner.gather,
-                runner.scatter,
-                block_size=config.block_size,
-                capacity=HOST_STORE_POOLS * total,
-                log=self.log,
-                wake=self._fetch_ended,
-                faults=self.faults,
-            )
-        if config.kv_connector == "peer":
-            return PeerConnector(
-                runner.gather,
-                runner.scatter,
-                block_size=config.block_size,
-                log=self.log,
-                wake=self._fetch_ended,
-                endpoint=config.kv_transfer_endpoint,
-            )
-        return None
-
-    def _publisher(self, stream: EventStream | None) -> Publisher | None:
-        if stream is None:
-            return None
-        return Publisher(
-            self.log,
-            stream.engine,
-            self.vitals,
-            events=stream.events,
-            replay=stream.replay,
-            journal_dir=stream.journal,
-            ring_bytes=stream.ring_bytes,
-        )
 
     def _say_started(self) -> None:
         for fault in self.faults.on.values():

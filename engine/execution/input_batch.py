@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kvscope.engine.blocks.block_pool import NULL_BLOCK
 from kvscope.engine.execution.sampler import SamplingTensors
-from kvscope.engine.scheduling.scheduler import SchedulerOutput
+from kvscope.engine.scheduling.step_plan import SchedulerOutput
 from kvscope.kernels import run_on
 
 UNKNOWN_TOKEN: Final = 0

@@ -33,7 +33,7 @@ from kvscope.engine.faults import Faults
 from kvscope.engine.models import LoadedModel
 from kvscope.engine.requests.request import Request
 from kvscope.engine.requests.sampling_params import SamplingParams
-from kvscope.engine.scheduling.scheduler import SchedulerOutput, Share
+from kvscope.engine.scheduling.step_plan import SchedulerOutput, Share
 from kvscope.monitor.events.event_log import Clock, EventLog
 
 logger = logging.getLogger(__name__)

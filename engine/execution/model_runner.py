@@ -18,7 +18,7 @@ from kvscope.engine.faults import Faults
 from kvscope.engine.models import LoadedModel, ModelConfig
 from kvscope.engine.models.layers import Model
 from kvscope.engine.requests.request_output import Sampled
-from kvscope.engine.scheduling.scheduler import SchedulerOutput
+from kvscope.engine.scheduling.step_plan import SchedulerOutput
 
 
 def kv_bytes_per_block(model: ModelConfig, block_size: int, dtype: str) -> int:

@@ -172,7 +172,8 @@ async def bench_over_http(load: BenchLoad, base_url: str) -> list[ClientRecord]:
 async def bench_offline(load: BenchLoad, config: EngineConfig) -> list[ClientRecord]:
     """The load on an engine of `config` in this process. Raises ValueError for settings that do not fit."""
     # Only here: torch takes seconds to import, and a client over HTTP has no use for it.
-    from kvscope.engine.core.engine_core import EngineCore, Refused
+    from kvscope.engine.core.engine_core import EngineCore
+    from kvscope.engine.core.intake import Refused
     from kvscope.engine.models import load_model
     from kvscope.engine.requests.sampling_params import SamplingParams
     from kvscope.engine.serving.frontend import EngineError, FrontEnd

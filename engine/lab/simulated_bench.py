@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from kvscope.engine.config import EngineConfig
-from kvscope.engine.core.engine_core import Refused
+from kvscope.engine.core.intake import Refused
 from kvscope.engine.lab.load_bench import BenchLoad, ClientArrival, ClientRecord, client_arrivals
 from kvscope.engine.lab.simulated_engine import SimulatedEngine
 from kvscope.engine.models import load_model

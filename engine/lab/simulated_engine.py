@@ -28,7 +28,7 @@ from kvscope.engine.execution.memory_plan import Reading
 from kvscope.engine.lab.clock import VirtualClock
 from kvscope.engine.models import LoadedModel, ModelConfig
 from kvscope.engine.requests.request_output import Output, Sampled
-from kvscope.engine.scheduling.scheduler import SchedulerOutput
+from kvscope.engine.scheduling.step_plan import SchedulerOutput
 from kvscope.monitor.events.event_log import EventLog, SilentLog
 from kvscope.monitor.events.journal import JournalWriter
 from kvscope.monitor.events.wire import Batch, encode
@@ -235,7 +235,7 @@ class SimulatedEngine(EngineCore):
 
     def _wait(self, pause: float | None) -> None:
         end = self._until if pause is None else min(self._until, self.time.ns + round(pause * 1e9))
-        while not self._woken and self.time.pass_to(end):
+        while not self.intake.woken and self.time.pass_to(end):
             pass
         while self.time.pass_to(self.time.ns):  # who comes at the same time is there for the same pass
             pass

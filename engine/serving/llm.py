@@ -14,7 +14,8 @@ from types import TracebackType
 from typing import Any
 
 from kvscope.engine.config import TINY, EngineConfig
-from kvscope.engine.core.engine_core import EngineCore, EventStream
+from kvscope.engine.core.engine_core import EngineCore
+from kvscope.engine.core.event_stream import EventStream
 from kvscope.engine.models import load_model
 from kvscope.engine.requests.request_output import Logprob, Output, Sampled
 from kvscope.engine.requests.sampling_params import SamplingParams

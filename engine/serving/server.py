@@ -25,7 +25,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from kvscope.engine.core.engine_core import EngineCore, EngineDead, Refused
+from kvscope.engine.core.engine_core import EngineCore
+from kvscope.engine.core.intake import EngineDead, Refused
 from kvscope.engine.models.tokens import Tokenizer
 from kvscope.engine.requests.request_output import Sampled
 from kvscope.engine.serving.engine_metrics import EngineCollector, StatsLine

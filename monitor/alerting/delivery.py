@@ -15,8 +15,9 @@ from typing import Final, NamedTuple
 import httpx
 
 from kvscope.monitor.alerting.addresses import NotAllowed, address_of
+from kvscope.monitor.alerting.alert_store import Delivery
 from kvscope.monitor.alerting.message import Message
-from kvscope.monitor.alerting.outbox import Delivery, Outbox
+from kvscope.monitor.alerting.outbox import Outbox
 from kvscope.monitor.alerting.receivers.receiver import Receiver
 
 logger = logging.getLogger(__name__)

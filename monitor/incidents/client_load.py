@@ -10,7 +10,7 @@ from functools import partial
 from math import inf
 from typing import Final
 
-from kvscope.engine.core.engine_core import Refused
+from kvscope.engine.core.intake import Refused
 from kvscope.engine.lab.simulated_engine import SimulatedEngine
 from kvscope.engine.requests.request_output import Output
 from kvscope.engine.requests.sampling_params import SamplingParams

@@ -259,13 +259,13 @@ def test_what_is_put_is_kept_and_put_twice_is_one(opened: Open) -> None:
 def test_what_a_full_disk_does_not_take_is_taken_later_as_a_whole(opened: Open) -> None:
     outbox, troubles = opened(), Troubles()
     found = [t for n in range(20) for t in troubles.fire(1, key=str(n), explanation="x" * 1000)]
-    (pages,) = outbox._database.execute("PRAGMA page_count").fetchone()
-    outbox._database.execute(f"PRAGMA max_page_count = {pages}")
+    (pages,) = outbox.database.execute("PRAGMA page_count").fetchone()
+    outbox.database.execute(f"PRAGMA max_page_count = {pages}")
     for _ in range(2):
         with pytest.raises(sqlite3.OperationalError, match="full"):
             outbox.put(found, 1.0)
         assert (outbox.view(1.0).open, outbox.view(1.0).deliveries) == ([], [])
-    outbox._database.execute(f"PRAGMA max_page_count = {pages + 100}")
+    outbox.database.execute(f"PRAGMA max_page_count = {pages + 100}")
     outbox.put(found, 2.0)
     assert kinds(told(outbox, 2.0)) == ["firing"] * len(found)
 

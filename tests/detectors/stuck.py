@@ -55,7 +55,7 @@ def grammar(settings: Set = ()) -> tuple[Watched, Request]:
     scheduler = scene.lab.scheduler
     request, _ = scene.lab.arrive(8), scene.lab.arrive(8, max_tokens=200)
     scheduler.waiting.remove(request)
-    scheduler.park(request, Status.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR)
+    scheduler.state.park(request, Status.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR)
     scene.steps(1)
     return scene, request
 

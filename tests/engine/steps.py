@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from kvscope.engine.execution.model_runner import ModelRunner
 from kvscope.engine.requests.request import Request
 from kvscope.engine.requests.request_output import Sampled
-from kvscope.engine.scheduling.scheduler import SchedulerOutput, Share
+from kvscope.engine.scheduling.step_plan import SchedulerOutput, Share
 
 
 def plan(*shares: tuple[Request, int]) -> SchedulerOutput:

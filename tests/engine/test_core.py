@@ -11,7 +11,9 @@ from contextlib import closing, contextmanager
 import pytest
 
 from kvscope.engine.config import EngineConfig
-from kvscope.engine.core.engine_core import EngineCore, EngineDead, EventStream, Refused
+from kvscope.engine.core.engine_core import EngineCore
+from kvscope.engine.core.event_stream import EventStream
+from kvscope.engine.core.intake import EngineDead, Refused
 from kvscope.engine.models import load_model
 from kvscope.engine.requests.request_output import Output
 from kvscope.engine.requests.sampling_params import SamplingParams

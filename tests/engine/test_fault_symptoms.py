@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from kvscope.engine.config import EngineConfig
-from kvscope.engine.core.engine_core import EngineCore, EventStream, Refused
+from kvscope.engine.core.engine_core import EngineCore
+from kvscope.engine.core.event_stream import EventStream
+from kvscope.engine.core.intake import Refused
 from kvscope.engine.faults import PLACES
 from kvscope.engine.models import load_model
 from kvscope.engine.requests.request_output import Output

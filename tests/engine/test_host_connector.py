@@ -14,7 +14,7 @@ import torch
 from kvscope.engine.config import EngineConfig
 from kvscope.engine.connectors.base import KVLoad
 from kvscope.engine.connectors.host import HostConnector
-from kvscope.engine.core.engine_core import EventStream
+from kvscope.engine.core.event_stream import EventStream
 from kvscope.engine.faults import Faults
 from kvscope.engine.requests.request import Request
 from kvscope.engine.requests.sampling_params import SamplingParams

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kvscope.engine.core.engine_core import Refused
+from kvscope.engine.core.intake import Refused
 from kvscope.engine.models.tokens import ByteTokenizer
 from kvscope.engine.requests.sampling_params import SamplingParams
 from kvscope.engine.serving.llm import LLM

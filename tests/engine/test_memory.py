@@ -17,7 +17,8 @@ import pytest
 pytest.importorskip("torch", reason="needs torch: pip install -e .[engine]")
 
 from kvscope.engine.config import EngineConfig
-from kvscope.engine.core.engine_core import HOST_STORE_POOLS, EngineCore
+from kvscope.engine.core.assembly import HOST_STORE_POOLS
+from kvscope.engine.core.engine_core import EngineCore
 from kvscope.engine.execution.cuda_graphs import sizes_up_to
 from kvscope.engine.execution.memory_plan import DEVICE_HEADROOM, UNMEASURED, Host, Meter, Plan, make_plan
 from kvscope.engine.execution.model_runner import kv_bytes_per_block, num_blocks_for

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from kvscope.engine.blocks.block_pool import NULL_BLOCK
-from kvscope.engine.scheduling.scheduler import SchedulerOutput
+from kvscope.engine.scheduling.step_plan import SchedulerOutput
 from kvscope.monitor.detectors.corrupt.anomalies import CODE_OF
 from kvscope.monitor.events.kinds import Limit, Release
 from kvscope.monitor.ledger.engine_ledger import MAX_ANOMALIES, EngineLedger

@@ -16,7 +16,8 @@ pytest.importorskip("transformers", reason="needs transformers: pip install -e .
 
 from kvscope.engine.config import EngineConfig
 from kvscope.engine.connectors.peer import PeerConnector
-from kvscope.engine.core.engine_core import EngineCore, Refused
+from kvscope.engine.core.engine_core import EngineCore
+from kvscope.engine.core.intake import Refused
 from kvscope.engine.models import load_model
 from kvscope.engine.requests.kv_transfer import KVTransferParams
 from kvscope.engine.requests.request_output import Output

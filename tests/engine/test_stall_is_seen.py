@@ -12,7 +12,8 @@ import httpx
 import pytest
 
 from kvscope.engine.config import EngineConfig
-from kvscope.engine.core.engine_core import EngineCore, EventStream
+from kvscope.engine.core.engine_core import EngineCore
+from kvscope.engine.core.event_stream import EventStream
 from kvscope.engine.models import load_model
 from kvscope.engine.requests.sampling_params import SamplingParams
 from kvscope.monitor.detectors.registry import parse_settings

@@ -18,7 +18,8 @@ pytest.importorskip("torch", reason="needs torch: pip install -e .[engine]")
 from llguidance import LLTokenizer, TokenizerWrapper
 
 from kvscope.engine.config import EngineConfig
-from kvscope.engine.core.engine_core import EngineCore, EventStream
+from kvscope.engine.core.engine_core import EngineCore
+from kvscope.engine.core.event_stream import EventStream
 from kvscope.engine.models import LoadedModel, load_model
 from kvscope.engine.models.tokens import ByteTokenizer
 from kvscope.engine.requests.request_output import Output

@@ -1,0 +1,34 @@
+"""The event stream of an engine: where it is published."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvscope.monitor.events.event_log import EventLog
+from kvscope.monitor.publishing.packer import Vitals
+from kvscope.monitor.publishing.publisher import RING_BYTES, Publisher
+
+
+@dataclass(frozen=True)
+class EventStream:
+    """Where an engine publishes its events, and as whom."""
+
+    engine: str
+    events: str
+    replay: str
+    journal: Path | None = None
+    ring_bytes: int = RING_BYTES
+
+    def publisher(self, log: EventLog, vitals: Callable[[], Vitals]) -> Publisher:
+        """Bind the stream's sockets. Raises what Publisher raises."""
+        return Publisher(
+            log,
+            self.engine,
+            vitals,
+            events=self.events,
+            replay=self.replay,
+            journal_dir=self.journal,
+            ring_bytes=self.ring_bytes,
+        )

@@ -1,0 +1,212 @@
+"""Which messages a finding's transitions and the clock cause: new alerts, ends, flapping, reminders.
+
+A transition, what follows from it and the rows that report it are one transaction: a process that is killed at any
+moment has sent, or will send, each transition at least once, with one id. All `now` are wall seconds.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from kvscope.monitor.alerting import flapping
+from kvscope.monitor.alerting.alert_schema import DeliveryState
+from kvscope.monitor.alerting.alert_store import AlertStore
+from kvscope.monitor.alerting.message import Kind, Message, Trouble, message_id, trouble_of
+from kvscope.monitor.alerting.receivers.receiver import Receiver
+from kvscope.monitor.findings import Transition, severity_at_least
+from kvscope.monitor.text import timestamp
+
+DELIVERY_LOG_LENGTH: Final = 10_000
+"""Messages of the delivery log that are over."""
+
+
+class AlertPolicy:
+    """Opens and closes the alerts of `store`, and queues messages for its receivers.
+
+    `repeat_s`: how often an alert that still fires is sent again (0: never). `look_again_s`: how long after a start an
+    open alert of an earlier run may be unseen before it is sent as resolved.
+    """
+
+    def __init__(self, store: AlertStore, repeat_s: float, look_again_s: float) -> None:
+        self._store = store
+        self._repeat_s = repeat_s
+        self._look_again_s = look_again_s
+        self._ticked = 0.0
+
+    def put(self, transitions: Sequence[Transition], now: float) -> None:
+        """Take transitions; those of findings that are warnings or worse are told. To be told twice changes nothing."""
+        graver = [one for one in transitions if severity_at_least(one.finding.severity, "warning")]
+        if not graver:
+            return
+        with self._store.writing() as database:
+            for transition in graver:
+                row = database.execute(
+                    "SELECT * FROM alerts WHERE engine = ? AND code = ? AND key = ?", transition.finding.place
+                ).fetchone()
+                if transition.to == "firing":
+                    self._fires(transition, row, now)
+                elif row is not None and row["alert"] and row["finding"] == transition.finding.id:
+                    self._ends(transition, row, now)
+            database.execute(
+                "DELETE FROM deliveries WHERE state != 'pending' AND sequence <="
+                " (SELECT max(sequence) FROM deliveries) - ?",
+                (DELIVERY_LOG_LENGTH,),
+            )
+
+    def _fires(self, transition: Transition, row: sqlite3.Row | None, now: float) -> None:
+        finding = transition.finding
+        identity = message_id(finding.id, "firing", transition.at_ns)
+        fires = flapping.recent(msgspec.json.decode(row["fires"], type=list[float]), now) if row is not None else []
+        if row is not None and row["alert"]:
+            trouble = trouble_of(finding.report(), row["alert"], row["key"], "firing")
+            if row["finding"] != finding.id:
+                self._log_damped(identity, "firing", transition.at_ns, trouble, now)
+                fires.append(now)
+            self._store.database.execute(
+                "UPDATE alerts SET finding = ?, first_seen_ns = ?, trouble = ?, fires = ?, held_until = NULL,"
+                " unseen_since = NULL WHERE engine = ? AND code = ? AND key = ?",
+                (
+                    finding.id,
+                    finding.first_seen_ns,
+                    msgspec.json.encode(trouble),
+                    msgspec.json.encode(fires),
+                    *finding.place,
+                ),
+            )
+            return
+        if self._store.database.execute("SELECT 1 FROM deliveries WHERE id = ?", (identity,)).fetchone():
+            return  # told before, and over
+        fires.append(now)
+        trouble = trouble_of(finding.report(), finding.id, finding.judgement.key, "firing")
+        self._store.database.execute(
+            "INSERT OR REPLACE INTO alerts (engine, code, key, alert, finding, first_seen_ns, trouble, fires)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                *finding.place,
+                finding.id,
+                finding.id,
+                finding.first_seen_ns,
+                msgspec.json.encode(trouble),
+                msgspec.json.encode(fires),
+            ),
+        )
+        flaps = flapping.is_flapping(fires, now)
+        message = self._message(identity, "firing", transition.at_ns, trouble, flapping=flaps)
+        for name in self._store.receivers:
+            self._enqueue(message, name, now)
+
+    def _ends(self, transition: Transition, row: sqlite3.Row, now: float) -> None:
+        trouble = trouble_of(transition.finding.report(), row["alert"], row["key"], "resolved")
+        identity = message_id(row["finding"], "resolved", transition.at_ns)
+        if flapping.is_flapping(msgspec.json.decode(row["fires"], type=list[float]), now):
+            self._log_damped(identity, "resolved", transition.at_ns, trouble, now)
+            self._store.database.execute(
+                "UPDATE alerts SET held_until = ?, trouble = ?, finding = '' WHERE engine = ? AND code = ? AND key = ?",
+                (now + flapping.CALM_S, msgspec.json.encode(trouble), *transition.finding.place),
+            )
+        else:
+            self._close_alert(row, trouble, identity, transition.at_ns, now)
+
+    def _close_alert(self, row: sqlite3.Row, trouble: Trouble, identity: str, at_ns: int, now: float) -> None:
+        self._store.database.execute(
+            "UPDATE alerts SET alert = '', held_until = NULL, unseen_since = NULL"
+            " WHERE engine = ? AND code = ? AND key = ?",
+            (row["engine"], row["code"], row["key"]),
+        )
+        message = self._message(identity, "resolved", at_ns, trouble)
+        for name in self._store.receivers:
+            begun = self._store.database.execute(
+                "SELECT state FROM deliveries WHERE alert = ? AND receiver = ? AND kind = 'firing' ORDER BY sequence",
+                (row["alert"], name),
+            ).fetchall()
+            if begun:
+                told = any(one["state"] != "silenced" for one in begun)
+                self._enqueue(message, name, now, silenced=not told)
+
+    def _log_damped(self, identity: str, kind: Kind, at_ns: int, trouble: Trouble, now: float) -> None:
+        message = self._message(identity, kind, at_ns, trouble, flapping=True)
+        for name in self._store.receivers:
+            self._store.insert(message, name, "damped", now)
+            self._store.ended[name, "damped"] += 1
+
+    def _message(
+        self, identity: str, kind: Kind, at_ns: int, trouble: Trouble, repeat: int = 0, flapping: bool = False
+    ) -> Message:
+        firing = self._store.database.execute(
+            "SELECT DISTINCT code FROM alerts WHERE engine = ? AND alert != '' ORDER BY code", (trouble.engine,)
+        ).fetchall()
+        codes = [row["code"] for row in firing]
+        return Message(identity, kind, timestamp(at_ns) or "", trouble, codes, repeat, flapping)
+
+    def _enqueue(self, message: Message, receiver: str, now: float, silenced: bool | None = None) -> None:
+        if silenced is None:
+            silenced = message.kind == "firing" and self._store.is_silenced(message.trouble, now)
+        state: DeliveryState = (
+            "silenced" if silenced else "disabled" if self._store.is_disabled(receiver) else "pending"
+        )
+        self._store.insert(message, receiver, state, now)
+
+    def tick(self, now: float) -> None:
+        """Tell what is due by the clock alone: ends that were held back, what was not seen again, the ends of silences,
+        and what still fires. At most once a second, however often it is called.
+        """
+        with self._store.lock:
+            if abs(now - self._ticked) < 1.0:
+                return
+            self._ticked = now
+        with self._store.writing() as database:
+            self._end_what_is_over(database, now)
+            database.execute("DELETE FROM silences WHERE until <= ?", (now,))
+            for row in database.execute("SELECT * FROM alerts WHERE alert != ''").fetchall():
+                trouble = msgspec.json.decode(row["trouble"], type=Trouble)
+                if not self._store.is_silenced(trouble, now):
+                    database.execute(
+                        "UPDATE deliveries SET state = 'pending', due = ? WHERE alert = ? AND kind = 'firing'"
+                        " AND state = 'silenced'",
+                        (now, row["alert"]),
+                    )
+                if row["held_until"] is None and row["unseen_since"] is None:
+                    for receiver in self._store.receivers.values():
+                        self._remind(receiver, row["alert"], trouble, now)
+
+    def _end_what_is_over(self, database: sqlite3.Connection, now: float) -> None:
+        over = database.execute(
+            "SELECT * FROM alerts WHERE alert != '' AND (held_until <= ? OR unseen_since <= ?)",
+            (now, now - self._look_again_s),
+        ).fetchall()
+        at_ns = round(now * 1e9)
+        for row in over:
+            trouble = msgspec.json.decode(row["trouble"], type=Trouble)
+            if trouble.state != "resolved":
+                explanation = f"Not seen again since kvscope was started anew. Before that: {trouble.explanation}"
+                trouble = msgspec.structs.replace(
+                    trouble, state="resolved", resolved_at=timestamp(at_ns), explanation=explanation
+                )
+            self._close_alert(row, trouble, message_id(row["alert"], "over", at_ns), at_ns, now)
+
+    def _remind(self, receiver: Receiver, alert: str, trouble: Trouble, now: float) -> None:
+        every_s = receiver.renew_s or self._repeat_s
+        if self._store.is_disabled(receiver.name):
+            return
+        told = self._store.database.execute(
+            "SELECT state, created, repeat FROM deliveries WHERE alert = ? AND receiver = ? AND kind = 'firing'"
+            " AND state != 'damped' ORDER BY sequence DESC LIMIT 1",
+            (alert, receiver.name),
+        ).fetchone()
+        repeat = 0
+        if told is not None and told["state"] != "disabled":  # else it is new, or there again: it has not been told
+            if not every_s or told["state"] in ("pending", "silenced") or now < told["created"] + every_s:
+                return
+            repeat = told["repeat"] + 1
+        if receiver.renew_s:
+            self._store.database.execute(
+                "DELETE FROM deliveries WHERE alert = ? AND receiver = ? AND repeat > 0 AND state = 'delivered'",
+                (alert, receiver.name),
+            )
+        at_ns = round(now * 1e9)
+        identity = message_id(alert, f"firing again {repeat} {receiver.name}", at_ns)
+        self._enqueue(self._message(identity, "firing", at_ns, trouble, repeat), receiver.name, now)
