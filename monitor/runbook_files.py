@@ -22,9 +22,3 @@ def runbook_text(code: str) -> str | None:
     """Return the runbook of `code` as Markdown, or None if there is none."""
     # Only a name from the folder is opened, so that no code can lead out of it.
     return (RUNBOOKS / f"{code}.md").read_text(encoding="utf-8") if code in runbook_codes() else None
-
-
-def runbook_title(code: str) -> str:
-    """Return what the runbook of `code` is about: its heading without the code."""
-    heading = (runbook_text(code) or "").partition("\n")[0]
-    return heading.removeprefix(f"# {code}:").strip()

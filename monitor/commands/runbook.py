@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from kvscope.monitor.commands.shared_flags import Commands
-from kvscope.monitor.runbook_files import runbook_codes, runbook_text, runbook_title
+from kvscope.monitor.detectors.registry import catalogue, runbook_of
 
 
 def add(commands: Commands) -> None:
@@ -28,14 +28,14 @@ def add(commands: Commands) -> None:
 
 def _print_runbook(parsed: argparse.Namespace) -> int:
     if parsed.code is None:
-        codes = runbook_codes()
-        width = max(map(len, codes), default=0)
+        codes = sorted(catalogue())
+        width = max(map(len, codes))
         for code in codes:
-            print(f"{code:<{width}}  {runbook_title(code)}")
+            print(f"{code:<{width}}  {catalogue()[code].title}")
         return 0
-    text = runbook_text(parsed.code)
+    text = runbook_of(parsed.code)
     if text is None:
-        near = difflib.get_close_matches(parsed.code, runbook_codes(), cutoff=0.5)
+        near = difflib.get_close_matches(parsed.code, catalogue(), cutoff=0.5)
         hint = f": did you mean {' or '.join(near)}?" if near else "; `monitor runbook` lists all codes"
         raise ValueError(f"there is no runbook for {parsed.code}{hint}")
     if sys.stdout.isatty():

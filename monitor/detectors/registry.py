@@ -21,6 +21,7 @@ from kvscope.monitor.detectors.judgement import Judgement
 from kvscope.monitor.detectors.plugin_detectors import PluginDetectors
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.runbook_files import runbook_text
 
 Tie = Callable[[Any, Any], bool]
 """Of a cause and an effect that are both judged in one engine: whether the one may be the other's."""
@@ -81,9 +82,10 @@ def effects() -> Mapping[str, Mapping[str, Tie]]:
     return {**EFFECTS, **added}
 
 
-def plugin_runbook(code: str) -> str | None:
-    """Return the runbook that a plug-in brought for its code; None for any other code."""
-    return next((each.runbook for each in PLUGINS.accepted() if each.detector.code == code), None)
+def runbook_of(code: str) -> str | None:
+    """Return the runbook of a code as Markdown, of kvscope's own or of a plug-in's; None if there is none."""
+    brought = (each.runbook for each in PLUGINS.accepted() if each.detector.code == code)
+    return next(brought, None) or runbook_text(code)
 
 
 def explains(cause: Judgement, effect: Judgement) -> bool:

@@ -12,9 +12,9 @@ from starlette.responses import JSONResponse, PlainTextResponse
 
 from kvscope.monitor.alerting.alert_schema import AlertFigures
 from kvscope.monitor.alerting.alerting import Alerts
+from kvscope.monitor.detectors.registry import runbook_of
 from kvscope.monitor.exporters.prometheus import WatchCollector
 from kvscope.monitor.pipeline import Pipeline
-from kvscope.monitor.runbook_files import runbook_text
 from kvscope.monitor.schema import SCHEMA_VERSION, SourceView
 from kvscope.monitor.service.alert_routes import json_answer, serve_alerts
 from kvscope.monitor.service.guard import Guard
@@ -69,7 +69,7 @@ def create_app(
     @app.get("/docs/runbooks/{name}")
     async def runbook(name: str) -> Response:
         """The runbook of a finding code."""
-        text = await asyncio.to_thread(runbook_text, name.removesuffix(".md"))
+        text = await asyncio.to_thread(runbook_of, name.removesuffix(".md"))
         return PlainTextResponse(f"There is no runbook {name}.", 404) if text is None else PlainTextResponse(text)
 
     describe_answers(app)
