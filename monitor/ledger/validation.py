@@ -20,7 +20,7 @@ from kvscope.monitor.state.engine_state import EngineState
 from kvscope.monitor.state.invariants import Violation, violations
 
 VARIABLE: Final = "KVSCOPE_VALIDATE"
-MAX_HISTORY: Final = 12
+MAX_ERROR_EVENTS: Final = 12
 
 
 class InvariantError(Exception):
@@ -42,7 +42,7 @@ def is_enabled() -> bool:
 def validate(engine: str, position: str, state: EngineState, recent: Iterable[Batch]) -> None:
     """Raise InvariantError if an invariant of the state is broken. `recent`: the batches that led to it."""
     for violation in _all_violations(state):
-        raise InvariantError(engine, position, violation, list(_history(recent, violation))[-MAX_HISTORY:])
+        raise InvariantError(engine, position, violation, list(_history(recent, violation))[-MAX_ERROR_EVENTS:])
 
 
 def _all_violations(state: EngineState) -> Iterator[Violation]:

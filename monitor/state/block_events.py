@@ -112,7 +112,7 @@ def _fold_released(
     state.cached_idle += kept
     reason, released = args[0], state.totals.released
     released[reason] = released.get(reason, 0) + len(blocks)
-    _drop_from_table(state, number, blocks)
+    _drop_from_table(state, number, blocks, freed)
 
 
 def _fold_reused(
@@ -168,7 +168,7 @@ def _fold_detached(
         if not _remove_owner(state, block, number):
             state.anomaly("detached from another than its owner", block, number, "")
         state.detached.setdefault(block, []).append(number)
-    _drop_from_table(state, number, blocks, still_held=True)
+    _drop_from_table(state, number, blocks, 0, still_held=True)
 
 
 def _fold_free_deferred(
@@ -333,7 +333,10 @@ def _check_fences(state: EngineState, blocks: list[int], number: int) -> None:
             state.anomaly("handed out before its fence", block, number, detail)
 
 
-def _drop_from_table(state: EngineState, number: int, blocks: list[int], still_held: bool = False) -> None:
+def _drop_from_table(
+    state: EngineState, number: int, blocks: list[int], freed: int, *, still_held: bool = False
+) -> None:
+    """Remove blocks from a request's table. `freed`: how many different ones were in no other table."""
     record = state.requests.get(number)
     if record is None:
         # It ended or never arrived, so it does not hold these blocks as a live request. If no event was lost,
@@ -341,7 +344,7 @@ def _drop_from_table(state: EngineState, number: int, blocks: list[int], still_h
         state.undefer(number, blocks)
         return
     record.peak_blocks = max(record.peak_blocks, len(record.blocks))
-    if len(blocks) == len(record.blocks):
+    if freed == len(record.blocks):
         record.blocks = []
     else:
         gone = set(blocks)

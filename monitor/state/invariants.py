@@ -110,8 +110,9 @@ def _requests(state: EngineState) -> Iterator[Violation]:
 def _deferrals(state: EngineState) -> Iterator[Violation]:
     for number, deferral in state.deferrals.items():
         record = state.requests.get(number)
-        table = set(record.blocks) if record is not None else set()
-        for block in deferral.blocks - table:
+        if record is None:  # all its blocks left the table, or the engine never announced the request
+            continue
+        for block in deferral.blocks.difference(record.blocks):
             if number not in state.detached.get(block, ()):
                 yield Violation("deferrals", block, number, f"block {block} is deferred for {deferral.id}, which left")
 

@@ -6,6 +6,7 @@ import pytest
 
 from kvscope.monitor.events.kinds import Kind, Release, Stage, Status
 from kvscope.monitor.events.wire import Run, batch_of
+from kvscope.monitor.ledger import validation
 from kvscope.monitor.ledger.engine_ledger import MAX_ANOMALIES
 from tests.detectors.scenes import ENGINE, Spoken, value
 
@@ -146,3 +147,71 @@ def test_what_went_wrong_first_is_remembered_however_much_follows() -> None:
         scene.say()
     scene.wait(1)
     assert [finding.since for finding in scene.firing("corrupt.double-free")] == [since]
+
+
+def scene_that_does_not_add_up() -> Spoken:
+    """r-2's table names block 5 twice: one release takes both entries, and one reference stays with no owner."""
+    scene = scene_with_two()
+    scene.log.reused(2, [5])
+    scene.wait(1)
+    scene.log.released(2, [5], Release.PREEMPTED)
+    return scene
+
+
+@pytest.fixture
+def no_validation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a ledger go on whose state is impossible."""
+    monkeypatch.setenv(validation.VARIABLE, "0")
+
+
+@pytest.mark.usefixtures("no_validation")
+def test_a_pool_that_does_not_add_up() -> None:
+    scene = scene_that_does_not_add_up()
+    assert not scene.firing()
+    scene.wait(1)
+    finding = scene.only("corrupt.conservation")
+    assert (finding.severity, finding.verdict) == ("critical", "confirmed")
+    assert finding.culprits.blocks == [5]
+    assert value(finding, "difference") == -1
+    assert (value(finding, "pool_blocks"), value(finding, "counted_blocks")) == (33, 32)
+    assert [str(e.value).partition(" ")[2] for e in finding.evidence if e.name == "event"] == [
+        "allocated to request r-2",
+        "prefix hit: request r-2 took a reference",
+        "released by request r-2 (PREEMPTED)",
+    ]
+    since = finding.since
+    scene.wait(30)
+    assert scene.only("corrupt.conservation").since == since
+
+
+@pytest.mark.usefixtures("no_validation")
+def test_a_lost_batch_explains_a_pool_that_does_not_add_up() -> None:
+    scene = scene_that_does_not_add_up()
+    scene.packer.next_sequence += 1
+    for _ in range(60):
+        scene.wait(1)
+    assert scene.ledger.state.damaged
+    assert not scene.ledger.balance().holds
+    assert "corrupt.conservation" not in scene.alarms()
+
+
+@pytest.mark.usefixtures("no_validation")
+def test_a_pool_that_adds_up_again_after_an_audit() -> None:
+    scene = scene_that_does_not_add_up()
+    scene.packer.next_sequence += 1
+    scene.wait(1)
+    audit(scene, 0, {1: [3, 4], 2: [6]})
+    scene.wait(1)
+    assert not scene.ledger.state.damaged
+    assert scene.ledger.balance().holds
+    assert "corrupt.conservation" not in scene.alarms()
+
+
+def test_a_block_freed_twice_causes_the_imbalance_that_it_leaves() -> None:
+    scene = scene_with_two()
+    scene.log.released(1, [5], Release.FINISHED)
+    scene.wait(1)
+    assert not scene.ledger.balance().holds
+    assert scene.only("corrupt.double-free").effects
+    (imbalance,) = [f for f in scene.watch.findings("suppressed") if f.code == "corrupt.conservation"]
+    assert imbalance.caused_by == ["corrupt.double-free"]

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from kvscope.monitor.detectors.corrupt.anomalies import COUNTER_DRIFT, CorruptDetector
+from kvscope.monitor.detectors.corrupt.conservation import Conservation
+from kvscope.monitor.detectors.detector import Causes
+from kvscope.monitor.detectors.judgement import Judgement
+from kvscope.monitor.detectors.ties import hits_its_blocks
 
 
 class CounterDrift(CorruptDetector):
@@ -13,3 +17,7 @@ class CounterDrift(CorruptDetector):
     title = "The engine's own accounts disagree"
     requires = ("stream",)
     position = 520
+
+    def causes(self) -> Causes[Judgement]:
+        """Return what it may cause."""
+        return Causes[Judgement]().of(Conservation, hits_its_blocks)

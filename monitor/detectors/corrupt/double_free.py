@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvscope.monitor.detectors.corrupt.anomalies import DOUBLE_FREE, CorruptDetector
+from kvscope.monitor.detectors.corrupt.conservation import Conservation
 from kvscope.monitor.detectors.corrupt.counter_drift import CounterDrift
 from kvscope.monitor.detectors.corrupt.use_after_free import UseAfterFree
 from kvscope.monitor.detectors.detector import Causes
@@ -27,4 +28,5 @@ class DoubleFree(CorruptDetector):
             .of(UseAfterFree, hits_its_blocks)
             .of(Unaccounted, hits_its_blocks)
             .of(CounterDrift, began_later)
+            .of(Conservation, hits_its_blocks)
         )

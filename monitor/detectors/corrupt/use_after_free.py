@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from kvscope.monitor.detectors.corrupt.anomalies import USE_AFTER_FREE, CorruptDetector
+from kvscope.monitor.detectors.corrupt.conservation import Conservation
+from kvscope.monitor.detectors.detector import Causes
+from kvscope.monitor.detectors.judgement import Judgement
+from kvscope.monitor.detectors.ties import hits_its_blocks
 
 
 class UseAfterFree(CorruptDetector):
@@ -13,3 +17,7 @@ class UseAfterFree(CorruptDetector):
     title = "A block was handed out while it was held"
     requires = ("stream",)
     position = 510
+
+    def causes(self) -> Causes[Judgement]:
+        """Return what it may cause."""
+        return Causes[Judgement]().of(Conservation, hits_its_blocks)
