@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from kvscope.monitor.schema import RENAMED_KEYS
+from kvscope.monitor.schema import OLD_VALUES, RENAMED_KEYS
 
 
 def encode_answer(value: Any) -> bytes:
@@ -28,7 +28,8 @@ def with_old_names(value: Any) -> Any:
         if not has_old_names(kind):
             return value
         fields = {name: with_old_names(getattr(value, name)) for name in kind.__struct_fields__}
-        return fields | {old: fields[new] for new, old in RENAMED_KEYS.get(kind, {}).items()}
+        renamed = RENAMED_KEYS.get(kind.__name__, {})
+        return fields | {old: _old_value(old, fields[new]) for new, old in renamed.items()}
     if isinstance(value, dict):
         return {name: with_old_names(each) for name, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -39,7 +40,12 @@ def with_old_names(value: Any) -> Any:
 @functools.cache
 def has_old_names(kind: type[msgspec.Struct]) -> bool:
     """Whether a struct, or a struct within it, has a renamed key."""
-    return any(each in RENAMED_KEYS for each in structs_in(kind))
+    return any(each.__name__ in RENAMED_KEYS for each in structs_in(kind))
+
+
+def _old_value(old: str, value: Any) -> Any:
+    """Return what a value of a renamed key was before."""
+    return OLD_VALUES[old].get(value, value) if old in OLD_VALUES else value
 
 
 def structs_in(kind: Any) -> set[type[msgspec.Struct]]:
@@ -68,11 +74,12 @@ def schema_with_old_names(
     """Return the JSON schemas of types, and of the structs in them by name. Old names are marked as deprecated."""
     schemas, components = msgspec.json.schema_components(kinds, ref_template=ref_template)
     for struct in {each for kind in kinds for each in structs_in(kind)}:
-        _add_old_names(components[struct.__name__], RENAMED_KEYS.get(struct, {}))
+        _add_old_names(components[struct.__name__], RENAMED_KEYS.get(struct.__name__, {}))
     return list(schemas), components
 
 
 def _add_old_names(component: dict[str, Any], renamed: Mapping[str, str]) -> None:
     properties = component["properties"]
     for new, old in renamed.items():
-        properties[old] = {**properties[new], "deprecated": True, "description": f"Use {new}."}
+        schema = {"type": "string"} if old in OLD_VALUES else properties[new]
+        properties[old] = {**schema, "deprecated": True, "description": f"Use {new}."}

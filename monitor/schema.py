@@ -35,10 +35,10 @@ class EngineView(msgspec.Struct, frozen=True):
     engine: str
     model: str
     version: str
-    attached: Literal["stream", "figures"]
+    signal: Literal["stream", "metrics"]
     status: Literal["serving", "idle", "silent", "stopped", "gone", "unknown"]
     at: str | None
-    heard_s_ago: float
+    last_seen_s_ago: float
     epoch: int
     restarts: int
     step: int | None
@@ -119,7 +119,7 @@ class EventHistoryEntry(msgspec.Struct, frozen=True):
     """One line of a story."""
 
     at: str | None
-    what: str
+    kind: str
     text: str
     position: str
 
@@ -136,8 +136,8 @@ class PhaseView(msgspec.Struct, frozen=True):
     blocks: int
     computed_tokens: int
     output_tokens: int
-    computed: int
-    recomputed: int
+    phase_tokens: int
+    recomputed_tokens: int
 
 
 class ConditionView(msgspec.Struct, frozen=True):
@@ -146,7 +146,7 @@ class ConditionView(msgspec.Struct, frozen=True):
     name: str
     holds: bool
     since: str | None
-    why: str
+    reason: str
 
 
 class RequestDetail(msgspec.Struct, frozen=True):
@@ -158,9 +158,9 @@ class RequestDetail(msgspec.Struct, frozen=True):
     request: RequestView
     blocks: list[int]
     waited_s: dict[str, float]
-    story: list[EventHistoryEntry]
-    story_is_whole: bool
-    life: list[PhaseView] = []
+    event_history: list[EventHistoryEntry]
+    event_history_complete: bool
+    phases: list[PhaseView] = []
     conditions: list[ConditionView] = []
     waits: Wait | None = None
     unused_tokens: int | None = None
@@ -177,8 +177,8 @@ class BlockDetail(msgspec.Struct, frozen=True):
     references: int
     owners: list[str]
     hashed: bool
-    because: list[list[str]]
-    story: list[EventHistoryEntry]
+    ownership_chains: list[list[str]]
+    event_history: list[EventHistoryEntry]
     tokens: int | None = None
 
 
@@ -248,9 +248,9 @@ class MemoryView(msgspec.Struct, frozen=True):
 
     engine: str
     at: str | None
-    known: dict[str, int]
+    measured: dict[str, int]
     parts: dict[str, int]
-    unnamed: int | None
+    unattributed: int | None
     kv_bytes_per_block: int
     block_size: int
     usable_blocks: int
@@ -304,7 +304,7 @@ class HistoryView(msgspec.Struct, frozen=True):
     first: str | None
     last: str | None
     in_memory_since: str | None
-    lives: list[EpochView]
+    epochs: list[EpochView]
     gaps: list[GapView]
 
 
@@ -347,8 +347,8 @@ class WindowStats(msgspec.Struct, kw_only=True):
     seconds: float
     engine: str
     findings: list[FindingReport] = []
-    waits: dict[str, list[float]] = {}
-    first_tokens: list[float] = []
+    waited_s: dict[str, list[float]] = {}
+    time_to_first_token_s: list[float] = []
     counts: dict[str, int] = {}
     peak: Balance | None = None
     peak_at: str | None = None
@@ -375,7 +375,7 @@ class FindingRow(msgspec.Struct, frozen=True):
     code: str
     title: str
     severity: Severity
-    change: Literal["went", "came", "stayed"]
+    status: Literal["added", "removed", "unchanged"]
     before: int
     after: int
     verdict: Verdict
@@ -389,12 +389,12 @@ class Diff(msgspec.Struct, frozen=True):
     before: WindowStats
     after: WindowStats
     findings: list[FindingRow]
-    figures: list[MetricRow]
+    metrics: list[MetricRow]
 
     @property
     def is_worse(self) -> bool:
         """Whether a finding of warning or above came."""
-        return any(row.change == "came" and severity_at_least(row.severity, "warning") for row in self.findings)
+        return any(row.status == "added" and severity_at_least(row.severity, "warning") for row in self.findings)
 
 
 DeliveryState = Literal["pending", "delivered", "given-up", "silenced", "damped", "disabled"]
@@ -440,5 +440,34 @@ class NotificationsView(msgspec.Struct, frozen=True):
     silences: list[SilenceView] = []
 
 
-RENAMED_KEYS: Final[dict[type[msgspec.Struct], dict[str, str]]] = {}
+RENAMED_KEYS: Final[dict[str, dict[str, str]]] = {
+    "BalanceReport": {"signal": "attached"},
+    "BlockDetail": {"ownership_chains": "because", "event_history": "story"},
+    "ConditionView": {"reason": "why"},
+    "Diff": {"metrics": "figures"},
+    "EngineView": {"signal": "attached", "last_seen_s_ago": "heard_s_ago"},
+    "EventHistoryEntry": {"kind": "what"},
+    "FindingRow": {"status": "change"},
+    "FreedBlocks": {"references_released": "references_left"},
+    "HistoryView": {"epochs": "lives"},
+    "MemoryReport": {"breakdown": "bill", "printed_suggestions": "printed"},
+    "MemoryView": {"measured": "known", "unattributed": "unnamed"},
+    "PhaseView": {"phase_tokens": "computed", "recomputed_tokens": "recomputed"},
+    "RequestDetail": {"event_history": "story", "event_history_complete": "story_is_whole", "phases": "life"},
+    "RetainedBlocksView": {"is_complete": "is_whole", "still_cached": "warm"},
+    "UsageDrop": {
+        "freed_in_drop": "freed_in_fall",
+        "is_complete": "is_whole",
+        "allocated": "taken",
+        "allocated_to": "taken_by",
+        "unexplained_blocks": "off_by",
+    },
+    "WindowStats": {"waited_s": "waits", "time_to_first_token_s": "first_tokens"},
+}
 """Keys that were renamed in this release, by struct: new name → old name. JSON carries both for one release."""
+
+OLD_VALUES: Final[dict[str, dict[str, str]]] = {
+    "attached": {"metrics": "figures"},
+    "change": {"added": "came", "removed": "went", "unchanged": "stayed"},
+}
+"""Values that were renamed with their key, by the old key: new value → old value."""

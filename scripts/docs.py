@@ -2,6 +2,7 @@
 
 docs/contract.md                     the tables of kinds and names, between its markers
 docs/limits.md                       the tables of limits, between its markers
+docs/renames.md                      renamed routes, parameters and JSON keys, between its markers
 docs/reference.md                    commands, environment, metrics, findings, thresholds
 monitor/doctor/report.schema.json    the schema of doctor's JSON
 """
@@ -26,7 +27,7 @@ from kvscope.monitor.events import kinds, limits
 from kvscope.monitor.exporters.prometheus import WatchCollector
 from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.query import QUESTIONS
-from kvscope.monitor.schema import SCHEMA_VERSION
+from kvscope.monitor.schema import OLD_VALUES, RENAMED_KEYS, SCHEMA_VERSION
 from kvscope.monitor.service.http_api import create_app
 from kvscope.monitor.service.query_routes import SCHEMA_HEADER
 
@@ -59,10 +60,14 @@ def generated() -> dict[Path, str]:
     text = between(text, "kinds", "\n".join(_kinds()))
     text = between(text, "enums", "\n".join(_enums()))
     limits_page = ROOT / "docs" / "limits.md"
+    renames = ROOT / "docs" / "renames.md"
+    renamed = between(renames.read_text(encoding="utf-8"), "renamed routes", "\n".join(_renamed_routes()))
+    renamed = between(renamed, "renamed keys", "\n".join(_renamed_keys()))
     schema = msgspec.json.format(msgspec.json.encode(report.schema()), indent=2).decode() + "\n"
     return {
         contract: text,
         limits_page: between(limits_page.read_text(encoding="utf-8"), "limits", "\n".join(_limits())),
+        renames: renamed,
         ROOT / "docs" / "reference.md": "\n".join(_reference()) + "\n",
         ROOT / "monitor" / "doctor" / "report.schema.json": schema,
     }
@@ -215,6 +220,29 @@ def _reference() -> Iterator[str]:
             if not m.name.startswith("kvscope_gpu_")
         ),
     )
+
+
+def _renamed_routes() -> Iterator[str]:
+    rows = [(f"`{q.old_route}`", f"`{q.route}`") for q in QUESTIONS.values() if q.old_name]
+    rows += [
+        (f"`{old}` of `{question.route}`", f"`{new}`")
+        for question in QUESTIONS.values()
+        for new, old in question.old_parameters.items()
+    ]
+    yield from _table(("old", "new"), rows)
+
+
+def _renamed_keys() -> Iterator[str]:
+    def values(old: str) -> str:
+        pairs = OLD_VALUES.get(old, {}).items()
+        return ", ".join(f"`{before}` is now `{now}`" for now, before in pairs)
+
+    rows = [
+        (f"`{struct}`", f"`{old}`", f"`{new}`", values(old))
+        for struct, renamed in RENAMED_KEYS.items()
+        for new, old in renamed.items()
+    ]
+    yield from _table(("struct", "old", "new", "values"), rows)
 
 
 def _questions() -> Iterator[tuple[str, ...]]:

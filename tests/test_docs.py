@@ -12,6 +12,7 @@ import pytest
 
 from kvscope.monitor.detectors.registry import CATALOGUE
 from scripts import docs
+from tests.recordings import leaking_lab, recording_of
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -67,10 +68,14 @@ def test_every_link_leads_somewhere(page: Path) -> None:
         assert anchor in anchors
 
 
-def test_the_python_in_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_python_in_the_readme_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recording_of(leaking_lab(), tmp_path / "run2")
+    monkeypatch.chdir(tmp_path)
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     exec(code, {})
-    assert capsys.readouterr().out.strip()
+    assert "leak.finished-held" in capsys.readouterr().out
 
 
 def test_the_commands_in_the_readme_are_there() -> None:

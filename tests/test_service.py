@@ -134,7 +134,7 @@ def test_an_engine_without_a_probe_is_watched_by_its_metrics_page() -> None:
         with httpx.Client(base_url=address[0], trust_env=False) as client:
             until(lambda: client.get("/api/engines").json(), "an engine")
             (seen,) = client.get("/api/engines").json()
-            assert (seen["attached"], seen["running"], seen["usage"]) == ("figures", row["running"], row["kv_usage"])
+            assert (seen["signal"], seen["running"], seen["usage"]) == ("metrics", row["running"], row["kv_usage"])
             assert [f["code"] for f in client.get("/api/findings").json()] == ["blind.counter-lag"]
             (source,) = client.get("/api/sources").json()
             assert (source["target"], source["engine"], source["error"]) == (engine.url, seen["engine"], "")

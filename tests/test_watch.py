@@ -33,9 +33,9 @@ def ask_everything(watch: Pipeline) -> None:
             watch.request(view.engine, f"#{request.number}")
         for block in range(min(map_of.total, 40)):
             detail = watch.block(view.engine, block)
-            assert detail.because
+            assert detail.ownership_chains
             assert BLOCK_STATES.index(detail.state) == map_of.states[block]
-        if view.attached == "stream":
+        if view.signal == "stream":
             ask_about_the_past(watch, view.engine)
 
 
@@ -110,7 +110,7 @@ def test_who_comes_in_anywhere_has_answers(start: int) -> None:
     keyless.feed(scene.lab.frames[start + 1 :])
     keyless.settle()
     (view,) = keyless.engines()
-    assert view.attached == "figures"
+    assert view.signal == "metrics"
     assert view.balance is None
     assert keyless.findings() == []
     lab = Lab(engine=ENGINE, total=40, connector_share=0.5)
@@ -235,7 +235,7 @@ def test_a_request_that_ended_is_still_known() -> None:
     assert detail == scene.watch.request(ENGINE, f"#{request.number}")
     assert detail.request.ended
     assert (detail.request.state, detail.request.output_tokens) == (Status.FINISHED_LENGTH_CAPPED.name, 4)
-    assert detail.story_is_whole
+    assert detail.event_history_complete
     assert detail.blocks == []
 
 
@@ -286,7 +286,7 @@ def test_what_the_engine_is_doing(then: str, status: str) -> None:
         scene.silence(5)
     (view,) = scene.watch.engines()
     assert view.status == status
-    assert view.heard_s_ago == (5.0 if then in ("silence", "stop") else 0.0)
+    assert view.last_seen_s_ago == (5.0 if then in ("silence", "stop") else 0.0)
 
 
 def test_a_restarted_engine_begins_anew() -> None:
@@ -335,7 +335,7 @@ def test_what_a_log_cannot_tell_is_none_and_never_0() -> None:
     watch.feed(read_log(DATA / "never-freed.log.gz")[1])
     watch.settle()
     (view,) = watch.engines()
-    assert (view.attached, view.engine, view.version) == ("figures", "tiny@127.0.0.1:8100/0", "0.32.0")
+    assert (view.signal, view.engine, view.version) == ("metrics", "tiny@127.0.0.1:8100/0", "0.32.0")
     assert (view.balance, view.step, view.preemptions) == (None, None, None)
     assert (view.running, view.usage) == (0, 0.998)
     assert watch.requests(view.engine) == []

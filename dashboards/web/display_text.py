@@ -36,7 +36,7 @@ def number(value: float | None, unit: str = "", none: str = "not exposed") -> st
 
 def no_rate(engine: EngineView) -> str:
     """In the place of a rate that there is none of: its figures lack it, or it is not heard or has just begun."""
-    return "not exposed" if engine.attached == "figures" else "not known"
+    return "not exposed" if engine.signal == "metrics" else "not known"
 
 
 def spans(numbers: Sequence[int]) -> list[tuple[int, int]]:

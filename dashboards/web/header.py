@@ -131,7 +131,7 @@ def _health(engine: EngineView, every_s: float) -> list[Any]:
         lost.append(f"{engine.batches_lost:,} {'batch' if engine.batches_lost == 1 else 'batches'} lost")
     if engine.events_dropped:
         lost.append(f"{counted(engine.events_dropped, 'event')} dropped by the engine")
-    if engine.attached == "figures":
+    if engine.signal == "metrics":
         return [
             html.Span("figures only", className="health unsure"),
             html.Span("no event stream", className="lost"),
@@ -160,7 +160,7 @@ def alarms(here: Here, complaint: str) -> list[Any]:
             )
         )
     if engine.status in QUIET:
-        told = QUIET[engine.status].format(which=which, ago=duration(engine.heard_s_ago))
+        told = QUIET[engine.status].format(which=which, ago=duration(engine.last_seen_s_ago))
         banners.append(html.P(html.Strong(sentence(told)), className="banner quiet"))
     return banners
 

@@ -47,7 +47,7 @@ def of_request(place: Place, detail: RequestDetail) -> list[Any]:
             html.P(links, className="blocks"),
             html.P(html.A("Show them on the block map", href=place.to("blocks", engine=engine, id=request.id))),
         ]
-    return parts + _story(detail.story, detail.story_is_whole)
+    return parts + _story(detail.event_history, detail.event_history_complete)
 
 
 def of_block(place: Place, detail: BlockDetail) -> list[Any]:
@@ -55,7 +55,7 @@ def of_block(place: Place, detail: BlockDetail) -> list[Any]:
     return [
         *_head(place, "Block", f"{detail.block:,}"),
         *_what_it_is(place, detail),
-        *_story(detail.story, whole=True),
+        *_story(detail.event_history, whole=True),
     ]
 
 
@@ -90,7 +90,7 @@ def _what_it_is(place: Place, detail: BlockDetail) -> list[Any]:
     ]
     return [
         html.P(what, className="state"),
-        html.Ul([html.Li([html.Span(link) for link in chain], className="chain") for chain in detail.because]),
+        html.Ul([html.Li([html.Span(link) for link in chain], className="chain") for chain in detail.ownership_chains]),
     ]
 
 

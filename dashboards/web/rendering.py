@@ -222,7 +222,7 @@ def _sentence(here: Here, text: str, more: Sequence[Any] = ()) -> View:
     """Instead of a view: its name, why it is not there, and `more`."""
     tab = tab_of(here.place.view)
     parts = [html.H1(tab.label if tab else "No such page"), html.P(sentence(text), className="note")]
-    if here.engine.attached == "figures" and tab and not here.place.id:
+    if here.engine.signal == "metrics" and tab and not here.place.id:
         parts.append(
             html.P(
                 ["With its event stream, all of it is shown here: ", html.Code("monitor serve --events ENDPOINT"), "."],

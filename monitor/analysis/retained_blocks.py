@@ -64,10 +64,10 @@ class RetainedBlocksView(msgspec.Struct, frozen=True):
     engine: str
     since: str | None
     until: str | None
-    is_whole: bool
+    is_complete: bool
     allocated: int
     freed: int
-    warm: int
+    still_cached: int
     held_blocks: int
     held: list[RetainedGroup]
     lifetimes: list[LifetimeBucket]
@@ -101,10 +101,10 @@ def retained_blocks(ledger: EngineLedger, since_ns: int) -> RetainedBlocksView:
         engine=ledger.engine,
         since=timestamp(since_ns),
         until=timestamp(ledger.now_ns),
-        is_whole=_is_whole(ledger, since_ns),
+        is_complete=_is_whole(ledger, since_ns),
         allocated=taken,
         freed=len(lifetimes),
-        warm=sum(state.refs[block] <= 0 and bool(state.hashes[block]) for block in given_back),
+        still_cached=sum(state.refs[block] <= 0 and bool(state.hashes[block]) for block in given_back),
         held_blocks=len(born),
         held=_by_owner(ledger, born),
         lifetimes=_buckets(stays),

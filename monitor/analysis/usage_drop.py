@@ -29,7 +29,7 @@ class FreedBlocks(msgspec.Struct):
 
     reason: str
     blocks: int = 0
-    references_left: int = 0
+    references_released: int = 0
     requests: list[str] = []
 
 
@@ -75,7 +75,7 @@ class UsageFall(msgspec.Struct, kw_only=True):
     highest: UsageLevel | None
     lowest: UsageLevel | None
     """From where to where it fell furthest within the window."""
-    freed_in_fall: dict[str, int]
+    freed_in_drop: dict[str, int]
     """Blocks that became free between these two, by reason."""
     running_after: int | None
     waiting_after: int | None
@@ -87,13 +87,13 @@ class UsageFall(msgspec.Struct, kw_only=True):
 class UsageDrop(UsageFall, kw_only=True):
     """The same, with all that was taken and given back in the window, by whom."""
 
-    is_whole: bool
+    is_complete: bool
     """Whether all of its batches are still kept."""
     used_before: int | None
     freed: list[FreedBlocks]
-    taken: int
-    taken_by: list[str]
-    off_by: int | None
+    allocated: int
+    allocated_to: list[str]
+    unexplained_blocks: int | None
     """Used blocks at the end beyond what was used, taken and freed explains; 0 unless events were lost."""
     preempted: list[PreemptedRequest]
     preemptions: int
@@ -142,7 +142,7 @@ def usage_fall(ledger: EngineLedger, at_ns: int, window_s: float) -> UsageFall:
         used_after=_used(window[-1]) if window else _used_before(before, window),
         highest=_level(top),
         lowest=_level(bottom),
-        freed_in_fall=dict(freed.most_common()),
+        freed_in_drop=dict(freed.most_common()),
         running_after=last[0],
         waiting_after=last[1],
         work=_work(ledger, window, since_ns, until_ns),
@@ -165,12 +165,12 @@ def usage_drop(ledger: EngineLedger, at_ns: int, window_s: float) -> UsageDrop:
     first = _queues(_point_at(ledger.points, since_ns))
     return UsageDrop(
         **asdict(fell),
-        is_whole=before is not None or (bool(window) and window[0].sequence == 0),
+        is_complete=before is not None or (bool(window) and window[0].sequence == 0),
         used_before=used_before,
         freed=sorted(fold.freed.values(), key=lambda freed: -freed.blocks),
-        taken=fold.taken,
-        taken_by=list(fold.taken_by),
-        off_by=None if counted_up is None or fell.used_after is None else fell.used_after - counted_up,
+        allocated=fold.taken,
+        allocated_to=list(fold.taken_by),
+        unexplained_blocks=None if counted_up is None or fell.used_after is None else fell.used_after - counted_up,
         preempted=fold.preempted[:MOST_PREEMPTIONS],
         preemptions=len(fold.preempted),
         admitted=fold.admitted,
@@ -336,7 +336,7 @@ class _Window:
                 if self._refs[block] == 0:
                     freed.blocks += 1
                 else:
-                    freed.references_left += 1
+                    freed.references_released += 1
         name = self._name(event.request) if event.kind == Kind.RELEASED else "blocks that were detached"
         if (reason, name) not in self._freed_by:
             self._freed_by.add((reason, name))

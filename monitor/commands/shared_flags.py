@@ -12,6 +12,7 @@ import msgspec
 
 from kvscope.monitor.doctor.observe import WATCH_S
 from kvscope.monitor.doctor.time_window import Window, when
+from kvscope.monitor.json_names import encode_answer
 from kvscope.monitor.sources.prometheus_history import seconds
 from kvscope.monitor.text import moment
 
@@ -151,4 +152,4 @@ def default_url() -> str:
 
 def print_json(answer: Any) -> None:
     """An answer, indented."""
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(answer)).decode() + "\n")
+    sys.stdout.write(msgspec.json.format(encode_answer(answer)).decode() + "\n")

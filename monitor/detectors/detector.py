@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Final, Generic, Literal, NamedTuple, TypeVar, 
 from kvscope.monitor.detectors.judgement import Judgement, Severity
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.ledger.engine_snapshot import EngineSnapshot
 
 Signal = Literal["stream", "metrics", "log", "kv-events", "report"]
 """A kind of evidence: the event stream, a metrics page or Prometheus, the engine's log, KV events, a bug report."""
@@ -75,7 +76,14 @@ class Detector(Generic[JudgementT]):
         return Causes()
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[JudgementT]:
-        """Yield a judgement for each problem of this code in the engine now."""
+        """Yield a judgement for each problem of this code in the engine now.
+
+        A detector of another distribution overrides `inspect` instead: the ledger's columns may change with a release.
+        """
+        return self.inspect(EngineSnapshot(ledger), settings)
+
+    def inspect(self, engine: EngineSnapshot, settings: Settings) -> Iterator[JudgementT]:
+        """Yield the same from a read-only view of the engine, whose names are public."""
         raise NotImplementedError
 
     def detect_rank(

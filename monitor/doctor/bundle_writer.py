@@ -25,6 +25,7 @@ from kvscope.monitor.doctor.terminal import WIDTH
 from kvscope.monitor.doctor.time_window import ALWAYS, Window
 from kvscope.monitor.events.journal import JournalWriter
 from kvscope.monitor.events.wire import MAJOR, MINOR, Batch, ContractError, Frame, Keyframe, encode
+from kvscope.monitor.json_names import encode_answer
 from kvscope.monitor.sources.support_bundle import EVENTS
 from kvscope.version import kvscope_version
 
@@ -124,7 +125,7 @@ def _as_text(report: Report) -> str:
 
 
 def _json(value: Any) -> str:
-    return msgspec.json.format(msgspec.json.encode(value)).decode() + "\n"
+    return msgspec.json.format(encode_answer(value)).decode() + "\n"
 
 
 def _versions() -> dict[str, str]:

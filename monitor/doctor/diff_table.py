@@ -11,6 +11,7 @@ from kvscope.monitor.text import counted, duration, listed, percent
 
 NAME, FIGURE = 34, 16
 CHANGES = {"better": "green", "worse": "bold red"}
+STATUS_WORDS = {"added": "came", "unchanged": "stayed", "removed": "went"}
 
 
 def table(diff: Diff, console: Console) -> None:
@@ -24,12 +25,12 @@ def table(diff: Diff, console: Console) -> None:
         _finding(finding, console)
     console.print()
     put(console, f"{'FIGURES':<{NAME}}{'before':>{FIGURE}}{'after':>{FIGURE}}", "bold")
-    for row in diff.figures:
+    for row in diff.metrics:
         if row.before is not None or row.after is not None:
             _row(row, console)
     console.print()
-    worse = sum(row.change == "worse" for row in diff.figures)
-    better = sum(row.change == "better" for row in diff.figures)
+    worse = sum(row.change == "worse" for row in diff.metrics)
+    better = sum(row.change == "better" for row in diff.metrics)
     verdict = "WORSE: a finding came." if diff.is_worse else "No finding of warning or above came."
     wrapped(console, f"{verdict} Figures that are better: {better}; worse: {worse}.", "", "bold")
 
@@ -40,15 +41,15 @@ def _which(stretch: WindowStats) -> str:
 
 
 def _tally(diff: Diff) -> str:
-    counts = [(change, sum(row.change == change for row in diff.findings)) for change in ("came", "stayed", "went")]
-    return ", ".join(f"{count} {change}" for change, count in counts if count) or "none on either side"
+    counts = [(word, sum(row.status == status for row in diff.findings)) for status, word in STATUS_WORDS.items()]
+    return ", ".join(f"{count} {word}" for word, count in counts if count) or "none on either side"
 
 
 def _finding(row: FindingRow, console: Console) -> None:
-    lead = f"  {row.change:<7} "
+    lead = f"  {STATUS_WORDS[row.status]:<7} "
     of = f": {counted(len(row.requests), 'request')}, {listed(row.requests)}" if row.requests else ""
     was = f" ({row.before} before, {row.after} after)" if row.before > 1 or row.after > 1 else ""
-    style = "green" if row.change == "went" else STYLES[row.severity]
+    style = "green" if row.status == "removed" else STYLES[row.severity]
     wrapped(console, f"{row.severity} {row.code}, {row.verdict}{was}. {row.title}{of}", lead, style)
 
 

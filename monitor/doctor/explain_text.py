@@ -31,15 +31,15 @@ def request(detail: RequestDetail, console: Console) -> None:
         _wait(detail.waits, console, "  ", "  ")
         console.print()
     put(console, "LIFE", "bold")
-    _life(detail.life, console)
+    _life(detail.phases, console)
     console.print()
     put(console, "CONDITIONS", "bold")
     for condition in detail.conditions:
         holds = "yes" if condition.holds else "no"
         lead = f"  {condition.name:<12} {holds:<3} {clock(condition.since) if condition.since else '-':<9} "
-        wrapped(console, condition.why, lead if condition.why else lead.rstrip())
+        wrapped(console, condition.reason, lead if condition.reason else lead.rstrip())
     console.print()
-    _story(detail.story, console, whole=detail.story_is_whole)
+    _story(detail.event_history, console, whole=detail.event_history_complete)
 
 
 def block(detail: BlockDetail, console: Console) -> None:
@@ -50,7 +50,7 @@ def block(detail: BlockDetail, console: Console) -> None:
     put(console, "BECAUSE", "bold")
     _because(detail, console)
     console.print()
-    _story(detail.story, console, whole=True)
+    _story(detail.event_history, console, whole=True)
 
 
 def event(told: EventReport, console: Console) -> None:
@@ -98,7 +98,7 @@ def drop(told: UsageDrop, console: Console) -> None:
     """`monitor explain drop`: what became free and why, who was preempted for whom, and what the steps did."""
     put(console, f"DROP on {told.engine}", "bold")
     wrapped(console, f"{clock(told.since, precise=True)} to {clock(told.until, precise=True)} UTC", "  ")
-    if not told.is_whole:
+    if not told.is_complete:
         wrapped(console, "Events of this window, or from before it, are no longer kept.", "  ! ", "bold yellow")
     console.print()
     wrapped(console, drop_in_words(told), "  ")
@@ -106,13 +106,17 @@ def drop(told: UsageDrop, console: Console) -> None:
     put(console, "BLOCKS", "bold")
     put(console, _sum_line("used before", told.used_before, told.usable))
     for freed in told.freed:
-        left = f", {counted(freed.references_left, 'reference')} left shared blocks" if freed.references_left else ""
+        left = (
+            f", {counted(freed.references_released, 'reference')} left shared blocks"
+            if freed.references_released
+            else ""
+        )
         wrapped(console, f"{listed(freed.requests)}{left}", f"  - {freed.reason:<18}{freed.blocks:>10,}  by ")
-    if told.taken:
-        wrapped(console, listed(told.taken_by), f"  + {'taken':<18}{told.taken:>10,}  by ")
+    if told.allocated:
+        wrapped(console, listed(told.allocated_to), f"  + {'taken':<18}{told.allocated:>10,}  by ")
     put(console, _sum_line("used after", told.used_after, told.usable))
-    if told.off_by:
-        wrapped(console, f"The sum is off by {told.off_by:,} blocks: events were lost.", "  ! ", "bold red")
+    if told.unexplained_blocks:
+        wrapped(console, f"The sum is off by {told.unexplained_blocks:,} blocks: events were lost.", "  ! ", "bold red")
     console.print()
     put(console, "REQUESTS", "bold")
     for name, before, after in (
@@ -167,9 +171,9 @@ def memory(report: MemoryReport, console: Console) -> None:
         _why_it_does_not_fall(report.pools[engine], console)
     for name, size in report.parts.items():
         put(console, f"  {name:<24} {_gib(size)}", "bold red" if size < 0 else "")
-    if report.bill is not None:
-        put(console, f"  {'device in all':<24} {_gib(report.bill.device_total)}", "bold")
-        put(console, f"  {'requested of it':<24} {_gib(report.bill.requested)}")
+    if report.breakdown is not None:
+        put(console, f"  {'device in all':<24} {_gib(report.breakdown.device_total)}", "bold")
+        put(console, f"  {'requested of it':<24} {_gib(report.breakdown.requested)}")
     if report.over_requested_bytes is not None and report.over_requested_bytes > 0:
         over = f"The engine, its KV included, takes {_gib(report.over_requested_bytes).strip()} more than it was given."
         wrapped(console, over, "  ! ", "bold red")
@@ -182,7 +186,7 @@ def memory(report: MemoryReport, console: Console) -> None:
         ):
             advised: int = getattr(report.suggestions, f"{name}_bytes")
             short: int = getattr(report.suggestions, f"{name}_short_by_bytes")
-            said = report.printed.get(f"{name}_bytes")
+            said = report.printed_suggestions.get(f"{name}_bytes")
             advice = f"cannot be met: {_gib(short).strip()} are missing" if short else f"--kv-cache-memory={advised}"
             put(console, f"  {words:<32} {advice}")
             if said is not None:
@@ -192,9 +196,9 @@ def memory(report: MemoryReport, console: Console) -> None:
         put(console, "POOL", "bold")
         for fact, value in report.sizing.items():
             put(console, f"  {fact:<24} {value:,}" if isinstance(value, int) else f"  {fact:<24} {value}")
-    if report.bill is not None and report.bill.kv_cache is not None:
+    if report.breakdown is not None and report.breakdown.kv_cache is not None:
         console.print()
-        _why_it_does_not_fall(Pool(report.bill.kv_cache, 0, 0, None), console)
+        _why_it_does_not_fall(Pool(report.breakdown.kv_cache, 0, 0, None), console)
     for note in report.notes:
         wrapped(console, f"Note: {note}.", "  ")
 
@@ -224,7 +228,7 @@ def _held(detail: BlockDetail, console: Console) -> None:
 
 
 def _because(detail: BlockDetail, console: Console) -> None:
-    for chain in detail.because:
+    for chain in detail.ownership_chains:
         for depth, link in enumerate(chain):
             wrapped(console, link, "  " + ("   " * (depth - 1) + "← " if depth else ""))
 
@@ -291,9 +295,9 @@ def _life(life: Sequence[PhaseView], console: Console) -> None:
 
 
 def _cost(phase: PhaseView) -> str:
-    if phase.recomputed:
-        return f"again {phase.recomputed:,}"
-    return f"+{phase.computed:,}" if phase.computed else "queued" if phase.state in QUEUED else ""
+    if phase.recomputed_tokens:
+        return f"again {phase.recomputed_tokens:,}"
+    return f"+{phase.phase_tokens:,}" if phase.phase_tokens else "queued" if phase.state in QUEUED else ""
 
 
 def _story(story: Sequence[EventHistoryEntry], console: Console, whole: bool) -> None:

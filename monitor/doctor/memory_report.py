@@ -74,11 +74,11 @@ class MemoryReport(msgspec.Struct, kw_only=True):
 
     schema_version: str = SCHEMA_VERSION
     source: str
-    bill: Bill | None = None
+    breakdown: Bill | None = None
     parts: dict[str, int] = {}
     over_requested_bytes: int | None = None
     suggestions: Suggestions | None = None
-    printed: dict[str, int] = {}
+    printed_suggestions: dict[str, int] = {}
     rounding_bytes: int | None = None
     sizing: dict[str, Any] = {}
     engines: dict[str, dict[str, int]] = {}
@@ -104,11 +104,11 @@ def bill_in_log(path: str) -> MemoryReport:
         report.notes = [f"{HOW_TO_GET_IT}"]
         return report
     fits, all_of_it = fit_requested(bill), use_all(bill)
-    report.bill = bill
+    report.breakdown = bill
     report.parts = parts(bill)
     report.over_requested_bytes = over_requested(bill)
     report.suggestions = Suggestions(fits.kv_cache_memory, fits.short_by, all_of_it.kv_cache_memory, all_of_it.short_by)
-    report.printed = {
+    report.printed_suggestions = {
         f"{name}_bytes": int(values[f"suggested_{name}_bytes"])
         for name in ("fit_requested", "use_all")
         if f"suggested_{name}_bytes" in values
@@ -130,8 +130,8 @@ def bill_of_engines(target: str, settings: Settings, timeout_s: float, watch_s: 
                 memory = observation.query.memory(view.engine)
             except NotKnown:
                 continue
-            report.engines[view.engine], report.devices[view.engine] = memory.known, memory.parts
-            size = memory.known.get("kv_pool")
+            report.engines[view.engine], report.devices[view.engine] = memory.measured, memory.parts
+            size = memory.measured.get("kv_pool")
             report.pools[view.engine] = Pool(size, memory.usable_blocks, memory.block_size, view.usage)
     finally:
         observation.close()

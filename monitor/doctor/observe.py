@@ -291,7 +291,7 @@ def _read_recording(target: str, path: Path, settings: Settings, window: Window)
         notes.append(f"{recording.bad_frames} records were not of the contract and were left out")
     if recording.bytes_lost:
         notes.append(f"its last {recording.bytes_lost} bytes are no whole record: the writer was stopped in mid-write")
-    if not any(engine.attached == "stream" for engine in watch.engines()):
+    if not any(engine.signal == "stream" for engine in watch.engines()):
         raise CannotTell(f"{target}: the recording has neither an engine's start nor a keyframe, so no state is known")
     return Observation(target, Kind.RECORDING, watch, is_past=True, notes=notes, since=since)
 

@@ -15,6 +15,7 @@ from kvscope.monitor.doctor.observe import WATCH_S, CannotTell, Observation, loo
 from kvscope.monitor.doctor.time_window import ALWAYS, Window
 from kvscope.monitor.errors import Unreachable
 from kvscope.monitor.findings import FindingReport, severity_at_least
+from kvscope.monitor.json_names import schema_with_old_names
 from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.schema import SCHEMA_VERSION, EngineView
 from kvscope.monitor.sources.exposition import shown
@@ -42,7 +43,7 @@ class BalanceReport(msgspec.Struct, frozen=True):
     target: str
     engine: str
     at: str | None
-    attached: str
+    signal: str
     status: str
     usage: float | None
     running_requests: int | None
@@ -146,7 +147,7 @@ def _balance(target: str, engine: EngineView) -> BalanceReport:
         target=target,
         engine=engine.engine,
         at=engine.at,
-        attached=engine.attached,
+        signal=engine.signal,
         status=engine.status,
         usage=None if engine.usage is None else round(engine.usage, 4),
         running_requests=engine.running,
@@ -171,9 +172,10 @@ def _balance(target: str, engine: EngineView) -> BalanceReport:
 
 def schema() -> dict[str, Any]:
     """The JSON schema of a Report: what report.schema.json holds."""
-    described = msgspec.json.schema(Report)
+    (described,), components = schema_with_old_names([Report], "#/$defs/{name}")
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "monitor doctor --format json",
         **described,
+        "$defs": components,
     }

@@ -65,7 +65,7 @@ class Looker(threading.Thread):
         engines = query.engines()
         names = [view.engine for view in engines]
         engine = self.chosen if self.chosen in names else next(iter(names), "")
-        streams = {view.engine for view in engines if view.attached == "stream"}
+        streams = {view.engine for view in engines if view.signal == "stream"}
         requests = query.requests(engine) if engine in streams else []
         return View(engines, engine, requests, query.findings("firing"), failure)
 

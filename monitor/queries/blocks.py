@@ -36,8 +36,8 @@ def block_detail(ledger: EngineLedger, block: int, batches: Iterable[Batch]) -> 
         references=state.refs[block],
         owners=[names.get(number, f"#{number}") for number in state.owners(block)],
         hashed=bool(state.hashes[block]),
-        because=chains,
-        story=[history_entry(line) for line in story_of_block(batches, block, names)],
+        ownership_chains=chains,
+        event_history=[history_entry(line) for line in story_of_block(batches, block, names)],
         tokens=tokens_in(state, ledger.description, block),
     )
 

@@ -32,15 +32,15 @@ def _findings(before: WindowStats, after: WindowStats) -> list[FindingRow]:
                 code=code,
                 title=told.title,
                 severity=told.severity,
-                change="stayed" if then and now else "came" if now else "went",
+                status="unchanged" if then and now else "added" if now else "removed",
                 before=len(then),
                 after=len(now),
                 verdict=told.verdict,
                 requests=[name for finding in now or then for name in finding.culprits.requests],
             )
         )
-    order = ("came", "stayed", "went")
-    return sorted(rows, key=lambda row: (order.index(row.change), -SEVERITIES.index(row.severity)))
+    order = ("added", "unchanged", "removed")
+    return sorted(rows, key=lambda row: (order.index(row.status), -SEVERITIES.index(row.severity)))
 
 
 def _of_code(stretch: WindowStats, code: str) -> list[FindingReport]:
@@ -70,15 +70,17 @@ def _figures(before: WindowStats, after: WindowStats) -> Iterator[MetricRow]:
         yield _row(name, "share", good, (_share(stretch, part, whole) for stretch in (before, after)))
     for name, part, whole in (
         ("block lifetime, mean", "lifetimes_ms", "lifetimes"),
-        ("idle before eviction, mean", "idle_stays_ms", "idle_stays"),
+        ("idle before eviction, mean", "idle_residencies_ms", "idle_residencies"),
     ):
         means = (_share(stretch, part, whole) for stretch in (before, after))
         yield _row(name, "s", "", (None if mean is None else mean / 1e3 for mean in means))
     for median in (True, False):
-        yield _of_durations("first token", median, before.first_tokens, after.first_tokens)
-    for cause in sorted(before.waits.keys() | after.waits.keys()):
+        yield _of_durations("first token", median, before.time_to_first_token_s, after.time_to_first_token_s)
+    for cause in sorted(before.waited_s.keys() | after.waited_s.keys()):
         for median in (True, False):
-            row = _of_durations(f"waited, {cause}", median, before.waits.get(cause, []), after.waits.get(cause, []))
+            row = _of_durations(
+                f"waited, {cause}", median, before.waited_s.get(cause, []), after.waited_s.get(cause, [])
+            )
             # Where nobody waited for it, that is as good as no time.
             yield msgspec.structs.replace(row, change=_change(row.before or 0.0, row.after or 0.0, "down"))
     for name, held, good in (

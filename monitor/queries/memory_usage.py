@@ -29,9 +29,9 @@ def memory_view(ledger: EngineLedger) -> MemoryView:
     return MemoryView(
         engine=ledger.engine,
         at=timestamp(ledger.now_ns),
-        known=known,
+        measured=known,
         parts=shown,
-        unnamed=unnamed(known),
+        unattributed=unnamed(known),
         kv_bytes_per_block=ledger.description.kv_bytes_per_block,
         block_size=state.block_size,
         usable_blocks=state.total - state.reserved,

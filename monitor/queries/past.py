@@ -267,7 +267,7 @@ class Past:
             first=timestamp(first_ns),
             last=timestamp(last_ns),
             in_memory_since=timestamp(memory_ns),
-            lives=lives,
+            epochs=lives,
             gaps=[GapView(timestamp(gap.from_ns), timestamp(gap.to_ns)) for gap in kept.gaps] if kept else [],
         )
 

@@ -44,9 +44,9 @@ def request_detail(ledger: EngineLedger, name: str, batches: Callable[[int], Ite
         request=_request_view(ledger, record, ended=record.number not in ledger.state.requests),
         blocks=list(record.blocks),
         waited_s=_waited_s(ledger, record),
-        story=[history_entry(line) for line in story],
-        story_is_whole=any(line.what in ("received", "arrived") for line in story),
-        life=_life(ledger, record, about),
+        event_history=[history_entry(line) for line in story],
+        event_history_complete=any(line.what in ("received", "arrived") for line in story),
+        phases=_life(ledger, record, about),
         conditions=_conditions(ledger, record),
         waits=_waits(ledger, record),
         unused_tokens=unused_tokens(ledger.state, ledger.description, record),
@@ -96,8 +96,8 @@ def _life(ledger: EngineLedger, record: RequestState, about: list[tuple[Position
                 blocks=phase.blocks,
                 computed_tokens=phase.computed_tokens,
                 output_tokens=phase.output_tokens,
-                computed=phase.computed,
-                recomputed=phase.recomputed,
+                phase_tokens=phase.computed,
+                recomputed_tokens=phase.recomputed,
             )
         )
     if views:  # no event says that it stands behind another, or that its blocks are kept

@@ -34,7 +34,7 @@ def explanation(
 def drop_in_words(told: UsageDrop) -> str:
     """How usage fell in a window and why, and what the steps did, in a sentence or two."""
     said = _fall_in_words(told)
-    if told.freed_in_fall:
+    if told.freed_in_drop:
         preempted = counted(told.preemptions, "preemption") if told.preemptions else "nobody was preempted"
         said += f" In the whole window: {preempted}."
     return f"{said} {_work_in_words(told)}".strip()
@@ -48,8 +48,8 @@ def _fall_in_words(told: UsageFall) -> str:
         return f"Usage did not fall: {percent(last / told.usable)} of the pool at the end."
     top, bottom = (f"{percent(level.used / told.usable)} of the pool" for level in (told.highest, told.lowest))
     top_at, bottom_at = (_clock(level.at) for level in (told.highest, told.lowest))
-    freed = sum(told.freed_in_fall.values())
-    by = " and ".join(f"{blocks:,} as {reason}" for reason, blocks in told.freed_in_fall.items() if blocks)
+    freed = sum(told.freed_in_drop.values())
+    by = " and ".join(f"{blocks:,} as {reason}" for reason, blocks in told.freed_in_drop.items() if blocks)
     fell = f"Usage fell from {top} at {top_at} to {bottom} at {bottom_at}"
     return f"{fell}: {counted(freed, 'block')} became free, {by}." if freed else f"{fell}."
 

@@ -82,8 +82,8 @@ class WindowMeter:
             seconds=max(ledger.now_ns - began_ns, 0) / 1e9,
             engine=ledger.engine,
             findings=list(findings),
-            waits=_waits(ledger, requests),
-            first_tokens=[
+            waited_s=_waits(ledger, requests),
+            time_to_first_token_s=[
                 (record.first_token_ns - record.arrived_ns) / 1e9
                 for record in requests
                 if record.arrived_ns and record.first_token_ns and ledger.wall(record.first_token_ns) >= self._since_ns
@@ -162,8 +162,8 @@ def _counts(ledger: EngineLedger) -> dict[str, int]:
         "hit_tokens": totals.hit_tokens,
         "lifetimes": residency.lifetime.count,
         "lifetimes_ms": round(residency.lifetime.seconds * 1e3),
-        "idle_stays": residency.idle_before_evict.count,
-        "idle_stays_ms": round(residency.idle_before_evict.seconds * 1e3),
+        "idle_residencies": residency.idle_before_evict.count,
+        "idle_residencies_ms": round(residency.idle_before_evict.seconds * 1e3),
     }
 
 

@@ -201,7 +201,7 @@ def test_a_story_without_its_beginning_begins_where_it_is_known() -> None:
     scene.run_until_idle()
     joined.watch.feed(scene.lab.frames[seen:])
     detail = joined.watch.request(joined.ledger.engine, request.id)
-    assert not detail.story_is_whole
+    assert not detail.event_history_complete
     whole = scene.watch.request(scene.ledger.engine, request.id)
-    assert whole.story_is_whole
-    assert detail.story[-2:] == whole.story[-2:]
+    assert whole.event_history_complete
+    assert detail.event_history[-2:] == whole.event_history[-2:]

@@ -45,10 +45,10 @@ def test_every_window_adds_up_to_the_engines_own_counts() -> None:
         at = first + (2 * tenth + 1) * (last - first) // 20
         told = usage_drop(ledger, at, (last - first) / 1e10)
         half = round((last - first) / 20)
-        assert told.is_whole
-        assert told.off_by == 0
+        assert told.is_complete
+        assert told.unexplained_blocks == 0
         assert told.used_after == used_at(ledger, at + half)
-        taken += told.taken
+        taken += told.allocated
         freed += sum(one.blocks for one in told.freed)
     assert taken
     assert taken - freed == used_at(ledger, last)
@@ -60,8 +60,8 @@ def test_all_that_was_released_in_a_life_is_in_it_by_its_reason() -> None:
     told = usage_drop(ledger, ledger.now_ns, seconds)
     totals = ledger.state.totals
     released = {Release(reason).name: count for reason, count in totals.released.items()}
-    assert {one.reason: one.blocks + one.references_left for one in told.freed} == released
-    assert any(one.references_left for one in told.freed)
+    assert {one.reason: one.blocks + one.references_released for one in told.freed} == released
+    assert any(one.references_released for one in told.freed)
     assert told.preemptions == sum(totals.preemptions.values()) == len(told.preempted)
     assert sum(one.tokens_lost for one in told.preempted) == totals.tokens_lost > 0
     assert told.finished == sum(totals.finished.values())
@@ -74,11 +74,11 @@ def test_lockstep_is_told_from_preemption() -> None:
     ledger = lockstep().ledger
     together = usage_drop(ledger, steepest_fall(ledger.points, 4.0), 4.0)
     assert [one.reason for one in together.freed] == ["FINISHED"]
-    assert (together.preemptions, together.off_by) == (0, 0)
+    assert (together.preemptions, together.unexplained_blocks) == (0, 0)
     assert together.highest is not None
     assert together.lowest is not None
     assert together.lowest.used < together.highest.used / 2
-    assert together.freed_in_fall["FINISHED"] >= together.highest.used - together.lowest.used
+    assert together.freed_in_drop["FINISHED"] >= together.highest.used - together.lowest.used
     ledger = preempt_all().ledger
     told = usage_drop(ledger, steepest_fall(ledger.points, 4.0), 4.0)
     assert told.freed[0].reason == "PREEMPTED"
@@ -95,7 +95,7 @@ def test_a_loss_is_seen_in_the_sum() -> None:
     scene.skip()
     scene.steps(4)
     ledger = scene.ledger
-    assert usage_drop(ledger, ledger.now_ns, 10.0).off_by
+    assert usage_drop(ledger, ledger.now_ns, 10.0).unexplained_blocks
 
 
 def test_what_is_no_longer_kept_is_not_whole() -> None:
@@ -103,9 +103,9 @@ def test_what_is_no_longer_kept_is_not_whole() -> None:
     for _ in range(len(ledger.recent) // 2):
         ledger.recent.popleft()
     kept_from = ledger.recent[0].wall_ns
-    assert not usage_drop(ledger, kept_from, 2.0).is_whole
+    assert not usage_drop(ledger, kept_from, 2.0).is_complete
     later = usage_drop(ledger, kept_from + 2 * S, 2.0)
-    assert (later.is_whole, later.off_by) == (True, 0)
+    assert (later.is_complete, later.unexplained_blocks) == (True, 0)
 
 
 @pytest.mark.parametrize("window_s", [0.5, 3.0, 60.0])

@@ -15,7 +15,7 @@ from kvscope.monitor.cli import main
 
 LOAD = BenchLoad(num_prompts=30, request_rate=3, input_len=200, output_len=100, prefix_len=64)
 SECONDS = 30.0
-MIRRORED = {"better": "worse", "worse": "better", "came": "went", "went": "came"}
+MIRRORED = {"better": "worse", "worse": "better", "added": "removed", "removed": "added"}
 
 
 @pytest.fixture(scope="module")
@@ -37,20 +37,20 @@ def diff(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, d
     """Exit code, the findings' changes by code, the figures by name."""
     code = main(["diff", "--format", "json", *map(str, arguments)])
     printed = json.loads(capsys.readouterr().out)
-    return code, {row["code"]: row for row in printed["findings"]}, {row["name"]: row for row in printed["figures"]}
+    return code, {row["code"]: row for row in printed["findings"]}, {row["name"]: row for row in printed["metrics"]}
 
 
 def test_a_leak_that_came(capsys: pytest.CaptureFixture[str], runs: dict[str, Path]) -> None:
     code, findings, figures = diff(capsys, runs["sound"], runs["leaking"])
     assert code == 1
     leak = findings["leak.finished-held"]
-    assert (leak["change"], leak["before"], leak["after"]) == ("came", 0, 1)
+    assert (leak["status"], leak["before"], leak["after"]) == ("added", 0, 1)
     assert len(leak["requests"]) == LOAD.num_prompts // 2
     assert figures["held by finished at peak"]["change"] == "worse"
     assert figures["tokens generated"]["change"] == "same"
     code, again, mirrored = diff(capsys, runs["leaking"], runs["sound"])
     assert code == 0
-    assert again["leak.finished-held"]["change"] == "went"
+    assert again["leak.finished-held"]["status"] == "removed"
     for name, row in figures.items():
         assert mirrored[name]["change"] == MIRRORED.get(row["change"], row["change"])
         assert (mirrored[name]["before"], mirrored[name]["after"]) == (row["after"], row["before"])
@@ -59,7 +59,7 @@ def test_a_leak_that_came(capsys: pytest.CaptureFixture[str], runs: dict[str, Pa
 def test_the_same_twice(capsys: pytest.CaptureFixture[str], runs: dict[str, Path]) -> None:
     code, findings, figures = diff(capsys, runs["leaking"], runs["leaking"])
     assert code == 0
-    assert {row["change"] for row in findings.values()} == {"stayed"}
+    assert {row["status"] for row in findings.values()} == {"unchanged"}
     assert {row["change"] for row in figures.values()} <= {"same", ""}
 
 
@@ -67,15 +67,15 @@ def test_the_figures_are_those_of_the_load(capsys: pytest.CaptureFixture[str], r
     main(["diff", "--format", "json", str(runs["sound"]), str(runs["tight"])])
     printed = json.loads(capsys.readouterr().out)
     sound, tight = printed["before"], printed["after"]
-    assert sound["counts"]["served"] == len(sound["first_tokens"]) == LOAD.num_prompts
+    assert sound["counts"]["served"] == len(sound["time_to_first_token_s"]) == LOAD.num_prompts
     assert sound["counts"]["output_tokens"] == LOAD.num_prompts * LOAD.output_len
     assert sound["counts"]["preemptions"] == 0
-    figures = {row["name"]: row for row in printed["figures"]}
+    figures = {row["name"]: row for row in printed["metrics"]}
     for name, count, per_s in (("tokens generated", "output_tokens", 1), ("requests served", "served", 60)):
         assert figures[name]["before"] * sound["seconds"] == pytest.approx(sound["counts"][count] * per_s)
     # Where they have to wait for blocks, they wait for their first token.
-    assert max(tight["waits"]["KV_BLOCKS"]) > 0
-    assert "KV_BLOCKS" not in sound["waits"]
+    assert max(tight["waited_s"]["KV_BLOCKS"]) > 0
+    assert "KV_BLOCKS" not in sound["waited_s"]
     assert figures["first token, p95"]["change"] == figures["waited, NEW, p95"]["change"] == "worse"
     assert figures["waited, KV_BLOCKS, p95"]["before"] is None
     assert figures["waited, KV_BLOCKS, p95"]["change"] == "worse"
@@ -88,7 +88,7 @@ def test_windows_of_one_recording(capsys: pytest.CaptureFixture[str], runs: dict
     assert before_it == two
     code, findings, _ = diff(capsys, runs["leaking"], "--window", "..28s", "--window", "10s..")
     assert code == 1
-    assert findings["leak.finished-held"]["change"] == "came"
+    assert findings["leak.finished-held"]["status"] == "added"
 
 
 def test_the_table(capsys: pytest.CaptureFixture[str], runs: dict[str, Path]) -> None:

@@ -158,7 +158,7 @@ def test_a_live_stream(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> No
         code, printed = doctor_json(capsys, publisher.events_endpoint, "--for", "0.5")
         assert code == 0
         (balance,) = printed["balances"]
-        assert (balance["attached"], balance["running_requests"]) == ("stream", 1)
+        assert (balance["signal"], balance["running_requests"]) == ("stream", 1)
         assert balance["running"] == len(lab.blocks_of(1))
         assert main(["explain", "request", "alive", publisher.events_endpoint, "--for", "0.2"]) == 0
         assert "RUNNING" in capsys.readouterr().out

@@ -30,11 +30,11 @@ def test_the_seed_and_a_heavier_one(capsys: pytest.CaptureFixture[str], tmp_path
     assert code == 0
     suggestions = report["suggestions"]
     for name in ("fit_requested", "use_all"):
-        own = report["printed"][f"{name}_bytes"]
+        own = report["printed_suggestions"][f"{name}_bytes"]
         assert str(own) in SEED.read_text()
         assert abs(suggestions[f"{name}_bytes"] - own) <= report["rounding_bytes"]
         assert suggestions[f"{name}_short_by_bytes"] == 0
-    assert sum(report["parts"].values()) == report["bill"]["device_total"]
+    assert sum(report["parts"].values()) == report["breakdown"]["device_total"]
     heavier = tmp_path / "heavier.log"
     heavier.write_text(SEED.read_text().replace("8.58 GiB for weight", "9.58 GiB for weight"))
     _, report, _ = explain(capsys, heavier)
@@ -87,7 +87,7 @@ def test_what_there_is_of_a_bill_of_before_vllm_had_one(capsys: pytest.CaptureFi
     log.write_text("\n".join(line for line, _ in told))
     code, report, error = explain(capsys, log)
     assert code == 3
-    assert report["bill"] is None
+    assert report["breakdown"] is None
     assert report["sizing"] == {name: value for _, facts in told for name, value in facts.items()}
     assert "Free memory on device" in error
     main(["explain", "memory", str(log)])

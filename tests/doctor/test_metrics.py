@@ -25,7 +25,7 @@ def test_a_page_is_watched_until_it_is_clear(capsys: pytest.CaptureFixture[str])
         assert [f["code"] for f in printed["findings"]] == ["leak.finished-held", "blind.counter-lag"]
         assert printed["targets"][0]["kind"] == "metrics"
         (balance,) = printed["balances"]
-        assert (balance["attached"], balance["total"], balance["status"]) == ("figures", None, "idle")
+        assert (balance["signal"], balance["total"], balance["status"]) == ("metrics", None, "idle")
         assert balance["usage"] == pytest.approx(rows("never-freed")[-1]["kv_usage"], abs=1e-4)
         code, printed = doctor_json(capsys, server.url, "--for", "0.1", "--set", f"{grace}=60", "--timeout", "1")
         assert code == 0

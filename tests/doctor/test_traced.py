@@ -219,19 +219,19 @@ def _request_is_borne_out(told: Told) -> None:
     room = len(asked.blocks) * end.block_size - asked.computed if asked.blocks else 0
     assert detail["unused_tokens"] == room
     about = [one for one in told.events if _is_about(one, asked.number)]
-    lines = detail["story"]
+    lines = detail["event_history"]
     for line, after in zip(lines, [*lines[1:], None], strict=True):
         place = [one.position for one in about].index(line["position"])
         rest = [one.position for one in about].index(after["position"]) if after is not None else len(about)
         assert set(_numbers(line["text"])) <= set(_numbers_of(about[place:rest], asked.number)), line
-    for phase, after in zip(detail["life"], [*detail["life"][1:], None], strict=True):
+    for phase, after in zip(detail["phases"], [*detail["phases"][1:], None], strict=True):
         last = _ns(after["since"]) if after is not None else told.now_ns
         assert phase["for_s"] == pytest.approx((last - _ns(phase["since"])) / 1e9, abs=0.0011)
         then = [(len(each.blocks), each.computed) for each in _during(told, asked, _ns(phase["since"]), last)]
         assert (phase["blocks"], phase["computed_tokens"]) in then
-    assert sum(phase["recomputed"] for phase in detail["life"]) == asked.lost
-    assert sum(phase["computed"] for phase in detail["life"]) == asked.lost + asked.computed
-    whys = " ".join(condition["why"] for condition in detail["conditions"])
+    assert sum(phase["recomputed_tokens"] for phase in detail["phases"]) == asked.lost
+    assert sum(phase["phase_tokens"] for phase in detail["phases"]) == asked.lost + asked.computed
+    whys = " ".join(condition["reason"] for condition in detail["conditions"])
     known = {str(asked.to_finish), str(end.usable)} | set(_ways((told.now_ns - asked.progressed) / 1e9))
     assert set(_numbers(whys)) <= known
     if detail["waits"] is not None:
@@ -283,9 +283,9 @@ def _block_is_borne_out(told: Told) -> None:
     changed = [
         one for one in told.events if one.event.kind in (Kind.ALLOCATED, Kind.RELEASED) and block in one.event.ids
     ]
-    assert [line["position"] for line in detail["story"]] == [one.position for one in changed]
+    assert [line["position"] for line in detail["event_history"]] == [one.position for one in changed]
     since = _ways((told.now_ns - changed[-1].at_ns) / 1e9)
-    assert set(_numbers(" ".join(link for chain in detail["because"] for link in chain[1:]))) <= {*since}
+    assert set(_numbers(" ".join(link for chain in detail["ownership_chains"] for link in chain[1:]))) <= {*since}
 
 
 def _drop_is_borne_out(told: Told) -> None:
@@ -316,7 +316,7 @@ def _drop_is_borne_out(told: Told) -> None:
     levels = [sum(look.held.values()) for look in after.looks if since_ns <= look.at_ns]
     assert (drop["highest"]["used"], drop["lowest"]["used"]) == (max(levels), min(levels))
     top, bottom = (told.by(_ns(drop[name]["at"]) + MS) for name in ("highest", "lowest"))
-    assert drop["freed_in_fall"] == dict(bottom.freed - top.freed)
+    assert drop["freed_in_drop"] == dict(bottom.freed - top.freed)
     assert (drop["running_after"], drop["waiting_after"]) == (len(after.running()), len(after.waiting()))
     for name, then, until in (("work_before", 2 * since_ns - until_ns, since_ns), ("work", since_ns, until_ns)):
         first, last, work = told.by(then), told.by(until), drop[name]
@@ -339,7 +339,7 @@ def _drop_is_borne_out(told: Told) -> None:
 def test_what_is_compared_is_borne_out_by_the_events(told: Told) -> None:
     diff = told.said["diff"]
     for side in ("before", "after"):
-        for row, value in zip(diff["figures"], _figures(told, diff[side]), strict=True):
+        for row, value in zip(diff["metrics"], _figures(told, diff[side]), strict=True):
             if row["name"] == OF_FALSE_COUNTS and told.code == "corrupt.double-free":
                 continue
             near = None if value is None else pytest.approx(value, abs=0.001 if row["unit"] == "s" else 1e-9)
@@ -375,7 +375,7 @@ def _figures(told: Told, side: Json) -> Iterator[float | None]:
     there = [each for each in after.requests.values() if each.number in ended or each.status < Status.FINISHED_STOPPED]
     first = [(each.first_token - each.arrived) / 1e9 for each in there if each.first_token >= max(since_ns, 1)]
     yield from _quantiles(first)
-    causes = {cause for name in ("before", "after") for cause in told.said["diff"][name]["waits"]}
+    causes = {cause for name in ("before", "after") for cause in told.said["diff"][name]["waited_s"]}
     mine: dict[str, list[float]] = {}
     for each in there:
         for cause, waited in after.waited_s(each).items():

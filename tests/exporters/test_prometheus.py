@@ -201,7 +201,7 @@ def test_what_is_not_known_is_absent_not_zero() -> None:
     watch = Pipeline()
     assert [family.name for family in families(watch).values() if family.samples] == []
     watch.feed([Sample("of-a-log", "line 1", running=3, waiting=0, usage=0.5)])
-    assert watch.engines()[0].attached == "figures"
+    assert watch.engines()[0].signal == "metrics"
     assert [family.name for family in families(watch).values() if family.samples] == []
 
 

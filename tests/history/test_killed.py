@@ -136,7 +136,7 @@ def test_an_engine_that_does_not_come_back_is_silent(tmp_path: Path, monkeypatch
     (left,) = service.watch.engines()
     service.start()
     try:
-        until(lambda: service.watch.engines()[0].heard_s_ago > left.heard_s_ago + 0.5)
+        until(lambda: service.watch.engines()[0].last_seen_s_ago > left.last_seen_s_ago + 0.5)
     finally:
         service.stop()
     (seen,) = service.watch.engines()

@@ -61,12 +61,12 @@ def diff(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, An
 
 
 def figures(told: dict[str, Any]) -> dict[str, Any]:
-    return {row["name"]: row for row in told["figures"]}
+    return {row["name"]: row for row in told["metrics"]}
 
 
 def codes(told: dict[str, Any]) -> dict[str, Any]:
     """What became of each code, and how many of it there were."""
-    return {row["code"]: (row["change"], row["before"], row["after"]) for row in told["findings"]}
+    return {row["code"]: (row["status"], row["before"], row["after"]) for row in told["findings"]}
 
 
 def asked(watch: Pipeline, *arguments: str) -> dict[str, Any]:
@@ -161,7 +161,7 @@ def test_of_two_recordings(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
     expected = diff(capsys, *runs, "--window", "..".join(whole[1]), "--window", "..".join(whole[0]))
     assert figures(told) == figures(expected)
     assert codes(told) == codes(expected)
-    assert codes(told)["leak.finished-held"][0] == "came"
+    assert codes(told)["leak.finished-held"][0] == "added"
     # Where no window is named, all of both: the one was not there when the other was.
     by_itself = watch.compare(friday, other=monday)
     assert [side.engine for side in (by_itself.before, by_itself.after)] == [monday, friday]

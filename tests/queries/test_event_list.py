@@ -130,7 +130,7 @@ def test_a_long_window_is_explained_by_where_usage_fell_furthest() -> None:
     assert told.highest
     assert told.highest.at
     assert f"at {told.highest.at[11:23]} to" in text
-    assert all(f"{blocks:,} as {reason}" in text for reason, blocks in told.freed_in_fall.items())
+    assert all(f"{blocks:,} as {reason}" in text for reason, blocks in told.freed_in_drop.items())
 
 
 def test_usage_that_did_not_fall_is_told_as_it_is_at_the_end() -> None:

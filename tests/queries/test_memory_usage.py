@@ -62,14 +62,14 @@ def test_the_parts_add_up_to_the_device() -> None:
         kv_pool=36 * GIB,
     )
     view = scene.watch.memory(ENGINE)
-    assert sum(view.parts.values()) == view.known["device_total"] == 80 * GIB
+    assert sum(view.parts.values()) == view.measured["device_total"] == 80 * GIB
     assert view.parts["not named"] == 3 * GIB
     assert view.usable_blocks == scene.lab.pool.usable
 
 
 def test_a_bill_that_is_not_whole_has_no_parts() -> None:
     view = with_bill(kv_pool=36 * GIB).watch.memory(ENGINE)
-    assert (view.parts, view.unnamed, view.known) == ({}, None, {"kv_pool": 36 * GIB})
+    assert (view.parts, view.unattributed, view.measured) == ({}, None, {"kv_pool": 36 * GIB})
     with pytest.raises(NotKnown, match="has not said what its device's memory went to"):
         busy(1).watch.memory(ENGINE)
 
@@ -84,7 +84,7 @@ def test_the_bill_of_a_log() -> None:
     bill, _ = bill_of(facts)
     view = watch.memory(engine.engine)
     assert view.parts == parts(bill)
-    assert sum(view.parts.values()) == view.known["device_total"] == bill.device_total
+    assert sum(view.parts.values()) == view.measured["device_total"] == bill.device_total
     with pytest.raises(NotKnown, match="how large its blocks"):
         watch.calculator(engine.engine, 10, 10)
 

@@ -112,7 +112,7 @@ def assert_alike(watch: Pipeline, at: str, expected: EngineLedger, *, of_history
     if of_history:  # who had ended before the keyframe that it begins from, it does not know
         requests, truth = ([r for r in views if not r.ended] for views in (requests, truth))
     else:
-        counted = msgspec.structs.replace(engine_view(expected, {}), at=view.at, heard_s_ago=view.heard_s_ago)
+        counted = msgspec.structs.replace(engine_view(expected, {}), at=view.at, last_seen_s_ago=view.last_seen_s_ago)
         assert msgspec.structs.replace(view, findings={}) == counted
     assert requests == truth
 
@@ -203,11 +203,11 @@ def test_what_memory_no_longer_has_history_gives(seed: int, tmp_path: Path) -> N
     span = watch.history(lab.packer.engine)
     assert span.first == timestamp(first.wall_ns)
     assert span.in_memory_since == timestamp(keyframe.wall_ns)
-    assert [life.epoch for life in span.lives] == [lab.packer.epoch]
+    assert [life.epoch for life in span.epochs] == [lab.packer.epoch]
     at = timestamp(records[late].wall_ns) or ""  # type: ignore[union-attr]
     told = [watch.request(lab.packer.engine, f"#{view.number}", at) for view in watch.requests(lab.packer.engine, at)]
     assert told
-    assert all(detail.story_is_whole and detail.story[0].what == "arrived" for detail in told)
+    assert all(detail.event_history_complete and detail.event_history[0].kind == "arrived" for detail in told)
 
 
 # -------------------------------------------------------------------- what cannot be asked for
@@ -299,7 +299,7 @@ def test_an_engine_that_only_history_knows(tmp_path: Path) -> None:
     assert_alike(watch, timestamp(middle) or "", folded(until(lab_whole, middle), middle), of_history=True)
     assert watch.findings(since=(timestamp(middle) or "")[11:19]) == []
     assert watch.points(engine, limit=10_000)[-1].at_ns == truth.points[-1].at_ns
-    assert watch.retained_blocks(engine).is_whole
+    assert watch.retained_blocks(engine).is_complete
     with pytest.raises(NotKnown, match=f"no engine 'x' here; there are: {engine}"):
         watch.block_map("x")
     with pytest.raises(NotKnown, match="of no engine"):

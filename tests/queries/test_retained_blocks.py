@@ -63,7 +63,7 @@ def test_all_that_was_handed_out_came_back_or_is_held(seed: int, faults: tuple[s
     since_ns = batches[len(batches) // 3].wall_ns
     view = scene.watch.retained_blocks(ENGINE, timestamp(since_ns) or "")
     born, lifetimes = stays(scene, since_ns)
-    assert view.is_whole
+    assert view.is_complete
     assert view.allocated == view.freed + view.held_blocks
     assert (view.freed, view.held_blocks) == (len(lifetimes), len(born))
     assert sorted(block for held in view.held for block in held.ids) == sorted(born)
@@ -105,7 +105,7 @@ def test_a_warm_cache_is_set_apart() -> None:
     scene.run_until_idle()
     view = scene.watch.retained_blocks(ENGINE)
     assert view.held == []
-    assert view.warm == scene.lab.pool.counts()[1] > 0
+    assert view.still_cached == scene.lab.pool.counts()[1] > 0
 
 
 def test_floors_are_what_each_drain_left() -> None:
@@ -131,8 +131,8 @@ def test_a_window_that_is_not_kept_whole_says_so() -> None:
     late = Watched()
     late.watch.feed([*frames, *(f for f in scene.lab.frames if f.sequence > frames[0].sequence)])
     name = scene.lab.packer.engine
-    assert scene.watch.retained_blocks(name).is_whole
-    assert not late.watch.retained_blocks(name).is_whole
+    assert scene.watch.retained_blocks(name).is_complete
+    assert not late.watch.retained_blocks(name).is_complete
 
 
 def test_a_window_must_have_something_in_it() -> None:

@@ -61,12 +61,12 @@ def assert_says(page: Page, expected: dict[str, Any]) -> None:
     expect(page.locator("#figures tbody tr").first).to_be_visible()
     assert [row[:3] for row in rows(page.locator("#figures"))] == [
         [row["name"], *(_value(row[side], row["unit"]) for side in ("before", "after"))]
-        for row in expected["figures"]
+        for row in expected["metrics"]
         if row["before"] is not None or row["after"] is not None
     ]
     changes = [row[3].split()[-1] if row[3] else "" for row in rows(page.locator("#figures"))]
     assert changes == [
-        row["change"] for row in expected["figures"] if row["before"] is not None or row["after"] is not None
+        row["change"] for row in expected["metrics"] if row["before"] is not None or row["after"] is not None
     ]
     found = {(row[3], row[0].split()[-1]) for row in rows(page.locator("#compared-findings"))}
     assert found == {(row["code"], row["change"]) for row in expected["findings"]}

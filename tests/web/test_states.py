@@ -165,7 +165,7 @@ def test_the_parts_of_the_bill_are_a_waterfall_to_the_total() -> None:
     view = memory_view.view(watch, at(watch, "/memory"))
     parts = watch.memory(ENGINE).parts
     assert [row[0] for row in rows(view, "bill")] == [name for name, size in parts.items() if size]
-    assert sum(parts.values()) == watch.memory(ENGINE).known["device_total"]
+    assert sum(parts.values()) == watch.memory(ENGINE).measured["device_total"]
     assert f"--kv-cache-memory-bytes {260 << 20}" in text(view, "bill")
 
 
@@ -220,7 +220,7 @@ def test_who_waits_is_led_to_the_root() -> None:
     for name in ("last", "next", "large"):
         assert f"request {name}" in tree
     assert tree.index("last") < tree.index("next") < tree.index("large")
-    assert [row[0] for row in rows(view, "life")[1:]] == [phase.state for phase in told.life]
+    assert [row[0] for row in rows(view, "life")[1:]] == [phase.state for phase in told.phases]
     assert [row[1] for row in rows(view, "conditions")] == ["yes" if one.holds else "no" for one in told.conditions]
     assert told.waits is not None
     assert (told.waits.request, told.waits.waits_for[0].request) == ("last", "next")
@@ -233,7 +233,7 @@ def test_what_was_computed_again_is_hatched() -> None:
     lab.run_until_idle()
     watch = looked_at(lab)
     (again,) = {one.id for one in watch.requests(ENGINE) if one.preemptions}
-    life = watch.request(ENGINE, again).life
+    life = watch.request(ENGINE, again).phases
     view = request_view.view(watch, at(watch, f"/request?id={again}"))
     assert "Hatched" in text(view, "life")
     computed = [row[5] for row in rows(view, "life")[1:]]
@@ -252,10 +252,10 @@ def test_how_long_ago_a_request_has_ended_is_no_part_of_its_life() -> None:
     watch = looked_at(lab)
     detail = watch.request(ENGINE, "one")
     life = text(request_view.view(watch, at(watch, "/request?id=one")), "life")
-    ended = detail.life[-1]
+    ended = detail.phases[-1]
     assert ended.state.startswith("FINISHED")
     assert ended.for_s >= 1000
-    assert f"Its life {duration(sum(phase.for_s for phase in detail.life[:-1]))} from" in life
+    assert f"Its life {duration(sum(phase.for_s for phase in detail.phases[:-1]))} from" in life
     assert duration(ended.for_s) in life
 
 

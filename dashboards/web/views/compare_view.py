@@ -29,7 +29,7 @@ MOMENTS: Final = 300
 MOST_LINKS: Final = 6
 AGAINST: Final = ("with", "with_from", "with_to")
 SIGNS: Final = {"better": "▲", "worse": "▼", "same": "=", "differs": "↕", "": ""}
-CAME: Final = {"came": "+", "stayed": "=", "went": "−"}
+STATUS_SIGNS: Final = {"added": "+ came", "unchanged": "= stayed", "removed": "− went"}
 MANY_TIMES: Final = 10
 NO_TIME: Final = (
     "Times are UTC. Where none is given: as long a time just before it, or of another engine the same time."
@@ -68,9 +68,9 @@ def _compared(query: Query, here: Here) -> Diff:
 
 
 def _in_words(told: Diff) -> list[Any]:
-    came = sum(row.change == "came" and row.severity != "info" for row in told.findings)
-    went = sum(row.change == "went" and row.severity != "info" for row in told.findings)
-    better, worse, same = (sum(row.change == word for row in told.figures) for word in ("better", "worse", "same"))
+    came = sum(row.status == "added" and row.severity != "info" for row in told.findings)
+    went = sum(row.status == "removed" and row.severity != "info" for row in told.findings)
+    better, worse, same = (sum(row.change == word for row in told.metrics) for word in ("better", "worse", "same"))
     words = f"{counted(came, 'finding')} came" if came else "No finding came"
     if went:
         words += f", {went:,} went"
@@ -175,7 +175,7 @@ def _figures(told: Diff) -> list[Any]:
             ]
         )
     )
-    rows = [_figure(row) for row in told.figures if row.before is not None or row.after is not None]
+    rows = [_figure(row) for row in told.metrics if row.before is not None or row.after is not None]
     note = "Within 5 % two figures are the same; differs is said where neither direction is better."
     table = html.Table([head, html.Tbody(rows)], className="compared")
     return [html.H2("Figures"), table, html.P(note, className="note hint")]
@@ -238,7 +238,8 @@ def _findings(place: Place, told: Diff) -> list[Any]:
 
 
 def _finding(place: Place, told: Diff, row: FindingRow) -> html.Tr:
-    side = told.before if row.change == "went" else told.after
+    side = told.before if row.status == "removed" else told.after
+    sign, word = STATUS_SIGNS[row.status].split()
     then = place._replace(since="", until="", at=side.until or "")
     reports = {one.id: one for one in (*told.before.findings, *told.after.findings) if one.code == row.code}
     named: list[Any] = [request_link(then, side.engine, name) for name in row.requests[:MOST_LINKS]]
@@ -246,8 +247,8 @@ def _finding(place: Place, told: Diff, row: FindingRow) -> html.Tr:
     return html.Tr(
         [
             html.Td(
-                [html.Span(CAME[row.change], className="sign", **aria(hidden="true")), f" {row.change}"],
-                className=f"change {row.change} {row.severity}",
+                [html.Span(sign, className="sign", **aria(hidden="true")), f" {word}"],
+                className=f"change {word} {row.severity}",
             ),
             html.Td(row.severity, className=f"severity {row.severity}"),
             html.Th(row.title, scope="row"),

@@ -68,8 +68,8 @@ def _bill(query: Query, here: Here) -> list[Any]:
 
 
 def _parts(memory: MemoryView) -> list[Any]:
-    figures = memory.parts or {name.replace("_", " "): size for name, size in memory.known.items()}
-    total = memory.known.get("device_total", 0)
+    figures = memory.parts or {name.replace("_", " "): size for name, size in memory.measured.items()}
+    total = memory.measured.get("device_total", 0)
     rows, before = [], 0
     for name, size in figures.items():
         if size:
@@ -85,9 +85,9 @@ def _parts(memory: MemoryView) -> list[Any]:
 def _suggestions(memory: MemoryView) -> list[Any]:
     """What --kv-cache-memory-bytes would be."""
     lines = []
-    now = memory.known.get("kv_pool")
+    now = memory.measured.get("kv_pool")
     for name, words in (("fit_requested", "to fit into the requested share"), ("use_all", "to use all of the device")):
-        advised = memory.known.get(name)
+        advised = memory.measured.get(name)
         if advised is not None:
             more = f", {_gib(abs(advised - now))} {'more' if advised >= now else 'less'} than now" if now else ""
             flag = html.Code(f"--kv-cache-memory-bytes {advised}")

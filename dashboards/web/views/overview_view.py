@@ -97,7 +97,7 @@ def _output(engine: EngineView) -> Any:
 
 def _bound(query: Query, engine: EngineView, then: str) -> list[Any]:
     """What kept most of the last steps from being larger."""
-    if engine.attached == "figures":
+    if engine.signal == "metrics":
         return [html.Span("not exposed", className="note")]
     points = query.points(engine.engine, BOUND_OVER_S, until=then)
     before = points[0].limits if points else {}

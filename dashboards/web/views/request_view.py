@@ -49,7 +49,7 @@ def view(query: Query, here: Here) -> View:
 def _waterfall(detail: RequestDetail) -> list[Any]:
     """A bar for each state, from when to when; what was computed again in it is hatched."""
     heading = html.H2("Its life")
-    life = detail.life[-MOST_PHASES:]
+    life = detail.phases[-MOST_PHASES:]
     known = [phase for phase in life if phase.since]
     if not known:
         return [heading, html.P("No event about it is kept.", className="note")]
@@ -60,11 +60,11 @@ def _waterfall(detail: RequestDetail) -> list[Any]:
         _phase(phase, (_seconds(phase) - began) / whole, seconds / whole)
         for phase, seconds in zip(known, lasted, strict=True)
     ]
-    left = len(detail.life) - len(life)
+    left = len(detail.phases) - len(life)
     notes = [f"{duration(whole)} from {clock(known[0].since)} UTC."]
     if left:
         notes.append(f"{counted(left, 'earlier state')} left out.")
-    if any(phase.recomputed for phase in life):
+    if any(phase.recomputed_tokens for phase in life):
         notes.append("Hatched: computed before, lost to a preemption, and computed again.")
     columns = (
         ("State", ""),
@@ -93,15 +93,15 @@ def _phase(phase: PhaseView, starts: float, lasts: float) -> html.Tr:
     ended = phase.state.startswith("FINISHED")
     by_state = "none" if ended else "waiting"
     family = FAMILIES.get(phase.reason) or FAMILIES.get(phase.state, by_state)
-    again = f"{100 * phase.recomputed / phase.computed:.1f}%" if phase.computed else "0"
+    again = f"{100 * phase.recomputed_tokens / phase.phase_tokens:.1f}%" if phase.phase_tokens else "0"
     bar = html.Span(
         html.Span(className="again", style={"width": again}),
         className=f"length {family}",
         style={"marginLeft": f"{100 * starts:.2f}%", "width": f"{100 * lasts:.2f}%"},
     )
-    computed = f"{phase.computed:,}" if phase.computed else ""
-    if phase.recomputed:
-        computed += f" ({phase.recomputed:,} again)"
+    computed = f"{phase.phase_tokens:,}" if phase.phase_tokens else ""
+    if phase.recomputed_tokens:
+        computed += f" ({phase.recomputed_tokens:,} again)"
     return html.Tr(
         [
             html.Th(phase.state, scope="row"),
@@ -152,7 +152,7 @@ def _condition(one: ConditionView) -> html.Tr:
             html.Th(one.name, scope="row"),
             html.Td("yes" if one.holds else "no"),
             html.Td(f"since {clock(one.since)}" if one.since else ""),
-            html.Td(one.why),
+            html.Td(one.reason),
         ],
         key=one.name,
     )

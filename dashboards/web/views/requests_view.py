@@ -61,7 +61,7 @@ ASKED: Final = ("q", "state", "reason", "holding", "sort")
 def view(query: Query, here: Here) -> View:
     """The table, with what it is narrowed to."""
     place = here.place
-    if here.engine.attached == "figures":
+    if here.engine.signal == "metrics":
         raise NotKnown("requests are in the event stream, one by one: this engine is known by its figures alone")
     every = query.requests(here.name, here.moment)
     found = query.findings("firing", here.name)

@@ -49,13 +49,13 @@ def _head(told: RetainedBlocksView) -> list[Any]:
         ("Came back", told.freed, "within the window"),
         ("In living requests", told.held_blocks - suspect, "in use, as they should be"),
         ("Held by nobody alive", suspect, "of ended requests, or unaccounted"),
-        ("Warm cache", told.warm, "back, and kept for their prefix: no leak"),
+        ("Warm cache", told.still_cached, "back, and kept for their prefix: no leak"),
     )
     figures = [
         html.Div([html.Dt(name), html.Dd(f"{value:,}"), html.Dd(note, className="note")]) for name, value, note in tiles
     ]
     parts.append(html.Dl(figures, className="tiles"))
-    if not told.is_whole:
+    if not told.is_complete:
         parts.append(
             html.P(
                 "Not every event of this window is kept, or some were lost: what was handed out before those that are"

@@ -46,7 +46,7 @@ def view(query: Query, here: Here) -> View:
         shown = here.window._replace(since_ns=max(here.window.since_ns, points[0].at_ns))
         here = here._replace(window=shown)
     marks = _marks(query, here, points)
-    told = query.explain(here.name, since, until) if engine.attached == "stream" else None
+    told = query.explain(here.name, since, until) if engine.signal == "stream" else None
     return View(
         {
             "summary": html.Section(_summary(engine), id="summary", **aria(label="The engine")),
@@ -137,7 +137,7 @@ def _marks(query: Query, here: Here, points: Sequence[PointView]) -> list[Mark]:
             marks.append(Mark(wall_ns(finding.since, 0), "error" if grave else "warning", finding.title, href))
     marks += [
         Mark(life.epoch, "configuration", "The engine was started", _then(here, life.epoch))
-        for life in query.history(here.name).lives
+        for life in query.history(here.name).epochs
     ]
     inside = [mark for mark in marks if here.window.since_ns <= mark.at_ns <= here.window.until_ns]
     return sorted(inside)[-MOST_MARKS:]
@@ -184,7 +184,7 @@ def _list(here: Here, marks: Sequence[Mark]) -> list[Any]:
 
 
 def _chart(here: Here, points: Sequence[PointView], marks: Sequence[Mark]) -> list[Any]:
-    if here.engine.attached == "figures":
+    if here.engine.signal == "metrics":
         return [
             html.P("The chart needs the event stream: this engine is known by its figures alone.", className="note")
         ]
