@@ -237,8 +237,8 @@ def test_what_was_computed_again_is_hatched() -> None:
     view = request_view.view(watch, at(watch, f"/request?id={again}"))
     assert "Hatched" in text(view, "life")
     computed = [row[5] for row in rows(view, "life")[1:]]
-    assert [f"({phase.recomputed:,} again)" in cell for phase, cell in zip(life, computed, strict=True)] == [
-        bool(phase.recomputed) for phase in life
+    assert [f"({phase.recomputed_tokens:,} again)" in cell for phase, cell in zip(life, computed, strict=True)] == [
+        bool(phase.recomputed_tokens) for phase in life
     ]
 
 
