@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 from itertools import pairwise
@@ -12,7 +13,7 @@ import pytest
 
 from kvscope.monitor.errors import NotKnown
 from kvscope.monitor.events.kinds import SCHEMA, Cause, Kind, Status
-from kvscope.monitor.events.wire import Batch, Keyframe, Run, batch_of, decode, encode
+from kvscope.monitor.events.wire import Batch, Keyframe, NotAFrame, Run, batch_of, decode, encode
 from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.schema import BLOCK_STATES
 from kvscope.monitor.sources.targets import read_log
@@ -91,9 +92,10 @@ def test_nothing_that_an_engine_can_say_breaks_it(seed: int) -> None:
             mono_ns=lab.clock.monotonic_ns() + n * 400_000_000,
             texts={rng.choice((-1, 1, 2)): rng.choice(("", "{", "r-x", '{"engine": 7}', "null"))} if n % 7 == 0 else {},
         )
-        frame = decode(encode(batch))
-        assert isinstance(frame, Batch)
-        watch.feed([frame])
+        with contextlib.suppress(NotAFrame):  # refused at the edge, for an impossible pool say
+            frame = decode(encode(batch))
+            assert isinstance(frame, Batch)
+            watch.feed([frame])
         if n % 10 == 0:
             watch.settle()
             ask_everything(watch)

@@ -51,5 +51,5 @@ def parse(text: str) -> EngineDescription:
         return EngineDescription()
     try:
         return msgspec.json.decode(text, type=EngineDescription)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise NotAFrame(f"the engine's description is not what the contract says: {error}") from error

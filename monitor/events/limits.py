@@ -30,3 +30,22 @@ SUBSCRIBER_BYTES: Final = 8 << 20
 """Published batches that wait for one subscriber; the replay socket has those that it then misses."""
 SUBSCRIBER_MESSAGES: Final = 1_000
 """The same, in messages."""
+
+# ---------------------------------------------------------------- frames of an event stream, a recording or a bundle
+
+FRAME_BYTES: Final = 1 << 27
+"""One frame. A keyframe of the largest pool has 24 bytes a block."""
+POOL_BLOCKS: Final = 1 << 22
+"""Blocks of one pool. A frame that names a larger one is refused."""
+BLOCK_TOKENS: Final = 1 << 20
+"""Tokens of one block, at least 1."""
+ENGINE_NAME_CHARS: Final = 1_024
+"""An engine's name. A frame with a longer one is refused."""
+REQUEST_ID_CHARS: Final = 1_024
+"""A request's id. The rest of a longer one is cut off."""
+DESCRIPTION_CHARS: Final = 1 << 18
+"""An engine's description, and any text that belongs to no request. The rest is cut off."""
+DESCRIPTION_DEPTH: Final = 16
+"""Nested objects and lists of an engine's description. A deeper one is refused, and its frame with it."""
+TIME_NS: Final = 1 << 62
+"""Times, epochs and sequences of a frame, which are not below 0: until the year 2116."""

@@ -19,6 +19,8 @@ from typing import Final, TypeAlias
 import msgspec
 
 from kvscope.monitor.errors import ContractError as ContractError
+from kvscope.monitor.events import limits
+from kvscope.monitor.events.kinds import Kind
 
 MAJOR: Final = 1
 MINOR: Final = 0
@@ -137,13 +139,15 @@ def decode(payload: bytes | memoryview) -> Frame | None:
     decoder = _DECODERS.get(prefix[4])
     if decoder is None:
         return None
+    if len(payload) > limits.FRAME_BYTES:
+        raise NotAFrame(f"a frame of {len(payload):,} bytes: {limits.FRAME_BYTES:,} are allowed")
     try:
         frame = decoder.decode(memoryview(payload)[PREFIX:])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise NotAFrame(f"a damaged frame of {len(payload)} bytes: {error}") from error
     if isinstance(frame, Batch):
         _check_columns(frame)
-    return frame
+    return _within_limits(frame)
 
 
 def _check_columns(batch: Batch) -> None:
@@ -159,6 +163,79 @@ def _check_columns(batch: Batch) -> None:
         or sum(n_ids) * 4 != len(batch.ids)
     ):
         raise NotAFrame(f"batch {batch.sequence}: its runs name more or fewer values than it carries")
+
+
+def is_alive(frame: Frame) -> bool:
+    """Whether the frame shows that its engine lives now: a heartbeat, or a keyframe."""
+    return isinstance(frame, Keyframe) or Kind.HEARTBEAT in frame.runs.cast("i").tolist()[::5]
+
+
+def _within_limits(frame: Frame) -> Frame:
+    """Return the frame, its texts cut to their limits. Raises NotAFrame if it is beyond a limit."""
+    if not 0 < len(frame.engine) <= limits.ENGINE_NAME_CHARS:
+        raise NotAFrame(f"an engine's name of {len(frame.engine):,} characters")
+    times = (frame.epoch, frame.wall_ns, frame.mono_ns)
+    if min(times) < 0 or max(times) > limits.TIME_NS:
+        raise NotAFrame(f"a time of {max(times, key=abs)} ns")
+    if not ADDED_BY_SOURCE <= frame.sequence <= limits.TIME_NS or abs(frame.last_step) > limits.TIME_NS:
+        raise NotAFrame(f"batch {frame.sequence} of step {frame.last_step}")
+    return _checked_batch(frame) if isinstance(frame, Batch) else frame
+
+
+def _checked_batch(batch: Batch) -> Batch:
+    counts = (
+        batch.free,
+        batch.cached_idle,
+        batch.used,
+        batch.total,
+        batch.dropped_batches,
+        batch.dropped_events,
+        batch.first_step,
+    )
+    if min(counts) < -1 or max(counts) > limits.TIME_NS:
+        raise NotAFrame(f"batch {batch.sequence}: an impossible count among {counts}")
+    if batch.texts:
+        batch = _cut(batch)
+    runs = batch.runs.cast("i").tolist()
+    if Kind.STARTED in runs[::5]:
+        _check_start(batch, runs)
+    return batch
+
+
+def _cut(batch: Batch) -> Batch:
+    allowed = {number: limits.REQUEST_ID_CHARS if number >= 0 else limits.DESCRIPTION_CHARS for number in batch.texts}
+    if all(len(text) <= allowed[number] for number, text in batch.texts.items()):
+        return batch
+    return msgspec.structs.replace(
+        batch, texts={number: text[: allowed[number]] for number, text in batch.texts.items()}
+    )
+
+
+def _check_start(batch: Batch, runs: list[int]) -> None:
+    args = batch.args.cast("q").tolist()
+    at = 0
+    for kind, _, _, n_args, _ in fives(runs):
+        if kind == Kind.STARTED:
+            total, reserved, block_size = (*args[at : at + n_args], -1, -1, -1, -1)[1:4]
+            if not 0 <= reserved <= total <= limits.POOL_BLOCKS or not 1 <= block_size <= limits.BLOCK_TOKENS:
+                raise NotAFrame(f"a pool of {total:,} blocks of {block_size:,} tokens, {reserved:,} of them reserved")
+            if _depth(batch.texts.get(NO_REQUEST, "")) > limits.DESCRIPTION_DEPTH:
+                raise NotAFrame(f"a description nested more than {limits.DESCRIPTION_DEPTH} deep")
+        at += n_args
+
+
+def _depth(text: str) -> int:
+    """How deep the objects and lists of a JSON text are nested at most; brackets in its strings count too."""
+    depth = deepest = 0
+    if text.count("{") + text.count("[") <= limits.DESCRIPTION_DEPTH:
+        return 0
+    for character in text:
+        if character in "{[":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif character in "}]":
+            depth -= 1
+    return deepest
 
 
 def fives(runs: list[int]) -> Iterator[tuple[int, int, int, int, int]]:

@@ -6,20 +6,25 @@ it that judgement needs: where in the stream we are, what time it is there, what
 
 from __future__ import annotations
 
+import logging
 from collections import Counter, deque
-from typing import Final, NamedTuple
-
-import msgspec
+from typing import Final
 
 from kvscope.monitor.events.description import EngineDescription, parse
 from kvscope.monitor.events.kinds import FIRST_FINISHED, Cause, Kind, Stage, Status
 from kvscope.monitor.events.samples import Fact, KvEvents, Record, Sample
-from kvscope.monitor.events.wire import ADDED_BY_SOURCE, NO_REQUEST, Batch, Keyframe, NotAFrame
+from kvscope.monitor.events.wire import ADDED_BY_SOURCE, NO_REQUEST, Batch, Keyframe, NotAFrame, is_alive
 from kvscope.monitor.ledger import validation
 from kvscope.monitor.ledger.balance import Balance, balance
 from kvscope.monitor.ledger.cached_prefixes import Prefixes
+from kvscope.monitor.ledger.epoch_overlaps import EpochOverlaps
 from kvscope.monitor.ledger.fragmentation import unused_by_all
 from kvscope.monitor.ledger.idle_floors import Floors
+from kvscope.monitor.ledger.ledger_records import FoundAnomaly as FoundAnomaly
+from kvscope.monitor.ledger.ledger_records import Loss as Loss
+from kvscope.monitor.ledger.ledger_records import Point as Point
+from kvscope.monitor.ledger.ledger_records import Position as Position
+from kvscope.monitor.ledger.stream_clock import StreamClock
 from kvscope.monitor.ledger.tally import Tally
 from kvscope.monitor.state import keyframe_codec
 from kvscope.monitor.state.engine_state import EVENT_BITS, EngineState
@@ -35,6 +40,10 @@ from kvscope.monitor.state.records import (
     RequestState,
 )
 
+logger = logging.getLogger(__name__)
+
+EPOCH_SILENT_NS: Final = 3_000_000_000
+"""An epoch without heartbeats for that long may be followed by one with an earlier clock."""
 POINT_EVERY_NS: Final = 100_000_000
 SPARSE_POINT_EVERY_NS: Final = 1_000_000_000
 MAX_POINTS: Final = 36_000
@@ -48,57 +57,6 @@ MAX_SAMPLES: Final = 2_000
 MAX_RECENT_BYTES: Final = 64 << 20
 RUN_BYTES: Final = 20
 EVENTS: Final = (1 << EVENT_BITS) - 1
-
-
-class Position(NamedTuple):
-    """A place in an engine's stream: the `event`-th of batch `sequence` of a life (`epoch`)."""
-
-    epoch: int
-    sequence: int
-    event: int = 0
-
-    def __str__(self) -> str:
-        return f"{self.epoch}/{self.sequence}/{self.event}"
-
-
-class FoundAnomaly(NamedTuple):
-    """An impossible transition, where and when it was found."""
-
-    position: Position
-    at_ns: int
-    anomaly: Anomaly
-
-
-class Loss(msgspec.Struct, frozen=True):
-    """Batches that nobody could supply: how many, at which stage, noticed when, and the last one before them."""
-
-    batches: int
-    stage: Stage
-    at_ns: int
-    position: str
-
-
-class Point(NamedTuple):
-    """The pool and the queues at one moment of the recent past, and the totals until then."""
-
-    at_ns: int
-    balance: Balance
-    running: int
-    waiting: int
-    finished_requests: int
-    preemptions: int
-    computed_tokens: int
-    output_tokens: int
-    allocation_failures: int
-    steps: int
-    waiting_by: tuple[tuple[int, int], ...] = ()
-    """By cause, how many wait for it."""
-    limits: tuple[tuple[int, int], ...] = ()
-    """Steps by what kept each from being larger."""
-    unused_tokens: int = -1
-    """That the blocks of living requests have room for; -1 where that cannot be told."""
-    position: Position | None = None
-    """Of the last event until then."""
 
 
 class EngineLedger:
@@ -131,6 +89,8 @@ class EngineLedger:
         """All that were lost in this epoch; `losses` keeps only the last of them."""
         self.dropped_batches = 0
         self.dropped_events = 0
+        self.refused_records = 0
+        """Records that could not be folded in."""
         self.ended: deque[RequestState] = deque(maxlen=MAX_ENDED)
         self._just_finished: deque[RequestState] = deque(maxlen=MAX_ENDED)
         self.anomalies: list[FoundAnomaly] = []
@@ -159,15 +119,31 @@ class EngineLedger:
         self.polled_at = UNKNOWN_POSITION
         """Where a heartbeat last told of polls of the KV connector since the one before."""
         self._recent_bytes = 0
-        self._wall_minus_mono = 0
+        self.clock = StreamClock()
+        self.overlaps = EpochOverlaps()
+        """Other engine processes that use this name, and batches that came twice."""
         self._head: RequestState | None = None
         self._head_is_known = False
 
     # ---------------------------------------------------------------- the fold
 
     def apply(self, record: Record) -> None:
-        """Fold one record in. Nothing that an engine can send makes this raise, unless the ledger validates."""
+        """Fold one record in. Nothing that an engine can send makes this raise: what cannot be folded is counted as
+        lost, and the state is in doubt until a keyframe or the engine's audits put it right.
+        A ledger that validates raises InvariantError.
+        """
         self._head_is_known = False
+        try:
+            self._apply(record)
+        except validation.InvariantError:
+            raise
+        except Exception as error:
+            self.refused_records += 1
+            if isinstance(record, Batch | Keyframe):
+                self._unreadable(record, f"{type(error).__name__}: {error}")
+            logger.warning("%s: a %s was refused: %r", self.engine, type(record).__name__, error)
+
+    def _apply(self, record: Record) -> None:
         if isinstance(record, Batch):
             if record.sequence == ADDED_BY_SOURCE:
                 self._apply_source_batch(record)
@@ -190,13 +166,12 @@ class EngineLedger:
             self.now_ns = max(self.now_ns, record.at_ns or 0)
 
     def _apply_batch(self, batch: Batch) -> None:
-        if batch.epoch < self.epoch:
-            return  # the tail of a life that has ended
-        if batch.epoch > self.epoch:
-            self._new_epoch(batch.epoch)
+        if batch.epoch != self.epoch and not self._follows(batch):
+            return  # the tail of an epoch that has ended, or another engine of this name
         if self.ready and batch.sequence <= self.sequence:
+            self.overlaps.note_repeat(batch, self.now_ns, self.clock.offset_ns)
             return  # seen already
-        self._advance(batch.wall_ns, batch.mono_ns)
+        self._advance(batch.wall_ns, batch.mono_ns, (batch.epoch, batch.sequence))
         if not self.ready and batch.sequence > 0:
             return  # without its past this batch means nothing; the source brings a keyframe
         missing = batch.sequence - self.sequence - 1
@@ -222,7 +197,7 @@ class EngineLedger:
                 self.tally.follow(state)
             if NO_REQUEST in batch.texts:
                 self.description = parse(batch.texts[NO_REQUEST])
-        except (NotAFrame, IndexError, TypeError, ValueError, OverflowError, MemoryError) as error:
+        except Exception as error:
             # An event that is not laid out as the contract says: what it meant, and what follows it here, is lost.
             self._unreadable(batch, f"{type(error).__name__}: {error}")
         if state.heartbeat is not before:
@@ -276,18 +251,18 @@ class EngineLedger:
 
     def _apply_source_batch(self, batch: Batch) -> None:
         for event in batch.events():
-            if event.kind == Kind.OBSERVED:
-                self.now_ns = max(self.now_ns, event.args[0])
+            if event.kind == Kind.OBSERVED and event.args:
+                observed_ns = self.clock.observed(event.args[0], batch.mono_ns, self.now_ns)
+                self.now_ns = max(self.now_ns, observed_ns)
                 self.joined_ns = self.joined_ns or self.now_ns
             elif event.kind == Kind.LOST and self.ready:
-                self._lost(event.args[1] - event.args[0] + 1, Stage(event.args[2]))
+                first, last, stage = (*event.args, 0, 0, 0)[:3]
+                self._lost(max(last - first + 1, 1), Stage(stage) if stage in set(Stage) else Stage.TRANSPORT)
 
     def _apply_keyframe(self, keyframe: Keyframe) -> None:
-        if keyframe.epoch < self.epoch:
+        if keyframe.epoch != self.epoch and not self._follows(keyframe):
             return None
-        if keyframe.epoch > self.epoch:
-            self._new_epoch(keyframe.epoch)
-        self._advance(keyframe.wall_ns, keyframe.mono_ns)
+        self._advance(keyframe.wall_ns, keyframe.mono_ns, (keyframe.epoch, keyframe.sequence))
         if self.ready and keyframe.sequence <= self.sequence and not self.state.damaged:
             return None  # in step already: the events say it better
         try:
@@ -308,9 +283,21 @@ class EngineLedger:
         state.evictions = Evictions() if self.counting else None
         return state
 
+    def _follows(self, frame: Batch | Keyframe) -> bool:
+        """Begin the epoch of `frame`, if it follows this one. Epochs are named by the wall clock at the engine's
+        start, so a later one does. An earlier one does if this one is silent and the frame shows an engine that lives.
+        """
+        silent = self.now_ns - self.heard_ns >= EPOCH_SILENT_NS
+        if frame.epoch < self.epoch and not (silent and is_alive(frame)):
+            self.overlaps.note_other(frame, self.now_ns)
+            return False
+        self._new_epoch(frame.epoch)
+        return True
+
     def _new_epoch(self, epoch: int) -> None:
         self.restarts += self.epoch != 0
         self.epoch = epoch
+        self.clock.begin_epoch()
         self.sequence = -1
         self.state = self._begun(EngineState())
         self.tally = Tally()
@@ -332,10 +319,10 @@ class EngineLedger:
         self.losses.clear()
         self.lost_batches = dict.fromkeys(Stage, 0)
 
-    def _advance(self, wall_ns: int, mono_ns: int) -> None:
-        self._wall_minus_mono = wall_ns - mono_ns
-        self.now_ns = max(self.now_ns, wall_ns)
-        self.heard_ns = max(self.heard_ns, wall_ns)
+    def _advance(self, wall_ns: int, mono_ns: int, place: tuple[int, int]) -> None:
+        at_ns = self.clock.frame(wall_ns, mono_ns, self.now_ns, self.heard_ns, place)
+        self.now_ns = max(self.now_ns, at_ns)
+        self.heard_ns = max(self.heard_ns, at_ns)
         self.joined_ns = self.joined_ns or self.now_ns
 
     def _lost(self, batches: int, stage: Stage) -> None:
@@ -401,7 +388,7 @@ class EngineLedger:
 
     def wall(self, mono_ns: int) -> int:
         """A time of the engine's monotonic clock, as ns since 1970; 0 stays 0."""
-        return mono_ns + self._wall_minus_mono if mono_ns else 0
+        return mono_ns + self.clock.offset_ns if mono_ns else 0
 
     def age_s(self, mono_ns: int) -> float:
         """Seconds from a time of the engine's monotonic clock until now."""
@@ -477,24 +464,3 @@ class EngineLedger:
 
 def _size(batch: Batch) -> int:
     return 300 + len(batch.runs) + len(batch.args) + len(batch.ids)
-
-
-class Fleet:
-    """The ledgers of all engines, by name."""
-
-    def __init__(self) -> None:
-        self.engines: dict[str, EngineLedger] = {}
-
-    def apply(self, record: Record) -> EngineLedger:
-        """Fold a record into the ledger of the engine it names, which it returns."""
-        ledger = self.engines.get(record.engine)
-        if ledger is None:
-            ledger = self.engines[record.engine] = EngineLedger(record.engine)
-        ledger.apply(record)
-        return ledger
-
-    def siblings(self, ledger: EngineLedger) -> list[EngineLedger]:
-        """The other data-parallel ranks of its server: NAME@HOST:PORT is the same."""
-        server, rank, _ = ledger.engine.rpartition("/")
-        others = (other for other in self.engines.values() if rank and other is not ledger)
-        return [other for other in others if other.engine.rpartition("/")[0] == server]

@@ -10,7 +10,8 @@ from typing import Final
 
 from kvscope.monitor.errors import BadQuestion, NotKnown
 from kvscope.monitor.events.wire import Batch
-from kvscope.monitor.ledger.engine_ledger import EngineLedger, Fleet
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.ledger.fleet import Fleet
 from kvscope.monitor.queries.past import Past
 from kvscope.monitor.queries.stream_time import StreamTime, parse_stream_time
 

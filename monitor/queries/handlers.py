@@ -13,7 +13,8 @@ from kvscope.monitor.analysis.usage_drop import UsageDrop, steepest_fall, usage_
 from kvscope.monitor.errors import BadQuestion, BadTime, NotKnown
 from kvscope.monitor.findings import FindingReport, Findings
 from kvscope.monitor.history.history import History
-from kvscope.monitor.ledger.engine_ledger import MAX_POINTS, EngineLedger, Fleet
+from kvscope.monitor.ledger.engine_ledger import MAX_POINTS, EngineLedger
+from kvscope.monitor.ledger.fleet import Fleet
 from kvscope.monitor.queries.block_colours import COLOURINGS, by_prefix
 from kvscope.monitor.queries.blocks import block_detail, block_map
 from kvscope.monitor.queries.comparison import compare

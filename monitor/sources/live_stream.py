@@ -16,6 +16,7 @@ from typing import Final, NamedTuple, cast
 import msgspec
 import zmq
 
+from kvscope.monitor.events import limits
 from kvscope.monitor.events.event_log import Clock
 from kvscope.monitor.events.kinds import Kind, Stage
 from kvscope.monitor.events.wire import (
@@ -28,6 +29,7 @@ from kvscope.monitor.events.wire import (
     batch_of,
     decode,
     encode,
+    is_alive,
 )
 from kvscope.monitor.publishing.publisher import replay_endpoint_for
 from kvscope.monitor.publishing.replay_protocol import AskKeyframe, AskSince, Replay, ReplayQuestion, encode_question
@@ -36,6 +38,8 @@ from kvscope.monitor.sources.kv_events import is_batch
 ASK_AGAIN_NS: Final = 1_000_000_000
 OBSERVE_NS: Final = 1_000_000_000
 MAX_BUFFERED: Final = 100_000
+TAKEOVER_NS: Final = 5_000_000_000
+"""An epoch that is silent for so long may be followed by one with an earlier clock: longer than ledgers wait for it."""
 
 
 class Received(NamedTuple):
@@ -77,15 +81,18 @@ class LiveStream:
         self._behind = False
         """Whether what was said since an earlier reader's last batch is still to come: time does not pass before it."""
         self._more = False
+        self._unreadable = False
+        """Whether a batch that is missing came, and could not be read: only a keyframe leads past it."""
         self._waiting: deque[Received] = deque()
         self._asked_ns = 0
         self._asked_for = -2
-        self._observed_ns = clock.monotonic_ns()
+        self._observed_ns = self._heard_ns = clock.monotonic_ns()
         self._newer: NewerVersion | None = None
         self._context = zmq.Context()
         try:
             self._sub = self._context.socket(zmq.SUB)
             self._sub.setsockopt(zmq.RCVHWM, 100_000)
+            self._sub.setsockopt(zmq.MAXMSGSIZE, limits.FRAME_BYTES)
             self._sub.setsockopt(zmq.SUBSCRIBE, b"")
             self._sub.connect(self.events)
             self._dealer = self._connect_dealer()
@@ -159,10 +166,12 @@ class LiveStream:
     def _place(self, received: Received, out: list[Received]) -> None:
         """Put a frame out if it is the next one; else keep it until what is before it has come."""
         frame = received.frame
-        if frame.epoch < self._epoch:
+        now = self._clock.monotonic_ns()
+        if frame.epoch < self._epoch and not (now - self._heard_ns >= TAKEOVER_NS and is_alive(frame)):
             return
-        if frame.epoch > self._epoch:
+        if frame.epoch != self._epoch:
             self._begin(frame)
+        self._heard_ns = now
         if isinstance(frame, Keyframe):
             if self._next < 0 or frame.sequence == self._next - 1:
                 self._splice(received, out)
@@ -208,7 +217,8 @@ class LiveStream:
 
     def _ask(self) -> None:
         self._asked_ns, self._asked_for = self._clock.monotonic_ns(), self._next
-        question: ReplayQuestion = AskKeyframe() if self._next < 0 else AskSince(self._epoch, self._next)
+        by_keyframe = self._next < 0 or self._unreadable
+        question: ReplayQuestion = AskKeyframe() if by_keyframe else AskSince(self._epoch, self._next)
         with contextlib.suppress(zmq.Again):
             self._dealer.send(encode_question(question), zmq.NOBLOCK)
 
@@ -219,7 +229,9 @@ class LiveStream:
         except (msgspec.DecodeError, IndexError):
             self.bad_frames += 1
             return
+        bad = self.bad_frames
         frames = [received for payload in parts[1:] if (received := self._decoded(payload)) is not None]
+        self._unreadable = self._unreadable or self.bad_frames > bad
         for received in frames:
             if isinstance(received.frame, Keyframe):
                 self._take_keyframe(received, header.asked, out)
@@ -240,20 +252,28 @@ class LiveStream:
         if keyframe.epoch > self._epoch:
             self._begin(keyframe)
         if 0 <= self._next <= keyframe.sequence:
-            if asked != "since":
+            if asked != "since" and not self._unreadable:
                 return  # the batches were quicker than the keyframe, and are on their way
             out.append(self._added(Kind.LOST, [self._next, keyframe.sequence, Stage.TRANSPORT]))
         if self._next <= keyframe.sequence:
             self._next = -1
+            self._unreadable = False
             self._splice(received, out)
 
     def _added(self, kind: Kind, args: list[int]) -> Received:
-        batch = batch_of(self.engine, self._epoch, [Run(kind, 0, -1, args, [])], wall_ns=self._clock.time_ns())
+        batch = batch_of(
+            self.engine,
+            self._epoch,
+            [Run(kind, 0, -1, args, [])],
+            wall_ns=self._clock.time_ns(),
+            mono_ns=self._clock.monotonic_ns(),
+        )
         payload = encode(batch)
         return Received(cast(Batch, decode(payload)), payload)
 
     def _connect_dealer(self) -> zmq.Socket[bytes]:
         dealer = self._context.socket(zmq.DEALER)
         dealer.setsockopt(zmq.SNDHWM, 4)
+        dealer.setsockopt(zmq.MAXMSGSIZE, limits.FRAME_BYTES)
         dealer.connect(self.replay)
         return dealer

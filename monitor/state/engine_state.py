@@ -33,7 +33,7 @@ from kvscope.monitor.state.records import (
 from kvscope.monitor.state.residency_samples import ResidencySamples
 
 MAX_STATE_ANOMALIES: Final = 1000
-MAX_BLOCKS: Final = 1 << 28
+MOST_CACHED_UNSEEN: Final = 1 << 28
 EVENT_BITS: Final = 24
 """A stream position as one number: the lowest bits count the events of a batch, the bits above them the batches."""
 MAX_TURNS: Final = 4096
@@ -289,7 +289,9 @@ class EngineState:
         self.residency_samples = None
         self.lost_tokens.clear()  # which requests were admitted again in the gap is unknown
         self.audit_cycle = None  # a cycle half read proves nothing
-        self.prompt_blocks_cached += MAX_BLOCKS  # up to so many may have been cached in the gap: see prompt_computed
+        self.prompt_blocks_cached += (
+            MOST_CACHED_UNSEEN  # up to so many may have been cached in the gap: see prompt_computed
+        )
         for record in self.requests.values():
             record.ready_ns = record.fetch_ended_ns = 0  # the events that followed may be among the lost ones
         for tier in self.tiers.values():

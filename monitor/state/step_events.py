@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from kvscope.monitor.events import limits
 from kvscope.monitor.events.kinds import Cause
 from kvscope.monitor.events.wire import STACK_TEXT
-from kvscope.monitor.state.engine_state import MAX_BLOCKS, EngineState
+from kvscope.monitor.state.engine_state import EngineState
 from kvscope.monitor.state.records import EngineStack, Heartbeat, StepInFlight
 from kvscope.monitor.state.request_events import move_request
 
@@ -89,8 +90,8 @@ def fold_started(state: EngineState, args: list[int], texts: Mapping[int, str]) 
     at_ns, total, reserved, block_size = args[:4]
     if state.total:
         raise ValueError("an engine starts once an epoch")
-    if not 0 <= reserved <= total <= MAX_BLOCKS:
-        raise ValueError(f"a pool of {total} blocks, {reserved} of them reserved")
+    if not 0 <= reserved <= total <= limits.POOL_BLOCKS or not 1 <= block_size <= limits.BLOCK_TOKENS:
+        raise ValueError(f"a pool of {total} blocks of {block_size} tokens, {reserved} of them reserved")
     state.description = texts.get(-1, "")
     state.now_ns = state.started_ns = at_ns
     state.places.started = state.places.pool = state.position

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from kvscope.monitor.events.samples import Fact, Sample
-from kvscope.monitor.ledger.engine_ledger import Fleet, Position
+from kvscope.monitor.ledger.engine_ledger import Position
+from kvscope.monitor.ledger.fleet import Fleet
 from tests.lab import Lab
 
 A, B = "a@127.0.0.1:1/0", "b@127.0.0.1:1/1"

@@ -1,0 +1,52 @@
+"""blind.clock-jump: the engine's wall clock moved by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvscope.monitor.detectors.detector import Detector
+from kvscope.monitor.detectors.judgement import Evidence, Judgement
+from kvscope.monitor.detectors.thresholds import Settings, Threshold
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.text import clock_time, counted, duration
+
+
+class ClockJumped(Detector[Judgement]):
+    """Wall clocks that were set forward or back while the engine ran."""
+
+    code = "blind.clock-jump"
+    severity = "info"
+    title = "The engine's wall clock jumped"
+    requires = ("stream",)
+    position = 850
+
+    remember_s = Threshold(600, "s", "times of the last minutes are compared with those of other systems")
+
+    def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        """Yield the jumps of the recent past, as one judgement."""
+        remember_ns = settings(self.remember_s) * 1e9
+        jumps = [jump for jump in ledger.clock.jumps if ledger.now_ns - jump.at_ns < remember_ns]
+        if not jumps:
+            return
+        last = jumps[-1]
+        position = f"{last.epoch}/{last.sequence}/0"
+        ahead = "forward" if last.by_ns > 0 else "back"
+        yield Judgement(
+            code=self.code,
+            engine=ledger.engine,
+            verdict="confirmed",
+            since_ns=jumps[0].at_ns,
+            position=position,
+            evidence=(
+                Evidence("clock_jump_s", round(last.by_ns / 1e9, 3), "s", "stream", position),
+                Evidence("clock_jumps", len(jumps), "jumps", "stream", position),
+            ),
+            explanation=(
+                f"The wall clock of the engine's machine jumped {ahead} by {duration(abs(last.by_ns) / 1e9)} at"
+                f" {clock_time(last.at_ns)} ({counted(len(jumps), 'jump')} in all). Its monotonic clock went on, so"
+                " ages, rates and pending periods are right. Times shown here go on from before the jump, and differ by"
+                " it from the engine's log."
+            ),
+            do_now=("Nothing: kvscope follows the monotonic clock.",),
+            change=("Start time synchronization (chrony, systemd-timesyncd) before the engine.",),
+        )
