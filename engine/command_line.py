@@ -240,6 +240,13 @@ def _model_flags(command: argparse._ActionsContainer) -> None:
         metavar="TOKENS",
         help=f"({DEFAULT_CONFIG.block_size})",
     )
+    _pool_flags(command)
+    _scheduling_flags(command)
+
+
+def _pool_flags(command: argparse._ActionsContainer) -> None:
+    """Memory, and what a step and a request may take of it."""
+    add = command.add_argument
     add(
         "--num-gpu-blocks-override",
         type=int,
@@ -292,6 +299,11 @@ def _model_flags(command: argparse._ActionsContainer) -> None:
         metavar="N",
         help=f"in one step ({DEFAULT_CONFIG.max_num_batched_tokens})",
     )
+
+
+def _scheduling_flags(command: argparse._ActionsContainer) -> None:
+    """How steps are planned, what is kept outside the pool, and what is broken on purpose."""
+    add = command.add_argument
     add(
         "--async-scheduling",
         action=argparse.BooleanOptionalAction,

@@ -104,6 +104,7 @@ MAX_FUNCTION_LINES = 60
 # A name or file that repeats by agreement, and the package in which it does ("kvscope": anywhere).
 REPEATED_BY_PROTOCOL = {
     "logger": "kvscope",  # logging.getLogger(__name__)
+    "main": "kvscope",  # the entry point of a command
     "__all__": "kvscope",
     "__init__.py": "kvscope",
     "__main__.py": "kvscope",  # python -m

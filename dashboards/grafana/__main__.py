@@ -1,7 +1,7 @@
 """Writes the dashboards to where Grafana's provisioning reads them."""
 
-from kvscope.dashboards.grafana.pages import GENERATED, PAGES, as_json
+from kvscope.dashboards.grafana.pages import GENERATED_PAGES, PAGES, as_json
 
 for name in PAGES:
-    (GENERATED / f"{name}.json").write_text(as_json(name), encoding="utf-8")
+    (GENERATED_PAGES / f"{name}.json").write_text(as_json(name), encoding="utf-8")
     print(f"{name}.json written")

@@ -7,29 +7,37 @@ from collections.abc import Iterator
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
 from kvscope.dashboards.grafana import panels
-from kvscope.dashboards.grafana.kv_cache_page import balance
-from kvscope.dashboards.grafana.panels import BAD, HERE, WIDTH, Panel, lines, rate, stacked, stat
+from kvscope.dashboards.grafana.kv_cache_page import balance_panel
+from kvscope.dashboards.grafana.panels import BAD, GRID_WIDTH, SELECTED, Panel, lines, rate, stacked, stat
 from kvscope.dashboards.grafana.requests_page import by_state
 
 
-def page() -> Dashboard:
+def engine_page() -> Dashboard:
     """The page."""
-    return panels.page("engine", "kvscope / Engine", "One engine at a glance.", _panels(), view="engine")
+    return panels.grafana_page("engine", "kvscope / Engine", "One engine at a glance.", _engine_panels(), view="engine")
 
 
-def _panels() -> Iterator[Panel]:
+def _engine_panels() -> Iterator[Panel]:
+    yield from _engine_state_panels()
+    yield from _engine_work_panels()
+
+
+def _engine_state_panels() -> Iterator[Panel]:
     yield stat(
         "Findings here, warning or worse",
         "Troubles that fire now. 0 means that kvscope sees none, not that there is none. No data: no engine is"
         " followed.",
-        (f"sum(kvscope_findings{{{HERE}, {BAD}}}) or 0 * count(kvscope_ledger_exact{{{HERE}}})", ""),
+        (
+            f"sum(kvscope_findings{{{SELECTED}, {BAD}}}) or 0 * count(kvscope_ledger_exact{{{SELECTED}}})",
+            "",
+        ),
         bad_from=1,
     )
     yield stat(
         "Pool in use now",
         "Blocks in use as a share of those that can be, as the engine counts it: cached blocks that no request uses are"
         " free. It cannot tell use from leak.",
-        (panels.USAGE, "{{engine}}"),
+        (panels.POOL_USAGE, "{{engine}}"),
         unit="percentunit",
     )
     yield stat(
@@ -37,19 +45,22 @@ def _panels() -> Iterator[Panel]:
         "Blocks in use that nobody legitimately holds, and references that no living request and no announced deferral"
         " explains. Anything but 0 is a leak or a broken account; which blocks they are, the web app tells. For a"
         " moment after a loss of events it may be wrong.",
-        (f'sum by (engine) (kvscope_blocks{{{HERE}, holder="unaccounted"}})', "blocks, {{engine}}"),
-        (f"sum by (engine) (kvscope_unexplained_references{{{HERE}}})", "references, {{engine}}"),
+        (f'sum by (engine) (kvscope_blocks{{{SELECTED}, holder="unaccounted"}})', "blocks, {{engine}}"),
+        (f"sum by (engine) (kvscope_unexplained_references{{{SELECTED}}})", "references, {{engine}}"),
         bad_from=1,
     )
     yield stat(
         "Ledger is exact",
         "1: every figure here rests on the whole stream of events. 0: events were lost, and the engine's next whole"
         " audit is awaited.",
-        (f"min by (engine) (kvscope_ledger_exact{{{HERE}}})", "{{engine}}"),
+        (f"min by (engine) (kvscope_ledger_exact{{{SELECTED}}})", "{{engine}}"),
         good_from=1,
     )
-    yield balance()
+    yield balance_panel()
     yield by_state()
+
+
+def _engine_work_panels() -> Iterator[Panel]:
     yield lines(
         "Tokens per second",
         "Tokens generated, and tokens computed: prompts, output, and what had to be computed again. It does not tell"
@@ -62,7 +73,7 @@ def _panels() -> Iterator[Panel]:
         "Steps a second by their binding limit: KV means that blocks ran out, NONE that there was no more to do. A step"
         " has one limit only, though a second may have been near.",
         (rate("kvscope_steps_total", "limit"), "{{limit}}"),
-        width=WIDTH // 3,
+        width=GRID_WIDTH // 3,
     )
     yield lines(
         "Seconds per step",
@@ -74,17 +85,17 @@ def _panels() -> Iterator[Panel]:
         "Memory bill",
         "Device memory by what it went to, as the engine measured it at its start; device_total and device_free are the"
         " device's own. What the engine did not measure is absent, not 0.",
-        (f"sum by (engine, part) (kvscope_memory_bytes{{{HERE}}})", "{{part}}"),
+        (f"sum by (engine, part) (kvscope_memory_bytes{{{SELECTED}}})", "{{part}}"),
         unit="bytes",
-        width=WIDTH // 2,
+        width=GRID_WIDTH // 2,
     )
     yield lines(
         "Since an engine was last heard",
         "Seconds since the engine last said anything; an idle one says a heartbeat a second. Silence alone does not"
         " tell a dead engine from a broken stream, or from a Prometheus that cannot reach kvscope.",
-        (f"time() - kvscope_engine_last_heard_timestamp_seconds{{{HERE}}}", "{{engine}}"),
+        (f"time() - kvscope_engine_last_heard_timestamp_seconds{{{SELECTED}}}", "{{engine}}"),
         unit="s",
-        width=WIDTH // 2,
+        width=GRID_WIDTH // 2,
     )
     yield stacked(
         "GPU memory, by who has it",
@@ -99,5 +110,5 @@ def _panels() -> Iterator[Panel]:
         " tell how well the GPU is used. No data: no GPU on kvscope's own machine.",
         ("max by (gpu, of) (kvscope_gpu_utilization_ratio)", "GPU {{gpu}}, {{of}}"),
         unit="percentunit",
-        width=WIDTH // 2,
+        width=GRID_WIDTH // 2,
     )

@@ -9,35 +9,39 @@ from grafana_foundation_sdk.builders.dashboard import Dashboard
 from kvscope.dashboards.grafana import panels
 from kvscope.dashboards.grafana.panels import (
     BAD,
-    HERE,
+    GRID_WIDTH,
+    SELECTED,
     SEVERITY_COLOURS,
-    WIDTH,
     Panel,
-    coloured,
     lines,
     linked,
     stacked,
-    table,
+    table_panel,
     to_web_app,
+    with_colours,
 )
 
 
-def page() -> Dashboard:
+def findings_page() -> Dashboard:
     """The page."""
-    return panels.page(
-        "findings", "kvscope / Findings", "What is wrong, and how far to trust that.", _panels(), view="findings"
+    return panels.grafana_page(
+        "findings",
+        "kvscope / Findings",
+        "What is wrong, and how far to trust that.",
+        _findings_panels(),
+        view="findings",
     )
 
 
-def _panels() -> Iterator[Panel]:
+def _findings_panels() -> Iterator[Panel]:
     yield linked(
         to_web_app(
-            table(
+            table_panel(
                 "Findings that are firing, warning or worse",
                 "What is wrong now, by class, with how kvscope knows: confirmed by the stream, or likely. The code"
                 " leads to its runbook. Who is to blame, the evidence and what to do are not here: open kvscope, or run"
                 " `monitor doctor`.",
-                f"sum by (engine, code, severity, verdict) (kvscope_findings{{{HERE}, {BAD}}})",
+                f"sum by (engine, code, severity, verdict) (kvscope_findings{{{SELECTED}, {BAD}}})",
                 ("severity", "code", "verdict", "engine"),
             ),
             "findings",
@@ -49,23 +53,23 @@ def _panels() -> Iterator[Panel]:
     by_severity = stacked(
         "Findings by severity",
         "How many fire. What another finding explains does not fire itself and is not counted.",
-        (f"sum by (severity) (kvscope_findings{{{HERE}}})", "{{severity}}"),
-        width=WIDTH // 3,
+        (f"sum by (severity) (kvscope_findings{{{SELECTED}}})", "{{severity}}"),
+        width=GRID_WIDTH // 3,
     )
-    yield coloured(by_severity, SEVERITY_COLOURS)
+    yield with_colours(by_severity, SEVERITY_COLOURS)
     yield stacked(
         "Findings by code",
         "A band for each class, from when it began to fire, past its grace, until it ended. One that comes and goes"
         " between two scrapes is not seen here.",
-        (f"sum by (code) (kvscope_findings{{{HERE}}})", "{{code}}"),
-        width=WIDTH,
+        (f"sum by (code) (kvscope_findings{{{SELECTED}}})", "{{code}}"),
+        width=GRID_WIDTH,
     )
-    yield from _alerts()
-    yield from _stream()
-    yield from _service()
+    yield from _alert_panels()
+    yield from _stream_panels()
+    yield from _service_panels()
 
 
-def _alerts() -> Iterator[Panel]:
+def _alert_panels() -> Iterator[Panel]:
     yield lines(
         "Oldest alert that is not told yet",
         "For how long the oldest message to each receiver has waited, if kvscope tells of findings itself (--alert). A"
@@ -89,19 +93,25 @@ def _alerts() -> Iterator[Panel]:
     )
 
 
-def _stream() -> Iterator[Panel]:
+def _stream_panels() -> Iterator[Panel]:
     yield lines(
         "Batches lost of the event stream",
         "Batches of events that nobody could supply, by the stage that lost them. Any loss makes the figures inexact"
         " until the next whole audit; what it hid is not known. With a journal (--journal) only the engine's buffer can"
         " lose any.",
-        (f"sum by (stage) (increase(kvscope_stream_batches_lost_total{{{HERE}}}[$__rate_interval]))", "{{stage}}"),
+        (
+            f"sum by (stage) (increase(kvscope_stream_batches_lost_total{{{SELECTED}}}[$__rate_interval]))",
+            "{{stage}}",
+        ),
     )
     yield lines(
         "Events that the engine dropped",
         "Events in the batches that the engine's own buffer dropped, since its drain did not keep up. What they said is"
         " not known.",
-        (f"sum by (engine) (increase(kvscope_stream_events_dropped_total{{{HERE}}}[$__rate_interval]))", "{{engine}}"),
+        (
+            f"sum by (engine) (increase(kvscope_stream_events_dropped_total{{{SELECTED}}}[$__rate_interval]))",
+            "{{engine}}",
+        ),
     )
     yield lines(
         "Lag behind the engine",
@@ -112,7 +122,7 @@ def _stream() -> Iterator[Panel]:
     )
 
 
-def _service() -> Iterator[Panel]:
+def _service_panels() -> Iterator[Panel]:
     yield lines(
         "Sources in step",
         "1 while nothing is missing of what a source has said. Which batches are awaited, /api/sources tells.",
@@ -140,7 +150,7 @@ def _service() -> Iterator[Panel]:
         "Batches that did not come by themselves, by where the engine had them from. Not a loss, but a sign of one to"
         " come. Nothing is drawn where that never happened.",
         ("sum by (supplier) (rate(kvscope_source_batches_filled_total[$__rate_interval]))", "{{supplier}}"),
-        width=WIDTH // 2,
+        width=GRID_WIDTH // 2,
     )
     yield lines(
         "Sent by OpenTelemetry, and lost on the way, per second",
@@ -148,5 +158,5 @@ def _service() -> Iterator[Panel]:
         " (--otlp).",
         ("sum by (signal) (rate(kvscope_otlp_sent_total[$__rate_interval]))", "sent, {{signal}}"),
         ("sum by (signal) (rate(kvscope_otlp_dropped_total[$__rate_interval]))", "lost, {{signal}}"),
-        width=WIDTH // 2,
+        width=GRID_WIDTH // 2,
     )

@@ -9,7 +9,16 @@ from grafana_foundation_sdk.builders.dashboard import Dashboard
 from grafana_foundation_sdk.builders.timeseries import Panel as TimeSeries
 
 from kvscope.dashboards.grafana import panels
-from kvscope.dashboards.grafana.panels import HERE, WIDTH, Panel, coloured, lines, quantile, rate, stacked
+from kvscope.dashboards.grafana.panels import (
+    GRID_WIDTH,
+    SELECTED,
+    Panel,
+    lines,
+    quantile,
+    rate,
+    stacked,
+    with_colours,
+)
 
 HOLDER_COLOURS: Final = {
     "running": "green",
@@ -22,14 +31,14 @@ HOLDER_COLOURS: Final = {
 }
 
 
-def page() -> Dashboard:
+def kv_cache_page() -> Dashboard:
     """The page."""
-    return panels.page(
-        "kv-cache", "kvscope / KV cache", "Who holds the pool, and for how long.", _panels(), view="blocks"
+    return panels.grafana_page(
+        "kv-cache", "kvscope / KV cache", "Who holds the pool, and for how long.", _kv_cache_panels(), view="blocks"
     )
 
 
-def balance() -> TimeSeries:
+def balance_panel() -> TimeSeries:
     """The pool by holder."""
     panel = stacked(
         "Balance of the pool, by holder",
@@ -37,17 +46,22 @@ def balance() -> TimeSeries:
         " for the moments in which the ledger is not exact). finished: kept after its request's end by a deferral"
         " that was announced. cached_idle: content that a later request may reuse, free to be taken. It does not tell"
         " which request holds which block: the web app does.",
-        (f"sum by (holder) (kvscope_blocks{{{HERE}}})", "{{holder}}"),
+        (f"sum by (holder) (kvscope_blocks{{{SELECTED}}})", "{{holder}}"),
     )
-    return coloured(panel, HOLDER_COLOURS)
+    return with_colours(panel, HOLDER_COLOURS)
 
 
-def _panels() -> Iterator[Panel]:
-    yield balance()
+def _kv_cache_panels() -> Iterator[Panel]:
+    yield from _block_age_panels()
+    yield from _prefix_cache_panels()
+
+
+def _block_age_panels() -> Iterator[Panel]:
+    yield balance_panel()
     older = [
         (
-            f'sum by (engine) (kvscope_block_age_seconds_bucket{{{HERE}, state="held", le="+Inf"}})'
-            f' - sum by (engine) (kvscope_block_age_seconds_bucket{{{HERE}, state="held", le="{bound}.0"}})',
+            f'sum by (engine) (kvscope_block_age_seconds_bucket{{{SELECTED}, state="held", le="+Inf"}})'
+            f' - sum by (engine) (kvscope_block_age_seconds_bucket{{{SELECTED}, state="held", le="{bound}.0"}})',
             f"longer than {bound} s, {{{{engine}}}}",
         )
         for bound in (1, 60, 900, 3600)
@@ -58,7 +72,7 @@ def _panels() -> Iterator[Panel]:
         " line and never comes down; a long request looks alike until it ends, and so does a prefix that is always in"
         " use.",
         *older,
-        width=WIDTH // 2,
+        width=GRID_WIDTH // 2,
     )
     for title, says, histogram in (
         (
@@ -82,6 +96,9 @@ def _panels() -> Iterator[Panel]:
     ):
         median, most = quantile(0.5, histogram), quantile(0.95, histogram)
         yield lines(title, says, (median, "half within, {{engine}}"), (most, "95 % within, {{engine}}"), unit="s")
+
+
+def _prefix_cache_panels() -> Iterator[Panel]:
     yield lines(
         "Prefix cache hits",
         "Share of the tokens looked up that the prefix cache had. It does not tell whether prompts have anything in"

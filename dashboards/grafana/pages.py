@@ -27,14 +27,14 @@ ANNOTATIONS: Final = {
     },
 }
 """What each annotation is drawn with."""
-GENERATED: Final = Path(__file__).parent / "generated"
+GENERATED_PAGES: Final = Path(__file__).parent / "generated"
 PAGES: Final[dict[str, Callable[[], Dashboard]]] = {
-    "fleet": fleet_page.page,
-    "engine": engine_page.page,
-    "kv-cache": kv_cache_page.page,
-    "requests": requests_page.page,
-    "findings": findings_page.page,
-    "vllm": vllm_page.page,
+    "fleet": fleet_page.fleet_page,
+    "engine": engine_page.engine_page,
+    "kv-cache": kv_cache_page.kv_cache_page,
+    "requests": requests_page.requests_page,
+    "findings": findings_page.findings_page,
+    "vllm": vllm_page.vllm_page,
 }
 
 

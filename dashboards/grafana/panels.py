@@ -40,24 +40,24 @@ from grafana_foundation_sdk.models.dashboard import (
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 Panel = Stat | Table | TimeSeries
-Query = tuple[str, str]
+PanelQuery = tuple[str, str]
 """An expression, and what its series are called."""
 
-HERE: Final = 'engine=~"$engine"'
+SELECTED: Final = 'engine=~"$engine"'
 BAD: Final = 'severity=~"warning|error|critical"'
 SEVERITY_COLOURS: Final = {"info": "blue", "warning": "yellow", "error": "orange", "critical": "red"}
-WIDTH: Final = 24
+GRID_WIDTH: Final = 24
 HEIGHT: Final = 9
 """Of all but figures: Grafana puts panels in rows, and a row of unequal ones has holes."""
-SOURCE: Final = DataSourceRef(type_val="prometheus", uid="${datasource}")
-USAGE: Final = (
-    f'1 - sum by (engine) (kvscope_blocks{{{HERE}, holder=~"free|cached_idle"}})'
-    f' / sum by (engine) (kvscope_blocks{{{HERE}, holder!="reserved"}})'
+DATA_SOURCE: Final = DataSourceRef(type_val="prometheus", uid="${datasource}")
+POOL_USAGE: Final = (
+    f'1 - sum by (engine) (kvscope_blocks{{{SELECTED}, holder=~"free|cached_idle"}})'
+    f' / sum by (engine) (kvscope_blocks{{{SELECTED}, holder!="reserved"}})'
 )
 _RANGE: Final = "${__url_time_range}"
 
 
-def page(name: str, title: str, says: str, panels: Iterable[Panel], view: str) -> Dashboard:
+def grafana_page(name: str, title: str, says: str, panels: Iterable[Panel], view: str) -> Dashboard:
     """A page about engines that kvscope watches; on its time axis are findings, changes of configuration, and when its
     figures are not sure. `view`: which of the web app's views shows the same.
     """
@@ -66,7 +66,7 @@ def page(name: str, title: str, says: str, panels: Iterable[Panel], view: str) -
         .with_variable(
             QueryVariable("engine")
             .label("Engine")
-            .datasource(SOURCE)
+            .datasource(DATA_SOURCE)
             .query("label_values(kvscope_blocks, engine)")
             .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
             .multi(True)
@@ -77,28 +77,29 @@ def page(name: str, title: str, says: str, panels: Iterable[Panel], view: str) -
         .annotation(
             AnnotationQuery()
             .name("Findings")
-            .datasource(SOURCE)
+            .datasource(DATA_SOURCE)
             .enable(True)
             .icon_color("red")
-            .expr(f"sum by (engine, code, severity) (kvscope_findings{{{HERE}, {BAD}}}) > 0")
+            .expr(f"sum by (engine, code, severity) (kvscope_findings{{{SELECTED}, {BAD}}}) > 0")
         )
         .annotation(
             AnnotationQuery()
             .name("Configuration changes")
-            .datasource(SOURCE)
+            .datasource(DATA_SOURCE)
             .enable(True)
             .icon_color("blue")
             .expr(
-                f"kvscope_engine_info{{{HERE}}} unless present_over_time(kvscope_engine_info{{{HERE}}}[10m] offset 1m)"
+                f"kvscope_engine_info{{{SELECTED}}}"
+                f" unless present_over_time(kvscope_engine_info{{{SELECTED}}}[10m] offset 1m)"
             )
         )
         .annotation(
             AnnotationQuery()
             .name("Figures inexact")
-            .datasource(SOURCE)
+            .datasource(DATA_SOURCE)
             .enable(True)
             .icon_color("orange")
-            .expr(f"1 - kvscope_ledger_exact{{{HERE}}} > 0")
+            .expr(f"1 - kvscope_ledger_exact{{{SELECTED}}} > 0")
         )
         .link(
             DashboardLink("Open kvscope: blocks, requests and their stories")
@@ -141,7 +142,7 @@ def bare(name: str, title: str, says: str) -> Dashboard:
 def stat(
     title: str,
     says: str,
-    *queries: Query,
+    *queries: PanelQuery,
     unit: str = "short",
     bad_from: float | None = None,
     good_from: float | None = None,
@@ -156,9 +157,9 @@ def stat(
         Stat()
         .title(title)
         .description(says)
-        .datasource(SOURCE)
+        .datasource(DATA_SOURCE)
         .height(4)
-        .span(WIDTH // 4)
+        .span(GRID_WIDTH // 4)
         .unit(unit)
         .graph_mode(BigValueGraphMode.NONE)
         .color_mode(BigValueColorMode.VALUE)
@@ -170,14 +171,14 @@ def stat(
     return panel
 
 
-def lines(title: str, says: str, *queries: Query, unit: str = "short", width: int = WIDTH // 3) -> TimeSeries:
+def lines(title: str, says: str, *queries: PanelQuery, unit: str = "short", width: int = GRID_WIDTH // 3) -> TimeSeries:
     """Figures over time."""
     legend = VizLegendOptions().display_mode(LegendDisplayMode.LIST).placement(LegendPlacement.BOTTOM).show_legend(True)
     panel = (
         TimeSeries()
         .title(title)
         .description(says)
-        .datasource(SOURCE)
+        .datasource(DATA_SOURCE)
         .height(HEIGHT)
         .span(width)
         .min(0)
@@ -190,7 +191,9 @@ def lines(title: str, says: str, *queries: Query, unit: str = "short", width: in
     return panel
 
 
-def stacked(title: str, says: str, *queries: Query, unit: str = "short", width: int = WIDTH // 2) -> TimeSeries:
+def stacked(
+    title: str, says: str, *queries: PanelQuery, unit: str = "short", width: int = GRID_WIDTH // 2
+) -> TimeSeries:
     """Figures over time that add up."""
     return (
         lines(title, says, *queries, unit=unit, width=width)
@@ -199,7 +202,7 @@ def stacked(title: str, says: str, *queries: Query, unit: str = "short", width: 
     )
 
 
-def coloured(panel: TimeSeries, colours: Mapping[str, str]) -> TimeSeries:
+def with_colours(panel: TimeSeries, colours: Mapping[str, str]) -> TimeSeries:
     """Series of these names have these colours, whatever else is drawn."""
     for name, colour in colours.items():
         fixed = DynamicConfigValue("color", {"mode": "fixed", "fixedColor": colour})
@@ -207,16 +210,16 @@ def coloured(panel: TimeSeries, colours: Mapping[str, str]) -> TimeSeries:
     return panel
 
 
-def table(title: str, says: str, expr: str, columns: Iterable[str]) -> Table:
+def table_panel(title: str, says: str, expr: str, columns: Iterable[str]) -> Table:
     """The labels and the value of each series of now."""
     order = {column: place for place, column in enumerate((*columns, "Value"))}
     return (
         Table()
         .title(title)
         .description(says)
-        .datasource(SOURCE)
+        .datasource(DATA_SOURCE)
         .height(HEIGHT)
-        .span(2 * WIDTH // 3)
+        .span(2 * GRID_WIDTH // 3)
         .with_target(Dataquery().ref_id("A").expr(expr).instant().format(PromQueryFormat.TABLE))
         .with_transformation(
             DataTransformerConfig("organize", options={"excludeByName": {"Time": True}, "indexByName": order})
@@ -242,9 +245,9 @@ def to_web_app(panel: Table, view: str = "engine") -> Table:
 
 def rate(counter: str, by: str = "engine", more: str = "") -> str:
     """A second, summed by these labels."""
-    return f"sum by ({by}) (rate({counter}{{{HERE}{more}}}[$__rate_interval]))"
+    return f"sum by ({by}) (rate({counter}{{{SELECTED}{more}}}[$__rate_interval]))"
 
 
 def quantile(share: float, histogram: str, more: str = "") -> str:
     """Of what a histogram took in over the last five minutes, by engine."""
-    return f"histogram_quantile({share}, sum by (engine, le) (rate({histogram}_bucket{{{HERE}{more}}}[5m])))"
+    return f"histogram_quantile({share}, sum by (engine, le) (rate({histogram}_bucket{{{SELECTED}{more}}}[5m])))"

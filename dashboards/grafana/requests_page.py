@@ -8,13 +8,13 @@ from grafana_foundation_sdk.builders.dashboard import Dashboard
 from grafana_foundation_sdk.builders.timeseries import Panel as TimeSeries
 
 from kvscope.dashboards.grafana import panels
-from kvscope.dashboards.grafana.panels import HERE, WIDTH, Panel, lines, quantile, rate, stacked
+from kvscope.dashboards.grafana.panels import GRID_WIDTH, SELECTED, Panel, lines, quantile, rate, stacked
 
 
-def page() -> Dashboard:
+def requests_page() -> Dashboard:
     """The page."""
-    return panels.page(
-        "requests", "kvscope / Requests", "Why requests wait, and how they end.", _panels(), view="requests"
+    return panels.grafana_page(
+        "requests", "kvscope / Requests", "Why requests wait, and how they end.", _request_panels(), view="requests"
     )
 
 
@@ -25,16 +25,21 @@ def by_state() -> TimeSeries:
         "Requests in each state, and the one reason why they are in it. Finished ones count only while they hold"
         " blocks. BEHIND_HEAD: stands behind a request that does not fit. Requests that come and go between two"
         " scrapes are not seen here.",
-        (f"sum by (state, reason) (kvscope_requests{{{HERE}}})", "{{state}} {{reason}}"),
+        (f"sum by (state, reason) (kvscope_requests{{{SELECTED}}})", "{{state}} {{reason}}"),
     )
 
 
-def _panels() -> Iterator[Panel]:
+def _request_panels() -> Iterator[Panel]:
+    yield from _waiting_panels()
+    yield from _request_end_panels()
+
+
+def _waiting_panels() -> Iterator[Panel]:
     yield by_state()
     waiting = [
         (
-            f'sum by (engine) (kvscope_request_waiting_seconds_bucket{{{HERE}, le="+Inf"}})'
-            f' - sum by (engine) (kvscope_request_waiting_seconds_bucket{{{HERE}, le="{bound}"}})',
+            f'sum by (engine) (kvscope_request_waiting_seconds_bucket{{{SELECTED}, le="+Inf"}})'
+            f' - sum by (engine) (kvscope_request_waiting_seconds_bucket{{{SELECTED}, le="{bound}"}})',
             f"longer than {bound} s, {{{{engine}}}}",
         )
         for bound in ("0.05", "1.0", "5.0", "60.0")
@@ -44,7 +49,7 @@ def _panels() -> Iterator[Panel]:
         "Requests that arrived and have not been let in yet. What waits for ever is in here and in no histogram of"
         " requests that ended. Those preempted wait too, and are not in it.",
         *waiting,
-        width=WIDTH // 2,
+        width=GRID_WIDTH // 2,
     )
     for title, says, histogram in (
         (
@@ -67,6 +72,9 @@ def _panels() -> Iterator[Panel]:
     ):
         median, most = quantile(0.5, histogram), quantile(0.95, histogram)
         yield lines(title, says, (median, "half within, {{engine}}"), (most, "95 % within, {{engine}}"), unit="s")
+
+
+def _request_end_panels() -> Iterator[Panel]:
     yield lines(
         "Requests that came and that ended, per second",
         "Arrivals at the scheduler, and ends by their status. Why a client aborted is not known: it may be a client"
@@ -80,8 +88,8 @@ def _panels() -> Iterator[Panel]:
         " objective of the rules. Requests that never end are not in it.",
         (
             "sum by (engine) (rate(kvscope_request_time_to_first_token_seconds_bucket"
-            f'{{{HERE}, outcome="served", le="2.0"}}[5m]))'
-            f" / sum by (engine) (rate(kvscope_request_queue_time_seconds_count{{{HERE}}}[5m]))",
+            f'{{{SELECTED}, outcome="served", le="2.0"}}[5m]))'
+            f" / sum by (engine) (rate(kvscope_request_queue_time_seconds_count{{{SELECTED}}}[5m]))",
             "{{engine}}",
         ),
         unit="percentunit",

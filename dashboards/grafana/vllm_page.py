@@ -9,31 +9,36 @@ from grafana_foundation_sdk.builders.dashboard import Dashboard, QueryVariable
 from grafana_foundation_sdk.models.dashboard import VariableRefresh
 
 from kvscope.dashboards.grafana import panels
-from kvscope.dashboards.grafana.panels import SOURCE, WIDTH, Panel, lines, stacked, stat
+from kvscope.dashboards.grafana.panels import DATA_SOURCE, GRID_WIDTH, Panel, lines, stacked, stat
 
 MODEL: Final = 'model_name=~"$model"'
 
 
-def page() -> Dashboard:
+def vllm_page() -> Dashboard:
     """The page."""
     dashboard = panels.bare(
         "vllm", "kvscope / A plain vLLM", "vLLM's own metrics, and what they cannot tell."
     ).with_variable(
         QueryVariable("model")
         .label("Model")
-        .datasource(SOURCE)
+        .datasource(DATA_SOURCE)
         .query("label_values(vllm:kv_cache_usage_perc, model_name)")
         .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
         .multi(True)
         .include_all(True)
         .all_value(".*")
     )
-    for panel in _panels():
+    for panel in _vllm_panels():
         dashboard.with_panel(panel)
     return dashboard
 
 
-def _panels() -> Iterator[Panel]:
+def _vllm_panels() -> Iterator[Panel]:
+    yield from _vllm_state_panels()
+    yield from _vllm_work_panels()
+
+
+def _vllm_state_panels() -> Iterator[Panel]:
     name = "{{model_name}}/{{engine}}"
     yield stat(
         "KV cache usage",
@@ -69,7 +74,7 @@ def _panels() -> Iterator[Panel]:
         "Usage that never comes back to 0 between loads is a leak or a pinned session, and vLLM does not tell which.",
         (f"vllm:kv_cache_usage_perc{{{MODEL}}}", name),
         unit="percentunit",
-        width=WIDTH // 2,
+        width=GRID_WIDTH // 2,
     )
     yield stacked(
         "Requests running and waiting",
@@ -78,23 +83,27 @@ def _panels() -> Iterator[Panel]:
         (f"sum(vllm:num_requests_running{{{MODEL}}})", "running"),
         (f"sum by (reason) (vllm:num_requests_waiting_by_reason{{{MODEL}}})", "waiting, {{reason}}"),
     )
+
+
+def _vllm_work_panels() -> Iterator[Panel]:
+    name = "{{model_name}}/{{engine}}"
     yield lines(
         "Preemptions per second",
         "vLLM counts a preemption only with the victim's next token: a request that is preempted for ever is never"
         " counted.",
-        (_rate("num_preemptions_total"), name),
+        (_vllm_rate("num_preemptions_total"), name),
     )
     yield lines(
         "vLLM's tokens per second",
         "Prompt tokens and tokens generated. What is computed again after a preemption is not told apart.",
-        (_rate("prompt_tokens_total"), f"prompt, {name}"),
-        (_rate("generation_tokens_total"), f"generated, {name}"),
+        (_vllm_rate("prompt_tokens_total"), f"prompt, {name}"),
+        (_vllm_rate("generation_tokens_total"), f"generated, {name}"),
     )
     yield lines(
         "vLLM's prefix cache hits",
         "Share of the tokens looked up that the cache had. Whether what is missing was evicted or never there is not"
         " exposed.",
-        (f"{_rate('prefix_cache_hits_total')} / {_rate('prefix_cache_queries_total')}", name),
+        (f"{_vllm_rate('prefix_cache_hits_total')} / {_vllm_rate('prefix_cache_queries_total')}", name),
         unit="percentunit",
     )
     yield lines(
@@ -129,9 +138,9 @@ def _panels() -> Iterator[Panel]:
         "Steps per second",
         "Forward passes that did something. Passes that schedule nothing are not counted, so that a busy loop looks"
         " idle.",
-        (_rate("iteration_tokens_total_count"), name),
+        (_vllm_rate("iteration_tokens_total_count"), name),
     )
 
 
-def _rate(metric: str) -> str:
+def _vllm_rate(metric: str) -> str:
     return f"sum by (model_name, engine) (rate(vllm:{metric}{{{MODEL}}}[$__rate_interval]))"

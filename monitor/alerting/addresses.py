@@ -20,7 +20,7 @@ def is_public(address: str) -> bool:
     return parsed.is_global and not parsed.is_multicast
 
 
-def address_of(host: str, port: int, allow_private: bool) -> str:
+def public_address_of(host: str, port: int, allow_private: bool) -> str:
     """The address to connect to. It is looked up once and used as it is, so that a name cannot answer with a public
     address when it is asked about and a private one when it is called. Raises NotAllowed, and OSError for a name that
     is not known.

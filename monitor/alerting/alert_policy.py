@@ -15,7 +15,7 @@ import msgspec
 from kvscope.monitor.alerting import flapping
 from kvscope.monitor.alerting.alert_schema import DeliveryState
 from kvscope.monitor.alerting.alert_store import AlertStore
-from kvscope.monitor.alerting.message import Kind, Message, Trouble, message_id, trouble_of
+from kvscope.monitor.alerting.message import Message, MessageKind, Trouble, message_id, trouble_of
 from kvscope.monitor.alerting.receivers.receiver import Receiver
 from kvscope.monitor.findings import Transition, severity_at_least
 from kvscope.monitor.text import timestamp
@@ -127,14 +127,14 @@ class AlertPolicy:
                 told = any(one["state"] != "silenced" for one in begun)
                 self._enqueue(message, name, now, silenced=not told)
 
-    def _log_damped(self, identity: str, kind: Kind, at_ns: int, trouble: Trouble, now: float) -> None:
+    def _log_damped(self, identity: str, kind: MessageKind, at_ns: int, trouble: Trouble, now: float) -> None:
         message = self._message(identity, kind, at_ns, trouble, flapping=True)
         for name in self._store.receivers:
             self._store.insert(message, name, "damped", now)
             self._store.ended[name, "damped"] += 1
 
     def _message(
-        self, identity: str, kind: Kind, at_ns: int, trouble: Trouble, repeat: int = 0, flapping: bool = False
+        self, identity: str, kind: MessageKind, at_ns: int, trouble: Trouble, repeat: int = 0, flapping: bool = False
     ) -> Message:
         firing = self._store.database.execute(
             "SELECT DISTINCT code FROM alerts WHERE engine = ? AND alert != '' ORDER BY code", (trouble.engine,)

@@ -13,8 +13,8 @@ import msgspec
 
 from kvscope.monitor.alerting import delivery
 from kvscope.monitor.alerting.alert_schema import AlertFigures, AlertsView, TriedView
-from kvscope.monitor.alerting.delivery import Sender
-from kvscope.monitor.alerting.message import Culprits, Message, Trouble, message_id
+from kvscope.monitor.alerting.delivery import AlertSender
+from kvscope.monitor.alerting.message import Message, MessageCulprits, Trouble, message_id
 from kvscope.monitor.alerting.outbox import Outbox
 from kvscope.monitor.alerting.receivers.parse import receiver_of
 from kvscope.monitor.alerting.receivers.receiver import Receiver
@@ -69,7 +69,7 @@ class Alerts:
                 f"--data: alerts cannot be kept in {config.path} ({error}); name another directory"
             ) from error
         self._senders = [
-            Sender(self.outbox, receiver, config.schedule, config.allow_private) for receiver in self.receivers
+            AlertSender(self.outbox, receiver, config.schedule, config.allow_private) for receiver in self.receivers
         ]
 
     def start(self) -> None:
@@ -166,7 +166,7 @@ def _test_message() -> Message:
         key="",
         since=at,
         resolved_at=None,
-        culprits=Culprits([], 0, 0),
+        culprits=MessageCulprits([], 0, 0),
         explanation="Nothing is wrong: somebody asked whether alerts arrive here.",
         effects=[],
         do_now=[],

@@ -11,9 +11,9 @@ import msgspec
 from kvscope.monitor.alerting.alert_schema import AlertsView, TriedView
 from kvscope.monitor.errors import Unreachable
 
-T = TypeVar("T")
+AlertAnswer = TypeVar("AlertAnswer")
 
-TIMEOUT_S = 60.0
+ALERTS_TIMEOUT_S = 60.0
 """A test waits for each receiver."""
 
 
@@ -45,9 +45,9 @@ class AlertsClient:
         """Send a message of the delivery log again."""
         self._ask("POST", f"/api/alerts/deliveries/{number}/replay", type(None))
 
-    def _ask(self, method: str, path: str, answer: type[T], **asked: Any) -> T:
+    def _ask(self, method: str, path: str, answer: type[AlertAnswer], **asked: Any) -> AlertAnswer:
         try:
-            with httpx.Client(headers=self._headers, timeout=TIMEOUT_S, trust_env=False) as client:
+            with httpx.Client(headers=self._headers, timeout=ALERTS_TIMEOUT_S, trust_env=False) as client:
                 response = client.request(method, self._url + path, **asked)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise Unreachable(

@@ -31,7 +31,7 @@ def alerts_page(view: AlertsView) -> str:
             one.name,
             one.host,
             str(one.pending),
-            _state(one.disabled_at, one.paused_until),
+            _html_state(one.disabled_at, one.paused_until),
             _button("Test", f"/api/alerts/test?receiver={quote(one.name)}", one.name),
         )
         for one in view.receivers
@@ -54,18 +54,20 @@ def alerts_page(view: AlertsView) -> str:
     ]
     parts = (
         _HEAD,
-        _table("Receivers", ("name", "host", "pending", "state", ""), receivers),
-        _table(
+        _html_table("Receivers", ("name", "host", "pending", "state", ""), receivers),
+        _html_table(
             "Open alerts",
             ("severity", "code", "engine", "since", "what"),
             [(one.severity, one.code, one.engine, one.since or "", one.explanation) for one in view.open],
         ),
-        _table(
+        _html_table(
             "Silences",
             ("number", "matchers", "until", "comment"),
             [(str(one.number), " ".join(one.matchers), one.until, one.comment) for one in view.silences],
         ),
-        _table("Deliveries", ("at", "kind", "code", "engine", "receiver", "state", "tries", "answer", ""), deliveries),
+        _html_table(
+            "Deliveries", ("at", "kind", "code", "engine", "receiver", "state", "tries", "answer", ""), deliveries
+        ),
         _TAIL,
     )
     return "".join(parts)
@@ -87,13 +89,13 @@ def _button(title: str, action: str, about: str) -> str:
     )
 
 
-def _state(disabled_at: str | None, paused_until: str | None) -> str:
+def _html_state(disabled_at: str | None, paused_until: str | None) -> str:
     if disabled_at:
         return f"disabled since {disabled_at}: it said that it is gone; a test that it takes enables it"
     return f"paused until {paused_until}, as it asked" if paused_until else "ready"
 
 
-def _table(title: str, columns: Iterable[str], rows: Sequence[tuple[str, ...]]) -> str:
+def _html_table(title: str, columns: Iterable[str], rows: Sequence[tuple[str, ...]]) -> str:
     head = "".join(f'<th scope="col">{escape(column)}</th>' for column in columns)
     body = "".join(f"<tr>{''.join(f'<td>{_cell(cell)}</td>' for cell in row)}</tr>" for row in rows)
     table = f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'

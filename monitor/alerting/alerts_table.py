@@ -13,13 +13,16 @@ MOST_DELIVERIES = 20
 
 def alerts_table(view: AlertsView, console: Console) -> None:
     """Receivers, open alerts, silences, and the latest deliveries, each with the number or name that commands take."""
-    _table(
+    _terminal_table(
         console,
         "RECEIVERS",
         ("name", "host", "pending", "state"),
-        [(one.name, one.host, str(one.pending), _state(one.disabled_at, one.paused_until)) for one in view.receivers],
+        [
+            (one.name, one.host, str(one.pending), _state_text(one.disabled_at, one.paused_until))
+            for one in view.receivers
+        ],
     )
-    _table(
+    _terminal_table(
         console,
         "OPEN ALERTS",
         ("alert", "severity", "code", "engine", "since"),
@@ -28,13 +31,13 @@ def alerts_table(view: AlertsView, console: Console) -> None:
             for one in view.open
         ],
     )
-    _table(
+    _terminal_table(
         console,
         "SILENCES",
         ("number", "matchers", "until", "comment"),
         [(str(one.number), " ".join(one.matchers), one.until, one.comment) for one in view.silences],
     )
-    _table(
+    _terminal_table(
         console,
         "DELIVERIES",
         ("number", "at", "kind", "code", "receiver", "state", "tries", "answer"),
@@ -54,13 +57,13 @@ def alerts_table(view: AlertsView, console: Console) -> None:
     )
 
 
-def _state(disabled_at: str | None, paused_until: str | None) -> str:
+def _state_text(disabled_at: str | None, paused_until: str | None) -> str:
     if disabled_at:
         return f"disabled since {disabled_at}: it answered 410; `monitor alerts test` enables it if it takes the test"
     return f"paused until {paused_until}, as it asked" if paused_until else "ready"
 
 
-def _table(console: Console, title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+def _terminal_table(console: Console, title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
     console.print(f"{title}  {len(rows) or 'none'}", style="bold")
     if rows:
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))

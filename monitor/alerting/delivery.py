@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 import httpx
 
-from kvscope.monitor.alerting.addresses import NotAllowed, address_of
+from kvscope.monitor.alerting.addresses import NotAllowed, public_address_of
 from kvscope.monitor.alerting.alert_store import Delivery
 from kvscope.monitor.alerting.message import Message
 from kvscope.monitor.alerting.outbox import Outbox
@@ -31,7 +31,7 @@ NO_DISK_S: Final = 5.0
 LONGEST_PAUSE_S: Final = 86_400.0
 
 
-class Answer(NamedTuple):
+class DeliveryAnswer(NamedTuple):
     """What came of one try, in words without a secret. `status` is 0 if there was no answer."""
 
     text: str
@@ -49,13 +49,13 @@ def client() -> httpx.Client:
     return httpx.Client(timeout=SEND_TIMEOUT_S, follow_redirects=False, trust_env=False)
 
 
-def send(client: httpx.Client, receiver: Receiver, message: Message, allow_private: bool) -> Answer:
+def send(client: httpx.Client, receiver: Receiver, message: Message, allow_private: bool) -> DeliveryAnswer:
     """Try once. The body of the answer is not read: nothing is to be learnt from it, and it may be long."""
     now = datetime.now(UTC)
     headers, body = receiver.post(message, now)
     url = receiver.url
     try:
-        address = address_of(url.host, url.port or (443 if url.scheme == "https" else 80), allow_private)
+        address = public_address_of(url.host, url.port or (443 if url.scheme == "https" else 80), allow_private)
         request = client.build_request(
             "POST",
             url.copy_with(host=address),
@@ -66,16 +66,18 @@ def send(client: httpx.Client, receiver: Receiver, message: Message, allow_priva
         response = client.send(request, stream=True, auth=receiver.auth)
         response.close()
     except NotAllowed as error:
-        return Answer(str(error))
+        return DeliveryAnswer(str(error))
     except OSError as error:
-        return Answer(f"{url.host} is not found ({error.strerror})")
+        return DeliveryAnswer(f"{url.host} is not found ({error.strerror})")
     except httpx.HTTPError as error:
-        return Answer(f"no answer ({type(error).__name__})")
+        return DeliveryAnswer(f"no answer ({type(error).__name__})")
     status = response.status_code
-    return Answer(f"answered {status}", status, _seconds(response.headers.get("retry-after", ""), now))
+    return DeliveryAnswer(
+        f"answered {status}", status, _retry_after_seconds(response.headers.get("retry-after", ""), now)
+    )
 
 
-def _seconds(retry_after: str, now: datetime) -> float:
+def _retry_after_seconds(retry_after: str, now: datetime) -> float:
     """Retry-After, which is a number or a date, in seconds; 0 for what is neither."""
     if retry_after.isdecimal():
         wanted = float(retry_after)
@@ -87,7 +89,7 @@ def _seconds(retry_after: str, now: datetime) -> float:
     return min(max(wanted, 0.0), LONGEST_PAUSE_S)
 
 
-class Sender(threading.Thread):
+class AlertSender(threading.Thread):
     """Sends to one receiver, so that one that is slow holds up no other. `schedule` are the seconds before each try."""
 
     def __init__(self, outbox: Outbox, receiver: Receiver, schedule: Sequence[float], allow_private: bool) -> None:
@@ -134,7 +136,7 @@ class Sender(threading.Thread):
         due = self._outbox.next_due(self.receiver.name)
         return WAKE_S if due is None else min(WAKE_S, max(0.0, due - time.time()))
 
-    def _settle(self, delivery: Delivery, answer: Answer) -> bool:
+    def _settle(self, delivery: Delivery, answer: DeliveryAnswer) -> bool:
         """Write down what came of a try; whether the receiver may be sent more."""
         now = time.time()
         number, name = delivery.number, self.receiver.name

@@ -10,17 +10,17 @@ import msgspec
 from kvscope.monitor.detectors.judgement import Severity, Verdict
 from kvscope.monitor.findings import FindingReport, FindingState
 
-Kind = Literal["firing", "resolved", "test"]
+MessageKind = Literal["firing", "resolved", "test"]
 
 MOST_REQUESTS: Final = 20
-MOST_LINES: Final = 5
+MAX_MESSAGE_LINES: Final = 5
 LONGEST_ID: Final = 100
 LONGEST_TEXT: Final = 1_500
 LONGEST_LINE: Final = 300
 """All of these keep a message below the 20 kB that the Standard Webhooks specification asks for."""
 
 
-class Culprits(msgspec.Struct, frozen=True):
+class MessageCulprits(msgspec.Struct, frozen=True):
     """Who it is about: the first request ids, and how many there are."""
 
     requests: list[str]
@@ -41,7 +41,7 @@ class Trouble(msgspec.Struct, frozen=True):
     key: str
     since: str | None
     resolved_at: str | None
-    culprits: Culprits
+    culprits: MessageCulprits
     explanation: str
     effects: list[str]
     """Codes of what it brings about, which is told with it and not by itself."""
@@ -57,7 +57,7 @@ class Message(msgspec.Struct, frozen=True):
     """
 
     id: str
-    kind: Kind
+    kind: MessageKind
     at: str
     trouble: Trouble
     firing: list[str] = []
@@ -69,7 +69,7 @@ def trouble_of(report: FindingReport, alert: str, key: str, to: Literal["firing"
     """A finding as the alert of that id tells it, cut to a size that every receiver takes. Its state is what the
     transition brought it `to`, whatever came after.
     """
-    requests = [_cut(name, LONGEST_ID) for name in report.culprits.requests[:MOST_REQUESTS]]
+    requests = [_cut_message(name, LONGEST_ID) for name in report.culprits.requests[:MOST_REQUESTS]]
     return Trouble(
         id=alert,
         code=report.code,
@@ -78,13 +78,13 @@ def trouble_of(report: FindingReport, alert: str, key: str, to: Literal["firing"
         verdict=report.verdict,
         state=to,
         engine=report.engine,
-        key=_cut(key, LONGEST_ID),
+        key=_cut_message(key, LONGEST_ID),
         since=report.since,
         resolved_at=report.resolved_at if to == "resolved" else None,
-        culprits=Culprits(requests, len(report.culprits.requests), len(report.culprits.blocks)),
-        explanation=_cut(report.explanation, LONGEST_TEXT),
+        culprits=MessageCulprits(requests, len(report.culprits.requests), len(report.culprits.blocks)),
+        explanation=_cut_message(report.explanation, LONGEST_TEXT),
         effects=[effect.code for effect in report.effects],
-        do_now=[_cut(line, LONGEST_LINE) for line in report.do_now[:MOST_LINES]],
+        do_now=[_cut_message(line, LONGEST_LINE) for line in report.do_now[:MAX_MESSAGE_LINES]],
         runbook=report.runbook,
     )
 
@@ -94,5 +94,5 @@ def message_id(finding: str, to: str, at_ns: int) -> str:
     return f"msg_{hashlib.blake2b(f'{finding} {to} {at_ns}'.encode(), digest_size=12).hexdigest()}"
 
 
-def _cut(text: str, most: int) -> str:
+def _cut_message(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"

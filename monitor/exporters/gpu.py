@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import pynvml
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-OTHERS: Final = "others"
+OTHER_PROCESSES: Final = "others"
 _PROC: Final = Path("/proc")
 
 
@@ -49,7 +49,7 @@ def gpu_families(engines: Iterable[Process]) -> Iterator[Metric]:
         "owner",
     )
     names = {process.pid: process.engine for process in engines}
-    for index in range(_count()):
+    for index in range(_device_count()):
         try:
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
             device = (str(index), str(pynvml.nvmlDeviceGetUUID(handle)))
@@ -69,7 +69,7 @@ def by_engine(used: Mapping[int, int], engines: Mapping[int, str]) -> Counter[st
     """Bytes by engine, from those by process; what belongs to no engine is OTHERS'."""
     totals: Counter[str] = Counter()
     for pid, size in used.items():
-        owner = next((engines[one] for one in _with_parents(pid) if one in engines), OTHERS)
+        owner = next((engines[one] for one in _with_parents(pid) if one in engines), OTHER_PROCESSES)
         totals[owner] += size
     return totals
 
@@ -99,7 +99,7 @@ def _has_nvml() -> bool:
     return True
 
 
-def _count() -> int:
+def _device_count() -> int:
     """How many devices; none while the driver is being reloaded."""
     try:
         return int(pynvml.nvmlDeviceGetCount())

@@ -23,7 +23,7 @@ import plotly.graph_objects as go
 from playwright.sync_api import sync_playwright
 from plotly.offline import get_plotlyjs
 
-from kvscope.dashboards.grafana.pages import GENERATED, PAGES
+from kvscope.dashboards.grafana.pages import GENERATED_PAGES, PAGES
 from tests.dashboards.programs import (
     ROOT,
     Prometheus,
@@ -66,7 +66,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as at, watched(Path(at)) as prometheus, sync_playwright() as drawing:
         browser = drawing.chromium.launch(executable_path=shutil.which("chromium"), args=list(CHROMIUM_FLAGS))
         for name in PAGES:
-            dashboard = json.loads((GENERATED / f"{name}.json").read_text())
+            dashboard = json.loads((GENERATED_PAGES / f"{name}.json").read_text())
             high = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in dashboard["panels"]) * ROW
             page = browser.new_page(viewport={"width": WIDTH, "height": high})
             page.set_content(as_html(dashboard, prometheus))

@@ -14,11 +14,11 @@ import httpx
 import pytest
 import yaml
 
-from kvscope.dashboards.prometheus.rules import GENERATED
+from kvscope.dashboards.prometheus.rules import GENERATED_RULES
 from tests.dashboards.programs import ROOT, answers, free_port, program, running, until
 
 CONFIG = ROOT / "dashboards" / "alertmanager" / "alertmanager.yml"
-RULES = [rule for group in yaml.safe_load(GENERATED.read_text())["groups"] for rule in group["rules"]]
+RULES = [rule for group in yaml.safe_load(GENERATED_RULES.read_text())["groups"] for rule in group["rules"]]
 GONE, STALLED, LEAKING = "gone@host:1/0", "stalled@host:2/0", "leaking@host:3/0"
 Labels = dict[str, str]
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 import kvscope.engine.command_line
-from kvscope.dashboards.prometheus.rules import GENERATED, KUBERNETES, as_kubernetes
+from kvscope.dashboards.prometheus.rules import GENERATED_RULES, KUBERNETES, as_kubernetes
 from kvscope.monitor import cli
 from tests.dashboards.programs import ROOT, program
 
@@ -26,7 +26,7 @@ SERVICE: dict[str, Any] = RESOURCES["Service"]
 
 def test_the_checked_in_rules_are_the_generated_ones_and_prometheus_own() -> None:
     assert KUBERNETES.read_text() == as_kubernetes(), "run `python -m kvscope.dashboards.prometheus`"
-    assert RESOURCES["PrometheusRule"]["spec"] == yaml.safe_load(GENERATED.read_text())
+    assert RESOURCES["PrometheusRule"]["spec"] == yaml.safe_load(GENERATED_RULES.read_text())
 
 
 def test_promtool_accepts_the_rules(tmp_path: Path) -> None:

@@ -17,10 +17,10 @@ import pytest
 import yaml
 
 from kvscope.dashboards.grafana.kv_cache_page import HOLDER_COLOURS
-from kvscope.dashboards.grafana.pages import ANNOTATIONS, GENERATED, PAGES, as_json
-from kvscope.dashboards.grafana.panels import HEIGHT, WIDTH
-from kvscope.dashboards.prometheus.rules import GENERATED as RULES_FILE
-from kvscope.monitor.exporters.prometheus import HOLDERS
+from kvscope.dashboards.grafana.pages import ANNOTATIONS, GENERATED_PAGES, PAGES, as_json
+from kvscope.dashboards.grafana.panels import GRID_WIDTH, HEIGHT
+from kvscope.dashboards.prometheus.rules import GENERATED_RULES as RULES_FILE
+from kvscope.monitor.exporters.prometheus import METRIC_HOLDERS
 from kvscope.monitor.findings import runbook
 from tests.dashboards.incident_process import TOTAL
 from tests.dashboards.programs import (
@@ -35,7 +35,7 @@ from tests.dashboards.programs import (
 from tests.dashboards.scene import filled_in, lab, service, vllm_page
 from tests.receiving import Server
 
-DASHBOARDS = {name: json.loads((GENERATED / f"{name}.json").read_text()) for name in PAGES}
+DASHBOARDS = {name: json.loads((GENERATED_PAGES / f"{name}.json").read_text()) for name in PAGES}
 PANELS = [(name, panel) for name, dashboard in DASHBOARDS.items() for panel in dashboard["panels"]]
 NEVER = {
     "In use with nothing running",
@@ -168,11 +168,11 @@ def test_the_bands_of_the_balance_add_up_to_the_pool_while_the_ledger_is_exact(p
 
 @pytest.mark.parametrize("name", PAGES)
 def test_the_checked_in_dashboard_is_the_generated_one(name: str) -> None:
-    assert (GENERATED / f"{name}.json").read_text() == as_json(name), "run `python -m kvscope.dashboards.grafana`"
+    assert (GENERATED_PAGES / f"{name}.json").read_text() == as_json(name), "run `python -m kvscope.dashboards.grafana`"
 
 
 def test_no_other_dashboard_is_checked_in() -> None:
-    assert {path.stem for path in GENERATED.iterdir()} == set(PAGES)
+    assert {path.stem for path in GENERATED_PAGES.iterdir()} == set(PAGES)
 
 
 def test_every_panel_says_what_it_tells_and_what_it_cannot_and_has_its_own_references() -> None:
@@ -190,12 +190,12 @@ def test_panels_fill_their_rows_without_holes(name: str) -> None:
     taken: dict[tuple[int, int], str] = {}
     for panel in DASHBOARDS[name]["panels"]:
         at = panel["gridPos"]
-        assert at["x"] + at["w"] <= WIDTH, panel["title"]
+        assert at["x"] + at["w"] <= GRID_WIDTH, panel["title"]
         for place in product(range(at["x"], at["x"] + at["w"]), range(at["y"], at["y"] + at["h"])):
             assert place not in taken, (panel["title"], taken.get(place))
             taken[place] = panel["title"]
     last = max(y for _, y in taken)
-    holes = [place for place in product(range(WIDTH), range(last - HEIGHT)) if place not in taken]
+    holes = [place for place in product(range(GRID_WIDTH), range(last - HEIGHT)) if place not in taken]
     assert holes == []
 
 
@@ -221,4 +221,4 @@ def test_pages_lead_to_each_other_and_to_the_web_app_with_engine_and_time() -> N
 
 
 def test_every_holder_has_its_colour() -> None:
-    assert set(HOLDER_COLOURS) == set(HOLDERS)
+    assert set(HOLDER_COLOURS) == set(METRIC_HOLDERS)

@@ -11,7 +11,7 @@ import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvscope.dashboards.prometheus.rules import GENERATED, as_yaml
+from kvscope.dashboards.prometheus.rules import GENERATED_RULES, as_yaml
 from kvscope.monitor.detectors.registry import CATALOGUE
 from kvscope.monitor.exporters.prometheus import WatchCollector
 from kvscope.monitor.findings import runbook, severity_at_least
@@ -19,7 +19,7 @@ from kvscope.monitor.pipeline import Pipeline
 from tests.dashboards.programs import program
 from tests.lab import Lab
 
-RULES = GENERATED
+RULES = GENERATED_RULES
 ABSENT = "_"
 
 
@@ -34,11 +34,11 @@ def test_the_rules_are_well_formed() -> None:
 
 
 def test_the_checked_in_rules_are_the_generated_ones() -> None:
-    assert GENERATED.read_text() == as_yaml(), "run `python -m kvscope.dashboards.prometheus`"
+    assert GENERATED_RULES.read_text() == as_yaml(), "run `python -m kvscope.dashboards.prometheus`"
 
 
 def test_every_code_that_is_more_than_information_has_its_alert_with_severity_and_runbook() -> None:
-    groups = yaml.safe_load(GENERATED.read_text())["groups"]
+    groups = yaml.safe_load(GENERATED_RULES.read_text())["groups"]
     labels = [rule["labels"] for group in groups for rule in group["rules"] if rule.get("alert") == "KvscopeFinding"]
     assert {of["code"]: (of["severity"], of["runbook"]) for of in labels} == {
         code: (entry.severity, runbook(code)) for code, entry in CATALOGUE.items() if entry.severity != "info"

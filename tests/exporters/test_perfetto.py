@@ -19,7 +19,7 @@ from kvscope.monitor.analysis.event_history import events
 from kvscope.monitor.analysis.request_phases import in_words, phases
 from kvscope.monitor.events.kinds import FIRST_FINISHED
 from kvscope.monitor.events.wire import Keyframe
-from kvscope.monitor.exporters.perfetto.trace import HOLDERS
+from kvscope.monitor.exporters.perfetto.trace import TRACE_HOLDERS
 from kvscope.monitor.pipeline import Pipeline
 from tests.lab import Lab
 from tests.recordings import leaking_lab, recording_of
@@ -173,7 +173,7 @@ def test_what_ended_and_holds_blocks_is_drawn_until_it_gives_them_back(watch: Pi
 
 def test_counters_are_the_ledgers_points_each_change_once(lab: Lab, watch: Pipeline, read: Read) -> None:
     points = watch.fleet.engines[lab.packer.engine].points
-    series = {("KV blocks", name): [(p.at_ns, getattr(p.balance, name)) for p in points] for name in HOLDERS}
+    series = {("KV blocks", name): [(p.at_ns, getattr(p.balance, name)) for p in points] for name in TRACE_HOLDERS}
     series["Queue", "running"] = [(point.at_ns, point.running) for point in points]
     series["Queue", "waiting"] = [(point.at_ns, point.waiting) for point in points]
     drawn = {(group, name): found for group in ("KV blocks", "Queue") for name, found in read.under(group)}

@@ -20,9 +20,9 @@ from kvscope.monitor.alerting.alert_schema import AlertFigures, ReceiverFigures
 from kvscope.monitor.events.kinds import FIRST_FINISHED, Stage
 from kvscope.monitor.events.kinds import Status as RequestStatus
 from kvscope.monitor.events.samples import Sample
-from kvscope.monitor.exporters.gpu import OTHERS, by_engine, gpu_families, here
-from kvscope.monitor.exporters.prometheus import HOLDERS, WatchCollector
-from kvscope.monitor.exporters.prometheus.work_metrics import CONFIGURATION
+from kvscope.monitor.exporters.gpu import OTHER_PROCESSES, by_engine, gpu_families, here
+from kvscope.monitor.exporters.prometheus import METRIC_HOLDERS, WatchCollector
+from kvscope.monitor.exporters.prometheus.work_metrics import CONFIGURATION_LABELS
 from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.schema import SourceView
 from tests.lab import Lab
@@ -48,7 +48,7 @@ LABELS = {
     "supplier",
     "receiver",
     "le",
-    *CONFIGURATION,
+    *CONFIGURATION_LABELS,
 }
 """All that a metric may be told apart by: each has few values, whatever the load."""
 SOURCE = SourceView(
@@ -131,7 +131,7 @@ def test_promtool_finds_nothing_to_say_of_the_page(watch: Pipeline) -> None:
 
 def test_the_balance_is_the_pools_and_sums_to_its_total(lab: Lab, watch: Pipeline) -> None:
     blocks = by_labels(families(watch)["kvscope_blocks"], "holder")
-    assert set(blocks) == {(holder,) for holder in HOLDERS}
+    assert set(blocks) == {(holder,) for holder in METRIC_HOLDERS}
     assert sum(blocks.values()) == lab.pool.total
     assert blocks["finished",] == sum(len(lab.blocks_of(number)) for number in lab.scheduler.deferred) > 0
     assert blocks["unaccounted",] > 0
@@ -229,7 +229,7 @@ def test_memory_of_a_worker_is_its_engines_and_the_rest_is_others() -> None:
     assert here("lab@127.0.0.1:8000/0", 0) is None
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as worker:
         used = {os.getpid(): 3, worker.pid: 4, os.getppid(): 5, 1 << 30: 6}
-        assert by_engine(used, {engine.pid: engine.engine}) == {engine.engine: 3 + 4, OTHERS: 5 + 6}
+        assert by_engine(used, {engine.pid: engine.engine}) == {engine.engine: 3 + 4, OTHER_PROCESSES: 5 + 6}
         worker.communicate(b"\n")
 
 

@@ -27,14 +27,14 @@ class Slack(Receiver):
         trouble = message.trouble
         header = f"{_mark(message)} {trouble.title} on {trouble.engine}"
         blocks: list[dict[str, Any]] = [
-            {"type": "header", "text": {"type": "plain_text", "text": _cut(header, LONGEST_HEADER)}},
+            {"type": "header", "text": {"type": "plain_text", "text": _cut_for_slack(header, LONGEST_HEADER)}},
             _section(_escaped(trouble.explanation)),
         ]
         if message.kind != "resolved" and trouble.do_now:
             blocks.append(_section("*Do now*\n" + "\n".join(f"• {_escaped(line)}" for line in trouble.do_now)))
-        context = {"type": "mrkdwn", "text": _cut(_escaped(_context(message, trouble)), LONGEST_SECTION)}
+        context = {"type": "mrkdwn", "text": _cut_for_slack(_escaped(_context(message, trouble)), LONGEST_SECTION)}
         blocks.append({"type": "context", "elements": [context]})
-        return json_post({"text": _cut(_escaped(header), LONGEST_SECTION), "blocks": blocks})
+        return json_post({"text": _cut_for_slack(_escaped(header), LONGEST_SECTION), "blocks": blocks})
 
 
 def _mark(message: Message) -> str:
@@ -55,12 +55,12 @@ def _context(message: Message, trouble: Trouble) -> str:
 
 
 def _section(text: str) -> dict[str, Any]:
-    return {"type": "section", "text": {"type": "mrkdwn", "text": _cut(text, LONGEST_SECTION)}}
+    return {"type": "section", "text": {"type": "mrkdwn", "text": _cut_for_slack(text, LONGEST_SECTION)}}
 
 
 def _escaped(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def _cut(text: str, most: int) -> str:
+def _cut_for_slack(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"

@@ -61,7 +61,7 @@ class Reasons(logging.Handler):
         self.close()
 
 
-class Sender(Generic[Item]):
+class ExportSender(Generic[Item]):
     """Sends items of one `signal`, `batch` at a time at most, made into what the exporter takes by `encode`.
 
     Each item has a weight; items of `capacity` in all may wait. When more come, the oldest are dropped.

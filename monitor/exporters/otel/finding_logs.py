@@ -15,8 +15,8 @@ from kvscope.monitor.detectors.judgement import Severity
 from kvscope.monitor.exporters.otel.request_spans import SCOPE
 from kvscope.monitor.findings import Transition
 
-MOST_CULPRITS: Final = 100
-SEVERITIES: Final[Mapping[Severity, tuple[str, SeverityNumber]]] = {
+MAX_LOGGED_CULPRITS: Final = 100
+OTEL_SEVERITIES: Final[Mapping[Severity, tuple[str, SeverityNumber]]] = {
     "info": ("INFO", SeverityNumber.INFO),
     "warning": ("WARN", SeverityNumber.WARN),
     "error": ("ERROR", SeverityNumber.ERROR),
@@ -30,7 +30,7 @@ def log_of(transition: Transition, culprit: SpanContext | None, resource: Resour
     The finding's own severity is an attribute; that of the record is INFO when it is resolved.
     """
     report = transition.finding.report()
-    text, number = SEVERITIES[report.severity if transition.to == "firing" else "info"]
+    text, number = OTEL_SEVERITIES[report.severity if transition.to == "firing" else "info"]
     record = LogRecord(
         timestamp=transition.at_ns,
         observed_timestamp=time.time_ns(),
@@ -50,7 +50,7 @@ def log_of(transition: Transition, culprit: SpanContext | None, resource: Resour
             "kvscope.finding.runbook": report.runbook,
             "kvscope.finding.do_now": report.do_now,
             "kvscope.finding.change": report.change,
-            "kvscope.culprits.requests": report.culprits.requests[:MOST_CULPRITS],
+            "kvscope.culprits.requests": report.culprits.requests[:MAX_LOGGED_CULPRITS],
             "kvscope.culprits.blocks": len(report.culprits.blocks),
             "kvscope.engine": report.engine,
         },

@@ -28,7 +28,7 @@ from prometheus_client.samples import Sample
 
 from kvscope.monitor.exporters.otel.request_spans import SCOPE
 
-UNITS: Final = {"seconds": "s", "bytes": "By"}
+OTEL_UNITS: Final = {"seconds": "s", "bytes": "By"}
 """By the last word of a name; without one a unit is left out, so that nobody puts one into the name."""
 Labels = tuple[tuple[str, str], ...]
 
@@ -51,7 +51,7 @@ def points_in(data: MetricsData) -> int:
 
 def _metrics(family: Family, at_ns: int) -> Iterable[Metric]:
     def metric(name: str, data: Gauge | Sum | Histogram) -> Metric:
-        return Metric(name, family.documentation, UNITS.get(family.name.rpartition("_")[2], ""), data)
+        return Metric(name, family.documentation, OTEL_UNITS.get(family.name.rpartition("_")[2], ""), data)
 
     def point(sample: Sample) -> NumberDataPoint:
         return NumberDataPoint(dict(sample.labels), 0, at_ns, sample.value)

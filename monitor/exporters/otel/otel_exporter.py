@@ -17,12 +17,12 @@ from opentelemetry.trace import SpanContext
 from prometheus_client.core import Metric as Family
 
 from kvscope.monitor.events.samples import Record
-from kvscope.monitor.exporters.otel.export_queue import Pace, Reasons, Sender
+from kvscope.monitor.exporters.otel.export_queue import ExportSender, Pace, Reasons
 from kvscope.monitor.exporters.otel.finding_logs import log_of
 from kvscope.monitor.exporters.otel.metric_bridge import metrics_data, points_in
 from kvscope.monitor.exporters.otel.otel_schema import OtlpFigures
 from kvscope.monitor.exporters.otel.otlp_exporters import BadEndpoint, exporters_for
-from kvscope.monitor.exporters.otel.request_recorder import Lives, Told
+from kvscope.monitor.exporters.otel.request_recorder import Lives, RecordedRequest
 from kvscope.monitor.exporters.otel.request_spans import spans_of
 from kvscope.monitor.exporters.otel.trace_ids import root_of
 from kvscope.monitor.exporters.otel.trace_sampling import Sampling
@@ -34,7 +34,7 @@ METRICS_EVERY_S: Final = 15.0
 """As often as Prometheus is commonly told to scrape."""
 NOTE_EVERY_S: Final = 1.0
 """Whom findings name: they grow, and are judged twice a second."""
-EVENTS: Final = 400_000
+SPAN_EVENTS: Final = 400_000
 """Of requests that wait to be sent as spans: 30 s of 1,000 requests a second with a dozen events each; 100 MB or so."""
 LOGS: Final = 10_000
 POINTS: Final = 100_000
@@ -51,14 +51,14 @@ class OtelConfig:
     pace: Pace = field(default_factory=Pace)
 
 
-class _Kept(NamedTuple):
+class _KeptRequest(NamedTuple):
     """A request whose trace is kept. Its spans are made when they are sent."""
 
     engine: str
     provider: str
     record: RequestState
     wall_minus_mono_ns: int
-    told: Told
+    told: RecordedRequest
     why: str
 
 
@@ -82,14 +82,14 @@ class OtelOutlet:
         self._noted_s = 0.0
         self._resource = Resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME", "kvscope")})
         pace = config.pace
-        self._traces = Sender[_Kept](
-            "traces", exporters.traces, self._spans, capacity=EVENTS, batch=100, pace=pace, reasons=reasons
+        self._traces = ExportSender[_KeptRequest](
+            "traces", exporters.traces, self._spans, capacity=SPAN_EVENTS, batch=100, pace=pace, reasons=reasons
         )
-        self._logs = Sender[ReadableLogRecord](
+        self._logs = ExportSender[ReadableLogRecord](
             "logs", exporters.logs, list, capacity=LOGS, batch=500, pace=pace, reasons=reasons
         )
-        self._metrics = Sender[MetricsData](
-            "metrics", exporters.metrics, _one, capacity=POINTS, batch=1, pace=pace, reasons=reasons
+        self._metrics = ExportSender[MetricsData](
+            "metrics", exporters.metrics, _single, capacity=POINTS, batch=1, pace=pace, reasons=reasons
         )
         self._stopping = threading.Event()
         self._measuring = threading.Thread(target=self._measure, name="kvscope-otlp-measure", daemon=True)
@@ -109,7 +109,7 @@ class OtelOutlet:
             why = self._sampling.why(engine, record, told, root.trace_id)
             if why:
                 provider = self._provider(engine)
-                self._traces.put(_Kept(engine, provider, record, offset, told, why), 10 + len(told.about))
+                self._traces.put(_KeptRequest(engine, provider, record, offset, told, why), 10 + len(told.about))
                 kept.append((one, root))
         return kept
 
@@ -151,7 +151,7 @@ class OtelOutlet:
         data = metrics_data(self._collect(), time.time_ns(), self._resource)
         self._metrics.put(data, points_in(data))
 
-    def _spans(self, kept: Sequence[_Kept]) -> list[ReadableSpan]:
+    def _spans(self, kept: Sequence[_KeptRequest]) -> list[ReadableSpan]:
         return [span for one in kept for span in spans_of(*one, self._resource)]
 
     def _provider(self, engine: str) -> str:
@@ -170,7 +170,7 @@ class OtelOutlet:
         return None
 
 
-def _one(data: Sequence[MetricsData]) -> MetricsData:
+def _single(data: Sequence[MetricsData]) -> MetricsData:
     return data[0]
 
 

@@ -22,7 +22,7 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 
 from kvscope.monitor.errors import KvscopeError
 
-TIMEOUT_S: Final = 5.0
+OTLP_TIMEOUT_S: Final = 5.0
 """Of one try, if OTEL_EXPORTER_OTLP_TIMEOUT does not say: what does not answer by then is tried again."""
 _PATHS: Final = ("/v1/traces", "/v1/logs", "/v1/metrics")
 
@@ -79,7 +79,7 @@ def exporters_for(url: str) -> Exporters:
 def _timeout() -> float:
     """Seconds, as OpenTelemetry's Python reads it."""
     try:
-        return float(os.environ.get("OTEL_EXPORTER_OTLP_TIMEOUT", TIMEOUT_S))
+        return float(os.environ.get("OTEL_EXPORTER_OTLP_TIMEOUT", OTLP_TIMEOUT_S))
     except ValueError as error:
         raise BadEndpoint(f"OTEL_EXPORTER_OTLP_TIMEOUT is no number of seconds: {error}") from error
 

@@ -23,7 +23,7 @@ About = tuple[Position, int, Run]
 
 MAX_EVENTS: Final = 2_000
 """Kept of one request: one that is preempted for ever is told by its beginning."""
-MAX_ENDED: Final = 4_096
+MAX_ENDED_RECORDS: Final = 4_096
 MAX_LIVING: Final = 16_384
 
 _KEPT: Final = frozenset(
@@ -48,19 +48,19 @@ _KEPT: Final = frozenset(
         Kind.TRACED,
     )
 )
-_TIMED: Final = frozenset(
+_TIMED_KINDS: Final = frozenset(
     int(kind)
     for kind in (Kind.CLOCK, Kind.STARTED, Kind.STEP_LAUNCHED, Kind.STEP_COMPLETED, Kind.ARRIVED, Kind.STOPPED)
 )
 """Say their own time, which is that of what follows."""
 _ASIDE: Final = frozenset(int(kind) for kind in (Kind.RECEIVED, Kind.CLIENT_GONE, Kind.STALLED))
 """Say their own time, which is nobody else's."""
-_LEAST_ARGS: Final = {int(kind): sum(not name.endswith("*") for name in f.args) for kind, f in SCHEMA.items()}
+_LEAST_RECORDED_ARGS: Final = {int(kind): sum(not name.endswith("*") for name in f.args) for kind, f in SCHEMA.items()}
 _PROGRESSED, _ADMITTED, _FINISHED = int(Kind.PROGRESSED), int(Kind.ADMITTED), int(Kind.FINISHED)
 _PREEMPTED, _BEGINS = int(Kind.PREEMPTED), (int(Kind.RECEIVED), int(Kind.ARRIVED))
 
 
-class Told(NamedTuple):
+class RecordedRequest(NamedTuple):
     """All that was heard of a request, and the ids of the other requests that are in it."""
 
     about: list[About]
@@ -74,7 +74,7 @@ class Told(NamedTuple):
         return bool(self.about) and self.about[0][2].kind in _BEGINS and not self.cut
 
 
-NOTHING: Final = Told([], {}, 0)
+NOTHING: Final = RecordedRequest([], {}, 0)
 
 
 class Lives:
@@ -94,7 +94,7 @@ class Lives:
                         engine = self._engines[record.engine] = _Engine(record.epoch)
                     engine.follow(record)
 
-    def take(self, engine: str, number: int) -> Told:
+    def take(self, engine: str, number: int) -> RecordedRequest:
         """What is kept of a request that has ended; it is not kept any longer."""
         with self._lock:
             known = self._engines.get(engine)
@@ -106,7 +106,7 @@ class _Engine:
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
-        self.ended: dict[int, Told] = {}
+        self.ended: dict[int, RecordedRequest] = {}
         self._sequence = self._dropped = -1
         self._mono_ns = 0
         self._about: dict[int, list[About]] = {}
@@ -147,10 +147,10 @@ class _Engine:
                 moved.update(zip(numbers, steps, strict=False))
                 for each in prefilling & set(numbers) if prefilling else ():
                     self._prefilled(each)
-            elif kind in _KEPT or kind in _TIMED:
-                if n_args < _LEAST_ARGS[kind]:
+            elif kind in _KEPT or kind in _TIMED_KINDS:
+                if n_args < _LEAST_RECORDED_ARGS[kind]:
                     raise IndexError
-                if kind in _TIMED:
+                if kind in _TIMED_KINDS:
                     self._mono_ns = args[a]
                 if kind in _KEPT:
                     at = (args[a] if kind in _ASIDE else self._mono_ns) + offset
@@ -195,8 +195,10 @@ class _Engine:
             self._cut[number] = self._cut.get(number, 0) + 1
 
     def _end(self, number: int) -> None:
-        self.ended[number] = Told(self._about[number], self._others.get(number, {}), self._cut.get(number, 0))
-        if len(self.ended) > MAX_ENDED:
+        self.ended[number] = RecordedRequest(
+            self._about[number], self._others.get(number, {}), self._cut.get(number, 0)
+        )
+        if len(self.ended) > MAX_ENDED_RECORDS:
             del self.ended[next(iter(self.ended))]
         self._forget(number)
 

@@ -32,7 +32,7 @@ from kvscope.monitor.analysis.event_history import StoryLine, story_of_request
 from kvscope.monitor.analysis.request_phases import Phase, phases
 from kvscope.monitor.events.kinds import FIRST_FINISHED, Cause, Kind, Load, Preempt, name_of
 from kvscope.monitor.events.kinds import Status as RequestStatus
-from kvscope.monitor.exporters.otel.request_recorder import About, Told
+from kvscope.monitor.exporters.otel.request_recorder import About, RecordedRequest
 from kvscope.monitor.exporters.otel.trace_ids import child_of, parent_of, root_of
 from kvscope.monitor.ledger.latency import SERVED
 from kvscope.monitor.state.records import RequestState
@@ -52,7 +52,13 @@ Attributes = dict[str, Any]
 
 
 def spans_of(
-    engine: str, provider: str, record: RequestState, wall_minus_mono_ns: int, told: Told, why: str, resource: Resource
+    engine: str,
+    provider: str,
+    record: RequestState,
+    wall_minus_mono_ns: int,
+    told: RecordedRequest,
+    why: str,
+    resource: Resource,
 ) -> list[ReadableSpan]:
     """The trace of `record`, the root first. `provider`: the kind of engine; `why`: its trace is kept.
 
@@ -70,14 +76,14 @@ def spans_of(
     tree = _Tree(root_of(engine, record), resource)
     outside = [line for line in lines if not life or line.at_ns >= life[-1].until_ns]
     tree.add(
-        _name(engine, record),
+        _request_name(engine, record),
         None,
         began_ns,
         ended_ns,
         outside,
         _root_attributes(engine, provider, record, told, why),
         parent_of(record),
-        _status(record),
+        _span_status(record),
     )
     for status, group in groupby(life, lambda phase: phase.status):
         _add_phases(tree, status, list(group), told.about, lines)
@@ -139,8 +145,8 @@ def _add_phases(
         if status == RequestStatus.RUNNING and phase.cause == Cause.NONE:
             _add_running(tree, phase, about, lines)
         elif status == RequestStatus.WAITING_FOR_REMOTE_KVS:
-            attributes = _load(about, phase)
-            tree.add("remote load", tree.root, phase.since_ns, phase.until_ns, _within(lines, phase), attributes)
+            attributes = _load_event(about, phase)
+            tree.add("remote load", tree.root, phase.since_ns, phase.until_ns, _clamped(lines, phase), attributes)
         else:
             _add_wait(tree, tree.root, phase, lines)
 
@@ -150,7 +156,7 @@ def _add_wait(tree: _Tree, under: SpanContext, phase: Phase, lines: Sequence[Sto
     reason = name_of(Cause, phase.cause) if phase.cause else status.removeprefix("WAITING_FOR_")
     name = "front end" if phase.status == RequestStatus.RECEIVED else f"wait {reason}"
     attributes = {"kvscope.status": status, "kvscope.reason": reason}
-    tree.add(name, under, phase.since_ns, phase.until_ns, _within(lines, phase), attributes)
+    tree.add(name, under, phase.since_ns, phase.until_ns, _clamped(lines, phase), attributes)
 
 
 class _Step(NamedTuple):
@@ -163,8 +169,8 @@ class _Step(NamedTuple):
 
 def _add_running(tree: _Tree, phase: Phase, about: Sequence[About], lines: Sequence[StoryLine]) -> None:
     """Prefill until a step of it brings a token of output, and decode from there on."""
-    prefills, steps = _steps(about, phase)
-    told = _within(lines, phase)
+    prefills, steps = _step_attributes(about, phase)
+    told = _clamped(lines, phase)
     first = steps[0]
     turn = next((n for n, step in enumerate(steps) if step.outputs > first.outputs), 0) if prefills else 0
     turned_ns = phase.since_ns
@@ -187,7 +193,7 @@ def _add_running(tree: _Tree, phase: Phase, about: Sequence[About], lines: Seque
         tree.add("decode", tree.root, turned_ns, phase.until_ns, then, made)
 
 
-def _steps(about: Iterable[About], phase: Phase) -> tuple[bool, list[_Step]]:
+def _step_attributes(about: Iterable[About], phase: Phase) -> tuple[bool, list[_Step]]:
     """Of a running phase: whether it begins in prefill; then where the request was at its beginning, and after each
     step of it that is known.
     """
@@ -208,7 +214,7 @@ def _steps(about: Iterable[About], phase: Phase) -> tuple[bool, list[_Step]]:
     return prefills, [last._replace(at_ns=phase.since_ns), *steps]
 
 
-def _within(lines: Iterable[StoryLine], phase: Phase) -> list[StoryLine]:
+def _clamped(lines: Iterable[StoryLine], phase: Phase) -> list[StoryLine]:
     return [line for line in lines if phase.since_ns <= line.at_ns < phase.until_ns]
 
 
@@ -224,7 +230,7 @@ def _preemption(about: Iterable[About], at_ns: int) -> Attributes:
     return {}
 
 
-def _load(about: Iterable[About], phase: Phase) -> Attributes:
+def _load_event(about: Iterable[About], phase: Phase) -> Attributes:
     for _, at_ns, event in about:
         if event.kind == Kind.REMOTE_LOAD and phase.since_ns <= at_ns <= phase.until_ns:
             return {"kvscope.outcome": name_of(Load, event.args[0]).lower(), "kvscope.tokens": event.args[1]}
@@ -239,17 +245,17 @@ def operation_of(record: RequestState) -> str:
     return "chat" if record.id.startswith("chatcmpl-") else "text_completion"
 
 
-def _name(engine: str, record: RequestState) -> str:
+def _request_name(engine: str, record: RequestState) -> str:
     return f"{operation_of(record)} {engine.partition('@')[0]}"
 
 
-def _status(record: RequestState) -> Status:
+def _span_status(record: RequestState) -> Status:
     if record.status in SERVED:
         return Status(StatusCode.UNSET)
     return Status(StatusCode.ERROR, name_of(RequestStatus, record.status))
 
 
-def _root_attributes(engine: str, provider: str, record: RequestState, told: Told, why: str) -> Attributes:
+def _root_attributes(engine: str, provider: str, record: RequestState, told: RecordedRequest, why: str) -> Attributes:
     status = name_of(RequestStatus, record.status)
     attributes: Attributes = {
         "gen_ai.operation.name": operation_of(record),

@@ -10,12 +10,12 @@ from collections.abc import Iterable
 from typing import Final
 
 from kvscope.monitor.events.kinds import Kind
-from kvscope.monitor.exporters.otel.request_recorder import Told
+from kvscope.monitor.exporters.otel.request_recorder import RecordedRequest
 from kvscope.monitor.findings import Finding, severity_at_least
 from kvscope.monitor.ledger.latency import SERVED
 from kvscope.monitor.state.records import RequestState
 
-FIRST_TOKEN_S: Final = 5.0
+SLOW_FIRST_TOKEN_S: Final = 5.0
 """From arrival to the first token, or to the end without one. Who chats waits a second or two; a prompt that fills a
 whole context window is computed in less on the hardware that it is served by. What takes longer stood somewhere."""
 PER_TOKEN_S: Final = 0.2
@@ -44,7 +44,7 @@ class Sampling:
         while len(self._culprits) > MAX_CULPRITS:
             del self._culprits[next(iter(self._culprits))]
 
-    def why(self, engine: str, record: RequestState, told: Told, trace_id: int) -> str:
+    def why(self, engine: str, record: RequestState, told: RecordedRequest, trace_id: int) -> str:
         """Why the trace of a request that ended is kept: failed, finding CODE, stuck, preempted, slow, or share of the
         rest; empty if it is not.
         """
@@ -64,7 +64,7 @@ class Sampling:
 
 def _is_slow(record: RequestState) -> bool:
     first_ns = record.first_token_ns or record.finished_ns
-    if (first_ns - (record.received_ns or record.arrived_ns)) / 1e9 > FIRST_TOKEN_S:
+    if (first_ns - (record.received_ns or record.arrived_ns)) / 1e9 > SLOW_FIRST_TOKEN_S:
         return True
     if sum(record.waited_ns.values()) / 1e9 > WAITED_S:
         return True

@@ -19,7 +19,7 @@ from kvscope.monitor.findings import Transition
 from kvscope.monitor.ledger.engine_ledger import EngineLedger, Point
 from kvscope.monitor.pipeline import Pipeline
 
-HOLDERS: Final = ("free", "cached_idle", "running", "waiting", "finished", "reserved", "unaccounted")
+TRACE_HOLDERS: Final = ("free", "cached_idle", "running", "waiting", "finished", "reserved", "unaccounted")
 
 
 class Exported(NamedTuple):
@@ -117,7 +117,7 @@ class _Exporter:
         process = packets.process(frame.engine, frame.wall_ns)
         self._findings = packets.group(process, "Findings", 0)
         blocks, queue = packets.group(process, "KV blocks", 1), packets.group(process, "Queue", 2)
-        self._blocks = {holder: packets.counter(blocks, holder, "blocks") for holder in HOLDERS}
+        self._blocks = {holder: packets.counter(blocks, holder, "blocks") for holder in TRACE_HOLDERS}
         self._running, self._waiting = (packets.counter(queue, name, "requests") for name in ("running", "waiting"))
         self._requests = packets.group(process, "Requests", 3)
 

@@ -9,6 +9,6 @@ observer.py    findings, how far to trust all that (the stream, its sources), an
 """
 
 from kvscope.monitor.exporters.prometheus.collector import WatchCollector
-from kvscope.monitor.exporters.prometheus.pool_metrics import HOLDERS
+from kvscope.monitor.exporters.prometheus.pool_metrics import METRIC_HOLDERS
 
-__all__ = ["HOLDERS", "WatchCollector"]
+__all__ = ["METRIC_HOLDERS", "WatchCollector"]

@@ -7,7 +7,7 @@ from kvscope.monitor.exporters.prometheus.metric_families import add_histogram, 
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.ledger.fragmentation import unused_by_all
 
-HOLDERS = ("free", "cached_idle", "running", "waiting", "finished", "reserved", "unaccounted")
+METRIC_HOLDERS = ("free", "cached_idle", "running", "waiting", "finished", "reserved", "unaccounted")
 
 
 class PoolFamilies:
@@ -54,7 +54,7 @@ class PoolFamilies:
     def add(self, name: str, ledger: EngineLedger) -> None:
         """One engine's."""
         state, totals, balance = ledger.state, ledger.state.totals, ledger.balance()
-        for holder in HOLDERS:
+        for holder in METRIC_HOLDERS:
             self.blocks.add_metric((name, holder), getattr(balance, holder))
         self.unexplained.add_metric((name,), balance.unexplained_references)
         if not state.damaged:

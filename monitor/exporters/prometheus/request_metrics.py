@@ -54,7 +54,7 @@ class RequestFamilies:
         by_state: Counter[tuple[int, str]] = Counter({(Status.RUNNING, ""): 0, (Status.WAITING, ""): 0})
         stalled, waiting = 0, Histogram(BOUNDS_S)
         for record in ledger.state.requests.values():
-            by_state[record.status, _reason(ledger, record)] += 1
+            by_state[record.status, _waiting_reason(ledger, record)] += 1
             stalled += bool(record.stalled_ns)
             if record.is_waiting and not record.admitted_ns:
                 waiting.observe([round(ledger.age_s(record.arrived_ns) * 1e9)])
@@ -73,7 +73,7 @@ class RequestFamilies:
         self.client_gone.add_metric((name,), totals.client_gone)
 
 
-def _reason(ledger: EngineLedger, record: RequestState) -> str:
+def _waiting_reason(ledger: EngineLedger, record: RequestState) -> str:
     if record.is_running and not record.cause:
         return ""
     if record.is_finished:

@@ -9,7 +9,7 @@ from kvscope.monitor.ledger.engine_ledger import EngineLedger
 
 SUGGESTIONS = ("fit_requested", "use_all")
 """What of a MEMORY event is advice, and not a part of the device."""
-CONFIGURATION = (
+CONFIGURATION_LABELS = (
     "model",
     "version",
     "block_size",
@@ -47,7 +47,7 @@ class WorkFamilies:
         self.suggested = gauge("memory_suggested_kv_bytes", "The engine's advice on its pool's size.", "suggestion")
         self.tier_used = gauge("tier_blocks", "Blocks that an outer tier of KV storage holds.", "tier")
         self.tier_capacity = gauge("tier_capacity_blocks", "Blocks that an outer tier can hold.", "tier")
-        self.info = gauge("engine_info", "1, with what the engine says of itself as labels.", *CONFIGURATION)
+        self.info = gauge("engine_info", "1, with what the engine says of itself as labels.", *CONFIGURATION_LABELS)
         self.restarts = counter("engine_restarts", "Restarts of the engine seen by this service.")
         self.faults = gauge("engine_fault_on", "1 for each fault that was switched on by hand.", "code")
 
@@ -72,7 +72,7 @@ class WorkFamilies:
         for tier, held in state.tiers.items():
             self.tier_used.add_metric((name, name_of(Tier, tier)), held.used)
             self.tier_capacity.add_metric((name, name_of(Tier, tier)), held.capacity)
-        self.info.add_metric((name, *(str(getattr(ledger.description, field)) for field in CONFIGURATION)), 1)
+        self.info.add_metric((name, *(str(getattr(ledger.description, field)) for field in CONFIGURATION_LABELS)), 1)
         self.restarts.add_metric((name,), ledger.restarts)
         for code in dict.fromkeys(fault.partition(":")[0] for fault in ledger.description.faults):
             self.faults.add_metric((name, code), 1)

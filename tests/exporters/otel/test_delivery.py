@@ -11,7 +11,7 @@ import pytest
 
 from kvscope.monitor.events.kinds import Load
 from kvscope.monitor.events.kinds import Status as RequestStatus
-from kvscope.monitor.exporters.otel.export_queue import Pace, Reasons, Sender
+from kvscope.monitor.exporters.otel.export_queue import ExportSender, Pace, Reasons
 from kvscope.monitor.exporters.otel.otel_exporter import OtelConfig, OtelOutlet
 from kvscope.monitor.exporters.otel.otlp_exporters import BadEndpoint
 from kvscope.monitor.exporters.prometheus import WatchCollector
@@ -80,7 +80,7 @@ class Deaf:
 
 def test_too_much_is_dropped_from_its_old_end_and_counted(reasons: Reasons) -> None:
     deaf = Deaf()
-    sender = Sender[int]("traces", deaf, list, capacity=100, batch=10, pace=Pace(60, 60, 60), reasons=reasons)
+    sender = ExportSender[int]("traces", deaf, list, capacity=100, batch=10, pace=Pace(60, 60, 60), reasons=reasons)
     try:
         sender.put(0, 10)
         until(lambda: deaf.tries)  # the first is in hand
@@ -96,7 +96,9 @@ def test_too_much_is_dropped_from_its_old_end_and_counted(reasons: Reasons) -> N
 
 def test_what_is_refused_for_too_long_makes_room_for_what_follows(reasons: Reasons) -> None:
     deaf = Deaf()
-    sender = Sender[int]("traces", deaf, list, capacity=100, batch=1, pace=Pace(0.01, 0.01, 0.02), reasons=reasons)
+    sender = ExportSender[int](
+        "traces", deaf, list, capacity=100, batch=1, pace=Pace(0.01, 0.01, 0.02), reasons=reasons
+    )
     try:
         sender.put(1)
         sender.put(2)
