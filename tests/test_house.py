@@ -25,6 +25,7 @@ ROOMS = (
     "kvscope.monitor.publishing",
     "kvscope.monitor.probes",
     "kvscope.monitor.text",
+    "kvscope.monitor.bounded_http",
     "kvscope.monitor.runbook_files",
     "kvscope.engine",
     "kvscope.engine.faults",

@@ -19,6 +19,8 @@ from kvscope.monitor.alerting.alert_store import Delivery
 from kvscope.monitor.alerting.message import Message
 from kvscope.monitor.alerting.outbox import Outbox
 from kvscope.monitor.alerting.receivers.receiver import Receiver
+from kvscope.monitor.bounded_http import bounded_client
+from kvscope.monitor.events import limits
 
 logger = logging.getLogger(__name__)
 # It logs each URL in full, and a receiver's URL often is a secret.
@@ -46,7 +48,7 @@ class DeliveryAnswer(NamedTuple):
 
 def client() -> httpx.Client:
     """What `send` wants: no redirects, no proxies from the environment."""
-    return httpx.Client(timeout=SEND_TIMEOUT_S, follow_redirects=False, trust_env=False)
+    return bounded_client(SEND_TIMEOUT_S, limits.RECEIPT_BYTES)
 
 
 def send(client: httpx.Client, receiver: Receiver, message: Message, allow_private: bool) -> DeliveryAnswer:

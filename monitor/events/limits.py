@@ -49,3 +49,17 @@ DESCRIPTION_DEPTH: Final = 16
 """Nested objects and lists of an engine's description. A deeper one is refused, and its frame with it."""
 TIME_NS: Final = 1 << 62
 """Times, epochs and sequences of a frame, which are not below 0: until the year 2116."""
+
+# ---------------------------------------------------------------- answers of HTTP servers
+
+ANSWER_BYTES: Final = 64 << 20
+"""The body of a metrics page or a query's answer. Compressed bodies and redirects are refused. The timeout of a command
+covers the whole exchange, from connecting to the last byte."""
+RECEIPT_BYTES: Final = 1 << 20
+"""The body with which a receiver answers an alert."""
+PAGE_ENGINES: Final = 64
+"""Engines of one metrics page. More are left out, and the source reports how many."""
+PAGE_LABEL_CHARS: Final = 1_024
+"""An engine's name on a metrics page. An engine with a longer one is left out."""
+GONE_S: Final = 900
+"""An engine that is not on its metrics page any more leaves the ledger after so many seconds."""
