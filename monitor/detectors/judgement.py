@@ -6,6 +6,8 @@ from typing import Final, Literal
 
 import msgspec
 
+from kvscope.monitor.detectors.evidence_names import OLD_EVIDENCE_NAMES
+
 Severity = Literal["info", "warning", "error", "critical"]
 Verdict = Literal["confirmed", "likely", "cannot-tell"]
 
@@ -23,6 +25,12 @@ class Evidence(msgspec.Struct, frozen=True):
     unit: str = ""
     source: str = "stream"
     position: str = ""
+    alias: str | msgspec.UnsetType = msgspec.UNSET
+
+    def __post_init__(self) -> None:
+        """Set the alias of a renamed name."""
+        if self.name in OLD_EVIDENCE_NAMES:
+            msgspec.structs.force_setattr(self, "alias", OLD_EVIDENCE_NAMES[self.name])
 
 
 class Judgement(msgspec.Struct, frozen=True):

@@ -47,6 +47,6 @@ def cost_of(ledger: EngineLedger, last: list[Preemption]) -> tuple[Evidence, ...
     return (
         Evidence("preempted_in_one_pass", len(last), "requests", position=last_at),
         Evidence("running_before", last[0].running, "requests", position=first_at),
-        Evidence("blocks_taken_from_them", sum(one.blocks for one in last), "blocks", position=last_at),
+        Evidence("blocks_preempted", sum(one.blocks for one in last), "blocks", position=last_at),
         Evidence("tokens_lost", sum(one.tokens_lost for one in last), "tokens", position=last_at),
     )

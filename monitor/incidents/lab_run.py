@@ -128,7 +128,7 @@ def bring_about(scenario: Scenario, seed: int, directory: Path) -> tuple[Run, Li
 
     def note() -> None:
         life.note()
-        if fault is None or not scenario.onset(life):
+        if not scenario.code or (scenario.fault and fault is None) or not scenario.onset(life):
             made.onset_s = None
         elif made.onset_s is None:
             made.onset_s = engine.now_s - began_s

@@ -21,7 +21,7 @@ def test_alike_requests_end_together_and_the_next_wave_queues() -> None:
     assert value(finding, "usage_after") == 0
     spread_s = (max(r.finished_ns for r in first_wave) - min(r.finished_ns for r in first_wave)) / 1e9
     assert value(finding, "within_s") == round(spread_s, 3)
-    waiting, running = value(finding, "waiting_in_next_wave"), value(finding, "running_in_next_wave")
+    waiting, running = value(finding, "next_wave_waiting"), value(finding, "next_wave_running")
     assert isinstance(waiting, int)
     assert isinstance(running, int)
     assert waiting > running

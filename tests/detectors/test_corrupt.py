@@ -73,7 +73,7 @@ def test_counts_that_disagree_with_the_events(wrong: tuple[int, int, int, int]) 
     scene.say(wrong)
     finding = scene.only("corrupt.counter-drift")
     assert (finding.severity, finding.verdict) == ("critical", "confirmed")
-    assert value(finding, "times") == 1
+    assert value(finding, "anomalies") == 1
 
 
 def audit(scene: Spoken, refs_of_5: int = 1, tables: dict[int, list[int]] | None = None) -> None:
@@ -134,7 +134,7 @@ def test_who_is_given_a_block_after_it_went_wrong_is_no_culprit() -> None:
     scene.wait(1)
     finding = scene.only("corrupt.double-free")
     assert (finding.culprits.requests, finding.culprits.blocks) == (["r-1"], [4])
-    assert value(finding, "times") == 1
+    assert value(finding, "anomalies") == 1
 
 
 def test_what_went_wrong_first_is_remembered_however_much_follows() -> None:

@@ -53,7 +53,7 @@ def only_info(observer: Observer, code: str) -> FindingReport:
 def test_never_freed() -> None:
     finding = replayed("never-freed").only(FINISHED_HELD)
     assert finding.verdict == "likely"
-    assert value(finding, "usage_with_nothing_running") == round(100 * rows("never-freed")[-1]["kv_usage"], 1)
+    assert value(finding, "idle_usage") == round(100 * rows("never-freed")[-1]["kv_usage"], 1)
     assert {evidence.source for evidence in finding.evidence} == {"metrics"}
     assert "event stream" in finding.missing
 
@@ -61,8 +61,8 @@ def test_never_freed() -> None:
 def test_lockstep_collapse() -> None:
     finding = replayed("lockstep-collapse").only(LOCKSTEP)
     assert finding.verdict == "likely"
-    assert value(finding, "running_before") == value(finding, "finished_in_the_fall") == 15
-    assert value(finding, "preemptions_counted_in_the_fall") == 0
+    assert value(finding, "running_before") == value(finding, "finished_during_drop") == 15
+    assert value(finding, "preemptions_during_drop") == 0
     assert "preempt" in finding.missing
 
 
@@ -169,7 +169,7 @@ def test_an_older_vllm_is_judged_by_what_it_has() -> None:
     observer = judged(scraped(rows("lockstep-collapse"), change))
     finding = observer.only(LOCKSTEP)
     assert finding.verdict == "likely"
-    assert value(finding, "finished_in_the_fall") == "not exposed"
+    assert value(finding, "finished_during_drop") == "not exposed"
     assert len(only_info(observer, NOT_EXPOSED).evidence) == 3
 
 
@@ -192,7 +192,7 @@ def test_a_queue_in_front_of_an_empty_pool() -> None:
     assert judged(spoken(before, wedged, again=grace)).alarms() == [NEVER_FITS]  # not yet
     assert not judged(spoken(before, wedged, again=grace)).firing(NEVER_FITS)
     finding = judged(spoken(before, wedged, again=grace + 1)).only(NEVER_FITS)
-    assert (finding.verdict, value(finding, "waiting_for_room")) == ("likely", 4)
+    assert (finding.verdict, value(finding, "waiting_for_blocks")) == ("likely", 4)
     assert not judged(spoken(before, {**wedged, "deferred": 4}, again=99)).alarms()  # for KV from elsewhere, say
     assert not judged(spoken(before, {**wedged, "usage": 0.5}, again=grace + 1)).firing(NEVER_FITS)
     assert not judged(spoken(before, {**wedged, "awake": 0}, again=99)).alarms()

@@ -104,7 +104,7 @@ def test_what_cannot_be_read_is_a_gap_and_no_corruption() -> None:
     scene.watch.settle()
     assert [f.code for f in scene.firing()] == [STREAM_GAP]
     (finding,) = scene.firing()
-    assert "IndexError" in str(value(finding, "unreadable"))
+    assert "IndexError" in str(value(finding, "unreadable_batch"))
 
 
 # -------------------------------------------------------------------- held.pool-reserved

@@ -21,8 +21,8 @@ def test_requests_that_leave_a_block_each() -> None:
     assert sorted(finding.culprits.requests) == sorted(scene.lab.faults.on[RISING_FLOOR].struck)
     assert finding.culprits.blocks == [b for b, refs in enumerate(scene.lab.pool.refs) if refs and b]
     assert value(finding, "last_floor") == len(finding.culprits.blocks) == scene.ledger.state.used
-    assert value(finding, "times_the_floor_rose") == 5
-    assert value(finding, "each_time") == 2
+    assert value(finding, "floor_rises") == 5
+    assert value(finding, "floor_rise_mean") == 2
     assert all((finding.do_now, finding.change, finding.wont_help, finding.since))
 
 
@@ -94,7 +94,7 @@ def drains(floors: list[float], peak: float = 0.6) -> Observer:
 
 def test_a_floor_that_rises_by_figures() -> None:
     finding = drains([0.01, 0.03, 0.05, 0.07, 0.09]).only(RISING_FLOOR)
-    assert (finding.verdict, value(finding, "times_the_floor_rose")) == ("likely", 4)
+    assert (finding.verdict, value(finding, "floor_rises")) == ("likely", 4)
     assert (value(finding, "first_floor"), value(finding, "last_floor")) == (1.0, 9.0)
     assert "event stream" in finding.missing
 

@@ -45,7 +45,7 @@ def test_what_was_fenced_behind_a_step_that_is_over() -> None:
     assert sorted(finding.culprits.requests) == sorted(struck)
     held = [block for block, references in enumerate(scene.lab.pool.refs) if references and block]
     assert finding.culprits.blocks == held
-    assert value(finding, "fenced_behind_step") <= scene.lab.scheduler.completed_step  # type: ignore[operator]
+    assert value(finding, "fence_step") <= scene.lab.scheduler.completed_step  # type: ignore[operator]
     assert all((finding.do_now, finding.change, finding.wont_help, finding.since))
 
 
@@ -139,7 +139,7 @@ def test_blocks_that_only_a_lease_brings_back() -> None:
     assert finding.culprits.blocks == kept
     assert value(finding, "largest_burst") == len(kept)
     assert value(finding, "lease_s") == pytest.approx(5, abs=0.2)
-    assert value(finding, "under_lease_now") == 0
+    assert value(finding, "requests_under_lease") == 0
 
 
 def test_it_is_past_when_no_lease_has_run_out_for_long() -> None:
@@ -321,7 +321,7 @@ def test_one_leaked_pin_beside_a_fetch_that_goes_on() -> None:
         scene.wait(1)
         tier.fetch([b"a1", b"a2"], ends=False)
         scene.wait(20)
-        assert value(scene.firing(EXTERNAL_PINS)[0], "fetches_that_go_on") == 1
+        assert value(scene.firing(EXTERNAL_PINS)[0], "fetches_in_progress") == 1
 
 
 def test_of_pins_from_before_a_loss_nothing_is_said() -> None:

@@ -54,7 +54,7 @@ def line(running: int, usage: float, prompt: float = 100.0, waiting: int = 0) ->
 def test_seed_000() -> None:
     finding = judged(log("seed-000.log")).only(FINISHED_HELD)
     assert (finding.severity, finding.verdict) == ("error", "likely")
-    assert value(finding, "pinned_share_per_1000_prompt_tokens") == pytest.approx(0.98, abs=0.005)
+    assert value(finding, "usage_per_1000_prompt_tokens") == pytest.approx(0.98, abs=0.005)
     assert value(finding, "r_squared") == pytest.approx(0.998, abs=0.0005)
     assert value(finding, "correlation_with_running") == pytest.approx(-0.1, abs=0.05)
     assert value(finding, "usage_per_running_first") == pytest.approx(2.3, abs=0.05)
@@ -83,7 +83,7 @@ def test_seed_000s_fit_by_another_hand() -> None:
 
     finding = judged(log("seed-000.log")).only(FINISHED_HELD)
     slope = covariance(taken, usage) / covariance(taken, taken)
-    assert value(finding, "pinned_share_per_1000_prompt_tokens") == round(slope * 1000 * 100, 3)
+    assert value(finding, "usage_per_1000_prompt_tokens") == round(slope * 1000 * 100, 3)
     r = covariance(taken, usage) / math.sqrt(covariance(taken, taken) * covariance(usage, usage))
     assert value(finding, "r_squared") == round(r * r, 4)
     r = covariance(running, usage) / math.sqrt(covariance(running, running) * covariance(usage, usage))
@@ -99,7 +99,7 @@ def test_never_freed() -> None:
     last = samples("never-freed.log.gz")[-1]
     assert last.usage is not None
     assert last.running == 0
-    assert value(finding, "usage_with_nothing_running") == round(100 * last.usage, 1)
+    assert value(finding, "idle_usage") == round(100 * last.usage, 1)
     assert finding.engine == "tiny@127.0.0.1:8100/0"
     assert finding.since is not None
 

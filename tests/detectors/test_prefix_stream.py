@@ -21,7 +21,7 @@ def test_lookups_that_miss_what_is_stored() -> None:
     # The first prompt was struck too, and found nothing there that it could have missed.
     _first, *others = scene.lab.faults.on[PREFIX_HITS].struck
     assert finding.culprits.requests == others
-    assert value(finding, "computed_though_cached") == 10 * len(others)
+    assert value(finding, "cached_blocks_recomputed") == 10 * len(others)
     assert value(finding, "blocks_hit") == 0
     scene.live(scene.watch.settings(THRESHOLDS[f"{PREFIX_HITS}.window_s"]) + 5)
     assert [f.code for f in scene.watch.findings("resolved")] == [PREFIX_HITS]
@@ -97,7 +97,7 @@ def test_one_prompt_that_pushes_out_what_is_needed() -> None:
     finding = scene.only(CACHE_FLUSHED)
     assert finding.verdict == "confirmed"
     assert finding.culprits.requests == ["the-huge-one"]
-    assert value(finding, "blocks_it_evicted") == value(finding, "of_these_computed_again")
+    assert value(finding, "blocks_evicted_by_prompt") == value(finding, "evicted_blocks_recomputed")
     scene.live(scene.watch.settings(THRESHOLDS[f"{CACHE_FLUSHED}.remember_s"]) + 5, every=2.0)
     assert [f.code for f in scene.watch.findings("resolved")] == [CACHE_FLUSHED]
 
@@ -130,7 +130,7 @@ def test_prefixes_that_go_while_there_is_room() -> None:
     assert finding.verdict == "confirmed"
     # Between two of those who share it, somebody else; the last one's eviction was not needed again.
     assert finding.culprits.requests == [f"r-{number}" for number in range(2, 20, 2)]
-    assert value(finding, "of_these_computed_again") == 9 * 10
+    assert value(finding, "evicted_blocks_recomputed") == 9 * 10
 
 
 def test_without_the_fault_the_same_prompts_are_hit() -> None:

@@ -44,9 +44,9 @@ def test_prompts_that_are_computed_again_though_they_are_there() -> None:
     assert finding.verdict == "likely"
     blocks = sum(map(len, PROMPTS))
     assert value(finding, "blocks_stored") == 3 * blocks
-    assert value(finding, "stored_though_kept") == 2 * blocks
-    assert value(finding, "share_stored_though_kept") == round(100 * 2 / 3, 1)
-    assert value(finding, "blocks_kept") == 3 * blocks
+    assert value(finding, "cached_blocks_stored_again") == 2 * blocks
+    assert value(finding, "cached_share_stored_again") == round(100 * 2 / 3, 1)
+    assert value(finding, "cached_blocks") == 3 * blocks
     assert "prefix_cache_queries" in finding.missing
     assert finding.position == steps[len(PROMPTS)].position
 
@@ -81,9 +81,9 @@ def flush(*, needed_again: int) -> list[KvEvents]:
 def test_one_prompt_that_pushes_out_what_is_needed() -> None:
     finding = judged(flush(needed_again=4)).only(CACHE_FLUSHED)
     assert finding.verdict == "likely"
-    assert value(finding, "blocks_kept_before") == 200
-    assert value(finding, "blocks_of_the_prompt") == value(finding, "blocks_it_evicted") == 180
-    assert value(finding, "of_these_computed_again") == 80
+    assert value(finding, "cached_blocks_before") == 200
+    assert value(finding, "prompt_blocks") == value(finding, "blocks_evicted_by_prompt") == 180
+    assert value(finding, "evicted_blocks_recomputed") == 80
     assert finding.position == "60"
     assert "request" in finding.missing
 

@@ -59,7 +59,7 @@ def test_a_pool_of_a_sixth(tmp_path: Path) -> None:
     (ledger,) = observer.watch.fleet.engines.values()
     assert set(finding.culprits.requests) == {r.id for r in ledger.ended if r.preemptions}
     assert value(finding, "tokens_lost") == sum(one.tokens_lost for one in ledger.preempted)
-    fits, usable = float(value(finding, "full_length_requests_that_fit")), ledger.state.total - 1
+    fits, usable = float(value(finding, "full_length_concurrency")), ledger.state.total - 1
     assert fits == round(usable / 16, 2) < 8
     assert any(f"--max-num-seqs to {int(fits)}" in text for text in finding.change)
 
@@ -103,7 +103,7 @@ def test_graphs_for_which_nothing_was_kept() -> None:
     finding = told(plan, free).only(code)
     assert finding.verdict == "confirmed"
     assert value(finding, "graphs_actual") == plan.graphs
-    assert value(finding, "kept_for_graphs") == 0
+    assert value(finding, "graphs_reserved") == 0
     smaller = plan.kv_pool - plan.graphs - DEVICE_HEADROOM
     assert f"--kv-cache-memory-bytes {max(smaller, 0)}," in finding.change[0]
     assert told(plan, DEVICE_HEADROOM).alarms() == []
@@ -114,7 +114,7 @@ def test_an_estimate_that_adds_up_what_is_shared() -> None:
     plan, _ = plan_with_graphs(code)
     finding = told(plan, plan.total - in_use(plan)).only(code)
     assert finding.verdict == "confirmed"
-    assert value(finding, "kept_and_not_used") == plan.graphs_estimated - plan.graphs
+    assert value(finding, "graphs_reserved_unused") == plan.graphs_estimated - plan.graphs
     assert told(plan, plan.total - in_use(plan), f"{code}.min_share=0.01").alarms() == []
 
 
@@ -123,8 +123,8 @@ def test_advice_that_subtracts_graphs_twice() -> None:
     plan, _ = plan_with_graphs(code)
     finding = told(plan, plan.total - in_use(plan)).only(code)
     assert (finding.verdict, "share" in finding.missing) == ("likely", True)
-    assert value(finding, "by_its_own_figures") == plan.kv_pool
-    assert value(finding, "advised") == plan.fit_requested
+    assert value(finding, "computed_kv_cache") == plan.kv_pool
+    assert value(finding, "suggested_kv_cache") == plan.fit_requested
     assert f"--kv-cache-memory-bytes {plan.kv_pool}." in finding.change[0]
 
 
@@ -139,7 +139,7 @@ def test_memory_that_no_line_names(others: bool) -> None:
     scene.say()
     finding = scene.only(code)
     assert finding.verdict == "confirmed"
-    assert value(finding, "not_named_by_the_bill") == unnamed
+    assert value(finding, "unattributed_memory") == unnamed
     assert ("other processes" in finding.explanation) == others
     scene.log.memory(plan.event(Reading(plan.total, plan.total - in_use(plan), in_use(plan), 0)))
     scene.wait(5)
@@ -196,8 +196,8 @@ def test_advice_in_a_log_is_held_against_the_sums_of_its_own_bill() -> None:
     observer, _ = read(SEED.replace(advised, str(wrong)))
     finding = observer.only("sizing.bad-suggestion")
     assert finding.verdict == "confirmed"
-    assert value(finding, "advised") == wrong
-    assert value(finding, "by_its_own_figures") == fit_requested(bill).kv_cache_memory
+    assert value(finding, "suggested_kv_cache") == wrong
+    assert value(finding, "computed_kv_cache") == fit_requested(bill).kv_cache_memory
     slightly = int(advised) - rounding(bill) // 4
     assert read(SEED.replace(advised, str(slightly)))[0].alarms() == []
 
@@ -230,7 +230,7 @@ def test_blocks_that_are_mostly_empty(tokens: int) -> None:
         return
     finding = scene.only(BLOCK_INFLATED)
     assert finding.culprits.requests == [f"r-{number}" for number in range(8)]
-    assert value(finding, "tokens_held") == 8 * tokens
+    assert value(finding, "tokens_in_blocks") == 8 * tokens
     assert value(finding, "tokens_reserved") == 8 * 4
 
 

@@ -126,7 +126,7 @@ def test_an_engine_that_goes_on_without_what_was_fetched_is_awake() -> None:
     scene.live(20)
     finding = scene.only("stuck.remote-load")
     assert finding.culprits.requests == [request.id]
-    assert value(finding, "said_to_have_ended") == 1
+    assert value(finding, "fetches_reported_complete") == 1
 
 
 def test_an_engine_with_nothing_to_do_is_idle() -> None:
@@ -200,7 +200,7 @@ def test_fetched_requests_behind_a_head_that_lacks_their_blocks() -> None:
     scene = stuck.parked_loads()
     finding = fires_after(scene, "stuck.parked-loads")
     head = scene.lab.scheduler.waiting.head()
-    assert set(struck(scene, "stuck.parked-loads")) == {head.id} == {value(finding, "head")}
+    assert set(struck(scene, "stuck.parked-loads")) == {head.id} == {value(finding, "head_request")}
     parked = [request for request in scene.lab.scheduler.waiting if request is not head]
     assert finding.culprits.requests == [request.id for request in parked]
     assert finding.culprits.blocks == table(scene, parked[0].id)
@@ -262,7 +262,7 @@ def test_a_request_that_preempts_itself_for_ever() -> None:
     scene.live(3)
     finding = scene.only("stuck.self-preempt")
     assert finding.culprits.requests == struck(scene, "stuck.self-preempt") == [request.id]
-    assert value(finding, "preempted_itself") == request.num_preemptions > least
+    assert value(finding, "self_preemptions") == request.num_preemptions > least
     assert value(finding, "peak_blocks") == value(finding, "blocks_usable") == scene.lab.pool.usable
     assert f"--max-model-len {scene.lab.pool.usable * scene.lab.manager.block_size}" in finding.change[0]
     scene.lab.abort(request)
@@ -285,7 +285,7 @@ def test_a_head_that_holds_back_what_would_fit() -> None:
     assert (finding.severity, finding.verdict) == ("warning", "confirmed")
     assert finding.culprits.requests == struck(scene, "stuck.head-of-line") == [head.id]
     assert head.shortage == (value(finding, "blocks_needed"), value(finding, "blocks_free_for_it"))
-    assert value(finding, "that_would_fit") == 1
+    assert value(finding, "waiting_that_fit") == 1
     assert "short" in finding.explanation
     assert f"need only {scene.lab.manager.blocks_for(head.num_tokens)}" in finding.change[2]
     scene.lab.abort(head)
@@ -348,8 +348,8 @@ def test_a_request_that_never_fits_behind_fetched_ones_that_block_each_other() -
     scene.live(30)
     (large,), (parked,) = scene.firing("stuck.never-fits"), scene.firing("stuck.parked-loads")
     assert large.culprits.requests == [big.id]
-    assert value(parked, "head") in struck(scene, parked.code)
-    assert not {big.id, value(parked, "head")} & set(parked.culprits.requests)
+    assert value(parked, "head_request") in struck(scene, parked.code)
+    assert not {big.id, value(parked, "head_request")} & set(parked.culprits.requests)
 
 
 def parked() -> Watched:

@@ -32,7 +32,7 @@ def test_prompts_that_throw_each_other_out() -> None:
     told = preempted(scene)
     assert finding.verdict == "confirmed"
     assert finding.culprits.requests == list(dict.fromkeys(f"r-{number}" for number, _ in told))
-    assert value(finding, "tokens_computed_in_vain") == sum(tokens for _, tokens in told)
+    assert value(finding, "tokens_wasted") == sum(tokens for _, tokens in told)
     assert value(finding, "tokens_computed") == scene.ledger.state.totals.computed_tokens
     struck = set(scene.lab.faults.on[PREEMPTION].struck)
     assert set(finding.culprits.requests) <= struck
@@ -68,7 +68,7 @@ def test_preemptions_that_free_nothing() -> None:
     scene.watch.settle()
     finding = scene.only(CASCADE)
     assert finding.verdict == "confirmed"
-    assert value(finding, "blocks_given_back_meanwhile") == 0
+    assert value(finding, "blocks_freed_during_pass") == 0
     told = dict.fromkeys(f"r-{number}" for number, _ in preempted(scene))
     assert set(finding.culprits.requests) <= set(told)
     fewest = scene.watch.settings(THRESHOLDS[f"{CASCADE}.min_requests"])
@@ -113,7 +113,7 @@ def test_far_fewer_run_long_after_a_preemption() -> None:
     assert finding.verdict == "confirmed"
     waiting = [r.id for r in scene.ledger.state.requests.values() if r.status == Status.WAITING]
     assert finding.culprits.requests == waiting
-    before, now = value(finding, "output_tokens_a_step_before"), value(finding, "output_tokens_a_step_now")
+    before, now = value(finding, "output_tokens_per_step_before"), value(finding, "output_tokens_per_step_now")
     assert float(before) > 2 * float(now) > 0
 
 

@@ -31,7 +31,7 @@ def test_the_report_of_a_collapse_gives_a_hypothesis(capsys: pytest.CaptureFixtu
     for clients in (18, 15):
         assert found[f"demand_of_{clients}"] == clients * EACH
         assert found[f"demand_of_{clients}_share"] == round(100 * clients * EACH / CAPACITY, 1)
-    assert found["usage_peak_told"] == pytest.approx(found["demand_of_15_share"], abs=1.1)
+    assert found["usage_peak_reported"] == pytest.approx(found["demand_of_15_share"], abs=1.1)
     assert {item["source"] for item in finding["evidence"]} == {"report"}
     assert f"at least {-(-18 * 80_000 // 65_536)} steps" in finding["explanation"]
     assert "num_preemptions" in finding["missing"]

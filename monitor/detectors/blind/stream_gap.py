@@ -58,7 +58,10 @@ class StreamGap(Detector[Judgement]):
                     Evidence("lost_at_stage", loss.stage.name.lower(), "", "stream", loss.position)
                     for loss in losses[:3]
                 ),
-                *(Evidence("unreadable", f.anomaly.detail, "", "stream", str(f.position)) for f in unreadable[:3]),
+                *(
+                    Evidence("unreadable_batch", f.anomaly.detail, "", "stream", str(f.position))
+                    for f in unreadable[:3]
+                ),
             ),
             explanation=(
                 f"{counted(batches, 'batch', 'batches')} of events {'was' if batches == 1 else 'were'} lost for good."

@@ -97,8 +97,8 @@ class CacheFlushed(Detector[Judgement]):
             requests=tuple(one.id for one in flushes),
             evidence=(
                 Evidence("blocks_cached_idle_before", worst.cached_before, "blocks", position=ledger.at(worst.at)),
-                Evidence("blocks_it_evicted", worst.evicted, "blocks", position=ledger.at(worst.evicted_at)),
-                Evidence("of_these_computed_again", worst.missed, "blocks", position=ledger.at(worst.missed_at)),
+                Evidence("blocks_evicted_by_prompt", worst.evicted, "blocks", position=ledger.at(worst.evicted_at)),
+                Evidence("evicted_blocks_recomputed", worst.missed, "blocks", position=ledger.at(worst.missed_at)),
                 Evidence(
                     "flushes_seen", len(flushes), "times", position=ledger.at(*(one.missed_at for one in flushes))
                 ),
@@ -132,17 +132,19 @@ class CacheFlushed(Detector[Judgement]):
             position=ledger.at(needless[0].at),
             requests=tuple(one.id for one in needless),
             evidence=(
-                Evidence("requests_that_evicted", len(needless), "requests", position=evicted_at),
-                Evidence("blocks_they_evicted", sum(one.evicted for one in needless), "blocks", position=evicted_at),
+                Evidence("requests_evicting", len(needless), "requests", position=evicted_at),
                 Evidence(
-                    "of_these_computed_again",
+                    "blocks_evicted_by_requests", sum(one.evicted for one in needless), "blocks", position=evicted_at
+                ),
+                Evidence(
+                    "evicted_blocks_recomputed",
                     missed,
                     "blocks",
                     position=ledger.at(*(one.missed_at for one in needless)),
                 ),
-                Evidence("least_free_and_empty_then", unused, "blocks", position=ledger.at(least.unused_at)),
+                Evidence("min_empty_blocks", unused, "blocks", position=ledger.at(least.unused_at)),
                 Evidence(
-                    "share_free_and_empty_then",
+                    "min_empty_share",
                     round(unused / usable, 4),
                     "of the pool",
                     position=ledger.at(least.unused_at),
@@ -175,10 +177,10 @@ class CacheFlushed(Detector[Judgement]):
             since_ns=first.began_ns,
             position=first.position,
             evidence=(
-                Evidence("blocks_kept_before", worst.kept_before, "blocks", KV_EVENTS, worst.position),
-                Evidence("blocks_of_the_prompt", worst.stored, "blocks", KV_EVENTS, worst.position),
-                Evidence("blocks_it_evicted", worst.evicted, "blocks", KV_EVENTS, worst.position),
-                Evidence("of_these_computed_again", worst.missed, "blocks", KV_EVENTS),
+                Evidence("cached_blocks_before", worst.kept_before, "blocks", KV_EVENTS, worst.position),
+                Evidence("prompt_blocks", worst.stored, "blocks", KV_EVENTS, worst.position),
+                Evidence("blocks_evicted_by_prompt", worst.evicted, "blocks", KV_EVENTS, worst.position),
+                Evidence("evicted_blocks_recomputed", worst.missed, "blocks", KV_EVENTS),
                 Evidence("flushes_seen", len(flushes), "times", KV_EVENTS),
             ),
             explanation=(

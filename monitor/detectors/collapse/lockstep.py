@@ -166,8 +166,8 @@ class Lockstep(Detector[Judgement]):
                 Evidence("preemptions", after.preemptions - before.preemptions, "preemptions", position=after_at),
                 Evidence("usage_before", round(100 * _held_by_living(before) / usable, 1), "%", position=before_at),
                 Evidence("usage_after", round(100 * _held_by_living(after) / usable, 1), "%", position=after_at),
-                Evidence("waiting_in_next_wave", wave.waiting, "requests", position=wave_at),
-                Evidence("running_in_next_wave", wave.running, "requests", position=wave_at),
+                Evidence("next_wave_waiting", wave.waiting, "requests", position=wave_at),
+                Evidence("next_wave_running", wave.running, "requests", position=wave_at),
                 Evidence("collapses_seen", len(bursts), "times", position=ledger.at(*(r.since_at for r in bursts[-1]))),
             ),
             explanation=(
@@ -214,11 +214,11 @@ class Lockstep(Detector[Judgement]):
                 Evidence("usage_after", round(100 * (low.usage or 0), 1), "%", low.source, low.position),
                 Evidence("running_before", before.running or 0, "requests", low.source, before.position),
                 Evidence("running_after", low.running or 0, "requests", low.source, low.position),
-                Evidence("waiting_in_next_wave", high.waiting or 0, "requests", low.source, high.position),
-                Evidence("running_in_next_wave", high.running or 0, "requests", low.source, high.position),
-                Evidence("prompt_tokens_of_next_wave", round(taken_in), "tokens", low.source, high.position),
-                Evidence("finished_in_the_fall", finished, "requests", low.source, low.position),
-                Evidence("preemptions_counted_in_the_fall", preemptions, "preemptions", low.source, low.position),
+                Evidence("next_wave_waiting", high.waiting or 0, "requests", low.source, high.position),
+                Evidence("next_wave_running", high.running or 0, "requests", low.source, high.position),
+                Evidence("next_wave_prompt_tokens", round(taken_in), "tokens", low.source, high.position),
+                Evidence("finished_during_drop", finished, "requests", low.source, low.position),
+                Evidence("preemptions_during_drop", preemptions, "preemptions", low.source, low.position),
                 Evidence("collapses_seen", len(found), "times", low.source),
             ),
             explanation=(
@@ -283,8 +283,8 @@ class Lockstep(Detector[Judgement]):
             verdict="cannot-tell",
             position=position,
             evidence=(
-                Evidence("usage_told_before", round(100 * high, 1), "%", REPORT, position),
-                Evidence("usage_told_after", round(100 * low, 1), "%", REPORT, position),
+                Evidence("usage_reported_before", round(100 * high, 1), "%", REPORT, position),
+                Evidence("usage_reported_after", round(100 * low, 1), "%", REPORT, position),
                 Evidence("pool_capacity", capacity, "tokens", REPORT, _capacity_at(ledger)),
                 Evidence("tokens_per_request", each, "tokens", REPORT, facts["load_input_len"].position),
                 *(Evidence(f"demand_of_{demand.clients}", demand.tokens, "tokens", REPORT) for demand in asked),
@@ -292,8 +292,8 @@ class Lockstep(Detector[Judgement]):
                     Evidence(f"demand_of_{demand.clients}_share", round(100 * demand.share, 1), "%", REPORT)
                     for demand in asked
                 ),
-                *_reported_number(ledger, "usage_peak_told", 100, "%"),
-                *_reported_number(ledger, "preemptions_told", 1, "preemptions"),
+                *_reported_number(ledger, "usage_peak_told", "usage_peak_reported", 100, "%"),
+                *_reported_number(ledger, "preemptions_told", "preemptions_reported", 1, "preemptions"),
             ),
             explanation=(
                 f"Usage is told to fall from {percent(high)} to {percent(low)}. The pool holds {capacity:,} tokens,"
@@ -409,9 +409,9 @@ def _capacity_at(ledger: EngineLedger) -> str:
     return facts["max_concurrency" if "max_concurrency" in facts else "kv_cache_size_tokens"].position
 
 
-def _reported_number(ledger: EngineLedger, name: str, times: int, unit: str) -> Iterator[Evidence]:
-    if (figure := number(ledger.facts, name)) is not None:
-        yield Evidence(name, round(times * figure, 1), unit, REPORT, ledger.facts[name].position)
+def _reported_number(ledger: EngineLedger, fact: str, name: str, times: int, unit: str) -> Iterator[Evidence]:
+    if (figure := number(ledger.facts, fact)) is not None:
+        yield Evidence(name, round(times * figure, 1), unit, REPORT, ledger.facts[fact].position)
 
 
 REPORT: Final = "report"

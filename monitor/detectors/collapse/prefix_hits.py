@@ -73,11 +73,11 @@ class PrefixHits(Detector[Judgement]):
             requests=tuple(dict.fromkeys(prompt.id for prompt in missed)),
             evidence=(
                 Evidence("prompts_computed", len(recent), "prompts", position=last_at),
-                Evidence("blocks_of_them", asked, "blocks", position=last_at),
+                Evidence("prompt_blocks_looked_up", asked, "blocks", position=last_at),
                 Evidence("blocks_hit", hit, "blocks", position=last_at),
                 Evidence("blocks_computed", computed, "blocks", position=last_at),
-                Evidence("computed_though_cached", again, "blocks", position=ledger.at(missed[-1].at)),
-                Evidence("share_computed_though_cached", round(100 * again / computed, 1), "%", position=last_at),
+                Evidence("cached_blocks_recomputed", again, "blocks", position=ledger.at(missed[-1].at)),
+                Evidence("cached_share_recomputed", round(100 * again / computed, 1), "%", position=last_at),
                 Evidence(
                     "blocks_cached_idle",
                     ledger.state.cached_idle,
@@ -112,9 +112,9 @@ class PrefixHits(Detector[Judgement]):
             position=first.position,
             evidence=(
                 Evidence("blocks_stored", stored, "blocks", KV_EVENTS),
-                Evidence("stored_though_kept", again, "blocks", KV_EVENTS, first.position),
-                Evidence("share_stored_though_kept", round(100 * again / stored, 1), "%", KV_EVENTS),
-                Evidence("blocks_kept", ledger.prefixes.kept_blocks, "blocks", KV_EVENTS),
+                Evidence("cached_blocks_stored_again", again, "blocks", KV_EVENTS, first.position),
+                Evidence("cached_share_stored_again", round(100 * again / stored, 1), "%", KV_EVENTS),
+                Evidence("cached_blocks", ledger.prefixes.kept_blocks, "blocks", KV_EVENTS),
             ),
             explanation=(
                 f"Since {clock_time(first.at_ns)} {counted(again, 'block')} were computed and stored whose very"

@@ -82,10 +82,10 @@ def _judge_anomalies(ledger: EngineLedger, code: str, title: str, anomalies: lis
         requests=tuple(requests),
         blocks=tuple(blocks),
         evidence=(
-            Evidence("times", len(anomalies), "times", position=str(anomalies[-1].position)),
+            Evidence("anomalies", len(anomalies), "times", position=str(anomalies[-1].position)),
             *(Evidence("anomaly", _anomaly_text(found), "", "stream", str(found.position)) for found in anomalies[:3]),
             *(
-                Evidence("story", f"{clock_time(line.at_ns)} {line.text}", "", "stream", str(line.position))
+                Evidence("block_history", f"{clock_time(line.at_ns)} {line.text}", "", "stream", str(line.position))
                 for line in story[-STORY_LINES:]
             ),
         ),

@@ -83,9 +83,9 @@ class DeferredFreeStalled(Detector[HoldsBlocks]):
                 Evidence("requests_held", len(held.deferrals), "requests", position=at(*held.kept_at)),
                 Evidence("blocks_held", len(held.blocks), "blocks", position=at(*held.blocks_at)),
                 Evidence("share_of_pool", round(held.share, 4), "of the pool", position=at(*held.blocks_at)),
-                Evidence("fenced_behind_step", first.fence, "step", position=at(first.since_at)),
+                Evidence("fence_step", first.fence, "step", position=at(first.since_at)),
                 Evidence("last_step", state.last_step, "step", position=at(state.places.completed)),
-                Evidence("since_the_step_s", round(ledger.age_s(passed[first.request]), 1), "s", position=over_at),
+                Evidence("since_step_end_s", round(ledger.age_s(passed[first.request]), 1), "s", position=over_at),
             ),
             explanation=(
                 f"{counted(len(held.blocks), 'block')} ({percent(held.share)} of the pool) that"

@@ -57,12 +57,12 @@ class EncoderCache(Detector[Judgement]):
             evidence=(
                 Evidence("requests_passed_over", len(passed_over), "requests", position=at(last.since_at)),
                 Evidence(
-                    "of_them_running",
+                    "passed_over_running",
                     sum(record.is_running for record in passed_over),
                     "requests",
                     position=at(last.since_at),
                 ),
-                Evidence("nobody_advanced_for_s", round(age, 1), "s", position=at(last.since_at)),
+                Evidence("no_progress_s", round(age, 1), "s", position=at(last.since_at)),
                 Evidence(
                     "times_passed_over", most.times_passed_over, "times, at the least", position=at(most.passed_over_at)
                 ),

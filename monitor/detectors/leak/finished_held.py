@@ -250,11 +250,7 @@ class FinishedHeld(Detector[HoldsBlocks]):
         if floor is not None:
             start = samples[floor]
             pending = pending and lasted_s(ledger, samples, floor) < settings(self.grace_s)
-            evidence.append(
-                Evidence(
-                    "usage_with_nothing_running", round(100 * usage_of(last), 1), "%", start.source, start.position
-                )
-            )
+            evidence.append(Evidence("idle_usage", round(100 * usage_of(last), 1), "%", start.source, start.position))
             waiting = f" and {start.waiting} waiting" if start.waiting else ""
             signs.append(f"usage stays at {percent(usage_of(last))} with nothing running{waiting}")
         if fit is not None:
@@ -306,7 +302,7 @@ def _held_evidence(ledger: EngineLedger, held: Kept, records: list[RequestState]
             position=at(held.kept_at[0]),
         ),
         Evidence(
-            "prompt_tokens_of_them",
+            "prompt_tokens_held",
             sum(r.prompt_tokens for r in records),
             "tokens",
             position=at(*(r.arrived_at for r in records)),

@@ -59,7 +59,7 @@ class IdleNotPolled(Detector[Judgement]):
                 Evidence("requests_held", count, "requests", position=at(*held.kept_at)),
                 Evidence("blocks_held", len(held.blocks), "blocks", position=at(*held.blocks_at)),
                 Evidence("share_of_pool", round(held.share, 4), "of the pool", position=at(*held.blocks_at)),
-                Evidence("not_polled_for_s", round(unpolled, 1), "s", position=at(ledger.polled_at)),
+                Evidence("since_last_poll_s", round(unpolled, 1), "s", position=at(ledger.polled_at)),
                 Evidence(
                     "connector_polls", state.heartbeat.connector_polls, "polls", position=at(state.places.heartbeat)
                 ),

@@ -83,13 +83,13 @@ class LeaseBurst(Detector[Judgement]):
             requests=requests,
             blocks=tuple(blocks),
             evidence=(
-                Evidence("leases_that_ran_out", len(requests), "leases", position=at(lapses[-1].at)),
-                Evidence("blocks_they_kept", len(blocks), "blocks", position=at(lapses[-1].at)),
+                Evidence("leases_expired", len(requests), "leases", position=at(lapses[-1].at)),
+                Evidence("blocks_under_expired_leases", len(blocks), "blocks", position=at(lapses[-1].at)),
                 Evidence("lease_s", round(lease, 1), "s", position=at(longest.at)),
                 Evidence("largest_burst", burst.blocks, "blocks", position=at(burst.at)),
                 Evidence("largest_burst_share", round(burst.blocks / usable, 4), "of the pool", position=at(burst.at)),
                 Evidence(
-                    "under_lease_now",
+                    "requests_under_lease",
                     leased,
                     "requests",
                     position=at(lapses[-1].at, *(d.changed_at for d in under_lease)),

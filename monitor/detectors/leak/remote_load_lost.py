@@ -124,7 +124,7 @@ def _fetch_evidence(
         ),
         Evidence("oldest_fetch_s", round(ledger.age_s(began), 1), "s", position=at(first.fetching_at)),
         Evidence(
-            "of_which_the_connector_said_it_ended",
+            "lost_fetches_reported_complete",
             len(ended),
             "fetches",
             position=at(*held.kept_at, *(r.fetch_ended_at for r in ended)),

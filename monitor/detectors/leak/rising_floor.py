@@ -72,12 +72,12 @@ class RisingFloor(Detector[HoldsBlocks]):
             blocks=tuple(lost.references),
             share_of_pool=round(len(lost.references) / usable, 4),
             evidence=(
-                Evidence("times_the_floor_rose", rises, "drains to idle", position=last.where),
+                Evidence("floor_rises", rises, "drains to idle", position=last.where),
                 Evidence("first_floor", int(first.in_use), "blocks", position=first.where),
                 Evidence("last_floor", int(last.in_use), "blocks", position=last.where),
-                Evidence("each_time", round(each, 2), "blocks", position=last.where),
+                Evidence("floor_rise_mean", round(each, 2), "blocks", position=last.where),
                 Evidence("share_of_pool", round(len(lost.references) / usable, 4), "of the pool", position=left_at),
-                Evidence("requests_that_left_them", len(lost.culprits), "requests", position=left_at),
+                Evidence("requests_leaking", len(lost.culprits), "requests", position=left_at),
                 Evidence("audits_since", int(audited), "audits", "audit", position=ledger.at(state.places.audited)),
             ),
             explanation=(
@@ -120,10 +120,10 @@ class RisingFloor(Detector[HoldsBlocks]):
             position=first.position,
             share_of_pool=None,
             evidence=(
-                Evidence("times_the_floor_rose", rises, "drains to idle", last.source, span),
+                Evidence("floor_rises", rises, "drains to idle", last.source, span),
                 Evidence("first_floor", round(100 * low, 1), "%", first.source, first.position),
                 Evidence("last_floor", round(100 * high, 1), "%", last.source, last.position),
-                Evidence("each_time", round(100 * each, 2), "% of the pool", last.source),
+                Evidence("floor_rise_mean", round(100 * each, 2), "% of the pool", last.source),
             ),
             explanation=(
                 f"Each time nothing is running, more of the pool stays in use than the time before: {percent(low)}"

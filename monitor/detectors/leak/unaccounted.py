@@ -79,7 +79,7 @@ class Unaccounted(Detector[HoldsBlocks]):
                 Evidence("unaccounted_blocks", len(unaccounted), "blocks", position=left_at),
                 Evidence("unexplained_references", references, "references", position=left_at),
                 Evidence("share_of_pool", round(share, 4), "of the pool", position=left_at),
-                Evidence("requests_that_left_them", len(lost.culprits), "requests", position=left_at),
+                Evidence("requests_leaking", len(lost.culprits), "requests", position=left_at),
                 Evidence("audits_since", int(audited), "audits", "audit", position=ledger.at(state.places.audited)),
             ),
             explanation=explanation,

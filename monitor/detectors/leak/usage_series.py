@@ -106,7 +106,7 @@ def ratchet_evidence(series: UsageSeries) -> list[Evidence]:
     fit = fit_of(series)
     if fit is not None:
         evidence += [
-            Evidence("pinned_share_per_1000_prompt_tokens", round(100 * fit.slope, 3), "%", source, span),
+            Evidence("usage_per_1000_prompt_tokens", round(100 * fit.slope, 3), "%", source, span),
             Evidence("r_squared", round(fit.r_squared, 4), "", source, span),
             Evidence("correlation_with_running", round(fit.correlation, 3), "", source, span),
         ]

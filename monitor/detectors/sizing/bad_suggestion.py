@@ -36,9 +36,9 @@ class BadSuggestion(Detector[Judgement]):
             verdict="confirmed" if bill.source == "log" else "likely",
             position=bill.position,
             evidence=(
-                Evidence("advised", bill.advised, "bytes", bill.source, bill.position),
-                Evidence("by_its_own_figures", bill.right, "bytes", bill.source, bill.position),
-                Evidence("too_low_by", off, "bytes", bill.source, bill.position),
+                Evidence("suggested_kv_cache", bill.advised, "bytes", bill.source, bill.position),
+                Evidence("computed_kv_cache", bill.right, "bytes", bill.source, bill.position),
+                Evidence("suggestion_error", off, "bytes", bill.source, bill.position),
                 Evidence("graphs_actual", bill.graphs, "bytes", bill.source, bill.position),
                 Evidence("kv_pool", bill.kv_pool, "bytes", bill.source, bill.position),
             ),

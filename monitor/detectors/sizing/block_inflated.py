@@ -59,10 +59,10 @@ class BlockInflated(Detector[Judgement]):
             evidence=(
                 Evidence("block_size", state.block_size, "tokens", position=ledger.at(state.places.started)),
                 Evidence("kv_groups", groups, "groups", position=ledger.at(state.places.started)),
-                Evidence("requests", len(holders), "requests", position=ledger.at(state.places.moved)),
+                Evidence("requests_holding", len(holders), "requests", position=ledger.at(state.places.moved)),
                 Evidence("blocks_held", blocks, "blocks", position=ledger.at(state.places.pool)),
                 Evidence("tokens_reserved", reserved, "tokens", position=ledger.at(state.places.pool)),
-                Evidence("tokens_held", held, "tokens", position=ledger.at(state.places.progressed)),
+                Evidence("tokens_in_blocks", held, "tokens", position=ledger.at(state.places.progressed)),
                 Evidence(
                     "share_filled",
                     round(held / reserved, 4),

@@ -41,7 +41,7 @@ class KvTooLarge(Detector[Judgement]):
             position=bill.position,
             evidence=(
                 Evidence("graphs_actual", bill.graphs, "bytes", bill.source, bill.position),
-                Evidence("kept_for_graphs", bill.kept, "bytes", bill.source, bill.position),
+                Evidence("graphs_reserved", bill.kept, "bytes", bill.source, bill.position),
                 Evidence("device_free", bill.device_free, "bytes", bill.source, bill.position),
                 Evidence("device_total", bill.device_total, "bytes", bill.source, bill.position),
                 Evidence("kv_pool", bill.kv_pool, "bytes", bill.source, bill.position),

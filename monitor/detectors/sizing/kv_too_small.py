@@ -90,15 +90,15 @@ def _pool_evidence(
     usable = state.total - state.reserved
     return (
         Evidence(
-            "full_length_requests_that_fit",
+            "full_length_concurrency",
             round(concurrency, 2),
             "requests",
             position=ledger.at(state.places.started),
         ),
         Evidence("max_num_seqs", described.max_num_seqs, "requests", position=ledger.at(state.places.started)),
         Evidence("max_model_len", described.max_model_len, "tokens", position=ledger.at(state.places.started)),
-        Evidence("pool", usable, "blocks", position=ledger.at(state.places.started)),
-        Evidence("blocks_for_all_at_full_length", wanted, "blocks", position=ledger.at(state.places.started)),
+        Evidence("pool_blocks", usable, "blocks", position=ledger.at(state.places.started)),
+        Evidence("full_length_blocks", wanted, "blocks", position=ledger.at(state.places.started)),
         Evidence("preemptions", len(recent), "preemptions", position=ledger.at(recent[-1].at)),
         Evidence("tokens_lost", lost, "tokens", position=ledger.at(recent[-1].at)),
         Evidence("tokens_computed", computed, "tokens", position=ledger.at(state.places.progressed)),

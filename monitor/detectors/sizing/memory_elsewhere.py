@@ -52,11 +52,13 @@ class MemoryElsewhere(Detector[Judgement]):
             verdict="likely" if others is None else "confirmed",
             position=position,
             evidence=(
-                Evidence("not_named_by_the_bill", unknown, "bytes", position=position),
-                Evidence("share_of_the_device", round(unknown / total, 4), "of the device", position=position),
+                Evidence("unattributed_memory", unknown, "bytes", position=position),
+                Evidence("unattributed_share", round(unknown / total, 4), "of the device", position=position),
                 Evidence("device_total", total, "bytes", position=position),
                 Evidence("device_free", known["device_free"], "bytes", position=position),
-                Evidence("used_by_others", "not known" if others is None else others, "bytes", position=position),
+                Evidence(
+                    "used_by_other_processes", "not known" if others is None else others, "bytes", position=position
+                ),
                 *(Evidence(name, known[name], "bytes", position=position) for name in named if name in known),
             ),
             explanation=(

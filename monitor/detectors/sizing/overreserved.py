@@ -43,9 +43,9 @@ class Overreserved(Detector[Judgement]):
             verdict="confirmed",
             position=bill.position,
             evidence=(
-                Evidence("kept_for_graphs", bill.kept, "bytes", bill.source, bill.position),
+                Evidence("graphs_reserved", bill.kept, "bytes", bill.source, bill.position),
                 Evidence("graphs_actual", bill.graphs, "bytes", bill.source, bill.position),
-                Evidence("kept_and_not_used", unused, "bytes", bill.source, bill.position),
+                Evidence("graphs_reserved_unused", unused, "bytes", bill.source, bill.position),
                 Evidence("kv_pool", bill.kv_pool, "bytes", bill.source, bill.position),
             ),
             explanation=(

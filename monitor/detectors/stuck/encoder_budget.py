@@ -58,7 +58,7 @@ class EncoderBudget(Detector[Judgement]):
                 Evidence(
                     "requests_waiting", count, "requests", position=at(*(record.since_at for record in late.records))
                 ),
-                Evidence("longest_s", round(late.age_s, 1), "s", position=at(late.records[0].since_at)),
+                Evidence("longest_wait_s", round(late.age_s, 1), "s", position=at(late.records[0].since_at)),
                 Evidence(
                     "times_passed_over",
                     late.records[0].times_passed_over,

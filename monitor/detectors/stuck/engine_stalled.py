@@ -213,7 +213,7 @@ class EngineStalled(Detector[Judgement]):
                 Evidence("steps", reached if counts_steps else "not exposed", "steps", last.source, first.position),
                 Evidence("running", last.running, "requests", last.source, last.position),
                 Evidence("waiting", "not exposed" if last.waiting is None else last.waiting, "requests", last.source),
-                Evidence("samples_that_said_the_same", len(samples) - start, "samples", last.source),
+                Evidence("samples_without_change", len(samples) - start, "samples", last.source),
             ),
             explanation=(
                 f"Since {clock_time(first.at_ns or 0)} ({duration(age)}) {what}, with"

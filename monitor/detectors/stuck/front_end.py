@@ -60,16 +60,19 @@ class FrontEndLoss(Detector[Judgement]):
             began_at=late.records[0].arrived_at,
             evidence=(
                 Evidence(
-                    "never_arrived", count, "requests", position=at(*(record.arrived_at for record in late.records))
+                    "requests_not_arrived",
+                    count,
+                    "requests",
+                    position=at(*(record.arrived_at for record in late.records)),
                 ),
-                Evidence("oldest_s", round(late.age_s, 1), "s", position=at(late.records[0].arrived_at)),
+                Evidence("oldest_received_s", round(late.age_s, 1), "s", position=at(late.records[0].arrived_at)),
                 Evidence(
                     "front_end_in_flight",
                     beat.front_end_in_flight if beat else "not heard",
                     "requests",
                     position=at(state.places.heartbeat),
                 ),
-                Evidence("at_the_scheduler", known, "requests", position=at(state.places.moved)),
+                Evidence("requests_in_scheduler", known, "requests", position=at(state.places.moved)),
                 Evidence("last_step", state.last_step, "step", position=at(state.places.completed)),
             ),
             explanation=(

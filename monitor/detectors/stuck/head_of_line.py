@@ -110,10 +110,10 @@ def _head_evidence(
         Evidence("blocks_needed", head.blocks_needed, "blocks", position=at(head.refused_at)),
         Evidence("blocks_free_for_it", head.blocks_free_then, "blocks", position=at(head.refused_at)),
         Evidence("blocks_free", state.free, "blocks", position=at(state.places.pool)),
-        Evidence("blocks_of_its_tokens", own, "blocks", position=at(head.arrived_at)),
+        Evidence("blocks_for_own_tokens", own, "blocks", position=at(head.arrived_at)),
         Evidence("share_free", round(state.free / usable, 4), "of the pool", position=at(state.places.pool)),
         Evidence("waiting_behind", behind, "requests", position=at(state.places.moved)),
-        Evidence("that_would_fit", fitting, "requests", position=at(state.places.moved, state.places.pool)),
+        Evidence("waiting_that_fit", fitting, "requests", position=at(state.places.moved, state.places.pool)),
         Evidence("running", running, "requests", position=at(state.places.moved)),
         Evidence("waited_s", round(age, 1), "s", position=at(head.since_at)),
     )

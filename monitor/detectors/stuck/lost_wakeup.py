@@ -53,7 +53,7 @@ class LostWakeup(Detector[Judgement]):
                     "requests",
                     position=at(*(record.fetch_ended_at for record in late.records)),
                 ),
-                Evidence("asleep_s", round(late.age_s, 1), "s", position=at(late.records[0].fetch_ended_at)),
+                Evidence("engine_asleep_s", round(late.age_s, 1), "s", position=at(late.records[0].fetch_ended_at)),
                 Evidence("scheduler_passes", beat.scheduler_passes, "passes", position=at(state.places.heartbeat)),
                 Evidence("last_step", state.last_step, "step", position=at(state.places.completed)),
                 Evidence(

@@ -117,10 +117,10 @@ class NeverFits(Detector[Judgement]):
             position=first.position,
             evidence=(
                 Evidence("waiting", waiting, "requests", last.source, last.position),
-                Evidence("waiting_for_room", for_room, "requests", last.source, last.position),
+                Evidence("waiting_for_blocks", for_room, "requests", last.source, last.position),
                 Evidence("running", 0, "requests", last.source, last.position),
                 Evidence("usage", round(100 * (last.usage or 0), 1), "%", last.source, last.position),
-                Evidence("lasted_s", round(age, 1), "s", last.source),
+                Evidence("duration_s", round(age, 1), "s", last.source),
                 Evidence("allowed_s", round(allowed, 1), "s"),
             ),
             explanation=(

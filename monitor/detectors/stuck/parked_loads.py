@@ -76,14 +76,14 @@ class ParkedLoads(Detector[ShortOfBlocks]):
             blocks_needed=head.blocks_needed,
             blocks_free_for_it=head.blocks_free_then,
             evidence=(
-                Evidence("head", head.id, "request", position=at(head.passed_over_at)),
+                Evidence("head_request", head.id, "request", position=at(head.passed_over_at)),
                 Evidence("blocks_needed", head.blocks_needed, "blocks", position=at(head.refused_at)),
                 Evidence("blocks_free_for_it", head.blocks_free_then, "blocks", position=at(head.refused_at)),
                 Evidence("blocks_parked", len(held), "blocks", position=held_at),
                 Evidence("share_of_pool", round(len(held) / usable, 4), "of the pool", position=held_at),
                 Evidence("running", 0, "requests", position=at(state.places.moved)),
                 Evidence("waiting", len(living.waiting), "requests", position=at(state.places.moved)),
-                Evidence("no_step_for_s", round(age, 1), "s", position=since_at),
+                Evidence("no_step_s", round(age, 1), "s", position=since_at),
             ),
             explanation=(
                 f"Nothing runs. {head.id}, at the head of the queue, lacks"

@@ -77,7 +77,7 @@ class PromotionStarved(Detector[Judgement]):
                 ),
                 Evidence("ready_for_s", round(late.age_s, 1), "s", position=at(late.records[0].ready_at)),
                 Evidence("last_step", state.last_step, "step", position=at(state.places.completed)),
-                Evidence("let_in_since", overtaken, "requests", position=at(state.places.moved)),
+                Evidence("admitted_since_ready", overtaken, "requests", position=at(state.places.moved)),
                 Evidence("running", len(living.running), "requests", position=at(state.places.moved)),
                 Evidence(
                     "blocks_held", len(blocks), "blocks", position=at(*(record.ready_at for record in late.records))

@@ -69,8 +69,8 @@ class RankDiverged(Detector[Judgement]):
             code=self.code,
             evidence=(
                 *stall.evidence,
-                Evidence("ranks_that_go_on", ", ".join(ranks), "", source, stepped_at),
-                Evidence("they_went_on_for_s", round((last_ns - stall.since_ns) / 1e9, 1), "s", source, stepped_at),
+                Evidence("ranks_stepping", ", ".join(ranks), "", source, stepped_at),
+                Evidence("other_ranks_stepping_s", round((last_ns - stall.since_ns) / 1e9, 1), "s", source, stepped_at),
                 Evidence("ranks_known", 1 + siblings, "ranks", source, stepped_at),
             ),
             explanation=(

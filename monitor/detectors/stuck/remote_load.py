@@ -108,7 +108,7 @@ class RemoteLoad(Detector[Judgement]):
                 Evidence("blocks_held", len(blocks), "blocks", position=at(*map(_began_at, late.records))),
                 Evidence("share_of_pool", round(share, 4), "of the pool", position=at(*map(_began_at, late.records))),
                 Evidence(
-                    "said_to_have_ended",
+                    "fetches_reported_complete",
                     len(ended),
                     "requests",
                     position=at(*map(_began_at, late.records), *(record.fetch_ended_at for record in ended)),

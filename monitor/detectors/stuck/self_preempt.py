@@ -60,7 +60,7 @@ class SelfPreempt(Detector[Judgement]):
             requests=(record.id,),
             blocks=tuple(sorted(record.blocks)),
             evidence=(
-                Evidence("preempted_itself", times, "times in a row", position=preempted_at),
+                Evidence("self_preemptions", times, "times in a row", position=preempted_at),
                 Evidence("output_tokens", record.output_tokens, "tokens", position=preempted_at),
                 Evidence("peak_blocks", record.peak_blocks, "blocks", position=preempted_at),
                 Evidence("blocks_usable", usable, "blocks", position=at(state.places.started)),

@@ -61,9 +61,12 @@ class ZeroToken(Detector[Judgement]):
             blocks=tuple(blocks),
             evidence=(
                 Evidence(
-                    "requests_at_zero", count, "requests", position=at(*(record.since_at for record in late.records))
+                    "requests_with_zero_tokens",
+                    count,
+                    "requests",
+                    position=at(*(record.since_at for record in late.records)),
                 ),
-                Evidence("longest_s", round(late.age_s, 1), "s", position=at(first.since_at)),
+                Evidence("longest_wait_s", round(late.age_s, 1), "s", position=at(first.since_at)),
                 Evidence(
                     "times_passed_over",
                     first.times_passed_over,

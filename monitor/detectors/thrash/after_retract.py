@@ -125,9 +125,9 @@ def _slowdown_evidence(
     before, now, before_at = sizes
     waiting = [record for record in state.requests.values() if record.is_waiting]
     return (
-        Evidence("output_tokens_a_step_before", round(before, 2), "tokens", position=before_at),
-        Evidence("output_tokens_a_step_now", round(now, 2), "tokens", position=ledger.at(state.places.progressed)),
-        Evidence("running_at_most", running, "requests", position=moved),
+        Evidence("output_tokens_per_step_before", round(before, 2), "tokens", position=before_at),
+        Evidence("output_tokens_per_step_now", round(now, 2), "tokens", position=ledger.at(state.places.progressed)),
+        Evidence("max_running", running, "requests", position=moved),
         Evidence("waiting", len(waiting), "requests", position=moved),
         Evidence(
             "max_num_seqs",
@@ -136,6 +136,6 @@ def _slowdown_evidence(
             position=ledger.at(state.places.started),
         ),
         Evidence("blocks_free", state.free, "blocks", position=ledger.at(state.places.pool)),
-        Evidence("blocks_needed_by_the_head", head.blocks_to_admit, "blocks", position=ledger.at(head.arrived_at)),
-        Evidence("since_the_last_preemption_s", round(quiet_s, 1), "s", position=ledger.at(ledger.preempted[-1].at)),
+        Evidence("head_blocks_needed", head.blocks_to_admit, "blocks", position=ledger.at(head.arrived_at)),
+        Evidence("since_last_preemption_s", round(quiet_s, 1), "s", position=ledger.at(ledger.preempted[-1].at)),
     )

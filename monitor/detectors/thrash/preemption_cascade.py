@@ -62,7 +62,7 @@ class PreemptionCascade(Detector[Judgement]):
             evidence=(
                 *cost_of(ledger, last),
                 Evidence(
-                    "blocks_given_back_meanwhile",
+                    "blocks_freed_during_pass",
                     last[-1].released - last[0].released,
                     "blocks",
                     position=ledger.at(last[-1].at),

@@ -1,39 +1,48 @@
 """What is brought about: the table of incidents, and that of healthy engines.
 
-An incident is a fault on an engine under a load for so many virtual seconds. Each code has three ways or more, which
-differ in how often the fault strikes, in the engine's shape and in what its clients do. Beside them stands what the
+An incident is a fault on an engine under a load for so many virtual seconds. Each fault has three ways or more, which
+differ in how often the fault triggers, in the engine's shape and in what its clients do. Beside them stands what the
 judge asks of the monitor: from when on it is there (`onset`), how long the class itself waits (`grace`), whom it
 strikes, and what else it rightly causes.
 
-scenario.py   what a scenario is
-shapes.py     engines and clients that several families have
-healthy.py    engines in which nothing is to be found
-The other modules are named as the families of the catalogue are.
+scenario.py        what a scenario is
+shapes.py          engines and clients that several families have
+healthy_engines.py engines in which nothing is to be found
+shown_by_hand.py   codes that one simulated engine cannot show
+The other modules are named as the families of the catalogue are. Every tuple of scenarios in a module of this folder is
+in the table: a new one needs no other edit.
 """
 
 from __future__ import annotations
 
-from typing import Final
+import importlib
+import pkgutil
+from collections.abc import Iterator
+from typing import Any, Final
 
-from kvscope.monitor.incidents.scenarios.collapse_scenarios import COLLAPSE
-from kvscope.monitor.incidents.scenarios.corrupt_scenarios import CORRUPT
+from kvscope.monitor.detectors.registry import CATALOGUE
 from kvscope.monitor.incidents.scenarios.healthy_engines import HEALTHY as HEALTHY
-from kvscope.monitor.incidents.scenarios.leak_scenarios import LEAKS
 from kvscope.monitor.incidents.scenarios.scenario import Scenario as Scenario
-from kvscope.monitor.incidents.scenarios.sizing_scenarios import SIZING
-from kvscope.monitor.incidents.scenarios.stuck_scenarios import STUCK
-from kvscope.monitor.incidents.scenarios.thrash_scenarios import THRASH
+from kvscope.monitor.incidents.scenarios.scenario import ShownByHand
 
-SHOWN_BY_HAND: Final = (
-    "leak.session-pinned",
-    "leak.encoder-cache",
-    "stuck.encoder-budget",
-    "stuck.rank-diverged",
-    "sizing.block-inflated",
-    "blind.*",
-    "held.*",
-)
-"""One engine has no such part: tests/detectors has streams written by hand for these, and two engines for ranks."""
 
-INCIDENTS: Final = (*LEAKS, *STUCK, *THRASH, *COLLAPSE, *CORRUPT, *SIZING)
+def _in_modules(kind: type[Any]) -> Iterator[Any]:
+    """Yield what the tuples of that kind hold, by module."""
+    for found in pkgutil.iter_modules(__path__, f"{__name__}."):
+        for value in list(vars(importlib.import_module(found.name)).values()):
+            if isinstance(value, tuple) and value and all(isinstance(item, kind) for item in value):
+                yield from value
+
+
+def _incidents() -> tuple[Scenario, ...]:
+    """Return every incident once: families in the order of the catalogue, and each family's as its module has them."""
+    found = dict.fromkeys(scenario for scenario in _in_modules(Scenario) if scenario.code)
+    families = list(dict.fromkeys(code.partition(".")[0] for code in CATALOGUE))
+    return tuple(sorted(found, key=lambda scenario: families.index(scenario.code.partition(".")[0])))
+
+
+SHOWN_BY_HAND: Final = tuple(dict.fromkeys(each.codes for each in _in_modules(ShownByHand)))
+"""Patterns of codes: tests/detectors has streams written by hand for these, and two engines for ranks."""
+
+INCIDENTS: Final = _incidents()
 SCENARIOS: Final = (*INCIDENTS, *HEALTHY)

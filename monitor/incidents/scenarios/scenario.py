@@ -17,13 +17,21 @@ Load = tuple[Clients, ...]
 Engine = Mapping[str, Any]
 
 
-@dataclass(frozen=True)
+class ShownByHand(NamedTuple):
+    """Codes, as a pattern, that no scenario shows, and why."""
+
+    codes: str
+    why: str
+
+
+@dataclass(frozen=True, eq=False)
 class Scenario:
     """One way to bring an incident about; a healthy engine if `code` is empty.
 
-    fault: as `--fault` takes it. engine: EngineConfig's fields. step_s: the least that a step takes. grace: thresholds,
-    in seconds, that the class waits for; waits_s: what it waits for besides. requests, blocks: whom a finding must name
-    (None: it is not asked). consequences: other codes that may rightly be found.
+    fault: as `--fault` takes it; empty where the load alone does, which `onset` then must see. engine: EngineConfig's
+    fields. step_s: the least that a step takes. grace: thresholds, in seconds, that the class waits for; waits_s: what
+    it waits for besides. requests, blocks: whom a finding must name (None: it is not asked). consequences: other codes
+    that may rightly be found.
     """
 
     name: str
