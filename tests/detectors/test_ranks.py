@@ -103,4 +103,4 @@ def test_by_figures_it_is_likely() -> None:
     (finding,) = [f for f in observer.watch.findings() if f.severity != "info"]
     assert (finding.code, finding.engine, finding.verdict) == (RANK_DIVERGED, "m@h:1/1", "likely")
     assert value(finding, "steps") == 200
-    assert {e.source for e in finding.evidence if e.name in ("steps", "ranks_that_go_on")} == {"metrics"}
+    assert {e.source for e in finding.evidence if e.name in ("steps", "ranks_stepping")} == {"metrics"}

@@ -167,7 +167,7 @@ def test_tensors_that_are_kept_in_the_allocator() -> None:
     scene = Spoken()
     scene.log.memory(plan.event(Reading(plan.total, free, plan.total - free, 0, parts + kept, parts + kept)))
     scene.say()
-    assert value(scene.only("sizing.elsewhere"), "not_named_by_the_bill") == kept
+    assert value(scene.only("sizing.elsewhere"), "unattributed_memory") == kept
 
 
 # -------------------------------------------------------------------- the bill in a log

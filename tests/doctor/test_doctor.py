@@ -57,7 +57,7 @@ def test_the_first_seed(capsys: pytest.CaptureFixture[str]) -> None:
     (finding,) = [f for f in printed["findings"] if f["severity"] != "info"]
     assert (finding["code"], finding["verdict"]) == ("leak.finished-held", "likely")
     evidence = {item["name"]: item["value"] for item in finding["evidence"]}
-    assert evidence["pinned_share_per_1000_prompt_tokens"] == pytest.approx(0.98, abs=0.01)
+    assert evidence["usage_per_1000_prompt_tokens"] == pytest.approx(0.98, abs=0.01)
     assert evidence["r_squared"] == pytest.approx(0.998, abs=0.001)
     assert evidence["correlation_with_running"] == pytest.approx(-0.1, abs=0.05)
     assert evidence["usage_per_running_first"] == pytest.approx(2.3)
