@@ -201,9 +201,9 @@ BORNE_OUT: Final[dict[str, Callable[[Case], float | str]]] = {
     "last_step": lambda case: case.of(Kind.STEP_COMPLETED)[1],
     "cached_idle_blocks": lambda case: case.plain.idle,
     "prefix_hit_rate": lambda case: case.plain.counts["hit_tokens"] / case.plain.counts["looked_up_tokens"],
-    "times": lambda case: len(case.plain.released_free),
+    "anomalies": lambda case: len(case.plain.released_free),
     "anomaly": _anomaly,
-    "story": _story,
+    "block_history": _story,
 }
 """By the name of an item of evidence, what the events until its position come to."""
 OF_ALL: Final = ("running", "waiting", "waiting_behind", "blocks_free", "collapses_seen")
