@@ -151,7 +151,7 @@ def read(events: str, replay: str) -> None:
     stopped = False
     while not stopped:
         stopped = bool(select.select([sys.stdin], [], [], 0)[0])
-        for frame, _ in stream.poll(0.1):
+        for frame, _ in stream.receive(0.1):
             if ledger is None:
                 ledger = EngineLedger(frame.engine)
                 print("in step", flush=True)

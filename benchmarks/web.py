@@ -34,7 +34,7 @@ from kvscope.monitor.events.event_log import count_events
 from kvscope.monitor.events.wire import Batch
 from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.service.http_api import create_app
-from kvscope.monitor.service.service import collect_rarely
+from kvscope.monitor.service.web_server import collect_rarely
 from tests.lab import Lab
 
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run")

@@ -32,6 +32,7 @@ COMMANDS: Final = {
     "incidents": ("incidents", "every fault brought about in virtual time, and what is found of it"),
     "serve": ("serve", "the service: page, API, /metrics, alerts"),
     "alerts": ("alerts", "the alerts of a running service: whether they arrive, what to hush"),
+    "plugins": ("plugins_list", "list the plug-ins that are loaded"),
     "runbook": ("runbook", "print the runbook of a finding code"),
 }
 """Each command: its module in commands/ and its line in the help."""
@@ -84,11 +85,9 @@ def parser(
 def _explained(error: Exception) -> tuple[int, str]:
     """Return the exit code and the message of an error that a command expects; no message for any other."""
     # Imported only here, since they bring the detectors with them.
-    from kvscope.monitor.doctor.observe import CannotTell
     from kvscope.monitor.doctor.report import CANNOT_TELL, USAGE
-    from kvscope.monitor.errors import NotKnown, Unreachable
+    from kvscope.monitor.errors import BadTarget, CannotTell, NotKnown, Unreachable
     from kvscope.monitor.events.wire import ContractError
-    from kvscope.monitor.sources.targets import BadTarget
 
     if isinstance(error, PermissionError):
         return USAGE, f"{error.filename}: permission denied; name another path, or run as its owner"

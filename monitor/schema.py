@@ -330,6 +330,13 @@ class SourceView(msgspec.Struct, frozen=True):
     """From when the last batch was packed, by the engine's clock, until we had it; None of a page."""
     cpu_s: float = 0.0
     """Processor time that its reader took, bookkeeping and judging included."""
+    kind: str = ""
+    """What it is: stream, kv-events, metrics, prometheus, log, recording, or a plug-in's scheme."""
+    engines: list[str] = []
+    """Every engine that it brought; `engine` is the first."""
+    failures: int = 0
+    """Attempts to read that raised, and were repeated."""
+    notes: list[str] = []
 
 
 class WindowStats(msgspec.Struct, kw_only=True):

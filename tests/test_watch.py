@@ -16,7 +16,7 @@ from kvscope.monitor.events.kinds import SCHEMA, Cause, Kind, Status
 from kvscope.monitor.events.wire import Batch, Keyframe, NotAFrame, Run, batch_of, decode, encode
 from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.schema import BLOCK_STATES
-from kvscope.monitor.sources.targets import read_log
+from kvscope.monitor.sources.log_file import read_log
 from tests.detectors.scenes import ENGINE, Watched, finished_held, never_fits, stalled, unaccounted
 from tests.lab import Lab
 

@@ -18,7 +18,7 @@ from kvscope.monitor.alerting.addresses import NotAllowed, public_address_of
 from kvscope.monitor.alerting.alert_store import Delivery
 from kvscope.monitor.alerting.message import Message
 from kvscope.monitor.alerting.outbox import Outbox
-from kvscope.monitor.alerting.receivers.receiver import Receiver
+from kvscope.monitor.alerting.receivers.receiver import Receiver, ReceiverFailed
 from kvscope.monitor.bounded_http import bounded_client
 from kvscope.monitor.events import limits
 
@@ -54,7 +54,10 @@ def client() -> httpx.Client:
 def send(client: httpx.Client, receiver: Receiver, message: Message, allow_private: bool) -> DeliveryAnswer:
     """Try once. The body of the answer is not read: nothing is to be learnt from it, and it may be long."""
     now = datetime.now(UTC)
-    headers, body = receiver.post(message, now)
+    try:
+        headers, body = receiver.post(message, now)
+    except ReceiverFailed as error:
+        return DeliveryAnswer(str(error))
     url = receiver.url
     try:
         address = public_address_of(url.host, url.port or (443 if url.scheme == "https" else 80), allow_private)

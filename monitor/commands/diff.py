@@ -11,16 +11,16 @@ from kvscope.monitor.commands.shared_flags import Commands, add_thresholds, prin
 from kvscope.monitor.detectors.registry import parse_settings
 from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.doctor.diff_table import table
-from kvscope.monitor.doctor.observe import CannotTell
 from kvscope.monitor.doctor.report import FINDINGS, NOTHING
-from kvscope.monitor.doctor.time_window import ALWAYS, Span, Window, at_of, when
+from kvscope.monitor.doctor.time_window import ALWAYS, Span, Window, when
+from kvscope.monitor.errors import BadTarget, CannotTell
 from kvscope.monitor.events.wire import ContractError
 from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.queries.comparison import compare
 from kvscope.monitor.queries.window_stats import WindowMeter
 from kvscope.monitor.schema import WindowStats
-from kvscope.monitor.sources.recording import Recording
-from kvscope.monitor.sources.targets import BadTarget, Kind, kind_of
+from kvscope.monitor.sources.recording import Recording, record_ns
+from kvscope.monitor.sources.targets import TargetKind, kind_of
 from kvscope.monitor.text import timestamp
 
 
@@ -92,10 +92,10 @@ def _sides(before: str, after: str | None, windows: list[Window]) -> list[tuple[
 
 
 def _end_of(target: str) -> int:
-    if kind_of(target) is not Kind.RECORDING:
+    if kind_of(target) is not TargetKind.RECORDING:
         raise BadTarget(f"{target} is no recording: `monitor record TARGET DIR` makes one")
     try:
-        return max(map(at_of, Recording(Path(target))), default=0)
+        return max(map(record_ns, Recording(Path(target))), default=0)
     except ContractError as error:
         raise CannotTell(str(error)) from error
 

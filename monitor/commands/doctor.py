@@ -10,12 +10,12 @@ import msgspec
 from rich.console import Console
 
 from kvscope.monitor.commands.shared_flags import (
-    TARGETS,
     Commands,
     add_shared,
     add_window,
     default_url,
     print_json,
+    target_help,
     window_of,
 )
 from kvscope.monitor.detectors.registry import parse_settings
@@ -43,7 +43,7 @@ def add(commands: Commands) -> None:
         "doctor",
         help="what is wrong, and what to do",
         description="Looks at engines and says what is wrong with their KV memory, why, and what to do.",
-        epilog=f"{TARGETS}\n{EXIT_CODES}",
+        epilog=f"{target_help()}\n{EXIT_CODES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("targets", nargs="*", metavar="TARGET", help="what to look at; several at once are fine")

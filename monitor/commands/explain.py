@@ -9,21 +9,21 @@ from typing import Any, Final
 from rich.console import Console
 
 from kvscope.monitor.commands.shared_flags import (
-    TARGETS,
     Commands,
     a_time,
     add_shared,
     default_url,
     positive,
     print_json,
+    target_help,
 )
 from kvscope.monitor.detectors.registry import parse_settings
 from kvscope.monitor.doctor import explain_text
 from kvscope.monitor.doctor.event_report import EventReport, event_at
 from kvscope.monitor.doctor.memory_report import bill_in_log, bill_of_engines
-from kvscope.monitor.doctor.observe import CannotTell, observe
+from kvscope.monitor.doctor.observe import observe
 from kvscope.monitor.doctor.report import NOTHING
-from kvscope.monitor.errors import NotKnown
+from kvscope.monitor.errors import CannotTell, NotKnown
 from kvscope.monitor.query import Query
 from kvscope.monitor.schema import BlockDetail, RequestDetail
 
@@ -52,7 +52,7 @@ def add(commands: Commands) -> None:
             thing,
             help=described,
             description=described,
-            epilog=TARGETS,
+            epilog=target_help(),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         one.add_argument("id", metavar=name, help=help)
@@ -66,7 +66,7 @@ def add(commands: Commands) -> None:
         help="what made usage fall or throughput vanish",
         description="Says of a window of time what every block that became free was freed for, and what the steps in it"
         " did. Without --at, of the window in which usage fell furthest.",
-        epilog=TARGETS,
+        epilog=target_help(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     drop.add_argument("target", nargs="?", metavar="TARGET", help="where to look: a recording, a stream or a service")
@@ -81,7 +81,7 @@ def add(commands: Commands) -> None:
         help="what a device's memory went to, and what that leaves for KV",
         description="Does the sums of an engine's memory bill again, from the figures in its log (vLLM's or kvscope's),"
         " or shows the bill of a running kvscope engine beside its device's own figures.",
-        epilog=f"{TARGETS}\nexit codes: 0, 2 for a wrong command line, 3 for no bill (what is missing is named)",
+        epilog=f"{target_help()}\nexit codes: 0, 2 for a wrong command line, 3 for no bill (what is missing is named)",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     memory.add_argument("target", nargs="?", metavar="TARGET", help="where to look, if not in a log")

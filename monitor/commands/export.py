@@ -8,7 +8,7 @@ from pathlib import Path
 from kvscope.monitor.commands.shared_flags import Commands, add_for, add_thresholds, add_timeout, add_window, window_of
 from kvscope.monitor.detectors.registry import parse_settings
 from kvscope.monitor.doctor.frame_reader import frames_of
-from kvscope.monitor.doctor.observe import CannotTell
+from kvscope.monitor.errors import CannotTell
 from kvscope.monitor.events.wire import ContractError
 from kvscope.monitor.text import counted
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 from kvscope.monitor.commands.shared_flags import Commands
-from kvscope.monitor.doctor.observe import CannotTell
+from kvscope.monitor.errors import CannotTell
 
 
 def add(commands: Commands) -> None:

@@ -19,7 +19,11 @@ def add(commands: Commands) -> None:
         help="keep a stream as a recording",
         description="Writes an engine's event stream to a directory, until Ctrl-C; doctor and explain read it.",
     )
-    parser.add_argument("target", metavar="TARGET", help=f"an event stream, such as {EVENTS_ENDPOINT}")
+    parser.add_argument(
+        "target",
+        metavar="TARGET",
+        help=f"an event stream, such as {EVENTS_ENDPOINT}, or any other source that is live or grows",
+    )
     parser.add_argument("directory", type=Path, metavar="DIR", help="a new or empty directory")
     parser.add_argument("--seconds", type=positive, default=None, metavar="S", help="stop after this long")
     parser.add_argument(
@@ -29,10 +33,11 @@ def add(commands: Commands) -> None:
 
 
 def _run(parsed: argparse.Namespace) -> int:
-    from kvscope.monitor.sources.recorder import record
+    from kvscope.monitor.history.recorder import record
 
     recorded = record(
         parsed.target, parsed.directory, seconds=parsed.seconds, timeout_s=parsed.timeout, console=Console(stderr=True)
     )
-    print(f"{recorded.batches:,} batches of {recorded.engine} in {parsed.directory} ({recorded.bytes:,} bytes)")
+    others = f", {recorded.others:,} samples and facts" if recorded.others else ""
+    print(f"{recorded.batches:,} batches{others} of {recorded.engine} in {parsed.directory} ({recorded.bytes:,} bytes)")
     return NOTHING

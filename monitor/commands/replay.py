@@ -7,11 +7,12 @@ import sys
 from pathlib import Path
 
 from kvscope.monitor.commands.shared_flags import Commands
+from kvscope.monitor.errors import BadTarget
 from kvscope.monitor.events.wire import ContractError
 from kvscope.monitor.history.replay_publisher import Replayer
 from kvscope.monitor.publishing.publisher import EVENTS_ENDPOINT
 from kvscope.monitor.sources.recording import Recording
-from kvscope.monitor.sources.targets import BadTarget, Kind, kind_of
+from kvscope.monitor.sources.targets import TargetKind, kind_of
 
 
 def add(commands: Commands) -> None:
@@ -42,7 +43,7 @@ def _speed(text: str) -> float:
 
 
 def _replay(parsed: argparse.Namespace) -> int:
-    if kind_of(str(parsed.recording)) is not Kind.RECORDING:
+    if kind_of(str(parsed.recording)) is not TargetKind.RECORDING:
         raise BadTarget(f"{parsed.recording} is no recording: `monitor record TARGET DIR` makes one")
     try:
         replayer = Replayer(Recording(parsed.recording), parsed.events, parsed.replay, parsed.speed)

@@ -10,6 +10,7 @@ from typing import Any
 from kvscope.monitor.commands.shared_flags import Commands, length, port, positive, size
 from kvscope.monitor.detectors.registry import parse_settings
 from kvscope.monitor.publishing.publisher import EVENTS_ENDPOINT
+from kvscope.monitor.sources.source_registry import is_recording
 
 
 def _repeat(text: str) -> int:
@@ -25,11 +26,18 @@ def add(commands: Commands) -> None:
         " /metrics on one port.",
     )
     parser.add_argument(
+        "targets",
+        nargs="*",
+        metavar="TARGET",
+        help="a source of any kind: an event stream, a metrics page, a log that grows, a Prometheus server"
+        " (prometheus+http://HOST:9090), KV events; or recordings alone",
+    )
+    parser.add_argument(
         "--events",
         action="append",
         metavar="ENDPOINT",
         help=f"an engine's event stream; may be repeated (default: KVSCOPE_EVENTS, else {EVENTS_ENDPOINT}, or none if"
-        " --metrics is given)",
+        " --metrics or a TARGET is given)",
     )
     parser.add_argument(
         "--metrics",
@@ -109,30 +117,28 @@ def _run(parsed: argparse.Namespace) -> int:
         from kvscope.monitor.alerting.alerting import AlertsConfig
         from kvscope.monitor.exporters.otel.otel_exporter import OtelConfig
         from kvscope.monitor.history.retention import Keep
-        from kvscope.monitor.service.service import ServiceConfig, serve
+        from kvscope.monitor.service.service import ServiceConfig
+        from kvscope.monitor.service.web_server import serve
     except ImportError as error:
         raise ValueError(
             f"`monitor serve` needs more than the base install: pip install 'kvscope[monitor]' ({error})"
         ) from error
     from kvscope.dashboards.web.app import mount
 
-    if parsed.recording and (parsed.events or parsed.metrics or parsed.alert or parsed.otlp or parsed.data):
+    recordings, targets = _recordings_and_targets(parsed)
+    if recordings and (targets or parsed.events or parsed.metrics or parsed.alert or parsed.otlp or parsed.data):
         raise ValueError(
-            "--recording shows what is over, and alone: leave out --events, --metrics, --alert, --otlp and --data"
+            "--recording shows what is over, and alone: leave out --events, --metrics, --alert, --otlp and --data, and"
+            " every target that is live"
         )
     data = parsed.data or (Path(os.environ["KVSCOPE_DATA"]) if os.environ.get("KVSCOPE_DATA") else None)
-    keep = _given(days=parsed.keep_days, bytes=parsed.keep_bytes)
-    sample = _given(sample=parsed.otlp_sample)
-    if keep and data is None:
-        raise ValueError("--keep-days and --keep-bytes are of what --data DIR keeps: give that too")
-    if sample and not parsed.otlp:
-        raise ValueError("--otlp-sample is of what goes to --otlp URL: give that too")
-    by_default = os.environ.get("KVSCOPE_EVENTS", "" if parsed.metrics else EVENTS_ENDPOINT)
-    if parsed.recording:
+    keep, sample = _kept_and_sampled(parsed, data)
+    by_default = os.environ.get("KVSCOPE_EVENTS", "" if parsed.metrics or targets else EVENTS_ENDPOINT)
+    if recordings:
         return serve(
             ServiceConfig(
                 events=(),
-                recordings=tuple(parsed.recording),
+                recordings=recordings,
                 host=parsed.host,
                 port=parsed.port,
                 token=parsed.token,
@@ -144,6 +150,7 @@ def _run(parsed: argparse.Namespace) -> int:
         ServiceConfig(
             events=tuple(parsed.events or filter(None, by_default.split(","))),
             metrics=tuple(parsed.metrics),
+            targets=targets,
             host=parsed.host,
             port=parsed.port,
             token=parsed.token,
@@ -161,6 +168,24 @@ def _run(parsed: argparse.Namespace) -> int:
         ),
         mount,
     )
+
+
+def _kept_and_sampled(parsed: argparse.Namespace, data: Path | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what the limits of the history and the share of traces were set to. Raises ValueError."""
+    keep = _given(days=parsed.keep_days, bytes=parsed.keep_bytes)
+    sample = _given(sample=parsed.otlp_sample)
+    if keep and data is None:
+        raise ValueError("--keep-days and --keep-bytes are of what --data DIR keeps: give that too")
+    if sample and not parsed.otlp:
+        raise ValueError("--otlp-sample is of what goes to --otlp URL: give that too")
+    return keep, sample
+
+
+def _recordings_and_targets(parsed: argparse.Namespace) -> tuple[tuple[Path, ...], tuple[str, ...]]:
+    """Return the recordings and the other targets of the command line. Raises BadTarget."""
+    recordings = [target for target in parsed.targets if is_recording(target)]
+    others = tuple(target for target in parsed.targets if target not in recordings)
+    return tuple(parsed.recording or ()) + tuple(map(Path, recordings)), others
 
 
 def _given(**values: Any) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import argparse
 import os
 import re
 import sys
+import textwrap
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -14,21 +15,23 @@ from kvscope.monitor.doctor.observe import WATCH_S
 from kvscope.monitor.doctor.time_window import Window, when
 from kvscope.monitor.json_names import encode_answer
 from kvscope.monitor.sources.prometheus_history import seconds
+from kvscope.monitor.sources.source_registry import source_help
 from kvscope.monitor.text import moment
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 """What a command is added to."""
 DEFAULT_URL: Final = "http://127.0.0.1:8765"
-TARGETS: Final = """\
-a target is one of
-  tcp://HOST:PORT, ipc://PATH   an engine's event stream, kvscope's; or vLLM's KV events
-  http(s)://…/kv_event_sources  a vLLM that tells where it publishes KV events
-  http(s)://HOST:PORT/metrics   an engine's metrics page, vLLM's, SGLang's or kvscope's own
-  http(s)://HOST:PORT           a kvscope service (the default: KVSCOPE_URL, else http://127.0.0.1:8765)
-  DIRECTORY                     a recording
-  FILE                          an engine's log, plain or gzip; a report in prose; one segment of a recording; a
-                                support bundle
-"""
+_FORM_WIDTH: Final = 30
+
+
+def target_help() -> str:
+    """Return what a target may be, one form on a line, built-in sources and those of plug-ins."""
+    lines = ["a target is one of"]
+    for form, description in source_help():
+        first, *others = textwrap.wrap(description, 79 - _FORM_WIDTH - 2)
+        lines.append(f"  {form:<{_FORM_WIDTH}}{first}")
+        lines += [" " * (_FORM_WIDTH + 2) + other for other in others]
+    return "\n".join(lines) + "\n"
 
 
 def add_shared(parser: argparse.ArgumentParser) -> None:

@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.table import Table
 
 from kvscope.monitor.commands.shared_flags import Commands
+from kvscope.monitor.errors import BadTarget
 from kvscope.monitor.ledger.engine_ledger import Point
 from kvscope.monitor.sources.recording import Recording
-from kvscope.monitor.sources.targets import BadTarget
 
 if TYPE_CHECKING:
     from kvscope.monitor.history.findings_log import Told

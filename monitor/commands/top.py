@@ -21,7 +21,12 @@ def add(commands: Commands) -> None:
         " Keys: e the next engine, s sort by blocks or by time in state, arrows and Enter a request's story, q quit.",
         epilog="exit codes: 0, 2 for a wrong command line or target, 3 for a target that does not answer",
     )
-    parser.add_argument("target", nargs="?", metavar="TARGET", help="a service, an event stream or a metrics page")
+    parser.add_argument(
+        "target",
+        nargs="?",
+        metavar="TARGET",
+        help="a service, or any source that goes on",
+    )
     add_token(parser)
     add_timeout(parser)
     add_thresholds(parser)

@@ -18,11 +18,11 @@ from rich.console import Console
 from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.doctor import report_table
 from kvscope.monitor.doctor.frame_reader import frames_of
-from kvscope.monitor.doctor.observe import CannotTell
 from kvscope.monitor.doctor.redaction import Redactor
 from kvscope.monitor.doctor.report import Report, examine
 from kvscope.monitor.doctor.terminal import WIDTH
 from kvscope.monitor.doctor.time_window import ALWAYS, Window
+from kvscope.monitor.errors import CannotTell
 from kvscope.monitor.events.journal import JournalWriter
 from kvscope.monitor.events.wire import MAJOR, MINOR, Batch, ContractError, Frame, Keyframe, encode
 from kvscope.monitor.json_names import encode_answer

@@ -11,12 +11,12 @@ from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.text import counted, percent
 
 
-def in_words(facts: Sequence[Fact]) -> list[str]:
+def facts_in_words(facts: Sequence[Fact]) -> list[str]:
     """A sentence for each; empty if there is nothing that sums can be done with."""
-    return [*_bill(facts), *_demand(facts)]
+    return [*_bill_in_words(facts), *_demand_in_words(facts)]
 
 
-def _bill(facts: Sequence[Fact]) -> list[str]:
+def _bill_in_words(facts: Sequence[Fact]) -> list[str]:
     try:
         bill, _ = bill_of(facts)
     except NoBill:
@@ -29,7 +29,7 @@ def _bill(facts: Sequence[Fact]) -> list[str]:
     return [f"{words} (monitor explain memory --log FILE does the sums)"]
 
 
-def _demand(facts: Sequence[Fact]) -> list[str]:
+def _demand_in_words(facts: Sequence[Fact]) -> list[str]:
     named = {fact.name: fact for fact in facts}
     asked = demands(named)
     if not asked:

@@ -1,66 +1,72 @@
-"""What an engine said, frame by frame: all of a recording, a part of it, or what a stream says for a while."""
+"""What an engine emitted, frame by frame: all of a recording, a part of it, or what a stream brings for a while."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, closing
 from itertools import chain
-from pathlib import Path
 
-from kvscope.monitor.doctor.observe import nothing_heard
-from kvscope.monitor.doctor.time_window import ALWAYS, Span, Window, at_of
-from kvscope.monitor.events.wire import Frame, Keyframe
+from kvscope.monitor.doctor.time_window import ALWAYS, Span, Window
+from kvscope.monitor.errors import BadTarget
+from kvscope.monitor.events.samples import Record
+from kvscope.monitor.events.wire import Batch, Frame, Keyframe
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.sources.live_stream import LiveStream
-from kvscope.monitor.sources.recording import Recording
-from kvscope.monitor.sources.targets import BadTarget, Kind, kind_of
+from kvscope.monitor.sources.recording import record_ns
+from kvscope.monitor.sources.source import Source, SourceOptions, read_to_end, until_in_step
+from kvscope.monitor.sources.source_registry import is_service, open_source
 from kvscope.monitor.state import keyframe_codec
 
 
 def frames_of(target: str, window: Window, watch_s: float, timeout_s: float) -> Iterator[Frame]:
-    """The frames of a recording, or of a part of it, or what a stream says for `watch_s`.
+    """Return the frames of a recording, or of a part of it, or what a stream brings for `watch_s`.
 
-    Raises BadTarget for what does not tell every event; as they are read, ContractError, and CannotTell if nothing is
-    heard for `timeout_s`.
+    Raises BadTarget for a source that does not bring every event; as they are read, ContractError, and SourceError if
+    nothing is received for `timeout_s`.
     """
-    match kind_of(target):
-        case Kind.RECORDING if window == ALWAYS:
-            return iter(Recording(Path(target)))
-        case Kind.RECORDING:
-            end_ns = max(map(at_of, Recording(Path(target))), default=0)
-            return _within(Recording(Path(target)), window.span(end_ns))
-        case Kind.STREAM if window == ALWAYS:
-            return _live(target, watch_s, timeout_s)
-        case Kind.STREAM:
+    no_events = BadTarget(
+        f"{target} can be looked at, but does not tell every event: name an engine's event stream"
+        " (tcp://127.0.0.1:5757) or a recording (`monitor record` makes one)"
+    )
+    if is_service(target):
+        raise no_events
+    with ExitStack() as on_error:
+        source = on_error.enter_context(closing(open_source(target, SourceOptions(timeout_s=timeout_s))))
+        if not source.has_events:
+            raise no_events
+        if window != ALWAYS and not source.has_past:
             raise BadTarget(f"{target} is live and has no past: --since and --until are for a recording")
-        case _:
-            raise BadTarget(
-                f"{target} can be looked at, but does not tell every event: name an engine's event stream"
-                " (tcp://127.0.0.1:5757) or a recording (`monitor record` makes one)"
-            )
+        span = None if window == ALWAYS else window.span(source.bounds()[1])
+        on_error.pop_all()  # from here on, the frames close it
+    if not source.has_past:
+        return _live_frames(source, watch_s, timeout_s)
+    return _past_frames(source) if span is None else _frames_within(_past_frames(source), span)
 
 
-def _live(target: str, watch_s: float, timeout_s: float) -> Iterator[Frame]:
-    stream = LiveStream(target)
-    started = time.monotonic()
-    in_step_at = 0.0
-    try:
-        while not in_step_at or time.monotonic() - in_step_at < watch_s:
-            yield from (received.frame for received in stream.poll(0.1))
-            if not in_step_at and stream.in_step:
-                in_step_at = time.monotonic()
-            if not in_step_at and time.monotonic() - started > timeout_s:
-                raise nothing_heard(target, bool(stream.engine), timeout_s)
-    finally:
-        stream.close()
+def _frames_among(records: Iterable[Record]) -> Iterator[Frame]:
+    return (record for record in records if isinstance(record, Batch | Keyframe))
 
 
-def _within(frames: Iterable[Frame], span: Span) -> Iterator[Frame]:
-    """Those of that time, after a keyframe of what was so before."""
+def _past_frames(source: Source) -> Iterator[Frame]:
+    with closing(source):
+        for records in read_to_end(source):
+            yield from _frames_among(records)
+
+
+def _live_frames(source: Source, watch_s: float, timeout_s: float) -> Iterator[Frame]:
+    with closing(source):
+        for records in until_in_step(source, timeout_s):
+            yield from _frames_among(records)
+        until = time.monotonic() + watch_s
+        while time.monotonic() < until:
+            yield from _frames_among(source.poll())
+
+
+def _frames_within(frames: Iterator[Frame], span: Span) -> Iterator[Frame]:
+    """Yield those of that time, after a keyframe of the state before it."""
     ledger: EngineLedger | None = None
-    frames = iter(frames)
     for frame in frames:
-        if at_of(frame) >= span.since_ns:
+        if record_ns(frame) >= span.since_ns:
             frames = chain([frame], frames)
             break
         ledger = ledger or EngineLedger(frame.engine)
@@ -78,4 +84,4 @@ def _within(frames: Iterable[Frame], span: Span) -> Iterator[Frame]:
             state.damaged,
             keyframe_codec.dump_state(state),
         )
-    yield from (frame for frame in frames if at_of(frame) <= span.until_ns)
+    yield from (frame for frame in frames if record_ns(frame) <= span.until_ns)

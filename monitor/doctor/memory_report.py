@@ -19,11 +19,12 @@ from kvscope.monitor.analysis.memory_breakdown import (
 )
 from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.doctor.observe import observe
-from kvscope.monitor.errors import NotKnown
+from kvscope.monitor.errors import BadTarget, NotKnown
 from kvscope.monitor.events.samples import Fact
 from kvscope.monitor.schema import SCHEMA_VERSION
+from kvscope.monitor.sources.log_file import read_log
 from kvscope.monitor.sources.memory_log import MEMORY_FACTS
-from kvscope.monitor.sources.targets import BadTarget, Kind, kind_of, read_log
+from kvscope.monitor.sources.targets import TargetKind, kind_of
 
 SIZING = (
     "kv_cache_size_tokens",
@@ -90,7 +91,7 @@ class MemoryReport(msgspec.Struct, kw_only=True):
 
 def bill_in_log(path: str) -> MemoryReport:
     """The last bill in the log at `path`, its sums done again. Raises BadTarget for what is no log."""
-    if kind_of(path) is not Kind.LOG:
+    if kind_of(path) is not TargetKind.LOG:
         raise BadTarget(f"{path} is not an engine's log: give it as a TARGET, without --log")
     _, records = read_log(Path(path))
     facts = [record for record in records if isinstance(record, Fact)]
@@ -120,7 +121,7 @@ def bill_in_log(path: str) -> MemoryReport:
 
 def bill_of_engines(target: str, settings: Settings, timeout_s: float, watch_s: float, token: str) -> MemoryReport:
     """What the engines at `target` said of their memory last. Raises BadTarget and CannotTell."""
-    if kind_of(target) is Kind.LOG:
+    if kind_of(target) is TargetKind.LOG:
         return bill_in_log(target)
     observation = observe(target, settings, timeout_s=timeout_s, watch_s=min(watch_s, 1.0), token=token)
     report = MemoryReport(source=target)

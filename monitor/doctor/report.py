@@ -11,15 +11,14 @@ import msgspec
 
 from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.doctor.merged_findings import joined
-from kvscope.monitor.doctor.observe import WATCH_S, CannotTell, Observation, look_back, observe
+from kvscope.monitor.doctor.observe import WATCH_S, Observation, look_back, observe
 from kvscope.monitor.doctor.time_window import ALWAYS, Window
-from kvscope.monitor.errors import Unreachable
+from kvscope.monitor.errors import BadTarget, CannotTell, Unreachable
 from kvscope.monitor.findings import FindingReport, severity_at_least
 from kvscope.monitor.json_names import schema_with_old_names
 from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.schema import SCHEMA_VERSION, EngineView
 from kvscope.monitor.sources.exposition import shown
-from kvscope.monitor.sources.targets import BadTarget
 from kvscope.monitor.text import timestamp
 
 NOTHING, FINDINGS, USAGE, CANNOT_TELL = 0, 1, 2, 3
@@ -136,7 +135,7 @@ def _reported(observation: Observation) -> tuple[TargetReport, list[BalanceRepor
     engines = observation.engines()
     findings = observation.findings()
     target = TargetReport(
-        observation.target, observation.kind.value, "ok", "", observation.notes, [engine.engine for engine in engines]
+        observation.target, observation.kind, "ok", "", observation.notes, [engine.engine for engine in engines]
     )
     return target, [_balance(observation.target, engine) for engine in engines], findings
 

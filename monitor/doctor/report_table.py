@@ -13,7 +13,7 @@ from kvscope.monitor.doctor.finding_changes import Change
 from kvscope.monitor.doctor.report import BalanceReport, Report, TargetReport
 from kvscope.monitor.doctor.terminal import clock, put, wrapped
 from kvscope.monitor.findings import FindingReport
-from kvscope.monitor.sources.targets import Kind
+from kvscope.monitor.sources.targets import TargetKind
 from kvscope.monitor.text import counted, listed, percent
 
 SIGNS = {"info": "·", "warning": "‼", "error": "×", "critical": "×"}
@@ -21,7 +21,7 @@ STYLES = {"info": "dim", "warning": "yellow", "error": "red", "critical": "bold 
 HOLDERS = ("running", "waiting", "finished", "cached_idle", "free", "reserved", "unaccounted")
 LABELS = {"cached_idle": "cached-idle", "unaccounted": "UNACCOUNTED", "finished": "finished, held"}
 BAR = 34
-HAVE_A_PAST = tuple(kind.value for kind in (Kind.RECORDING, Kind.BUNDLE, Kind.SERVICE))
+HAVE_A_PAST = (TargetKind.RECORDING, TargetKind.BUNDLE, TargetKind.SERVICE)
 NOT_EXPOSED = "not exposed"
 
 
@@ -199,7 +199,7 @@ def _look(report: Report, finding: FindingReport) -> str:
 
 def _runbook(report: Report, finding: FindingReport) -> list[str]:
     """Where to read the runbook: the command that prints it, and the page of the service that was examined."""
-    services = [t.target for t in report.targets if t.kind == Kind.SERVICE.value and finding.engine in t.engines]
+    services = [t.target for t in report.targets if t.kind == TargetKind.SERVICE and finding.engine in t.engines]
     return [f"monitor runbook {finding.code}", *(f"{url.rstrip('/')}/{finding.runbook}" for url in services[:1])]
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from kvscope.monitor.events.samples import Record
-from kvscope.monitor.events.wire import Batch, Keyframe
+from kvscope.monitor.errors import BadTarget
 from kvscope.monitor.sources.prometheus_history import seconds
-from kvscope.monitor.sources.targets import BadTarget
 from kvscope.monitor.text import moment, timestamp
 
 
@@ -44,11 +42,6 @@ class Window(NamedTuple):
 
 
 ALWAYS: Final = Window()
-
-
-def at_of(record: Record) -> int:
-    """When it was, in wall ns; 0 if that is not known."""
-    return (record.wall_ns if isinstance(record, Batch | Keyframe) else record.at_ns) or 0
 
 
 def when(text: str, end_ns: int) -> int:

@@ -1,4 +1,4 @@
-"""Looks on at what is live until Ctrl-C, and tells what changes: `monitor doctor --watch`."""
+"""Watches what is live until Ctrl-C, and reports what changes: `monitor doctor --watch`."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from typing import Protocol
 from kvscope.monitor.client import ServiceClient
 from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.doctor.finding_changes import Change, Changes
-from kvscope.monitor.doctor.observe import SCRAPE_EVERY_S, CannotTell, nothing_heard
-from kvscope.monitor.errors import Unreachable
+from kvscope.monitor.doctor.observe import SCRAPE_EVERY_S, is_one_stream
+from kvscope.monitor.errors import BadTarget, CannotTell, Unreachable
+from kvscope.monitor.events.samples import Record
 from kvscope.monitor.events.wire import ContractError
 from kvscope.monitor.findings import FindingReport
 from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.query import Query
 from kvscope.monitor.schema import EngineView
-from kvscope.monitor.sources.live_stream import LiveStream
-from kvscope.monitor.sources.targets import BadTarget, Kind, kind_of
+from kvscope.monitor.sources.source import READ_ERRORS, Source, SourceOptions, until_in_step
+from kvscope.monitor.sources.source_registry import is_service, open_source
 from kvscope.monitor.text import clock_time, counted, percent, timestamp
 
 ROUND_S = 1.0
@@ -47,58 +48,61 @@ class Live(Protocol):
         ...
 
 
-class _Stream:
-    """`watch` is fed the other streams too: a rank that stands still is known by its siblings."""
+class FollowedSource:
+    """A source that is followed. An event stream of one engine goes into `streams`, which watches the others too: a
+    rank that stands still is known by its siblings. Raises SourceError and ContractError.
+    """
 
-    def __init__(self, target: str, watch: Pipeline, timeout_s: float) -> None:
-        self.query = self._watch = watch
-        self._stream = LiveStream(target)
-        until = time.monotonic() + timeout_s
-        while not self._stream.in_step:
-            self.listen(0.1)
-            if self._stream.has_kv_events:
-                self.close()
-                raise BadTarget(f"{target} publishes KV events, which tell of no trouble: give its /metrics page")
-            if time.monotonic() > until:
-                self.close()
-                raise nothing_heard(target, bool(self._stream.engine), timeout_s)
+    def __init__(self, source: Source, streams: Pipeline, settings: Settings, timeout_s: float) -> None:
+        self._source = source
+        self._watch = streams
+        self._is_shared = True
+        self._settings = settings
+        try:
+            for records in until_in_step(source, timeout_s):
+                self._feed(records)
+        except BaseException:
+            source.close()
+            raise
+
+    @property
+    def query(self) -> Query:
+        """What can be asked of it."""
+        return self._watch
 
     @property
     def engine(self) -> str:
-        return self._stream.engine
+        """The engine of a stream that shares its watch with others; else empty."""
+        return self._source.status().engine if self._is_shared else ""
 
     def listen(self, timeout_s: float) -> str:
-        self._watch.feed(received.frame for received in self._stream.poll(timeout_s))
-        return ""
+        """Apply what comes within the time; return why nothing can be read now, or nothing."""
+        until = time.monotonic() + timeout_s
+        while (left_s := until - time.monotonic()) > 0:
+            try:
+                self._feed(self._source.poll(left_s))
+            except READ_ERRORS as error:
+                time.sleep(max(until - time.monotonic(), 0))
+                return str(error)
+            if self._source.has_events:
+                break
+        if not self._is_shared:
+            self._watch.settle()
+        return self._source.status().error
 
     def close(self) -> None:
-        self._stream.close()
+        """Disconnect."""
+        self._source.close()
+
+    def _feed(self, records: Sequence[Record]) -> None:
+        if records and self._is_shared and not is_one_stream(self._source, records):
+            self._watch, self._is_shared = Pipeline(self._settings), False
+        self._watch.feed(records)
 
 
-class _Page:
-    engine = ""
+class QueriedService:
+    """A kvscope service, which watches by itself. Raises Unreachable."""
 
-    def __init__(self, target: str, settings: Settings, timeout_s: float) -> None:
-        from kvscope.monitor.sources.metrics_page import BadPage, MetricsPage
-
-        self.query = self._watch = Pipeline(settings)
-        self._page = MetricsPage(target, timeout_s)
-        try:
-            self._watch.feed(self._page.scrape())
-        except BadPage as error:
-            self.close()
-            raise CannotTell(str(error)) from error
-
-    def listen(self, timeout_s: float) -> str:
-        self._watch.feed(self._page.poll(timeout_s, SCRAPE_EVERY_S))
-        self._watch.settle()
-        return self._page.last_failure if self._page.failing else ""
-
-    def close(self) -> None:
-        self._page.close()
-
-
-class _Service:
     engine = ""
 
     def __init__(self, target: str, token: str, timeout_s: float) -> None:
@@ -110,36 +114,28 @@ class _Service:
             raise
 
     def listen(self, timeout_s: float) -> str:
+        """Wait: the service reads by itself."""
         time.sleep(timeout_s)
         return ""
 
     def close(self) -> None:
+        """Disconnect."""
         self._remote.close()
 
 
 def open_live(target: str, settings: Settings, timeout_s: float, token: str, streams: Pipeline | None = None) -> Live:
-    """The target, which has been heard; `streams` is what watches other event streams too. Raises BadTarget for what is
-    over or none, and CannotTell.
+    """Return the target, followed; `streams` is what watches other event streams too. Raises BadTarget for what is
+    over or no source, and CannotTell.
     """
-    kind = kind_of(target)
     try:
-        match kind:
-            case Kind.STREAM:
-                return _Stream(target, streams or Pipeline(settings), timeout_s)
-            case Kind.METRICS:
-                return _Page(target, settings, timeout_s)
-            case Kind.SERVICE:
-                return _Service(target, token, timeout_s)
-            case Kind.KV_EVENTS:
-                raise BadTarget(f"{target} has KV events, which tell of no trouble: give the server's /metrics page")
-            case _:
-                raise BadTarget(
-                    f"{target} is over, and nothing of it changes any more: ask `monitor doctor`, without --watch"
-                )
-    except ImportError as error:
-        raise CannotTell(
-            f"{target}: a metrics page needs more than the base install: pip install 'kvscope[monitor]' ({error})"
-        ) from error
+        if is_service(target):
+            return QueriedService(target, token, timeout_s)
+        source = open_source(target, SourceOptions(timeout_s=timeout_s, interval_s=SCRAPE_EVERY_S, follow=True))
+        if not source.grows:
+            raise BadTarget(
+                f"{target} is over, and nothing of it changes any more: ask `monitor doctor`, without --watch"
+            )
+        return FollowedSource(source, streams or Pipeline(settings), settings, timeout_s)
     except (ContractError, Unreachable) as error:
         raise CannotTell(str(error)) from error
 
@@ -178,12 +174,12 @@ def look_on(
                     if found is not None:
                         for change in seen[index].since(found, timestamp(time.time_ns())):
                             tell(change)
-                beat(_how_it_is(engines, sum(len(changes.firing) for changes in seen)))
+                beat(_status_line(engines, sum(len(changes.firing) for changes in seen)))
         except KeyboardInterrupt:
             return [finding for changes in seen for finding in changes.firing]
 
 
-def _how_it_is(engines: Sequence[EngineView], firing: int) -> str:
+def _status_line(engines: Sequence[EngineView], firing: int) -> str:
     running, waiting = (sum(getattr(engine, of) or 0 for engine in engines) for of in ("running", "waiting"))
     fullest = max((engine.usage for engine in engines if engine.usage is not None), default=None)
     usage = "" if fullest is None else f", fullest pool {percent(fullest)}"

@@ -92,6 +92,7 @@ class Log:
         self.name = name
         self.stats_lines = 0
         self.notes: list[str] = []
+        self._lines = 0
         self._args: dict[str, int | float | str] = {}
         self._stamps = Stamps(ended)
         self._last_stamp: int | None = None
@@ -99,11 +100,14 @@ class Log:
         self._engines: dict[str, int] = {}
 
     def records(self, lines: Iterable[str]) -> Iterator[Sample | Fact]:
-        """Samples in the order of the lines, then facts. What is not understood is passed over."""
+        """Yield samples in the order of the lines, then facts; other lines are skipped. Of a log that grows, call it
+        again with the lines that follow.
+        """
         told: list[_Told] = []
         last_position = ""
-        for number, line in enumerate(lines, 1):
-            position = f"{self.name}:{number}"
+        for line in lines:
+            self._lines += 1
+            position = f"{self.name}:{self._lines}"
             text, is_json = _message(line)
             at_ns = self._stamps.of(line, whole=is_json)
             if at_ns is not None:
@@ -118,7 +122,7 @@ class Log:
                     _Told(position, None if rank is None else int(rank), name, value, at_ns)
                     for name, value in self._facts(text)
                 ]
-        if self._last_stamp is not None:
+        if last_position and self._last_stamp is not None:
             told.append(_Told(last_position, None, "last_stamp", "", self._last_stamp))
         self._take_notes()
         yield from self._named(told)
@@ -173,10 +177,13 @@ class Log:
         )
 
     def _take_notes(self) -> None:
+        note = ""
         if self._stamps.without_zone:
-            self.notes.append("its times have no zone and are taken to be UTC")
+            note = "its times have no zone and are taken to be UTC"
         elif self.stats_lines and self._last_stamp is None:
-            self.notes.append("its lines have no times; they are taken to be 10 s apart, as vLLM logs by default")
+            note = "its lines have no times; they are taken to be 10 s apart, as vLLM logs by default"
+        if note and note not in self.notes:
+            self.notes.append(note)
 
     def _named(self, told: Iterable[_Told]) -> Iterator[Fact]:
         """Only at the end is it known what the engines are called, and which there are."""

@@ -34,8 +34,8 @@ from typing import Final, NamedTuple
 
 import httpx
 
+from kvscope.monitor.errors import BadTarget
 from kvscope.monitor.events.samples import Fact, Sample
-from kvscope.monitor.sources.targets import BadTarget
 
 FIELDS: Final[dict[str, str]] = {
     "vllm:num_requests_running": "running",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, cast
 
 import msgspec
@@ -19,6 +19,7 @@ import zmq
 from kvscope.monitor.events import limits
 from kvscope.monitor.events.event_log import Clock
 from kvscope.monitor.events.kinds import Kind, Stage
+from kvscope.monitor.events.samples import Record
 from kvscope.monitor.events.wire import (
     Batch,
     ContractError,
@@ -33,7 +34,10 @@ from kvscope.monitor.events.wire import (
 )
 from kvscope.monitor.publishing.publisher import replay_endpoint_for
 from kvscope.monitor.publishing.replay_protocol import AskKeyframe, AskSince, Replay, ReplayQuestion, encode_question
-from kvscope.monitor.sources.kv_events import is_batch
+from kvscope.monitor.sources.kv_event_stream import KvEventSource, kv_endpoint_at
+from kvscope.monitor.sources.kv_events import is_kv_batch
+from kvscope.monitor.sources.source import POLL_WAIT_S, Source, SourceOptions, SourceStatus, nothing_known
+from kvscope.monitor.sources.targets import SOURCES_PATH, TargetKind
 
 ASK_AGAIN_NS: Final = 1_000_000_000
 OBSERVE_NS: Final = 1_000_000_000
@@ -49,19 +53,22 @@ class Received(NamedTuple):
     payload: bytes
 
 
-class LiveStream:
-    """The stream at `events`; `replay` is beside it unless told. One thread only.
+class LiveStream(Source):
+    """The stream at `events`; `replay` is beside it unless given. One thread only. Raises ContractError for what is no
+    endpoint.
 
-    `known` says of an engine and its epoch which batch is the next that its ledger has not had: the stream begins there
-    if the engine still has it. -1: nothing was heard of it before.
+    `known` returns the next batch that the ledger of an engine's epoch lacks: the stream begins there if the engine
+    still has it. -1: nothing was received of it before.
     """
+
+    has_events = True
 
     def __init__(
         self,
         events: str,
         replay: str = "",
         clock: Clock = time,
-        known: Callable[[str, int], int] = lambda _engine, _epoch: -1,
+        known: Callable[[str, int], int] = nothing_known,
     ) -> None:
         self.events = events
         self.replay = replay or replay_endpoint_for(events)
@@ -88,7 +95,10 @@ class LiveStream:
         self._asked_for = -2
         self._observed_ns = self._heard_ns = clock.monotonic_ns()
         self._newer: NewerVersion | None = None
+        self._payloads: dict[int, bytes] = {}
+        self._last_ns = 0
         self._context = zmq.Context()
+        self._context.linger = 0  # one that is collected unclosed must not wait for its peers
         try:
             self._sub = self._context.socket(zmq.SUB)
             self._sub.setsockopt(zmq.RCVHWM, 100_000)
@@ -114,8 +124,44 @@ class LiveStream:
         """Whether the state is known and nothing is missing just now."""
         return self._next >= 0 and not self._waiting
 
-    def poll(self, timeout_s: float = 0.1) -> list[Received]:
-        """What has come within the time, in order and without gaps. Raises NewerVersion if we cannot read it."""
+    def poll(self, timeout_s: float = POLL_WAIT_S) -> list[Frame]:
+        """Return the frames that have come, in order and without gaps. Raises NewerVersion."""
+        received = self.receive(timeout_s)
+        self._payloads = {id(each.frame): each.payload for each in received}
+        return [each.frame for each in received]
+
+    def payload_of(self, frame: Frame) -> bytes:
+        """Return the bytes of a frame from the latest poll, as the engine sent them."""
+        return self._payloads.get(id(frame)) or encode(frame)
+
+    def status(self) -> SourceStatus:
+        """Report how the stream is."""
+        notes = [f"{self.bad_frames} messages were not of the contract and were left out"] if self.bad_frames else []
+        return SourceStatus(
+            target=self.events,
+            kind=TargetKind.STREAM,
+            engines=(self.engine,) if self.engine else (),
+            in_step=self.in_step,
+            skipped=self.bad_frames,
+            filled_from=dict(self.filled_from),
+            lag_s=self.lag_s,
+            last_seen_ns=self._last_ns,
+            notes=tuple(notes),
+        )
+
+    def explain_silence(self, seconds: float) -> str:
+        """Say what to check when no state came for `seconds`."""
+        heard = "it publishes, but its replay socket does not answer" if self.engine else "nothing was heard"
+        return (
+            f"{self.events}: {heard} for {seconds:.0f} s. Is the engine running, with its event stream at that"
+            f" address (--events {self.events})? A frozen process looks the same: ps -o stat= -p PID tells. vLLM's"
+            f" KV events come only while requests run; http://HOST:8000{SOURCES_PATH} tells where they are"
+        )
+
+    def receive(self, timeout_s: float = POLL_WAIT_S) -> list[Received]:
+        """Return what has come within the time, in order and without gaps. Raises NewerVersion where nothing that has
+        come can be read.
+        """
         out: list[Received] = []
         self._ask_if_missing()
         ready = dict(self._poller.poll(round(timeout_s * 1000)))
@@ -130,7 +176,7 @@ class LiveStream:
         if self.engine and not self._behind and now - self._observed_ns >= OBSERVE_NS:
             self._observed_ns = now
             out.append(self._added(Kind.OBSERVED, [self._clock.time_ns()]))
-        if self._newer is not None:
+        if self._newer is not None and not out:
             raise self._newer
         return out
 
@@ -144,9 +190,10 @@ class LiveStream:
                 return
             received = self._decoded(parts[-1])
             if received is not None:
+                self._last_ns = received.frame.wall_ns
                 self.lag_s = (self._clock.time_ns() - received.frame.wall_ns) / 1e9
                 self._place(received, out)
-            elif is_batch(parts):
+            elif is_kv_batch(parts):
                 self.has_kv_events = True
 
     def _decoded(self, payload: bytes) -> Received | None:
@@ -160,6 +207,7 @@ class LiveStream:
             return None
         if frame is None:
             return None
+        self._newer = None
         self.engine = self.engine or frame.engine
         return Received(frame, payload)
 
@@ -277,3 +325,41 @@ class LiveStream:
         dealer.setsockopt(zmq.MAXMSGSIZE, limits.FRAME_BYTES)
         dealer.connect(self.replay)
         return dealer
+
+
+class DetectedStream(Source):
+    """An event stream at an endpoint: kvscope's own, or vLLM's KV events; the first message tells which.
+
+    Raises ContractError for what is no endpoint.
+    """
+
+    def __init__(self, endpoint: str, options: SourceOptions) -> None:
+        self._endpoint = endpoint
+        self.has_events = True  # until a message says otherwise
+        self._stream: LiveStream | KvEventSource = LiveStream(endpoint, known=options.known)
+
+    def poll(self, timeout_s: float = POLL_WAIT_S) -> Sequence[Record]:
+        """Return what has come within the time. Raises NewerVersion."""
+        records = self._stream.poll(timeout_s)
+        if isinstance(self._stream, LiveStream) and self._stream.has_kv_events:
+            self._stream.close()
+            self.has_events = False
+            self._stream = KvEventSource(self._endpoint, lambda: [kv_endpoint_at(self._endpoint)])
+            self._stream.open()
+        return records
+
+    def payload_of(self, frame: Frame) -> bytes:
+        """Return the bytes of a frame from the latest poll."""
+        return self._stream.payload_of(frame)
+
+    def status(self) -> SourceStatus:
+        """Report how the stream is."""
+        return self._stream.status()
+
+    def explain_silence(self, seconds: float) -> str:
+        """Say what to check when nothing came for `seconds`."""
+        return self._stream.explain_silence(seconds)
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._stream.close()

@@ -11,9 +11,8 @@ from typing import Final
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvscope.monitor.errors import KvscopeError
 from kvscope.monitor.events.event_log import Clock
-from kvscope.monitor.events.samples import Fact, Sample
+from kvscope.monitor.events.samples import Fact, Record, Sample
 from kvscope.monitor.sources.exposition import (
     CONFIGURATION,
     FIELDS,
@@ -28,23 +27,25 @@ from kvscope.monitor.sources.exposition import (
     put,
     shown,
 )
+from kvscope.monitor.sources.source import POLL_WAIT_S, Source, SourceError, SourceStatus
+from kvscope.monitor.sources.targets import TargetKind
 
 MAX_BYTES: Final = 64 << 20
 EVERY_S: Final = 5.0
 """Between scrapes, where a page is watched for good: a page costs an engine's front end 10 to 60 ms."""
 
 
-class BadPage(KvscopeError):
-    """The page cannot be had, or is no engine's; the message says why and what to do."""
+class BadPage(SourceError):
+    """The page cannot be read, or is no engine's; the message says why and what to do."""
 
 
-class MetricsPage:
+class MetricsPage(Source):
     """The page at `url`, of one server and all its ranks. `timeout_s` bounds each scrape. One thread only.
 
     Raises BadTarget if `url` is no address.
     """
 
-    def __init__(self, url: str, timeout_s: float = 10.0, clock: Clock = time) -> None:
+    def __init__(self, url: str, timeout_s: float = 10.0, clock: Clock = time, every_s: float = EVERY_S) -> None:
         address = address_of(url)
         self.url = shown(url)
         self.scrapes = 0
@@ -52,46 +53,61 @@ class MetricsPage:
         self.last_failure = ""
         self.failing = False
         """Whether the last scrape failed."""
-        self.engine = ""
-        """The first of its engines, once it was read."""
         self._address = address
         self._instance = address.netloc.decode()
         self._timeout_s = timeout_s
+        self._every_ns = round(every_s * 1e9)
         self._clock = clock
         self._client = httpx.Client(timeout=timeout_s, trust_env=False, follow_redirects=True)
         self._samplers: dict[Engine, Sampler] = {}
         self._next_ns = 0
+        self._last_ns = 0
 
-    def poll(self, timeout_s: float, every_s: float = EVERY_S) -> list[Sample | Fact]:
-        """What the page says, if it is time for the next scrape within `timeout_s`; a failed one is counted."""
+    def poll(self, timeout_s: float = POLL_WAIT_S) -> list[Record]:
+        """Return what the page reports, if the next scrape is due within `timeout_s`; a failed one is counted."""
         due_s = (self._next_ns - self._clock.monotonic_ns()) / 1e9
         if due_s > timeout_s:
             time.sleep(timeout_s)
             return []
         time.sleep(max(due_s, 0.0))
-        self._next_ns = self._clock.monotonic_ns() + round(every_s * 1e9)
+        self._next_ns = self._clock.monotonic_ns() + self._every_ns
         try:
-            return self.scrape()
+            return [*self.scrape()]
         except BadPage:
             return []
+
+    def status(self) -> SourceStatus:
+        """Report how the scrapes went."""
+        failures = f"{self.failed_scrapes} of {self.scrapes} scrapes failed; the last: {self.last_failure}"
+        return SourceStatus(
+            target=self.url,
+            kind=TargetKind.METRICS,
+            engines=tuple(map(str, list(self._samplers))),
+            in_step=bool(self._samplers) and not self.failing,
+            error=self.last_failure if self.failing else "",
+            skipped=self.failed_scrapes,
+            last_seen_ns=self._last_ns,
+            notes=(failures,) if self.failed_scrapes else (),
+        )
 
     def close(self) -> None:
         """Disconnect."""
         self._client.close()
 
     def scrape(self) -> list[Sample | Fact]:
-        """What the page says now: a sample of each engine, its facts when it is first seen. Raises BadPage."""
+        """Return a sample of each engine, and its facts when it is first seen. Raises BadPage."""
         self.scrapes += 1
         at_ns = self._clock.time_ns()
         try:
             records = self._read(self._get(), at_ns)
-            self.failing = False
-            return records
         except BadPage as error:
             self.failing = True
             self.failed_scrapes += 1
             self.last_failure = str(error)
             raise
+        self.failing = False
+        self._last_ns = at_ns
+        return records
 
     def _get(self) -> str:
         started = time.monotonic()
@@ -140,7 +156,6 @@ class MetricsPage:
         for engine, values in figures.items():
             if engine not in self._samplers:
                 self._samplers[engine] = Sampler(engine, "metrics")
-                self.engine = self.engine or str(engine)
                 records += facts_of(engine, position, dialect_of(names), configurations.get(engine.rank, {}))
             records.append(self._samplers[engine].sample(at_ns, position, values))
         return records

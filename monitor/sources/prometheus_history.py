@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from typing import Annotated, Final
 
 import httpx
 import msgspec
 
-from kvscope.monitor.errors import KvscopeError
-from kvscope.monitor.events.samples import Fact, Sample
+from kvscope.monitor.events.samples import Record
 from kvscope.monitor.sources.exposition import (
     CONFIGURATION,
     FIELDS,
@@ -30,29 +30,36 @@ from kvscope.monitor.sources.exposition import (
     put,
     shown,
 )
+from kvscope.monitor.sources.source import POLL_WAIT_S, Source, SourceError, SourceOptions, SourceStatus
+from kvscope.monitor.sources.targets import TargetKind
+from kvscope.monitor.text import counted
 
-UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+UNIT_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+DEFAULT_PAST_NS: Final = 7_200_000_000_000
+"""How far back a Prometheus server is read, unless a window is given."""
+FOLLOW_EVERY_S: Final = 5.0
+"""Between queries, where a server is followed."""
 
 
-class BadHistory(KvscopeError):
-    """The server cannot be asked, or has nothing of an engine; the message says why and what to do."""
+class BadHistory(SourceError):
+    """The server does not answer, or has nothing of an engine; the message says why and what to do."""
 
 
 AtSeconds = Annotated[float, msgspec.Meta(ge=0, le=1e10)]
 
 
-class _Series(msgspec.Struct):
+class _StoredSeries(msgspec.Struct):
     metric: dict[str, str]
     values: list[tuple[AtSeconds, str]]
 
 
-class _Data(msgspec.Struct):
-    result: list[_Series]
+class _PrometheusData(msgspec.Struct):
+    result: list[_StoredSeries]
 
 
-class _Answer(msgspec.Struct):
+class _PrometheusAnswer(msgspec.Struct):
     status: str
-    data: _Data | None = None
+    data: _PrometheusData | None = None
     error: str = ""
 
 
@@ -60,55 +67,145 @@ def seconds(text: str) -> int:
     """`90s`, `30m`, `2h`, `1d12h` in seconds. Raises ValueError."""
     if not re.fullmatch(r"(\d{1,6}[smhdw])+", text):
         raise ValueError(f"{text!r} is no length of time such as 30m, 2h or 1d12h")
-    return sum(int(number) * UNITS[unit] for number, unit in re.findall(r"(\d+)([smhdw])", text))
+    return sum(int(number) * UNIT_SECONDS[unit] for number, unit in re.findall(r"(\d+)([smhdw])", text))
 
 
-def history(url: str, since_s: int, timeout_s: float = 10.0, until_s: float | None = None) -> list[Sample | Fact]:
-    """What the server at `url` stored of engines in the `since_s` seconds until `until_s` (Unix time; None: now), in
-    order. Raises BadHistory, and BadTarget if `url` is no address.
+class PrometheusHistory(Source):
+    """What the server at `url` stored of engines: the latest two hours or what `select` names, or, when followed, each
+    sample as the server gets it. Raises BadTarget if `url` is no address.
     """
-    address_of(url)
-    wanted = "|".join((*FIELDS, CONFIGURATION))
-    series = _ask(url, f'{{__name__=~"{wanted}"}}[{since_s}s]', timeout_s, time.time() if until_s is None else until_s)
-    try:
-        records = sorted(_records(series), key=lambda found: found[0])
-    except ValueError as error:
-        raise BadHistory(f"{shown(url)} has a sample that is no number: {error}") from error
-    if not records:
-        raise BadHistory(
-            f"{shown(url)}: of these {since_s} s {NONE_KNOWN}. Is the engine's page among its scrape targets?"
+
+    has_past = True
+
+    def __init__(self, url: str, options: SourceOptions) -> None:
+        address_of(url)
+        self._url = url
+        self._options = options
+        self._every_s = options.interval_s or FOLLOW_EVERY_S
+        self._since_ns = self._until_ns = 0
+        self._samplers: dict[Engine, Sampler] = {}
+        self._last_ms: dict[Engine, int] = {}
+        self._times: list[int] = []
+        self._samples = 0
+        self._ended = False
+        self._error = ""
+        self._failed = 0
+        self._due_s = 0.0
+
+    def bounds(self) -> tuple[int, int]:
+        """Return 0 and now: how far back the server reaches is not known."""
+        return 0, time.time_ns()
+
+    def select(self, since_ns: int, until_ns: int) -> None:
+        """Read what was stored between these times (wall ns), or in the two hours before the second."""
+        self._since_ns, self._until_ns = since_ns, until_ns
+
+    def poll(self, timeout_s: float = POLL_WAIT_S) -> Sequence[Record]:
+        """Return what was stored since the last poll, in order. Raises BadHistory where it reads a past."""
+        if not self._options.follow:
+            return self._read_past()
+        due_s = self._due_s - time.monotonic()
+        if due_s > timeout_s:
+            time.sleep(timeout_s)
+            return []
+        time.sleep(max(due_s, 0.0))
+        self._due_s = time.monotonic() + self._every_s
+        try:
+            records = self._read(self._seconds_to_ask(), time.time(), must_have=not self._last_ms)
+            self._error = ""
+            return records
+        except BadHistory as error:
+            self._failed += 1
+            self._error = str(error)
+            return []
+
+    def status(self) -> SourceStatus:
+        """Report what was read, and how the queries went."""
+        engines = tuple(map(str, list(self._last_ms)))
+        notes = []
+        if self._times:
+            texts = (datetime.fromtimestamp(ms / 1e3, UTC).strftime("%d %b %H:%M:%S") for ms in self._times)
+            scrapes = f"{counted(self._samples, 'scrape')} of {counted(len(engines), 'engine')}"
+            notes.append(f"it has {scrapes}, from {' to '.join(texts)} UTC")
+        return SourceStatus(
+            target=shown(self._url),
+            kind=TargetKind.PROMETHEUS,
+            engines=engines,
+            in_step=bool(engines) and not self._error,
+            ended=self._ended,
+            error=self._error,
+            skipped=self._failed,
+            last_seen_ns=self._times[1] * 1_000_000 if self._times else 0,
+            notes=tuple(notes),
         )
-    return [record for _, record in records]
 
+    def _read_past(self) -> Sequence[Record]:
+        if self._ended:
+            return []
+        until_ns = self._until_ns or time.time_ns()
+        since_ns = self._since_ns or until_ns - DEFAULT_PAST_NS
+        records = self._read(-(-(until_ns - since_ns) // 1_000_000_000), until_ns / 1e9, must_have=True)
+        self._ended = True
+        return records
 
-def _records(all_series: list[_Series]) -> Iterator[tuple[int, Sample | Fact]]:
-    """Each with its time, in ns."""
-    moments: dict[Engine, dict[int, Figures]] = {}
-    names: dict[Engine, set[str]] = {}
-    configurations: dict[tuple[str, str], dict[str, str]] = {}
-    for series in all_series:
-        name = series.metric.pop("__name__", "")
-        engine = engine_of(series.metric, series.metric.get("instance", "prometheus"))
-        if name == CONFIGURATION:
-            configurations[engine.instance, engine.rank] = series.metric
-            continue
-        names.setdefault(engine, set()).add(name)
-        for at_s, value in series.values:
-            put(moments.setdefault(engine, {}).setdefault(round(at_s * 1000), {}), name, series.metric, float(value))
-    for engine, figures_at in moments.items():
-        if not any(figures_at.values()):
-            continue
-        sampler = Sampler(engine, "prometheus")
-        began_ns = min(figures_at) * 1_000_000
-        configuration = configurations.get((engine.instance, engine.rank), {})
-        for fact in facts_of(engine, str(began_ns), dialect_of(names[engine]), configuration):
-            yield began_ns, fact
+    def _seconds_to_ask(self) -> int:
+        """The past to look back on at first, later what came since the last sample of the engine that is behind."""
+        look_back_s = self._options.look_back_s or DEFAULT_PAST_NS / 1e9
+        if not self._last_ms:
+            return round(look_back_s)
+        return round(min(look_back_s, max(time.time() - min(self._last_ms.values()) / 1e3, 0.0) + 1.0))
+
+    def _read(self, seconds: int, until_s: float, *, must_have: bool) -> list[Record]:
+        """Return what is new in the `seconds` until `until_s` (Unix time). Raises BadHistory."""
+        wanted = "|".join((*FIELDS, CONFIGURATION))
+        series = _ask(self._url, f'{{__name__=~"{wanted}"}}[{seconds}s]', self._options.timeout_s, until_s)
+        try:
+            records = sorted(self._new_records(series), key=lambda found: found[0])
+        except ValueError as error:
+            raise BadHistory(f"{shown(self._url)} has a sample that is no number: {error}") from error
+        if must_have and not records:
+            raise BadHistory(
+                f"{shown(self._url)}: of these {seconds} s {NONE_KNOWN}. Is the engine's page among its scrape targets?"
+            )
+        return [record for _, record in records]
+
+    def _new_records(self, all_series: list[_StoredSeries]) -> Iterator[tuple[int, Record]]:
+        """Yield each with its time, in ns."""
+        moments: dict[Engine, dict[int, Figures]] = {}
+        names: dict[Engine, set[str]] = {}
+        configurations: dict[tuple[str, str], dict[str, str]] = {}
+        for series in all_series:
+            name = series.metric.pop("__name__", "")
+            engine = engine_of(series.metric, series.metric.get("instance", "prometheus"))
+            if name == CONFIGURATION:
+                configurations[engine.instance, engine.rank] = series.metric
+                continue
+            names.setdefault(engine, set()).add(name)
+            for at_s, value in series.values:
+                figures = moments.setdefault(engine, {}).setdefault(round(at_s * 1000), {})
+                put(figures, name, series.metric, float(value))
+        for engine, figures_at in moments.items():
+            if not any(figures_at.values()):
+                continue
+            if engine not in self._samplers:
+                self._samplers[engine] = Sampler(engine, "prometheus")
+                began_ns = min(figures_at) * 1_000_000
+                configuration = configurations.get((engine.instance, engine.rank), {})
+                for fact in facts_of(engine, str(began_ns), dialect_of(names[engine]), configuration):
+                    yield began_ns, fact
+            yield from self._new_samples(engine, figures_at)
+
+    def _new_samples(self, engine: Engine, figures_at: dict[int, Figures]) -> Iterator[tuple[int, Record]]:
         for at_ms, figures in sorted(figures_at.items()):
-            if figures:
-                yield at_ms * 1_000_000, sampler.sample(at_ms * 1_000_000, f"{at_ms / 1000:.3f}", figures)
+            if figures and at_ms > self._last_ms.get(engine, 0):
+                self._last_ms[engine] = at_ms
+                self._samples += 1
+                self._times = [min([*self._times, at_ms]), max([*self._times, at_ms])]
+                at_ns = at_ms * 1_000_000
+                yield at_ns, self._samplers[engine].sample(at_ns, f"{at_ms / 1000:.3f}", figures)
 
 
-def _ask(url: str, query: str, timeout_s: float, at_s: float) -> list[_Series]:
+def _ask(url: str, query: str, timeout_s: float, at_s: float) -> list[_StoredSeries]:
     try:
         response = httpx.get(
             f"{url.rstrip('/')}/api/v1/query",
@@ -124,7 +221,7 @@ def _ask(url: str, query: str, timeout_s: float, at_s: float) -> list[_Series]:
     except httpx.HTTPError as error:
         raise BadHistory(f"{shown(url)} does not answer ({error}): is a Prometheus server running there?") from error
     try:
-        answer = msgspec.json.decode(response.content, type=_Answer)
+        answer = msgspec.json.decode(response.content, type=_PrometheusAnswer)
     except msgspec.DecodeError as error:
         raise BadHistory(
             f"{shown(url)} does not answer as a Prometheus server does ({response.status_code}). Give its base"

@@ -1,21 +1,45 @@
-"""A recording: a journal directory, or one segment of it. Gives the frames that were kept, in order."""
+"""A recording: a journal directory, or one segment of it. Brings the records that were kept, in order."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
+from typing import Final
+
+import msgspec
 
 from kvscope.monitor.events import journal
+from kvscope.monitor.events.sample_codec import decode_observed
+from kvscope.monitor.events.samples import Record
 from kvscope.monitor.events.wire import Batch, Frame, Keyframe, NewerVersion, NotAFrame, decode
+from kvscope.monitor.sources.source import POLL_WAIT_S, Source, SourceOptions, SourceStatus
+from kvscope.monitor.sources.support_bundle import unpack_events
+from kvscope.monitor.sources.targets import TargetKind
+
+AT_ONCE: Final = 200
+"""Records that one poll brings, so that others have a turn."""
 
 
-class Recording:
-    """The frames under `path`; what could not be read is counted in `bad_frames` and `bytes_lost`.
+def record_ns(record: Record) -> int:
+    """Return the wall time of a record in ns, 0 if it has none."""
+    return (record.wall_ns if isinstance(record, Batch | Keyframe) else record.at_ns) or 0
 
-    Raises journal.NotAJournal if there is nothing of ours at `path`.
+
+class Recording(Source):
+    """The records under `path`. Iterated, it yields the frames alone; polled, samples, facts and KV events too.
+
+    `bad_frames` and `bytes_lost` count what could not be read. `engine` is the name to give the engine, empty for its
+    own. Raises journal.NotAJournal if there is no recording at `path`.
     """
 
-    def __init__(self, path: Path) -> None:
+    has_past = True
+    has_events = True
+    grows = False
+
+    def __init__(self, path: Path, engine: str = "") -> None:
+        self.path = path
         self.bad_frames = 0
         self.bytes_lost = 0
         self.segments = journal.segments(path) if path.is_dir() else []
@@ -24,32 +48,125 @@ class Recording:
             raise journal.NotAJournal(
                 f"{path} holds no recording: no file in it is named EPOCH-SEQUENCE{journal.SUFFIX}"
             )
+        self._engine = engine
+        self._engines: dict[str, None] = {}
+        self._records: Iterator[Record] | None = None
+        self._ended = False
+        self._last_ns = 0
 
-    def __iter__(self) -> Iterator[Frame]:
-        """The frames, but for a keyframe that stands before the beginning of the very life that it is of: the batches
-        say all that it does, and how it came about. Raises NewerVersion if the recording is of a version that this
-        release cannot read.
-        """
+    def poll(self, timeout_s: float = POLL_WAIT_S) -> Sequence[Record]:
+        """Return the next records. Raises NewerVersion and journal.NotAJournal."""
+        if self._records is None:
+            self._records = self.records()
+        records = list(islice(self._records, AT_ONCE))
+        self._ended = len(records) < AT_ONCE
+        if self._engine:
+            records = [msgspec.structs.replace(record, engine=self._engine) for record in records]
+        self._engines |= dict.fromkeys(record.engine for record in records)
+        self._last_ns = max([self._last_ns, *map(record_ns, records)])
+        return records
+
+    def status(self) -> SourceStatus:
+        """Report how far it was read and what of it is damaged."""
+        notes = []
+        if self.bad_frames:
+            notes.append(f"{self.bad_frames} records were not of the contract and were left out")
+        if self.bytes_lost:
+            notes.append(f"its last {self.bytes_lost} bytes are no whole record: the writer was stopped in mid-write")
+        return SourceStatus(
+            target=str(self.path),
+            kind=TargetKind.RECORDING,
+            engines=tuple(self._engines) or ((self._engine,) if self._engine else ()),
+            in_step=self._ended,
+            ended=self._ended,
+            skipped=self.bad_frames,
+            last_seen_ns=self._last_ns,
+            notes=tuple(notes),
+        )
+
+    def bounds(self) -> tuple[int, int]:
+        """Return when its records begin and end. Reads all of it."""
+        times = [at_ns for at_ns in map(record_ns, Recording(self.path).records()) if at_ns]
+        return min(times, default=0), max(times, default=0)
+
+    def records(self) -> Iterator[Record]:
+        """Yield every record, in order; as for iteration, a keyframe before its epoch's beginning is left out."""
         held: Keyframe | None = None
-        for frame in self._frames():
-            if held is not None and not (isinstance(frame, Batch) and (frame.epoch, frame.sequence) == (held.epoch, 0)):
+        for record in self._decoded():
+            begun = record.epoch if isinstance(record, Batch) and record.sequence == 0 else None
+            if held is not None and held.epoch != begun:
                 yield held
-            held = frame if isinstance(frame, Keyframe) else None
+            held = record if isinstance(record, Keyframe) else None
             if held is None:
-                yield frame
+                yield record
         if held is not None:
             yield held
 
-    def _frames(self) -> Iterator[Frame]:
+    def __iter__(self) -> Iterator[Frame]:
+        """Yield the frames, but for a keyframe before the beginning of the epoch that it belongs to: the batches report
+        all that it does, and how it came about. Raises NewerVersion if this release cannot read the recording.
+        """
+        return (record for record in self.records() if isinstance(record, Batch | Keyframe))
+
+    def _decoded(self) -> Iterator[Record]:
         for file in self._files:
             for payload in journal.read_segment(file):
                 try:
-                    frame = decode(payload)
+                    record: Record | None = decode(payload) or decode_observed(payload)
                 except NewerVersion:
                     raise
                 except NotAFrame:
                     self.bad_frames += 1
                     continue
-                if frame is not None:
-                    yield frame
+                if record is not None:
+                    yield record
             self.bytes_lost += journal.tail_lost(file)
+
+
+class Bundle(Source):
+    """The recording in the support bundle at `path`, unpacked while it is open."""
+
+    has_past = True
+    has_events = True
+    grows = False
+
+    def __init__(self, path: Path, _options: SourceOptions) -> None:
+        self._path = path
+        self._recording: Recording | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def open(self) -> None:
+        """Unpack it. Raises NotABundle."""
+        self._opened()
+
+    def poll(self, timeout_s: float = POLL_WAIT_S) -> Sequence[Record]:
+        """Return the next records."""
+        return self._opened().poll(timeout_s)
+
+    def status(self) -> SourceStatus:
+        """Report how far it was read and what of it is damaged."""
+        if self._recording is None:
+            return SourceStatus(target=str(self._path), kind=TargetKind.BUNDLE)
+        return msgspec.structs.replace(self._recording.status(), target=str(self._path), kind=TargetKind.BUNDLE)
+
+    def bounds(self) -> tuple[int, int]:
+        """Return when its records begin and end."""
+        return self._opened().bounds()
+
+    def close(self) -> None:
+        """Remove what was unpacked."""
+        self._recording = None
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
+
+    def _opened(self) -> Recording:
+        if self._recording is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="kvscope-bundle-")
+            try:
+                unpack_events(self._path, Path(self._folder.name))
+                self._recording = Recording(Path(self._folder.name))
+            except BaseException:
+                self.close()
+                raise
+        return self._recording

@@ -6,7 +6,7 @@ import zipfile
 from pathlib import Path
 from typing import Final
 
-from kvscope.monitor.errors import KvscopeError
+from kvscope.monitor.errors import BadTarget
 from kvscope.monitor.events import journal
 
 EVENTS: Final = "events/"
@@ -15,7 +15,7 @@ ZIP: Final = b"PK\x03\x04"
 MOST_BYTES: Final = 8 << 30
 
 
-class NotABundle(KvscopeError):
+class NotABundle(BadTarget):
     """The file is a zip, and no bundle of ours, or a damaged one; the message says why."""
 
 

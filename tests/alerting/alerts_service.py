@@ -10,7 +10,8 @@ from pathlib import Path
 
 from kvscope.monitor.alerting.alerting import AlertsConfig
 from kvscope.monitor.detectors.registry import parse_settings
-from kvscope.monitor.service.service import ServiceConfig, serve
+from kvscope.monitor.service.service import ServiceConfig
+from kvscope.monitor.service.web_server import serve
 
 SCHEDULE = (0.0, 0.05, 0.1, 0.2) + (0.4,) * 60
 """A receiver that fails half of the time fails 64 times in a row once in 10¹⁹ messages."""

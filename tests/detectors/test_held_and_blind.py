@@ -13,7 +13,7 @@ from kvscope.monitor.events.kinds import SCHEMA, Kind, Stage
 from kvscope.monitor.events.samples import Fact
 from kvscope.monitor.events.wire import Run, batch_of
 from kvscope.monitor.sources.engine_log import Log
-from kvscope.monitor.sources.targets import read_log
+from kvscope.monitor.sources.log_file import read_log
 from tests.detectors.scenes import ENGINE, Observer, Spoken, Watched, value
 
 DATA = Path(__file__).parent.parent / "data"

@@ -13,7 +13,7 @@ import pytest
 from kvscope.monitor.detectors.registry import THRESHOLDS
 from kvscope.monitor.events.samples import Fact, Sample
 from kvscope.monitor.sources.engine_log import Log
-from kvscope.monitor.sources.targets import read_log
+from kvscope.monitor.sources.log_file import read_log
 from tests.detectors.scenes import Observer, value
 
 DATA = Path(__file__).parent.parent / "data"

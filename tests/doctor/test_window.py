@@ -9,8 +9,8 @@ import pytest
 
 from kvscope.monitor.cli import main
 from kvscope.monitor.doctor.time_window import Window, when
+from kvscope.monitor.errors import BadTarget
 from kvscope.monitor.pipeline import Pipeline
-from kvscope.monitor.sources.targets import BadTarget
 from kvscope.monitor.text import moment, timestamp
 from tests.doctor.test_doctor import DATA, doctor_json
 from tests.lab import Lab

@@ -94,7 +94,7 @@ def follow(stream: LiveStream, ledgers: Iterable[EngineLedger], until: Callable[
     deadline = time.monotonic() + PATIENCE_S
     while not until():
         assert time.monotonic() < deadline, "it did not come to that"
-        for received in stream.poll(0.05):
+        for received in stream.receive(0.05):
             for ledger in ledgers:
                 ledger.apply(received.frame)
 

@@ -33,7 +33,7 @@ def find(engine: EngineProcess, code: str, enough: Callable[[FindingReport], boo
     with closing(engine.stream()) as stream:
         while not any(found.code == code and enough(found) for found in watch.findings("firing")):
             assert time.monotonic() < deadline, watch.findings()
-            watch.feed(received.frame for received in stream.poll(0.1))
+            watch.feed(received.frame for received in stream.receive(0.1))
         return watch.findings("firing")
 
 

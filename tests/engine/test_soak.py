@@ -86,7 +86,7 @@ def test_a_long_mixed_load_leaves_nothing_behind(capsys: pytest.CaptureFixture[s
             client.start()
         started = time.monotonic()
         while (now := time.monotonic() - started) < SECONDS:
-            watch.feed(received.frame for received in stream.poll(0.1))
+            watch.feed(received.frame for received in stream.receive(0.1))
             if not memory or now - memory[-1][0] >= MEMORY_EVERY_S:
                 memory.append((now, process.memory_info().rss))
         stopping.set()
@@ -94,7 +94,7 @@ def test_a_long_mixed_load_leaves_nothing_behind(capsys: pytest.CaptureFixture[s
             client.join()
         at_rest = time.monotonic() + 5
         while time.monotonic() < at_rest:
-            watch.feed(received.frame for received in stream.poll(0.1))
+            watch.feed(received.frame for received in stream.receive(0.1))
         watch.settle()
         (view,) = watch.engines()
         found = [f.code for f in watch.findings() if severity_at_least(f.severity, "warning")]

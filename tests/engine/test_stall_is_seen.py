@@ -32,7 +32,7 @@ def watch_until(stream: LiveStream, watch: Pipeline, done: Callable[[], object],
     deadline = time.monotonic() + seconds
     while not done():
         assert time.monotonic() < deadline, f"not after {seconds} s; found {watch.findings()}"
-        watch.feed(received.frame for received in stream.poll(0.05))
+        watch.feed(received.frame for received in stream.receive(0.05))
 
 
 def stalled(watch: Pipeline) -> list[FindingReport]:

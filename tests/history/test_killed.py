@@ -18,7 +18,7 @@ from kvscope.monitor.history.history import History
 from kvscope.monitor.history.segment_files import directory_of
 from kvscope.monitor.ledger.engine_ledger import EngineLedger, Position
 from kvscope.monitor.publishing.publisher import Publisher
-from kvscope.monitor.service import service as service_module
+from kvscope.monitor.service import resumption
 from kvscope.monitor.service.service import Service, ServiceConfig
 from kvscope.monitor.sources.live_stream import OBSERVE_NS, LiveStream
 from kvscope.monitor.sources.recording import Recording
@@ -112,7 +112,7 @@ def test_time_does_not_pass_before_what_was_missed_has_come(tmp_path: Path) -> N
             frames: list[Frame] = []
 
             def told_the_time() -> bool:
-                frames.extend(received.frame for received in stream.poll())
+                frames.extend(received.frame for received in stream.receive())
                 return bool(_observed(frames))
 
             until(told_the_time)
@@ -128,8 +128,8 @@ def _observed(frames: list[Frame]) -> list[Frame]:
 
 
 def test_an_engine_that_does_not_come_back_is_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service_module, "COME_BACK_NS", 0)
-    monkeypatch.setattr(service_module, "OBSERVE_NS", 0)
+    monkeypatch.setattr(resumption, "COME_BACK_NS", 0)
+    monkeypatch.setattr(resumption, "SILENCE_EVERY_NS", 0)
     lab = worked(50, clock=time)
     write(directory_of(tmp_path / "history", lab.packer.engine), list(lab.frames))
     service = Service(ServiceConfig(events=(f"ipc://{tmp_path}/nobody",), data=tmp_path))

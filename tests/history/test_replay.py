@@ -51,7 +51,7 @@ def listen(events: str, lab: Lab, until: int) -> tuple[EngineLedger, list[Batch]
     ledger, heard = EngineLedger(lab.packer.engine), []
     with closing(LiveStream(events)) as stream:
         while ledger.sequence < until:
-            for received in stream.poll(0.05):
+            for received in stream.receive(0.05):
                 ledger.apply(received.frame)
                 if isinstance(received.frame, Batch) and received.frame.sequence >= 0:
                     heard.append(received.frame)

@@ -85,7 +85,7 @@ def follow(stream: LiveStream, watch: Pipeline, until: Callable[[], bool]) -> No
     deadline = time.monotonic() + PATIENCE_S
     while not until():
         assert time.monotonic() < deadline, f"it did not come to that; found {watch.findings()}"
-        watch.feed(received.frame for received in stream.poll(0.05))
+        watch.feed(received.frame for received in stream.receive(0.05))
 
 
 @pytest.mark.parametrize("fault", [True, False])

@@ -10,7 +10,7 @@ import pytest
 from kvscope.monitor.events.samples import KvEvent, KvEvents
 from kvscope.monitor.ledger import cached_prefixes
 from kvscope.monitor.ledger.cached_prefixes import SETTLED_NS, Prefixes
-from kvscope.monitor.sources.kv_events import decode
+from kvscope.monitor.sources.kv_events import decode_kv_events
 from tests.sources.kv_publisher import encoded, recorded
 
 ENGINE = "vllm@here/0"
@@ -21,7 +21,7 @@ def records(name: str) -> list[KvEvents]:
     """A recording as the source brings it."""
     out = []
     for batch in recorded(name):
-        at_ns, events, _ = decode(encoded(batch, "maps"))
+        at_ns, events, _ = decode_kv_events(encoded(batch, "maps"))
         out.append(KvEvents(ENGINE, str(batch.sequence), at_ns, events))
     return out
 

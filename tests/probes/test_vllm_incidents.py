@@ -86,7 +86,7 @@ class Observed:
 
     def look(self) -> None:
         """Take what has come."""
-        frames = [received.frame for received in self.stream.poll(0)]
+        frames = [received.frame for received in self.stream.receive(0)]
         self.watch.feed(frames)
         for frame in frames:
             self._note(frame)

@@ -68,7 +68,7 @@ def read_until(stream: LiveStream, ledger: EngineLedger, done: Callable[[], bool
     deadline = time.monotonic() + timeout_s
     while not done():
         assert time.monotonic() < deadline, f"not done after {timeout_s} s: at {ledger.position()}, {ledger.losses}"
-        for received in stream.poll(0.02):
+        for received in stream.receive(0.02):
             ledger.apply(received.frame)
 
 
@@ -332,7 +332,7 @@ def test_a_newer_engine_is_refused_with_a_message(tmp_path: Path) -> None:
             while refused is None and time.monotonic() < deadline:
                 pub.send_multipart([b"lab", bytes(payload)])
                 try:
-                    stream.poll(0.02)
+                    stream.receive(0.02)
                 except NewerVersion as error:
                     refused = str(error)
             assert refused is not None

@@ -14,7 +14,7 @@ from kvscope.monitor.events.kinds import Kind
 from kvscope.monitor.events.samples import Fact
 from kvscope.monitor.events.wire import Run, batch_of
 from kvscope.monitor.pipeline import Pipeline
-from kvscope.monitor.sources.targets import read_log
+from kvscope.monitor.sources.log_file import read_log
 from tests.detectors.scenes import ENGINE, Watched
 from tests.queries.test_retained_blocks import busy
 

@@ -21,11 +21,11 @@ import pytest
 
 from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.doctor.facts_text import kv_events_in_words
-from kvscope.monitor.doctor.observe import CannotTell, observe
+from kvscope.monitor.doctor.observe import observe
+from kvscope.monitor.errors import BadTarget, CannotTell
 from kvscope.monitor.events.samples import KvEvents
 from kvscope.monitor.pipeline import Pipeline
-from kvscope.monitor.sources.kv_events import NotKvEvents, decode
-from kvscope.monitor.sources.targets import BadTarget
+from kvscope.monitor.sources.kv_events import NotKvEvents, decode_kv_events
 from tests.sources.kv_publisher import encoded, recorded
 
 DATA = Path(__file__).parent.parent / "data"
@@ -137,7 +137,7 @@ def kv_events(tmp_path: Path) -> Iterator[tuple[list[bytes], Callable[[bytes], s
 
     def read(content: bytes) -> str:
         try:
-            at_ns, events, rank = decode(content)
+            at_ns, events, rank = decode_kv_events(content)
         except NotKvEvents as error:
             return "NotKvEvents" if str(error) else "unnamed"
         watch.feed([KvEvents(f"vllm@here/{rank % 4}", str(next(count)), at_ns, events)])

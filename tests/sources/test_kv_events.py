@@ -10,10 +10,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from kvscope.monitor.errors import BadTarget
 from kvscope.monitor.events.samples import KvEvents
 from kvscope.monitor.events.wire import ContractError
-from kvscope.monitor.sources.kv_events import KvEventStream, NotKvEvents, Publisher, decode, publisher_at, publishers
-from kvscope.monitor.sources.targets import SOURCES_PATH, BadTarget
+from kvscope.monitor.sources.kv_event_stream import KvEndpoint, KvEventStream, discover_kv_endpoints, kv_endpoint_at
+from kvscope.monitor.sources.kv_events import NotKvEvents, decode_kv_events
+from kvscope.monitor.sources.targets import SOURCES_PATH
 from tests.sources.kv_publisher import TOKEN, KvPublisher, Recorded, encoded, publishing, recorded, telling
 
 RECORDED = recorded("kv-events")
@@ -64,7 +66,7 @@ def listening(publisher: KvPublisher, stream: KvEventStream) -> list[KvEvents]:
 def test_the_past_first_and_then_what_is_published(tmp_path: Path, wire: str, names_topic: bool) -> None:
     half = len(RECORDED) // 2
     with publishing(tmp_path, RECORDED[:half], wire=wire, names_topic=names_topic) as publisher:
-        stream = KvEventStream(publisher_at(publisher.endpoint))
+        stream = KvEventStream(kv_endpoint_at(publisher.endpoint))
         try:
             records = until(stream, lambda records: len(records) == half)
             records += listening(publisher, stream)
@@ -85,7 +87,7 @@ def test_the_past_first_and_then_what_is_published(tmp_path: Path, wire: str, na
 def test_a_gap_is_filled_from_the_replay_or_said(tmp_path: Path, replay: bool) -> None:
     with publishing(tmp_path, replay=replay) as publisher:
         endpoint = publisher.endpoint
-        stream = KvEventStream(publisher_at(endpoint) if replay else Publisher(endpoint, "", "vllm@here"))
+        stream = KvEventStream(kv_endpoint_at(endpoint) if replay else KvEndpoint(endpoint, "", "vllm@here"))
         try:
             listening(publisher, stream)
             for batch in RECORDED:
@@ -106,7 +108,7 @@ def test_a_gap_is_filled_from_the_replay_or_said(tmp_path: Path, replay: bool) -
 
 def test_a_past_that_begins_late_and_a_gap_that_nobody_can_fill(tmp_path: Path) -> None:
     with publishing(tmp_path, RECORDED[:9], keep=2) as publisher:
-        stream = KvEventStream(publisher_at(publisher.endpoint))
+        stream = KvEventStream(kv_endpoint_at(publisher.endpoint))
         try:
             records = until(stream, lambda records: len(records) == 2)
             listening(publisher, stream)
@@ -123,7 +125,7 @@ def test_a_past_that_begins_late_and_a_gap_that_nobody_can_fill(tmp_path: Path) 
 
 def test_an_engine_that_is_started_anew(tmp_path: Path) -> None:
     with publishing(tmp_path, replay=False) as publisher:
-        stream = KvEventStream(Publisher(publisher.endpoint, "", "vllm@here", 1))
+        stream = KvEventStream(KvEndpoint(publisher.endpoint, "", "vllm@here", 1))
         try:
             listening(publisher, stream)
             for batch in [*RECORDED[:5], *RECORDED[1:4]]:  # the first of its new life was not heard
@@ -138,7 +140,7 @@ def test_an_engine_that_is_started_anew(tmp_path: Path) -> None:
 
 def test_what_is_no_batch_is_counted_and_left_out(tmp_path: Path) -> None:
     with publishing(tmp_path, replay=False) as publisher:
-        stream = KvEventStream(Publisher(publisher.endpoint, "", "vllm@here"))
+        stream = KvEventStream(KvEndpoint(publisher.endpoint, "", "vllm@here"))
         try:
             listening(publisher, stream)
             before = stream.bad_messages
@@ -157,7 +159,7 @@ def test_what_is_no_batch_is_counted_and_left_out(tmp_path: Path) -> None:
 
 def test_an_address_that_is_none() -> None:
     with pytest.raises(ContractError, match="no endpoint to connect to"):
-        KvEventStream(publisher_at("tcp://nothing"))
+        KvEventStream(kv_endpoint_at("tcp://nothing"))
 
 
 # -------------------------------------------------------------------- the wire
@@ -166,7 +168,7 @@ def test_an_address_that_is_none() -> None:
 def test_a_batch_that_is_a_map_and_fields_of_tomorrow() -> None:
     event = {"type": "BlockStored", "block_hashes": [1, b"two"], "parent_block_hash": b"p", "tomorrow": [1, {2: 3}]}
     payload = msgspec.msgpack.encode({"ts": 1.5, "events": [event], "data_parallel_rank": 3, "tomorrow": 1})
-    at_ns, (stored,), rank = decode(payload)
+    at_ns, (stored,), rank = decode_kv_events(payload)
     assert (at_ns, rank) == (1_500_000_000, 3)
     assert (stored.hashes, stored.parent) == ([1, b"two"], b"p")
 
@@ -178,12 +180,12 @@ def test_what_other_tiers_keep_is_left_out(wire: str) -> None:
         | {"lora_id": None, "medium": medium}
         for n, medium in enumerate(["GPU", "CPU", "STORAGE", None])
     ] + [{"type": "BlockRemoved", "block_hashes": [7], "medium": "CPU"}]
-    _, kept, _ = decode(encoded(Recorded(0, 1.0, events), wire))
+    _, kept, _ = decode_kv_events(encoded(Recorded(0, 1.0, events), wire))
     assert [event.hashes for event in kept] == [[0], [3]]
 
 
 def test_an_event_that_is_not_known_yet_is_passed_over() -> None:
-    assert decode(msgspec.msgpack.encode([1.0, [{"type": "BlockMoved", "block_hashes": [1]}], None]))[1] == []
+    assert decode_kv_events(msgspec.msgpack.encode([1.0, [{"type": "BlockMoved", "block_hashes": [1]}], None]))[1] == []
 
 
 @pytest.mark.parametrize(
@@ -191,7 +193,7 @@ def test_an_event_that_is_not_known_yet_is_passed_over() -> None:
 )
 def test_what_is_no_batch(payload: bytes) -> None:
     with pytest.raises(NotKvEvents):
-        decode(payload)
+        decode_kv_events(payload)
 
 
 # -------------------------------------------------------------------- discovery
@@ -204,12 +206,12 @@ def test_where_a_server_says_its_events_are() -> None:
         {"endpoint": "ipc:///run/kv"},
     ]
     with telling(msgspec.json.encode(said)) as url:
-        found = publishers(url, 5.0)
+        found = discover_kv_endpoints(url, 5.0)
     name = f"vllm@{url.removeprefix('http://').partition('/')[0]}"
     assert found == [
-        Publisher("tcp://127.0.0.1:5557", "tcp://127.0.0.1:5657", name, 0),
-        Publisher("tcp://10.0.0.1:5558", "", name, 1),
-        Publisher("ipc:///run/kv", "", name, None),
+        KvEndpoint("tcp://127.0.0.1:5557", "tcp://127.0.0.1:5657", name, 0),
+        KvEndpoint("tcp://10.0.0.1:5558", "", name, 1),
+        KvEndpoint("ipc:///run/kv", "", name, None),
     ]
 
 
@@ -225,12 +227,12 @@ def test_where_a_server_says_its_events_are() -> None:
 )
 def test_a_server_that_says_nothing_of_them(body: bytes, status: int, says: str) -> None:
     with telling(body, status) as url, pytest.raises(ContractError, match=says):
-        publishers(url, 5.0)
+        discover_kv_endpoints(url, 5.0)
 
 
 def test_a_server_that_is_not_there_and_an_address_that_is_none() -> None:
     with pytest.raises(ContractError, match=r"//127.*does not tell where KV events are") as failed:
-        publishers(f"http://someone:s3cret@127.0.0.1:9{SOURCES_PATH}", 1.0)
+        discover_kv_endpoints(f"http://someone:s3cret@127.0.0.1:9{SOURCES_PATH}", 1.0)
     assert "s3cret" not in str(failed.value)
     with pytest.raises(BadTarget, match="is no address"):
-        publishers(f"http://[::1{SOURCES_PATH}", 1.0)
+        discover_kv_endpoints(f"http://[::1{SOURCES_PATH}", 1.0)

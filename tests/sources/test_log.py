@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from kvscope.monitor.errors import BadTarget
 from kvscope.monitor.events.samples import Fact, Sample
 from kvscope.monitor.sources.engine_log import Log
 from kvscope.monitor.sources.line_timestamps import Stamps
-from kvscope.monitor.sources.targets import MAX_LINE, BadTarget, Kind, kind_of, lines_of, read_log
+from kvscope.monitor.sources.log_file import MAX_LINE, lines_of, read_log
+from kvscope.monitor.sources.targets import TargetKind, kind_of
 
 DATA = Path(__file__).parent.parent / "data"
 ENDED = datetime(2026, 11, 21, tzinfo=UTC)
@@ -277,7 +279,7 @@ def test_plain_and_zipped_are_the_same(tmp_path: Path) -> None:
     plain.write_bytes(gzip.decompress(zipped.read_bytes()))
     seconds = zipped.stat().st_mtime
     os.utime(plain, (seconds, seconds))
-    assert kind_of(str(plain)) == kind_of(str(zipped)) == Kind.LOG
+    assert kind_of(str(plain)) == kind_of(str(zipped)) == TargetKind.LOG
     assert read_log(plain)[1] == read_log(zipped)[1]
 
 
@@ -330,7 +332,7 @@ def test_a_line_without_end_is_read_in_parts(tmp_path: Path) -> None:
 def test_a_file_without_figures_says_none(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "garbage"
     path.write_bytes(content)
-    assert kind_of(str(path)) is Kind.LOG
+    assert kind_of(str(path)) is TargetKind.LOG
     log, records = read_log(path)
     assert (log.stats_lines, records) == (0, [])
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from kvscope.monitor.events.samples import Fact
+from kvscope.monitor.sources.log_file import read_log
 from kvscope.monitor.sources.memory_log import memory_facts
-from kvscope.monitor.sources.targets import read_log
 
 DATA = Path(__file__).parent.parent / "data"
 SEED = (DATA / "seed-002.log").read_text()

@@ -8,30 +8,32 @@ from pathlib import Path
 
 import pytest
 
-import kvscope.monitor.sources.recorder  # noqa: F401 - the command's own import comes too late, if it may not read the checkout
+import kvscope.monitor.commands.record
+import kvscope.monitor.history.recorder  # noqa: F401 - imported late, they might not be readable
 from kvscope.monitor.cli import main
+from kvscope.monitor.errors import BadTarget
 from kvscope.monitor.events.journal import HEADER, JournalWriter
 from kvscope.monitor.events.wire import encode
-from kvscope.monitor.sources.targets import BadTarget, Kind, kind_of
+from kvscope.monitor.sources.targets import TargetKind, kind_of
 from tests.lab import Lab
 
 
 @pytest.mark.parametrize(
     ("target", "kind"),
     [
-        ("tcp://127.0.0.1:5757", Kind.STREAM),
-        ("ipc:///run/kvscope/events", Kind.STREAM),
-        ("http://127.0.0.1:8000/metrics", Kind.METRICS),
-        ("https://engine.example/a/metrics/", Kind.METRICS),
-        ("http://127.0.0.1:8000/metrics?name[]=vllm:num_requests_running", Kind.METRICS),
-        ("http://127.0.0.1:8000/kv_event_sources", Kind.KV_EVENTS),
-        ("http://127.0.0.1:8765", Kind.SERVICE),
-        ("http://127.0.0.1:8765/", Kind.SERVICE),
-        ("https://kvscope.example/metrics/explained", Kind.SERVICE),
-        ("http://127.0.0.1:8765/?next=/metrics", Kind.SERVICE),
+        ("tcp://127.0.0.1:5757", TargetKind.STREAM),
+        ("ipc:///run/kvscope/events", TargetKind.STREAM),
+        ("http://127.0.0.1:8000/metrics", TargetKind.METRICS),
+        ("https://engine.example/a/metrics/", TargetKind.METRICS),
+        ("http://127.0.0.1:8000/metrics?name[]=vllm:num_requests_running", TargetKind.METRICS),
+        ("http://127.0.0.1:8000/kv_event_sources", TargetKind.KV_EVENTS),
+        ("http://127.0.0.1:8765", TargetKind.SERVICE),
+        ("http://127.0.0.1:8765/", TargetKind.SERVICE),
+        ("https://kvscope.example/metrics/explained", TargetKind.SERVICE),
+        ("http://127.0.0.1:8765/?next=/metrics", TargetKind.SERVICE),
     ],
 )
-def test_addresses(target: str, kind: Kind) -> None:
+def test_addresses(target: str, kind: TargetKind) -> None:
     assert kind_of(target) is kind
 
 
@@ -40,14 +42,14 @@ def test_files_are_looked_into(tmp_path: Path) -> None:
         kind_of(str(tmp_path))
     log = tmp_path / "recording.kvj"  # a name says nothing
     log.write_text("INFO a log\n")
-    assert kind_of(str(log)) is Kind.LOG
+    assert kind_of(str(log)) is TargetKind.LOG
     writer = JournalWriter(tmp_path / "journal", 1)
     writer.append(encode(Lab().frames[0]), 0)
     writer.close()
-    assert kind_of(str(tmp_path / "journal")) is Kind.RECORDING
+    assert kind_of(str(tmp_path / "journal")) is TargetKind.RECORDING
     (segment,) = (tmp_path / "journal").iterdir()
     renamed = segment.rename(tmp_path / "server.log")
-    assert kind_of(str(renamed)) is Kind.RECORDING
+    assert kind_of(str(renamed)) is TargetKind.RECORDING
     assert renamed.read_bytes().startswith(HEADER)
 
 

@@ -9,10 +9,12 @@ import httpx
 from kvscope.monitor.alerting.addresses import NotAllowed, require_public
 from kvscope.monitor.alerting.receivers.alertmanager import Alertmanager
 from kvscope.monitor.alerting.receivers.pagerduty import PagerDuty
+from kvscope.monitor.alerting.receivers.plugin_receiver import PluginReceiver, receiver_plugin
 from kvscope.monitor.alerting.receivers.receiver import BadReceiver, Receiver
 from kvscope.monitor.alerting.receivers.slack import Slack
 from kvscope.monitor.alerting.receivers.webhook import Webhook
 
+BUILT_IN: Final = ("webhook", "alertmanager", "slack", "pagerduty")
 HOW: Final = (
     "give https://HOST/PATH (a webhook), alertmanager+http://HOST:9093, slack+https://hooks.slack.com/services/… or"
     " pagerduty+https://ROUTING_KEY@events.pagerduty.com"
@@ -31,8 +33,12 @@ def receiver_of(text: str, secret: str = "", allow_private: bool = False) -> Rec
         whole = httpx.URL(rest)
     except httpx.InvalidURL:
         raise BadReceiver(f"--alert: one of the URLs is none; {HOW}") from None
-    if kind not in ("webhook", "alertmanager", "slack", "pagerduty"):
+    if kind not in BUILT_IN and (plugin := receiver_plugin(text)) is not None:
+        return PluginReceiver(plugin, text, allow_private)
+    if kind not in BUILT_IN:
         raise BadReceiver(f"--alert: one of the URLs is of a kind that is not known; {HOW}")
+    if whole.scheme not in ("http", "https") and (plugin := receiver_plugin(text)) is not None:
+        return PluginReceiver(plugin, text, allow_private)
     if whole.scheme not in ("http", "https") or not whole.host:
         raise BadReceiver(f"--alert: the URL of a {kind} receiver is not http:// or https:// with a host; {HOW}")
     if not allow_private:

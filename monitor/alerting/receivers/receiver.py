@@ -17,6 +17,10 @@ class BadReceiver(KvscopeError, ValueError):
     """An --alert URL or a secret that cannot be used; the message says what it should be, and repeats no secret."""
 
 
+class ReceiverFailed(Exception):
+    """A receiver could not format a message; the message repeats no secret."""
+
+
 class Post(NamedTuple):
     """What is posted for a message."""
 

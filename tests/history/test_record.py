@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import io
+import json
 import signal
 import threading
 import time
@@ -14,17 +16,19 @@ import pytest
 from rich.console import Console
 
 from kvscope.monitor.cli import main
+from kvscope.monitor.errors import BadTarget
 from kvscope.monitor.events import journal
-from kvscope.monitor.events.wire import ContractError, Frame, Keyframe, encode
+from kvscope.monitor.events.wire import Frame, Keyframe, encode
+from kvscope.monitor.history.recorder import Recorded, record
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.publishing.publisher import Publisher
-from kvscope.monitor.sources.recorder import Recorded, record
 from kvscope.monitor.sources.recording import Recording
-from kvscope.monitor.sources.targets import BadTarget
+from kvscope.monitor.sources.source import SourceError
 from kvscope.monitor.state.keyframe_codec import dump_state
 from tests.detectors.scenes import ENGINE, finished_held
 from tests.lab import Lab
+from tests.pages import page, rows, served
 
 
 def quiet() -> Console:
@@ -162,15 +166,38 @@ def test_a_recording_ends_after_the_seconds_it_was_given(tmp_path: Path) -> None
 
 
 def test_nobody_there_is_said(tmp_path: Path) -> None:
-    with pytest.raises(ContractError, match="nothing was heard"):
+    with pytest.raises(SourceError, match="nothing was heard"):
         record(f"ipc://{tmp_path}/nobody", tmp_path / "r", seconds=1, timeout_s=0.2, console=quiet())
     assert main(["record", f"ipc://{tmp_path}/nobody", str(tmp_path / "r"), "--timeout", "0.2"]) == 3
     assert not (tmp_path / "r").exists()
 
 
-def test_only_a_stream_can_be_recorded(tmp_path: Path) -> None:
-    with pytest.raises(BadTarget, match="no event stream"):
-        record("tests/data/seed-000.log", tmp_path / "r", seconds=1, timeout_s=1, console=quiet())
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [("http://127.0.0.1:1", "record what it reads"), ("tests/data/startup.log.gz", "kept already")],
+)
+def test_what_cannot_be_recorded(tmp_path: Path, target: str, says: str) -> None:
+    with pytest.raises(BadTarget, match=says):
+        record(target, tmp_path / "r", seconds=1, timeout_s=1, console=quiet())
+
+
+def test_a_metrics_page_and_a_log_are_recorded_and_read_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Samples and facts are kept; doctor reads the recording and finds in it what it finds in the log."""
+    with served(page(rows("never-freed")[-1])) as server:
+        recorded = record(server.url, tmp_path / "page", seconds=0.3, timeout_s=10, console=quiet())
+    assert (recorded.batches, recorded.others) == (0, len(list(Recording(tmp_path / "page").records())))
+    (tmp_path / "server.log").write_bytes(gzip.decompress(Path("tests/data/never-freed.log.gz").read_bytes()))
+    recorded = record(str(tmp_path / "server.log"), tmp_path / "log", seconds=0.3, timeout_s=10, console=quiet())
+    assert recorded.others == len(list(Recording(tmp_path / "log").records()))
+    codes = []
+    for target in (tmp_path / "server.log", tmp_path / "log"):
+        assert main(["doctor", str(target), "--format", "json"]) == 1
+        report = json.loads(capsys.readouterr().out)
+        codes.append({finding["code"] for finding in report["findings"]})
+    assert codes[0] == codes[1]
+    assert "leak.finished-held" in codes[0]
 
 
 def test_a_directory_without_segments_is_no_recording(tmp_path: Path) -> None:

@@ -1,0 +1,44 @@
+"""`monitor plugins`: what other distributions add to kvscope, and what of it failed."""
+
+from __future__ import annotations
+
+import argparse
+
+from rich.console import Console
+from rich.table import Table
+
+from kvscope.monitor import plugins
+from kvscope.monitor.commands.shared_flags import Commands, print_json
+
+
+def add(commands: Commands) -> None:
+    """Define the command and its arguments."""
+    parser = commands.add_parser(
+        "plugins",
+        help="list the plug-ins that are loaded",
+        description="Lists the detectors, sources and receivers that other installed distributions add by entry points,"
+        " with their version, and the error of each that failed.",
+        epilog="exit codes: 0 all of them loaded, or there are none, 1 one failed",
+    )
+    parser.add_argument("--format", choices=("table", "json"), default="table", help="(default: table)")
+    parser.set_defaults(run=_list_plugins)
+
+
+def _list_plugins(parsed: argparse.Namespace) -> int:
+    from kvscope.monitor.detectors.registry import catalogue
+    from kvscope.monitor.sources.source_registry import source_plugins
+
+    catalogue()
+    source_plugins()
+    plugins.load(plugins.RECEIVER_GROUP)
+    found = plugins.loaded()
+    if parsed.format == "json":
+        print_json(found)
+    elif not found:
+        print("no plug-ins are installed; docs/write-a-source.md and docs/write-a-detector.md show how to write one")
+    else:
+        table = Table("group", "name", "distribution", "version", "status", "error", box=None)
+        for one in found:
+            table.add_row(one.group, one.name, one.distribution, one.version, one.status, one.error)
+        Console(highlight=False, width=None if Console().is_terminal else 200).print(table)
+    return int(any(one.status == "failed" for one in found))

@@ -1,0 +1,83 @@
+"""Hands on what the watch found: to the findings log, alerts, the log of the process, OpenTelemetry and exemplars."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import threading
+from collections.abc import Sequence
+
+from kvscope.monitor.alerting.alerting import Alerts
+from kvscope.monitor.exporters.otel.otel_exporter import OtelOutlet
+from kvscope.monitor.exporters.otel.trace_ids import callers_of
+from kvscope.monitor.exporters.prometheus.otlp_metrics import Exemplars
+from kvscope.monitor.findings import Transition
+from kvscope.monitor.history.findings_log import FindingsLog
+from kvscope.monitor.pipeline import EndedRequest, Pipeline
+
+logger = logging.getLogger(__name__)
+
+
+class Deliveries:
+    """Takes transitions and ended requests from `watch`. Thread-safe: every reader delivers after it fed the watch."""
+
+    def __init__(
+        self, watch: Pipeline, exemplars: Exemplars, alerts: Alerts | None, findings_log: FindingsLog | None
+    ) -> None:
+        self.otel: OtelOutlet | None = None
+        self._watch = watch
+        self._exemplars = exemplars
+        self._alerts = alerts
+        self._findings_log = findings_log
+        self._lock = threading.Lock()
+        self._undelivered: list[Transition] = []
+
+    def deliver(self) -> None:
+        """Hand on what is new."""
+        with self._lock:
+            transitions = self._watch.take_transitions()
+            self._keep_findings(transitions)
+            self._alert(transitions)
+            _log_transitions(transitions)
+            if self.otel is not None:
+                self.otel.tell(transitions)
+            self._trace(self._watch.take_ended())
+
+    def discard(self) -> None:
+        """Drop what is new: of a recording, it was reported when it was live."""
+        with self._lock:
+            self._watch.take_transitions()
+            self._watch.take_ended()
+
+    def _keep_findings(self, transitions: Sequence[Transition]) -> None:
+        try:
+            if self._findings_log is not None:
+                self._findings_log.append(list(transitions))
+        except OSError as error:
+            logger.error("what is found is not kept: %s", error)
+
+    def _alert(self, new: Sequence[Transition]) -> None:
+        """Into the outbox, or kept for the next time if that cannot be written (a full disk, say)."""
+        if self._alerts is None:
+            return
+        transitions = [*self._undelivered, *new]
+        try:
+            self._alerts.put(transitions)
+            self._undelivered = []
+        except sqlite3.Error as error:
+            if transitions != self._undelivered:
+                logger.error("the outbox of alerts cannot be written and is tried again: %s", error)
+            self._undelivered = transitions
+
+    def _trace(self, ended: list[EndedRequest]) -> None:
+        traced = self.otel.send(ended) if self.otel is not None else callers_of(ended)
+        for (engine, record, offset), span in traced:
+            at_s = (record.finished_ns + offset) / 1e9
+            self._exemplars.note(engine, record, at_s, span.trace_id, span.span_id)
+
+
+def _log_transitions(transitions: Sequence[Transition]) -> None:
+    for transition in transitions:
+        judged = transition.finding.judgement
+        level = logging.INFO if transition.finding.severity == "info" else logging.WARNING
+        logger.log(level, "%s %s on %s: %s", transition.to, judged.code, judged.engine, judged.explanation)

@@ -1,0 +1,63 @@
+"""Takes engines up where the service before this one left them, and notices those that never come back."""
+
+from __future__ import annotations
+
+import time
+from itertools import chain
+from typing import Final
+
+from kvscope.monitor.events.kinds import Kind
+from kvscope.monitor.events.wire import Run, batch_of
+from kvscope.monitor.history.history import History
+from kvscope.monitor.ledger.engine_ledger import MAX_POINTS
+from kvscope.monitor.pipeline import Pipeline
+
+RESUME_NS: Final = 600_000_000_000
+"""An engine that was received so shortly before the service began is taken up where it was left."""
+COME_BACK_NS: Final = 10_000_000_000
+"""It has so long to be received again; after that it is silent."""
+SILENCE_EVERY_NS: Final = 1_000_000_000
+TAIL_NS: Final = 30_000_000_000
+"""So much of what was received then is applied again, for what was recent to be recent still."""
+POINTS_NS: Final = 3_600_000_000_000
+"""So much comes with it of its points, and of a page's samples."""
+
+
+class Resumption:
+    """The engines of `past`, taken up in `watch`."""
+
+    def __init__(self, watch: Pipeline) -> None:
+        self._watch = watch
+        self._began_ns = self._observed_ns = time.time_ns()
+        self._resumed: dict[str, int] = {}
+        """Engines that were taken up and are still to be received, and when they last were."""
+
+    def resume(self, past: History) -> None:
+        """Take up every engine of `past` that was received until just now: its findings were reported then."""
+        for engine in past.engines():
+            until_ns = past.last_ns(engine)
+            if time.time_ns() - until_ns > RESUME_NS:
+                continue
+            records = chain(past.notes(engine, until_ns - POINTS_NS, until_ns), past.tail(engine, until_ns - TAIL_NS))
+            self._watch.resume(records, past.points(engine, until_ns - POINTS_NS, until_ns, MAX_POINTS))
+            if engine in self._watch.fleet.engines and self._watch.fleet.engines[engine].has_stream:
+                self._resumed[engine] = self._watch.fleet.engines[engine].heard_ns
+
+    def watch_for_silence(self) -> None:
+        """Let time pass for an engine that was taken up and is gone: no stream knows that it should be there."""
+        now_ns = time.time_ns()
+        if not self._resumed or now_ns - self._observed_ns < SILENCE_EVERY_NS:
+            return
+        self._observed_ns = now_ns
+        for engine, heard_ns in list(self._resumed.items()):
+            ledger = self._watch.fleet.engines[engine]
+            if ledger.heard_ns > heard_ns:
+                self._resumed.pop(engine, None)
+            elif now_ns - self._began_ns > COME_BACK_NS:
+                silence = Run(Kind.OBSERVED, 0, -1, [now_ns], [])
+                self._watch.feed([batch_of(engine, ledger.epoch, [silence], wall_ns=now_ns)])
+
+    def next_of(self, engine: str, epoch: int) -> int:
+        """Return the next batch of that epoch of an engine that its ledger lacks; -1 if none was received before."""
+        ledger = self._watch.fleet.engines.get(engine)
+        return ledger.sequence + 1 if ledger is not None and ledger.ready and ledger.epoch == epoch else -1

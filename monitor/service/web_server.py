@@ -1,0 +1,86 @@
+"""`monitor serve` as a process: the service, its HTTP server, and how both end."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from typing import Final
+
+import uvicorn
+from fastapi import FastAPI
+
+from kvscope.monitor.errors import BadTarget, CannotTell, ContractError
+from kvscope.monitor.query import Query
+from kvscope.monitor.service.http_api import create_app
+from kvscope.monitor.service.service import Service, ServiceConfig
+
+COLLECT: Final = 50_000, 20, 10
+"""When the garbage collector looks at what is young, older, and old. With its own thresholds it walks the columns of
+all blocks of every state that is kept, a third of a second for a million, at each second moment that is asked for; and
+hardly anything here is in a cycle.
+"""
+Mount = Callable[[FastAPI, Query], None]
+"""Puts the page on the app; the page knows only the query interface, which is handed to it."""
+
+
+def serve(config: ServiceConfig, mount: Mount) -> int:
+    """Run until Ctrl-C or SIGTERM; the exit code. Raises ValueError for a configuration that cannot be run."""
+    if not is_loopback(config.host) and not config.token:
+        raise ValueError(
+            f"--host {config.host} can be reached from other machines: set a token (--token or KVSCOPE_TOKEN) that"
+            " every page and API call must then carry, or listen on 127.0.0.1"
+        )
+    try:
+        service = Service(config)
+    except (BadTarget, CannotTell, ContractError) as error:
+        raise ValueError(str(error)) from error
+    app = create_app(
+        service.watch, service.sources, service.alerts, service.collector, token=config.token, host=config.host
+    )
+    mount(app, service.watch)
+    collect_rarely()
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2))
+    for wanted in (signal.SIGINT, signal.SIGTERM):
+        # The server takes both while it runs, and raises them again when it has ended: there is still work to do then.
+        signal.signal(wanted, lambda _number, _frame: None)
+    try:
+        with _listening(config) as listener:
+            # Whoever connects from now on is answered as soon as the server runs.
+            port = listener.getsockname()[1]
+            print(
+                f"kvscope serves http://{config.host}:{port}, reading"
+                f" {', '.join(reader.target for reader in service.readers)}",
+                flush=True,
+                file=sys.stderr,
+            )
+            service.start()
+            server.run(sockets=[listener])
+    finally:
+        service.stop()
+    return 0
+
+
+def collect_rarely() -> None:
+    """Of the process: the garbage collector leaves alone what is there now, and looks at the rest more rarely."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*COLLECT)
+
+
+def _listening(config: ServiceConfig) -> socket.socket:
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    try:
+        return socket.create_server((config.host, config.port), family=family)
+    except OSError as error:
+        raise ValueError(
+            f"cannot listen on {config.host}:{config.port}: {error.strerror}. Name another with --host and --port"
+            " (0 picks a free one)"
+        ) from error
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address."""
+    return host in ("localhost", "::1") or host.startswith("127.")

@@ -1,0 +1,271 @@
+"""vLLM's KV events as a source: where a server publishes them, and one publisher's batches in order, replay first."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+from urllib.parse import urlsplit
+
+import httpx
+import msgspec
+import zmq
+
+from kvscope.monitor.events.event_log import Clock
+from kvscope.monitor.events.samples import KvEvents, Record
+from kvscope.monitor.events.wire import ContractError
+from kvscope.monitor.publishing.publisher import replay_endpoint_for
+from kvscope.monitor.sources.exposition import address_of, shown
+from kvscope.monitor.sources.kv_events import NotKvEvents, decode_kv_events, is_kv_batch
+from kvscope.monitor.sources.source import POLL_WAIT_S, Source, SourceStatus
+from kvscope.monitor.sources.targets import TargetKind
+from kvscope.monitor.text import counted
+
+END: Final = -1
+HISTORY_S: Final = 1.0
+"""How long the replay socket may be silent before what it has is taken for complete, or for not there."""
+MAX_WAITING_BATCHES: Final = 100_000
+
+
+class KvEndpoint(NamedTuple):
+    """Where one data-parallel rank publishes. `replay` may be empty: it then keeps no past. `rank` None: it says it."""
+
+    events: str
+    replay: str
+    name: str
+    rank: int | None = None
+
+
+def discover_kv_endpoints(url: str, timeout_s: float) -> list[KvEndpoint]:
+    """Who publishes behind a vLLM's `/kv_event_sources`. Raises ContractError, saying what to do, and BadTarget for
+    what is no address.
+    """
+    address = address_of(url)
+    try:
+        answer = httpx.get(address, timeout=timeout_s, trust_env=False, follow_redirects=True)
+        if answer.status_code == httpx.codes.NOT_FOUND:
+            raise ContractError(
+                f"{shown(url)} answers 404 Not Found: this server does not tell where KV events are, as an older vLLM"
+                " may not (0.32 does). Name the stream itself: tcp://HOST:5557"
+            )
+        answer.raise_for_status()
+        sources = msgspec.json.decode(answer.content, type=list[_AnnouncedEndpoint])
+    except (httpx.HTTPError, msgspec.DecodeError) as error:
+        raise ContractError(f"{shown(url)}: it does not tell where KV events are: {shown(str(error))}") from error
+    if not sources:
+        raise ContractError(
+            f"{shown(url)}: this engine publishes no KV events. It does with --kv-events-config"
+            ' \'{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:5557", "replay_endpoint":'
+            ' "tcp://*:5558"}\' and prefix caching on'
+        )
+    return [
+        KvEndpoint(
+            _reachable(source.endpoint, address.host),
+            _reachable(source.replay_endpoint or "", address.host),
+            f"vllm@{address.netloc.decode()}",
+            source.data_parallel_rank,
+        )
+        for source in sources
+    ]
+
+
+class _AnnouncedEndpoint(msgspec.Struct):
+    endpoint: str
+    replay_endpoint: str | None = None
+    data_parallel_rank: int | None = None
+
+
+def _reachable(endpoint: str, host: str) -> str:
+    """An address to connect to, of one that was bound: any interface means the host that answered."""
+    for anywhere in ("//*:", "//0.0.0.0:", "//[::]:"):
+        endpoint = endpoint.replace(anywhere, f"//{f'[{host}]' if ':' in host else host}:")
+    return endpoint
+
+
+def kv_endpoint_at(endpoint: str) -> KvEndpoint:
+    """The publisher at an endpoint that somebody named; its replay is where vLLM's examples have it, one port on."""
+    address = urlsplit(endpoint)
+    return KvEndpoint(endpoint, replay_endpoint_for(endpoint), f"vllm@{address.netloc or address.path}")
+
+
+class KvEventStream:
+    """One publisher's batches, in their order: what it still has of the past first. One thread only.
+
+    Raises ContractError for what is no endpoint.
+    """
+
+    def __init__(self, publisher: KvEndpoint, clock: Clock = time) -> None:
+        self.publisher = publisher
+        self.batches = 0
+        self.bad_messages = 0
+        """What was no batch of KV events, counted and left out."""
+        self.lost = 0
+        """Batches that were published and never came, once we had one."""
+        self.replayed = 0
+        self._clock = clock
+        self._next = -1
+        self._heard = -1
+        """The last that was published, as against those of the past: it goes back when the engine is started anew."""
+        self._asked_for = 0
+        self._waiting: list[tuple[int, bytes]] = []
+        self._context = zmq.Context()
+        self._context.linger = 0  # one that is collected unclosed must not wait for its peers
+        try:
+            self._sub = self._context.socket(zmq.SUB)
+            self._sub.setsockopt(zmq.RCVHWM, MAX_WAITING_BATCHES)
+            self._sub.setsockopt(zmq.SUBSCRIBE, b"")
+            self._sub.connect(publisher.events)
+            self._dealer = self._context.socket(zmq.DEALER)
+            self._dealer.setsockopt(zmq.RCVHWM, MAX_WAITING_BATCHES)
+            if publisher.replay:
+                self._dealer.connect(publisher.replay)
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise ContractError(f"{publisher.events} is no endpoint to connect to: {error.strerror}") from error
+        self._poller = zmq.Poller()
+        self._poller.register(self._sub, zmq.POLLIN)
+        self._poller.register(self._dealer, zmq.POLLIN)
+        self._asking, self._asked_ns = False, 0
+        if publisher.replay:
+            self._ask(0)
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._context.destroy(linger=0)
+
+    def poll(self, timeout_s: float = 0.1) -> list[KvEvents]:
+        """What has come within the time, in order; a batch after a gap that nobody could fill says what it lacks."""
+        ready = dict(self._poller.poll(round(timeout_s * 1000)))
+        out: list[KvEvents] = []
+        if self._dealer in ready:
+            self._take_history(out)
+        if self._sub in ready:
+            self._take_published()
+        if self._asking and self._clock.monotonic_ns() - self._asked_ns > HISTORY_S * 1e9:
+            self._asking = False
+        if not self._asking:
+            self._release(out)
+        return out
+
+    def _ask(self, sequence: int) -> None:
+        self._asking, self._asked_for, self._asked_ns = True, sequence, self._clock.monotonic_ns()
+        with contextlib.suppress(zmq.Again):
+            self._dealer.send_multipart([b"", sequence.to_bytes(8, "big")], zmq.NOBLOCK)
+
+    def _take_history(self, out: list[KvEvents]) -> None:
+        for _ in range(MAX_WAITING_BATCHES):
+            try:
+                parts = self._dealer.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._asked_ns = self._clock.monotonic_ns()
+            if len(parts) < 3 or len(parts[-2]) != 8:
+                self.bad_messages += 1
+                continue
+            sequence = int.from_bytes(parts[-2], "big", signed=True)
+            if sequence == END:
+                self._asking = False
+                return
+            if sequence >= self._next:
+                self.replayed += 1
+                self._place(sequence, parts[-1], out)
+
+    def _take_published(self) -> None:
+        for _ in range(MAX_WAITING_BATCHES - len(self._waiting)):
+            try:
+                parts = self._sub.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            if is_kv_batch(parts):
+                self._waiting.append((int.from_bytes(parts[1], "big", signed=True), parts[2]))
+            else:
+                self.bad_messages += 1
+
+    def _release(self, out: list[KvEvents]) -> None:
+        """Put out what was published; at a gap, ask once for what lies in it and wait for that."""
+        for index, (sequence, payload) in enumerate(self._waiting):
+            restarted = sequence <= self._heard
+            if sequence > self._next >= 0 and not restarted and self.publisher.replay and self._asked_for != self._next:
+                self._ask(self._next)
+                del self._waiting[:index]
+                return
+            self._heard = sequence
+            if restarted or sequence >= self._next:
+                self._place(sequence, payload, out, restarted)
+        self._waiting.clear()
+
+    def _place(self, sequence: int, payload: bytes, out: list[KvEvents], restarted: bool = False) -> None:
+        lost = sequence - self._next if self._next >= 0 and not restarted else 0
+        self._next = sequence + 1
+        self.lost += lost
+        try:
+            at_ns, events, rank = decode_kv_events(payload)
+        except NotKvEvents:
+            self.bad_messages += 1
+            return
+        self.batches += 1
+        name, known = self.publisher.name, self.publisher.rank
+        out.append(
+            KvEvents(f"{name}/{rank if known is None else known}", str(sequence), at_ns, events, lost, restarted)
+        )
+
+
+class KvEventSource(Source):
+    """The KV events of every publisher that `find` returns, called when it is opened."""
+
+    def __init__(self, target: str, find: Callable[[], Sequence[KvEndpoint]]) -> None:
+        self._target = shown(target)
+        self._find = find
+        self._streams: list[KvEventStream] = []
+        self._engines: dict[str, None] = {}
+        self._last_ns = 0
+
+    def open(self) -> None:
+        """Connect to the publishers. Raises SourceError or ContractError where there are none."""
+        if not self._streams:
+            with contextlib.ExitStack() as opened:
+                streams = [opened.enter_context(contextlib.closing(KvEventStream(each))) for each in self._find()]
+                opened.pop_all()
+            self._streams = streams
+
+    def poll(self, timeout_s: float = POLL_WAIT_S) -> Sequence[Record]:
+        """Return what the publishers still have of their past first, then what they publish."""
+        records = [event for stream in self._streams for event in stream.poll(timeout_s / len(self._streams))]
+        self._engines |= dict.fromkeys(record.engine for record in records)
+        self._last_ns = max([self._last_ns, *(record.at_ns for record in records)])
+        return records
+
+    def status(self) -> SourceStatus:
+        """Report how the streams are."""
+        notes = []
+        for stream in self._streams:
+            if stream.bad_messages:
+                notes.append(f"{stream.bad_messages} messages were no KV events and were left out")
+            if stream.lost:
+                lost = counted(stream.lost, "batch", "batches")
+                notes.append(f"{lost} never came: what was kept before is forgotten")
+        return SourceStatus(
+            target=self._target,
+            kind=TargetKind.KV_EVENTS,
+            engines=tuple(self._engines),
+            in_step=any(stream.batches for stream in self._streams),
+            skipped=sum(stream.bad_messages for stream in self._streams),
+            filled_from={"replay": replayed} if (replayed := sum(each.replayed for each in self._streams)) else {},
+            last_seen_ns=self._last_ns,
+            notes=tuple(notes),
+        )
+
+    def explain_silence(self, seconds: float) -> str:
+        """Say what to check when no KV event came for `seconds`."""
+        return (
+            f"{self._target}: no KV event came for {seconds:.0f} s, and no replay socket has any. They come only"
+            " while requests run and prefix caching is on; an endpoint without * in it, or an address of an"
+            " interface, makes vLLM connect and not bind, and then nobody hears it"
+        )
+
+    def close(self) -> None:
+        """Disconnect."""
+        for stream in self._streams:
+            stream.close()
+        self._streams = []

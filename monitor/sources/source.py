@@ -1,0 +1,158 @@
+"""What every source is: something that is opened, polled for records and closed, and that reports how it is.
+
+SourceError      the source cannot be read, or lacks what was asked for; the message says what to do
+└─ BadTarget     the target on the command line names no source
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from time import monotonic
+from typing import Final, Protocol
+
+import msgspec
+
+from kvscope.monitor.errors import BadTarget, CannotTell
+from kvscope.monitor.events.samples import Record
+from kvscope.monitor.events.wire import ContractError, Frame, encode
+
+POLL_WAIT_S: Final = 0.1
+"""How long one poll waits for records."""
+LOOK_BACK_S: Final = 600.0
+"""How much of its past a followed source brings first, so that judgement does not begin from nothing."""
+
+
+class SourceError(CannotTell):
+    """The source cannot be read, or lacks what was asked for. The message says what to do."""
+
+
+def nothing_known(_engine: str, _epoch: int) -> int:
+    """Return -1: no batch of that engine's epoch was received before."""
+    return -1
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """How a source is read. Each source uses the options that apply to it.
+
+    timeout_s: how long one request to a server may take. interval_s: between scrapes or queries, 0 for the source's
+    own. follow: read on as the source grows, instead of reading its past to the end. look_back_s: how much of its past
+    a followed source brings first, None for all. engine: the name to give the engine, empty for its own. known: the
+    next batch that a ledger lacks of an engine's epoch, -1 if it has none.
+    """
+
+    timeout_s: float = 10.0
+    interval_s: float = 0.0
+    follow: bool = False
+    look_back_s: float | None = LOOK_BACK_S
+    engine: str = ""
+    known: Callable[[str, int], int] = nothing_known
+
+
+class SourceStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """How a source is. `target` shows no password; `kind` names the type of source, such as stream or metrics.
+
+    in_step: the state is known and nothing is missing. ended: no more records will come. error: why nothing can be
+    read now, empty while reading works. skipped: messages, scrapes or records left out because they could not be read.
+    filled_from: batches that came late, by where from. lag_s: the newest frame's age when it arrived. last_seen_ns:
+    wall time of the newest record.
+    """
+
+    target: str
+    kind: str
+    engines: tuple[str, ...] = ()
+    in_step: bool = False
+    ended: bool = False
+    error: str = ""
+    skipped: int = 0
+    filled_from: dict[str, int] = {}
+    lag_s: float | None = None
+    last_seen_ns: int = 0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def engine(self) -> str:
+        """The first engine; empty while none is known."""
+        return self.engines[0] if self.engines else ""
+
+
+class Source(Protocol):
+    """Brings records of one or more engines. One thread uses it; `status` may be called from any thread.
+
+    Subclass it and implement `poll` and `status`. A source that reads a server over and over reports a failed attempt
+    in its status and tries again at the next poll.
+    """
+
+    has_past: bool = False
+    """Whether it holds a past that can be read to its end: a recording, a log, a Prometheus server."""
+    has_events: bool = False
+    """Whether it brings an engine's event stream, every event of it."""
+    grows: bool = True
+    """Whether it can be followed."""
+
+    def open(self) -> None:
+        """Connect. Raises SourceError or ContractError; may be called again after that."""
+        return
+
+    def poll(self, timeout_s: float = POLL_WAIT_S) -> Sequence[Record]:
+        """Return what has come within `timeout_s`, in order. Raises SourceError or ContractError."""
+        ...
+
+    def status(self) -> SourceStatus:
+        """Report how the source is."""
+        ...
+
+    def close(self) -> None:
+        """Disconnect. May be called more than once."""
+        return
+
+    def payload_of(self, frame: Frame) -> bytes:
+        """Return the bytes of a frame from the latest poll, to be kept."""
+        return encode(frame)
+
+    def bounds(self) -> tuple[int, int]:
+        """Return when its past begins and ends, in wall ns; 0 where that is not known. Raises SourceError."""
+        return 0, 0
+
+    def select(self, since_ns: int, until_ns: int) -> None:
+        """Limit what the next polls read to a part of the past, where reading less is cheaper."""
+        return
+
+    def explain_silence(self, seconds: float) -> str:
+        """Say what to check when nothing was received for `seconds`."""
+        return f"{self.status().target}: nothing was received for {seconds:.0f} s"
+
+
+def until_in_step(source: Source, timeout_s: float) -> Iterator[Sequence[Record]]:
+    """Open `source` and poll it until its state is known; yield what comes.
+
+    Raises SourceError if it reports an error first, or if its state is not known after `timeout_s`; what `open` and
+    `poll` raise passes through.
+    """
+    started = monotonic()
+    source.open()
+    while True:
+        records = source.poll(POLL_WAIT_S)
+        status = source.status()
+        if records:
+            yield records
+        if status.in_step:
+            return
+        if status.error:
+            raise SourceError(status.error)
+        if status.ended or monotonic() - started > timeout_s:
+            raise SourceError(source.explain_silence(timeout_s))
+
+
+def read_to_end(source: Source) -> Iterator[Sequence[Record]]:
+    """Open `source` and read its past to the end. What `open` and `poll` raise passes through."""
+    source.open()
+    while not source.status().ended:
+        yield source.poll(POLL_WAIT_S)
+        if error := source.status().error:
+            raise SourceError(error)
+
+
+READ_ERRORS: Final = (BadTarget, SourceError, ContractError)
+"""What reading a source may raise."""
