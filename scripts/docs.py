@@ -38,6 +38,7 @@ ENVIRONMENT = {
     "KVSCOPE_REPLAY": "where the engine binds its replay socket (default: beside the stream)",
     "KVSCOPE_ENGINE_ID": "the engine's id in the stream (default: NAME@HOST:PORT/0)",
     "KVSCOPE_HASH_KEY": "key of the prefix hashes in the stream (default: random for each life of an engine)",
+    "KVSCOPE_STACKS": "0: do not read the stack of the engine's thread when a step is late (default: read it)",
     "KVSCOPE_VALIDATE": "1: check every invariant of the ledger after every batch, and raise; for tests (default: off)",
     "KVSCOPE_URL": "the service that `monitor doctor` and `monitor explain` ask when no target is given",
     "KVSCOPE_TOKEN": "the service's token: asked for by `monitor serve`, sent by the other commands",

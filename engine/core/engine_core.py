@@ -115,7 +115,9 @@ class EngineCore:
         self._in_flight: deque[LaunchedStep] = deque()
         self._most_in_flight = most_in_flight(config)
         self._model_thread = ThreadPoolExecutor(1, "kvscope-model") if config.async_scheduling else None
-        self.publisher = stream.publisher(self.log, self.vitals) if stream is not None else None
+        self.publisher = (
+            stream.publisher(self.log, self.vitals, lambda: self._thread.ident) if stream is not None else None
+        )
         self.intake = Intake(self.log, self.faults)
         self.check = PromptCheck(self.max_model_len, loaded.config.vocab_size, self.manager, self.faults)
         self.connector = make_connector(

@@ -9,6 +9,7 @@ from pathlib import Path
 from kvscope.monitor.events.event_log import EventLog
 from kvscope.monitor.publishing.packer import Vitals
 from kvscope.monitor.publishing.publisher import RING_BYTES, Publisher
+from kvscope.monitor.publishing.stall_capture import StallCapture, stacks_enabled
 
 
 @dataclass(frozen=True)
@@ -21,8 +22,8 @@ class EventStream:
     journal: Path | None = None
     ring_bytes: int = RING_BYTES
 
-    def publisher(self, log: EventLog, vitals: Callable[[], Vitals]) -> Publisher:
-        """Bind the stream's sockets. Raises what Publisher raises."""
+    def publisher(self, log: EventLog, vitals: Callable[[], Vitals], thread: Callable[[], int | None]) -> Publisher:
+        """Bind the stream's sockets. `thread` is the engine's, once it runs. Raises what Publisher raises."""
         return Publisher(
             log,
             self.engine,
@@ -31,4 +32,5 @@ class EventStream:
             replay=self.replay,
             journal_dir=self.journal,
             ring_bytes=self.ring_bytes,
+            stacks=StallCapture(log, thread) if stacks_enabled() else None,
         )

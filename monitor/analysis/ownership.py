@@ -71,8 +71,8 @@ def _after_the_end(ledger: EngineLedger, number: int, block: int) -> list[str]:
 
 
 def _lease(ledger: EngineLedger, deferral: Deferral) -> str:
-    if not deferral.lease_deadline_ns:
-        return ""
+    if deferral.lease_deadline_ns <= 0:
+        return " (under a lease that is not known)" if deferral.lease_deadline_ns else ""
     left = (ledger.wall(deferral.lease_deadline_ns) - ledger.now_ns) / 1e9
     return f" (lease ends in {duration(left)})" if left > 0 else f" (lease ended {duration(-left)} ago)"
 

@@ -175,7 +175,7 @@ class Limit(IntEnum):
 class EngineMode(IntEnum):
     """Whether the engine's operator lets it work."""
 
-    SERVING = 0
+    UNPAUSED = 0
     PAUSED_NEW = 1
     PAUSED_ALL = 2
     ASLEEP = 3

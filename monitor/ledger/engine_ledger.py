@@ -13,12 +13,13 @@ from typing import Final
 from kvscope.monitor.events.description import EngineDescription, parse
 from kvscope.monitor.events.kinds import FIRST_FINISHED, Cause, Kind, Stage, Status
 from kvscope.monitor.events.samples import Fact, KvEvents, Record, Sample
-from kvscope.monitor.events.wire import ADDED_BY_SOURCE, NO_REQUEST, Batch, Keyframe, NotAFrame, is_alive
+from kvscope.monitor.events.wire import ADDED_BY_SOURCE, NO_REQUEST, STACK_TEXT, Batch, Keyframe, NotAFrame, is_alive
 from kvscope.monitor.ledger import validation
 from kvscope.monitor.ledger.balance import Balance, balance
 from kvscope.monitor.ledger.cached_prefixes import Prefixes
 from kvscope.monitor.ledger.epoch_overlaps import EpochOverlaps
 from kvscope.monitor.ledger.fragmentation import unused_by_all
+from kvscope.monitor.ledger.heartbeat_history import HeartbeatHistory
 from kvscope.monitor.ledger.idle_floors import Floors
 from kvscope.monitor.ledger.ledger_records import FoundAnomaly as FoundAnomaly
 from kvscope.monitor.ledger.ledger_records import Loss as Loss
@@ -34,6 +35,7 @@ from kvscope.monitor.state.records import (
     UNKNOWN_POSITION,
     Anomaly,
     ComputedPrompt,
+    EngineStack,
     Heartbeat,
     LapsedLease,
     Preemption,
@@ -110,14 +112,7 @@ class EngineLedger:
         self.prefixes = Prefixes()
         """What KV events tell, where there are any."""
         self.tally = Tally()
-        self.heartbeats = 0
-        """Heard by this ledger, in this epoch."""
-        self.passes_advanced = False
-        """Whether the scheduler went over its queue between the last two heartbeats."""
-        self._passed_ns = 0
-        self._polled_ns = 0
-        self.polled_at = UNKNOWN_POSITION
-        """Where a heartbeat last told of polls of the KV connector since the one before."""
+        self.beats = HeartbeatHistory()
         self._recent_bytes = 0
         self.clock = StreamClock()
         self.overlaps = EpochOverlaps()
@@ -241,13 +236,8 @@ class EngineLedger:
         self.floors.look(point.at_ns, idle=idle, worked=worked, in_use=in_use, where=str(point.position))
 
     def _heard(self, before: Heartbeat | None, last: Heartbeat | None) -> None:
-        if before is not None and last is not None:
-            self.heartbeats += 1
-            self.passes_advanced = last.scheduler_passes > before.scheduler_passes
-            if self.passes_advanced:
-                self._passed_ns = before.at_ns
-        if last is not None and (before is None or last.connector_polls != before.connector_polls):
-            self._polled_ns, self.polled_at = last.at_ns, self.state.places.heartbeat
+        wall_ns = self.wall(last.at_ns) if last is not None else 0
+        self.beats.add(before, last, wall_ns, self.state.places.heartbeat, self.description.engine == "vllm")
 
     def _apply_source_batch(self, batch: Batch) -> None:
         for event in batch.events():
@@ -255,6 +245,11 @@ class EngineLedger:
                 observed_ns = self.clock.observed(event.args[0], batch.mono_ns, self.now_ns)
                 self.now_ns = max(self.now_ns, observed_ns)
                 self.joined_ns = self.joined_ns or self.now_ns
+            elif event.kind == Kind.STACK and self.ready:  # of an engine that cannot send it
+                at_ns = self.now_ns - self.clock.offset_ns
+                self.state.stack = EngineStack(
+                    at_ns, -1, 0, (*event.args, 0, 0, 0, 0)[3], batch.texts.get(STACK_TEXT, "")
+                )
             elif event.kind == Kind.LOST and self.ready:
                 first, last, stage = (*event.args, 0, 0, 0)[:3]
                 self._lost(max(last - first + 1, 1), Stage(stage) if stage in set(Stage) else Stage.TRANSPORT)
@@ -304,10 +299,7 @@ class EngineLedger:
         self.description = EngineDescription()
         self.ready = False
         self.uncertain_since_ns = 0
-        self.heartbeats = 0
-        self.passes_advanced = False
-        self._passed_ns = self._polled_ns = 0
-        self.polled_at = UNKNOWN_POSITION
+        self.beats = HeartbeatHistory()
         self.lapses.clear()
         self.preempted.clear()
         self.prompts.clear()
@@ -399,12 +391,12 @@ class EngineLedger:
         """When the scheduler is last known to have gone over its queue, on the engine's monotonic clock: it launched a
         step then, or has made a pass since. What it has left where it was until then, it does leave there.
         """
-        return max(self.state.launched_ns, self._passed_ns)
+        return max(self.state.launched_ns, self.beats.passed_ns)
 
     def unpolled_s(self) -> float:
         """For how long the heartbeats have shown that the KV connector is not asked; 0 of one that counts no polls."""
         beat = self.state.heartbeat
-        return (beat.at_ns - self._polled_ns) / 1e9 if beat is not None and beat.connector_polls else 0.0
+        return (beat.at_ns - self.beats.polled_ns) / 1e9 if beat is not None and beat.connector_polls else 0.0
 
     def position(self) -> Position:
         """Where the ledger is in the stream."""

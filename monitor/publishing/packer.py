@@ -43,6 +43,8 @@ class Packer:
         self.shadow = EngineState()
         self.next_sequence = 0
         self._vitals = vitals
+        self.vitals = Vitals(-1, 0, 0, 0, 0, 0, 0)
+        """Those of the last heartbeat."""
         self._last_step = -1
         self._counts = (-1, -1, -1, -1)
         self._dropped = (0, 0)
@@ -71,7 +73,8 @@ class Packer:
 
     def heartbeat(self) -> Batch:
         """A batch that says only that the drain thread lives, and what it sees."""
-        args = [self.log.clock.monotonic_ns(), self.next_sequence - 1, self._last_step, *self._vitals()]
+        self.vitals = self._vitals()
+        args = [self.log.clock.monotonic_ns(), self.next_sequence - 1, self._last_step, *self.vitals]
         return self._batch({}, [Kind.HEARTBEAT, 0, -1, len(args), 0], args, [], self._last_step, self._last_step)
 
     def keyframe(self) -> Keyframe:

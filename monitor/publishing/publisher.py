@@ -33,6 +33,7 @@ from kvscope.monitor.events.wire import Batch, ContractError, Keyframe, decode, 
 from kvscope.monitor.publishing.packer import Packer, Vitals
 from kvscope.monitor.publishing.replay_protocol import Replay
 from kvscope.monitor.publishing.replay_server import ReplayAnswer, ReplayServer
+from kvscope.monitor.publishing.stall_capture import StallCapture
 
 logger = logging.getLogger(__name__)
 
@@ -71,10 +72,12 @@ class Publisher:
         heartbeat_s: float = 1.0,
         keyframe_s: float = 60.0,
         replay_keyframe_s: float = limits.KEYFRAME_INTERVAL_NS / 1e9,
+        stacks: StallCapture | None = None,
     ) -> None:
         for endpoint in (events, replay):
             require_private(endpoint)
         self.packer = Packer(log, engine, vitals)
+        self._stacks = stacks
         self.interval_s = interval_s
         self.heartbeat_s = heartbeat_s
         self.keyframe_s = keyframe_s
@@ -110,6 +113,8 @@ class Publisher:
         self._closing.set()
         if self._thread.ident is not None:
             self._thread.join()
+        if self._stacks is not None:
+            self._stacks.close()
         self._context.destroy(linger=200)
         if self.journal is not None:
             self.journal.close()
@@ -138,6 +143,8 @@ class Publisher:
                 if now >= next_heartbeat:
                     next_heartbeat = now + round(self.heartbeat_s * 1e9)
                     self._send(self.packer.heartbeat())
+                    if self._stacks is not None:
+                        self._stacks.check(self.packer.vitals, self.events_endpoint)
                     self._bound_queues()
                 if now >= next_keyframe:
                     next_keyframe = now + round(self.keyframe_s * 1e9)

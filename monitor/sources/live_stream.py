@@ -18,9 +18,10 @@ import zmq
 
 from kvscope.monitor.events import limits
 from kvscope.monitor.events.event_log import Clock
-from kvscope.monitor.events.kinds import Kind, Stage
+from kvscope.monitor.events.kinds import Kind, Layer, Stage
 from kvscope.monitor.events.samples import Record
 from kvscope.monitor.events.wire import (
+    STACK_TEXT,
     Batch,
     ContractError,
     Frame,
@@ -34,6 +35,7 @@ from kvscope.monitor.events.wire import (
 )
 from kvscope.monitor.publishing.publisher import replay_endpoint_for
 from kvscope.monitor.publishing.replay_protocol import AskKeyframe, AskSince, Replay, ReplayQuestion, encode_question
+from kvscope.monitor.publishing.stall_capture import read_dump, stack_file
 from kvscope.monitor.sources.kv_event_stream import KvEventSource, kv_endpoint_at
 from kvscope.monitor.sources.kv_events import is_kv_batch
 from kvscope.monitor.sources.source import POLL_WAIT_S, Source, SourceOptions, SourceStatus, nothing_known
@@ -41,6 +43,8 @@ from kvscope.monitor.sources.targets import SOURCES_PATH, TargetKind
 
 ASK_AGAIN_NS: Final = 1_000_000_000
 OBSERVE_NS: Final = 1_000_000_000
+SILENT_NS: Final = 3_000_000_000
+"""After so long without a frame of an engine its stack may be in a file: its thread holds the GIL."""
 MAX_BUFFERED: Final = 100_000
 TAKEOVER_NS: Final = 5_000_000_000
 """An epoch that is silent for so long may be followed by one with an earlier clock: longer than ledgers wait for it."""
@@ -94,6 +98,7 @@ class LiveStream(Source):
         self._asked_ns = 0
         self._asked_for = -2
         self._observed_ns = self._heard_ns = clock.monotonic_ns()
+        self._stack: tuple[Layer, str] | None = None
         self._newer: NewerVersion | None = None
         self._payloads: dict[int, bytes] = {}
         self._last_ns = 0
@@ -176,6 +181,10 @@ class LiveStream(Source):
         if self.engine and not self._behind and now - self._observed_ns >= OBSERVE_NS:
             self._observed_ns = now
             out.append(self._added(Kind.OBSERVED, [self._clock.time_ns()]))
+            if now - self._heard_ns >= SILENT_NS and (stack := read_dump(stack_file(self.events))) != self._stack:
+                self._stack = stack
+                if stack is not None:
+                    out.append(self._added(Kind.STACK, [0, -1, 0, stack[0]], {STACK_TEXT: stack[1]}))
         if self._newer is not None and not out:
             raise self._newer
         return out
@@ -191,6 +200,7 @@ class LiveStream(Source):
             received = self._decoded(parts[-1])
             if received is not None:
                 self._last_ns = received.frame.wall_ns
+                self._stack = None
                 self.lag_s = (self._clock.time_ns() - received.frame.wall_ns) / 1e9
                 self._place(received, out)
             elif is_kv_batch(parts):
@@ -308,13 +318,14 @@ class LiveStream(Source):
             self._unreadable = False
             self._splice(received, out)
 
-    def _added(self, kind: Kind, args: list[int]) -> Received:
+    def _added(self, kind: Kind, args: list[int], texts: dict[int, str] | None = None) -> Received:
         batch = batch_of(
             self.engine,
             self._epoch,
             [Run(kind, 0, -1, args, [])],
             wall_ns=self._clock.time_ns(),
             mono_ns=self._clock.monotonic_ns(),
+            texts=texts,
         )
         payload = encode(batch)
         return Received(cast(Batch, decode(payload)), payload)

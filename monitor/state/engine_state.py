@@ -111,7 +111,7 @@ class EngineState:
         self.stopped_ns = 0
         self.last_step = -1
         self.launched_ns = 0  # when the last step was launched
-        self.mode = int(EngineMode.SERVING)
+        self.mode = int(EngineMode.UNPAUSED)
         self.mode_since_ns = 0
         self.stack: EngineStack | None = None  # of the last step that was late
         self.set_columns([], [], [], [], [])

@@ -29,6 +29,7 @@ from kvscope.monitor.events.event_log import EventLog
 from kvscope.monitor.events.wire import encode
 from kvscope.monitor.probes.vllm.probe import Probe
 from kvscope.monitor.publishing.packer import Packer
+from tests.probes.decisions import Decisions
 
 ENGINE = "vllm@127.0.0.1:0/0"
 
@@ -60,14 +61,18 @@ class Bare:
         max_num_seqs: int = 16,
         a_step_ahead: bool = False,
         preempts_within: bool = False,
+        windows: tuple[int, ...] = (),
+        loras: int = 0,
+        pauses: bool = False,
         **settings: Any,
     ) -> None:
         import torch
+        from vllm.config import LoRAConfig
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
         from vllm.v1.core.sched.async_scheduler import AsyncScheduler
         from vllm.v1.core.sched.scheduler import Scheduler
-        from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+        from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
         from vllm.v1.outputs import ModelRunnerOutput
         from vllm.v1.request import Request
         from vllm.v1.structured_output import StructuredOutputManager
@@ -92,16 +97,17 @@ class Bare:
         ).create_engine_config()
         config.cache_config.num_gpu_blocks = blocks
         config.scheduler_config.async_scheduling = a_step_ahead  # vLLM itself never has it on the CPU
-        spec = FullAttentionSpec(
-            block_size=self.block_size,
-            num_kv_heads=1,
-            head_size=16,
-            dtype=torch.float32,
-            **takes(FullAttentionSpec, use_mla=False),
-        )
+        shape = {"block_size": self.block_size, "num_kv_heads": 1, "head_size": 16, "dtype": torch.float32}
+        specs: list[Any] = [FullAttentionSpec(**shape, **takes(FullAttentionSpec, use_mla=False))]
+        for window in windows:
+            more = takes(SlidingWindowSpec, use_mla=False)
+            specs.append(SlidingWindowSpec(**shape, sliding_window=window, **more))
+        groups = [KVCacheGroupSpec([f"layer.{index}"], spec) for index, spec in enumerate(specs)]
+        if loras:
+            config.lora_config = LoRAConfig(max_lora_rank=8, max_loras=loras)
         self.scheduler = (AsyncScheduler if a_step_ahead else Scheduler)(
             vllm_config=config,
-            kv_cache_config=KVCacheConfig(blocks, [], [KVCacheGroupSpec(["layer"], spec)]),
+            kv_cache_config=KVCacheConfig(blocks, [], groups),
             structured_output_manager=StructuredOutputManager(config),
             log_stats=True,
             **takes(Scheduler, block_size=self.block_size),
@@ -111,6 +117,8 @@ class Bare:
         self.hasher = get_request_block_hasher(self.block_size, hash_of)
         self.ahead = 2 if a_step_ahead else 1
         self.preempts_within = preempts_within
+        self.loras = loras
+        self.pauses = pauses
         self.takes_arrays = "ndarray" in str(ModelRunnerOutput.__annotations__["sampled_token_ids"])  # 0.11.1 to 0.12
         self.tells_chunks = "is_prefill_chunk" in inspect.getsource(Request)
         self.in_flight: deque[Any] = deque()
@@ -125,6 +133,7 @@ class Bare:
 
     def arrive(self, name: str, prompt: list[int], max_tokens: int, priority: int = 0) -> None:
         from vllm import SamplingParams
+        from vllm.lora.request import LoRARequest
         from vllm.v1.request import Request
 
         self.arrived += 1
@@ -142,6 +151,8 @@ class Bare:
             block_hasher=self.hasher,
             **of_early_releases,
         )
+        if self.loras and self.arrived % 2:
+            request.lora_request = LoRARequest(f"l{self.arrived % 5}", 1 + self.arrived % 5, "/nowhere")
         if self.arrived % 3 == 0:
             request.trace_headers = {"traceparent": traceparent(self.arrived)}
         self.scheduler.add_request(request)
@@ -151,6 +162,8 @@ class Bare:
         rng = self.rng
         prompt = rng.choice(self.prefixes)[: rng.randrange(1, 201)] + self.tokens(rng.randrange(1, 250))
         what = rng.choice(("keep", "load", "r", "r")) if self.arrived % 8 == 0 else rng.choice(("load", "r", "r"))
+        if self.arrived % 7 == 0 and self.scheduler.connector is not None:
+            what = "slow"
         self.arrive(f"{what}-{self.arrived}", prompt, rng.randrange(1, 120), rng.randrange(3))
 
     def schedule(self) -> Any:
@@ -218,6 +231,9 @@ class Bare:
             self.someone()
         if rng.random() < 0.03 and self.scheduler.requests:
             self.scheduler.finish_requests(rng.choice(list(self.scheduler.requests)), RequestStatus.FINISHED_ABORTED)
+        if self.pauses and rng.random() < 0.1 and hasattr(self.scheduler, "set_pause_state"):
+            states = type(self.scheduler._pause_state)
+            self.scheduler.set_pause_state(rng.choice((*states, states.UNPAUSED, states.UNPAUSED)))
         if rng.random() < 0.003 and self.scheduler.connector is None:
             reset = self.scheduler.reset_prefix_cache
             reset(**takes(reset, reset_running_requests=rng.random() < 0.5 and not self.preempts_within))
@@ -253,11 +269,12 @@ def record(bare: Bare, steps: int, every: int, file: BinaryIO) -> None:
     packer = Packer(log, ENGINE, probe.vitals)
     scheduler = bare.scheduler
     pool = scheduler.kv_cache_manager.block_pool
-    (manager,) = scheduler.kv_cache_manager.coordinator.single_type_managers
+    managers = scheduler.kv_cache_manager.coordinator.single_type_managers
+    decisions = Decisions(scheduler)
 
     calls = 0
 
-    def write() -> None:
+    def write(calls_schedule: bool = False) -> None:
         nonlocal calls
         calls += 1
         if calls % every:
@@ -267,7 +284,12 @@ def record(bare: Bare, steps: int, every: int, file: BinaryIO) -> None:
             "frames": [encode(batch) for batch in packer.pack()],
             "refs": [block.ref_cnt for block in pool.blocks],
             "hashed": [block.block_hash is not None for block in pool.blocks],
-            "tables": {i: [b.block_id for b in blocks] for i, blocks in manager.req_to_blocks.items()},
+            "tables": {
+                i: [b.block_id for manager in managers for b in manager.req_to_blocks.get(i, ()) if not b.is_null]
+                for i in scheduler.requests
+            },
+            "decisions": {i: cause for i, cause in decisions.last.items() if i in scheduler.requests},
+            "scheduled": calls_schedule,
             "statuses": {i: request.status.name for i, request in scheduler.requests.items()},
             "free": pool.get_num_free_blocks(),
             "errors": probe.hooks.errors,
@@ -280,8 +302,9 @@ def record(bare: Bare, steps: int, every: int, file: BinaryIO) -> None:
     while bare.steps < steps or not (packer.shadow.audit_cycles or probe.hooks.errors):
         bare.live()
         while len(bare.in_flight) < bare.ahead:
-            bare.schedule()
-            write()
+            with decisions.traced():
+                bare.schedule()
+            write(True)
         bare.update()
         write()
 

@@ -1,6 +1,6 @@
 """A KV connector for tests, which vLLM imports by name: it keeps the blocks of each request that was answered in full
 for a while, and for ever if its id has `keep` in it. Prompts of ids with `load` in it are fetched from elsewhere, but
-for the last block.
+for the last block. Of prompts with `slow` in their id it cannot tell at first how much it has.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ import inspect
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata
+
+SLOW = 30
 
 
 class Sent(KVConnectorMetadata):
@@ -25,10 +27,15 @@ class KeepingConnector(KVConnectorBase_V1):
         self._block_size = vllm_config.cache_config.block_size
         self._asked: set[str] = set()
         self._sent: set[str] = set()
+        self._questions: dict[str, int] = {}
 
     # In the scheduler's process.
 
-    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        if "slow" in request.request_id:
+            self._questions[request.request_id] = self._questions.get(request.request_id, 0) + 1
+            if self._questions[request.request_id] < SLOW:
+                return None, False
         whole = (request.num_prompt_tokens - 1) // self._block_size * self._block_size
         if "load" not in request.request_id or request.request_id in self._asked or whole <= num_computed_tokens:
             return 0, False

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from kvscope.monitor.probes.vllm import plugin
 from kvscope.monitor.probes.vllm.compatibility import HOOKS, MANAGER, Hook, Unpacked, preempts_within_schedule, problem
 from kvscope.monitor.probes.vllm.hooks import Hooks
 from kvscope.monitor.probes.vllm.owner import Caller, caller
+from kvscope.monitor.probes.vllm.vllm_description import served_model_name, without_path
 from tests.probes.vllm_python import PYTHON, environment, needs_vllm
 
 
@@ -332,3 +334,44 @@ def test_a_check_finds_all_that_the_probe_needs(
     # It may be there from a checkout on the path alone, which vLLM would not find.
     assert [line for line in problems if "the plugin" not in line] == []
     assert code == bool(problems)
+
+
+class Parallel:
+    """What a scheduler shows of its data-parallel rank; vLLM configures each rank of a dense model by itself."""
+
+    def __init__(self, index: int, size: int, local: int | None) -> None:
+        self.data_parallel_index = self.data_parallel_rank = index
+        self.data_parallel_size = size
+        self.data_parallel_rank_local = local
+
+
+@pytest.mark.parametrize(
+    ("size", "local", "given", "expected"),
+    [
+        (2, 0, "", ["m@127.0.0.1:5757/0", "m@127.0.0.1:5757/1"]),
+        (1, 0, "prod", ["prod/0", "prod/1"]),
+        (2, None, "prod", ["prod/0", "prod/1"]),
+        (1, None, "prod", ["prod"]),
+        (1, None, "", ["m@127.0.0.1:5757/0"]),
+    ],
+)
+def test_all_ranks_of_a_server_share_its_name(
+    size: int, local: int | None, given: str, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVSCOPE_EVENTS", "tcp://127.0.0.1:5757")
+    monkeypatch.setenv("KVSCOPE_ENGINE_ID", given)
+    model = SimpleNamespace(served_model_name="m", model="/models/m")
+    names = []
+    for rank in range(len(expected)):
+        config = SimpleNamespace(parallel_config=Parallel(rank, size, local), model_config=model)
+        names.append(plugin.engine_name(SimpleNamespace(vllm_config=config)))
+    assert names == expected
+
+
+@pytest.mark.parametrize(
+    ("model", "named"), [("/srv/models/llama", ("llama", "")), ("meta/llama", ("meta/llama", "meta/llama"))]
+)
+def test_the_path_of_a_model_stays_on_its_machine(model: str, named: tuple[str, str]) -> None:
+    config = SimpleNamespace(model_config=SimpleNamespace(served_model_name=None, model=model))
+    served = served_model_name(SimpleNamespace(vllm_config=config))
+    assert (served, without_path(model)) == named

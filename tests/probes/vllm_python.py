@@ -17,6 +17,12 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 ROOT = Path(__file__).parent.parent.parent
 PYTHON = os.environ.get("KVSCOPE_TEST_VLLM", "")
+UNPACKED = Path(os.environ.get("KVSCOPE_TEST_VLLM_RELEASES", os.devnull))
+"""A folder with other releases of vLLM, a folder each: their Python files, ahead of PYTHON's own on its path, are
+enough for the bare scheduler. What these need beyond PYTHON's own packages is in the folder `deps`.
+"""
+RELEASES = ("", *(sorted(path.name for path in UNPACKED.glob("[0-9]*")) if UNPACKED.is_dir() else ()))
+"""The one that PYTHON has, and those."""
 
 needs_vllm = pytest.mark.skipif(
     not PYTHON, reason="KVSCOPE_TEST_VLLM does not name a Python that has vLLM (scripts/vllm.sh makes one)"
@@ -65,10 +71,15 @@ def environment(**more: str) -> dict[str, str]:
     return os.environ | ours | more
 
 
-def run(module: str, *arguments: str) -> str:
-    """Run a module of the tests with vLLM's Python; what it printed."""
+def run(module: str, *arguments: str, release: str = "", **more: str) -> str:
+    """Run a module of the tests with vLLM's Python, or with another release on its path; what it printed."""
+    path = [str(UNPACKED / release), str(UNPACKED / "deps")] if release else []
     done = subprocess.run(
-        [PYTHON, "-m", module, *arguments], capture_output=True, text=True, cwd=ROOT, env=environment()
+        [PYTHON, "-m", module, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=environment(PYTHONPATH=os.pathsep.join([*path, str(ROOT)]), **more),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

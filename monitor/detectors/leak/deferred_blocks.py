@@ -61,3 +61,10 @@ def oldest_deferral_text(ledger: EngineLedger, kept: Kept) -> str:
     first = kept.deferrals[0]
     since = clock_time(ledger.wall(first.since_ns))
     return f"The oldest, {first.id}, ended at {since}, {duration(ledger.age_s(first.since_ns))} ago."
+
+
+def overdue_when_polled(ledger: EngineLedger, deferrals: Iterable[Deferral], grace_s: float) -> list[Deferral]:
+    """Those that had been kept for longer than that when the engine last asked its connector."""
+    beat = ledger.state.heartbeat
+    polled_ns = (beat.at_ns if beat is not None else 0) - ledger.unpolled_s() * 1e9
+    return [deferral for deferral in deferrals if (polled_ns - deferral.since_ns) / 1e9 > grace_s]

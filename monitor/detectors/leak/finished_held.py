@@ -21,7 +21,14 @@ from kvscope.monitor.detectors.leak.connector_holds import (
     connector_text,
     records_of,
 )
-from kvscope.monitor.detectors.leak.deferred_blocks import Kept, heard_s, kept, oldest_deferral_text, overdue_deferrals
+from kvscope.monitor.detectors.leak.deferred_blocks import (
+    Kept,
+    heard_s,
+    kept,
+    oldest_deferral_text,
+    overdue_deferrals,
+    overdue_when_polled,
+)
 from kvscope.monitor.detectors.leak.lost_references import MIN_RISES
 from kvscope.monitor.detectors.leak.usage_series import (
     METRICS_CHANGE,
@@ -64,6 +71,17 @@ FINISHED_HELD_DO_NOW: Final = (
 )
 
 
+def _missing(damaged: bool, polled: bool, unknown_lease: bool) -> str:
+    """What would confirm it."""
+    if damaged:
+        return "the events that were lost"
+    if not polled:
+        return "an answer of the connector: the engine does not ask it, though requests wait"
+    if unknown_lease:
+        return "the connector's lease, which it does not show: its consumer may renew it, and the blocks come free then"
+    return ""
+
+
 class FinishedHeld(Detector[HoldsBlocks]):
     """Blocks that a KV connector keeps for finished requests, and never gives back."""
 
@@ -95,8 +113,11 @@ class FinishedHeld(Detector[HoldsBlocks]):
         """Yield what is kept for a connector that is asked and never reports; from samples, what usage shows."""
         if ledger.has_stream:
             holds = connector_holds(ledger)
-            if holds.polled:
-                yield from self._from_stream(ledger, settings, holds.sending)
+            sending = holds.sending
+            if holds.idle and not holds.polled:  # what came due after the last question is leak.idle-not-polled
+                sending = overdue_when_polled(ledger, sending, settings(self.grace_s))
+            if holds.polled or holds.idle or not ledger.state.in_flight:
+                yield from self._from_stream(ledger, settings, sending, holds.polled)
         elif ledger.samples:
             yield from self._from_samples(ledger, settings)
 
@@ -104,17 +125,20 @@ class FinishedHeld(Detector[HoldsBlocks]):
         """Return what it may cause."""
         return ROOM_IS_GONE_FOR_GOOD
 
-    def _from_stream(self, ledger: EngineLedger, settings: Settings, sending: list[Deferral]) -> Iterator[HoldsBlocks]:
+    def _from_stream(
+        self, ledger: EngineLedger, settings: Settings, sending: list[Deferral], polled: bool
+    ) -> Iterator[HoldsBlocks]:
         state = ledger.state
         late, pending = overdue_deferrals(sending, lambda deferral: self._waited(ledger, settings, deferral))
         if not late:
             return
         held, at = kept(ledger, late), ledger.at
         count, records = len(held.deferrals), records_of(ledger, late)
+        missing = _missing(state.damaged, polled, any(deferral.lease_deadline_ns < 0 for deferral in late))
         yield HoldsBlocks(
             code=self.code,
             engine=ledger.engine,
-            verdict="likely" if state.damaged else "confirmed",
+            verdict="likely" if missing else "confirmed",
             # After a loss its release may be among what was lost; the next audit tells.
             pending=pending or state.damaged,
             since_ns=ledger.wall(held.deferrals[0].since_ns),
@@ -137,12 +161,12 @@ class FinishedHeld(Detector[HoldsBlocks]):
                 f" {at_hand(ledger, vllm='--kv-transfer-config', kvscope='--kv-connector')}.",
             ),
             wont_help=KEPT_WONT_HELP,
-            missing="the events that were lost" if state.damaged else "",
+            missing=missing,
         )
 
     def _waited(self, ledger: EngineLedger, settings: Settings, deferral: Deferral) -> tuple[float, float]:
         """How long beyond its lease, or its request's end if it has none, and how long it may."""
-        if deferral.lease_deadline_ns:
+        if deferral.lease_deadline_ns > 0:
             return heard_s(ledger, deferral.lease_deadline_ns), settings(self.lease_slack_s)
         return heard_s(ledger, deferral.since_ns), settings(self.grace_s)
 

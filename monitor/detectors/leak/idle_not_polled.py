@@ -7,7 +7,14 @@ from collections.abc import Iterator
 from kvscope.monitor.detectors.detector import Detector
 from kvscope.monitor.detectors.judgement import Evidence, Judgement
 from kvscope.monitor.detectors.leak.connector_holds import connector_holds, connector_text
-from kvscope.monitor.detectors.leak.deferred_blocks import heard_s, kept, oldest_deferral_text, overdue_deferrals
+from kvscope.monitor.detectors.leak.deferred_blocks import (
+    heard_s,
+    kept,
+    oldest_deferral_text,
+    overdue_deferrals,
+    overdue_when_polled,
+)
+from kvscope.monitor.detectors.leak.finished_held import FinishedHeld
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.state.records import Deferral
@@ -32,7 +39,13 @@ class IdleNotPolled(Detector[Judgement]):
         if ledger.has_stream:
             holds = connector_holds(ledger)
             if holds.idle:
-                yield from self._judge_idle(ledger, settings, holds.sending)
+                held = {deferral.request for deferral in self._held_before(ledger, settings, holds.sending)}
+                sending = [deferral for deferral in holds.sending if deferral.request not in held]
+                yield from self._judge_idle(ledger, settings, sending)
+
+    def _held_before(self, ledger: EngineLedger, settings: Settings, sending: list[Deferral]) -> list[Deferral]:
+        """Those that the connector kept for too long while it was asked: leak.finished-held."""
+        return overdue_when_polled(ledger, sending, settings(FinishedHeld.grace_s))
 
     def _judge_idle(self, ledger: EngineLedger, settings: Settings, sending: list[Deferral]) -> Iterator[Judgement]:
         state = ledger.state
@@ -52,14 +65,14 @@ class IdleNotPolled(Detector[Judgement]):
             verdict="likely" if state.damaged else "confirmed",
             pending=pending or state.damaged,
             since_ns=ledger.wall(state.heartbeat.at_ns) - round(unpolled * 1e9),
-            position=at(ledger.polled_at),
+            position=at(ledger.beats.polled_at),
             requests=held.ids,
             blocks=tuple(held.blocks),
             evidence=(
                 Evidence("requests_held", count, "requests", position=at(*held.kept_at)),
                 Evidence("blocks_held", len(held.blocks), "blocks", position=at(*held.blocks_at)),
                 Evidence("share_of_pool", round(held.share, 4), "of the pool", position=at(*held.blocks_at)),
-                Evidence("since_last_poll_s", round(unpolled, 1), "s", position=at(ledger.polled_at)),
+                Evidence("since_last_poll_s", round(unpolled, 1), "s", position=at(ledger.beats.polled_at)),
                 Evidence(
                     "connector_polls", state.heartbeat.connector_polls, "polls", position=at(state.places.heartbeat)
                 ),

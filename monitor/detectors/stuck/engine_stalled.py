@@ -14,6 +14,7 @@ from kvscope.monitor.detectors.detector import Causes, Detector
 from kvscope.monitor.detectors.judgement import Evidence, Judgement, Verdict
 from kvscope.monitor.detectors.stuck.rank_steps import AFTER_S, last_step_ns
 from kvscope.monitor.detectors.stuck.sample_windows import last_window, moving_pause_s, seconds_apart
+from kvscope.monitor.detectors.stuck.stack_evidence import stack_evidence, stack_text
 from kvscope.monitor.detectors.stuck.stall_effects import NOTHING_MOVES
 from kvscope.monitor.detectors.stuck.waiting_requests import (
     LIVE_HEARTBEAT_S,
@@ -60,6 +61,10 @@ def _counts_at_the_end(ledger: EngineLedger) -> bool:
     """Whether tokens are counted only when their request ends, as SGLang does."""
     fact = ledger.facts.get("exposition")
     return fact is not None and fact.value == "sglang"
+
+
+PROCESS_LIVES: Final = "The process lives: its event stream's own thread still answers."
+NOTHING_HEARD: Final = "Nothing at all has been heard of the process"
 
 
 class EngineStalled(Detector[Judgement]):
@@ -118,7 +123,10 @@ class EngineStalled(Detector[Judgement]):
 
     def _from_stream(self, ledger: EngineLedger, settings: Settings, living: Living) -> Iterator[Judgement]:
         """Whether the whole engine stands still."""
-        state, at, running, waiting = ledger.state, ledger.at, living.running, living.waiting
+        state, at = ledger.state, ledger.at
+        # A request in no queue is no work for the scheduler: it is stuck.lost-request.
+        running = [record for record in living.running if not record.not_queued_ns]
+        waiting = [record for record in living.waiting if not record.not_queued_ns]
         in_flight = steps_in_flight(ledger)
         if state.stopped_ns or not (running or waiting or in_flight):
             return
@@ -130,13 +138,15 @@ class EngineStalled(Detector[Judgement]):
             allowed = max(grace, self._expected_s(ledger, settings, step))
             since = step.since_ns
             what = f"step {step.step} ({counted(step.tokens, 'token')}) was launched and has not completed"
-        elif heard and (ledger.passes_advanced or not ledger.heartbeats):
+        elif state.mode:
+            return  # its operator has paused it, or put it to sleep
+        elif heard and (ledger.beats.passes_advanced or not ledger.beats.count):
             return  # the scheduler looks and finds nothing that it may run (or we came too late to tell): no stall
         elif heard and not running and all(is_outside(record) for record in waiting):
             return  # what they wait for will wake it
         else:
             allowed = grace
-            since = max(state.now_ns, _last_progress(running))
+            since = max(state.now_ns, _last_progress(running), ledger.looked_ns)
             what = "no step was launched though there is work"
         since_at = at(step.at) if step else at(state.places.completed, state.places.moved)
         age = ledger.age_s(since)
@@ -145,12 +155,7 @@ class EngineStalled(Detector[Judgement]):
         if age < allowed / 2:
             return
         verdict: Verdict = "confirmed" if heard and not state.damaged else "likely"
-        if heard:
-            alive = "The process lives: its event stream's own thread still answers."
-        else:
-            alive = (
-                f"Nothing at all has been heard of the process for {duration(silent_s)}: it is frozen, dead or cut off."
-            )
+        alive = PROCESS_LIVES if heard else f"{NOTHING_HEARD} for {duration(silent_s)}: it is frozen, dead or cut off."
         yield Judgement(
             code=self.code,
             engine=ledger.engine,
@@ -159,10 +164,14 @@ class EngineStalled(Detector[Judgement]):
             since_ns=ledger.wall(since),
             position=since_at,
             requests=tuple(record.id for record in (*running, *waiting)),
-            evidence=_stall_evidence(ledger, living, step, age, allowed, since_at),
+            evidence=(
+                *_stall_evidence(ledger, living, step, age, allowed, since_at),
+                *stack_evidence(ledger, since),
+            ),
             explanation=(
                 f"Since {clock_time(ledger.wall(since))} ({duration(age)}) {what}, with"
                 f" {counted(len(running), 'request')} running and {len(waiting):,} waiting. {alive}"
+                f"{stack_text(state, since)}"
             ),
             do_now=STALLED_DO_NOW,
             change=STALLED_CHANGE,

@@ -28,7 +28,7 @@ def _engine_sleeps(ledger: EngineLedger, living: Living) -> bool:
     """Return whether the engine's own thread does nothing: its heart beats, and no step runs and no pass is made."""
     beat = ledger.state.heartbeat
     idle = beat is not None and beat.step_in_flight < 0 and not living.running
-    return idle and ledger.heartbeats > 0 and not ledger.passes_advanced
+    return idle and ledger.beats.count > 0 and not ledger.beats.passes_advanced
 
 
 def _not_noticed(ledger: EngineLedger, record: RequestState) -> bool:

@@ -15,7 +15,7 @@ from kvscope.monitor.detectors.stuck.waiting_requests import (
     since_text,
 )
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
-from kvscope.monitor.events.kinds import Status
+from kvscope.monitor.events.kinds import Cause, Status
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.state.records import RequestState
 from kvscope.monitor.text import duration
@@ -36,7 +36,12 @@ class GrammarWait(Detector[Judgement]):
         """Yield the requests whose grammar takes too long."""
         if ledger.has_stream:
             waiting = living_requests(ledger).waiting
-            grammars = [r for r in waiting if r.status == Status.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR]
+            # With another cause its grammar is there, and the scheduler has not reached the request.
+            grammars = [
+                record
+                for record in waiting
+                if record.status == Status.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR and record.cause == Cause.GRAMMAR
+            ]
             if grammars:
                 yield from self._from_stream(ledger, settings, grammars)
 

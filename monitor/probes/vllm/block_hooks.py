@@ -49,14 +49,14 @@ class BlockHooks:
             request_id, group = known["request_id"], known["self"].kv_cache_group_id
         else:
             who = caller(self._state.scheduler)
-            if who is None:
-                self._emitter.count_missed()
+            if who is None or who[0] not in self._state.numbers:
+                self._pin([block.block_id for block in blocks], handed_out=True)
                 return
             request_id, group, _ = who
             if gives(frame):
                 self._giver = frame.f_code
         if request_id not in self._state.numbers:
-            self._emitter.count_missed()
+            self._pin([block.block_id for block in blocks], handed_out=True)
             return
         self._state.gave_blocks.append(request_id)
         self._notes.append((ALLOCATED, request_id, blocks, group))
@@ -67,36 +67,61 @@ class BlockHooks:
             return
         who = caller(self._state.scheduler)
         if who is None or who[0] not in self._state.numbers:
-            self._emitter.count_missed()
+            self._pin(ids)
             return
         request_id, group, _ = who
         self._state.gave_blocks.append(request_id)
         self._emitter.stamped.reused(self._state.numbers[request_id], ids, group)
+
+    def _pin(self, ids: list[int], *, handed_out: bool = False) -> None:
+        """Something other than a request takes references: a connector, or another plugin."""
+        if handed_out:
+            self._emitter.write_evicted(ids, Evict.INVALIDATED)
+        for block in ids:
+            self._state.pins[block] = self._state.pins.get(block, 0) + 1
+        self._emitter.stamped.pinned(ids)
 
     def _released(
         self, ordered_blocks: Iterable[Any], *rest: Any, **more: Any
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         blocks = list(ordered_blocks)  # it may be read only once
         pool = self._state.pool
-        ids = [b.block_id for b in blocks if not b.is_null and getattr(b, "pool", pool) in (pool, None)]
-        if ids:
+        freed = [b for b in blocks if not b.is_null and getattr(b, "pool", pool) in (pool, None)]
+        if freed:
             self._emitter.write_notes()
             who = caller(self._state.scheduler)
             if who is None or who[0] not in self._state.numbers:
-                self._reclaimed(ids)
+                self._released_by_others(freed)
             else:
                 request_id, group, function = who
                 by_window = Release.OUT_OF_WINDOW if function != "free" else Release.ROLLED_BACK
                 reason = self._state.release_reason or by_window
+                ids = [block.block_id for block in freed]
                 self._emitter.stamped.released(self._state.numbers[request_id], ids, reason, group)
         return (blocks, *rest), more
 
-    def _reclaimed(self, ids: list[int]) -> None:
-        for reason, block in [(self._take_detached(block), block) for block in ids]:
-            if reason is None:
-                self._emitter.count_missed()
-            else:
+    def _released_by_others(self, blocks: Sequence[Any]) -> None:
+        """No cache manager frees these: the scheduler behind a fence, a connector its pins, or someone by mistake."""
+        times: dict[int, int] = {}
+        for one in blocks:
+            block: int = one.block_id
+            before = times.get(block, 0)
+            times[block] = before + 1
+            if (reason := self._take_detached(block)) is not None:
                 self._emitter.stamped.reclaimed([block], reason)
+            elif self._take_pin(block):
+                self._emitter.stamped.unpinned([block])
+            elif one.ref_cnt - before > self._state.named_references(block):
+                self._emitter.count_missed()  # a reference that vLLM took without the pool, as for a copy on write
+            else:
+                self._emitter.stamped.released(NO_REQUEST, [block], Release.ROLLED_BACK)
+
+    def _take_pin(self, block: int) -> bool:
+        pins = self._state.pins
+        count = pins.pop(block, 0)
+        if count > 1:
+            pins[block] = count - 1
+        return count > 0
 
     def _take_detached(self, block: int) -> Release | None:
         detached = self._state.detached
@@ -142,6 +167,9 @@ class BlockHooks:
             self._emitter.expire_time()
             self._emitter.write_evicted(list(self._emitter.hashes), Evict.RESET)
 
-    def _unpinned(self, *_args: Any, **_kwargs: Any) -> None:
-        """A connector's own references: whose they are is not known, so only the audits show them."""
-        self._emitter.count_missed()
+    def _unpinned(self, blocks: Iterable[Any], *rest: Any, **more: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """A connector gives references back, and may still read the blocks until they are reused."""
+        given = list(blocks)  # it may be read only once
+        self._emitter.write_notes()
+        self._released_by_others(given)
+        return (given, *rest), more

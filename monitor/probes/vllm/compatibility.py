@@ -98,7 +98,9 @@ HOOKS: Final = (
     Hook(SCHEDULER, "finish_requests", (), "the time of aborts"),
     Hook(SCHEDULER, "_handle_stopped_request", ("request",), "streaming sessions that wait", since="0.16"),
     Hook(SCHEDULER, "_update_from_kv_xfer_finished", (), "ends of remote loads"),
+    Hook(SCHEDULER, "set_pause_state", ("pause_state",), "pauses", since="0.16"),
     Hook(SCHEDULER, "shutdown", (), "the end of the engine"),
+    Hook(MANAGER, "get_computed_blocks", ("request",), "exact needs of waiting requests"),
     Hook(MANAGER, "pop_blocks_for_free", ("request",), "blocks that wait for a step in flight", since="0.24"),
     Hook(POOL, "get_new_blocks", (), "blocks handed out", True),
     Hook(POOL, "touch", ("blocks",), "prefix hits", True),
@@ -108,7 +110,7 @@ HOOKS: Final = (
     Hook(POOL, "evict_blocks", ("block_ids",), "prefixes that a failed load made invalid", since="0.13"),
     Hook(POOL, "cache_partial_block", (), "blocks cached in part", since="0.24"),
     Hook(POOL, "move_block_hashes", ("src_block", "dst_block"), "prefixes that move to another block", since="0.26"),
-    Hook(POOL, "unpin_blocks", (), "that a connector gave back blocks it had pinned", since="0.30"),
+    Hook(POOL, "unpin_blocks", ("blocks",), "that a connector gave back blocks it had pinned", since="0.30"),
 )
 
 

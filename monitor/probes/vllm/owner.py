@@ -20,7 +20,11 @@ Caller: TypeAlias = tuple[str, int, str]
 
 
 def caller(scheduler: object) -> Caller | None:
-    """Who called the hooked method: None if the scheduler did itself, or nobody that knows a request."""
+    """Who called the hooked method: None if the scheduler did itself, or nobody that manages a request's blocks.
+
+    Only cache managers and their coordinator own blocks for a request. A connector may have a `request` too, whose
+    blocks it pins for itself.
+    """
     frame: FrameType | None = sys._getframe(3)  # beyond the hook and the wrapper: mostly the one that knows
     for _ in FRAMES:
         if frame is None:
@@ -32,12 +36,15 @@ def caller(scheduler: object) -> Caller | None:
             who = found.get("self")
             if who is scheduler:
                 return None
-            if argument == "request_id":
-                return found[argument], getattr(who, "kv_cache_group_id", 0), code.co_name
-            if argument == "request":
-                return found[argument].request_id, getattr(who, "kv_cache_group_id", 0), code.co_name
+            if argument != "self" and _manages_blocks(who):
+                request_id = found[argument] if argument == "request_id" else found[argument].request_id
+                return request_id, getattr(who, "kv_cache_group_id", 0), code.co_name
         frame = frame.f_back
     return None
+
+
+def _manages_blocks(who: object) -> bool:
+    return hasattr(who, "kv_cache_group_id") or hasattr(who, "single_type_managers") or hasattr(who, "coordinator")
 
 
 def gives(frame: FrameType) -> bool:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import sys
+import threading
 import time
 from typing import Any, Final
 
 from kvscope.monitor.events.event_log import EventLog
 from kvscope.monitor.probes.vllm.compatibility import HOOKS, problem
 from kvscope.monitor.probes.vllm.probe import Probe
-from kvscope.monitor.probes.vllm.vllm_description import served_model_name
-from kvscope.monitor.probes.vllm.worker_memory import bill
+from kvscope.monitor.probes.vllm.vllm_description import rank_of, served_model_name
+from kvscope.monitor.probes.vllm.worker_memory import bill, calling_executor
 from kvscope.monitor.publishing.publisher import Publisher, replay_endpoint_for
+from kvscope.monitor.publishing.stall_capture import StallCapture, stacks_enabled
 
 logger = logging.getLogger("vllm.kvscope")
 """Under vLLM's own, so that its format and its level are ours."""
@@ -64,19 +67,19 @@ def attach(scheduler: Any) -> tuple[Probe, Publisher]:
 
     Each data-parallel rank is on ports of its own. Raises NotPrivate and zmq.ZMQError for an address that cannot be.
     """
-    parallel = scheduler.vllm_config.parallel_config
-    rank: int = getattr(parallel, "data_parallel_index", parallel.data_parallel_rank)
+    rank, _ = rank_of(scheduler)
     events = of_rank(os.environ["KVSCOPE_EVENTS"], rank)
     replay = os.environ.get("KVSCOPE_REPLAY", "")
-    address = events.partition("://")[2]
+    thread = threading.get_ident()  # whoever makes the scheduler runs it
     log = EventLog(time)
     probe = Probe(scheduler, log, os.environ.get("KVSCOPE_HASH_KEY", "").encode())
     publisher = Publisher(
         log,
-        os.environ.get("KVSCOPE_ENGINE_ID") or f"{served_model_name(scheduler)}@{address}/{rank}",
+        engine_name(scheduler),
         probe.vitals,
         events=events,
         replay=of_rank(replay, rank) if replay else replay_endpoint_for(events),
+        stacks=StallCapture(log, lambda: thread, connector_paths(scheduler)) if stacks_enabled() else None,
     )
 
     def stop(*_args: Any, **_kwargs: Any) -> None:
@@ -84,19 +87,40 @@ def attach(scheduler: Any) -> tuple[Probe, Publisher]:
         publisher.close()
 
     probe.start()
-    _say_memory(probe)
+    _report_memory(probe)
     probe.hooks.wrap(scheduler, "shutdown", stop)
+    if (executor := calling_executor()) is not None:
+        probe.watch_sleep(executor)
     publisher.start()
     _attached.append((probe, publisher))
     logger.info("kvscope: events on %s, replay on %s", publisher.events_endpoint, publisher.replay_endpoint)
     return probe, publisher
 
 
-def _say_memory(probe: Probe) -> None:
+def engine_name(scheduler: Any) -> str:
+    """`SERVER/RANK`. All ranks of a server name it by the address of rank 0, or by KVSCOPE_ENGINE_ID.
+
+    An engine that is alone has its KVSCOPE_ENGINE_ID as it is.
+    """
+    rank, is_one_of_many = rank_of(scheduler)
+    if given := os.environ.get("KVSCOPE_ENGINE_ID"):
+        return f"{given}/{rank}" if is_one_of_many else given
+    address = os.environ["KVSCOPE_EVENTS"].partition("://")[2]
+    return f"{served_model_name(scheduler)}@{address}/{rank}"
+
+
+def connector_paths(scheduler: Any) -> set[str]:
+    """The files that the KV connector's classes are written in."""
+    kinds = type(getattr(scheduler, "connector", None)).__mro__
+    files = {getattr(sys.modules.get(kind.__module__), "__file__", None) for kind in kinds}
+    return {file for file in files if file}
+
+
+def _report_memory(probe: Probe) -> None:
     try:
         figures = bill(probe.scheduler)
     except Exception as error:
-        logger.warning("kvscope: what vLLM measured of its device's memory is not said: %r", error)
+        logger.warning("kvscope: what vLLM measured of its device's memory is not reported: %r", error)
         return
     if figures:
         probe.log.memory(figures)

@@ -29,6 +29,7 @@ from kvscope.monitor.probes.vllm.block_hooks import BlockHooks
 from kvscope.monitor.probes.vllm.emitter import Emitter
 from kvscope.monitor.probes.vllm.hooks import Hooks
 from kvscope.monitor.probes.vllm.probe_state import RESERVED_BLOCKS, ProbeState
+from kvscope.monitor.probes.vllm.queue_check import QueueCheck
 from kvscope.monitor.probes.vllm.request_hooks import RequestHooks
 from kvscope.monitor.probes.vllm.scheduler_hooks import SchedulerHooks
 from kvscope.monitor.probes.vllm.vllm_description import describe
@@ -52,15 +53,16 @@ class Probe:
         self.hooks = Hooks(self._emitter.drop_notes)
         requests = RequestHooks(self.state, self._emitter, clock)
         self._passes = SchedulerHooks(self.state, self._emitter, requests, clock)
+        self._queue_check = QueueCheck(self.state, log)
         self._hook_groups = (requests, self._passes, BlockHooks(self.state, self._emitter))
 
     def vitals(self) -> Vitals:
         """What heartbeats report, read from the drain thread. What the front end holds beyond is not known here."""
         launched = next(iter(tuple(self.state.launched)), None)
         running, waiting = len(self.scheduler.running), sum(len(queue) for queue in self.state.queues())
+        self._queue_check.check(running + waiting)
         step, since_ns = NO_STEP if launched is None else launched[1:3]
-        passes = self.state.step + self._passes.empty_passes
-        return Vitals(step, since_ns, running, waiting, running + waiting, self._passes.polls, passes)
+        return Vitals(step, since_ns, running, waiting, running + waiting, self._passes.polls, self._passes.passes)
 
     def start(self) -> None:
         """Report that the engine starts, and hook in."""
@@ -69,6 +71,11 @@ class Probe:
         self.flush()
         for group in self._hook_groups:
             group.wrap(self.hooks)
+
+    def watch_sleep(self, executor: Any) -> None:
+        """Report when the engine's executor is put to sleep and woken."""
+        self.hooks.wrap(executor, "sleep", after=self._passes.slept)
+        self.hooks.wrap(executor, "wake_up", after=self._passes.woken)
 
     def stop(self) -> None:
         """Report that it ends in good order."""

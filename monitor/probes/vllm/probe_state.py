@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from kvscope.monitor.events.kinds import Cause, Release, Status
+from kvscope.monitor.probes.vllm.blocks_needed import BlocksNeeded
 
 RESERVED_BLOCKS: Final = 1
 """vLLM's null block, which is block 0 and never handed out."""
@@ -45,6 +46,14 @@ class ProbeState:
         """Finished requests whose blocks the connector still needs, with their lease deadline (0: none)."""
         self.detached: dict[int, deque[tuple[int, Release]]] = {}
         """Blocks that wait for a step in flight to end: whose they were, and why they were freed."""
+        self.pins: dict[int, int] = {}
+        """How many references to a block something other than a request has taken."""
+        self.lookups: dict[str, tuple[tuple[Any, ...], int]] = {}
+        """What this pass found in the prefix cache for waiting requests: blocks of each group, and tokens."""
+        self.matches: dict[str, int | None] = {}
+        """How many tokens the connector would load for them; None while it cannot tell."""
+        self.popped: set[str] = set()
+        """Requests that this pass took from their queue: those still waiting were put back."""
         self.blocked: dict[str, Any] = {}
         """Requests that wait for something outside the scheduler."""
         self.preempted: set[str] = set()
@@ -64,8 +73,8 @@ class ProbeState:
         self._names: dict[str, int] = {}
         self._next_number = itertools.count(1)
         self._managers = self.manager.coordinator.single_type_managers
-        self._block_sizes = [manager.block_size for manager in self._managers]
-        self._queue_names = [name for name in WAITING_QUEUES if hasattr(scheduler, name)]
+        self.needed = BlocksNeeded(scheduler)
+        self.queue_names = [name for name in WAITING_QUEUES if hasattr(scheduler, name)]
 
     def track(self, request_id: str) -> int:
         """Number a new request."""
@@ -87,16 +96,17 @@ class ProbeState:
     def queues(self) -> list[Any]:
         """The waiting queues that this release has, first served first."""
         scheduler = self.scheduler
-        return [getattr(scheduler, name) for name in self._queue_names]
+        return [getattr(scheduler, name) for name in self.queue_names]
 
     def blocks_of(self, request_id: str) -> list[int]:
         """The request's block table, of all KV cache groups."""
         tables = [manager.req_to_blocks.get(request_id, ()) for manager in self._managers]
         return [block.block_id for table in tables for block in table if not block.is_null]
 
-    def blocks_for(self, tokens: int) -> int:
-        """How many blocks so many tokens fill in all KV cache groups, windows not counted."""
-        return sum(-(-tokens // size) for size in self._block_sizes)
+    def named_references(self, block: int) -> int:
+        """How many references vLLM's own tables have to the block. It reads all tables: for rare cases."""
+        tables = (table for manager in self._managers for table in list(manager.req_to_blocks.values()))
+        return sum(one.block_id == block for table in tables for one in table)
 
     def computed(self, request: Any) -> int:
         """Tokens whose KV is there: vLLM counts what steps in flight compute too."""

@@ -58,8 +58,8 @@ class RequestHooks:
             prompt,
             request.max_tokens,
             request.priority,
-            state.blocks_for(prompt),
-            state.blocks_for(longest),
+            state.needed.from_scratch(prompt),
+            state.needed.from_scratch(longest),
         )
         trace = trace_context.parse((getattr(request, "trace_headers", None) or {}).get("traceparent"))
         if trace is not None:
@@ -128,7 +128,7 @@ class RequestHooks:
         state.preempted.discard(request_id)
         if request_id not in state.scheduler.requests:
             return
-        deadline = self._clock_ns() + self._lease_ns if self._lease_ns else 0
+        deadline = self._clock_ns() + self._lease_ns if self._lease_ns > 0 else self._lease_ns
         state.deferred[request_id] = deadline
         blocks = state.blocks_of(request_id)
         if blocks:
@@ -160,9 +160,9 @@ class RequestHooks:
             winner, tokens = found
             reason = Preempt.PRIORITY if request.priority > winner.priority else Preempt.KV_BLOCKS
             for_number = state.numbers[winner.request_id]
-            held = len(state.blocks_of(winner.request_id))
-            needed = max(1, state.blocks_for(winner.num_computed_tokens + tokens) - held)
-            emitter.stamped.allocation_failed(for_number, needed, state.free_queue.num_free_blocks)
+            free = state.free_queue.num_free_blocks
+            needed = max(free + 1, state.needed.to_grow(winner, tokens))
+            emitter.stamped.allocation_failed(for_number, needed, free)
             state.preempted_in_pass = True
         self.progressed([request])
         emitter.stamped.preempted(number, reason, for_number, blocks, request.num_computed_tokens)

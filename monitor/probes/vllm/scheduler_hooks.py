@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from kvscope.monitor.events.event_log import Clock
-from kvscope.monitor.events.kinds import Limit, Status
+from kvscope.monitor.events.kinds import EngineMode, Limit, Status
 from kvscope.monitor.probes.vllm.emitter import STEP_COMPLETED, STEP_LAUNCHED, WHOLE_STEP, Emitter
 from kvscope.monitor.probes.vllm.hooks import Hooks
 from kvscope.monitor.probes.vllm.probe_state import ProbeState, status_of
@@ -25,7 +25,6 @@ class SchedulerHooks:
 
     def __init__(self, state: ProbeState, emitter: Emitter, requests: RequestHooks, clock: Clock) -> None:
         self.empty_passes = 0
-        self.polls = 0
         self._state = state
         self._emitter = emitter
         self._requests = requests
@@ -43,6 +42,8 @@ class SchedulerHooks:
     def wrap(self, hooks: Hooks) -> None:
         """Hook in."""
         hooks.wrap(self._scheduler, "schedule", after=self._scheduled)
+        hooks.wrap(self._scheduler, "set_pause_state", after=self._paused)
+        self._causes.wrap(hooks)
         before = None if self._state.counts_in_flight else self._update
         hooks.wrap(self._scheduler, "update_from_output", before, self._updated)
 
@@ -78,18 +79,21 @@ class SchedulerHooks:
         for request_id in state.gave_blocks:
             if request_id not in scheduled and request_id in requests:
                 self._requests.block(requests[request_id])
-        for new in output.scheduled_new_reqs:
-            self._admit(new.req_id, scheduled)
+        admitted = [new.req_id for new in output.scheduled_new_reqs]
+        for request_id in admitted:
+            self._admit(request_id, scheduled)
         if state.preempted:
             for request_id in state.preempted & scheduled.keys():
                 # 0.10 by priority: a step may be launched with a request that was preempted to make room for it.
                 if status_of(requests[request_id]) == Status.RUNNING:
                     self._admit(request_id, scheduled)
+                    admitted.append(request_id)
         limit = Limit.NONE
         # The cheap question first: mostly all requests were given tokens.
         if len(scheduled) < len(self._numbers):
-            limit = self._causes.inspect(scheduled, output.total_num_scheduled_tokens)
-        state.gave_blocks.clear()
+            limit = self._causes.inspect(scheduled, output.total_num_scheduled_tokens, admitted)
+        for noted in (state.gave_blocks, state.lookups, state.matches, state.popped):
+            noted.clear()
         state.preempted_in_pass = self._emitter.timed = False
         self._emitter.eventful = bool(state.preempted or state.blocked or state.without_token)
         return limit, [self._numbers[request_id] for request_id in scheduled], [*scheduled.values()]
@@ -118,12 +122,41 @@ class SchedulerHooks:
         self._state.gave_blocks.clear()
         self._emitter.timed = False
 
+    @property
+    def passes(self) -> int:
+        """Calls of `schedule`."""
+        return self._state.step + self.empty_passes
+
+    @property
+    def polls(self) -> int:
+        """Passes in which a KV connector was asked: each carries its metadata to the workers, whose answer comes back.
+
+        The answer itself counts nothing: where the executor is in this process, one without news is None.
+        """
+        return self.passes if getattr(self._scheduler, "connector", None) is not None else 0
+
+    def _paused(self, _: None, pause_state: Any) -> None:
+        self._report_mode(EngineMode.__members__.get(pause_state.name, EngineMode.PAUSED_ALL))
+
+    def slept(self, _: Any) -> None:
+        """The executor has given its memory up."""
+        self._report_mode(EngineMode.ASLEEP)
+
+    def woken(self, _: Any) -> None:
+        """The executor has its memory, or a part of it, again."""
+        paused = getattr(self._scheduler, "_pause_state", None)
+        self._report_mode(EngineMode.__members__.get(getattr(paused, "name", ""), EngineMode.UNPAUSED))
+
+    def _report_mode(self, mode: EngineMode) -> None:
+        self._emitter.expire_time()
+        self._emitter.write_notes()
+        self._emitter.log.engine_mode(mode)
+        self._emitter.flush()  # no step may follow
+
     def _update(self, scheduler_output: Any, *_args: Any, **_kwargs: Any) -> None:
         self._state.updating = scheduler_output
 
-    def _updated(self, _: Any, scheduler_output: Any, model_runner_output: Any) -> None:
-        if model_runner_output.kv_connector_output is not None:
-            self.polls += 1
+    def _updated(self, _: Any, scheduler_output: Any, *_args: Any) -> None:
         if self._emitter.eventful:
             without_token = self._state.without_token
             for request_id in [i for i, request in without_token.items() if request.num_output_tokens]:

@@ -7,6 +7,7 @@ from itertools import count
 
 from kvscope.monitor.events.event_log import EventLog
 from kvscope.monitor.events.kinds import Holder, Status
+from kvscope.monitor.events.wire import PINS
 from kvscope.monitor.probes.vllm.probe_state import STATUS_BY_NAME, ProbeState
 
 BLOCKS_A_SLICE = 8
@@ -97,4 +98,9 @@ class Auditor:
                 holder=Holder.FENCE,
                 fence=self._state.step - 1,
                 detached=True,
+            )
+        if pins := [*self._state.pins]:
+            status = Status.FINISHED_STOPPED
+            self._log.audit_request(
+                PINS, "pinned", status, 0, 0, pins, holder=Holder.PIN, lease_deadline_ns=-1, detached=True
             )

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 from kvscope.monitor.events.description import EngineDescription, KVGroup
 
-LEASES = {
+LEASE_VARIABLES = {
     "nixl": "VLLM_NIXL_ABORT_REQUEST_TIMEOUT",
     "mooncake": "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT",
 }
-"""By a part of the connector's name: where vLLM has how long it keeps a finished request's blocks, in seconds. Later
-releases of NIXL's have a lease that its consumer renews; its end cannot be told in advance, so none is said."""
+"""By a part of the connector's name: where vLLM has how long it keeps a finished request's blocks, in seconds."""
+NO_LEASE, UNKNOWN_LEASE = 0, -1
 
 
 def describe(scheduler: Any) -> EngineDescription:
@@ -25,7 +26,7 @@ def describe(scheduler: Any) -> EngineDescription:
     return EngineDescription(
         engine="vllm",
         version=vllm.__version__,
-        model=str(model.model),
+        model=without_path(str(model.model)),
         served_model_name=served_model_name(scheduler),
         device=str(getattr(config.device_config, "device_type", "")),
         pid=os.getpid(),
@@ -50,10 +51,28 @@ def describe(scheduler: Any) -> EngineDescription:
 
 
 def served_model_name(scheduler: Any) -> str:
-    """The first name that clients may use."""
+    """The first name that clients may use; of a model in a local directory that has none, the directory's name."""
     model = scheduler.vllm_config.model_config
     names = getattr(model, "served_model_name", None) or model.model
-    return str(names if isinstance(names, str) else names[0])
+    name = str(names if isinstance(names, str) else names[0])
+    return Path(name).name if _is_path(name) else name
+
+
+def without_path(model: str) -> str:
+    """The model's public id; nothing of where it lies on this machine leaves the process."""
+    return "" if _is_path(model) else model
+
+
+def _is_path(model: str) -> bool:
+    return model.startswith(("/", ".", "~")) or os.path.isdir(model)
+
+
+def rank_of(scheduler: Any) -> tuple[int, bool]:
+    """The engine's data-parallel rank, and whether there are others: each rank of a dense model is configured alone."""
+    parallel = scheduler.vllm_config.parallel_config
+    rank: int = getattr(parallel, "data_parallel_index", parallel.data_parallel_rank)
+    local = getattr(parallel, "data_parallel_rank_local", None)
+    return rank, rank > 0 or parallel.data_parallel_size > 1 or local is not None
 
 
 def kv_connector(scheduler: Any) -> str:
@@ -63,14 +82,19 @@ def kv_connector(scheduler: Any) -> str:
 
 
 def lease_ns(scheduler: Any) -> int:
-    """How long the connector keeps a finished request's blocks unasked; 0: until it says that it is done."""
+    """How long the connector keeps a finished request's blocks unasked; UNKNOWN_LEASE if it does not show that.
+
+    NIXL leases that consumers renew (kv_lease_duration) end when renewals stop, which only the workers see.
+    """
     import vllm.envs
 
     name = kv_connector(scheduler).lower()
-    for part, variable in LEASES.items():
+    if not name:
+        return NO_LEASE
+    for part, variable in LEASE_VARIABLES.items():
         if part in name and (seconds := getattr(vllm.envs, variable, None)):
             return round(float(seconds) * 1e9)
-    return 0
+    return UNKNOWN_LEASE
 
 
 def _bytes_per_block(config: Any) -> int:

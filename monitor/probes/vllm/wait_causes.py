@@ -1,15 +1,34 @@
-"""Why the scheduler passed requests over in a pass, and what kept the step from being larger."""
+"""Why the scheduler passed requests over in a pass, and what kept the step from being larger.
+
+vLLM does not report its reasons. They follow from the order in which `schedule` checks them, from what the pass left
+behind, and from what it asked the cache and the connector for: hooks on those two calls note the answers. Whatever
+none of this explains is reported as unknown.
+"""
 
 from __future__ import annotations
 
+import heapq
 import itertools
-from collections import deque
 from collections.abc import Iterable
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, Final
 
-from kvscope.monitor.events.kinds import Cause, Limit
+from kvscope.monitor.events.kinds import Cause, Limit, Status
 from kvscope.monitor.probes.vllm.emitter import Emitter
-from kvscope.monitor.probes.vllm.probe_state import ProbeState
+from kvscope.monitor.probes.vllm.hooks import Hooks
+from kvscope.monitor.probes.vllm.probe_state import ProbeState, status_of
+
+MAX_INSPECTED: Final = 64
+"""Waiting requests that are inspected in a pass: those that can be skipped come first."""
+LIMIT_BY_CAUSE: Final = {
+    Cause.PREEMPTION_IN_STEP: Limit.KV,
+    Cause.KV_BLOCKS: Limit.KV,
+    Cause.TOKEN_BUDGET: Limit.TOKENS,
+    Cause.MAX_NUM_SEQS: Limit.SEQUENCES,
+    Cause.ENCODER: Limit.ENCODER,
+    Cause.PAUSED: Limit.PAUSED,
+    Cause.UNKNOWN: Limit.UNKNOWN,
+}
 
 
 class WaitCauses:
@@ -18,56 +37,143 @@ class WaitCauses:
     def __init__(self, state: ProbeState, emitter: Emitter) -> None:
         self._state = state
         self._emitter = emitter
-        scheduler = state.scheduler
-        self._max_running = scheduler.max_num_running_reqs
-        self._max_tokens = scheduler.max_num_scheduled_tokens
-        self._pauses = hasattr(scheduler, "_pause_state")
+        scheduler = self._scheduler = state.scheduler
+        self._slots: int = getattr(scheduler, "max_num_active_reqs", scheduler.max_num_running_reqs)
+        self._sessions_take_slots = hasattr(scheduler, "max_num_active_reqs")
+        self._max_tokens: int = scheduler.max_num_scheduled_tokens
+        lora = getattr(scheduler, "lora_config", None)
+        self._max_loras: int = lora.max_loras if lora else 0
+        self._by_priority = getattr(getattr(scheduler, "policy", None), "name", "") == "PRIORITY"
         self._shortage: tuple[str, int, int] | None = None
 
-    def inspect(self, scheduled: dict[str, int], tokens: int) -> Limit:
-        """Report the cause of each running request without tokens, and of the first waiting one that could run."""
-        state = self._state
-        scheduler = state.scheduler
-        if len(scheduled) < len(scheduler.running):
-            cause = Cause.TOKEN_BUDGET if tokens >= self._max_tokens else Cause.ZERO_TOKENS
-            for request in scheduler.running:
-                if request.request_id not in scheduled and not state.in_flight(request):
-                    self._pass_over(request, cause)
-        head = self._head()
-        if head is None:
-            return Limit.DEFERRED if any(state.queues()) else Limit.NONE
-        if state.preempted_in_pass:
-            self._pass_over(head, Cause.PREEMPTION_IN_STEP)
-            return Limit.KV
-        if self._pauses and scheduler._pause_state.name != "UNPAUSED":
-            self._pass_over(head, Cause.PAUSED)
-            return Limit.NONE
-        if tokens >= self._max_tokens:
-            self._pass_over(head, Cause.TOKEN_BUDGET)
-            return Limit.TOKENS
-        if len(scheduler.running) >= self._max_running:
-            self._pass_over(head, Cause.MAX_NUM_SEQS)
-            return Limit.SEQUENCES
-        needed = state.blocks_for(head.num_tokens) - len(state.blocks_of(head.request_id))
-        free = state.free_queue.num_free_blocks
-        if needed <= free and getattr(head, "has_encoder_inputs", False):
-            self._pass_over(head, Cause.ENCODER)
-            return Limit.ENCODER
-        if self._shortage != (head.request_id, needed, free):
-            self._shortage = head.request_id, needed, free
-            self._emitter.stamped.allocation_failed(state.numbers[head.request_id], needed, free)
-        self._pass_over(head, Cause.KV_BLOCKS)
-        return Limit.KV
+    def wrap(self, hooks: Hooks) -> None:
+        """Hook in."""
+        hooks.wrap(self._state.manager, "get_computed_blocks", after=self._looked_up)
+        hooks.wrap(self._state.manager, "get_computed_blocks_for_connector", after=self._looked_up)
+        for queue in self._state.queues():
+            hooks.wrap(queue, "pop_request", after=self._popped)
+        if getattr(self._scheduler, "connector", None) is not None:
+            hooks.wrap(self._scheduler.connector, "get_num_new_matched_tokens", after=self._matched)
 
-    def _head(self) -> Any:
-        """The first in the queues that does not wait for something else; only the very first under a priority."""
-        state = self._state
-        for queue in state.queues():
-            waiting: Iterable[Any] = itertools.islice(queue, 64) if isinstance(queue, deque) else _peek(queue)
-            for request in waiting:
-                if request.request_id not in state.blocked and request.request_id in state.numbers:
-                    return request
-        return None
+    def _looked_up(self, result: tuple[Any, ...], request: Any) -> None:
+        self._state.lookups[request.request_id] = result[0].blocks, result[1]
+
+    def _popped(self, request: Any) -> None:
+        self._state.popped.add(request.request_id)
+
+    def _matched(self, result: tuple[int | None, bool], request: Any) -> None:
+        self._state.matches[request.request_id] = result[0]
+
+    def inspect(self, scheduled: dict[str, int], tokens: int, admitted: list[str]) -> Limit:
+        """Report the cause of each request that was passed over and could have run, as far as the pass shows it.
+
+        scheduled: tokens by request id. tokens: their sum. admitted: who of them began to run in this pass.
+        """
+        scheduler = self._scheduler
+        if len(scheduled) < len(scheduler.running):
+            self._running_without_tokens(scheduled, tokens)
+        before = tokens - sum(scheduled.get(request_id, 0) for request_id in admitted)
+        closed = self._closed(before, len(scheduler.running) - len(admitted))
+        if self._state.blocked:
+            self._ready_but_not_seen(closed)
+        waiting = itertools.islice(self._waiting(), MAX_INSPECTED)
+        for request, holds_blocks in waiting:
+            request_id = request.request_id
+            if request_id in self._state.blocked or request_id not in self._state.numbers:
+                continue
+            if closed is not None and not (closed == Cause.PAUSED and holds_blocks and self._mode() == "PAUSED_NEW"):
+                self._pass_over(request, closed)
+                return LIMIT_BY_CAUSE[closed]
+            if request_id in self._state.popped:
+                self._pass_over(request, self._skipped(request, scheduled))
+                continue
+            cause = self._closed(tokens, len(scheduler.running)) or self._refused(request, tokens)
+            self._pass_over(request, cause)
+            return LIMIT_BY_CAUSE[cause]
+        return Limit.DEFERRED if any(self._state.queues()) else Limit.NONE
+
+    # ---------------------------------------------------------------- the causes, in the order of vLLM's checks
+
+    def _closed(self, tokens: int, running: int) -> Cause | None:
+        """Why a pass with so many tokens given and requests running takes no request from the queues."""
+        mode = self._mode()
+        if mode == "PAUSED_ALL":
+            return Cause.PAUSED
+        if self._state.preempted_in_pass:
+            return Cause.PREEMPTION_IN_STEP
+        if tokens >= self._max_tokens:
+            return Cause.TOKEN_BUDGET
+        if mode == "PAUSED_NEW":
+            return Cause.PAUSED
+        sessions = self._scheduler.num_waiting_for_streaming_input if self._sessions_take_slots else 0
+        return Cause.MAX_NUM_SEQS if running + sessions >= self._slots else None
+
+    def _mode(self) -> str:
+        mode = getattr(self._scheduler, "_pause_state", None)
+        return "UNPAUSED" if mode is None else str(mode.name)
+
+    def _skipped(self, request: Any, scheduled: dict[str, int]) -> Cause:
+        """Why the pass, which had taken this request from its queue, put it back and went on to the next."""
+        if getattr(request, "num_stale_output_tokens", 0) and not request.drop_stale_output:
+            return Cause.STEP_IN_FLIGHT
+        lora = getattr(request, "lora_request", None)
+        if self._max_loras and lora is not None:
+            running = [r for r in self._scheduler.running if r.request_id in scheduled and r.lora_request]
+            in_use = {r.lora_request.lora_int_id for r in running}
+            if len(in_use) >= self._max_loras and lora.lora_int_id not in in_use:
+                return Cause.LORA
+        return Cause.CONNECTOR if self._state.matches.get(request.request_id, 0) is None else Cause.UNKNOWN
+
+    def _refused(self, request: Any, tokens: int) -> Cause:
+        """Why the pass ended at this request, which it had considered."""
+        request_id = request.request_id
+        free = self._state.free_queue.num_free_blocks
+        hit = self._state.lookups.get(request_id, (self._state.needed.no_blocks, 0))
+        external = self._state.matches.get(request_id) or 0
+        needed = self._state.needed.to_admit(request, self._max_tokens - tokens, hit, external)
+        if needed > free:
+            if self._shortage != (request_id, needed, free):
+                self._shortage = request_id, needed, free
+                self._emitter.stamped.allocation_failed(self._state.numbers[request_id], needed, free)
+            return Cause.KV_BLOCKS
+        return Cause.ENCODER if getattr(request, "has_encoder_inputs", False) else Cause.UNKNOWN
+
+    def _running_without_tokens(self, scheduled: dict[str, int], tokens: int) -> None:
+        paused = self._mode() == "PAUSED_ALL"
+        for request in self._scheduler.running:
+            if request.request_id in scheduled or self._state.in_flight(request):
+                continue
+            if paused:
+                cause = Cause.PAUSED
+            elif tokens >= self._max_tokens:
+                cause = Cause.TOKEN_BUDGET
+            else:
+                cause = Cause.ENCODER if _waits_for_encoder(request) else Cause.ZERO_TOKENS
+            self._pass_over(request, cause)
+
+    def _ready_but_not_seen(self, closed: Cause | None) -> None:
+        """Those for whom what they wait for has come, and whom vLLM promotes only when it reaches them."""
+        fetched = getattr(self._scheduler, "finished_recving_kv_req_ids", ())
+        for request in list(self._state.blocked.values()):
+            status = status_of(request)
+            remote = status == Status.WAITING_FOR_REMOTE_KVS and request.request_id in fetched
+            if remote or (status == Status.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR and _has_grammar(request)):
+                self._pass_over(request, closed or Cause.BEHIND_HEAD)
+
+    # ---------------------------------------------------------------- the queues
+
+    def _waiting(self) -> Iterable[tuple[Any, bool]]:
+        """Waiting requests in the order in which the scheduler takes them, and whether they come from the queue of
+        those that hold blocks.
+        """
+        queues = dict(zip(self._state.queue_names, self._state.queues(), strict=True))
+        first = queues.pop("kv_holding_waiting", ())
+        yield from ((request, True) for request in first)
+        others = [queue for queue in queues.values() if queue]
+        if len(others) > 1 and self._by_priority:
+            yield from ((request, False) for request in heapq.merge(*others))
+        else:
+            yield from ((request, False) for queue in others for request in queue)
 
     def _pass_over(self, request: Any, cause: Cause) -> None:
         """A state, not an event a step: reported when the cause changes, and as the count doubles."""
@@ -79,5 +185,17 @@ class WaitCauses:
             self._emitter.stamped.not_scheduled(self._state.numbers[request.request_id], cause, times)
 
 
-def _peek(queue: Any) -> list[Any]:
-    return [queue.peek_request()] if queue else []
+def _waits_for_encoder(request: Any) -> bool:
+    """Whether an item of it is still to be encoded."""
+    computed: int = request.num_computed_tokens
+    for feature in getattr(request, "mm_features", None) or ():
+        place = feature.mm_position
+        if place.offset + place.length > computed:
+            return True
+    return False
+
+
+def _has_grammar(request: Any) -> bool:
+    """Whether its grammar is compiled or has failed to; asking vLLM would wait for it."""
+    grammar = getattr(request.structured_output_request, "_grammar", None)
+    return grammar.done() if isinstance(grammar, Future) else grammar is not None

@@ -38,11 +38,16 @@ def _worker(scheduler: Any) -> Any:
     """The one that the engine which calls has in this process; None if there are others, or none."""
     if scheduler.vllm_config.parallel_config.world_size != 1:
         return None
+    worker = getattr(getattr(calling_executor(), "driver_worker", None), "worker", None)
+    return worker if hasattr(worker, "model_runner") else None
+
+
+def calling_executor() -> Any:
+    """The executor of the engine that is being made by a caller; None if there is none."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if (executor := getattr(frame.f_locals.get("self"), "model_executor", None)) is not None:
-            worker = getattr(getattr(executor, "driver_worker", None), "worker", None)
-            return worker if hasattr(worker, "model_runner") else None
+            return executor
         frame = frame.f_back
     return None
 

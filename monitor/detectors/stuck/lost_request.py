@@ -1,0 +1,126 @@
+"""stuck.lost-request: unfinished requests that are in none of the scheduler's queues.
+
+The engine reports each by name (NOT_QUEUED) once it has missed it for some seconds. An engine that does not report
+that still gives the lengths of its queues with each heartbeat: where the ledger has more unfinished requests at several
+heartbeats in a row, some are lost, and those that have not moved since are the candidates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvscope.monitor.detectors.detector import Detector
+from kvscope.monitor.detectors.judgement import Evidence, Judgement
+from kvscope.monitor.detectors.stuck.waiting_requests import Living, living_requests
+from kvscope.monitor.detectors.thresholds import Settings, Threshold
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.state.records import RequestState
+from kvscope.monitor.text import clock_time, counted, duration, listed
+
+POINTS_AROUND_NS = 250_000_000
+"""A heartbeat and the events before it reach the ledger within so long of one another."""
+
+
+class LostRequest(Detector[Judgement]):
+    """Requests that the scheduler has lost."""
+
+    code = "stuck.lost-request"
+    severity = "error"
+    title = "Unfinished requests are in none of the scheduler's queues"
+    requires = ("stream",)
+    position = 292
+
+    heartbeats = Threshold(
+        5, "heartbeats", "events and heartbeats of a busy engine differ for milliseconds, not at so many in a row"
+    )
+
+    def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        """Yield the requests that no pass of the scheduler will reach."""
+        if not ledger.has_stream or ledger.state.stopped_ns:
+            return
+        living = living_requests(ledger)
+        reported = [record for record in (*living.running, *living.waiting) if record.not_queued_ns]
+        if reported:
+            yield self._judged(ledger, reported, len(reported), exact=True)
+            return
+        count = round(settings(self.heartbeats))
+        missing = self._missing(ledger, count)
+        if missing > 0:
+            candidates = _unmoved(ledger, living, list(ledger.beats.queue_lengths)[-count][0])
+            if len(candidates) >= missing:
+                named = candidates if len(candidates) == missing else []
+                yield self._judged(ledger, named, missing, exact=False)
+
+    def _missing(self, ledger: EngineLedger, heartbeats: int) -> int:
+        """The least by which the ledger's unfinished requests exceeded the queues' at each of the last heartbeats."""
+        beats = list(ledger.beats.queue_lengths)[-heartbeats:]
+        if len(beats) < heartbeats or ledger.state.damaged:
+            return 0
+        points = [point for point in list(ledger.points)[-200:] if point.at_ns >= beats[0][0] - POINTS_AROUND_NS]
+        least = 1 << 30
+        for at_ns, queued in beats:
+            near = [p.running + p.waiting for p in points if abs(p.at_ns - at_ns) <= POINTS_AROUND_NS]
+            least = min(least, min(near, default=queued) - queued)
+        return least
+
+    def _judged(self, ledger: EngineLedger, lost: list[RequestState], count: int, exact: bool) -> Judgement:
+        state, at = ledger.state, ledger.at
+        since_ns = min((record.since_ns for record in lost), default=0)
+        since = ledger.wall(since_ns) if since_ns else ledger.beats.queue_lengths[0][0]
+        blocks = sorted({block for record in lost for block in record.blocks})
+        beat = state.heartbeat
+        names = f" ({listed([record.id for record in lost])})" if lost else ""
+        holds = f" They hold {counted(len(blocks), 'block')}." if blocks else ""
+        return Judgement(
+            code=self.code,
+            engine=ledger.engine,
+            verdict="confirmed" if exact and not state.damaged else "likely",
+            pending=state.damaged,
+            since_ns=since,
+            position=at(*(record.not_queued_at for record in lost), state.places.heartbeat),
+            requests=tuple(record.id for record in lost),
+            blocks=tuple(blocks),
+            evidence=(
+                Evidence("requests_lost", count, "requests", position=at(*(record.since_at for record in lost))),
+                Evidence(
+                    "queued_in_engine",
+                    beat.running + beat.waiting if beat is not None else "not heard",
+                    "requests",
+                    position=at(state.places.heartbeat),
+                ),
+                Evidence("blocks_held", len(blocks), "blocks", position=at(state.places.pool)),
+            ),
+            explanation=(
+                f"{counted(count, 'unfinished request')}{names} {'is' if count == 1 else 'are'} in none of the"
+                f" scheduler's queues, since {clock_time(since)} at the latest ({duration(_age_s(ledger, since))}): no"
+                f" pass will reach {'it' if count == 1 else 'them'}, and the client waits.{holds} The engine's other"
+                " requests are not affected."
+            ),
+            do_now=(
+                f"Abort {'it' if count == 1 else 'them'} (close the connection) and send"
+                f" {'it' if count == 1 else 'them'} again: aborting frees the blocks.",
+            ),
+            change=(
+                "It is a defect of the engine, or of a plug-in that changes its queues: report it with a bundle"
+                " (monitor bundle TARGET FILE), and upgrade.",
+                "Give clients a timeout for the first token, and one retry.",
+            ),
+            wont_help=(
+                "Waiting, or lowering the load: the scheduler does not know of the request.",
+                "A larger pool: room is not what it waits for.",
+            ),
+            missing="" if exact else "the engine's own report of the requests in no queue, from a newer probe",
+        )
+
+
+def _unmoved(ledger: EngineLedger, living: Living, since_wall_ns: int) -> list[RequestState]:
+    """Requests that have neither moved nor progressed since then."""
+    waiting = [record for record in living.waiting if ledger.wall(record.since_ns) < since_wall_ns]
+    running = [
+        record for record in living.running if ledger.wall(max(record.since_ns, record.progressed_ns)) < since_wall_ns
+    ]
+    return [*waiting, *running]
+
+
+def _age_s(ledger: EngineLedger, since_wall_ns: int) -> float:
+    return max(0.0, (ledger.now_ns - since_wall_ns) / 1e9)
