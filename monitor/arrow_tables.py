@@ -22,9 +22,9 @@ def arrow_table(rows: Sequence[msgspec.Struct], kind: type[msgspec.Struct]) -> A
     Raises CannotTell where pyarrow is not installed.
     """
     pa = _pyarrow()
-    fields = _fields(kind)
+    fields = _struct_fields(kind)
     columns = {
-        name: pa.array([_value(getattr(row, name), info, name) for row in rows], _type(pa, info, name))
+        name: pa.array([_arrow_value(getattr(row, name), info, name) for row in rows], _arrow_type(pa, info, name))
         for name, info in fields.items()
     }
     return pa.table(columns)
@@ -39,7 +39,7 @@ def _pyarrow() -> Any:
 
 
 @functools.cache
-def _fields(kind: type[msgspec.Struct]) -> dict[str, inspect.Type]:
+def _struct_fields(kind: type[msgspec.Struct]) -> dict[str, inspect.Type]:
     info = inspect.type_info(kind)
     assert isinstance(info, inspect.StructType)
     return {field.name: _required(field.type) for field in info.fields}
@@ -53,7 +53,7 @@ def _required(info: inspect.Type) -> inspect.Type:
     return info
 
 
-def _type(pa: Any, info: inspect.Type, name: str) -> Any:
+def _arrow_type(pa: Any, info: inspect.Type, name: str) -> Any:
     match info:
         case inspect.StrType() if name in TIMES:
             return pa.timestamp("ns", "UTC")
@@ -68,15 +68,17 @@ def _type(pa: Any, info: inspect.Type, name: str) -> Any:
         case inspect.BytesType():
             return pa.binary()
         case inspect.CollectionType():
-            return pa.list_(_type(pa, _required(info.item_type), ""))
+            return pa.list_(_arrow_type(pa, _required(info.item_type), ""))
         case inspect.DictType() if not isinstance(info.value_type, inspect.AnyType):
-            return pa.map_(pa.string(), _type(pa, _required(info.value_type), ""))
+            return pa.map_(pa.string(), _arrow_type(pa, _required(info.value_type), ""))
         case inspect.StructType():
-            return pa.struct([(field, _type(pa, each, field)) for field, each in _fields(info.cls).items()])
+            return pa.struct(
+                [(field, _arrow_type(pa, each, field)) for field, each in _struct_fields(info.cls).items()]
+            )
     return pa.string()
 
 
-def _value(value: Any, info: inspect.Type, name: str) -> Any:
+def _arrow_value(value: Any, info: inspect.Type, name: str) -> Any:
     """Return a value as Arrow takes it."""
     if value is None:
         return None
@@ -84,11 +86,14 @@ def _value(value: Any, info: inspect.Type, name: str) -> Any:
         case inspect.StrType() if name in TIMES:
             return moment(value, 0)
         case inspect.CollectionType():
-            return [_value(each, _required(info.item_type), "") for each in value]
+            return [_arrow_value(each, _required(info.item_type), "") for each in value]
         case inspect.DictType() if not isinstance(info.value_type, inspect.AnyType):
-            return [(key, _value(each, _required(info.value_type), "")) for key, each in value.items()]
+            return [(key, _arrow_value(each, _required(info.value_type), "")) for key, each in value.items()]
         case inspect.StructType():
-            return {field: _value(getattr(value, field), each, field) for field, each in _fields(info.cls).items()}
+            return {
+                field: _arrow_value(getattr(value, field), each, field)
+                for field, each in _struct_fields(info.cls).items()
+            }
         case inspect.AnyType() | inspect.DictType():
             return msgspec.json.encode(value).decode()
     return value

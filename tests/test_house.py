@@ -109,6 +109,7 @@ REPEATED_BY_PROTOCOL = {
     "__all__": "kvscope",
     "__init__.py": "kvscope",
     "__main__.py": "kvscope",  # python -m
+    "view": "kvscope.dashboards.web.views",  # each page of the web app
     "add": "kvscope.monitor.commands",  # each command registers its parser
     "view": "kvscope.dashboards.web.views",  # each page of the web app
 }

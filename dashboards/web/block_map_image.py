@@ -15,17 +15,17 @@ from typing import Final, NamedTuple
 import numpy as np
 from PIL import Image
 
-from kvscope.dashboards.web.palette import SHADES, colour_of
+from kvscope.dashboards.web.palette import PALETTE_SHADES, colour_of
 from kvscope.monitor.schema import BLOCK_STATES, BlockColours, BlockMap
 
 MAX_CELLS: Final = 32_768
 
 # Palette entries, the least in need of attention first: max() of several blocks is the one to show.
-_BY_NAME: Final = {shade.state: shade for shade in SHADES}
+_COLOURS_BY_NAME: Final = {shade.state: shade for shade in PALETTE_SHADES}
 _ORDER: Final = ("reserved", "free", "cached-idle", "running", "waiting", "finished", "UNACCOUNTED")
 _RANK: Final = bytes(_ORDER.index(state) + 1 for state in BLOCK_STATES).ljust(256, b"\0")
-_COLOURS: Final = [component for state in _ORDER for component in _BY_NAME[state].rgb]
-_OPACITIES: Final = bytes(round(255 * _BY_NAME[state].opacity) for state in _ORDER)
+_COLOURS: Final = [component for state in _ORDER for component in _COLOURS_BY_NAME[state].rgb]
+_OPACITIES: Final = bytes(round(255 * _COLOURS_BY_NAME[state].opacity) for state in _ORDER)
 _NOTHING: Final = 0
 _VEILED: Final = 1
 _CLEAR: Final = 2
@@ -54,7 +54,7 @@ def picture(blocks: BlockMap) -> str:
     return _png(ranks, grid(blocks.total), [0, 0, 0, *_COLOURS], b"\0" + _OPACITIES)
 
 
-def coloured(blocks: BlockColours) -> str:
+def coloured_map(blocks: BlockColours) -> str:
     """The map by one of the blocks' properties, as a data URL: of several in a cell the highest value shows."""
     values = bytes(value + 1 for value in range(255)) + b"\xff"
     colours = [part for value in range(15 + 1) for part in colour_of(blocks.by, value)]

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from dash import dcc, html
 
-from kvscope.dashboards.web.links import Window
+from kvscope.dashboards.web.links import PageWindow
 from kvscope.dashboards.web.markup import aria, data
 from kvscope.dashboards.web.palette import css
 
@@ -35,7 +35,7 @@ class Trace(NamedTuple):
     """Whether anything but 0 is shown in red."""
 
 
-class Row(NamedTuple):
+class ChartRow(NamedTuple):
     """A row of a chart: its heading, its height, its traces. `top`: where its axis ends, if that is known."""
 
     name: str
@@ -45,7 +45,7 @@ class Row(NamedTuple):
     unit: str = ""
 
 
-class Mark(NamedTuple):
+class ChartMark(NamedTuple):
     """Something that happened at a moment: `kind` is a class of the style sheet."""
 
     at_ns: int
@@ -65,10 +65,10 @@ _MARKS: Final = {
 def over_time(
     name: str,
     moments_ns: Sequence[int],
-    rows: Sequence[Row],
-    window: Window,
+    rows: Sequence[ChartRow],
+    window: PageWindow,
     *,
-    marks: Sequence[Mark] = (),
+    marks: Sequence[ChartMark] = (),
     at_ns: int | None = None,
     says: str = "",
     times: tuple[str, str] = ("from", "to"),
@@ -100,7 +100,7 @@ def over_time(
         }
         top -= row.height_px + GAP_PX
     figure: dict[str, Any] = {
-        "data": [*traces, _marks(marks, len(rows) + 1)],
+        "data": [*traces, _chart_marks(marks, len(rows) + 1)],
         "layout": _layout(height, window, at_ns, marks),
     }
     figure["layout"] |= axes | {
@@ -115,13 +115,13 @@ def over_time(
         style={"height": f"{height}px"},
         **aria(label=says),
     )
-    return html.Div([_legend(name, rows, chosen), plot], className="chart")
+    return html.Div([_chart_legend(name, rows, chosen), plot], className="chart")
 
 
 _AXIS: Final = {"showline": False, "zeroline": False, "fixedrange": True, "ticks": "", "rangemode": "tozero"}
 
 
-def _most(row: Row) -> list[float]:
+def _most(row: ChartRow) -> list[float]:
     """The highest that the row reaches, of its bands together and of each line."""
     bands = [trace.values for trace in row.traces if trace.drawn == "band"]
     lines = [max(trace.values, default=0) for trace in row.traces if trace.drawn == "line"]
@@ -146,7 +146,7 @@ def _trace(trace: Trace, at: list[int], axis: str) -> dict[str, Any]:
     return drawn | {"stackgroup": axis, "fillcolor": colour, "line": {"width": 0, "shape": shape, "color": colour}}
 
 
-def _marks(marks: Sequence[Mark], row: int) -> dict[str, Any]:
+def _chart_marks(marks: Sequence[ChartMark], row: int) -> dict[str, Any]:
     return {
         "type": "scatter",
         "mode": "markers",
@@ -167,7 +167,7 @@ def _marks(marks: Sequence[Mark], row: int) -> dict[str, Any]:
     }
 
 
-def _layout(height: int, window: Window, at_ns: int | None, marks: Sequence[Mark]) -> dict[str, Any]:
+def _layout(height: int, window: PageWindow, at_ns: int | None, marks: Sequence[ChartMark]) -> dict[str, Any]:
     lines = [(mark.at_ns, _MARKS[mark.kind][1], "dot") for mark in marks if mark.kind in ("error", "warning")]
     if at_ns is not None:
         lines.append((at_ns, "rgb(128, 134, 146)", "solid"))
@@ -214,7 +214,7 @@ def _layout(height: int, window: Window, at_ns: int | None, marks: Sequence[Mark
     }
 
 
-def _legend(name: str, rows: Sequence[Row], chosen: int) -> html.Div:
+def _chart_legend(name: str, rows: Sequence[ChartRow], chosen: int) -> html.Div:
     number = 0
     parts: list[Any] = [html.P(["at ", html.Span("", **data(moment=""))], className="moment")]
     for row in rows:

@@ -9,7 +9,7 @@ from kvscope.monitor.schema import EngineView, RequestView
 from kvscope.monitor.text import duration
 
 
-def clock(at: str | None) -> str:
+def clock_text(at: str | None) -> str:
     """`14:02:11` of a time; `an unknown time` for None."""
     return at[11:19] if at else "an unknown time"
 
@@ -27,7 +27,7 @@ def sentence(text: str) -> str:
     return (text[:1].upper() + text[1:] if first.isalpha() else text).removesuffix(".") + "."
 
 
-def number(value: float | None, unit: str = "", none: str = "not exposed") -> str:
+def number_text(value: float | None, unit: str = "", none: str = "not exposed") -> str:
     """A figure with its unit; `none` for None, which is not 0."""
     if value is None:
         return none

@@ -7,14 +7,14 @@ from typing import Any
 
 from dash import html
 
-from kvscope.dashboards.web.display_text import age, clock
-from kvscope.dashboards.web.links import Place
+from kvscope.dashboards.web.display_text import age, clock_text
+from kvscope.dashboards.web.links import PagePlace
 from kvscope.dashboards.web.markup import and_more, block_links, event_link, headings, request_link
 from kvscope.dashboards.web.view import Here
 from kvscope.monitor.findings import FindingReport
 from kvscope.monitor.text import counted
 
-MOST_CULPRITS = 12
+MAX_CARD_CULPRITS = 12
 
 
 def cards(here: Here, findings: Sequence[FindingReport], in_full: int) -> list[Any]:
@@ -56,21 +56,21 @@ def marks(here: Here, finding: FindingReport) -> html.Div:
         html.Span(finding.verdict, className=f"verdict {finding.verdict}", title="how the verdict was reached"),
     ]
     if finding.since:
-        parts.append(html.Span(_when(here, finding), className="since"))
+        parts.append(html.Span(_card_time(here, finding), className="since"))
     if not here.place.view:
         parts.append(html.A(finding.engine, href=here.place.to("engine", engine=finding.engine), className="on"))
     return html.Div(parts, className="marks")
 
 
-def _when(here: Here, finding: FindingReport) -> str:
+def _card_time(here: Here, finding: FindingReport) -> str:
     """Since when, and for how long until now; or until when."""
     if finding.resolved_at:
-        return f"{clock(finding.since)} – {clock(finding.resolved_at)} UTC"
+        return f"{clock_text(finding.since)} – {clock_text(finding.resolved_at)} UTC"
     now = next((engine.at for engine in here.engines if engine.engine == finding.engine), None)
-    return f"since {clock(finding.since)} UTC, {age(finding.since, now)}"
+    return f"since {clock_text(finding.since)} UTC, {age(finding.since, now)}"
 
 
-def _body(place: Place, finding: FindingReport) -> list[Any]:
+def _body(place: PagePlace, finding: FindingReport) -> list[Any]:
     return [
         html.P(finding.explanation, className="explanation"),
         *culprits(place, finding),
@@ -103,7 +103,7 @@ def advice(finding: FindingReport) -> list[Any]:
     return [*parts, html.Div(columns, className="advice")]
 
 
-def culprits(place: Place, finding: FindingReport, most: int = MOST_CULPRITS) -> list[Any]:
+def culprits(place: PagePlace, finding: FindingReport, most: int = MAX_CARD_CULPRITS) -> list[Any]:
     """Who it is about, and what it brings about; links to them as they are at `place`."""
     rows = []
     requests, blocks = finding.culprits.requests, finding.culprits.blocks
@@ -114,13 +114,13 @@ def culprits(place: Place, finding: FindingReport, most: int = MOST_CULPRITS) ->
         links = block_links(place, finding.engine, blocks, most)
         rows += [html.Dt(counted(len(blocks), "block")), html.Dd(links)]
     for effect in finding.effects:
-        named = [request_link(place, finding.engine, name) for name in effect.requests[:MOST_CULPRITS]]
-        rest = and_more(len(effect.requests) - MOST_CULPRITS)
+        named = [request_link(place, finding.engine, name) for name in effect.requests[:MAX_CARD_CULPRITS]]
+        rest = and_more(len(effect.requests) - MAX_CARD_CULPRITS)
         rows += [html.Dt("effect"), html.Dd([html.Code(effect.code), " ", *named, *rest])]
     return [html.Dl(rows, className="culprits")] if rows else []
 
 
-def evidence(place: Place, finding: FindingReport) -> html.Table:
+def evidence(place: PagePlace, finding: FindingReport) -> html.Table:
     """The figures that it rests on, each with where it was read; a position leads to the pool as it was then."""
     rows = [
         html.Tr(

@@ -8,8 +8,8 @@ from typing import Any
 
 from dash import html
 
-from kvscope.dashboards.web.display_text import clock, sentence
-from kvscope.dashboards.web.links import Place, Window, rfc3339
+from kvscope.dashboards.web.display_text import clock_text, sentence
+from kvscope.dashboards.web.links import PagePlace, PageWindow, rfc3339
 from kvscope.dashboards.web.markup import aria, field, key
 from kvscope.dashboards.web.view import Here, open_findings
 from kvscope.dashboards.web.view_registry import TABLE, tab_of
@@ -18,7 +18,7 @@ from kvscope.monitor.text import counted, duration
 
 SPANS = (("now-1m", "last minute"), ("", "last 10 minutes"), ("now-1h", "last hour"), ("now-6h", "last 6 hours"))
 """What `from` can be with a click."""
-QUIET = {
+QUIET_STATUS = {
     "silent": "nothing was heard from {which} for {ago}. What is shown of it is as it was then",
     "stopped": "{which} has stopped. What is shown of it is as it was at the end",
     "gone": "{which} was not heard since the service began. What is shown of it is as it was last",
@@ -37,7 +37,7 @@ def title(here: Here) -> str:
     return f"{name} · {tab.label}" if tab else name
 
 
-def bar(here: Here, every_s: float = 0) -> list[Any]:
+def header_bar(here: Here, every_s: float = 0) -> list[Any]:
     """All of it, as it stands at the top of the page. `every_s`: the view is made anew only so often; 0: as often as
     one looks.
     """
@@ -46,7 +46,7 @@ def bar(here: Here, every_s: float = 0) -> list[Any]:
             [
                 html.A([html.Span(className="mark", **aria(hidden="true")), "kvscope"], href="/", className="brand"),
                 html.Nav(_engines(here), **aria(label="Engines")),
-                html.Div(_time(here), id="time"),
+                html.Div(_time_menu(here), id="time"),
                 html.Button("?", type="button", id="keys-button", title="Keys (?)", **aria(label="Keys")),
             ],
             className="row",
@@ -138,7 +138,7 @@ def _health(engine: EngineView, every_s: float) -> list[Any]:
             *slow,
         ]
     if engine.uncertain_since:
-        verdict = html.Span(f"not exact since {clock(engine.uncertain_since)} UTC", className="health unsure")
+        verdict = html.Span(f"not exact since {clock_text(engine.uncertain_since)} UTC", className="health unsure")
     else:
         verdict = html.Span("exact", className="health exact", title="every figure rests on every event")
     return [verdict, html.Span(", ".join(lost) or "nothing lost", className="lost"), *slow]
@@ -159,8 +159,8 @@ def alarms(here: Here, complaint: str) -> list[Any]:
                 className="banner fault",
             )
         )
-    if engine.status in QUIET:
-        told = QUIET[engine.status].format(which=which, ago=duration(engine.last_seen_s_ago))
+    if engine.status in QUIET_STATUS:
+        told = QUIET_STATUS[engine.status].format(which=which, ago=duration(engine.last_seen_s_ago))
         banners.append(html.P(html.Strong(sentence(told)), className="banner quiet"))
     return banners
 
@@ -168,7 +168,7 @@ def alarms(here: Here, complaint: str) -> list[Any]:
 # -------------------------------------------------------------------- time
 
 
-def _time(here: Here) -> list[Any]:
+def _time_menu(here: Here) -> list[Any]:
     """Live, or as it was at a moment; and how to look at another."""
     place, window = here.place, here.window
     parts: list[Any] = []
@@ -199,14 +199,14 @@ def _time(here: Here) -> list[Any]:
     menu = html.Details(
         [
             html.Summary(summary, className="button", **key("t", "choose the time"), title="Choose the time (t)"),
-            html.Div([_spans(place), _times(place, window)], className="drop"),
+            html.Div([_spans(place), _time_choices(place, window)], className="drop"),
         ],
         className="menu",
     )
     return [*parts, menu, html.Span(buttons, className="moves")]
 
 
-def _span_in_words(place: Place, window: Window) -> str:
+def _span_in_words(place: PagePlace, window: PageWindow) -> str:
     named = dict(SPANS).get(place.since)
     return named or f"last {duration(window.seconds)}"
 
@@ -215,15 +215,15 @@ def _past_in_words(here: Here) -> str:
     """The moment, or the window; days where they are not that of the engine's now."""
 
     def then(at: str) -> str:
-        return clock(at) if here.engine.at and at[:10] == here.engine.at[:10] else f"{at[:10]} {clock(at)}"
+        return clock_text(at) if here.engine.at and at[:10] == here.engine.at[:10] else f"{at[:10]} {clock_text(at)}"
 
     if here.place.at:
         return f"at {then(here.place.at)} UTC" if "T" in here.place.at else f"at {here.place.at}"
     since, until = here.window.since, here.window.until
-    return f"{then(since)} – {clock(until) if since[:10] == until[:10] else then(until)} UTC"
+    return f"{then(since)} – {clock_text(until) if since[:10] == until[:10] else then(until)} UTC"
 
 
-def _spans(place: Place) -> html.Ul:
+def _spans(place: PagePlace) -> html.Ul:
     return html.Ul(
         [
             html.Li(
@@ -238,7 +238,7 @@ def _spans(place: Place) -> html.Ul:
     )
 
 
-def _times(place: Place, window: Window) -> html.Form:
+def _time_choices(place: PagePlace, window: PageWindow) -> html.Form:
     """A form that goes where a link would: empty fields are left out of the address."""
     hidden = [("engine", place.engine), ("id", place.id), *place.more]
     fields: list[Any] = [field("hidden", name, value) for name, value in hidden if value]

@@ -7,22 +7,22 @@ from typing import Any
 
 from dash import html
 
-from kvscope.dashboards.web.display_text import clock, family_of, reason_of, sentence
-from kvscope.dashboards.web.links import Place
+from kvscope.dashboards.web.display_text import clock_text, family_of, reason_of, sentence
+from kvscope.dashboards.web.links import PagePlace
 from kvscope.dashboards.web.markup import block_links, dot, request_link
 from kvscope.monitor.schema import BlockDetail, EventHistoryEntry, RequestDetail
 from kvscope.monitor.text import counted, duration
 
-MOST_LINES = 200
+MAX_HISTORY_LINES = 200
 MOST_SPANS = 60
 
 
-def of_request(place: Place, detail: RequestDetail) -> list[Any]:
+def of_request(place: PagePlace, detail: RequestDetail) -> list[Any]:
     """A request: its state, its cost, its blocks, its life."""
     request, engine = detail.request, detail.engine
     reason = reason_of(request)
     facts = [
-        ("For", f"{duration(request.for_s)}, since {clock(request.since)} UTC"),
+        ("For", f"{duration(request.for_s)}, since {clock_text(request.since)} UTC"),
         ("Prompt", counted(request.prompt_tokens, "token")),
         ("From the prefix cache", counted(request.hit_tokens, "token")),
         ("Computed", counted(request.computed_tokens, "token")),
@@ -33,7 +33,7 @@ def of_request(place: Place, detail: RequestDetail) -> list[Any]:
     if request.client_gone:
         facts.append(("Client", "has gone away"))
     parts: list[Any] = [
-        *_head(place, "Request", request.id),
+        *_panel_head(place, "Request", request.id),
         html.P(
             [dot(family_of(request)), request.state, html.Code(reason) if reason else ""],
             className="state",
@@ -47,19 +47,19 @@ def of_request(place: Place, detail: RequestDetail) -> list[Any]:
             html.P(links, className="blocks"),
             html.P(html.A("Show them on the block map", href=place.to("blocks", engine=engine, id=request.id))),
         ]
-    return parts + _story(detail.event_history, detail.event_history_complete)
+    return parts + _event_history(detail.event_history, detail.event_history_complete)
 
 
-def of_block(place: Place, detail: BlockDetail) -> list[Any]:
+def of_block(place: PagePlace, detail: BlockDetail) -> list[Any]:
     """A block: what it is, why, and its life."""
     return [
-        *_head(place, "Block", f"{detail.block:,}"),
+        *_panel_head(place, "Block", f"{detail.block:,}"),
         *_what_it_is(place, detail),
-        *_story(detail.event_history, whole=True),
+        *_event_history(detail.event_history, whole=True),
     ]
 
 
-def pointed(place: Place, detail: BlockDetail) -> list[Any]:
+def pointed(place: PagePlace, detail: BlockDetail) -> list[Any]:
     """A block in a few lines, for who points at it."""
     return [html.H3(f"Block {detail.block:,}"), *_what_it_is(place, detail)]
 
@@ -70,17 +70,17 @@ def point_here() -> list[Any]:
     return [html.P(hint, className="note")]
 
 
-def unknown(place: Place, message: str) -> list[Any]:
+def unknown(place: PagePlace, message: str) -> list[Any]:
     """There is no such thing here (any more)."""
-    return [*_head(place, "Not known", ""), html.P(sentence(message), className="note")]
+    return [*_panel_head(place, "Not known", ""), html.P(sentence(message), className="note")]
 
 
-def _head(place: Place, kind: str, name: str) -> list[Any]:
+def _panel_head(place: PagePlace, kind: str, name: str) -> list[Any]:
     close = html.A("Close", href=place.to(f"{place.view}s"), className="close", title="Close (Escape)")
     return [html.Div([html.H2([f"{kind} ", html.Span(name, className="id")]), close], className="head")]
 
 
-def _what_it_is(place: Place, detail: BlockDetail) -> list[Any]:
+def _what_it_is(place: PagePlace, detail: BlockDetail) -> list[Any]:
     owners: list[Any] = [request_link(place, detail.engine, owner) for owner in detail.owners]
     cached = " · in the prefix cache" if detail.hashed else ""
     what: list[Any] = [
@@ -94,13 +94,15 @@ def _what_it_is(place: Place, detail: BlockDetail) -> list[Any]:
     ]
 
 
-def _story(lines: Sequence[EventHistoryEntry], whole: bool) -> list[Any]:
+def _event_history(lines: Sequence[EventHistoryEntry], whole: bool) -> list[Any]:
     parts: list[Any] = [html.H3("Story")]
     if not lines:
         return [*parts, html.P("Nothing in the events that are kept here tells of it.", className="note")]
     if not whole:
         parts.append(html.P("It begins before the events that are kept here.", className="note"))
-    if len(lines) > MOST_LINES:
-        parts.append(html.P(f"The last {MOST_LINES} of {len(lines):,} lines.", className="note"))
-    told = [html.Li([html.Time(clock(line.at), dateTime=line.at), line.text]) for line in lines[-MOST_LINES:]]
+    if len(lines) > MAX_HISTORY_LINES:
+        parts.append(html.P(f"The last {MAX_HISTORY_LINES} of {len(lines):,} lines.", className="note"))
+    told = [
+        html.Li([html.Time(clock_text(line.at), dateTime=line.at), line.text]) for line in lines[-MAX_HISTORY_LINES:]
+    ]
     return [*parts, html.Ol(told, className="story")]

@@ -20,11 +20,11 @@ from kvscope.monitor.errors import BadTime
 DEFAULT_S: Final = 600.0
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _RELATIVE: Final = re.compile(r"now(?:-(\d{1,6})([smhd]))?")
-_POSITION: Final = re.compile(r"\d+/\d+(/\d+)?")
-_NAMES: Final = {"engine": "engine", "from": "since", "to": "until", "at": "at", "id": "id"}
+_STREAM_POSITION: Final = re.compile(r"\d+/\d+(/\d+)?")
+_PARAMETERS: Final = {"engine": "engine", "from": "since", "to": "until", "at": "at", "id": "id"}
 
 
-class Window(NamedTuple):
+class PageWindow(NamedTuple):
     """A stretch of time, in wall ns; `live` if it ends now and moves on."""
 
     since_ns: int
@@ -47,7 +47,7 @@ class Window(NamedTuple):
         return (self.until_ns - self.since_ns) / 1e9
 
 
-class Place(NamedTuple):
+class PagePlace(NamedTuple):
     """An address, taken apart. Empty: the overview, the engine worst off, the last ten minutes, now, nothing chosen."""
 
     view: str = ""
@@ -61,7 +61,7 @@ class Place(NamedTuple):
     def to(self, view: str, **changes: str) -> str:
         """The address of another view, of the same engine and time but for what `changes` says (empty: without it)."""
         kept = {"engine": self.engine, "from": self.since, "to": self.until, "at": self.at}
-        asked = {name: value for name, value in (kept | _named(changes)).items() if value}
+        asked = {name: value for name, value in (kept | _named_parameters(changes)).items() if value}
         return f"/{view}" + (f"?{urlencode(asked)}" if asked else "")
 
     def but(self, **changes: str) -> str:
@@ -77,24 +77,24 @@ class Place(NamedTuple):
         """Whether what it shows goes on changing."""
         return not self.at and (not self.until or _RELATIVE.fullmatch(self.until) is not None)
 
-    def window(self, now_ns: int) -> Window:
+    def window(self, now_ns: int) -> PageWindow:
         """What its times mean when it is `now_ns`. Raises BadTime."""
-        if self.at and not (self.since or self.until) and not _POSITION.fullmatch(self.at):
+        if self.at and not (self.since or self.until) and not _STREAM_POSITION.fullmatch(self.at):
             at_ns, half_ns = wall_ns(self.at, now_ns), round(DEFAULT_S / 2 * 1e9)
-            return Window(at_ns - half_ns, min(at_ns + half_ns, max(now_ns, at_ns)), False)
+            return PageWindow(at_ns - half_ns, min(at_ns + half_ns, max(now_ns, at_ns)), False)
         until_ns = wall_ns(self.until, now_ns) if self.until else now_ns
         since_ns = wall_ns(self.since, now_ns) if self.since else until_ns - round(DEFAULT_S * 1e9)
         if since_ns >= until_ns:
             raise BadTime(f"from={self.since} is not before to={self.until or 'now'}")
-        return Window(since_ns, until_ns, self.is_live)
+        return PageWindow(since_ns, until_ns, self.is_live)
 
 
-def place_of(address: str) -> Place:
+def place_of(address: str) -> PagePlace:
     """Where an address leads. One that has no view is given its own path: that there is no such view is said there."""
     parts = urlsplit(address)
     asked = {name: value for name, value in parse_qsl(parts.query) if value and name != "token"}
-    known = {field: asked.pop(name) for name, field in _NAMES.items() if name in asked}
-    return Place(parts.path.strip("/"), **known, more=tuple(sorted(asked.items())))
+    known = {field: asked.pop(name) for name, field in _PARAMETERS.items() if name in asked}
+    return PagePlace(parts.path.strip("/"), **known, more=tuple(sorted(asked.items())))
 
 
 def wall_ns(text: str, now_ns: int) -> int:
@@ -125,7 +125,7 @@ def rfc3339(ns: int) -> str:
     return at.isoformat(timespec="milliseconds" if ns // 1_000_000 % 1000 else "seconds").replace("+00:00", "Z")
 
 
-def _named(changes: dict[str, str]) -> dict[str, str]:
+def _named_parameters(changes: dict[str, str]) -> dict[str, str]:
     """Fields of a Place by the names that addresses have for them."""
-    names = {field: name for name, field in _NAMES.items()}
+    names = {field: name for name, field in _PARAMETERS.items()}
     return {names.get(field, field): value for field, value in changes.items()}

@@ -12,7 +12,7 @@ from typing import Any
 from dash import dcc, html
 
 from kvscope.dashboards.web.display_text import spans
-from kvscope.dashboards.web.links import Place
+from kvscope.dashboards.web.links import PagePlace
 
 
 def aria(**names: str) -> dict[str, Any]:
@@ -49,12 +49,12 @@ def dot(family: str) -> html.Span:
     return html.Span(className=f"dot {family}", **aria(hidden="true"))
 
 
-def request_link(place: Place, engine: str, name: str) -> html.A:
+def request_link(place: PagePlace, engine: str, name: str) -> html.A:
     """A request's name, which leads to its story."""
     return html.A(name, href=place.to("request", engine=engine, id=name), className="id")
 
 
-def block_links(place: Place, engine: str, blocks: Sequence[int], most: int) -> list[Any]:
+def block_links(place: PagePlace, engine: str, blocks: Sequence[int], most: int) -> list[Any]:
     """Block ids as links, an unbroken run of them as one; at most so many, and how many more there are."""
     runs = spans(blocks)
     links: list[Any] = [
@@ -68,7 +68,7 @@ def block_links(place: Place, engine: str, blocks: Sequence[int], most: int) -> 
     return links + and_more(len(runs) - most)
 
 
-def event_link(place: Place, engine: str, position: str) -> html.A:
+def event_link(place: PagePlace, engine: str, position: str) -> html.A:
     """The position of an event, which leads to the pool as it was then."""
     # Without the life of the engine, which is long, and the same for nearly all that a page has.
     words = position.partition("/")[2] or position

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dash import dcc, html
 
 from kvscope.dashboards.web.markup import aria, data
-from kvscope.dashboards.web.palette import SHADES
+from kvscope.dashboards.web.palette import PALETTE_SHADES
 from kvscope.dashboards.web.view_registry import PATHS
 
-_SHADES = "".join(f"--{shade.field.replace('_', '-')}: {shade.css};" for shade in SHADES)
+_SHADES = "".join(f"--{shade.field.replace('_', '-')}: {shade.css};" for shade in PALETTE_SHADES)
 
 INDEX = (
     """<!DOCTYPE html>

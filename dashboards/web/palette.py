@@ -26,7 +26,7 @@ class Shade(NamedTuple):
         return css(self.rgb, self.opacity)
 
 
-SHADES: Final = (
+PALETTE_SHADES: Final = (
     Shade("UNACCOUNTED", "unaccounted", "UNACCOUNTED", "in use, and nobody may hold them", (226, 49, 45)),
     Shade(
         "finished",

@@ -7,7 +7,7 @@ from typing import Any
 from dash import html
 
 from kvscope.dashboards.web.markup import aria
-from kvscope.dashboards.web.palette import SHADES
+from kvscope.dashboards.web.palette import PALETTE_SHADES
 from kvscope.monitor.schema import EngineView
 from kvscope.monitor.text import counted, percent
 
@@ -18,7 +18,7 @@ def legend(engine: EngineView) -> list[Any]:
     if balance is None:
         return [html.Li("The balance needs the event stream: this engine is known by its figures alone.")]
     items = []
-    for shade in SHADES:
+    for shade in PALETTE_SHADES:
         blocks = getattr(balance, shade.field)
         items.append(
             html.Li(
@@ -49,12 +49,12 @@ def legend(engine: EngineView) -> list[Any]:
     return items
 
 
-def bar(engine: EngineView) -> html.Div | str:
+def balance_bar(engine: EngineView) -> html.Div | str:
     """The pool as one bar, as wide as its share for each state."""
     balance = engine.balance
     if balance is None or not balance.total:
         return ""
-    there = [(shade, blocks) for shade in SHADES if (blocks := getattr(balance, shade.field))]
+    there = [(shade, blocks) for shade in PALETTE_SHADES if (blocks := getattr(balance, shade.field))]
     return html.Div(
         [
             html.Span(

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Final
 
 from kvscope.dashboards.web.charts import Trace
-from kvscope.dashboards.web.palette import OTHER, REASONS, SHADES
+from kvscope.dashboards.web.palette import OTHER, PALETTE_SHADES, REASONS
 from kvscope.monitor.schema import PointView
 
-RUNNING: Final = (58, 130, 220)
+RUNNING_TRACE: Final = (58, 130, 220)
 
 
-def blocks(points: Sequence[PointView]) -> list[Trace]:
+def block_traces(points: Sequence[PointView]) -> list[Trace]:
     """Who had the pool, in bands."""
     return [
         Trace(
@@ -23,11 +23,11 @@ def blocks(points: Sequence[PointView]) -> list[Trace]:
             title=shade.meaning,
             bad=shade.field == "unaccounted",
         )
-        for shade in SHADES
+        for shade in PALETTE_SHADES
     ]
 
 
-def requests(points: Sequence[PointView]) -> list[Trace]:
+def request_traces(points: Sequence[PointView]) -> list[Trace]:
     """Who waited and why, in bands, and how many ran."""
     met = {reason for point in points for reason in point.waiting_by_reason}
     waiting = [
@@ -41,4 +41,4 @@ def requests(points: Sequence[PointView]) -> list[Trace]:
     ]
     if not met:
         waiting = [Trace("waiting", OTHER, [point.requests_waiting for point in points])]
-    return [*waiting, Trace("running", RUNNING, [point.requests_running for point in points], "line")]
+    return [*waiting, Trace("running", RUNNING_TRACE, [point.requests_running for point in points], "line")]

@@ -22,8 +22,8 @@ from dash.development.base_component import Component
 
 from kvscope.dashboards.web import header, history_panel
 from kvscope.dashboards.web.display_text import sentence
-from kvscope.dashboards.web.links import Place, wall_ns
-from kvscope.dashboards.web.view import Here, Tree, View, worst_first
+from kvscope.dashboards.web.links import PagePlace, wall_ns
+from kvscope.dashboards.web.view import Here, PageView, Tree, worst_first
 from kvscope.dashboards.web.view_registry import PATHS, tab_of
 from kvscope.monitor.errors import BadQuestion, BadTime, NotKnown
 from kvscope.monitor.query import Query
@@ -39,7 +39,7 @@ LOOKED_AT_S: Final = 3 * TICK_S
 SLOW_S: Final = 2.5
 """What is made again less often than that says so."""
 PAST_RESTS_S: Final = 30.0
-KEPT: Final = 64
+KEPT_VIEWS: Final = 64
 
 
 class Page(NamedTuple):
@@ -82,13 +82,13 @@ class Pages:
         self._shared: OrderedDict[object, _Shared] = OrderedDict()
         self._rests_until = 0.0
 
-    async def page(self, place: Place) -> Page:
+    async def page(self, place: PagePlace) -> Page:
         """The page at `place`."""
         live: list[EngineView] = await self._once("engines", self._query.engines)
         gone: list[EngineView] = await self._once("gone", self._query.past_engines, PAST_RESTS_S)
         known = worst_first([*live, *gone])
         if not known:
-            return Page(_told("waiting for an engine", place, [], empty=True), {})
+            return Page(_notices("waiting for an engine", place, [], empty=True), {})
         here, complaint = _here(place, known)
         goes_on = here.window.live or here.window.until_ns > _now_ns(here.engine)
         rests_s = 0 if goes_on else PAST_RESTS_S
@@ -96,10 +96,10 @@ class Pages:
         every_s = self._every_s(here.place) if goes_on else 0
         around: dict[str, str] = await self._once(("around", place, every_s), lambda: _around(here, complaint, every_s))
         main = [name for name in shown if name.startswith("main ")]
-        told = _told(header.title(here), place, main, engine=here.name, moment=here.moment)
+        told = _notices(header.title(here), place, main, engine=here.name, moment=here.moment)
         return Page(told, around | shown)
 
-    async def pointed(self, place: Place, block: int) -> list[Any]:
+    async def pointed(self, place: PagePlace, block: int) -> list[Any]:
         """The block that somebody points at, in a few lines."""
         children: list[Any] = await self._once(("pointed", place, block), lambda: _pointed(self._query, place, block))
         return children
@@ -115,7 +115,7 @@ class Pages:
         """
         shared = self._shared.setdefault(key, _Shared())
         self._shared.move_to_end(key)
-        while len(self._shared) > KEPT:
+        while len(self._shared) > KEPT_VIEWS:
             self._shared.popitem(last=False)
         is_looked_at = shared.is_made and shared.is_looked_at(self._clock())
         shared.asked_at, shared.in_turn = self._clock(), in_turn
@@ -151,8 +151,8 @@ class Pages:
         shared.fresh_until = started + max(0.9 * TICK_S, REST * took_s, rest_s)
 
 
-def _told(
-    title: str, place: Place, main: list[str], *, engine: str = "", moment: str = "", empty: bool = False
+def _notices(
+    title: str, place: PagePlace, main: list[str], *, engine: str = "", moment: str = "", empty: bool = False
 ) -> dict[str, Any]:
     return {
         "title": title,
@@ -164,7 +164,7 @@ def _told(
     }
 
 
-def _here(place: Place, known: list[EngineView]) -> tuple[Here, str]:
+def _here(place: PagePlace, known: list[EngineView]) -> tuple[Here, str]:
     """Where that is; what is wrong with the address, if anything."""
     complaints = []
     engine = next((view for view in known if view.engine == place.engine), known[0])
@@ -186,7 +186,7 @@ def _now_ns(engine: EngineView) -> int:
 
 
 def _around(here: Here, complaint: str, every_s: float) -> dict[str, str]:
-    return {"bar": _json(header.bar(here, every_s)), "alarms": _json(header.alarms(here, complaint))}
+    return {"bar": _encoded(header.header_bar(here, every_s)), "alarms": _encoded(header.alarms(here, complaint))}
 
 
 def _shown(query: Query, here: Here) -> dict[str, str]:
@@ -200,7 +200,7 @@ def _shown(query: Query, here: Here) -> dict[str, str]:
     except Exception:  # a fault of ours in one view, which is no reason to show nothing at all
         logger.exception("the view /%s could not be made", here.place.view)
         view = _sentence(here, "This view could not be made: it is a fault in kvscope, and its log says which.")
-    return {f"main {name}": _json(tree) for name, tree in view.sections.items()} | {"aside": _json(view.aside)}
+    return {f"main {name}": _encoded(tree) for name, tree in view.sections.items()} | {"aside": _encoded(view.aside)}
 
 
 def _known(query: Query, here: Here) -> list[Any]:
@@ -218,7 +218,7 @@ def _known(query: Query, here: Here) -> list[Any]:
     return [html.P([f"What is known of {here.name} goes ", html.A(f"from {first} to {last} UTC", href=there), "."])]
 
 
-def _sentence(here: Here, text: str, more: Sequence[Any] = ()) -> View:
+def _sentence(here: Here, text: str, more: Sequence[Any] = ()) -> PageView:
     """Instead of a view: its name, why it is not there, and `more`."""
     tab = tab_of(here.place.view)
     parts = [html.H1(tab.label if tab else "No such page"), html.P(sentence(text), className="note")]
@@ -229,14 +229,14 @@ def _sentence(here: Here, text: str, more: Sequence[Any] = ()) -> View:
                 className="note",
             )
         )
-    return View({"sentence": html.Section([*parts, *more], className="card")})
+    return PageView({"sentence": html.Section([*parts, *more], className="card")})
 
 
-def _json(tree: Tree) -> str:
+def _encoded(tree: Tree) -> str:
     return json.dumps(tree, default=Component.to_plotly_json, separators=(",", ":"))
 
 
-def _pointed(query: Query, place: Place, block: int) -> list[Any]:
+def _pointed(query: Query, place: PagePlace, block: int) -> list[Any]:
     try:
         return history_panel.pointed(place, query.block(place.engine, block, place.at))
     except NotKnown as error:

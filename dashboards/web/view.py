@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from kvscope.dashboards.web.links import Place, Window
+from kvscope.dashboards.web.links import PagePlace, PageWindow
 from kvscope.monitor.errors import NotKnown
 from kvscope.monitor.query import Query
 from kvscope.monitor.schema import EngineView
@@ -17,8 +17,8 @@ Tree = Any
 class Here(NamedTuple):
     """Where one is, and what is there now. `place` has the engine's name filled in."""
 
-    place: Place
-    window: Window
+    place: PagePlace
+    window: PageWindow
     engine: EngineView
     engines: list[EngineView]
     """The worst off first."""
@@ -36,7 +36,7 @@ class Here(NamedTuple):
         return "" if self.window.live else self.window.until
 
 
-class View(NamedTuple):
+class PageView(NamedTuple):
     """What is shown: sections from top to bottom, each under a name of its own, and what stands beside them, if
     anything. A section that is as it was a second ago is not sent again, so what changes often is best a section of
     its own.
@@ -46,14 +46,14 @@ class View(NamedTuple):
     aside: Tree = ""
 
 
-class Entry(NamedTuple):
+class ViewEntry(NamedTuple):
     """A view in the table: the path of its address, its name in the navigation (empty: it is not in it, but under
     `tab`), and what makes it.
     """
 
     path: str
     label: str
-    make: Callable[[Query, Here], View]
+    make: Callable[[Query, Here], PageView]
     tab: str = ""
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from kvscope.dashboards.web.view import Entry
+from kvscope.dashboards.web.view import ViewEntry
 from kvscope.dashboards.web.views import (
     block_map_view,
     compare_view,
@@ -23,23 +23,23 @@ from kvscope.dashboards.web.views import (
 )
 
 TABLE: Final = (
-    Entry("", "Overview", overview_view.view),
-    Entry("engine", "Over time", timeline_view.view),
-    Entry("blocks", "Blocks", block_map_view.view),
-    Entry("block", "", block_map_view.view, tab="blocks"),
-    Entry("held", "Never freed", retained_blocks_view.view),
-    Entry("requests", "Requests", requests_view.view),
-    Entry("request", "", request_view.view, tab="requests"),
-    Entry("prefixes", "Prefix cache", prefix_cache_view.view),
-    Entry("memory", "Memory", memory_view.view),
-    Entry("findings", "Findings", findings_view.view),
-    Entry("finding", "", finding_view.view, tab="findings"),
-    Entry("compare", "Compare", compare_view.view),
+    ViewEntry("", "Overview", overview_view.view),
+    ViewEntry("engine", "Over time", timeline_view.view),
+    ViewEntry("blocks", "Blocks", block_map_view.view),
+    ViewEntry("block", "", block_map_view.view, tab="blocks"),
+    ViewEntry("held", "Never freed", retained_blocks_view.view),
+    ViewEntry("requests", "Requests", requests_view.view),
+    ViewEntry("request", "", request_view.view, tab="requests"),
+    ViewEntry("prefixes", "Prefix cache", prefix_cache_view.view),
+    ViewEntry("memory", "Memory", memory_view.view),
+    ViewEntry("findings", "Findings", findings_view.view),
+    ViewEntry("finding", "", finding_view.view, tab="findings"),
+    ViewEntry("compare", "Compare", compare_view.view),
 )
 PATHS: Final = {entry.path: entry for entry in TABLE}
 
 
-def tab_of(path: str) -> Entry | None:
+def tab_of(path: str) -> ViewEntry | None:
     """The view in the navigation that an address belongs to; None of one that is no view's."""
     entry = PATHS.get(path)
     return PATHS[entry.tab] if entry and entry.tab else entry

@@ -21,8 +21,8 @@ from kvscope.monitor.ledger.engine_ledger import Point
 from kvscope.monitor.sources.recording import Recording
 
 if TYPE_CHECKING:
-    from kvscope.monitor.history.findings_log import Told
-    from kvscope.monitor.history.sql_tables import Answer
+    from kvscope.monitor.history.findings_log import LoggedTransition
+    from kvscope.monitor.history.sql_tables import SqlAnswer
 
 
 def add(commands: Commands) -> None:
@@ -54,7 +54,7 @@ def _sql(parsed: argparse.Namespace) -> int:
             f"`monitor sql` needs more than the base install: pip install 'kvscope[monitor]' ({error})"
         ) from error
     points: dict[str, list[Point]] = {}
-    told: list[Told] = []
+    told: list[LoggedTransition] = []
     data = parsed.data or os.environ.get("KVSCOPE_DATA")
     if parsed.recording is not None:
         if parsed.data is not None:
@@ -77,14 +77,14 @@ def _sql(parsed: argparse.Namespace) -> int:
     return 0
 
 
-def _judged(directory: Path) -> tuple[dict[str, list[Point]], list[Told]]:
+def _judged(directory: Path) -> tuple[dict[str, list[Point]], list[LoggedTransition]]:
     """The points of each engine in a recording, and what is told of it."""
     from kvscope.monitor.history.findings_log import told_of
     from kvscope.monitor.pipeline import Pipeline
 
     watch = Pipeline()
     points: dict[str, list[Point]] = {}
-    told: list[Told] = []
+    told: list[LoggedTransition] = []
     for frame in Recording(directory):
         watch.feed([frame])
         of_engine = points.setdefault(frame.engine, [])
@@ -98,20 +98,20 @@ def _judged(directory: Path) -> tuple[dict[str, list[Point]], list[Told]]:
 # -------------------------------------------------------------------- how it is printed
 
 
-def _table(answer: Answer) -> None:
+def _table(answer: SqlAnswer) -> None:
     table = Table(*answer.columns)
     for row in answer.rows:
         table.add_row(*("" if value is None else _text(value) for value in row))
     Console(highlight=False, width=None if sys.stdout.isatty() else 1_000).print(table)
 
 
-def _csv(answer: Answer) -> None:
+def _csv(answer: SqlAnswer) -> None:
     writer = csv.writer(sys.stdout)
     writer.writerow(answer.columns)
     writer.writerows(["" if value is None else _text(value) for value in row] for row in answer.rows)
 
 
-def _json(answer: Answer) -> None:
+def _json(answer: SqlAnswer) -> None:
     rows = [dict(zip(answer.columns, row, strict=True)) for row in answer.rows]
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(rows, enc_hook=str)).decode() + "\n")
 

@@ -66,7 +66,7 @@ class Opened:
             return
         if not self._read:
             self._read = self._read_header()
-        for offset, payload in _records(self.path, self._read) if self._read else ():
+        for offset, payload in _active_records(self.path, self._read) if self._read else ():
             self._read = offset + RECORD.size + len(payload)
             self._enter(offset, payload)
         self.bytes_lost = max(0, size - self._read)
@@ -75,7 +75,7 @@ class Opened:
         """The frames from number `first` up to, not including, `end`, each with its number."""
         places = self.index.place[first:end]
         numbers = dict(zip(places, range(first, end), strict=False))
-        for offset, payload in _records(self.path, places[0]) if places else ():
+        for offset, payload in _active_records(self.path, places[0]) if places else ():
             if offset > places[-1]:
                 return
             if offset in numbers:
@@ -137,7 +137,7 @@ def _note_at(file: BinaryIO, offset: int) -> Packed | None:
     return packed(file.read(length))
 
 
-def _records(path: Path, offset: int) -> Iterator[tuple[int, bytes]]:
+def _active_records(path: Path, offset: int) -> Iterator[tuple[int, bytes]]:
     """The whole records of a journal's file from `offset` on, each with its own offset."""
     with path.open("rb") as file:
         file.seek(offset)

@@ -21,7 +21,7 @@ from kvscope.monitor.findings import Finding, Place, Transition
 NAME: Final = "findings.jsonl"
 
 
-class Told(msgspec.Struct, frozen=True):
+class LoggedTransition(msgspec.Struct, frozen=True):
     """A transition, with all that is known of its finding then. Times are wall ns, 0 if it has not come to that."""
 
     to: Literal["firing", "resolved"]
@@ -41,8 +41,8 @@ class Told(msgspec.Struct, frozen=True):
         return finding
 
 
-_ENCODER: Final = msgspec.json.Encoder()
-_DECODER: Final = msgspec.json.Decoder(Told)
+_LOG_ENCODER: Final = msgspec.json.Encoder()
+_DECODER: Final = msgspec.json.Decoder(LoggedTransition)
 
 
 class FindingsLog:
@@ -56,21 +56,21 @@ class FindingsLog:
         oldest_ns = time.time_ns() - round(days * 86_400e9)
         told = self.read()
         if any(each.at_ns < oldest_ns for each in told):
-            kept = [_ENCODER.encode(each) + b"\n" for each in told if each.at_ns >= oldest_ns]
+            kept = [_LOG_ENCODER.encode(each) + b"\n" for each in told if each.at_ns >= oldest_ns]
             new = self.path.with_suffix(".new")
             new.write_bytes(b"".join(kept))
             new.replace(self.path)
 
     def append(self, transitions: Iterable[Transition]) -> None:
         """Keep them. Raises OSError if they cannot be written."""
-        lines = [_ENCODER.encode(told_of(transition)) + b"\n" for transition in transitions]
+        lines = [_LOG_ENCODER.encode(told_of(transition)) + b"\n" for transition in transitions]
         if lines:
             with self.path.open("ab") as file:
                 if file.tell() and _last_byte(self.path) != b"\n":  # a crash has cut the last line short
                     file.write(b"\n")
                 file.write(b"".join(lines))
 
-    def read(self) -> list[Told]:
+    def read(self) -> list[LoggedTransition]:
         """All that was told, in order; lines that cannot be read, and findings that there are no more, are left out."""
         told = []
         for line in self.path.read_bytes().splitlines() if self.path.exists() else ():
@@ -94,15 +94,15 @@ class FindingsLog:
             if each.to == "firing"
         }
 
-    def _last(self) -> Iterable[Told]:
+    def _last(self) -> Iterable[LoggedTransition]:
         """The last that was told of each."""
         return {each.id: each for each in self.read()}.values()
 
 
-def told_of(transition: Transition) -> Told:
+def told_of(transition: Transition) -> LoggedTransition:
     """The transition as it is kept."""
     finding = transition.finding
-    return Told(
+    return LoggedTransition(
         transition.to,
         transition.at_ns,
         finding.id,

@@ -25,12 +25,12 @@ from kvscope.monitor.history.keyframe_cutter import sound_keyframe_of
 from kvscope.monitor.history.observations import LETTER_OF_POINTS, Packed
 from kvscope.monitor.history.segment_files import (
     ClosedSegment,
+    HistorySegment,
     OpenSegment,
-    Segment,
     closed_segments,
     directory_of,
     engine_in,
-    segments,
+    history_segments,
 )
 from kvscope.monitor.history.segment_index import Index
 from kvscope.monitor.ledger.engine_ledger import EngineLedger, Point, Position
@@ -38,12 +38,12 @@ from kvscope.monitor.text import timestamp
 
 GAP_NS: Final = 5_000_000_000
 """A reader of a stream hears something every second, or notes that it heard nothing: so long without is a gap."""
-MAX_LEDGERS: Final = 8
+MAX_KEPT_LEDGERS: Final = 8
 MAX_CUTS: Final = 32
 MAX_READERS: Final = 64
-_FOREVER: Final = 1 << 62
+_NO_END: Final = 1 << 62
 
-T = TypeVar("T")
+SegmentT = TypeVar("SegmentT")
 
 
 class NotKept(KvscopeError, LookupError):
@@ -59,7 +59,7 @@ class Gap(NamedTuple):
     """What a crash or damage has cut off there: 0 if nobody listened."""
 
 
-class Life(NamedTuple):
+class KeptEpoch(NamedTuple):
     """One life of an engine, as far as it was kept (wall ns)."""
 
     epoch: int
@@ -67,12 +67,12 @@ class Life(NamedTuple):
     to_ns: int
 
 
-class Span(NamedTuple):
+class KeptSpan(NamedTuple):
     """From when to when an engine's past can be asked for (wall ns), its lives in it and what is missing."""
 
     from_ns: int
     to_ns: int
-    lives: list[Life]
+    lives: list[KeptEpoch]
     gaps: list[Gap]
 
 
@@ -94,7 +94,7 @@ class History:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._lock = threading.Lock()
-        self._readers: OrderedDict[Path, Reader] = OrderedDict()
+        self._readers: OrderedDict[Path, SegmentReader] = OrderedDict()
         self._ledgers: OrderedDict[tuple[str, str], tuple[_Place, EngineLedger]] = OrderedDict()
         self._cuts: OrderedDict[tuple[str, _Place], Keyframe] = OrderedDict()
         self._point_times: dict[Path, array[int]] = {}
@@ -102,7 +102,7 @@ class History:
         self._recorded = ""
         if not directory.is_dir():
             raise journal.NotAJournal(f"{directory} is no directory, and neither a recording nor a service's history")
-        self._is_recording = bool(segments(directory))
+        self._is_recording = bool(history_segments(directory))
 
     # ---------------------------------------------------------------- what is asked
 
@@ -110,13 +110,13 @@ class History:
         """Whose past is kept, by name."""
         if self._is_recording:
             return [self._engine_recorded()]
-        return sorted(engine_in(path) for path in self.directory.iterdir() if path.is_dir() and segments(path))
+        return sorted(engine_in(path) for path in self.directory.iterdir() if path.is_dir() and history_segments(path))
 
-    def span(self, engine: str) -> Span | None:
+    def span(self, engine: str) -> KeptSpan | None:
         """From when to when `engine` can be asked about; None if nothing of it is kept, or nothing that stands on its
         own.
         """
-        lives: list[Life] = []
+        lives: list[KeptEpoch] = []
         gaps: list[Gap] = []
         lost = 0
         for segment in self._segments(engine):
@@ -129,13 +129,13 @@ class History:
             if lives and lives[-1].epoch == segment.epoch:
                 lives[-1] = lives[-1]._replace(to_ns=max(to_ns, lives[-1].to_ns))
             else:
-                lives.append(Life(segment.epoch, from_ns, to_ns))
+                lives.append(KeptEpoch(segment.epoch, from_ns, to_ns))
             lost = 0 if isinstance(segment, ClosedSegment) else self._open(segment).bytes_lost
         if not lives:
             return None
         if lost:
             gaps.append(Gap(lives[-1].to_ns, lives[-1].to_ns, lost))
-        return Span(lives[0].from_ns, max(life.to_ns for life in lives), lives, gaps)
+        return KeptSpan(lives[0].from_ns, max(life.to_ns for life in lives), lives, gaps)
 
     def ledger_at(self, engine: str, at_ns: int) -> EngineLedger:
         """The ledger as it was at `at_ns` (wall): all batches packed by then. Its `points` (one a second),
@@ -175,7 +175,7 @@ class History:
 
     def tail(self, engine: str, since_ns: int) -> Iterator[Frame]:
         """The frames from `since_ns` (wall) on, and those before from the last one that stands on its own."""
-        for _, frame in self._frames(engine, since_ns, _FOREVER, from_anchor=True):
+        for _, frame in self._frames(engine, since_ns, _NO_END, from_anchor=True):
             yield frame
 
     def batches(self, engine: str, from_ns: int, to_ns: int) -> Iterator[Batch]:
@@ -202,7 +202,7 @@ class History:
         for ledger in ledgers:
             yield from (point for point in ledger.points if from_ns <= point.at_ns <= to_ns)
 
-    def _kept_points(self, engine: str, from_ns: int, to_ns: int) -> Iterator[tuple[Reader, range]]:
+    def _kept_points(self, engine: str, from_ns: int, to_ns: int) -> Iterator[tuple[SegmentReader, range]]:
         """Which points were kept of that time: where they are read, and which of those there."""
         found = self._segments(engine)
         known = {segment.path: self._point_times.get(segment.path) for segment in found}
@@ -228,23 +228,23 @@ class History:
                 continue
             yield from (each for each in self._kept(segment) if from_ns <= each.at_ns <= to_ns)
 
-    def _kept(self, segment: Segment) -> Iterator[Packed]:
+    def _kept(self, segment: HistorySegment) -> Iterator[Packed]:
         try:
             yield from self._open(segment).kept_notes()
         except FileNotFoundError:  # as in _read
             yield from _closed_since(segment).kept_notes()
 
-    def _segments(self, engine: str) -> list[Segment]:
+    def _segments(self, engine: str) -> list[HistorySegment]:
         if not self._is_recording:
-            return segments(directory_of(self.directory, engine))
-        return segments(self.directory) if engine == self._engine_recorded() else []
+            return history_segments(directory_of(self.directory, engine))
+        return history_segments(self.directory) if engine == self._engine_recorded() else []
 
     def _engine_recorded(self) -> str:
-        for segment in segments(self.directory) if not self._recorded else ():
+        for segment in history_segments(self.directory) if not self._recorded else ():
             self._recorded = self._recorded or self._open(segment).index.engine
         return self._recorded
 
-    def _open(self, segment: Segment) -> Reader:
+    def _open(self, segment: HistorySegment) -> SegmentReader:
         """Its reader, with all that is in it now."""
         with self._lock:
             reader = self._readers.pop(segment.path, None)
@@ -258,14 +258,14 @@ class History:
                 self._readers.popitem(last=False)
             return reader
 
-    def _read(self, segment: Segment, first: int, end: int) -> Iterator[tuple[int, Frame]]:
+    def _read(self, segment: HistorySegment, first: int, end: int) -> Iterator[tuple[int, Frame]]:
         """Its frames from number `first` up to, not including, `end`, each with its number."""
         try:
             yield from self._open(segment).frames(first, end)
         except FileNotFoundError:  # closed in this very moment, before the first of them; or too old to be kept
             yield from _closed_since(segment).frames(first, end)
 
-    def _between(self, segment: Segment, first: bool) -> tuple[int, int] | None:
+    def _between(self, segment: HistorySegment, first: bool) -> tuple[int, int] | None:
         """From when to when it goes; of the first one, from the first frame that stands on its own."""
         if isinstance(segment, ClosedSegment) and not first:
             return segment.from_ns, segment.to_ns
@@ -325,7 +325,7 @@ class History:
         self._remember(engine, asked, end, ledger, whole=until.position is None)
         return ledger
 
-    def _plan(self, found: list[Segment], until: _Until) -> list[_Part]:
+    def _plan(self, found: list[HistorySegment], until: _Until) -> list[_Part]:
         """What to read: from the last frame that stands on its own up to the end, segment by segment."""
         for keyframes in (False, True):  # of the position asked for: a last resort, since they have all of its batch
             plan: list[_Part] = []
@@ -348,7 +348,7 @@ class History:
             self._ledgers[engine, asked] = end, ledger
             if cut is not None:
                 self._cuts[engine, end] = cut
-            while len(self._ledgers) > MAX_LEDGERS:
+            while len(self._ledgers) > MAX_KEPT_LEDGERS:
                 self._ledgers.popitem(last=False)
             while len(self._cuts) > MAX_CUTS:
                 self._cuts.popitem(last=False)
@@ -362,7 +362,7 @@ class History:
         return f"{what} is not kept of {engine}: what is begins at {since} and ends at {to}"
 
 
-class Reader(Protocol):
+class SegmentReader(Protocol):
     """A segment as it is read, open or closed."""
 
     path: Path
@@ -392,7 +392,7 @@ class Reader(Protocol):
         """Those of the points whose times are at these places of `point_times`."""
 
 
-def _reader(segment: Segment) -> Reader:
+def _reader(segment: HistorySegment) -> SegmentReader:
     if isinstance(segment, OpenSegment):
         return Opened(segment.path)
     from kvscope.monitor.history.sealed_segment import Closed  # a recording is read without what reads Parquet
@@ -400,7 +400,7 @@ def _reader(segment: Segment) -> Reader:
     return Closed(segment)
 
 
-def _closed_since(segment: Segment) -> Reader:
+def _closed_since(segment: HistorySegment) -> SegmentReader:
     """What became of an open segment that is not there any more."""
     for closed in closed_segments(segment.path.parent) if isinstance(segment, OpenSegment) else ():
         if closed[:2] == segment[:2]:
@@ -418,7 +418,7 @@ class _Nothing(Opened):
 class _Part(NamedTuple):
     """Frames of a segment: from `first` up to, not including, `end`."""
 
-    segment: Segment
+    segment: HistorySegment
     first: int
     end: int
 
@@ -429,7 +429,7 @@ class _Until(NamedTuple):
     at_ns: int = 0
     position: Position | None = None
 
-    def is_before(self, segment: Segment) -> bool:
+    def is_before(self, segment: HistorySegment) -> bool:
         """Whether all of a segment is later, by what its name says."""
         if self.position is not None:
             return segment[:2] > (self.position.epoch, self.position.sequence + 1)
@@ -453,7 +453,7 @@ class _Until(NamedTuple):
         return frame
 
 
-def thinned(points: list[T], most: int) -> list[T]:
+def thinned(points: list[SegmentT], most: int) -> list[SegmentT]:
     """At most `most` of them, evenly, the last among them."""
     stride = _stride(len(points), most)
     return points[(len(points) - 1) % stride :: stride]

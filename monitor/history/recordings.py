@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from kvscope.monitor.history.history import History
-from kvscope.monitor.history.segment_files import Segment, segments
+from kvscope.monitor.history.segment_files import HistorySegment, history_segments
 
 BETWEEN: Final = ": "
 """A recording's name and its engine's. Ranks of one server are known by the engine's, so it stands last."""
@@ -32,5 +32,5 @@ class Recordings(History):
         """Whose past is kept, by name."""
         return sorted(self.named)
 
-    def _segments(self, engine: str) -> list[Segment]:
-        return segments(self.named[engine]) if engine in self.named else []
+    def _segments(self, engine: str) -> list[HistorySegment]:
+        return history_segments(self.named[engine]) if engine in self.named else []

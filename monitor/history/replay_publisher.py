@@ -22,7 +22,7 @@ from kvscope.monitor.publishing.publisher import replay_endpoint_for, require_pr
 from kvscope.monitor.publishing.replay_protocol import Replay
 from kvscope.monitor.publishing.replay_server import ReplayAnswer, ReplayServer
 
-RING_BYTES: Final = 64 << 20
+REPLAY_RING_BYTES: Final = 64 << 20
 POLL_S: Final = 0.02
 
 
@@ -88,7 +88,7 @@ class Replayer:
             self.published += 1
             self._ring.append((frame.epoch, frame.sequence, payload))
             self._ring_bytes += len(payload)
-            while self._ring_bytes > RING_BYTES and len(self._ring) > 1:
+            while self._ring_bytes > REPLAY_RING_BYTES and len(self._ring) > 1:
                 self._ring_bytes -= len(self._ring.popleft()[2])
         self._pub.send_multipart([frame.engine.encode(), payload])
 

@@ -18,14 +18,14 @@ from typing import Final, NamedTuple
 from kvscope.monitor.errors import KvscopeError
 from kvscope.monitor.events.sample_codec import Observed
 from kvscope.monitor.history.sealed_segment import close
-from kvscope.monitor.history.segment_files import ClosedSegment, closed_segments, directory_of, segments
+from kvscope.monitor.history.segment_files import ClosedSegment, closed_segments, directory_of, history_segments
 from kvscope.monitor.history.segment_writer import Writer
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.sources.live_stream import Received
 
 logger = logging.getLogger(__name__)
 
-LOOK_EVERY_S: Final = 60.0
+RETENTION_EVERY_S: Final = 60.0
 """Between looks for what is too old."""
 
 
@@ -112,7 +112,7 @@ class Keeper:
         for half in [*self.directory.glob("*/*/.*"), *self.directory.glob("*/.*")]:
             shutil.rmtree(half, ignore_errors=True)
         for path in self.directory.glob("*/*.kvj"):
-            if any(segment.path == path for segment in segments(path.parent)):
+            if any(segment.path == path for segment in history_segments(path.parent)):
                 self._ended.put(path)
             else:
                 path.unlink()
@@ -121,10 +121,10 @@ class Keeper:
         looked_s = 0.0
         while not self._stopping.is_set():
             try:
-                if time.monotonic() - looked_s >= LOOK_EVERY_S:
+                if time.monotonic() - looked_s >= RETENTION_EVERY_S:
                     looked_s = time.monotonic()
                     self.drop(time.time_ns())
-                path = self._ended.get(timeout=LOOK_EVERY_S)
+                path = self._ended.get(timeout=RETENTION_EVERY_S)
                 if not self._stopping.is_set():
                     close(path, path.parent)
             except queue.Empty:
@@ -138,7 +138,7 @@ class Keeper:
         size = 0
         for engine in self.directory.iterdir() if self.directory.is_dir() else ():
             size += sum(path.stat().st_size for path in engine.glob("*.kvj"))
-            closed += [(segment, _size(segment.path)) for segment in closed_segments(engine)]
+            closed += [(segment, _size_on_disk(segment.path)) for segment in closed_segments(engine)]
         size += sum(bytes_ for _, bytes_ in closed)
         oldest_ns = now_ns - round(self.keep_no_more_than.days * 86_400e9)
         for segment, bytes_ in sorted(closed, key=lambda each: each[0].to_ns):
@@ -152,5 +152,5 @@ class Keeper:
                 gone.parent.rmdir()
 
 
-def _size(directory: Path) -> int:
+def _size_on_disk(directory: Path) -> int:
     return sum(path.stat().st_size for path in directory.iterdir())

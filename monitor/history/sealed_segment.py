@@ -40,7 +40,7 @@ FRAMES_A_GROUP: Final = 1 << 10
 """Rows that are read together: what is read too much for one moment is at most so many at either end."""
 _SAID_ASIDE: Final = (Kind.RECEIVED, Kind.CLIENT_GONE, Kind.STALLED, Kind.HEARTBEAT)
 """By other threads, with a time of their own that is not that of the events that follow."""
-_TIMED: Final = [kind for kind, fields in SCHEMA.items() if fields.args[:1] == ("at_ns",)]
+_TIMED_KINDS: Final = [kind for kind, fields in SCHEMA.items() if fields.args[:1] == ("at_ns",)]
 
 _HASHED: Final = (Kind.ALLOCATED, Kind.CACHED)
 """Whose arguments are hashes and nothing else: they have a column of their own, since nothing in them is alike."""
@@ -93,7 +93,7 @@ def write_tables(path: Path, into: Path) -> ClosedSegment | None:
     half.mkdir(parents=True)
     frames = [frame for _, frame in reader.frames(0, len(reader.index))]
     tables = {
-        "events": _events([frame for frame in frames if isinstance(frame, Batch)]),
+        "events": _sealed_events([frame for frame in frames if isinstance(frame, Batch)]),
         "frames": _frames(frames),
         "keyframes": _keyframes(frames),
         "points": points_table(reader.index.engine, epoch, _points(notes)),
@@ -127,7 +127,7 @@ def write_table(table: pa.Table, path: Path) -> None:
     pq.write_table(table, path, **settings)
 
 
-def _events(batches: list[Batch]) -> pa.Table:
+def _sealed_events(batches: list[Batch]) -> pa.Table:
     runs = np.frombuffer(b"".join(batch.runs for batch in batches), np.int32).reshape(-1, 5)
     args = np.frombuffer(b"".join(batch.args for batch in batches), np.int64)
     ids = np.frombuffer(b"".join(batch.ids for batch in batches), np.int32)
@@ -144,8 +144,8 @@ def _events(batches: list[Batch]) -> pa.Table:
             "epoch": np.array([batch.epoch for batch in batches], np.int64)[of],
             "sequence": sequence[of],
             "event": (np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)).astype(np.int32),
-            "at_ns": _times(batches, runs, args, args_end, of),
-            "kind": _named(runs[:, 0]),
+            "at_ns": _sealed_times(batches, runs, args, args_end, of),
+            "kind": _named_columns(runs[:, 0]),
             "kv_group": runs[:, 1],
             "request": runs[:, 2],
             "args": _lists(args[~is_hash], np.cumsum(np.where(of_hashes, 0, runs[:, 3]))),
@@ -155,7 +155,7 @@ def _events(batches: list[Batch]) -> pa.Table:
     )
 
 
-def _named(kinds: npt.NDArray[np.int32]) -> pa.DictionaryArray:
+def _named_columns(kinds: npt.NDArray[np.int32]) -> pa.DictionaryArray:
     found, codes = np.unique(kinds, return_inverse=True)
     return pa.DictionaryArray.from_arrays(
         pa.array(codes, pa.int32()), pa.array([name_of(Kind, kind) for kind in found.tolist()], pa.string())
@@ -182,13 +182,13 @@ def _lists(values: npt.NDArray[Any], ends: Ints) -> pa.ListArray:
     return pa.ListArray.from_arrays(offsets, pa.array(values))
 
 
-def _times(batches: list[Batch], runs: npt.NDArray[np.int32], args: Ints, args_end: Ints, of: Ints) -> Ints:
+def _sealed_times(batches: list[Batch], runs: npt.NDArray[np.int32], args: Ints, args_end: Ints, of: Ints) -> Ints:
     """When each event was (wall ns): its own time, or that of the last before it that has one, or its batch's."""
     wall = np.array([batch.wall_ns for batch in batches], np.int64)
     offset = wall - np.array([batch.mono_ns for batch in batches], np.int64)
     engines_own = np.array([batch.sequence != ADDED_BY_SOURCE for batch in batches], bool)
     kinds, n_args = runs[:, 0], runs[:, 3]
-    timed = np.isin(kinds, _TIMED) & (n_args > 0) & engines_own[of]
+    timed = np.isin(kinds, _TIMED_KINDS) & (n_args > 0) & engines_own[of]
     carries = timed & ~np.isin(kinds, _SAID_ASIDE)
     mono = np.zeros(len(runs), np.int64)
     mono[timed] = args[(args_end - n_args)[timed]]

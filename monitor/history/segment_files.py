@@ -43,7 +43,7 @@ class ClosedSegment(NamedTuple):
         return stem_of(self.epoch, self.first_sequence)
 
 
-Segment = OpenSegment | ClosedSegment
+HistorySegment = OpenSegment | ClosedSegment
 
 
 def directory_of(history: Path, engine: str) -> Path:
@@ -66,7 +66,7 @@ def name_of_closed(epoch: int, first_sequence: int, from_ns: int, to_ns: int) ->
     return f"{stem_of(epoch, first_sequence)}-{from_ns:020d}-{to_ns:020d}"
 
 
-def segments(directory: Path) -> list[Segment]:
+def history_segments(directory: Path) -> list[HistorySegment]:
     """An engine's segments in time's order; what is half written, or was left over by a crash, is not among them."""
     opened = journal.segments(directory) if directory.is_dir() else []
     # In this order: what is closed between the two looks is seen twice rather than not at all.

@@ -18,9 +18,9 @@ import pyarrow as pa
 
 from kvscope.monitor.errors import KvscopeError
 from kvscope.monitor.events.kinds import Status
-from kvscope.monitor.history.findings_log import FindingsLog, Told
+from kvscope.monitor.history.findings_log import FindingsLog, LoggedTransition
 from kvscope.monitor.history.sealed_segment import points_table, write_table, write_tables
-from kvscope.monitor.history.segment_files import ClosedSegment, Segment, segments
+from kvscope.monitor.history.segment_files import ClosedSegment, HistorySegment, history_segments
 from kvscope.monitor.ledger.engine_ledger import Point
 
 THREADS: Final = 2
@@ -31,7 +31,7 @@ class BadQuery(KvscopeError, ValueError):
     """The query cannot be run; the message says why."""
 
 
-class Answer(NamedTuple):
+class SqlAnswer(NamedTuple):
     """The columns' names, and the rows as they come."""
 
     columns: list[str]
@@ -40,12 +40,15 @@ class Answer(NamedTuple):
 
 @contextmanager
 def answer(
-    query: str, directory: Path, points: Mapping[str, Sequence[Point]] | None = None, told: Iterable[Told] = ()
-) -> Iterator[Answer]:
+    query: str,
+    directory: Path,
+    points: Mapping[str, Sequence[Point]] | None = None,
+    told: Iterable[LoggedTransition] = (),
+) -> Iterator[SqlAnswer]:
     """Run `query` over the history or the recording in `directory`. Of a recording, which keeps neither, `points` by
     engine and what was `told` of findings can be given. Raises BadQuery.
     """
-    _check(query)
+    _check_sql(query)
     with TemporaryDirectory(prefix="kvscope-sql-") as scratch, duckdb.connect(":memory:") as connection:
         folders = [segment.path for segment in _closed(directory, Path(scratch))]
         for number, (engine, of_engine) in enumerate((points or {}).items()):
@@ -67,12 +70,12 @@ def answer(
             connection.execute(f"SET {setting}")
         try:
             cursor = connection.execute(query)
-            yield Answer([column[0] for column in cursor.description or ()], _rows(cursor))
+            yield SqlAnswer([column[0] for column in cursor.description or ()], _rows(cursor))
         except duckdb.Error as error:
             raise BadQuery(_told_plainly(error)) from error
 
 
-def _check(query: str) -> None:
+def _check_sql(query: str) -> None:
     try:
         statements = duckdb.extract_statements(query)
     except duckdb.Error as error:
@@ -95,23 +98,25 @@ def _closed(directory: Path, scratch: Path) -> Iterator[ClosedSegment]:
     """All segments, those that are open made closed ones in `scratch`."""
     of_engines = [path for path in directory.iterdir() if path.is_dir()]
     for number, engine in enumerate([directory, *of_engines]):
-        for segment in segments(engine):
+        for segment in history_segments(engine):
             closed = _as_closed(segment, scratch / str(number))
             if closed is not None:
                 yield closed
 
 
-def _as_closed(segment: Segment, into: Path) -> ClosedSegment | None:
+def _as_closed(segment: HistorySegment, into: Path) -> ClosedSegment | None:
     if isinstance(segment, ClosedSegment):
         return segment
     try:
         return write_tables(segment.path, into)
     except FileNotFoundError:  # it was closed just now
-        again = {closed[:2]: closed for closed in segments(segment.path.parent) if isinstance(closed, ClosedSegment)}
+        again = {
+            closed[:2]: closed for closed in history_segments(segment.path.parent) if isinstance(closed, ClosedSegment)
+        }
         return again.get(segment[:2])
 
 
-def _log_of(directory: Path) -> list[Told]:
+def _log_of(directory: Path) -> list[LoggedTransition]:
     return FindingsLog(directory).read()
 
 
@@ -125,7 +130,7 @@ SELECT
 FROM {events}
 """
 
-_NAMES: Final = """
+_TABLE_NAMES: Final = """
 CREATE VIEW names AS
 SELECT engine, epoch, request, any_value(id) AS id
 FROM (
@@ -181,7 +186,7 @@ SELECT
 FROM told
 """
 
-_TOLD: Final = pa.schema(
+_FINDING_COLUMNS: Final = pa.schema(
     [
         ("id", pa.string()),
         ("engine", pa.string()),
@@ -200,9 +205,9 @@ _TOLD: Final = pa.schema(
 )
 
 
-def _make_views(connection: duckdb.DuckDBPyConnection, folders: list[Path], told: list[Told]) -> None:
+def _make_views(connection: duckdb.DuckDBPyConnection, folders: list[Path], told: list[LoggedTransition]) -> None:
     """The tables of the docs. Of a finding there is the last that was told."""
-    for name, view in (("events", _EVENTS), ("frames", _NAMES), ("points", _POINTS)):
+    for name, view in (("events", _EVENTS), ("frames", _TABLE_NAMES), ("points", _POINTS)):
         files = [path for folder in folders if (path := folder / f"{name}.parquet").exists()]
         if not files:
             raise BadQuery("there is nothing to ask: no segment has been kept yet")
@@ -225,7 +230,7 @@ def _make_views(connection: duckdb.DuckDBPyConnection, folders: list[Path], told
         }
         for each in last
     ]
-    connection.register("told", pa.Table.from_pylist(rows, _TOLD))
+    connection.register("told", pa.Table.from_pylist(rows, _FINDING_COLUMNS))
     connection.execute(_FINDINGS)
 
 

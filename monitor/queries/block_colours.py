@@ -14,9 +14,9 @@ from kvscope.monitor.queries.blocks import liveliest
 from kvscope.monitor.schema import BlockColours, Colouring, ColourKey
 from kvscope.monitor.text import duration, timestamp
 
-MOST: Final = 14
+MAX_COLOURED_OWNERS: Final = 14
 """Owners, or prefixes, with a colour of their own; all others share one."""
-OTHERS: Final = MOST + 1
+OTHER_OWNERS: Final = MAX_COLOURED_OWNERS + 1
 AGES_S: Final = (1, 10, 60, 600, 3600)
 REFERENCES: Final = (1, 2, 3, 5, 9)
 
@@ -25,12 +25,12 @@ def by_owner(ledger: EngineLedger) -> BlockColours:
     """The liveliest of each block's owners; those with the most blocks have colours of their own."""
     owners = liveliest(ledger)
     counts = Counter(owner for owner in owners if owner >= 0)
-    ranked = [owner for owner, _ in counts.most_common(MOST)]
+    ranked = [owner for owner, _ in counts.most_common(MAX_COLOURED_OWNERS)]
     rank = {owner: value for value, owner in enumerate(ranked, start=1)}
-    values = bytes(0 if owner < 0 else rank.get(owner, OTHERS) for owner in owners)
+    values = bytes(0 if owner < 0 else rank.get(owner, OTHER_OWNERS) for owner in owners)
     names = names_in(ledger)
     called = {rank[owner]: names.get(owner, f"#{owner}") for owner in ranked}
-    labels = {0: "nobody", OTHERS: f"{len(counts) - len(ranked):,} others"} | called
+    labels = {0: "nobody", OTHER_OWNERS: f"{len(counts) - len(ranked):,} others"} | called
     return _colours(ledger, "owner", values, labels, called)
 
 
@@ -60,9 +60,9 @@ def by_prefix(ledger: EngineLedger, prefixes: Sequence[tuple[str, list[int]]]) -
     values = bytearray(ledger.state.total)
     for value, (_, blocks) in enumerate(prefixes, start=1):
         for block in blocks:
-            values[block] = min(value, OTHERS)
-    labels = {0: "not cached", OTHERS: f"{max(0, len(prefixes) - MOST):,} others"}
-    labels |= {value: name for value, (name, _) in enumerate(prefixes[:MOST], start=1)}
+            values[block] = min(value, OTHER_OWNERS)
+    labels = {0: "not cached", OTHER_OWNERS: f"{max(0, len(prefixes) - MAX_COLOURED_OWNERS):,} others"}
+    labels |= {value: name for value, (name, _) in enumerate(prefixes[:MAX_COLOURED_OWNERS], start=1)}
     return _colours(ledger, "prefix", bytes(values), labels)
 
 

@@ -19,10 +19,10 @@ SAME_WITHIN: Final = 0.05
 
 def compare(before: WindowStats, after: WindowStats) -> Diff:
     """Hold one against the other."""
-    return Diff(SCHEMA_VERSION, before, after, _findings(before, after), list(_figures(before, after)))
+    return Diff(SCHEMA_VERSION, before, after, _finding_rows(before, after), list(_metric_rows(before, after)))
 
 
-def _findings(before: WindowStats, after: WindowStats) -> list[FindingRow]:
+def _finding_rows(before: WindowStats, after: WindowStats) -> list[FindingRow]:
     rows = []
     for code in dict.fromkeys(finding.code for finding in (*before.findings, *after.findings)):
         then, now = (_of_code(stretch, code) for stretch in (before, after))
@@ -50,30 +50,30 @@ def _of_code(stretch: WindowStats, code: str) -> list[FindingReport]:
 # -------------------------------------------------------------------- figures
 
 
-def _figures(before: WindowStats, after: WindowStats) -> Iterator[MetricRow]:
+def _metric_rows(before: WindowStats, after: WindowStats) -> Iterator[MetricRow]:
     for name, count, good in (
         ("tokens generated", "output_tokens", "up"),
         ("tokens computed", "computed_tokens", ""),
     ):
-        yield _row(name, "/s", good, (_rate(stretch, count, 1) for stretch in (before, after)))
+        yield _metric_row_of(name, "/s", good, (_count_rate(stretch, count, 1) for stretch in (before, after)))
     for name, count, good in (
         ("requests served", "served", "up"),
         ("requests ended otherwise", "not_served", "down"),
         ("preemptions", "preemptions", "down"),
         ("tokens lost to preemptions", "tokens_lost", "down"),
     ):
-        yield _row(name, "/min", good, (_rate(stretch, count, 60) for stretch in (before, after)))
+        yield _metric_row_of(name, "/min", good, (_count_rate(stretch, count, 60) for stretch in (before, after)))
     for name, part, whole, good in (
         ("recompute tax", "recomputed_tokens", "computed_tokens", "down"),
         ("prefix hit rate", "hit_tokens", "looked_up_tokens", "up"),
     ):
-        yield _row(name, "share", good, (_share(stretch, part, whole) for stretch in (before, after)))
+        yield _metric_row_of(name, "share", good, (_count_share(stretch, part, whole) for stretch in (before, after)))
     for name, part, whole in (
         ("block lifetime, mean", "lifetimes_ms", "lifetimes"),
         ("idle before eviction, mean", "idle_residencies_ms", "idle_residencies"),
     ):
-        means = (_share(stretch, part, whole) for stretch in (before, after))
-        yield _row(name, "s", "", (None if mean is None else mean / 1e3 for mean in means))
+        means = (_count_share(stretch, part, whole) for stretch in (before, after))
+        yield _metric_row_of(name, "s", "", (None if mean is None else mean / 1e3 for mean in means))
     for median in (True, False):
         yield _of_durations("first token", median, before.time_to_first_token_s, after.time_to_first_token_s)
     for cause in sorted(before.waited_s.keys() | after.waited_s.keys()):
@@ -88,15 +88,15 @@ def _figures(before: WindowStats, after: WindowStats) -> Iterator[MetricRow]:
         ("held by finished at peak", ("finished",), "down"),
         ("UNACCOUNTED at peak", ("unaccounted",), "down"),
     ):
-        yield _row(name, "share", good, (_held(stretch.peak, held) for stretch in (before, after)))
+        yield _metric_row_of(name, "share", good, (_held_share(stretch.peak, held) for stretch in (before, after)))
 
 
 def _of_durations(name: str, median: bool, before: Sequence[float], after: Sequence[float]) -> MetricRow:
     quantile, word = (0.5, "median") if median else (0.95, "p95")
-    return _row(f"{name}, {word}", "s", "down", (_quantile(each, quantile) for each in (before, after)))
+    return _metric_row_of(f"{name}, {word}", "s", "down", (_quantile(each, quantile) for each in (before, after)))
 
 
-def _row(name: str, unit: str, good: str, both: Iterable[float | None]) -> MetricRow:
+def _metric_row_of(name: str, unit: str, good: str, both: Iterable[float | None]) -> MetricRow:
     before, after = both
     return MetricRow(name, unit, before, after, _change(before, after, good))
 
@@ -111,11 +111,11 @@ def _change(before: float | None, after: float | None, good: str) -> MetricChang
     return "better" if (after > before) == (good == "up") else "worse"
 
 
-def _rate(stretch: WindowStats, count: str, per_s: int) -> float | None:
+def _count_rate(stretch: WindowStats, count: str, per_s: int) -> float | None:
     return stretch.counts.get(count, 0) * per_s / stretch.seconds if stretch.seconds else None
 
 
-def _share(stretch: WindowStats, part: str, whole: str) -> float | None:
+def _count_share(stretch: WindowStats, part: str, whole: str) -> float | None:
     of = stretch.counts.get(whole, 0)
     return stretch.counts.get(part, 0) / of if of else None
 
@@ -125,6 +125,6 @@ def _quantile(values: Sequence[float], quantile: float) -> float | None:
     return sorted(values)[ceil(quantile * len(values)) - 1] if values else None
 
 
-def _held(peak: Balance | None, holders: Sequence[str]) -> float | None:
+def _held_share(peak: Balance | None, holders: Sequence[str]) -> float | None:
     usable = peak.total - peak.reserved if peak is not None else 0
     return sum(getattr(peak, holder) for holder in holders) / usable if usable else None

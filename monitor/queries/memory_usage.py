@@ -23,7 +23,7 @@ def memory_view(ledger: EngineLedger) -> MemoryView:
     """The bill, as the engine measured it last, by its event or its log. Raises NotKnown where it has not said one."""
     state = ledger.state
     known = measured(state.memory)
-    shown = _parts(known)
+    shown = _device_parts(known)
     if not known:
         known, shown = _in_log(ledger)
     return MemoryView(
@@ -38,7 +38,7 @@ def memory_view(ledger: EngineLedger) -> MemoryView:
     )
 
 
-def _parts(known: dict[str, int]) -> dict[str, int]:
+def _device_parts(known: dict[str, int]) -> dict[str, int]:
     """The device by what it went to; they add up to its total, since what nothing was said about is a part too."""
     if "device_total" not in known or "device_free" not in known:
         return {}

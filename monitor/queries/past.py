@@ -24,7 +24,7 @@ from kvscope.monitor.queries.stream_time import StreamTime
 from kvscope.monitor.schema import EpochView, GapView, HistoryView
 from kvscope.monitor.text import clock_time, timestamp
 
-MAX_LEDGERS: Final = 4
+MAX_PAST_LEDGERS: Final = 4
 """Who looks at a moment asks several questions about it."""
 MAX_WINDOW_BYTES: Final = 192 << 20
 """Of batches: some millions of events, and three times what memory keeps."""
@@ -97,7 +97,7 @@ class Past:
             self._recent[live.engine].keep_on_the_way(marks)
             if moment.at_ns < live.now_ns:  # nobody asks for a moment that was just now again
                 self._ledgers[key] = ledger
-            while len(self._ledgers) > MAX_LEDGERS:
+            while len(self._ledgers) > MAX_PAST_LEDGERS:
                 self._ledgers.popitem(last=False)
         return ledger
 

@@ -28,7 +28,7 @@ NO_POINTS: Final = 1 << 62
 """While it replays a ledger need make none: those that the live one made are there."""
 
 
-class Mark(NamedTuple):
+class PastMark(NamedTuple):
     """A state to begin from: a ledger that is not applied to any more. `of` it is forked."""
 
     place: tuple[int, int]
@@ -40,18 +40,18 @@ class Mark(NamedTuple):
 class Road(NamedTuple):
     """A state, what was heard after it, and the moment to stop at. To be walked without a lock."""
 
-    mark: Mark
+    mark: PastMark
     points: list[Point]
     """Those that the live ledger made until the last of the batches."""
     batches: list[Batch]
     moment: StreamTime
 
-    def walk(self) -> tuple[EngineLedger, list[Mark]]:
+    def walk(self) -> tuple[EngineLedger, list[PastMark]]:
         """The ledger as it was then, and states on the way to it, itself the last where it is one to go on from."""
         ledger = fork(self.mark.of)
         ledger.points = deque(self.points, ledger.points.maxlen)
         ledger.point_every_ns = NO_POINTS
-        marks: list[Mark] = []
+        marks: list[PastMark] = []
         walked = 0
         for batch in self.batches[:-1]:
             ledger.apply(batch)
@@ -70,9 +70,9 @@ class Road(NamedTuple):
         return ledger, marks
 
 
-def mark_of(ledger: EngineLedger) -> Mark:
+def mark_of(ledger: EngineLedger) -> PastMark:
     """The ledger, which is not to be applied to any more."""
-    return Mark((ledger.epoch, ledger.sequence), ledger.heard_ns, ledger)
+    return PastMark((ledger.epoch, ledger.sequence), ledger.heard_ns, ledger)
 
 
 def size_of(batch: Batch) -> int:
@@ -84,8 +84,8 @@ class Recent:
     """What is kept of one engine to begin from. `look` after each record that its ledger has taken in."""
 
     def __init__(self) -> None:
-        self._marks: deque[Mark] = deque()
-        self._on_the_way: list[Mark] = []
+        self._marks: deque[PastMark] = deque()
+        self._on_the_way: list[PastMark] = []
         """In order."""
         self._state: EngineState | None = None
         self._bytes = 0
@@ -105,7 +105,7 @@ class Recent:
             if ledger.sequence == 0 and isinstance(record, Batch):  # the beginning of a life, whose first batch is kept
                 unborn = EngineLedger(ledger.engine, counting=False)
                 unborn.restarts = ledger.restarts
-                self._keep(ledger, Mark((ledger.epoch, -1), ledger.heard_ns, unborn))
+                self._keep(ledger, PastMark((ledger.epoch, -1), ledger.heard_ns, unborn))
             else:
                 self._keep(ledger, mark_of(fork(ledger)))
         elif self._bytes >= self._enough:
@@ -115,14 +115,14 @@ class Recent:
         while self._on_the_way and self._is_cut_off(self._on_the_way[0], ledger):
             del self._on_the_way[0]
 
-    def _keep(self, ledger: EngineLedger, mark: Mark) -> None:
+    def _keep(self, ledger: EngineLedger, mark: PastMark) -> None:
         self._state, self._bytes = ledger.state, 0
         self._enough = max(MIN_BETWEEN, min(MAX_BETWEEN, _weight(mark.of)))
         self._marks.append(mark)
 
-    def keep_on_the_way(self, marks: list[Mark]) -> None:
+    def keep_on_the_way(self, marks: list[PastMark]) -> None:
         """States that a replay came by."""
-        kept = sorted((*self._on_the_way, *marks), key=_place)
+        kept = sorted((*self._on_the_way, *marks), key=_batch_place)
         most = min(MOST_ON_THE_WAY, MAX_ON_THE_WAY // max((_weight(mark.of) for mark in kept), default=1))
         while len(kept) > most:
             times = sorted(mark.at_ns for mark in (*self._marks, *kept))
@@ -131,7 +131,7 @@ class Recent:
         self._on_the_way = kept
 
     @staticmethod
-    def _is_cut_off(mark: Mark, ledger: EngineLedger) -> bool:
+    def _is_cut_off(mark: PastMark, ledger: EngineLedger) -> bool:
         """Whether the batches that came after it are not all there any more."""
         if not ledger.recent:
             return False
@@ -154,7 +154,7 @@ class Recent:
         ]
         if not before:
             return None
-        mark = max(before, key=_place)
+        mark = max(before, key=_batch_place)
         first = bisect_right(batches, mark.place, key=lambda batch: (batch.epoch, batch.sequence))
         batches = batches[first:]
         # Of a batch that is cut short the live one's point tells too much.
@@ -162,7 +162,7 @@ class Recent:
         return Road(mark, _points_until(ledger, until_ns), batches, moment)
 
 
-def _place(mark: Mark) -> tuple[int, int]:
+def _batch_place(mark: PastMark) -> tuple[int, int]:
     return mark.place
 
 

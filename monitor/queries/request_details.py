@@ -46,9 +46,9 @@ def request_detail(ledger: EngineLedger, name: str, batches: Callable[[int], Ite
         waited_s=_waited_s(ledger, record),
         event_history=[history_entry(line) for line in story],
         event_history_complete=any(line.what in ("received", "arrived") for line in story),
-        phases=_life(ledger, record, about),
-        conditions=_conditions(ledger, record),
-        waits=_waits(ledger, record),
+        phases=_phase_views(ledger, record, about),
+        conditions=_condition_views(ledger, record),
+        waits=_wait_tree(ledger, record),
         unused_tokens=unused_tokens(ledger.state, ledger.description, record),
     )
 
@@ -58,7 +58,7 @@ def _request_view(ledger: EngineLedger, record: RequestState, ended: bool = Fals
         id=record.id,
         number=record.number,
         state=name_of(Status, record.status),
-        reason=_reason(ledger, record),
+        reason=_request_reason(ledger, record),
         since=timestamp(ledger.wall(record.since_ns)),
         for_s=round(ledger.age_s(record.since_ns), 3),
         arrived=timestamp(ledger.wall(record.arrived_ns)),
@@ -83,7 +83,7 @@ def _waited_s(ledger: EngineLedger, record: RequestState) -> dict[str, float]:
     return {cause: round(seconds, 3) for cause, seconds in waited_s(ledger, record).items()}
 
 
-def _life(ledger: EngineLedger, record: RequestState, about: list[tuple[Position, int, Run]]) -> list[PhaseView]:
+def _phase_views(ledger: EngineLedger, record: RequestState, about: list[tuple[Position, int, Run]]) -> list[PhaseView]:
     views = []
     for phase in phases(about, record.number, ledger.now_ns):
         state, reason = in_words(phase)
@@ -101,16 +101,16 @@ def _life(ledger: EngineLedger, record: RequestState, about: list[tuple[Position
             )
         )
     if views:  # no event says that it stands behind another, or that its blocks are kept
-        views[-1] = msgspec.structs.replace(views[-1], reason=_reason(ledger, record))
+        views[-1] = msgspec.structs.replace(views[-1], reason=_request_reason(ledger, record))
     return views
 
 
-def _waits(ledger: EngineLedger, record: RequestState) -> Wait | None:
+def _wait_tree(ledger: EngineLedger, record: RequestState) -> Wait | None:
     wait = wait_of(ledger, record)
     return wait if wait.waits_for or record.is_waiting else None
 
 
-def _conditions(ledger: EngineLedger, record: RequestState) -> list[ConditionView]:
+def _condition_views(ledger: EngineLedger, record: RequestState) -> list[ConditionView]:
     """What is so of a request, and what is not."""
     usable = ledger.state.total - ledger.state.reserved
     fits = not record.blocks_to_finish or record.blocks_to_finish <= usable
@@ -130,11 +130,11 @@ def _conditions(ledger: EngineLedger, record: RequestState) -> list[ConditionVie
         ("Finished", record.is_finished, record.finished_ns, ""),
     ]
     if record.is_finished:
-        conditions.append(("BlocksFreed", not record.blocks, 0, _reason(ledger, record)))
+        conditions.append(("BlocksFreed", not record.blocks, 0, _request_reason(ledger, record)))
     return [ConditionView(name, holds, timestamp(ledger.wall(at)), why) for name, holds, at, why in conditions]
 
 
-def _reason(ledger: EngineLedger, record: RequestState) -> str:
+def _request_reason(ledger: EngineLedger, record: RequestState) -> str:
     if record.status >= FIRST_FINISHED:
         if record.number in ledger.state.deferrals:
             return "FREE_DEFERRED"

@@ -74,7 +74,7 @@ class WindowMeter:
         began_ns = max(self._since_ns, ledger.joined_ns)
         before = self._before or Counter()
         requests = [*self._ended, *(record for record in ledger.state.requests.values() if not record.is_finished)]
-        peak = max(points, key=_used, default=None)
+        peak = max(points, key=_used_blocks, default=None)
         return WindowStats(
             source=source,
             since=timestamp(began_ns),
@@ -82,7 +82,7 @@ class WindowMeter:
             seconds=max(ledger.now_ns - began_ns, 0) / 1e9,
             engine=ledger.engine,
             findings=list(findings),
-            waited_s=_waits(ledger, requests),
+            waited_s=_waits_by_cause(ledger, requests),
             time_to_first_token_s=[
                 (record.first_token_ns - record.arrived_ns) / 1e9
                 for record in requests
@@ -167,7 +167,7 @@ def _counts(ledger: EngineLedger) -> dict[str, int]:
     }
 
 
-def _waits(ledger: EngineLedger, requests: list[RequestState]) -> dict[str, list[float]]:
+def _waits_by_cause(ledger: EngineLedger, requests: list[RequestState]) -> dict[str, list[float]]:
     waits: dict[str, list[float]] = {}
     for record in requests:
         for cause, seconds in waited_s(ledger, record).items():
@@ -175,6 +175,6 @@ def _waits(ledger: EngineLedger, requests: list[RequestState]) -> dict[str, list
     return waits
 
 
-def _used(point: Point) -> int:
+def _used_blocks(point: Point) -> int:
     balance: Balance = point.balance
     return balance.total - balance.free - balance.cached_idle - balance.reserved

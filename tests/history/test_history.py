@@ -13,7 +13,7 @@ from kvscope.monitor.events import journal
 from kvscope.monitor.events.wire import Batch, Frame, encode
 from kvscope.monitor.history.history import GAP_NS, History, NotKept
 from kvscope.monitor.history.sealed_segment import close
-from kvscope.monitor.history.segment_files import directory_of, segments
+from kvscope.monitor.history.segment_files import directory_of, history_segments
 from kvscope.monitor.ledger.engine_ledger import EngineLedger, Position
 from kvscope.monitor.state.fold import apply_events
 from tests.history.recorded import books, folded, state_of, worked, write
@@ -47,7 +47,7 @@ def kept(directory: Path, frames: list[Frame], which: str) -> History:
     for segment in {"recording": [], "some closed": opened[:2], "all closed": opened}[which]:
         assert close(segment.path, into) is not None
         assert not segment.path.exists()
-    assert len(segments(into)) == len(opened)
+    assert len(history_segments(into)) == len(opened)
     return History(directory)
 
 

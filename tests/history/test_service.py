@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvscope.dashboards.web.links import Place
+from kvscope.dashboards.web.links import PagePlace
 from kvscope.dashboards.web.rendering import Pages
 from kvscope.monitor.cli import main
 from kvscope.monitor.history.findings_log import FindingsLog
@@ -181,13 +181,13 @@ def test_engines_that_are_gone_are_known_as_they_were_last(tmp_path: Path) -> No
     read.feed(scene.lab.frames)
     (last,) = read.engines()
     assert (gone.engine, gone.status, gone.balance) == (ENGINE, "gone", last.balance)
-    place = Place("requests", engine=ENGINE)
+    place = PagePlace("requests", engine=ENGINE)
     page = asyncio.run(Pages(watch).page(place))
     assert page.told["engine"] == ENGINE
     shown = "".join(page.sections.values())
     assert all(view.id in shown for view in watch.requests(ENGINE))
     assert watch.requests(ENGINE)
-    overview = asyncio.run(Pages(watch).page(Place("")))
+    overview = asyncio.run(Pages(watch).page(PagePlace("")))
     assert "No engine is heard" in overview.sections["main head"]
     # One that is heard again is not gone.
     watch.feed(scene.lab.frames)

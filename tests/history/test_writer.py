@@ -20,7 +20,7 @@ from kvscope.monitor.history import segment_writer
 from kvscope.monitor.history.history import History
 from kvscope.monitor.history.retention import HistoryInUse, Keep, Keeper
 from kvscope.monitor.history.sealed_segment import close
-from kvscope.monitor.history.segment_files import closed_segments, directory_of, segments
+from kvscope.monitor.history.segment_files import closed_segments, directory_of, history_segments
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.sources.live_stream import Received
 from tests.history.recorded import books, folded, worked
@@ -122,7 +122,7 @@ def test_a_service_that_starts_again_goes_on_where_it_was(tmp_path: Path) -> Non
         after.hear(lab.frames[joined:])
         after.hear([lab.heartbeat()])
         after.writer.stop(after.ledger)
-    for segment in segments(after.directory)[:2]:
+    for segment in history_segments(after.directory)[:2]:
         assert close(segment.path, after.directory) is not None
     history = History(tmp_path)
     batches = list(history.batches(lab.packer.engine, 0, 1 << 62))
@@ -170,7 +170,7 @@ def test_figures_of_a_page_are_kept(tmp_path: Path) -> None:
     history = History(tmp_path)
     assert list(history.notes(engine, 5, 100)) == said
     assert list(history.notes(engine, 12, 13)) == said[3:5]
-    (segment,) = segments(directory_of(tmp_path, engine))
+    (segment,) = history_segments(directory_of(tmp_path, engine))
     assert close(segment.path, segment.path.parent) is not None
     assert list(History(tmp_path).notes(engine, 5, 100)) == said
     assert history.span(engine) is None
@@ -200,7 +200,7 @@ def test_what_is_too_old_or_too_much_goes(tmp_path: Path, monkeypatch: pytest.Mo
     assert size() <= keeper.keep_no_more_than.bytes
     keeper.keep_no_more_than = Keep(days=0)
     keeper.drop(closed[-1].to_ns + day_ns)
-    assert segments(heard.directory) == [segments(heard.directory)[-1]]
+    assert history_segments(heard.directory) == [history_segments(heard.directory)[-1]]
     assert History(tmp_path).span(lab.packer.engine) is not None
     keeper.stop([])
 
@@ -212,7 +212,7 @@ def test_what_a_crash_left_half_done_is_done(tmp_path: Path, monkeypatch: pytest
     heard = Heard(tmp_path, lab)
     heard.hear(lab.frames)
     heard.writer.stop(heard.ledger)
-    first, second, *_ = segments(heard.directory)
+    first, second, *_ = history_segments(heard.directory)
     content = first.path.read_bytes()
     closed = close(first.path, heard.directory)
     assert closed is not None

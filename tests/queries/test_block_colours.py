@@ -9,7 +9,7 @@ import pytest
 
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.pipeline import Pipeline
-from kvscope.monitor.queries.block_colours import AGES_S, MOST, OTHERS, REFERENCES
+from kvscope.monitor.queries.block_colours import AGES_S, MAX_COLOURED_OWNERS, OTHER_OWNERS, REFERENCES
 from kvscope.monitor.schema import Colouring
 from tests.lab import Lab
 
@@ -44,13 +44,13 @@ def test_each_block_has_a_value_that_a_key_explains(watch: Pipeline, by: Colouri
     assert len(told.values) == told.total == ledger_of(watch).state.total
     assert {key.value: key.blocks for key in told.keys} == counts
     assert len(counts) > 1
-    assert max(counts) <= OTHERS
+    assert max(counts) <= OTHER_OWNERS
 
 
 def test_owners_are_those_of_the_request_tables(watch: Pipeline) -> None:
     told = watch.block_colours(ENGINE, "owner")
     named = {key.value: key.request for key in told.keys if key.request}
-    assert len(named) == MOST
+    assert len(named) == MAX_COLOURED_OWNERS
     state = ledger_of(watch).state
     by_name = {record.id: record for record in state.requests.values()}
     for block, value in enumerate(told.values):

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Browser, Page, Response, sync_playwright
 
-from kvscope.dashboards.web.links import Place
+from kvscope.dashboards.web.links import PagePlace
 from kvscope.monitor.publishing.publisher import Publisher
 from tests.lab import Lab
 
@@ -37,7 +37,7 @@ CHROMIUM_FLAGS = (
 
 def address(view: str, **fields: str) -> str:
     """Of a view of the engine."""
-    return Place(view, ENGINE, **fields).but()
+    return PagePlace(view, ENGINE, **fields).but()
 
 
 class Engine:

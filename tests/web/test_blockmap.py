@@ -9,10 +9,10 @@ import pytest
 from PIL import Image
 
 from kvscope.dashboards.web import block_map_image
-from kvscope.dashboards.web.palette import SHADES
+from kvscope.dashboards.web.palette import PALETTE_SHADES
 from kvscope.monitor.schema import BLOCK_STATES, BlockMap, PointView
 
-RGB = {shade.state: shade.rgb for shade in SHADES}
+RGB = {shade.state: shade.rgb for shade in PALETTE_SHADES}
 
 
 def decoded(url: str) -> Image.Image:
@@ -23,7 +23,7 @@ def decoded(url: str) -> Image.Image:
 
 def test_every_state_has_a_shade_and_every_shade_is_a_figure_of_the_balance() -> None:
     assert sorted(RGB) == sorted(BLOCK_STATES)
-    assert {shade.field for shade in SHADES} <= set(PointView.__struct_fields__)
+    assert {shade.field for shade in PALETTE_SHADES} <= set(PointView.__struct_fields__)
 
 
 @pytest.mark.parametrize("total", [2, 7, 65, 800, block_map_image.MAX_CELLS])

@@ -13,8 +13,8 @@ import httpx
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from kvscope.dashboards.web.links import Place, place_of, rfc3339, wall_ns
-from kvscope.dashboards.web.views.compare_view import _value
+from kvscope.dashboards.web.links import PagePlace, place_of, rfc3339, wall_ns
+from kvscope.dashboards.web.views.compare_view import _metric_value
 from kvscope.monitor.cli import main
 from tests.doctor.golden import TOLD
 from tests.recordings import healthy_lab, leaking_lab, recording_of
@@ -60,7 +60,7 @@ def assert_says(page: Page, expected: dict[str, Any]) -> None:
     """The page says what the command says."""
     expect(page.locator("#figures tbody tr").first).to_be_visible()
     assert [row[:3] for row in rows(page.locator("#figures"))] == [
-        [row["name"], *(_value(row[side], row["unit"]) for side in ("before", "after"))]
+        [row["name"], *(_metric_value(row[side], row["unit"]) for side in ("before", "after"))]
         for row in expected["metrics"]
         if row["before"] is not None or row["after"] is not None
     ]
@@ -72,7 +72,7 @@ def assert_says(page: Page, expected: dict[str, Any]) -> None:
     assert found == {(row["code"], row["change"]) for row in expected["findings"]}
 
 
-def where(page: Page) -> Place:
+def where(page: Page) -> PagePlace:
     return place_of(page.url)
 
 
@@ -85,7 +85,7 @@ def test_it_shows_what_the_command_prints(
     began_ns, first = wall_ns(leak["since"], 0), incident.ask("span", engine=ENGINE)["first"]
     since, until = rfc3339(began_ns + 10 * SECOND), rfc3339(began_ns + 20 * SECOND)
     before = {"with_from": first, "with_to": leak["since"]}
-    page.goto(incident.url + Place("compare", ENGINE, since, until, more=tuple(before.items())).but())
+    page.goto(incident.url + PagePlace("compare", ENGINE, since, until, more=tuple(before.items())).but())
     windows = ("--window", f"{first}..{leak['since']}", "--window", f"{since}..{until}")
     assert_says(page, diff(capsys, kept / "recording", *windows))
     expect(page.locator("#view h1")).to_have_text(re.compile("^1 finding came; "))
@@ -107,7 +107,7 @@ def test_it_shows_what_the_command_prints(
 
 
 def test_the_form_leads_to_other_windows_and_back(page: Page, incident: Incident) -> None:
-    page.goto(incident.url + Place("compare", ENGINE).but())
+    page.goto(incident.url + PagePlace("compare", ENGINE).but())
     form = page.locator("form.to-compare")
     expect(page.locator("#figures tbody tr").first).to_be_visible()
     last_ns = wall_ns(incident.ask("span", engine=ENGINE)["last"], 0)
@@ -144,7 +144,7 @@ def test_the_form_leads_to_other_windows_and_back(page: Page, incident: Incident
 
 @pytest.mark.slow
 def test_each_window_is_chosen_on_its_own_pool(page: Page, incident: Incident) -> None:
-    page.goto(incident.url + Place("compare", ENGINE).but())
+    page.goto(incident.url + PagePlace("compare", ENGINE).but())
     for name, window in (("after", ("from", "to")), ("before", ("with_from", "with_to"))):
         earlier = dict(parse_qsl(urlsplit(page.url).query))
         chart = page.locator(f"#{name}-pool")
@@ -167,7 +167,7 @@ def test_a_window_and_a_finding_lead_here(page: Page, incident: Incident) -> Non
     (leak,) = (one for one in incident.ask("findings", engine=ENGINE) if one["code"] == LEAK)
     began_ns = wall_ns(leak["since"], 0)
     window = {"since": rfc3339(began_ns), "until": rfc3339(began_ns + 8 * SECOND)}
-    page.goto(incident.url + Place("engine", ENGINE, **window).but())
+    page.goto(incident.url + PagePlace("engine", ENGINE, **window).but())
     expect(page.locator("#history .scatterlayer .trace").first).to_be_attached()
     page.keyboard.press("c")
     expect(page).to_have_url(re.compile("/compare[?]"))
@@ -176,7 +176,7 @@ def test_a_window_and_a_finding_lead_here(page: Page, incident: Incident) -> Non
         f"{told['after']['since'][11:19]} – {told['after']['until'][11:19]} UTC"
     )
     assert wall_ns(told["before"]["until"], 0) <= began_ns
-    page.goto(incident.url + Place("finding", ENGINE, id=leak["id"]).but())
+    page.goto(incident.url + PagePlace("finding", ENGINE, id=leak["id"]).but())
     page.get_by_role("link", name="Compare with before it began").click()
     expect(page.locator("#compared-findings")).to_contain_text(LEAK)
     assert (where(page).since, where(page).view) == (leak["since"], "compare")
@@ -184,7 +184,7 @@ def test_a_window_and_a_finding_lead_here(page: Page, incident: Incident) -> Non
 
 def test_what_cannot_be_compared_is_said_beside_the_form(page: Page, incident: Incident) -> None:
     for times in ({"since": "2001-02-03T04:05:06Z"}, {"since": "now-10s", "more": (("with_from", "teatime"),)}):
-        page.goto(incident.url + Place("compare", ENGINE, **times).but())  # type: ignore[arg-type]
+        page.goto(incident.url + PagePlace("compare", ENGINE, **times).but())  # type: ignore[arg-type]
         expect(page.get_by_role("heading", name="Nothing to compare")).to_be_visible()
         expect(page.locator("#view").get_by_role("alert")).to_have_text(re.compile("too long|is no time"))
         expect(page.get_by_role("button", name="Compare")).to_be_visible()

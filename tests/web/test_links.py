@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvscope.dashboards.web.links import Place, place_of, rfc3339, wall_ns
+from kvscope.dashboards.web.links import PagePlace, place_of, rfc3339, wall_ns
 from kvscope.monitor.errors import BadTime
 
 NOW_NS = 1_795_000_000_123_000_000
@@ -16,17 +16,17 @@ words = st.text(max_size=12)
 filters = st.dictionaries(st.sampled_from(["sort", "state", "q"]), words.filter(bool))
 more = filters.map(lambda found: tuple(sorted(found.items())))
 views = st.sampled_from(["", "engine", "blocks", "request"])
-places = st.builds(Place, views, words, words, words, words, words, more)
+places = st.builds(PagePlace, views, words, words, words, words, words, more)
 
 
 @given(places)
-def test_an_address_leads_back_to_its_place(place: Place) -> None:
+def test_an_address_leads_back_to_its_place(place: PagePlace) -> None:
     assert place_of("http://127.0.0.1:8765" + place.but()) == place
 
 
 def test_another_view_keeps_the_engine_and_the_time_and_nothing_else() -> None:
-    place = Place("requests", "m@h:1/0", "now-1h", "", "", "r-1", (("sort", "age"),))
-    assert place_of(place.to("blocks", id="7")) == Place("blocks", "m@h:1/0", "now-1h", "", "", "7")
+    place = PagePlace("requests", "m@h:1/0", "now-1h", "", "", "r-1", (("sort", "age"),))
+    assert place_of(place.to("blocks", id="7")) == PagePlace("blocks", "m@h:1/0", "now-1h", "", "", "7")
 
 
 def test_a_token_is_not_handed_on() -> None:
@@ -54,11 +54,11 @@ def test_what_is_no_time(text: str) -> None:
 
 def test_windows() -> None:
     minute = 60 * SECOND
-    assert Place().window(NOW_NS) == (NOW_NS - 10 * minute, NOW_NS, True)
-    assert Place(since="now-1h", until="now").window(NOW_NS) == (NOW_NS - 60 * minute, NOW_NS, True)
+    assert PagePlace().window(NOW_NS) == (NOW_NS - 10 * minute, NOW_NS, True)
+    assert PagePlace(since="now-1h", until="now").window(NOW_NS) == (NOW_NS - 60 * minute, NOW_NS, True)
     until = rfc3339(NOW_NS - 30 * minute)
-    assert Place(until=until).window(NOW_NS) == (NOW_NS - 40 * minute, NOW_NS - 30 * minute, False)
-    assert Place(at=until).window(NOW_NS) == (NOW_NS - 35 * minute, NOW_NS - 25 * minute, False)
-    assert not Place(at="3/17/2").window(NOW_NS).live
+    assert PagePlace(until=until).window(NOW_NS) == (NOW_NS - 40 * minute, NOW_NS - 30 * minute, False)
+    assert PagePlace(at=until).window(NOW_NS) == (NOW_NS - 35 * minute, NOW_NS - 25 * minute, False)
+    assert not PagePlace(at="3/17/2").window(NOW_NS).live
     with pytest.raises(BadTime):
-        Place(since=until, until="now-1h").window(NOW_NS)
+        PagePlace(since=until, until="now-1h").window(NOW_NS)

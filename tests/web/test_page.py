@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from kvscope.dashboards.web import block_map_image
-from kvscope.dashboards.web.links import Place
+from kvscope.dashboards.web.links import PagePlace
 from tests.web.parts import ENGINE, LEAK, Account, Engine, address, fits, service
 
 # By path, something that is there when the view is.
@@ -193,7 +193,7 @@ def test_one_of_several_engines_is_chosen(page: Page, tmp_path: Path) -> None:
         picker = page.get_by_role("navigation", name="Engines")
         picker.locator("summary").click()
         picker.get_by_role("link", name=other).click()
-        expect(page).to_have_url(url + Place("blocks", other).but())
+        expect(page).to_have_url(url + PagePlace("blocks", other).but())
         expect(page.locator("#map-frame")).to_have_attribute("data-total", str(two.lab.pool.total))
         page.go_back()
         expect(page.locator("#map-frame")).to_have_attribute("data-total", str(one.lab.pool.total))
@@ -220,7 +220,7 @@ def test_long_names_fit_into_narrow_windows_and_into_their_tables(page: Page, tm
         page.goto(url)
         expect(page.locator("#engines .brief-finding").first).to_be_visible()
         for path in ("", "requests", "findings"):
-            page.goto(url + Place(path, name).but())
+            page.goto(url + PagePlace(path, name).but())
             expect(page.locator("#view h1").first).to_be_visible()
             for width in (400, 768, 1280):
                 page.set_viewport_size({"width": width, "height": 800})

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvscope.dashboards.web.links import Place, place_of, rfc3339
+from kvscope.dashboards.web.links import PagePlace, place_of, rfc3339
 from kvscope.dashboards.web.rendering import REST, TICK_S, Page, Pages
 from kvscope.dashboards.web.view_registry import PATHS
 from kvscope.monitor.events.samples import Sample
@@ -53,15 +53,15 @@ class Clock:
         return self.now
 
 
-def look(pages: Pages, place: Place) -> Page:
+def look(pages: Pages, place: PagePlace) -> Page:
     return asyncio.run(pages.page(place))
 
 
 def test_only_the_view_that_is_looked_at_is_made() -> None:
     watch = CountingWatch()
-    look(Pages(watch), Place("requests", ENGINE))
+    look(Pages(watch), PagePlace("requests", ENGINE))
     assert not watch.asked
-    look(Pages(watch), Place("blocks", ENGINE))
+    look(Pages(watch), PagePlace("blocks", ENGINE))
     assert watch.asked["block_map"] == 1
 
 
@@ -69,7 +69,7 @@ def test_a_live_view_is_made_once_a_tick_and_a_past_one_is_kept() -> None:
     watch, clock = CountingWatch(), Clock()
     pages = Pages(watch, clock)
 
-    async def counts(place: Place) -> list[int]:
+    async def counts(place: PagePlace) -> list[int]:
         """How often it was made, as time passes, each time that three look."""
         watch.asked.clear()
         made = []
@@ -81,7 +81,7 @@ def test_a_live_view_is_made_once_a_tick_and_a_past_one_is_kept() -> None:
 
     async def both() -> tuple[list[int], list[int]]:
         past = rfc3339(watch.now_ns - 20_000_000)
-        return await counts(Place("engine", ENGINE)), await counts(Place("engine", ENGINE, until=past))
+        return await counts(PagePlace("engine", ENGINE)), await counts(PagePlace("engine", ENGINE, until=past))
 
     assert asyncio.run(both()) == ([1, 1, 2, 3], [1, 1, 1, 1])
 
@@ -98,7 +98,9 @@ def test_views_that_take_long_are_made_again_one_after_another_and_say_how_often
 
     watch = SlowWatch()
     pages = Pages(watch, clock)
-    places = [Place("blocks", ENGINE, more=(("colour", colour),)) for colour in ("state", "owner", "age", "references")]
+    places = [
+        PagePlace("blocks", ENGINE, more=(("colour", colour),)) for colour in ("state", "owner", "age", "references")
+    ]
     looks = 100
 
     async def watched() -> list[Page]:
@@ -126,7 +128,7 @@ def test_every_view_can_be_made_now_and_of_a_moment(path: str) -> None:
     watch = CountingWatch()
     pages = Pages(watch)
     for at in ("", rfc3339(watch.now_ns - 20_000_000)):
-        page = look(pages, Place(path, ENGINE, at=at, id="r-3" if path == "request" else "3"))
+        page = look(pages, PagePlace(path, ENGINE, at=at, id="r-3" if path == "request" else "3"))
         assert page.told["main"], "it shows nothing"
         assert "main sentence" not in page.sections, page.sections
         for section in page.sections.values():
@@ -138,7 +140,7 @@ def test_a_view_that_cannot_be_made_says_so_and_the_page_stays(caplog: pytest.Lo
         def block_map(self, engine: str, at: str = "") -> BlockMap:
             raise ZeroDivisionError("on purpose")
 
-    page = look(Pages(BrokenWatch()), Place("blocks", ENGINE))
+    page = look(Pages(BrokenWatch()), PagePlace("blocks", ENGINE))
     assert "could not be made" in page.sections["main sentence"]
     assert ENGINE in page.sections["bar"]
     assert "on purpose" in caplog.text
@@ -146,7 +148,7 @@ def test_a_view_that_cannot_be_made_says_so_and_the_page_stays(caplog: pytest.Lo
 
 def test_so_much_that_it_cannot_be_shown_at_once_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvscope.monitor.queries.past.MAX_WINDOW_BYTES", 0)
-    page = look(Pages(CountingWatch()), Place("held", ENGINE))
+    page = look(Pages(CountingWatch()), PagePlace("held", ENGINE))
     assert "too many events" in page.sections["main sentence"]
 
 
@@ -159,7 +161,7 @@ def test_of_an_engine_known_by_figures_alone_every_view_says_what_it_can(path: s
         )
         for second in range(20)
     )
-    page = look(Pages(watch), Place(path, "vllm", id="1"))
+    page = look(Pages(watch), PagePlace(path, "vllm", id="1"))
     assert page.told["main"]
     assert "could not be made" not in str(page.sections)
     assert "figures only" in page.sections["bar"]
@@ -173,17 +175,17 @@ def test_of_an_engine_known_by_figures_alone_every_view_says_what_it_can(path: s
 def test_who_looks_at_a_time_of_which_nothing_is_known_is_led_to_what_is() -> None:
     watch = CountingWatch()
     span = watch.history(ENGINE)
-    page = look(Pages(watch), Place("blocks", ENGINE, at="2020-11-20T00:00:00Z"))
-    known = Place("blocks", ENGINE, span.first or "", span.last or "").but()
+    page = look(Pages(watch), PagePlace("blocks", ENGINE, at="2020-11-20T00:00:00Z"))
+    known = PagePlace("blocks", ENGINE, span.first or "", span.last or "").but()
     assert json.dumps(known)[1:-1] in page.sections["main sentence"]
     page = look(Pages(watch), place_of(known))
     assert "main sentence" not in page.sections
 
 
 def test_a_bad_link_is_told_of_in_full_and_a_name_is_not_changed() -> None:
-    page = look(Pages(CountingWatch()), Place("engine", "nonsense", at="garbage"))
+    page = look(Pages(CountingWatch()), PagePlace("engine", "nonsense", at="garbage"))
     assert "'nonsense'" in page.sections["alarms"]
     assert "'garbage'" in page.sections["alarms"]
-    page = look(Pages(CountingWatch()), Place("request", ENGINE, id="nobody"))
+    page = look(Pages(CountingWatch()), PagePlace("request", ENGINE, id="nobody"))
     assert f'"{ENGINE} has no request' in page.sections["main not-known"]
     assert page.sections["aside"] == '""', "it would say the same once more"

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from kvscope.dashboards.web.app import mount
-from kvscope.dashboards.web.palette import SHADES
+from kvscope.dashboards.web.palette import PALETTE_SHADES
 from kvscope.monitor.events.wire import Batch
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.pipeline import Pipeline
@@ -54,7 +54,7 @@ def as_it_was(lab: Lab, at_ms: int) -> dict[str, int]:
         if isinstance(frame, Batch) and frame.wall_ns <= at_ms * 1_000_000:
             ledger.apply(frame)
     balance = ledger.balance()
-    return {shade.label: getattr(balance, shade.field) for shade in SHADES}
+    return {shade.label: getattr(balance, shade.field) for shade in PALETTE_SHADES}
 
 
 def shown(page: Page) -> dict[str, int]:

@@ -15,7 +15,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from kvscope.dashboards.web.app import mount
-from kvscope.dashboards.web.links import Place
+from kvscope.dashboards.web.links import PagePlace
 from kvscope.dashboards.web.rendering import Page, Pages
 from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.schema import BlockDetail, EngineView
@@ -108,7 +108,7 @@ def test_a_view_is_made_once_for_all_viewers() -> None:
 
     async def many_look() -> list[Page]:
         pages = Pages(watch)
-        return await asyncio.gather(*(pages.page(Place()) for _ in range(20)))
+        return await asyncio.gather(*(pages.page(PagePlace()) for _ in range(20)))
 
     pages = asyncio.run(many_look())
     assert watch.times_asked == 1

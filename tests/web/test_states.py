@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvscope.dashboards.web.links import place_of, wall_ns
-from kvscope.dashboards.web.view import Here, View
+from kvscope.dashboards.web.view import Here, PageView
 from kvscope.dashboards.web.views import (
     findings_view,
     memory_view,
@@ -51,11 +51,11 @@ def texts(tree: Any) -> Iterator[str]:
         yield str(tree)
 
 
-def text(view: View, section: str) -> str:
+def text(view: PageView, section: str) -> str:
     return re.sub(r"\s+", " ", " ".join(texts(view.sections[section])))
 
 
-def rows(view: View, section: str) -> list[list[str]]:
+def rows(view: PageView, section: str) -> list[list[str]]:
     """The cells of each row of its tables."""
 
     def walk(tree: Any) -> Iterator[Any]:
@@ -281,7 +281,7 @@ def test_the_pool_inside_the_memory_is_as_it_was_then() -> None:
 
 def test_of_many_findings_the_first_are_shown_in_full_and_none_is_lost() -> None:
     lab = Lab(total=20)
-    for _ in range(overview_view.MOST_NAMED + findings_view.IN_FULL):
+    for _ in range(overview_view.MOST_NAMED + findings_view.FULL_CARDS):
         lab.arrive(20 * 4 + 1)
         lab.step(1.0)
     for _ in range(10):
@@ -289,10 +289,10 @@ def test_of_many_findings_the_first_are_shown_in_full_and_none_is_lost() -> None
         lab.heartbeat()
     watch = looked_at(lab)
     grave = [one for one in watch.findings("firing") if one.severity != "info"]
-    assert len(grave) > max(overview_view.MOST_NAMED, findings_view.IN_FULL)
+    assert len(grave) > max(overview_view.MOST_NAMED, findings_view.FULL_CARDS)
     row = text(overview_view.view(watch, at(watch, "/")), "engines")
     assert f"and {len(grave) - overview_view.MOST_NAMED} more" in row
     view = findings_view.view(watch, at(watch, "/findings"))
     kinds = [type(one).__name__ for one in view.sections["findings"].children]
-    assert kinds.count("Article") == findings_view.IN_FULL
+    assert kinds.count("Article") == findings_view.FULL_CARDS
     assert kinds.count("Article") + kinds.count("Details") >= len(grave)

@@ -14,33 +14,33 @@ from typing import Any, Final, get_args
 from dash import html
 
 from kvscope.dashboards.web import block_map_image, history_panel, pool_balance
-from kvscope.dashboards.web.display_text import clock
-from kvscope.dashboards.web.links import Place, rfc3339, wall_ns
+from kvscope.dashboards.web.display_text import clock_text
+from kvscope.dashboards.web.links import PagePlace, rfc3339, wall_ns
 from kvscope.dashboards.web.markup import aria, data, field, key, request_link
 from kvscope.dashboards.web.palette import colour_of, css
-from kvscope.dashboards.web.view import Here, View, engine_then
+from kvscope.dashboards.web.view import Here, PageView, engine_then
 from kvscope.monitor.errors import NotKnown
 from kvscope.monitor.query import Query
 from kvscope.monitor.schema import BlockColours, BlockMap, Colouring, EventView
 from kvscope.monitor.text import percent
 
-COLOURINGS: Final = ("state", *get_args(Colouring))
-MOST_EVENTS: Final = 60
+COLOURING_CHOICES: Final = ("state", *get_args(Colouring))
+MAX_MAP_EVENTS: Final = 60
 STEPS: Final = 600
 """Of the slider."""
 
 
-def view(query: Query, here: Here) -> View:
+def view(query: Query, here: Here) -> PageView:
     """The map under its slider, and the events beside it."""
     place, moment = here.place, here.moment
     engine = engine_then(query, here)
     blocks = query.block_map(here.name, moment)
-    by = place.get("colour", COLOURINGS[0])
+    by = place.get("colour", COLOURING_CHOICES[0])
     colours = query.block_colours(here.name, _colouring(by), moment) if by in get_args(Colouring) else None
-    marked, aside = _chosen(query, place, moment)
-    legend = pool_balance.legend(engine) if colours is None else _legend(place, colours)
+    marked, aside = _chosen_colours(query, place, moment)
+    legend = pool_balance.legend(engine) if colours is None else _colour_legend(place, colours)
     events, chosen = _events_around(query, here)
-    return View(
+    return PageView(
         {
             "head": html.Header([html.H1("Every block"), _colourings(place, by)], className="of-blocks"),
             "scrub": html.Section(_scrub(_since_heard(query, here), blocks.at, events, chosen), className="card scrub"),
@@ -52,7 +52,7 @@ def view(query: Query, here: Here) -> View:
                         key="map",
                     ),
                     html.Section(
-                        _events(place, events, chosen),
+                        _map_events(place, events, chosen),
                         className="card happened",
                         key="events",
                         **aria(label="Events until then"),
@@ -70,7 +70,7 @@ def _colouring(by: str) -> Colouring:
     return next(one for one in get_args(Colouring) if one == by)
 
 
-def _chosen(query: Query, place: Place, moment: str) -> tuple[list[int], list[Any]]:
+def _chosen_colours(query: Query, place: PagePlace, moment: str) -> tuple[list[int], list[Any]]:
     """Blocks to be marked, and the story beside the map."""
     if not place.id:
         return [], []
@@ -89,7 +89,7 @@ def _chosen(query: Query, place: Place, moment: str) -> tuple[list[int], list[An
 
 def _map(blocks: BlockMap, colours: BlockColours | None, marked: Sequence[int]) -> html.Div:
     laid = block_map_image.grid(blocks.total)
-    picture = block_map_image.picture(blocks) if colours is None else block_map_image.coloured(colours)
+    picture = block_map_image.picture(blocks) if colours is None else block_map_image.coloured_map(colours)
     layers: list[Any] = [html.Img(id="map", alt="", src=picture, draggable="false")]
     if marked and blocks.total:
         layers.append(
@@ -109,25 +109,25 @@ def _map(blocks: BlockMap, colours: BlockColours | None, marked: Sequence[int]) 
 def _several(blocks: BlockMap, by: str) -> list[html.P]:
     """What a cell is, where it is not one block."""
     per_cell = block_map_image.grid(blocks.total).per_cell
-    which = "the one that asks for attention most" if by == COLOURINGS[0] else "one of them"
+    which = "the one that asks for attention most" if by == COLOURING_CHOICES[0] else "one of them"
     words = f"Each cell is {per_cell:,} blocks, in the colour of {which}."
     return [html.P(words, className="note hint")] if per_cell > 1 else []
 
 
-def _colourings(place: Place, chosen: str) -> html.Nav:
+def _colourings(place: PagePlace, chosen: str) -> html.Nav:
     links = [
         html.A(
             by,
-            href=place.but(colour="" if by == COLOURINGS[0] else by),
+            href=place.but(colour="" if by == COLOURING_CHOICES[0] else by),
             className="button",
             **aria(current="true" if by == chosen else "false"),
         )
-        for by in COLOURINGS
+        for by in COLOURING_CHOICES
     ]
     return html.Nav([html.Span("Coloured by", className="note"), *links], **aria(label="Coloured by"))
 
 
-def _legend(place: Place, colours: BlockColours) -> list[html.Li]:
+def _colour_legend(place: PagePlace, colours: BlockColours) -> list[html.Li]:
     return [
         html.Li(
             [
@@ -154,9 +154,9 @@ def _events_around(query: Query, here: Here) -> tuple[list[EventView], int]:
     """Those around the moment, and the place in them of the last that had happened then (-1: none)."""
     name, moment = here.name, here.moment
     if not moment:
-        events = query.events(name, here.window.since, limit=MOST_EVENTS)
+        events = query.events(name, here.window.since, limit=MAX_MAP_EVENTS)
         return events, len(events) - 1
-    events = query.events(name, around=moment, limit=MOST_EVENTS)
+    events = query.events(name, around=moment, limit=MAX_MAP_EVENTS)
     if "/" in moment:
         return events, next((number for number, one in enumerate(events) if one.position == moment), -1)
     at_ns = wall_ns(moment, 0)
@@ -198,19 +198,19 @@ def _scrub(here: Here, at: str | None, events: Sequence[EventView], chosen: int)
         ],
         **data(at=now, since=window.since, until=window.until),
     )
-    since, until = (html.Span(clock(end), className="note") for end in (window.since, window.until))
+    since, until = (html.Span(clock_text(end), className="note") for end in (window.since, window.until))
     shown = html.Strong(f"{at[11:23]} UTC" if at else "", className="moment")
     return [html.Span(steps, className="moves"), since, slider, until, shown]
 
 
-def _events(place: Place, events: Sequence[EventView], chosen: int) -> list[Any]:
+def _map_events(place: PagePlace, events: Sequence[EventView], chosen: int) -> list[Any]:
     heading = html.H2("Events")
     if not events:
         return [heading, html.P("None is kept of that time.", className="note")]
     rows = []
     for number, event in enumerate(events):
         link = html.A(
-            [html.Time(event.at[11:23] if event.at else "", dateTime=event.at), html.Span(_told(event))],
+            [html.Time(event.at[11:23] if event.at else "", dateTime=event.at), html.Span(_map_summary(event))],
             href=place.but(at=event.position),
             **aria(current="step" if number == chosen else "false"),
         )
@@ -218,5 +218,5 @@ def _events(place: Place, events: Sequence[EventView], chosen: int) -> list[Any]
     return [heading, html.Ol(rows, className="events", tabIndex="0", **aria(label="Events, the latest last"))]
 
 
-def _told(event: EventView) -> str:
+def _map_summary(event: EventView) -> str:
     return f"{event.request}: {event.text}" if event.request and event.request not in event.text else event.text

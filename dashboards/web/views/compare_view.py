@@ -12,23 +12,23 @@ from typing import Any, Final
 
 from dash import html
 
-from kvscope.dashboards.web.charts import Mark, Row, over_time
-from kvscope.dashboards.web.display_text import clock, sentence
-from kvscope.dashboards.web.links import Place, Window, rfc3339, wall_ns
+from kvscope.dashboards.web.charts import ChartMark, ChartRow, over_time
+from kvscope.dashboards.web.display_text import clock_text, sentence
+from kvscope.dashboards.web.links import PagePlace, PageWindow, rfc3339, wall_ns
 from kvscope.dashboards.web.markup import and_more, aria, choice, data, field, request_link
-from kvscope.dashboards.web.palette import SHADES
-from kvscope.dashboards.web.pool_traces import blocks, requests
-from kvscope.dashboards.web.view import Here, View
+from kvscope.dashboards.web.palette import PALETTE_SHADES
+from kvscope.dashboards.web.pool_traces import block_traces, request_traces
+from kvscope.dashboards.web.view import Here, PageView
 from kvscope.monitor.errors import BadQuestion, NotKnown
 from kvscope.monitor.findings import FindingReport
 from kvscope.monitor.query import Query
 from kvscope.monitor.schema import Diff, FindingRow, MetricRow, PointView, WindowStats
 from kvscope.monitor.text import counted, duration, percent
 
-MOMENTS: Final = 300
+MAX_COMPARE_POINTS: Final = 300
 MOST_LINKS: Final = 6
 AGAINST: Final = ("with", "with_from", "with_to")
-SIGNS: Final = {"better": "▲", "worse": "▼", "same": "=", "differs": "↕", "": ""}
+CHANGE_SIGNS: Final = {"better": "▲", "worse": "▼", "same": "=", "differs": "↕", "": ""}
 STATUS_SIGNS: Final = {"added": "+ came", "unchanged": "= stayed", "removed": "− went"}
 MANY_TIMES: Final = 10
 NO_TIME: Final = (
@@ -36,20 +36,27 @@ NO_TIME: Final = (
 )
 
 
-def view(query: Query, here: Here) -> View:
+def view(query: Query, here: Here) -> PageView:
     """In a sentence, as figures, as findings, and both pools over time; and the form to choose other windows."""
     try:
         told = _compared(query, here)
     except (NotKnown, BadQuestion) as error:
         why = html.P(sentence(str(error)), role="alert")
-        return View({"head": html.Header([html.H1("Nothing to compare"), why, _form(here, None)], className="card")})
+        return PageView(
+            {"head": html.Header([html.H1("Nothing to compare"), why, _form(here, None)], className="card")}
+        )
     both = (told.before, told.after)
-    points = [query.points(side.engine, limit=MOMENTS, since=side.since or "", until=side.until or "") for side in both]
-    return View(
+    points = [
+        query.points(side.engine, limit=MAX_COMPARE_POINTS, since=side.since or "", until=side.until or "")
+        for side in both
+    ]
+    return PageView(
         {
-            "head": html.Header([*_in_words(told), _sides(here.place, told), _form(here, told)], className="card"),
-            "findings": html.Section(_findings(here.place, told), id="compared-findings", className="card"),
-            "figures": html.Section(_figures(told), id="figures", className="card wide"),
+            "head": html.Header(
+                [*_comparison_headline(told), _window_sides(here.place, told), _form(here, told)], className="card"
+            ),
+            "findings": html.Section(_compared_findings(here.place, told), id="compared-findings", className="card"),
+            "figures": html.Section(_metrics_table(told), id="figures", className="card wide"),
             "pools": html.Section(_pools(here, both, points), id="pools", className="card", **aria(label="Over time")),
         }
     )
@@ -67,7 +74,7 @@ def _compared(query: Query, here: Here) -> Diff:
     return query.compare(here.name, since, until, other, *against)
 
 
-def _in_words(told: Diff) -> list[Any]:
+def _comparison_headline(told: Diff) -> list[Any]:
     came = sum(row.status == "added" and row.severity != "info" for row in told.findings)
     went = sum(row.status == "removed" and row.severity != "info" for row in told.findings)
     better, worse, same = (sum(row.change == word for row in told.metrics) for word in ("better", "worse", "same"))
@@ -81,22 +88,24 @@ def _in_words(told: Diff) -> list[Any]:
 # -------------------------------------------------------------------- what is compared
 
 
-def _sides(place: Place, told: Diff) -> html.Dl:
+def _window_sides(place: PagePlace, told: Diff) -> html.Dl:
     parts: list[Any] = []
     for name, side in (("Before", told.before), ("After", told.after)):
         there = place.to("engine", engine=side.engine, since=side.since or "", until=side.until or "", at="")
         parts += [
             html.Dt(name),
-            html.Dd([html.A(side.engine, href=there), html.Span(f"{_when(side, told)}, {duration(side.seconds)}")]),
+            html.Dd(
+                [html.A(side.engine, href=there), html.Span(f"{_window_when(side, told)}, {duration(side.seconds)}")]
+            ),
         ]
     return html.Dl(parts, className="sides")
 
 
-def _when(side: WindowStats, told: Diff) -> str:
+def _window_when(side: WindowStats, told: Diff) -> str:
     """From when to when; with the days where they are not the same."""
     days = {(at or "")[:10] for one in (told.before, told.after) for at in (one.since, one.until)}
     since, until = (
-        clock(at) if len(days) == 1 or not at else f"{at[:10]} {clock(at)}" for at in (side.since, side.until)
+        clock_text(at) if len(days) == 1 or not at else f"{at[:10]} {clock_text(at)}" for at in (side.since, side.until)
     )
     return f"{since} – {until} UTC"
 
@@ -114,8 +123,8 @@ def _form(here: Here, told: Diff | None) -> html.Form:
         this = [html.Label([html.Span("Engine"), html.Select(options, name="engine", **data(value=here.name))])]
         others = [(name, name) for name in names if name != here.name]
         against = [choice("with", "Engine", others, place.get("with"), none="the same")]
-    this += [_time("from", "From", (since or "")[:19]), _time("to", "To", (until or "")[:19])]
-    against += [_time("with_from", "From", with_since), _time("with_to", "To", with_until)]
+    this += [_window_time("from", "From", (since or "")[:19]), _window_time("to", "To", (until or "")[:19])]
+    against += [_window_time("with_from", "From", with_since), _window_time("with_to", "To", with_until)]
     actions: list[Any] = [html.Button("Compare", type="submit")]
     if told is not None:
         actions.append(html.A("Swap them", href=_swapped(place, told), className="button"))
@@ -135,7 +144,7 @@ def _form(here: Here, told: Diff | None) -> html.Form:
     )
 
 
-def _time(name: str, words: str, value: str) -> html.Label:
+def _window_time(name: str, words: str, value: str) -> html.Label:
     return html.Label([html.Span(words), field("datetime-local", name, value, step="1")])
 
 
@@ -147,7 +156,7 @@ def _local(text: str, now_ns: int) -> str:
         return ""
 
 
-def _swapped(place: Place, told: Diff) -> str:
+def _swapped(place: PagePlace, told: Diff) -> str:
     before, after = told.before, told.after
     other = after.engine if after.engine != before.engine else ""
     against = dict(zip(AGAINST, (other, after.since or "", after.until or ""), strict=True))
@@ -159,7 +168,7 @@ def _swapped(place: Place, told: Diff) -> str:
 # -------------------------------------------------------------------- figures
 
 
-def _figures(told: Diff) -> list[Any]:
+def _metrics_table(told: Diff) -> list[Any]:
     head = html.Thead(
         html.Tr(
             [
@@ -175,13 +184,13 @@ def _figures(told: Diff) -> list[Any]:
             ]
         )
     )
-    rows = [_figure(row) for row in told.metrics if row.before is not None or row.after is not None]
+    rows = [_metric_row(row) for row in told.metrics if row.before is not None or row.after is not None]
     note = "Within 5 % two figures are the same; differs is said where neither direction is better."
     table = html.Table([head, html.Tbody(rows)], className="compared")
     return [html.H2("Figures"), table, html.P(note, className="note hint")]
 
 
-def _figure(row: MetricRow) -> html.Tr:
+def _metric_row(row: MetricRow) -> html.Tr:
     most = max(row.before or 0.0, row.after or 0.0) or 1.0
     rods = [
         html.Span(className=f"rod-of {side}", style={"width": f"{100 * (value or 0.0) / most:.2f}%"})
@@ -190,10 +199,10 @@ def _figure(row: MetricRow) -> html.Tr:
     return html.Tr(
         [
             html.Th(row.name, scope="row"),
-            html.Td(_value(row.before, row.unit), className="n"),
-            html.Td(_value(row.after, row.unit), className="n"),
+            html.Td(_metric_value(row.before, row.unit), className="n"),
+            html.Td(_metric_value(row.after, row.unit), className="n"),
             html.Td(
-                [html.Span(SIGNS[row.change], className="sign", **aria(hidden="true")), f" {row.change}"],
+                [html.Span(CHANGE_SIGNS[row.change], className="sign", **aria(hidden="true")), f" {row.change}"],
                 className=f"change {row.change}",
             ),
             html.Td(_by(row), className="n"),
@@ -203,7 +212,7 @@ def _figure(row: MetricRow) -> html.Tr:
     )
 
 
-def _value(value: float | None, unit: str) -> str:
+def _metric_value(value: float | None, unit: str) -> str:
     if value is None:
         return "none"
     if unit == "share":
@@ -217,7 +226,7 @@ def _by(row: MetricRow) -> str:
     """By how much it changed, of what it was; of next to nothing there is no such figure."""
     if row.change in ("same", "") or not row.before or row.after is None:
         return ""
-    if _value(row.before, row.unit) == _value(0.0, row.unit):
+    if _metric_value(row.before, row.unit) == _metric_value(0.0, row.unit):
         return ""
     if row.after >= MANY_TIMES * row.before:
         return f"× {row.after / row.before:,.0f}"
@@ -227,17 +236,17 @@ def _by(row: MetricRow) -> str:
 # -------------------------------------------------------------------- findings
 
 
-def _findings(place: Place, told: Diff) -> list[Any]:
+def _compared_findings(place: PagePlace, told: Diff) -> list[Any]:
     heading = html.H2("Findings that came, stayed and went")
     if not told.findings:
         return [heading, html.P("None in either window.", className="note")]
     columns = ("Change", "Severity", "Finding", "Code", "How sure", "Before", "After", "Whom it names", "Each")
     head = html.Thead(html.Tr([html.Th(name, scope="col") for name in columns]))
-    rows = [_finding(place, told, row) for row in told.findings]
+    rows = [_compared_finding(place, told, row) for row in told.findings]
     return [heading, html.Div(html.Table([head, html.Tbody(rows)], className="compared"), className="wide")]
 
 
-def _finding(place: Place, told: Diff, row: FindingRow) -> html.Tr:
+def _compared_finding(place: PagePlace, told: Diff, row: FindingRow) -> html.Tr:
     side = told.before if row.status == "removed" else told.after
     sign, word = STATUS_SIGNS[row.status].split()
     then = place._replace(since="", until="", at=side.until or "")
@@ -263,8 +272,8 @@ def _finding(place: Place, told: Diff, row: FindingRow) -> html.Tr:
     )
 
 
-def _link(place: Place, told: Diff, finding: FindingReport) -> html.A:
-    words = f"since {clock(finding.since)}" if finding.since else "from the start"
+def _link(place: PagePlace, told: Diff, finding: FindingReport) -> html.A:
+    words = f"since {clock_text(finding.since)}" if finding.since else "from the start"
     if told.before.engine != told.after.engine:
         words = f"{'before' if finding.engine == told.before.engine else 'after'}, {words}"
     there = place.to("finding", engine=finding.engine, id=finding.id, since="", until="", at="")
@@ -277,21 +286,21 @@ def _link(place: Place, told: Diff, finding: FindingReport) -> html.A:
 def _pools(here: Here, both: Sequence[WindowStats], points: Sequence[Sequence[PointView]]) -> list[Any]:
     """One above the other, a second as wide and a block as high in both."""
     longest_ns = max(round(side.seconds * 1e9) for side in both)
-    totals = [sum(getattr(point, shade.field) for shade in SHADES) for side in points for point in side[-1:]]
+    totals = [sum(getattr(point, shade.field) for shade in PALETTE_SHADES) for side in points for point in side[-1:]]
     queues = [max(point.requests_waiting, point.requests_running) for side in points for point in side]
     parts: list[Any] = [html.H2("Both pools, to the same scale")]
     for name, words, side, there in zip(("before", "after"), ("Before", "After"), both, points, strict=True):
-        parts.append(html.H3(f"{words}: {side.engine}, from {clock(side.since)} to {clock(side.until)} UTC"))
+        parts.append(html.H3(f"{words}: {side.engine}, from {clock_text(side.since)} to {clock_text(side.until)} UTC"))
         if not there or not side.since:
             parts.append(html.P("Nothing is kept of it, moment by moment.", className="note"))
             continue
         since_ns = wall_ns(side.since, 0)
-        window = Window(since_ns, since_ns + max(longest_ns, 1_000_000), False)
+        window = PageWindow(since_ns, since_ns + max(longest_ns, 1_000_000), False)
         rows = [
-            Row("Blocks", 130, blocks(there), max(totals, default=0)),
-            Row("Requests", 70, requests(there), max(queues, default=0)),
+            ChartRow("Blocks", 130, block_traces(there), max(totals, default=0)),
+            ChartRow("Requests", 70, request_traces(there), max(queues, default=0)),
         ]
-        at_ns = _chosen(here.place, window)
+        at_ns = _chosen_windows(here.place, window)
         times = ("from", "to") if name == "after" else AGAINST[1:]
         parts.append(
             over_time(
@@ -299,7 +308,7 @@ def _pools(here: Here, both: Sequence[WindowStats], points: Sequence[Sequence[Po
                 [point.at_ns for point in there],
                 rows,
                 window,
-                marks=_marks(here.place, side, window),
+                marks=_window_marks(here.place, side, window),
                 at_ns=at_ns,
                 says=_says(words, there),
                 times=times,
@@ -308,7 +317,7 @@ def _pools(here: Here, both: Sequence[WindowStats], points: Sequence[Sequence[Po
     return parts
 
 
-def _chosen(place: Place, window: Window) -> int | None:
+def _chosen_windows(place: PagePlace, window: PageWindow) -> int | None:
     """The moment that is chosen, if it is in this window."""
     try:
         at_ns = wall_ns(place.at, window.until_ns)
@@ -317,22 +326,21 @@ def _chosen(place: Place, window: Window) -> int | None:
     return at_ns if window.since_ns <= at_ns <= window.until_ns else None
 
 
-def _marks(place: Place, side: WindowStats, window: Window) -> list[Mark]:
+def _window_marks(place: PagePlace, side: WindowStats, window: PageWindow) -> list[ChartMark]:
     """Where findings began."""
     found = []
     for finding in side.findings:
         at_ns = wall_ns(finding.since, 0) if finding.since else 0
         if finding.severity != "info" and window.since_ns <= at_ns <= window.until_ns:
             href = place.to("finding", engine=finding.engine, id=finding.id, since="", until="", at="")
-            found.append(Mark(at_ns, "warning" if finding.severity == "warning" else "error", finding.title, href))
+            found.append(ChartMark(at_ns, "warning" if finding.severity == "warning" else "error", finding.title, href))
     return sorted(found)
 
 
 def _says(words: str, points: Sequence[PointView]) -> str:
     """What the chart shows, for who cannot see it."""
     last = points[-1]
-    held = ", ".join(f"{count:,} {shade.label}" for shade in SHADES if (count := getattr(last, shade.field)))
+    held = ", ".join(f"{count:,} {shade.label}" for shade in PALETTE_SHADES if (count := getattr(last, shade.field)))
     queue = f"{last.requests_running:,} running, {last.requests_waiting:,} waiting"
-    return (
-        f"{words}, from {clock(points[0].at)} to {clock(last.at)} UTC. At its end, blocks: {held}; requests: {queue}."
-    )
+    times = f"from {clock_text(points[0].at)} to {clock_text(last.at)} UTC"
+    return f"{words}, {times}. At its end, blocks: {held}; requests: {queue}."

@@ -7,22 +7,22 @@ from typing import Any, Final
 
 from dash import html
 
-from kvscope.dashboards.web.charts import Mark, Row, over_time
-from kvscope.dashboards.web.display_text import clock, sentence
+from kvscope.dashboards.web.charts import ChartMark, ChartRow, over_time
+from kvscope.dashboards.web.display_text import clock_text, sentence
 from kvscope.dashboards.web.finding_cards import advice, culprits, evidence, marks
-from kvscope.dashboards.web.links import Place, Window, rfc3339, wall_ns
+from kvscope.dashboards.web.links import PagePlace, PageWindow, rfc3339, wall_ns
 from kvscope.dashboards.web.markup import aria, data, field
-from kvscope.dashboards.web.palette import SHADES
-from kvscope.dashboards.web.pool_traces import blocks, requests
-from kvscope.dashboards.web.view import Here, View
+from kvscope.dashboards.web.palette import PALETTE_SHADES
+from kvscope.dashboards.web.pool_traces import block_traces, request_traces
+from kvscope.dashboards.web.view import Here, PageView
 from kvscope.monitor.errors import BadTime, NotKnown
 from kvscope.monitor.findings import FindingReport
 from kvscope.monitor.query import Query
 from kvscope.monitor.schema import EventView, NotificationsView, PointView
 from kvscope.monitor.text import counted
 
-MOST_CULPRITS: Final = 60
-MOST_EVENTS: Final = 14
+MAX_SHOWN_CULPRITS: Final = 60
+MAX_FINDING_EVENTS: Final = 14
 LENGTHS: Final = (("3600", "an hour"), ("14400", "4 hours"), ("86400", "a day"), ("604800", "a week"))
 LEAST_COMPARED_NS: Final = 10_000_000_000
 MOST_COMPARED_NS: Final = 600_000_000_000
@@ -32,20 +32,20 @@ HEARD_AFTER_NS: Final = 1_000_000_000
 """But not before it was heard of: what an engine does is sent a little later."""
 
 
-def view(query: Query, here: Here) -> View:
+def view(query: Query, here: Here) -> PageView:
     """The one with that `id`."""
     detail = query.finding(here.place.id)
     finding, points = detail.finding, detail.points
-    then = _then(here.place, finding)
-    return View(
+    then = _finding_then(here.place, finding)
+    return PageView(
         {
             "finding": html.Article(
                 [
                     marks(here, finding),
                     html.H1(finding.title),
                     html.P(finding.explanation, className="explanation"),
-                    *culprits(then, finding, MOST_CULPRITS),
-                    *_roots(here.place, finding),
+                    *culprits(then, finding, MAX_SHOWN_CULPRITS),
+                    *_root_causes(here.place, finding),
                     html.H2("What to do", className="unseen"),
                     *advice(finding),
                     html.Nav(_links(here, then, finding), className="more", **aria(label="More about it")),
@@ -53,8 +53,10 @@ def view(query: Query, here: Here) -> View:
                 className=f"finding whole {finding.severity}",
                 id="finding",
             ),
-            "chart": html.Section(_chart(here, finding, points), className="card", **aria(label="Meanwhile")),
-            "alerts": html.Section(_alerts(finding, query.notifications(finding.id)), id="told-whom", className="card"),
+            "chart": html.Section(_finding_chart(here, finding, points), className="card", **aria(label="Meanwhile")),
+            "alerts": html.Section(
+                _finding_notifications(finding, query.notifications(finding.id)), id="told-whom", className="card"
+            ),
             "grounds": html.Div(
                 [
                     html.Section(
@@ -68,7 +70,7 @@ def view(query: Query, here: Here) -> View:
     )
 
 
-def _then(place: Place, finding: FindingReport) -> Place:
+def _finding_then(place: PagePlace, finding: FindingReport) -> PagePlace:
     """Where it can be seen: now, as long as it is there; else just before it was over."""
     place = place._replace(engine=finding.engine)
     if not finding.resolved_at:
@@ -78,7 +80,7 @@ def _then(place: Place, finding: FindingReport) -> Place:
     return place._replace(since="", until="", at=rfc3339(max(last_ns, heard_ns)))
 
 
-def _roots(place: Place, finding: FindingReport) -> list[Any]:
+def _root_causes(place: PagePlace, finding: FindingReport) -> list[Any]:
     """What brings it about, if something else does."""
     if not finding.caused_by:
         return []
@@ -86,7 +88,7 @@ def _roots(place: Place, finding: FindingReport) -> list[Any]:
     return [html.Dl([html.Dt("brought about by"), html.Dd(links)], className="culprits")]
 
 
-def _links(here: Here, then: Place, finding: FindingReport) -> list[Any]:
+def _links(here: Here, then: PagePlace, finding: FindingReport) -> list[Any]:
     return [
         html.A("Runbook", href=f"/{finding.runbook}"),
         *_comparison(here, finding),
@@ -113,19 +115,19 @@ def _comparison(here: Here, finding: FindingReport) -> list[Any]:
 # -------------------------------------------------------------------- who was told
 
 
-def _alerts(finding: FindingReport, alerting: NotificationsView) -> list[Any]:
+def _finding_notifications(finding: FindingReport, alerting: NotificationsView) -> list[Any]:
     heading = html.H2("Who was told")
     if not alerting.receivers:
         asked = html.Code("monitor serve --alert URL")
         return [heading, html.P(["Nobody: this service sends no alerts. ", asked, " does."], className="note")]
     parts: list[Any] = [heading]
     for silence in alerting.silences:
-        words = f"Silenced until {clock(silence.until)} UTC: {silence.comment or 'without a comment'} "
+        words = f"Silenced until {clock_text(silence.until)} UTC: {silence.comment or 'without a comment'} "
         parts.append(html.P([words, html.A("All silences", href="/alerts")], className="silenced"))
     rows = [
         html.Tr(
             [
-                html.Th(f"{clock(one.created_at)} UTC", scope="row"),
+                html.Th(f"{clock_text(one.created_at)} UTC", scope="row"),
                 html.Td(one.kind),
                 html.Td(one.receiver),
                 html.Td(one.state),
@@ -138,10 +140,10 @@ def _alerts(finding: FindingReport, alerting: NotificationsView) -> list[Any]:
     ]
     note = html.P("Nothing yet: what only informs, and what waits out its grace, is told to nobody.", className="note")
     parts.append(html.Table(html.Tbody(rows)) if rows else note)
-    return parts if finding.resolved_at else [*parts, _silence(finding)]
+    return parts if finding.resolved_at else [*parts, _silence_form(finding)]
 
 
-def _silence(finding: FindingReport) -> html.Details:
+def _silence_form(finding: FindingReport) -> html.Details:
     """A form that the service's own API takes: whoever may see this page may send it."""
     matchers = (f"code={finding.code}", f"engine={_literally(finding.engine)}")
     hidden = [field("hidden", "matchers", matcher) for matcher in matchers]
@@ -177,30 +179,32 @@ def _literally(text: str) -> str:
 # -------------------------------------------------------------------- meanwhile
 
 
-def _chart(here: Here, finding: FindingReport, points: Sequence[PointView]) -> list[Any]:
+def _finding_chart(here: Here, finding: FindingReport, points: Sequence[PointView]) -> list[Any]:
     heading = html.H2("The pool and the queues meanwhile")
     if not points:
         return [heading, html.P("Nothing is kept of that time.", className="note")]
     window = here.window
     if not (here.place.since or here.place.until):
-        window = Window(points[0].at_ns, max(points[-1].at_ns, points[0].at_ns + 1_000_000), False)
+        window = PageWindow(points[0].at_ns, max(points[-1].at_ns, points[0].at_ns + 1_000_000), False)
     rows = [
-        Row("Blocks", 190, blocks(points), sum(getattr(points[-1], shade.field) for shade in SHADES)),
-        Row("Requests", 110, requests(points)),
+        ChartRow(
+            "Blocks", 190, block_traces(points), sum(getattr(points[-1], shade.field) for shade in PALETTE_SHADES)
+        ),
+        ChartRow("Requests", 110, request_traces(points)),
     ]
     try:
         at_ns = wall_ns(here.place.at, window.until_ns) if here.place.at else None
     except BadTime:  # the position of an event
         at_ns = None
     marked = _onset(here.place, finding, window)
-    says = f"Blocks by who holds them, and requests, from {clock(window.since)} to {clock(window.until)} UTC."
+    says = f"Blocks by who holds them, and requests, from {clock_text(window.since)} to {clock_text(window.until)} UTC."
     chart = over_time(
         "meanwhile", [point.at_ns for point in points], rows, window, marks=marked, at_ns=at_ns, says=says
     )
     return [heading, chart]
 
 
-def _onset(place: Place, finding: FindingReport, window: Window) -> list[Mark]:
+def _onset(place: PagePlace, finding: FindingReport, window: PageWindow) -> list[ChartMark]:
     """Where it began, and where it ended."""
     grave = "warning" if finding.severity in ("warning", "info") else "error"
     found = []
@@ -209,11 +213,11 @@ def _onset(place: Place, finding: FindingReport, window: Window) -> list[Mark]:
         if window.since_ns <= at_ns <= window.until_ns:
             kind = grave if at == finding.since else "configuration"
             href = place.to("blocks", engine=finding.engine, at=at or "")
-            found.append(Mark(at_ns, kind, words, href))  # type: ignore[arg-type]
+            found.append(ChartMark(at_ns, kind, words, href))  # type: ignore[arg-type]
     return found
 
 
-def _began(query: Query, then: Place, finding: FindingReport) -> list[Any]:
+def _began(query: Query, then: PagePlace, finding: FindingReport) -> list[Any]:
     """The events around its beginning."""
     heading = html.H2("What happened as it began")
     events: list[EventView] = []
@@ -222,7 +226,7 @@ def _began(query: Query, then: Place, finding: FindingReport) -> list[Any]:
         try:
             before = query.events(finding.engine, until=began, limit=1)
             if before:
-                events = query.events(finding.engine, around=before[-1].position, limit=MOST_EVENTS)
+                events = query.events(finding.engine, around=before[-1].position, limit=MAX_FINDING_EVENTS)
         except NotKnown as error:
             return [heading, html.P(sentence(str(error)), className="note")]
     if not events:
@@ -245,7 +249,7 @@ def _began(query: Query, then: Place, finding: FindingReport) -> list[Any]:
     return [heading, html.Ol(items, className="happened")]
 
 
-def _about(then: Place, event: EventView) -> html.Span:
+def _about(then: PagePlace, event: EventView) -> html.Span:
     if not event.request:
         return html.Span(event.text)
     link = html.A(event.request, href=then.to("request", id=event.request), className="id")

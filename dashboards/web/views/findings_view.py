@@ -12,24 +12,24 @@ from typing import Any, Final
 
 from dash import html
 
-from kvscope.dashboards.web.display_text import clock
+from kvscope.dashboards.web.display_text import clock_text
 from kvscope.dashboards.web.finding_cards import cards
-from kvscope.dashboards.web.links import Place, Window, wall_ns
+from kvscope.dashboards.web.links import PagePlace, PageWindow, wall_ns
 from kvscope.dashboards.web.markup import aria, choice, field
-from kvscope.dashboards.web.view import Here, View
+from kvscope.dashboards.web.view import Here, PageView
 from kvscope.monitor.findings import FindingReport
 from kvscope.monitor.query import Query
 from kvscope.monitor.text import counted, duration
 
-SEVERITIES: Final = ("critical", "error", "warning", "info")
-ASKED: Final = ("severity", "code", "state", "of")
-IN_FULL: Final = 6
+SEVERITY_CHOICES: Final = ("critical", "error", "warning", "info")
+FINDING_FILTERS: Final = ("severity", "code", "state", "of")
+FULL_CARDS: Final = 6
 """So many are shown in full; the rest unfold."""
 OPEN: Final = ("open", "open")
 OVER: Final = ("over", "over")
 
 
-def view(query: Query, here: Here) -> View:
+def view(query: Query, here: Here) -> PageView:
     """What is found of the window, as lives over it; what is open at its end, in full."""
     place, window = here.place, here.window
     engine = "" if place.get("of") else here.name
@@ -37,33 +37,35 @@ def view(query: Query, here: Here) -> View:
     if window.live and not here.engine.restarts:  # of an engine that is young, as much as there is
         window = window._replace(since_ns=max(window.since_ns, here.engine.epoch))
         here = here._replace(window=window)
-    wanted = [finding for finding in every if _is_wanted(place, window, finding)]
+    wanted = [finding for finding in every if _is_finding_wanted(place, window, finding)]
     still = [finding for finding in wanted if _is_open(finding, window)]
-    sections: dict[str, Any] = {"head": html.Header([html.H1(_in_words(here, wanted)), _filter(place, every)])}
+    sections: dict[str, Any] = {
+        "head": html.Header([html.H1(_findings_headline(here, wanted)), _findings_filter(place, every)])
+    }
     if wanted:
         lives = html.Section(_lives(here, wanted), id="lives", className="card", **aria(label="Their lives"))
         sections["lives"] = lives
     full: list[Any] = []
-    if still or not any(place.get(name) for name in ASKED):
-        full = [html.H2("Open", className="unseen"), *cards(here, still, IN_FULL)]
-    return View(sections | {"findings": html.Section(full, id="findings")})
+    if still or not any(place.get(name) for name in FINDING_FILTERS):
+        full = [html.H2("Open", className="unseen"), *cards(here, still, FULL_CARDS)]
+    return PageView(sections | {"findings": html.Section(full, id="findings")})
 
 
-def _is_wanted(place: Place, window: Window, finding: FindingReport) -> bool:
+def _is_finding_wanted(place: PagePlace, window: PageWindow, finding: FindingReport) -> bool:
     state = OPEN[0] if _is_open(finding, window) else OVER[0]
-    asked = {name: place.get(name) for name in ASKED}
+    asked = {name: place.get(name) for name in FINDING_FILTERS}
     have = {"severity": finding.severity, "code": finding.code, "state": state}
     return all(not asked[name] or asked[name] == value for name, value in have.items())
 
 
-def _is_open(finding: FindingReport, window: Window) -> bool:
+def _is_open(finding: FindingReport, window: PageWindow) -> bool:
     """At the end of the window."""
     return finding.resolved_at is None or wall_ns(finding.resolved_at, 0) > window.until_ns
 
 
-def _in_words(here: Here, wanted: Sequence[FindingReport]) -> str:
+def _findings_headline(here: Here, wanted: Sequence[FindingReport]) -> str:
     if not wanted:
-        return "No finding in this window" + (" matches" if any(map(here.place.get, ASKED)) else "")
+        return "No finding in this window" + (" matches" if any(map(here.place.get, FINDING_FILTERS)) else "")
     grave = [finding for finding in wanted if finding.severity != "info"]
     still = sum(_is_open(finding, here.window) for finding in grave)
     words = [f"{counted(still, 'finding')} open" if still else "No finding open"]
@@ -74,10 +76,10 @@ def _in_words(here: Here, wanted: Sequence[FindingReport]) -> str:
     return ", ".join(words)
 
 
-def _filter(place: Place, every: Sequence[FindingReport]) -> html.Form:
+def _findings_filter(place: PagePlace, every: Sequence[FindingReport]) -> html.Form:
     kept = (("engine", place.engine), ("from", place.since), ("to", place.until), ("at", place.at))
     fields: list[Any] = [field("hidden", name, value) for name, value in kept if value]
-    severities = [(severity, severity) for severity in SEVERITIES]
+    severities = [(severity, severity) for severity in SEVERITY_CHOICES]
     codes = [(code, code) for code in sorted({finding.code for finding in every})]
     fields += [
         choice("severity", "Severity", severities, place.get("severity")),
@@ -86,9 +88,9 @@ def _filter(place: Place, every: Sequence[FindingReport]) -> html.Form:
         choice("of", "Engine", [("all", "every engine")], place.get("of"), none="this one"),
         html.Button("Show", type="submit"),
     ]
-    if any(map(place.get, ASKED)):
-        fields.append(html.A("Show all", href=place.but(**dict.fromkeys(ASKED, "")), className="button"))
-    key = " ".join(map(place.get, ASKED))
+    if any(map(place.get, FINDING_FILTERS)):
+        fields.append(html.A("Show all", href=place.but(**dict.fromkeys(FINDING_FILTERS, "")), className="button"))
+    key = " ".join(map(place.get, FINDING_FILTERS))
     return html.Form(fields, action="/findings", method="get", className="filter", key=key, role="search")
 
 
@@ -109,30 +111,30 @@ def _lives(here: Here, findings: Sequence[FindingReport]) -> list[Any]:
         cells: list[Any] = [html.Th(link, scope="row")]
         if several:
             cells.append(html.Td(html.A(finding.engine, href=here.place.to("engine", engine=finding.engine))))
-        began_ns, ended_ns = _life(finding, here.window)
+        began_ns, ended_ns = _finding_life_bar(finding, here.window)
         lasted = duration((ended_ns - began_ns) / 1e9) if finding.since else "always"
-        cells.append(html.Td(clock(finding.since) if finding.since else "the start"))
+        cells.append(html.Td(clock_text(finding.since) if finding.since else "the start"))
         cells.append(html.Td(lasted if finding.resolved_at else f"{lasted}, open"))
-        cells.append(html.Td(_bar(finding, here.window), className="track"))
+        cells.append(html.Td(_duration_bar(finding, here.window), className="track"))
         rows.append(html.Tr(cells, key=finding.id))
     return [html.Div(html.Table([head, html.Tbody(rows)], className="lives"), className="wide")]
 
 
-def _axis(window: Window) -> html.Span:
+def _axis(window: PageWindow) -> html.Span:
     """The window's ends, over the bars."""
-    return html.Span([html.Span(clock(window.since)), html.Span(clock(window.until))], className="axis")
+    return html.Span([html.Span(clock_text(window.since)), html.Span(clock_text(window.until))], className="axis")
 
 
-def _life(finding: FindingReport, window: Window) -> tuple[int, int]:
+def _finding_life_bar(finding: FindingReport, window: PageWindow) -> tuple[int, int]:
     """From when until when (wall ns); as far as the window goes where that is not known, or not over."""
     began_ns = wall_ns(finding.since, 0) if finding.since else window.since_ns
     ended_ns = wall_ns(finding.resolved_at, 0) if finding.resolved_at else window.until_ns
     return began_ns, max(began_ns, ended_ns)
 
 
-def _bar(finding: FindingReport, window: Window) -> html.Span:
+def _duration_bar(finding: FindingReport, window: PageWindow) -> html.Span:
     whole = window.until_ns - window.since_ns
-    first, last = (min(max((ns - window.since_ns) / whole, 0), 1) for ns in _life(finding, window))
+    first, last = (min(max((ns - window.since_ns) / whole, 0), 1) for ns in _finding_life_bar(finding, window))
     place = {"marginLeft": f"{100 * first:.2f}%", "width": f"{100 * (last - first):.2f}%"}
     state = "open" if _is_open(finding, window) else "over"
     return html.Span(className=f"life {finding.severity} {state}", style=place)

@@ -8,16 +8,16 @@ from dash import html
 
 from kvscope.dashboards.web import pool_balance
 from kvscope.dashboards.web.bar_list import Bar, bars
-from kvscope.dashboards.web.display_text import clock, sentence
+from kvscope.dashboards.web.display_text import clock_text, sentence
 from kvscope.dashboards.web.markup import aria, field
-from kvscope.dashboards.web.view import Here, View, engine_then
+from kvscope.dashboards.web.view import Here, PageView, engine_then
 from kvscope.monitor.errors import BadQuestion, NotKnown
 from kvscope.monitor.query import Query
 from kvscope.monitor.schema import CalculatorView, MemoryView
 from kvscope.monitor.text import counted, percent
 
-GIB: Final = 1 << 30
-FAMILIES: Final = {"free": "free", "not named": "bad", "other processes": "waiting", "KV cache": "running"}
+BYTES_PER_GIB: Final = 1 << 30
+MEMORY_FAMILIES: Final = {"free": "free", "not named": "bad", "other processes": "waiting", "KV cache": "running"}
 NOTES: Final = {
     "KV cache": "taken whole at the start, by design: it does not fall as requests end",
     "not named": "in use, and on no line of the bill",
@@ -25,20 +25,20 @@ NOTES: Final = {
     "free": "left, for what grows with requests",
 }
 DEFAULTS: Final = {"prompt_tokens": "1000", "max_tokens": "500", "concurrency": "8"}
-FIELDS: Final = (
+CALCULATOR_FIELDS: Final = (
     ("prompt_tokens", "Tokens of the prompt"),
     ("max_tokens", "Tokens of the answer"),
     ("concurrency", "Such requests at once"),
 )
 
 
-def view(query: Query, here: Here) -> View:
+def view(query: Query, here: Here) -> PageView:
     """The bill, the pool, the suggestions, the calculator."""
-    return View(
+    return PageView(
         {
             "head": html.H1("What the device’s memory went to"),
-            "bill": html.Section(_bill(query, here), className="card", **aria(label="The bill")),
-            "pool": html.Section(_pool(query, here), className="card", **aria(label="The pool inside it")),
+            "bill": html.Section(_memory_breakdown(query, here), className="card", **aria(label="The bill")),
+            "pool": html.Section(_memory_pool(query, here), className="card", **aria(label="The pool inside it")),
             "calculator": html.Section(_calculator(query, here), className="card", **aria(label="Calculator")),
         }
     )
@@ -47,7 +47,7 @@ def view(query: Query, here: Here) -> View:
 # -------------------------------------------------------------------- the bill
 
 
-def _bill(query: Query, here: Here) -> list[Any]:
+def _memory_breakdown(query: Query, here: Here) -> list[Any]:
     try:
         memory = query.memory(here.name)
     except NotKnown as error:
@@ -64,10 +64,10 @@ def _bill(query: Query, here: Here) -> list[Any]:
                 className="note",
             ),
         ]
-    return [*_parts(memory), *_suggestions(memory)]
+    return [*_memory_parts(memory), *_suggestions(memory)]
 
 
-def _parts(memory: MemoryView) -> list[Any]:
+def _memory_parts(memory: MemoryView) -> list[Any]:
     figures = memory.parts or {name.replace("_", " "): size for name, size in memory.measured.items()}
     total = memory.measured.get("device_total", 0)
     rows, before = [], 0
@@ -75,10 +75,12 @@ def _parts(memory: MemoryView) -> list[Any]:
         if size:
             share = percent(size / total) if total else ""
             note = " · ".join(filter(None, (share, NOTES.get(name, ""))))
-            rows.append(Bar(name, size, FAMILIES.get(name, ""), _gib(size), note, before if memory.parts else 0))
+            rows.append(
+                Bar(name, size, MEMORY_FAMILIES.get(name, ""), _in_gib(size), note, before if memory.parts else 0)
+            )
             before += size
-    in_all = [html.P([html.Strong(_gib(total)), " in all"], className="since")] if total else []
-    when = html.P(f"As the engine measured it last, by {clock(memory.at)} UTC.", className="note")
+    in_all = [html.P([html.Strong(_in_gib(total)), " in all"], className="since")] if total else []
+    when = html.P(f"As the engine measured it last, by {clock_text(memory.at)} UTC.", className="note")
     return [*in_all, bars(rows), when]
 
 
@@ -89,9 +91,9 @@ def _suggestions(memory: MemoryView) -> list[Any]:
     for name, words in (("fit_requested", "to fit into the requested share"), ("use_all", "to use all of the device")):
         advised = memory.measured.get(name)
         if advised is not None:
-            more = f", {_gib(abs(advised - now))} {'more' if advised >= now else 'less'} than now" if now else ""
+            more = f", {_in_gib(abs(advised - now))} {'more' if advised >= now else 'less'} than now" if now else ""
             flag = html.Code(f"--kv-cache-memory-bytes {advised}")
-            lines.append(html.Li([flag, f" {words} ({_gib(advised)}{more})"]))
+            lines.append(html.Li([flag, f" {words} ({_in_gib(advised)}{more})"]))
     if not lines:
         return []
     return [html.H3("Suggestions, the sums done again from these figures"), html.Ul(lines, className="suggestions")]
@@ -100,13 +102,13 @@ def _suggestions(memory: MemoryView) -> list[Any]:
 # -------------------------------------------------------------------- the pool
 
 
-def _pool(query: Query, here: Here) -> list[Any]:
+def _memory_pool(query: Query, here: Here) -> list[Any]:
     heading = html.H2("The pool inside it")
     try:
         engine = engine_then(query, here)
     except NotKnown as error:
         return [heading, html.P(sentence(str(error)), className="note")]
-    return [heading, pool_balance.bar(engine), html.Ul(pool_balance.legend(engine), className="legend narrow")]
+    return [heading, pool_balance.balance_bar(engine), html.Ul(pool_balance.legend(engine), className="legend narrow")]
 
 
 # -------------------------------------------------------------------- the calculator
@@ -115,7 +117,7 @@ def _pool(query: Query, here: Here) -> list[Any]:
 def _calculator(query: Query, here: Here) -> list[Any]:
     asked = {name: here.place.get(name, default) for name, default in DEFAULTS.items()}
     fields: list[Any] = [field("hidden", "engine", here.name)]
-    for name, words in FIELDS:
+    for name, words in CALCULATOR_FIELDS:
         fields.append(html.Label([html.Span(words), field("number", name, asked[name], min="1", step="1")]))
     fields.append(html.Button("Calculate", type="submit"))
     form = html.Form(fields, action="/memory", method="get", className="calculator", key=" ".join(asked.values()))
@@ -140,7 +142,7 @@ def _answer(told: CalculatorView) -> list[Any]:
         f" {told.usable_blocks:,}."
     )
     most = f" At most {told.max_concurrency:,} fit at once." if told.max_concurrency else " Not even one fits."
-    size = f", {_gib(told.bytes_per_request)}" if told.bytes_per_request else ""
+    size = f", {_in_gib(told.bytes_per_request)}" if told.bytes_per_request else ""
     lines = [
         html.P([html.Strong(verdict), most]),
         html.P(
@@ -153,5 +155,5 @@ def _answer(told: CalculatorView) -> list[Any]:
     return [html.Div([*lines, notes], role="status", className="fits" if told.fits else "fits not")]
 
 
-def _gib(size: int) -> str:
-    return f"{size / GIB:,.2f} GiB" if abs(size) >= GIB // 10 else f"{size / 2**20:,.1f} MiB"
+def _in_gib(size: int) -> str:
+    return f"{size / BYTES_PER_GIB:,.2f} GiB" if abs(size) >= BYTES_PER_GIB // 10 else f"{size / 2**20:,.1f} MiB"

@@ -8,39 +8,39 @@ from typing import Any, Final
 from dash import html
 
 from kvscope.dashboards.web import pool_balance
-from kvscope.dashboards.web.display_text import no_rate, number
+from kvscope.dashboards.web.display_text import no_rate, number_text
 from kvscope.dashboards.web.finding_cards import cards
 from kvscope.dashboards.web.markup import aria, data
 from kvscope.dashboards.web.palette import LIMITS, css
-from kvscope.dashboards.web.view import Here, View, worst_first
+from kvscope.dashboards.web.view import Here, PageView, worst_first
 from kvscope.monitor.findings import FindingReport
 from kvscope.monitor.query import Query
 from kvscope.monitor.schema import EngineView
 from kvscope.monitor.text import counted, percent
 
-IN_FULL: Final = 2
+FULL_FINDINGS: Final = 2
 """So many findings are shown in full; the rest unfold."""
 MOST_NAMED: Final = 5
 """Findings of one engine in its row."""
 BOUND_OVER_S: Final = 10.0
-COLUMNS: Final = ("Engine", "Pool", "Requests", "Output", "Steps bound by", "Open findings")
+ENGINE_COLUMNS: Final = ("Engine", "Pool", "Requests", "Output", "Steps bound by", "Open findings")
 
 
-def view(query: Query, here: Here) -> View:
+def view(query: Query, here: Here) -> PageView:
     """The table of engines, and the findings of all of them that were open then."""
     then = here.moment
     engines = worst_first(query.engines(then)) if then else here.engines
     found = query.findings(None, since=then, until=then) if then else query.findings("firing")
     found = [finding for finding in found if finding.severity != "info"]
-    rows = [_row(query, here, engine, [f for f in found if f.engine == engine.engine]) for engine in engines]
-    head = html.Thead(html.Tr([html.Th(name, scope="col") for name in COLUMNS]))
+    rows = [_engine_row(query, here, engine, [f for f in found if f.engine == engine.engine]) for engine in engines]
+    head = html.Thead(html.Tr([html.Th(name, scope="col") for name in ENGINE_COLUMNS]))
     how = "bad" if found else "well" if _heard(engines) else ""
-    return View(
+    return PageView(
         {
             "head": html.H1(_in_a_sentence(engines, found), className=how),
             "engines": html.Section(html.Table([head, html.Tbody(rows)]), id="engines", className="card"),
             "findings": html.Section(
-                cards(here, found, IN_FULL) if found or _heard(engines) else [],
+                cards(here, found, FULL_FINDINGS) if found or _heard(engines) else [],
                 id="findings",
                 **aria(label="Findings"),
             ),
@@ -64,7 +64,7 @@ def _heard(engines: Sequence[EngineView]) -> int:
     return sum(engine.status != "gone" for engine in engines)
 
 
-def _row(query: Query, here: Here, engine: EngineView, found: Sequence[FindingReport]) -> html.Tr:
+def _engine_row(query: Query, here: Here, engine: EngineView, found: Sequence[FindingReport]) -> html.Tr:
     link = html.A(engine.engine, href=here.place.to("engine", engine=engine.engine), className="name")
     name = [html.Span(className=f"status {engine.status}", **aria(hidden="true")), link]
     status = f"gone, last heard {engine.at[:19].replace('T', ' ')} UTC" if engine.status == "gone" and engine.at else ""
@@ -73,16 +73,19 @@ def _row(query: Query, here: Here, engine: EngineView, found: Sequence[FindingRe
     used = "not exposed" if engine.usage is None else f"{percent(engine.usage)} in use"
     cells: list[Any] = [
         html.Th([*name, html.Span(about, className="note")], scope="row"),
-        html.Td([pool_balance.bar(engine), html.Span(used, className="note")], className="pool"),
+        html.Td([pool_balance.balance_bar(engine), html.Span(used, className="note")], className="pool"),
         html.Td(
             [
-                f"{number(engine.running)} running, {number(engine.waiting)} waiting",
+                f"{number_text(engine.running)} running, {number_text(engine.waiting)} waiting",
                 html.Span(reasons, className="note"),
             ]
         ),
         html.Td(_output(engine)),
-        html.Td(_bound(query, engine, here.moment), **data(label=COLUMNS[4])),
-        html.Td(_findings(here, engine.engine, found) or html.Span("none", className="none"), **data(label=COLUMNS[5])),
+        html.Td(_bound(query, engine, here.moment), **data(label=ENGINE_COLUMNS[4])),
+        html.Td(
+            _overview_findings(here, engine.engine, found) or html.Span("none", className="none"),
+            **data(label=ENGINE_COLUMNS[5]),
+        ),
     ]
     return html.Tr(cells, key=engine.engine, className="bad" if found else "")
 
@@ -91,8 +94,8 @@ def _output(engine: EngineView) -> Any:
     """Tokens a second."""
     if engine.output_tokens_per_s is None and engine.computed_tokens_per_s is None:
         return html.Span(no_rate(engine), className="note")
-    computed = html.Span(f"{number(engine.computed_tokens_per_s)} computed", className="note")
-    return [number(engine.output_tokens_per_s, "tok/s"), computed]
+    computed = html.Span(f"{number_text(engine.computed_tokens_per_s)} computed", className="note")
+    return [number_text(engine.output_tokens_per_s, "tok/s"), computed]
 
 
 def _bound(query: Query, engine: EngineView, then: str) -> list[Any]:
@@ -114,16 +117,16 @@ def _bound(query: Query, engine: EngineView, then: str) -> list[Any]:
     ]
 
 
-def _findings(here: Here, engine: str, found: Sequence[FindingReport]) -> list[Any]:
+def _overview_findings(here: Here, engine: str, found: Sequence[FindingReport]) -> list[Any]:
     """The first of them, and where the others are."""
-    links: list[Any] = [_finding(here, finding) for finding in found[:MOST_NAMED]]
+    links: list[Any] = [_overview_finding(here, finding) for finding in found[:MOST_NAMED]]
     if len(found) > MOST_NAMED:
         there = here.place.to("findings", engine=engine)
         links.append(html.A(f"and {len(found) - MOST_NAMED:,} more", href=there, className="brief-finding", key="more"))
     return links
 
 
-def _finding(here: Here, finding: FindingReport) -> html.A:
+def _overview_finding(here: Here, finding: FindingReport) -> html.A:
     return html.A(
         [html.Span(className=f"severity-dot {finding.severity}", **aria(hidden="true")), finding.title],
         href=here.place.to("finding", engine=finding.engine, id=finding.id),

@@ -7,37 +7,37 @@ from typing import Any, Final
 
 from dash import html
 
-from kvscope.dashboards.web.display_text import clock
-from kvscope.dashboards.web.links import Place
+from kvscope.dashboards.web.display_text import clock_text
+from kvscope.dashboards.web.links import PagePlace
 from kvscope.dashboards.web.markup import and_more, aria, block_links, dot, event_link, headings, request_link
-from kvscope.dashboards.web.view import Here, View
+from kvscope.dashboards.web.view import Here, PageView
 from kvscope.monitor.query import Query
 from kvscope.monitor.schema import EvictionView, PrefixCacheView, PrefixNode
 from kvscope.monitor.text import counted, duration, percent
 
-MOST_NODES: Final = 200
-MOST_HOLDERS: Final = 3
-MOST_RUNS: Final = 3
-MOST_EVICTIONS: Final = 50
+MAX_SHOWN_NODES: Final = 200
+MAX_SHOWN_HOLDERS: Final = 3
+MAX_PREFIX_RUNS: Final = 3
+MAX_SHOWN_EVICTIONS: Final = 50
 LONGEST_PX: Final = 60
 """The bar of the longest stretch."""
 DEEPEST: Final = 12
 """Further in, the tree goes on at the same indent."""
 
 
-def view(query: Query, here: Here) -> View:
+def view(query: Query, here: Here) -> PageView:
     """The forest as it is, or was, and the evictions before that."""
     told = query.prefix_cache(here.name, here.moment)
-    return View(
+    return PageView(
         {
-            "head": html.Header(_head(told)),
+            "head": html.Header(_prefix_head(told)),
             "tree": html.Section(_tree(here.place, told), className="card scroll", **aria(label="Prefixes")),
             "evictions": html.Section(_evictions(here.place, told), className="card scroll", **aria(label="Evictions")),
         }
     )
 
 
-def _head(told: PrefixCacheView) -> list[Any]:
+def _prefix_head(told: PrefixCacheView) -> list[Any]:
     if not told.cached_blocks:
         title = "Nothing is in the prefix cache"
     else:
@@ -57,7 +57,7 @@ def _head(told: PrefixCacheView) -> list[Any]:
 # -------------------------------------------------------------------- the tree
 
 
-def _tree(place: Place, told: PrefixCacheView) -> list[Any]:
+def _tree(place: PagePlace, told: PrefixCacheView) -> list[Any]:
     parts: list[Any] = [
         html.H2("Prefixes"),
         html.P(
@@ -73,9 +73,9 @@ def _tree(place: Place, told: PrefixCacheView) -> list[Any]:
     head = headings(
         "Prefix", "Blocks#", "Tokens#", "References#", "Hits#", "Computed", "Idle for", "Who has it", "Which"
     )
-    rows = [_row(place, told.engine, depth, node, widest) for depth, node in ordered[:MOST_NODES]]
+    rows = [_prefix_row(place, told.engine, depth, node, widest) for depth, node in ordered[:MAX_SHOWN_NODES]]
     parts.append(html.Table([head, html.Tbody(rows)]))
-    left = told.left_out + max(0, len(ordered) - MOST_NODES)
+    left = told.left_out + max(0, len(ordered) - MAX_SHOWN_NODES)
     return [*parts, html.P(f"{counted(left, 'smaller one')} left out.", className="note")] if left else parts
 
 
@@ -98,10 +98,10 @@ def _last_first(nodes: Sequence[PrefixNode]) -> list[PrefixNode]:
     return sorted(nodes, key=lambda node: (node.hits, node.references, node.blocks))
 
 
-def _row(place: Place, engine: str, depth: int, node: PrefixNode, widest: int) -> html.Tr:
+def _prefix_row(place: PagePlace, engine: str, depth: int, node: PrefixNode, widest: int) -> html.Tr:
     holders: list[Any] = []
     length = max(2, round(LONGEST_PX * node.blocks / widest))
-    for name in node.holders[:MOST_HOLDERS]:
+    for name in node.holders[:MAX_SHOWN_HOLDERS]:
         holders += [request_link(place, engine, name), " "]
     return html.Tr(
         [
@@ -124,8 +124,8 @@ def _row(place: Place, engine: str, depth: int, node: PrefixNode, widest: int) -
             html.Td(f"{node.hits:,}", className="n"),
             html.Td("long ago" if node.age_s is None else f"{duration(node.age_s)} ago"),
             html.Td("in use" if node.idle_s is None else duration(node.idle_s)),
-            html.Td([*holders, *and_more(len(node.holders) - MOST_HOLDERS)] or "nobody"),
-            html.Td(block_links(place, engine, node.ids, MOST_RUNS), className="blocks"),
+            html.Td([*holders, *and_more(len(node.holders) - MAX_SHOWN_HOLDERS)] or "nobody"),
+            html.Td(block_links(place, engine, node.ids, MAX_PREFIX_RUNS), className="blocks"),
         ],
         key=node.id,
     )
@@ -134,20 +134,20 @@ def _row(place: Place, engine: str, depth: int, node: PrefixNode, widest: int) -
 # -------------------------------------------------------------------- evictions
 
 
-def _evictions(place: Place, told: PrefixCacheView) -> list[Any]:
+def _evictions(place: PagePlace, told: PrefixCacheView) -> list[Any]:
     heading = html.H2("Evicted of late")
     if not told.evictions:
         return [heading, html.P("Nothing, as far as events are kept.", className="note")]
     head = headings("When", "To make room for", "Blocks#", "Needed again since#", "Event")
-    rows = [_evicted(place, told.engine, one) for one in told.evictions[:MOST_EVICTIONS]]
+    rows = [_evicted(place, told.engine, one) for one in told.evictions[:MAX_SHOWN_EVICTIONS]]
     table = html.Table([head, html.Tbody(rows)])
-    return [heading, table, html.P(and_more(len(told.evictions) - MOST_EVICTIONS), className="note")]
+    return [heading, table, html.P(and_more(len(told.evictions) - MAX_SHOWN_EVICTIONS), className="note")]
 
 
-def _evicted(place: Place, engine: str, one: EvictionView) -> html.Tr:
+def _evicted(place: PagePlace, engine: str, one: EvictionView) -> html.Tr:
     return html.Tr(
         [
-            html.Td(clock(one.at)),
+            html.Td(clock_text(one.at)),
             html.Th(request_link(place, engine, one.by) if one.by else one.cause, scope="row"),
             html.Td(f"{one.blocks:,}", className="n"),
             html.Td(f"{one.needed_again:,}" if one.needed_again else "none", className="n"),

@@ -9,20 +9,20 @@ from typing import Any, Final
 from dash import html
 
 from kvscope.dashboards.web import history_panel
-from kvscope.dashboards.web.display_text import clock, sentence
-from kvscope.dashboards.web.links import Place
+from kvscope.dashboards.web.display_text import clock_text, sentence
+from kvscope.dashboards.web.links import PagePlace
 from kvscope.dashboards.web.markup import aria, request_link
-from kvscope.dashboards.web.view import Here, View
+from kvscope.dashboards.web.view import Here, PageView
 from kvscope.monitor.errors import NotKnown
 from kvscope.monitor.query import Query
 from kvscope.monitor.schema import ConditionView, PhaseView, RequestDetail, Wait
 from kvscope.monitor.text import counted, duration
 
 MOST_PHASES: Final = 80
-FAMILIES: Final = {"RUNNING": "running", "UNACCOUNTED": "unaccounted", "FREE_DEFERRED": "finished"}
+PHASE_FAMILIES: Final = {"RUNNING": "running", "UNACCOUNTED": "unaccounted", "FREE_DEFERRED": "finished"}
 
 
-def view(query: Query, here: Here) -> View:
+def view(query: Query, here: Here) -> PageView:
     """What is known of request `id`; its story stands beside it."""
     place = here.place
     try:
@@ -30,17 +30,17 @@ def view(query: Query, here: Here) -> View:
     except NotKnown as error:
         back = html.A("All requests", href=place.to("requests"))
         parts = [html.H1("Request"), html.P(sentence(str(error)), className="note"), html.P(back)]
-        return View({"not-known": html.Section(parts, className="card")})
+        return PageView({"not-known": html.Section(parts, className="card")})
     sections: dict[str, Any] = {
         "head": html.H1(["Request ", html.Span(detail.request.id, className="id")]),
         "life": html.Section(_waterfall(detail), className="card", **aria(label="Its life")),
     }
     if detail.waits is not None:
         sections["waits"] = html.Section(
-            _waits(place, detail.waits), className="card", **aria(label="What it waits for")
+            _request_wait_tree(place, detail.waits), className="card", **aria(label="What it waits for")
         )
-    sections["conditions"] = html.Section(_conditions(detail), className="card", **aria(label="Conditions"))
-    return View(sections, history_panel.of_request(place, detail))
+    sections["conditions"] = html.Section(_request_conditions(detail), className="card", **aria(label="Conditions"))
+    return PageView(sections, history_panel.of_request(place, detail))
 
 
 # -------------------------------------------------------------------- the waterfall
@@ -53,15 +53,15 @@ def _waterfall(detail: RequestDetail) -> list[Any]:
     known = [phase for phase in life if phase.since]
     if not known:
         return [heading, html.P("No event about it is kept.", className="note")]
-    began = _seconds(known[0])
+    began = _waited_seconds(known[0])
     lasted = [0.0 if _is_past(phase) else phase.for_s for phase in known]
-    whole = max(_seconds(phase) + seconds for phase, seconds in zip(known, lasted, strict=True)) - began or 1.0
+    whole = max(_waited_seconds(phase) + seconds for phase, seconds in zip(known, lasted, strict=True)) - began or 1.0
     rows = [
-        _phase(phase, (_seconds(phase) - began) / whole, seconds / whole)
+        _phase(phase, (_waited_seconds(phase) - began) / whole, seconds / whole)
         for phase, seconds in zip(known, lasted, strict=True)
     ]
     left = len(detail.phases) - len(life)
-    notes = [f"{duration(whole)} from {clock(known[0].since)} UTC."]
+    notes = [f"{duration(whole)} from {clock_text(known[0].since)} UTC."]
     if left:
         notes.append(f"{counted(left, 'earlier state')} left out.")
     if any(phase.recomputed_tokens for phase in life):
@@ -84,7 +84,7 @@ def _is_past(phase: PhaseView) -> bool:
     return phase.state.startswith("FINISHED") and not phase.blocks
 
 
-def _seconds(phase: PhaseView) -> float:
+def _waited_seconds(phase: PhaseView) -> float:
     assert phase.since is not None
     return datetime.fromisoformat(phase.since).timestamp()
 
@@ -92,7 +92,7 @@ def _seconds(phase: PhaseView) -> float:
 def _phase(phase: PhaseView, starts: float, lasts: float) -> html.Tr:
     ended = phase.state.startswith("FINISHED")
     by_state = "none" if ended else "waiting"
-    family = FAMILIES.get(phase.reason) or FAMILIES.get(phase.state, by_state)
+    family = PHASE_FAMILIES.get(phase.reason) or PHASE_FAMILIES.get(phase.state, by_state)
     again = f"{100 * phase.recomputed_tokens / phase.phase_tokens:.1f}%" if phase.phase_tokens else "0"
     bar = html.Span(
         html.Span(className="again", style={"width": again}),
@@ -118,31 +118,31 @@ def _phase(phase: PhaseView, starts: float, lasts: float) -> html.Tr:
 # -------------------------------------------------------------------- what it waits for
 
 
-def _waits(place: Place, wait: Wait) -> list[Any]:
+def _request_wait_tree(place: PagePlace, wait: Wait) -> list[Any]:
     return [
         html.H2("What it waits for"),
         html.P(
             "Who has what it needs, the most blocks that would come back first, and what those wait for in turn.",
             className="note",
         ),
-        html.Ul(_wait(place, wait), className="waits"),
+        html.Ul(_wait_item(place, wait), className="waits"),
     ]
 
 
-def _wait(place: Place, wait: Wait) -> html.Li:
+def _wait_item(place: PagePlace, wait: Wait) -> html.Li:
     """One that waits or is waited for, over those that it waits for."""
     before, name, after = wait.text.partition(wait.request) if wait.request else (wait.text, "", "")
     link = request_link(place, place.engine, name) if name else ""
     text: list[Any] = [before, link, after] if name else [before]
     gives = [html.Span(counted(wait.blocks, "block"), className="gives")] if wait.blocks else []
-    below: Sequence[Any] = [html.Ul([_wait(place, one) for one in wait.waits_for])] if wait.waits_for else []
+    below: Sequence[Any] = [html.Ul([_wait_item(place, one) for one in wait.waits_for])] if wait.waits_for else []
     return html.Li([html.Span([*gives, *text], className="" if below else "root"), *below])
 
 
 # -------------------------------------------------------------------- conditions
 
 
-def _conditions(detail: RequestDetail) -> list[Any]:
+def _request_conditions(detail: RequestDetail) -> list[Any]:
     return [html.H2("Conditions"), html.Table(html.Tbody([_condition(one) for one in detail.conditions]))]
 
 
@@ -151,7 +151,7 @@ def _condition(one: ConditionView) -> html.Tr:
         [
             html.Th(one.name, scope="row"),
             html.Td("yes" if one.holds else "no"),
-            html.Td(f"since {clock(one.since)}" if one.since else ""),
+            html.Td(f"since {clock_text(one.since)}" if one.since else ""),
             html.Td(one.reason),
         ],
         key=one.name,

@@ -13,9 +13,9 @@ from typing import Any, Final, NamedTuple
 from dash import html
 
 from kvscope.dashboards.web.display_text import family_of, reason_of
-from kvscope.dashboards.web.links import Place
+from kvscope.dashboards.web.links import PagePlace
 from kvscope.dashboards.web.markup import aria, choice, dot, field, request_link
-from kvscope.dashboards.web.view import Here, View
+from kvscope.dashboards.web.view import Here, PageView
 from kvscope.monitor.errors import NotKnown
 from kvscope.monitor.query import Query
 from kvscope.monitor.schema import RequestView
@@ -35,7 +35,7 @@ class Column(NamedTuple):
     kind: str = "n"
 
 
-COLUMNS: Final = (
+REQUEST_COLUMNS: Final = (
     Column("id", "Request", "", lambda r: r.id, ""),
     Column("state", "State", "", lambda r: r.state, ""),
     Column("reason", "Reason", "why it is in this state and not another", lambda r: r.reason, ""),
@@ -54,11 +54,11 @@ COLUMNS: Final = (
     ),
     Column("waited", "Waited", "all the time that it has waited, by reason", lambda r: sum(r.waited_s.values()), ""),
 )
-BY_NAME: Final = {column.name: column for column in COLUMNS}
-ASKED: Final = ("q", "state", "reason", "holding", "sort")
+BY_NAME: Final = {column.name: column for column in REQUEST_COLUMNS}
+REQUEST_FILTERS: Final = ("q", "state", "reason", "holding", "sort")
 
 
-def view(query: Query, here: Here) -> View:
+def view(query: Query, here: Here) -> PageView:
     """The table, with what it is narrowed to."""
     place = here.place
     if here.engine.signal == "metrics":
@@ -66,17 +66,17 @@ def view(query: Query, here: Here) -> View:
     every = query.requests(here.name, here.moment)
     found = query.findings("firing", here.name)
     culprits = {request for finding in found for request in finding.culprits.requests}
-    wanted = _ordered(place, [one for one in every if _is_wanted(place, one)], culprits)
-    parts = [html.H1("Requests"), _filter(place, every)]
+    wanted = _ordered(place, [one for one in every if _is_request_wanted(place, one)], culprits)
+    parts = [html.H1("Requests"), _requests_filter(place, every)]
     if not every:
         parts.append(html.P("No request has been heard of yet.", className="note"))
     else:
-        parts.append(html.P(_in_words(every, wanted), className="note"))
-        parts += _table(place, wanted, culprits) if wanted else []
-    return View({"requests": html.Section(parts, id="requests", className="card")})
+        parts.append(html.P(_requests_headline(every, wanted), className="note"))
+        parts += _requests_table(place, wanted, culprits) if wanted else []
+    return PageView({"requests": html.Section(parts, id="requests", className="card")})
 
 
-def _is_wanted(place: Place, request: RequestView) -> bool:
+def _is_request_wanted(place: PagePlace, request: RequestView) -> bool:
     return (
         place.get("q").lower() in request.id.lower()
         and place.get("state", request.state) == request.state
@@ -85,7 +85,7 @@ def _is_wanted(place: Place, request: RequestView) -> bool:
     )
 
 
-def _ordered(place: Place, requests: list[RequestView], culprits: Collection[str]) -> list[RequestView]:
+def _ordered(place: PagePlace, requests: list[RequestView], culprits: Collection[str]) -> list[RequestView]:
     """By the column that was asked for; else culprits of open findings first, then who is longest in its state, those
     that have ended last.
     """
@@ -96,7 +96,7 @@ def _ordered(place: Place, requests: list[RequestView], culprits: Collection[str
     return sorted(requests, key=column.key, reverse=asked.startswith("-"))
 
 
-def _in_words(every: Sequence[RequestView], wanted: Sequence[RequestView]) -> str:
+def _requests_headline(every: Sequence[RequestView], wanted: Sequence[RequestView]) -> str:
     if not wanted:
         return f"None of {counted(len(every), 'request')} matches."
     alive, ended = (sum(one.ended == is_so for one in wanted) for is_so in (False, True))
@@ -109,7 +109,7 @@ def _in_words(every: Sequence[RequestView], wanted: Sequence[RequestView]) -> st
 # -------------------------------------------------------------------- what it is narrowed to
 
 
-def _filter(place: Place, every: Sequence[RequestView]) -> html.Form:
+def _requests_filter(place: PagePlace, every: Sequence[RequestView]) -> html.Form:
     """A form of links' kind: what is chosen is in the address."""
     kept = (
         ("engine", place.engine),
@@ -127,22 +127,24 @@ def _filter(place: Place, every: Sequence[RequestView]) -> html.Form:
         fields.append(choice(name, words, [(value, value) for value in values], place.get(name)))
     fields.append(choice("holding", "Holds blocks", [("1", "yes")], place.get("holding")))
     fields.append(html.Button("Show", type="submit"))
-    if any(place.get(name) for name in ASKED if name != "sort"):
-        fields.append(html.A("Show all", href=place.but(**dict.fromkeys(ASKED, ""), page=""), className="button"))
-    key = " ".join(place.get(name) for name in ASKED)
+    if any(place.get(name) for name in REQUEST_FILTERS if name != "sort"):
+        fields.append(
+            html.A("Show all", href=place.but(**dict.fromkeys(REQUEST_FILTERS, ""), page=""), className="button")
+        )
+    key = " ".join(place.get(name) for name in REQUEST_FILTERS)
     return html.Form(fields, action="/requests", method="get", className="filter", key=key, role="search")
 
 
 # -------------------------------------------------------------------- the table
 
 
-def _table(place: Place, wanted: Sequence[RequestView], culprits: Collection[str]) -> list[Any]:
+def _requests_table(place: PagePlace, wanted: Sequence[RequestView], culprits: Collection[str]) -> list[Any]:
     pages = max(1, -(-len(wanted) // A_PAGE))
     asked = place.get("page", "1")
     number = min(max(int(asked), 1), pages) if asked.isdecimal() else 1
     shown = wanted[(number - 1) * A_PAGE : number * A_PAGE]
-    rows = [_row(place, request, request.id in culprits) for request in shown]
-    table = html.Table([html.Thead(html.Tr([_heading(place, column) for column in COLUMNS])), html.Tbody(rows)])
+    rows = [_request_row(place, request, request.id in culprits) for request in shown]
+    table = html.Table([html.Thead(html.Tr([_heading(place, column) for column in REQUEST_COLUMNS])), html.Tbody(rows)])
     parts: list[Any] = [
         html.Div(table, className="scroll wide", tabIndex="0", role="region", **aria(label="Table of requests"))
     ]
@@ -151,7 +153,7 @@ def _table(place: Place, wanted: Sequence[RequestView], culprits: Collection[str
     return parts
 
 
-def _heading(place: Place, column: Column) -> html.Th:
+def _heading(place: PagePlace, column: Column) -> html.Th:
     """A link that sorts by it, the largest figure or the first name first; again, the other way round."""
     asked = place.get("sort")
     down, up = f"-{column.name}", column.name
@@ -162,7 +164,7 @@ def _heading(place: Place, column: Column) -> html.Th:
     return html.Th(link, className=column.kind, title=column.means, scope="col", **aria(sort=sorted_so))
 
 
-def _turner(place: Place, number: int, pages: int) -> html.Nav:
+def _turner(place: PagePlace, number: int, pages: int) -> html.Nav:
     parts: list[Any] = []
     if number > 1:
         parts.append(html.A("← Before", href=place.but(page=str(number - 1)), className="button"))
@@ -172,7 +174,7 @@ def _turner(place: Place, number: int, pages: int) -> html.Nav:
     return html.Nav(parts, className="turner", **aria(label="Pages"))
 
 
-def _row(place: Place, request: RequestView, culprit: bool) -> html.Tr:
+def _request_row(place: PagePlace, request: RequestView, culprit: bool) -> html.Tr:
     lost = f" (−{request.tokens_lost:,})" if request.tokens_lost else ""
     cells: list[Any] = [
         html.Th(request_link(place, place.engine, request.id), scope="row"),

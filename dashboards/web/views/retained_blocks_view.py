@@ -8,35 +8,37 @@ from typing import Any, Final
 from dash import html
 
 from kvscope.dashboards.web.bar_list import Bar, bars
-from kvscope.dashboards.web.display_text import clock
-from kvscope.dashboards.web.links import Place
+from kvscope.dashboards.web.display_text import clock_text
+from kvscope.dashboards.web.links import PagePlace
 from kvscope.dashboards.web.markup import aria, block_links, dot, headings, request_link
-from kvscope.dashboards.web.view import Here, View
+from kvscope.dashboards.web.view import Here, PageView
 from kvscope.monitor.query import Query
 from kvscope.monitor.schema import IdleFloorView, RetainedBlocksView, RetainedGroup
 from kvscope.monitor.text import counted, duration
 
-MOST_RUNS: Final = 12
+MAX_RETAINED_RUNS: Final = 12
 MOST_FLOORS: Final = 20
-SHADES: Final = {"FREE_DEFERRED": "finished", "UNACCOUNTED": "unaccounted"}
+RETAINED_SHADES: Final = {"FREE_DEFERRED": "finished", "UNACCOUNTED": "unaccounted"}
 
 
-def view(query: Query, here: Here) -> View:
+def view(query: Query, here: Here) -> PageView:
     """The blocks by owner, oldest first; how long the others stayed; what was left at each drain to idle."""
     told = query.retained_blocks(here.name, here.window.since, "" if here.window.live else here.window.until)
-    return View(
+    return PageView(
         {
-            "head": html.Header(_head(told)),
-            "held": html.Section(_held(here.place, told), className="card scroll", **aria(label="By owner")),
+            "head": html.Header(_retained_head(told)),
+            "held": html.Section(_retained_groups(here.place, told), className="card scroll", **aria(label="By owner")),
             "lifetimes": html.Section(_lifetimes(told), className="card", **aria(label="How long blocks stay")),
-            "floors": html.Section(_floors(told.floors), className="card", **aria(label="After each drain to idle")),
+            "floors": html.Section(
+                _floor_chart(told.floors), className="card", **aria(label="After each drain to idle")
+            ),
         }
     )
 
 
-def _head(told: RetainedBlocksView) -> list[Any]:
-    suspect = sum(one.blocks for one in told.held if one.reason in SHADES)
-    when = f"from {clock(told.since)} to {clock(told.until)} UTC"
+def _retained_head(told: RetainedBlocksView) -> list[Any]:
+    suspect = sum(one.blocks for one in told.held if one.reason in RETAINED_SHADES)
+    when = f"from {clock_text(told.since)} to {clock_text(told.until)} UTC"
     if not told.allocated:
         title = f"No block was handed out {when}"
     elif not told.held_blocks:
@@ -66,31 +68,31 @@ def _head(told: RetainedBlocksView) -> list[Any]:
     return parts
 
 
-def _held(place: Place, told: RetainedBlocksView) -> list[Any]:
+def _retained_groups(place: PagePlace, told: RetainedBlocksView) -> list[Any]:
     parts: list[Any] = [html.H2("Who has them, the longest first")]
     if not told.held:
         return [*parts, html.P("Nobody has any.", className="note")]
     head = headings("Owner", "State", "Why", "Since", "For", "Blocks#", "Which")
-    rows = [_row(place, told.engine, one) for one in told.held]
+    rows = [_retained_row(place, told.engine, one) for one in told.held]
     parts.append(html.Table([head, html.Tbody(rows)]))
     return parts
 
 
-def _row(place: Place, engine: str, one: RetainedGroup) -> html.Tr:
-    family = SHADES.get(one.reason, "running" if one.state == "RUNNING" else "waiting")
+def _retained_row(place: PagePlace, engine: str, one: RetainedGroup) -> html.Tr:
+    family = RETAINED_SHADES.get(one.reason, "running" if one.state == "RUNNING" else "waiting")
     owner = request_link(place, engine, one.owner) if one.owner else "nobody known"
     return html.Tr(
         [
             html.Th(owner, scope="row"),
             html.Td([dot(family), one.state or "no owner"], className="state"),
             html.Td(one.reason or "it lives"),
-            html.Td(clock(one.since)),
+            html.Td(clock_text(one.since)),
             html.Td(duration(one.for_s)),
             html.Td(f"{one.blocks:,}", className="n"),
-            html.Td(block_links(place, engine, one.ids, MOST_RUNS), className="blocks"),
+            html.Td(block_links(place, engine, one.ids, MAX_RETAINED_RUNS), className="blocks"),
         ],
         key=f"{one.owner} {one.state} {one.reason}",
-        className="culprit" if one.reason in SHADES else "",
+        className="culprit" if one.reason in RETAINED_SHADES else "",
     )
 
 
@@ -110,7 +112,7 @@ def _lifetimes(told: RetainedBlocksView) -> list[Any]:
     return [heading, bars(rows) if rows else html.P("None has come back yet.", className="note")]
 
 
-def _floors(floors: Sequence[IdleFloorView]) -> list[Any]:
+def _floor_chart(floors: Sequence[IdleFloorView]) -> list[Any]:
     heading = html.H2("What stayed in use each time the engine had drained to idle")
     if not floors:
         return [heading, html.P("It has not been idle in this window.", className="note")]
@@ -122,7 +124,7 @@ def _floors(floors: Sequence[IdleFloorView]) -> list[Any]:
     )
     stride = -(-len(floors) // MOST_FLOORS)
     shown = [*floors[:-1:stride], floors[-1]]
-    rows = [Bar(clock(floor.at), floor.blocks, "bad" if floor.blocks else "") for floor in shown]
+    rows = [Bar(clock_text(floor.at), floor.blocks, "bad" if floor.blocks else "") for floor in shown]
     left_out = (
         [html.P(f"{counted(len(floors), 'drain')} in all.", className="note")] if len(shown) < len(floors) else []
     )

@@ -9,24 +9,24 @@ from typing import Any, Final
 
 from dash import html
 
-from kvscope.dashboards.web.charts import Mark, Row, Trace, over_time
-from kvscope.dashboards.web.display_text import clock, no_rate, number
+from kvscope.dashboards.web.charts import ChartMark, ChartRow, Trace, over_time
+from kvscope.dashboards.web.display_text import clock_text, no_rate, number_text
 from kvscope.dashboards.web.links import rfc3339, wall_ns
 from kvscope.dashboards.web.markup import aria, key
-from kvscope.dashboards.web.palette import LIMITS, REASONS, SHADES
-from kvscope.dashboards.web.pool_traces import RUNNING, blocks, requests
-from kvscope.dashboards.web.view import Here, View, engine_then
+from kvscope.dashboards.web.palette import LIMITS, PALETTE_SHADES, REASONS
+from kvscope.dashboards.web.pool_traces import RUNNING_TRACE, block_traces, request_traces
+from kvscope.dashboards.web.view import Here, PageView, engine_then
 from kvscope.monitor.errors import BadTime
 from kvscope.monitor.findings import FindingReport
 from kvscope.monitor.query import Query
 from kvscope.monitor.schema import EngineView, ExplanationView, PointView
 from kvscope.monitor.text import counted
 
-MOMENTS: Final = 300
+MAX_TIMELINE_POINTS: Final = 300
 MOST_MARKS: Final = 40
-QUIET: Final = 20
+QUIET_TIMELINE: Final = 20
 """Preemptions closer together than this part of the window are told of as one run."""
-LOST: Final = REASONS["PREEMPTED"]
+LOST_MARK: Final = REASONS["PREEMPTED"]
 MEANT: Final = {
     "KV": "the next request lacked KV blocks",
     "TOKENS": "max_num_batched_tokens was used up",
@@ -37,22 +37,22 @@ MEANT: Final = {
 }
 
 
-def view(query: Query, here: Here) -> View:
+def view(query: Query, here: Here) -> PageView:
     """Its figures then, what happened in the window, and the chart of it with all that stands out."""
     engine = engine_then(query, here)
     since, until = here.window.since, "" if here.window.live else here.window.until
-    points = query.points(here.name, limit=MOMENTS, since=since, until=until)
+    points = query.points(here.name, limit=MAX_TIMELINE_POINTS, since=since, until=until)
     if here.window.live and points:  # of an engine that is young, as much as there is
         shown = here.window._replace(since_ns=max(here.window.since_ns, points[0].at_ns))
         here = here._replace(window=shown)
-    marks = _marks(query, here, points)
+    marks = _timeline_marks(query, here, points)
     told = query.explain(here.name, since, until) if engine.signal == "stream" else None
-    return View(
+    return PageView(
         {
             "summary": html.Section(_summary(engine), id="summary", **aria(label="The engine")),
-            "told": html.Section(_told(here, told), id="told", className="card") if told else "",
-            "chart": html.Section(_chart(here, points, marks), className="card", **aria(label="Over time")),
-            "marks": html.Section(_list(here, marks), id="marks", className="card"),
+            "told": html.Section(_timeline_summary(here, told), id="told", className="card") if told else "",
+            "chart": html.Section(_timeline_chart(here, points, marks), className="card", **aria(label="Over time")),
+            "marks": html.Section(_timeline_list(here, marks), id="marks", className="card"),
         }
     )
 
@@ -67,18 +67,18 @@ def _summary(engine: EngineView) -> list[Any]:
                 engine.version,
                 f"step {engine.step:,}" if engine.step is not None else "",
                 f"restarted {counted(engine.restarts, 'time')}" if engine.restarts else "",
-                f"as of {engine.at[:10]} {clock(engine.at)} UTC" if engine.at else "",
+                f"as of {engine.at[:10]} {clock_text(engine.at)} UTC" if engine.at else "",
             ),
         )
     )
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(engine.waiting_by_reason.items()))
     tiles = (
-        ("Running", number(engine.running), ""),
-        ("Waiting", number(engine.waiting), reasons),
+        ("Running", number_text(engine.running), ""),
+        ("Waiting", number_text(engine.waiting), reasons),
         ("Pool in use", _percent(engine.usage), "cached, idle blocks not counted"),
-        ("Output", number(engine.output_tokens_per_s, "tok/s", no_rate(engine)), ""),
-        ("Computed", number(engine.computed_tokens_per_s, "tok/s", no_rate(engine)), ""),
-        ("Preemptions", number(engine.preemptions), ""),
+        ("Output", number_text(engine.output_tokens_per_s, "tok/s", no_rate(engine)), ""),
+        ("Computed", number_text(engine.computed_tokens_per_s, "tok/s", no_rate(engine)), ""),
+        ("Preemptions", number_text(engine.preemptions), ""),
         ("Prefix hits", _percent(engine.prefix_hit_rate), ""),
     )
     return [
@@ -98,7 +98,7 @@ def _percent(part: float | None) -> str:
 # -------------------------------------------------------------------- what happened
 
 
-def _told(here: Here, told: ExplanationView) -> list[Any]:
+def _timeline_summary(here: Here, told: ExplanationView) -> list[Any]:
     """In sentences; those about findings lead to them, and what only informs is left to the view of findings."""
     codes = tuple(f"{finding.code}: " for finding in told.findings)
     sentences = [sentence for sentence in told.sentences if not sentence.startswith(codes)]
@@ -106,19 +106,19 @@ def _told(here: Here, told: ExplanationView) -> list[Any]:
     return [
         html.H2("What happened here"),
         html.P(" ".join(sentences), className="explanation"),
-        html.Ul([_finding(here, finding) for finding in grave], className="brief"),
+        html.Ul([_timeline_finding(here, finding) for finding in grave], className="brief"),
     ]
 
 
-def _finding(here: Here, finding: FindingReport) -> html.Li:
-    ended = f", until {clock(finding.resolved_at)} UTC" if finding.resolved_at else ""
+def _timeline_finding(here: Here, finding: FindingReport) -> html.Li:
+    ended = f", until {clock_text(finding.resolved_at)} UTC" if finding.resolved_at else ""
     return html.Li(
         [
             html.Div(
                 [
                     html.Span(finding.severity, className=f"severity {finding.severity}"),
                     html.A(finding.title, href=here.place.to("finding", id=finding.id)),
-                    html.Span(f"since {clock(finding.since)} UTC{ended}", className="since"),
+                    html.Span(f"since {clock_text(finding.since)} UTC{ended}", className="since"),
                 ]
             ),
             html.P(finding.explanation),
@@ -127,25 +127,25 @@ def _finding(here: Here, finding: FindingReport) -> html.Li:
     )
 
 
-def _marks(query: Query, here: Here, points: Sequence[PointView]) -> list[Mark]:
+def _timeline_marks(query: Query, here: Here, points: Sequence[PointView]) -> list[ChartMark]:
     """What stands out in the window, in order: findings, preemptions, lives of the engine."""
     marks = _preemptions(here, points)
     for finding in query.findings(None, here.name, here.window.since, here.window.until):
         if finding.since and finding.severity != "info":
             href = here.place.to("finding", id=finding.id)
             grave = finding.severity != "warning"
-            marks.append(Mark(wall_ns(finding.since, 0), "error" if grave else "warning", finding.title, href))
+            marks.append(ChartMark(wall_ns(finding.since, 0), "error" if grave else "warning", finding.title, href))
     marks += [
-        Mark(life.epoch, "configuration", "The engine was started", _then(here, life.epoch))
+        ChartMark(life.epoch, "configuration", "The engine was started", _timeline_then(here, life.epoch))
         for life in query.history(here.name).epochs
     ]
     inside = [mark for mark in marks if here.window.since_ns <= mark.at_ns <= here.window.until_ns]
     return sorted(inside)[-MOST_MARKS:]
 
 
-def _preemptions(here: Here, points: Sequence[PointView]) -> list[Mark]:
+def _preemptions(here: Here, points: Sequence[PointView]) -> list[ChartMark]:
     """One mark for each run of preemptions, which ends when there was none for a while."""
-    while_ns = (here.window.until_ns - here.window.since_ns) // QUIET
+    while_ns = (here.window.until_ns - here.window.since_ns) // QUIET_TIMELINE
     runs: list[tuple[int, int, int]] = []
     for point, lost in zip(points, _differences(points, lambda point: point.preemptions), strict=True):
         if lost and runs and point.at_ns - runs[-1][1] <= while_ns:
@@ -153,15 +153,18 @@ def _preemptions(here: Here, points: Sequence[PointView]) -> list[Mark]:
             runs.append((began, point.at_ns, count + lost))
         elif lost:
             runs.append((point.at_ns, point.at_ns, lost))
-    return [Mark(began, "preempted", counted(count, "preemption"), _then(here, began)) for began, _, count in runs]
+    return [
+        ChartMark(began, "preempted", counted(count, "preemption"), _timeline_then(here, began))
+        for began, _, count in runs
+    ]
 
 
-def _then(here: Here, at_ns: int) -> str:
+def _timeline_then(here: Here, at_ns: int) -> str:
     """The address of this view with a moment chosen, in a window that stays as it is."""
     return here.place.but(since=here.window.since, until=here.window.until, at=rfc3339(at_ns))
 
 
-def _list(here: Here, marks: Sequence[Mark]) -> list[Any]:
+def _timeline_list(here: Here, marks: Sequence[ChartMark]) -> list[Any]:
     if not marks:
         return [
             html.H2("In this window"),
@@ -170,7 +173,7 @@ def _list(here: Here, marks: Sequence[Mark]) -> list[Any]:
     items = [
         html.Li(
             [
-                html.A(clock(rfc3339(mark.at_ns)), href=_then(here, mark.at_ns), title="as it was then"),
+                html.A(clock_text(rfc3339(mark.at_ns)), href=_timeline_then(here, mark.at_ns), title="as it was then"),
                 html.Span(className=f"mark-of {mark.kind}", **aria(hidden="true")),
                 html.A(mark.text, href=mark.href),
             ]
@@ -183,7 +186,7 @@ def _list(here: Here, marks: Sequence[Mark]) -> list[Any]:
 # -------------------------------------------------------------------- chart
 
 
-def _chart(here: Here, points: Sequence[PointView], marks: Sequence[Mark]) -> list[Any]:
+def _timeline_chart(here: Here, points: Sequence[PointView], marks: Sequence[ChartMark]) -> list[Any]:
     if here.engine.signal == "metrics":
         return [
             html.P("The chart needs the event stream: this engine is known by its figures alone.", className="note")
@@ -191,11 +194,13 @@ def _chart(here: Here, points: Sequence[PointView], marks: Sequence[Mark]) -> li
     if not points:
         return [html.P("Nothing is known of this time.", className="note")]
     rows = [
-        Row("Blocks", 230, blocks(points), sum(getattr(points[-1], shade.field) for shade in SHADES)),
-        Row("Requests", 120, requests(points)),
-        Row("Tokens per second", 84, _tokens(points)),
-        Row("Setbacks per second", 58, _lost(points)),
-        Row("Steps, by what bound them", 64, _limits(points), 100, " %"),
+        ChartRow(
+            "Blocks", 230, block_traces(points), sum(getattr(points[-1], shade.field) for shade in PALETTE_SHADES)
+        ),
+        ChartRow("Requests", 120, request_traces(points)),
+        ChartRow("Tokens per second", 84, _token_traces(points)),
+        ChartRow("Setbacks per second", 58, _lost(points)),
+        ChartRow("Steps, by what bound them", 64, _limits(points), 100, " %"),
     ]
     try:
         at_ns = wall_ns(here.place.at, here.window.until_ns) if here.place.at else None
@@ -208,7 +213,7 @@ def _chart(here: Here, points: Sequence[PointView], marks: Sequence[Mark]) -> li
         here.window,
         marks=marks,
         at_ns=at_ns,
-        says=_in_words(points),
+        says=_timeline_headline(points),
     )
     hint = "Drag over the chart to look at a part of the time, click to choose a moment."
     before = here.place.to("compare", since=here.window.since, until=here.window.until, at="")
@@ -216,17 +221,17 @@ def _chart(here: Here, points: Sequence[PointView], marks: Sequence[Mark]) -> li
     return [chart, html.P(hint, className="note hint"), html.P(compare, className="hint")]
 
 
-def _tokens(points: Sequence[PointView]) -> list[Trace]:
+def _token_traces(points: Sequence[PointView]) -> list[Trace]:
     return [
         Trace(
             "computed",
             (128, 160, 200),
-            _rate(points, lambda point: point.computed_tokens),
+            _token_rate(points, lambda point: point.computed_tokens),
             after=True,
             opacity=0.45,
             title="prompt and output tokens",
         ),
-        Trace("output", RUNNING, _rate(points, lambda point: point.output_tokens), "line", after=True),
+        Trace("output", RUNNING_TRACE, _token_rate(points, lambda point: point.output_tokens), "line", after=True),
     ]
 
 
@@ -234,15 +239,15 @@ def _lost(points: Sequence[PointView]) -> list[Trace]:
     return [
         Trace(
             "preemptions",
-            LOST,
-            _rate(points, lambda point: point.preemptions),
+            LOST_MARK,
+            _token_rate(points, lambda point: point.preemptions),
             after=True,
             title="requests that lost their blocks",
         ),
         Trace(
             "failed allocations",
             REASONS["KV_BLOCKS"],
-            _rate(points, lambda point: point.allocation_failures),
+            _token_rate(points, lambda point: point.allocation_failures),
             after=True,
             title="times that blocks were asked for and not there",
         ),
@@ -271,15 +276,18 @@ def _differences(points: Sequence[PointView], total: Callable[[PointView], int])
     return [0, *(max(0, total(point) - total(before)) for before, point in pairwise(points))][: len(points)]
 
 
-def _rate(points: Sequence[PointView], total: Callable[[PointView], int]) -> list[float]:
+def _token_rate(points: Sequence[PointView], total: Callable[[PointView], int]) -> list[float]:
     spans = [1.0, *((point.at_ns - before.at_ns) / 1e9 or 1.0 for before, point in pairwise(points))]
     rates = [grew / seconds for grew, seconds in zip(_differences(points, total), spans, strict=True)]
     return rates[1:2] + rates[1:] if len(rates) > 1 else rates  # what grew until the first moment is not known
 
 
-def _in_words(points: Sequence[PointView]) -> str:
+def _timeline_headline(points: Sequence[PointView]) -> str:
     """What the chart shows, for who cannot see it."""
     last = points[-1]
-    blocks = ", ".join(f"{blocks:,} {shade.label}" for shade in SHADES if (blocks := getattr(last, shade.field)))
+    blocks = ", ".join(
+        f"{blocks:,} {shade.label}" for shade in PALETTE_SHADES if (blocks := getattr(last, shade.field))
+    )
     queue = f"{last.requests_running:,} running, {last.requests_waiting:,} waiting"
-    return f"From {clock(points[0].at)} to {clock(last.at)} UTC. At the end, blocks: {blocks}; requests: {queue}."
+    times = f"From {clock_text(points[0].at)} to {clock_text(last.at)} UTC"
+    return f"{times}. At the end, blocks: {blocks}; requests: {queue}."
