@@ -110,8 +110,7 @@ REPEATED_BY_PROTOCOL = {
     "__init__.py": "kvscope",
     "__main__.py": "kvscope",  # python -m
     "view": "kvscope.dashboards.web.views",  # each page of the web app
-    "add": "kvscope.monitor.commands",  # each command registers its parser
-    "view": "kvscope.dashboards.web.views",  # each page of the web app
+    "add": "kvscope.monitor.commands",  # each page of the web app
 }
 # What a limit still allows, by rule.
 ALLOWED: dict[str, list[str]] = json.loads((Path(__file__).parent / "house_allowances.json").read_text())

@@ -40,7 +40,7 @@ FRAMES_A_GROUP: Final = 1 << 10
 """Rows that are read together: what is read too much for one moment is at most so many at either end."""
 _SAID_ASIDE: Final = (Kind.RECEIVED, Kind.CLIENT_GONE, Kind.STALLED, Kind.HEARTBEAT)
 """By other threads, with a time of their own that is not that of the events that follow."""
-_TIMED_KINDS: Final = [kind for kind, fields in SCHEMA.items() if fields.args[:1] == ("at_ns",)]
+_TIMED_COLUMNS: Final = [kind for kind, fields in SCHEMA.items() if fields.args[:1] == ("at_ns",)]
 
 _HASHED: Final = (Kind.ALLOCATED, Kind.CACHED)
 """Whose arguments are hashes and nothing else: they have a column of their own, since nothing in them is alike."""
@@ -188,7 +188,7 @@ def _sealed_times(batches: list[Batch], runs: npt.NDArray[np.int32], args: Ints,
     offset = wall - np.array([batch.mono_ns for batch in batches], np.int64)
     engines_own = np.array([batch.sequence != ADDED_BY_SOURCE for batch in batches], bool)
     kinds, n_args = runs[:, 0], runs[:, 3]
-    timed = np.isin(kinds, _TIMED_KINDS) & (n_args > 0) & engines_own[of]
+    timed = np.isin(kinds, _TIMED_COLUMNS) & (n_args > 0) & engines_own[of]
     carries = timed & ~np.isin(kinds, _SAID_ASIDE)
     mono = np.zeros(len(runs), np.int64)
     mono[timed] = args[(args_end - n_args)[timed]]

@@ -144,7 +144,7 @@ def test_a_hole_and_a_torn_tail_are_gaps(tmp_path: Path) -> None:
     last.path.write_bytes(last.path.read_bytes()[:-5])
     span = History(tmp_path).span(lab.packer.engine)
     assert span is not None
-    assert [life.epoch for life in span.epochs] == [lab.packer.epoch]
+    assert [life.epoch for life in span.lives] == [lab.packer.epoch]
     hole, tail = span.gaps
     assert (hole.from_ns, hole.to_ns, hole.bytes_lost) == (heard_until, frames[0].wall_ns, 0)
     assert tail.bytes_lost == journal.tail_lost(last.path)

@@ -76,10 +76,10 @@ def _memory_parts(memory: MemoryView) -> list[Any]:
             share = percent(size / total) if total else ""
             note = " · ".join(filter(None, (share, NOTES.get(name, ""))))
             rows.append(
-                Bar(name, size, MEMORY_FAMILIES.get(name, ""), _in_gib(size), note, before if memory.parts else 0)
+                Bar(name, size, MEMORY_FAMILIES.get(name, ""), _gib_text(size), note, before if memory.parts else 0)
             )
             before += size
-    in_all = [html.P([html.Strong(_in_gib(total)), " in all"], className="since")] if total else []
+    in_all = [html.P([html.Strong(_gib_text(total)), " in all"], className="since")] if total else []
     when = html.P(f"As the engine measured it last, by {clock_text(memory.at)} UTC.", className="note")
     return [*in_all, bars(rows), when]
 
@@ -91,9 +91,9 @@ def _suggestions(memory: MemoryView) -> list[Any]:
     for name, words in (("fit_requested", "to fit into the requested share"), ("use_all", "to use all of the device")):
         advised = memory.measured.get(name)
         if advised is not None:
-            more = f", {_in_gib(abs(advised - now))} {'more' if advised >= now else 'less'} than now" if now else ""
+            more = f", {_gib_text(abs(advised - now))} {'more' if advised >= now else 'less'} than now" if now else ""
             flag = html.Code(f"--kv-cache-memory-bytes {advised}")
-            lines.append(html.Li([flag, f" {words} ({_in_gib(advised)}{more})"]))
+            lines.append(html.Li([flag, f" {words} ({_gib_text(advised)}{more})"]))
     if not lines:
         return []
     return [html.H3("Suggestions, the sums done again from these figures"), html.Ul(lines, className="suggestions")]
@@ -142,7 +142,7 @@ def _answer(told: CalculatorView) -> list[Any]:
         f" {told.usable_blocks:,}."
     )
     most = f" At most {told.max_concurrency:,} fit at once." if told.max_concurrency else " Not even one fits."
-    size = f", {_in_gib(told.bytes_per_request)}" if told.bytes_per_request else ""
+    size = f", {_gib_text(told.bytes_per_request)}" if told.bytes_per_request else ""
     lines = [
         html.P([html.Strong(verdict), most]),
         html.P(
@@ -155,5 +155,5 @@ def _answer(told: CalculatorView) -> list[Any]:
     return [html.Div([*lines, notes], role="status", className="fits" if told.fits else "fits not")]
 
 
-def _in_gib(size: int) -> str:
+def _gib_text(size: int) -> str:
     return f"{size / BYTES_PER_GIB:,.2f} GiB" if abs(size) >= BYTES_PER_GIB // 10 else f"{size / 2**20:,.1f} MiB"
