@@ -254,8 +254,14 @@ class Scheduler:
                 index += 1
                 continue
             remaining = request.num_tokens + request.num_output_placeholders - request.num_scheduled_tokens
-            cause = self._held_back(plan, request, budget, only_prompts and remaining == 1)
-            if cause:
+            cause = None
+            if budget == 0:
+                plan.limit, cause = Limit.TOKENS, Cause.TOKEN_BUDGET
+            elif only_prompts and remaining == 1:
+                cause = Cause.TOKEN_BUDGET
+            elif request.output_token_ids and self.faults.strikes_request("stuck.zero-token", request.id):
+                cause = Cause.ZERO_TOKENS
+            if cause is not None:
                 self.state.pass_over(request, cause)
                 index += 1
                 continue
@@ -282,17 +288,6 @@ class Scheduler:
                 budget -= num_tokens
                 index += 1
         return -1 if short else budget
-
-    def _held_back(self, plan: SchedulerOutput, request: Request, budget: int, waits_for_prompts: bool) -> Cause:
-        """Why a running request gets no tokens in this step; NONE if it gets some."""
-        if budget == 0:
-            plan.limit = Limit.TOKENS
-            return Cause.TOKEN_BUDGET
-        if waits_for_prompts:
-            return Cause.TOKEN_BUDGET
-        if request.output_token_ids and self.faults.strikes_request("stuck.zero-token", request.id):
-            return Cause.ZERO_TOKENS
-        return Cause.NONE
 
     def _will_have_ended(self, request: Request) -> bool:
         """Whether the step in flight samples its last token, whatever that is."""
