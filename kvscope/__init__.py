@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from kvscope.monitor.ledger.engine_snapshot import EngineSnapshot, RequestSnapshot
     from kvscope.monitor.session import Session
     from kvscope.monitor.session import open_target as open
+    from kvscope.monitor.sources.source import Source, SourceOptions, SourceStatus
 
 __all__ = [
     "BadQuestion",
@@ -49,6 +50,9 @@ __all__ = [
     "RequestSnapshot",
     "Session",
     "Settings",
+    "Source",
+    "SourceOptions",
+    "SourceStatus",
     "Threshold",
     "Unreachable",
     "open",
@@ -64,6 +68,9 @@ _HOMES = {
     "Finding": "kvscope.monitor.findings:FindingReport",
     "EngineSnapshot": "kvscope.monitor.ledger.engine_snapshot",
     "RequestSnapshot": "kvscope.monitor.ledger.engine_snapshot",
+    "Source": "kvscope.monitor.sources.source",
+    "SourceOptions": "kvscope.monitor.sources.source",
+    "SourceStatus": "kvscope.monitor.sources.source",
     "Session": "kvscope.monitor.session",
     "open": "kvscope.monitor.session:open_target",
 }

@@ -80,7 +80,7 @@ def _arrow_type(pa: Any, info: inspect.Type, name: str) -> Any:
 
 def _arrow_value(value: Any, info: inspect.Type, name: str) -> Any:
     """Return a value as Arrow takes it."""
-    if value is None:
+    if value is None or value is msgspec.UNSET:
         return None
     match info:
         case inspect.StrType() if name in TIMES:
