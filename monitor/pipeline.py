@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple
 
-from kvscope.monitor.detectors.registry import judge_engine
+from kvscope.monitor.detectors.detector import Detector
+from kvscope.monitor.detectors.judgement import Judgement
+from kvscope.monitor.detectors.registry import PLUGINS, detectors_for
 from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.events.samples import Fact, Record
 from kvscope.monitor.findings import Transition
@@ -18,9 +21,12 @@ from kvscope.monitor.history.history import History
 from kvscope.monitor.ledger.engine_ledger import MAX_POINTS, EngineLedger, Point
 from kvscope.monitor.queries.handlers import QueryHandlers
 from kvscope.monitor.state.records import RequestState
+from kvscope.monitor.supervision import Supervisor, WorkerKind
 
 JUDGE_EVERY_NS: Final = 500_000_000
 MAX_TRANSITIONS: Final = 1_000
+FORGOTTEN_AFTER_NS: Final = 900_000_000_000
+"""Longer than any finding takes to be resolved."""
 
 
 class EndedRequest(NamedTuple):
@@ -37,6 +43,8 @@ class Pipeline(QueryHandlers):
     def __init__(self, settings: Settings | None = None, history: History | None = None) -> None:
         super().__init__(history)
         self.settings = settings or Settings()
+        self.supervisor = Supervisor()
+        """How the parts of this process are that the engines' pictures rest on."""
         self._judged_ns: dict[str, int] = {}
         self._transitions: list[Transition] = []
 
@@ -49,7 +57,7 @@ class Pipeline(QueryHandlers):
         with self._lock:
             for record in records:
                 ledger = self.fleet.apply(record)
-                self._past.look(ledger, record)
+                self._contain("the recent past", "history", ledger, partial(self._past.look, ledger, record))
                 if not isinstance(record, Fact):
                     due = self._judged_ns.get(ledger.engine, 0) + JUDGE_EVERY_NS
                     if ledger.now_ns >= due:
@@ -93,8 +101,62 @@ class Pipeline(QueryHandlers):
                 for record in ledger.take_just_finished()
             ]
 
+    def forget(self, engine: str) -> None:
+        """Drop an engine that is gone from the ledgers: its findings are resolved, and what history has of it stays."""
+        with self._lock:
+            ledger = self.fleet.engines.pop(engine, None)
+            if ledger is not None:
+                self._judged_ns.pop(engine, None)
+                self._past.forget(engine)
+                self._transitions += self.lifecycle.update(engine, ledger.now_ns + FORGOTTEN_AFTER_NS, [])
+
+    def report_failure(
+        self, worker: str, kind: WorkerKind, error: BaseException | str, engines: Sequence[str] = ()
+    ) -> None:
+        """Report that a part of the service does not work, which `engines` depend on (none named: all)."""
+        if self.supervisor.failed(worker, kind, error, engines):
+            self._judge_health()
+
+    def report_recovery(self, worker: str) -> None:
+        """Report that it works."""
+        if self.supervisor.works(worker):
+            self._judge_health()
+
+    def _judge_health(self) -> None:
+        """Run the detectors over the engines whose observers' health has changed; no time passes by that."""
+        with self._lock:
+            for ledger in self.fleet.engines.values():
+                if ledger.observer_failures != self.supervisor.failures(ledger.engine):
+                    self._judge(ledger)
+
     def _judge(self, ledger: EngineLedger) -> None:
         self._judged_ns[ledger.engine] = ledger.now_ns
-        judgements = list(judge_engine(ledger, self.settings, self.fleet.siblings(ledger)))
+        judgements: list[Judgement] = []
+        siblings = self.fleet.siblings(ledger)
+        ledger.observer_failures = self.supervisor.failures(ledger.engine)
+        for detector in detectors_for(ledger):
+            find = partial(_extend, judgements, detector, ledger, siblings, self.settings)
+            self._contain(f"the detector {detector.code}", "detector", ledger, find)
+        judgements += PLUGINS.judge(ledger, siblings, self.settings)
         self._transitions += self.lifecycle.update(ledger.engine, ledger.now_ns, judgements)
         del self._transitions[:-MAX_TRANSITIONS]
+
+    def _contain(self, what: str, kind: WorkerKind, ledger: EngineLedger, call: Callable[[], None]) -> None:
+        """Call, and let what it raises be a failure of this worker alone."""
+        worker = f"{what} of {ledger.engine}"
+        try:
+            call()
+        except Exception as error:
+            self.supervisor.failed(worker, kind, error, (ledger.engine,))
+        else:
+            self.supervisor.works(worker)
+
+
+def _extend(
+    judgements: list[Judgement],
+    detector: Detector[Any],
+    ledger: EngineLedger,
+    siblings: Sequence[EngineLedger],
+    settings: Settings,
+) -> None:
+    judgements += detector.detect_rank(ledger, siblings, settings)

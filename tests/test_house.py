@@ -26,6 +26,7 @@ ROOMS = (
     "kvscope.monitor.probes",
     "kvscope.monitor.text",
     "kvscope.monitor.bounded_http",
+    "kvscope.monitor.supervision",
     "kvscope.monitor.runbook_files",
     "kvscope.engine",
     "kvscope.engine.faults",

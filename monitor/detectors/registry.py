@@ -96,14 +96,20 @@ def explains(cause: Judgement, effect: Judgement) -> bool:
     return tie(cause, effect)
 
 
+def detectors_for(ledger: EngineLedger) -> Iterator[Detector[Any]]:
+    """Yield kvscope's own detectors that have a signal of the engine to work with."""
+    signals = signals_of(ledger)
+    for detector in DETECTORS:
+        if not signals.isdisjoint(detector.requires):
+            yield detector
+
+
 def judge_engine(
     ledger: EngineLedger, settings: Settings, siblings: Sequence[EngineLedger] = ()
 ) -> Iterator[Judgement]:
     """Yield what every detector finds in the engine now. siblings: the other ranks of its server."""
-    signals = signals_of(ledger)
-    for detector in DETECTORS:
-        if not signals.isdisjoint(detector.requires):
-            yield from detector.detect_rank(ledger, siblings, settings)
+    for detector in detectors_for(ledger):
+        yield from detector.detect_rank(ledger, siblings, settings)
     yield from PLUGINS.judge(ledger, siblings, settings)
 
 

@@ -59,7 +59,7 @@ RECEIPT_BYTES: Final = 1 << 20
 """The body with which a receiver answers an alert."""
 PAGE_ENGINES: Final = 64
 """Engines of one metrics page. More are left out, and the source reports how many."""
-PAGE_LABEL_CHARS: Final = 1_024
-"""An engine's name on a metrics page. An engine with a longer one is left out."""
 GONE_S: Final = 900
-"""An engine that is not on its metrics page any more leaves the ledger after so many seconds."""
+"""An engine known by metrics alone leaves the ledger when no source has had it for so many seconds."""
+GONE_STREAM_S: Final = 86_400
+"""The same for an engine known by its event stream."""

@@ -28,7 +28,9 @@ def _stream_view(ledger: EngineLedger, findings: dict[str, int]) -> EngineView:
     reasons = {name_of(Cause, cause): count for cause, count in ledger.waiting_by_cause().items()}
     running = sum([record.status == Status.RUNNING for record in state.requests.values()])
     silent_s = (ledger.now_ns - ledger.heard_ns) / 1e9
-    if state.stopped_ns:
+    if any(failure.kind == "reader" for failure in ledger.observer_failures):
+        status = "unknown"
+    elif state.stopped_ns:
         status = "stopped"
     elif silent_s > SILENT_AFTER_S:
         status = "silent"

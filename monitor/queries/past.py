@@ -126,6 +126,10 @@ class Past:
         recent = self._recent.get(engine)
         return recent.since_ns if recent is not None else 0
 
+    def forget(self, engine: str) -> None:
+        """Drop what is kept in memory of an engine that is gone."""
+        self._recent.pop(engine, None)
+
     def batches(self, live: EngineLedger, ledger: EngineLedger, since_ns: int) -> Iterator[Batch]:
         """The batches until where `ledger` is, which is `live` or was handed out here: all that are in memory, and from
         history those packed since `since_ns` (wall).

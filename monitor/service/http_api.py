@@ -19,6 +19,7 @@ from kvscope.monitor.schema import SCHEMA_VERSION, SourceView
 from kvscope.monitor.service.alert_routes import json_answer, serve_alerts
 from kvscope.monitor.service.guard import Guard
 from kvscope.monitor.service.query_routes import describe_answers, serve_questions
+from kvscope.monitor.supervision import LATE_FACTOR
 
 
 def create_app(
@@ -39,7 +40,11 @@ def create_app(
 
     @app.get("/healthz")
     async def healthz() -> Response:
-        """Whether the service is up."""
+        """Whether the service is up and every loop of it turns: 503 with the loops that do not, if not."""
+        late = watch.supervisor.late(LATE_FACTOR)
+        if late:
+            seconds = {worker: round(age_s, 1) for worker, age_s in late.items()}
+            return JSONResponse({"status": "late", "late": seconds}, status_code=503)
         return JSONResponse({"status": "ok"})
 
     @app.get("/metrics")

@@ -23,6 +23,7 @@ from kvscope.monitor.history.retention import Keep, Keeper
 from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.schema import SourceView
 from kvscope.monitor.service.deliveries import Deliveries
+from kvscope.monitor.service.loop_watchdog import LoopWatchdog
 from kvscope.monitor.service.resumption import Resumption
 from kvscope.monitor.service.source_reader import SourceReader
 from kvscope.monitor.sources.recording import Recording
@@ -90,6 +91,7 @@ class Service:
             SourceReader(Recording(directory, engine), self.watch, after=self._deliveries.discard)
             for engine, directory in recorded.items()
         ]
+        self._watchdog = LoopWatchdog(self.watch, self.readers, self._deliver)
         if config.otlp is not None:  # it has threads from here on
             self._deliveries.otel = OtelOutlet(config.otlp, self.watch, self.collector.collect)
 
@@ -106,9 +108,11 @@ class Service:
             self.keeper.start()
         for reader in self.readers:
             reader.start()
+        self._watchdog.start()
 
     def stop(self) -> None:
         """Stop everything."""
+        self._watchdog.stop()
         for reader in self.readers:
             reader.stop()
         if self.keeper is not None:

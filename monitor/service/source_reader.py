@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
+from functools import partial
+from typing import Final, Literal
 
 from kvscope.monitor.events.samples import Record
 from kvscope.monitor.events.wire import Batch, Keyframe
@@ -16,10 +16,11 @@ from kvscope.monitor.schema import SourceView
 from kvscope.monitor.sources.live_stream import Received
 from kvscope.monitor.sources.source import POLL_WAIT_S, READ_ERRORS, Source
 
-logger = logging.getLogger(__name__)
-
-PAUSE_S: Final = 1.0
-"""Between a failure and the next attempt."""
+FIRST_PAUSE_S: Final = 1.0
+"""Between a failure and the next attempt; twice as long after each further one."""
+LAST_PAUSE_S: Final = 8.0
+TURN_S: Final = 4.0
+"""A reader's loop turns ten times a second; one that has not for so long hangs, or its source does."""
 
 
 class SourceReader(threading.Thread):
@@ -50,43 +51,94 @@ class SourceReader(threading.Thread):
         self._after = after
         self._stopping = threading.Event()
         self._is_open = False
+        self._attempts = 0
+        """That failed in a row."""
+        self._is_late = False
+        self._worker = f"reader {self.target}"
+        self._turn_s = TURN_S + source.blocks_s
 
     def run(self) -> None:
         """Read until stopped or at the source's end. An attempt that raises is logged once, counted and repeated."""
+        supervisor = self.watch.supervisor
         try:
-            while not self._stopping.is_set() and not self._source.status().ended:
+            while not self._stopping.is_set() and not self._has_ended():
+                supervisor.beat(self._worker, self._turn_s)
                 try:
                     self._read_once()
                 except Exception as error:
                     self._failed(error)
-                    self._stopping.wait(PAUSE_S)
+                    self._pause()
                 self.cpu_s = time.thread_time()
-            if self._source.status().ended:
+            if self._has_ended():
                 self.watch.settle()
-                self._after()
+                self._contained("delivery", self._after)
         finally:
+            supervisor.ended(self._worker)
             self._source.close()
+
+    def _has_ended(self) -> bool:
+        try:
+            return self._source.status().ended
+        except Exception as error:
+            self._failed(error)
+            self._pause()
+            return False
 
     def _read_once(self) -> None:
         if not self._is_open:
             self._source.open()
             self._is_open = True
+        if self._attempts:
+            self._source.restart(from_keyframe=self._attempts > 1)
         records = list(self._source.poll(POLL_WAIT_S))
         if self._keeper is not None:
-            self._keep(self._keeper, records)
-        self._before(records)
+            self._contained("history", partial(self._keep, self._keeper, records))
+        self._contained("delivery", partial(self._before, records))
         self.watch.feed(records)
-        self._after()
-        if self.error and (records or self._source.status().in_step):
-            logger.info("%s: reading works again", self.target)
+        self._contained("delivery", self._after)
+        if not self.error or records or self._source.status().in_step:
             self.error = ""
+            self._attempts = 0
+            self.watch.report_recovery(self._worker)
+
+    def _contained(self, kind: Literal["delivery", "history"], call: Callable[[], None]) -> None:
+        """Call what comes beside reading: when it raises, reading goes on."""
+        worker = f"{kind} of {self.target}"
+        try:
+            call()
+        except Exception as error:
+            self.watch.report_failure(worker, kind, error, self._engines())
+        else:
+            self.watch.report_recovery(worker)
 
     def _failed(self, error: Exception) -> None:
         self.failures += 1
-        text = str(error) if isinstance(error, READ_ERRORS) else f"{type(error).__name__}: {error}"
-        if text != self.error:
-            logger.error("%s: %s", self.target, text, exc_info=None if isinstance(error, READ_ERRORS) else error)
-        self.error = text
+        self._attempts += 1
+        expected = isinstance(error, READ_ERRORS)
+        self.error = str(error) if expected else f"{type(error).__name__}: {error}"
+        self.watch.report_failure(self._worker, "reader", self.error if expected else error, self._engines())
+
+    def _engines(self) -> tuple[str, ...]:
+        """Return the engines that depend on this source; before any is known, a name that no engine has."""
+        try:
+            return tuple(self._source.status().engines) or (self.target,)
+        except Exception:
+            return ()
+
+    def _pause(self) -> None:
+        """Wait before the next attempt; the loop turns meanwhile."""
+        until_s = time.monotonic() + min(FIRST_PAUSE_S * 2 ** max(self._attempts - 1, 0), LAST_PAUSE_S)
+        while time.monotonic() < until_s and not self._stopping.wait(0.5):
+            self.watch.supervisor.beat(self._worker, self._turn_s)
+            self._contained("delivery", self._after)
+
+    def report_if_late(self) -> None:
+        """Report a loop that does not turn. Called by another thread."""
+        is_late = self._worker in self.watch.supervisor.late()
+        if is_late and not self._is_late:
+            self.error = f"its loop has not turned for {self._turn_s:g} s: the source, or a step after it, hangs"
+            self.watch.report_failure(self._worker, "reader", self.error, self._engines())
+        self._is_late = is_late
 
     def _keep(self, keeper: Keeper, records: Sequence[Record]) -> None:
         """Keep records before anything is made of them, the frames by engine; where none came, the ledgers' points."""

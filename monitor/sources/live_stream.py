@@ -127,7 +127,16 @@ class LiveStream(Source):
     @property
     def in_step(self) -> bool:
         """Whether the state is known and nothing is missing just now."""
-        return self._next >= 0 and not self._waiting
+        return self._next >= 0 and not self._waiting and not self._unreadable
+
+    def restart(self, *, from_keyframe: bool = False) -> None:
+        """Go on from what the ledger has; what it could not take in twice is left out, and lost."""
+        if not self.engine:
+            return
+        self._next = max(self._known(self.engine, self._epoch), -1)
+        self._unreadable = from_keyframe and self._next >= 0
+        self._waiting.clear()
+        self._asked_for = -2
 
     def poll(self, timeout_s: float = POLL_WAIT_S) -> list[Frame]:
         """Return the frames that have come, in order and without gaps. Raises NewerVersion."""

@@ -11,6 +11,8 @@ from typing import Final
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from kvscope.monitor.bounded_http import BodyTooLong, CompressedBody, bounded_client
+from kvscope.monitor.events import limits
 from kvscope.monitor.events.event_log import Clock
 from kvscope.monitor.events.samples import Fact, Record, Sample
 from kvscope.monitor.sources.exposition import (
@@ -30,7 +32,6 @@ from kvscope.monitor.sources.exposition import (
 from kvscope.monitor.sources.source import POLL_WAIT_S, Source, SourceError, SourceStatus
 from kvscope.monitor.sources.targets import TargetKind
 
-MAX_BYTES: Final = 64 << 20
 EVERY_S: Final = 5.0
 """Between scrapes, where a page is watched for good: a page costs an engine's front end 10 to 60 ms."""
 
@@ -55,11 +56,14 @@ class MetricsPage(Source):
         """Whether the last scrape failed."""
         self._address = address
         self._instance = address.netloc.decode()
-        self._timeout_s = timeout_s
+        self._timeout_s = self.blocks_s = timeout_s
         self._every_ns = round(every_s * 1e9)
         self._clock = clock
-        self._client = httpx.Client(timeout=timeout_s, trust_env=False, follow_redirects=True)
+        self._client = bounded_client(timeout_s)
         self._samplers: dict[Engine, Sampler] = {}
+        self._seen_ns: dict[Engine, int] = {}
+        self.left_out = 0
+        """Engines of the last page beyond PAGE_ENGINES."""
         self._next_ns = 0
         self._last_ns = 0
 
@@ -84,10 +88,16 @@ class MetricsPage(Source):
             kind=TargetKind.METRICS,
             engines=tuple(map(str, list(self._samplers))),
             in_step=bool(self._samplers) and not self.failing,
-            error=self.last_failure if self.failing else "",
+            error=self.last_failure if self.failing else self._left_out() if self.left_out else "",
             skipped=self.failed_scrapes,
             last_seen_ns=self._last_ns,
-            notes=(failures,) if self.failed_scrapes else (),
+            notes=(*([failures] if self.failed_scrapes else []), *([self._left_out()] if self.left_out else [])),
+        )
+
+    def _left_out(self) -> str:
+        return (
+            f"{self.left_out:,} engines of the page are left out: {limits.PAGE_ENGINES} are read. A page whose labels"
+            " are new at each scrape has too many"
         )
 
     def close(self) -> None:
@@ -110,29 +120,29 @@ class MetricsPage(Source):
         return records
 
     def _get(self) -> str:
-        started = time.monotonic()
-        body = bytearray()
         try:
-            with self._client.stream("GET", self._address) as response:
-                if not response.is_success:
-                    said = f"{self.url} answers {response.status_code} {response.reason_phrase}"
-                    if response.status_code == httpx.codes.NOT_FOUND:
-                        said += ": an engine's page is at http://HOST:PORT/metrics"
-                    raise BadPage(said)
-                for chunk in response.iter_bytes():
-                    body += chunk
-                    if len(body) > MAX_BYTES:
-                        raise BadPage(f"{self.url} has more than {MAX_BYTES >> 20} MiB: no engine's metrics page has")
-                    if time.monotonic() - started > self._timeout_s:
-                        raise BadPage(f"{self.url} was not read whole within {self._timeout_s:g} s: see --timeout")
+            response = self._client.get(self._address)
+            if not response.is_success:
+                said = f"{self.url} answers {response.status_code} {response.reason_phrase}"
+                if response.status_code == httpx.codes.NOT_FOUND:
+                    said += ": an engine's page is at http://HOST:PORT/metrics"
+                if response.has_redirect_location:
+                    said += ": kvscope follows no redirect; give the address that it leads to"
+                raise BadPage(said)
         except httpx.TimeoutException as error:
             raise BadPage(
                 f"{self.url} did not answer within {self._timeout_s:g} s. A busy front end can take seconds for a"
                 " scrape: try a longer --timeout. A frozen one never answers: ps -o stat= -p PID tells"
             ) from error
+        except BodyTooLong as error:
+            raise BadPage(
+                f"{self.url} has more than {limits.ANSWER_BYTES >> 20} MiB: no engine's metrics page has"
+            ) from error
+        except CompressedBody as error:
+            raise BadPage(f"{self.url}: {error}") from error
         except httpx.HTTPError as error:
             raise BadPage(f"{self.url} does not answer ({error}): is the engine's server running there?") from error
-        return body.decode("utf-8", errors="replace")
+        return response.content.decode("utf-8", errors="replace")
 
     def _read(self, text: str, at_ns: int) -> list[Sample | Fact]:
         figures: dict[Engine, Figures] = {}
@@ -147,14 +157,26 @@ class MetricsPage(Source):
                         configurations[engine.rank] = series.labels
                     if series.name in FIELDS:
                         put(figures.setdefault(engine, {}), series.name, series.labels, series.value)
-        except ValueError as error:
-            raise BadPage(f"{self.url} is no metrics page that Prometheus could read: {str(error)[:80]}") from error
+        except (ValueError, ArithmeticError, LookupError, RecursionError) as error:
+            raise BadPage(
+                f"{self.url} is no metrics page that Prometheus could read: {type(error).__name__} in it"
+            ) from error
         if not any(figures.values()):
             raise BadPage(f"{self.url}: {NONE_KNOWN}")
         position = f"scrape {self.scrapes}"
         records: list[Sample | Fact] = []
+        for engine in [each for each, seen_ns in self._seen_ns.items() if at_ns - seen_ns > limits.GONE_S * 1e9]:
+            self._samplers.pop(engine, None)
+            del self._seen_ns[engine]
+        self.left_out = 0
         for engine, values in figures.items():
-            if engine not in self._samplers:
+            is_new = engine not in self._samplers
+            too_long = len(str(engine)) > limits.ENGINE_NAME_CHARS
+            if too_long or (is_new and len(self._samplers) >= limits.PAGE_ENGINES):
+                self.left_out += 1
+                continue
+            self._seen_ns[engine] = at_ns
+            if is_new:
                 self._samplers[engine] = Sampler(engine, "metrics")
                 records += facts_of(engine, position, dialect_of(names), configurations.get(engine.rank, {}))
             records.append(self._samplers[engine].sample(at_ns, position, values))

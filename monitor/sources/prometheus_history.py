@@ -15,6 +15,7 @@ from typing import Annotated, Final
 import httpx
 import msgspec
 
+from kvscope.monitor.bounded_http import bounded_client
 from kvscope.monitor.events.samples import Record
 from kvscope.monitor.sources.exposition import (
     CONFIGURATION,
@@ -207,13 +208,8 @@ class PrometheusHistory(Source):
 
 def _ask(url: str, query: str, timeout_s: float, at_s: float) -> list[_StoredSeries]:
     try:
-        response = httpx.get(
-            f"{url.rstrip('/')}/api/v1/query",
-            params={"query": query, "time": at_s},
-            timeout=timeout_s,
-            trust_env=False,
-            follow_redirects=True,
-        )
+        with bounded_client(timeout_s) as client:
+            response = client.get(f"{url.rstrip('/')}/api/v1/query", params={"query": query, "time": at_s})
     except httpx.TimeoutException as error:
         raise BadHistory(
             f"{shown(url)} did not answer within {timeout_s:g} s: ask for less (--since) or wait longer (--timeout)"
@@ -222,7 +218,7 @@ def _ask(url: str, query: str, timeout_s: float, at_s: float) -> list[_StoredSer
         raise BadHistory(f"{shown(url)} does not answer ({error}): is a Prometheus server running there?") from error
     try:
         answer = msgspec.json.decode(response.content, type=_PrometheusAnswer)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadHistory(
             f"{shown(url)} does not answer as a Prometheus server does ({response.status_code}). Give its base"
             " address, such as http://127.0.0.1:9090"

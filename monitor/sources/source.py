@@ -90,6 +90,8 @@ class Source(Protocol):
     """Whether it brings an engine's event stream, every event of it."""
     grows: bool = True
     """Whether it can be followed."""
+    blocks_s: float = 0.0
+    """For how long a poll may block beyond the time it is given: the timeout of a request."""
 
     def open(self) -> None:
         """Connect. Raises SourceError or ContractError; may be called again after that."""
@@ -98,6 +100,12 @@ class Source(Protocol):
     def poll(self, timeout_s: float = POLL_WAIT_S) -> Sequence[Record]:
         """Return what has come within `timeout_s`, in order. Raises SourceError or ContractError."""
         ...
+
+    def restart(self, *, from_keyframe: bool = False) -> None:
+        """Read on after a failure: what the latest poll returned was not taken in. from_keyframe: nor was it the last
+        time, so leave it out if there is a way to.
+        """
+        return
 
     def status(self) -> SourceStatus:
         """Report how the source is."""

@@ -15,6 +15,7 @@ from kvscope.monitor.exporters.prometheus.observer_metrics import (
     FindingFamilies,
     SourceFamilies,
     StreamFamilies,
+    WorkerFamilies,
 )
 from kvscope.monitor.exporters.prometheus.otlp_metrics import Exemplars, OtlpFamilies
 from kvscope.monitor.exporters.prometheus.pool_metrics import PoolFamilies
@@ -65,13 +66,15 @@ class WatchCollector:
                     for families in of_engines:
                         families.add(name, ledger)
             findings.add(self.watch.lifecycle)
+        workers = WorkerFamilies()
+        workers.add(self.watch.supervisor)
         for source in self._sources():
             sources.add(source)
         alerts.add(self._alerts())
         for figures in self._otlp():
             otlp.add(figures)
         self._exemplars.add_to(requests)
-        for filled in (findings, *of_engines, sources, alerts, otlp):
+        for filled in (findings, *of_engines, sources, workers, alerts, otlp):
             yield from vars(filled).values()
         yield from self._process.collect()
         yield from gpu_families(filter(None, processes))

@@ -12,6 +12,7 @@ from kvscope.monitor.exporters.prometheus.metric_families import counter, gauge
 from kvscope.monitor.findings import Findings
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.schema import SourceView
+from kvscope.monitor.supervision import Supervisor
 
 
 class FindingFamilies:
@@ -40,7 +41,8 @@ class StreamFamilies:
         self.dropped = counter("stream_events_dropped", "Events that the engine's own buffer dropped.")
         self.exact = gauge(
             "ledger_exact",
-            "1 while the ledger is exact, 0 from a loss of events until the engine's next whole audit.",
+            "1 while the ledger is exact, 0 from a loss of events until the engine's next whole audit, and while its"
+            " reader does not work.",
         )
         self.heard = gauge("engine_last_heard_timestamp_seconds", "When the engine last said anything.")
         self.stopped = gauge("engine_stopped", "1 once the engine has said that it ends, in good order.")
@@ -50,7 +52,8 @@ class StreamFamilies:
         for stage in Stage:
             self.lost.add_metric((name, stage.name.lower()), ledger.lost_batches[stage])
         self.dropped.add_metric((name,), ledger.dropped_events)
-        self.exact.add_metric((name,), 0 if ledger.uncertain_since_ns else 1)
+        in_doubt = ledger.uncertain_since_ns or any(each.kind == "reader" for each in ledger.observer_failures)
+        self.exact.add_metric((name,), 0 if in_doubt else 1)
         self.heard.add_metric((name,), ledger.heard_ns / 1e9)
         self.stopped.add_metric((name,), 1 if ledger.state.stopped_ns else 0)
 
@@ -94,6 +97,27 @@ class SourceFamilies:
         for supplier, batches in source.filled_from.items():
             self.filled.add_metric((source.target, supplier), batches)
         self.cpu.add_metric((source.target,), source.cpu_s)
+
+
+class WorkerFamilies:
+    """How the service's readers, detectors, deliveries and history are, being filled. These belong to no engine."""
+
+    def __init__(self) -> None:
+        self.failing = GaugeMetricFamily(
+            "kvscope_worker_failing",
+            "1 for a reader, detector, delivery or history that does not work; no series while all work.",
+            labels=("worker", "kind"),
+        )
+        self.failures = CounterMetricFamily(
+            "kvscope_worker_failures", "Failures that were contained, by what failed.", labels=("worker",)
+        )
+
+    def add(self, supervisor: Supervisor) -> None:
+        """All of them."""
+        for failure in supervisor.failures():
+            self.failing.add_metric((failure.worker, failure.kind), 1)
+        for worker, times in supervisor.totals().items():
+            self.failures.add_metric((worker,), times)
 
 
 class AlertFamilies:

@@ -12,7 +12,6 @@ BY_HAND: Final = (
     ShownByHand("stuck.encoder-budget", "the engine has no encoder"),
     ShownByHand("stuck.rank-diverged", "one engine has no other ranks"),
     ShownByHand("stuck.lost-request", "the engine loses none: tests/detectors and tests/probes show it"),
-    ShownByHand("corrupt.conservation", "no fault breaks the sum without an impossible transition"),
     ShownByHand("sizing.block-inflated", "the engine has no hybrid models"),
     ShownByHand("blind.*", "they concern the observer"),
     ShownByHand("held.*", "they are no incidents"),
