@@ -348,7 +348,8 @@ def _drop_from_table(
         record.blocks = []
     else:
         gone = set(blocks)
-        record.blocks = [block for block in record.blocks if block not in gone]
+        kept = len(gone) != len(record.blocks)
+        record.blocks = [block for block in record.blocks if block not in gone] if kept else []
     if state.deferrals and not still_held:
         state.undefer(number, blocks)
     end_if_over(state, record)
