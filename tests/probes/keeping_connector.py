@@ -6,11 +6,13 @@ for the last block. Of prompts with `slow` in their id it cannot tell at first h
 from __future__ import annotations
 
 import inspect
+import time
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata
 
 SLOW = 30
+STUCK = False
 
 
 class Sent(KVConnectorMetadata):
@@ -32,6 +34,8 @@ class KeepingConnector(KVConnectorBase_V1):
     # In the scheduler's process.
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        if STUCK:
+            time.sleep(3600)
         if "slow" in request.request_id:
             self._questions[request.request_id] = self._questions.get(request.request_id, 0) + 1
             if self._questions[request.request_id] < SLOW:

@@ -17,13 +17,9 @@ from kvscope.monitor.events.wire import Batch, decode
 from kvscope.monitor.ledger.balance import balance
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from tests.probes.bare_scheduler import ENGINE, traceparent
+from tests.probes.connector_settings import CONNECTOR
 from tests.probes.vllm_python import RELEASES, needs_vllm, run, save_model
 
-CONNECTOR = {
-    "kv_connector": "KeepingConnector",
-    "kv_connector_module_path": "tests.probes.keeping_connector",
-    "kv_role": "kv_both",
-}
 LIVES: dict[str, dict[str, Any]] = {
     "one step at a time": {"steps": 2000},
     "many steps at a time": {"steps": 2000, "every": 41, "seed": 6},

@@ -72,8 +72,8 @@ def engine(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Liv
 def follow(stream: LiveStream, ledger: EngineLedger, seconds: float) -> None:
     until = time.monotonic() + seconds
     while time.monotonic() < until and ledger.state.stack is None:
-        for received in stream.poll(0.1):
-            ledger.apply(received.frame)
+        for record in stream.poll(0.1):
+            ledger.apply(record)
 
 
 @pytest.mark.parametrize(

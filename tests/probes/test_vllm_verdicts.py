@@ -1,0 +1,162 @@
+"""Verdicts on a real vLLM whose engine core, executor and model share one process, as on one GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvscope.monitor.events.kinds import EngineMode
+from kvscope.monitor.findings import FindingReport
+from kvscope.monitor.ledger.balance import balance
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.pipeline import Pipeline
+from kvscope.monitor.publishing.stall_capture import stack_file
+from kvscope.monitor.sources.live_stream import LiveStream
+from tests.probes.vllm_python import PYTHON, ROOT, environment, free_ports, needs_vllm, save_model
+
+pytestmark = [needs_vllm, pytest.mark.slow]
+
+PATIENCE_S = 240
+HELD, STALLED, LOST = "leak.finished-held", "stuck.engine-stalled", "stuck.lost-request"
+
+
+class OneProcess:
+    """That engine, in which one thing happens, under a Pipeline."""
+
+    def __init__(self, directory: Path, event: str) -> None:
+        self.events = f"tcp://127.0.0.1:{free_ports()}"
+        self.log = directory / "engine.log"
+        more = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "KVSCOPE_EVENTS": self.events, "VLLM_PLUGINS": ""}
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [PYTHON, "-m", "tests.probes.one_process_engine", str(save_model(directory / "model")), event],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=ROOT,
+                env=environment(**more),
+            )
+        self.stream = LiveStream(self.events)
+        self.watch = Pipeline()
+
+    @property
+    def ledger(self) -> EngineLedger | None:
+        return next(iter(self.watch.fleet.engines.values()), None)
+
+    def look(self) -> None:
+        self.watch.feed(list(self.stream.poll(0.1)))
+
+    def firing(self) -> dict[str, FindingReport]:
+        return {finding.code: finding for finding in self.watch.findings("firing") if finding.severity != "info"}
+
+    def until(self, code: str) -> FindingReport:
+        """Feed the Pipeline until that fires."""
+        deadline = time.monotonic() + PATIENCE_S
+        while code not in self.firing():
+            assert time.monotonic() < deadline, (self.firing(), self.log.read_text()[-3000:])
+            assert self.process.poll() is None, self.log.read_text()[-3000:]
+            self.look()
+        return self.firing()[code]
+
+    def go_on(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            self.look()
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.stream.close()
+        stack_file(self.events).unlink(missing_ok=True)
+
+
+@pytest.fixture
+def engine(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[OneProcess]:
+    one = OneProcess(tmp_path, request.param)
+    try:
+        yield one
+    finally:
+        one.close()
+        assert "is off after an error" not in one.log.read_text(), os.linesep
+
+
+def happens(event: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("engine", [event], indirect=True)
+
+
+@happens("leak")
+def test_blocks_lost_to_a_connector_are_found_and_stay_found_while_a_request_waits(engine: OneProcess) -> None:
+    finding = engine.until(HELD)
+    assert finding.verdict == "likely"  # the connector shows no lease
+    assert set(finding.culprits.requests) == {f"keep-{number}" for number in range(6)}
+    engine.go_on(12)
+    assert engine.firing()[HELD].id == finding.id
+    assert not engine.watch.findings("resolved")
+    ledger = engine.ledger
+    assert ledger is not None
+    assert ledger.unpolled_s() < 3
+    head = ledger.head()
+    assert head is not None
+    assert (head.id, head.blocks_needed > head.blocks_free_then) == ("big", True)
+    assert balance(ledger.state).holds
+
+
+@happens("leak_then_idle")
+def test_an_idle_engine_that_asks_its_connector_is_not_said_not_to(engine: OneProcess) -> None:
+    finding = engine.until(HELD)
+    engine.go_on(15)
+    assert engine.firing().keys() == {HELD}
+    assert engine.firing()[HELD].id == finding.id
+
+
+@happens("pause")
+def test_a_paused_engine_is_not_stalled(engine: OneProcess) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while engine.ledger is None or engine.ledger.state.mode != EngineMode.PAUSED_ALL:
+        assert time.monotonic() < deadline, engine.log.read_text()[-3000:]
+        engine.look()
+    engine.go_on(15)
+    assert STALLED not in engine.firing()
+    assert any(record.is_running for record in engine.ledger.state.requests.values())
+
+
+@happens("lose")
+def test_a_request_lost_from_the_queues_is_named_while_others_are_served(engine: OneProcess) -> None:
+    finding = engine.until(LOST)
+    assert (finding.verdict, finding.culprits.requests) == ("confirmed", ["lost"])
+    assert finding.culprits.blocks
+    assert STALLED not in engine.firing()
+
+
+@happens("free_twice")
+def test_a_block_freed_twice_by_the_scheduler_is_corruption_and_no_loss(engine: OneProcess) -> None:
+    finding = engine.until("corrupt.double-free")
+    assert finding.verdict == "confirmed"
+    assert len(finding.culprits.blocks) == 2
+    assert engine.ledger is not None
+    assert not engine.ledger.losses
+
+
+@pytest.mark.parametrize(
+    ("engine", "layer", "function"),
+    [
+        ("stall_in_model", "MODEL", "<lambda>"),
+        ("stall_in_connector", "CONNECTOR", "get_num_new_matched_tokens"),
+        ("stall_in_scheduler", "SCHEDULER", "<lambda>"),
+        ("stall_with_the_gil", "SCHEDULER", "<lambda>"),
+    ],
+    indirect=["engine"],
+)
+def test_a_stall_names_the_layer_in_which_the_engine_stands(engine: OneProcess, layer: str, function: str) -> None:
+    engine.until(STALLED)
+    deadline = time.monotonic() + 30
+    evidence: dict[str, object] = {}
+    while "stalled_layer" not in evidence and time.monotonic() < deadline:
+        engine.look()
+        evidence = {each.name: each.value for each in reversed(engine.firing()[STALLED].evidence)}
+    assert evidence["stalled_layer"] == layer
+    assert str(evidence["stack_frame"]).startswith(f"{function} (")
