@@ -66,6 +66,8 @@ class RequestHooks:
             emitter.log.traced(number, trace)
         emitter.log.queued(number, Cause.NEW)
         self.block(request)
+        if not state.scheduler.running:
+            emitter.flush()  # the pass that follows may never return
 
     def _session_goes_on(self, request_id: str) -> None:
         request = self._state.blocked.get(request_id)
