@@ -17,7 +17,7 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from kvscope.monitor.detectors.judgement import SEVERITIES, Evidence, Judgement, Severity, Verdict
+from kvscope.monitor.detectors.judgement import SEVERITIES, Evidence, Judgement, Severity, TextJudgement, Verdict
 from kvscope.monitor.detectors.registry import catalogue, effects, explains
 from kvscope.monitor.text import timestamp
 
@@ -289,5 +289,7 @@ def severity_at_least(severity: Severity, bar: Severity) -> bool:
     return SEVERITIES.index(severity) >= SEVERITIES.index(bar)
 
 
-def _worst_first(finding: Finding) -> tuple[int, int]:
-    return -SEVERITIES.index(finding.severity), finding.first_seen_ns
+def _worst_first(finding: Finding) -> tuple[int, int, int]:
+    """What is shown by severity; then hypotheses, by how probable they are."""
+    rank = finding.judgement.rank if isinstance(finding.judgement, TextJudgement) else 0
+    return rank, 0 if rank else -SEVERITIES.index(finding.severity), finding.first_seen_ns

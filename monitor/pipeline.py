@@ -13,9 +13,9 @@ from typing import Any, Final, NamedTuple
 
 from kvscope.monitor.detectors.detector import Detector
 from kvscope.monitor.detectors.judgement import Judgement
-from kvscope.monitor.detectors.registry import PLUGINS, detectors_for
+from kvscope.monitor.detectors.registry import PLUGINS, detectors_for, judge_beside
 from kvscope.monitor.detectors.thresholds import Settings
-from kvscope.monitor.events.samples import Fact, Record
+from kvscope.monitor.events.samples import Fact, Record, ReportedEvent
 from kvscope.monitor.findings import Transition
 from kvscope.monitor.history.history import History
 from kvscope.monitor.ledger.engine_ledger import MAX_POINTS, EngineLedger, Point
@@ -58,7 +58,7 @@ class Pipeline(QueryHandlers):
             for record in records:
                 ledger = self.fleet.apply(record)
                 self._contain("the recent past", "history", ledger, partial(self._past.look, ledger, record))
-                if not isinstance(record, Fact):
+                if not isinstance(record, Fact | ReportedEvent):
                     due = self._judged_ns.get(ledger.engine, 0) + JUDGE_EVERY_NS
                     if ledger.now_ns >= due:
                         self._judge(ledger)
@@ -137,6 +137,8 @@ class Pipeline(QueryHandlers):
         for detector in detectors_for(ledger):
             find = partial(_extend, judgements, detector, ledger, siblings, self.settings)
             self._contain(f"the detector {detector.code}", "detector", ledger, find)
+        find = partial(_extend_by_text, judgements, ledger)
+        self._contain("what a text shows", "detector", ledger, find)
         judgements += PLUGINS.judge(ledger, siblings, self.settings)
         self._transitions += self.lifecycle.update(ledger.engine, ledger.now_ns, judgements)
         del self._transitions[:-MAX_TRANSITIONS]
@@ -150,6 +152,10 @@ class Pipeline(QueryHandlers):
             self.supervisor.failed(worker, kind, error, (ledger.engine,))
         else:
             self.supervisor.works(worker)
+
+
+def _extend_by_text(judgements: list[Judgement], ledger: EngineLedger) -> None:
+    judgements += list(judge_beside(ledger, judgements))
 
 
 def _extend(

@@ -102,6 +102,6 @@ def signals_of(ledger: EngineLedger) -> frozenset[Signal]:
         found.add("log" if ledger.samples[-1].source == "log" else "metrics")
     if ledger.prefixes.stored:
         found.add("kv-events")
-    if ledger.facts:
+    if ledger.facts or ledger.reported:
         found.update(("log", "report"))
     return frozenset(found)

@@ -58,6 +58,15 @@ class Judgement(msgspec.Struct, frozen=True):
     missing: str = ""
 
 
+class TextJudgement(Judgement, frozen=True):
+    """What the text of a log or a report shows, beside its statistics.
+
+    `rank` is how probable a hypothesis is: 1 first, and 0 for what is none.
+    """
+
+    rank: int = 0
+
+
 class HoldsBlocks(Judgement, frozen=True, kw_only=True):
     """Blocks of the pool are held and do not return. `share_of_pool` is None where only metrics are known."""
 

@@ -17,9 +17,10 @@ from typing import Any, Final
 
 import kvscope.monitor.detectors
 from kvscope.monitor.detectors.detector import CanCause, Detector, signals_of
-from kvscope.monitor.detectors.judgement import Judgement
+from kvscope.monitor.detectors.judgement import Judgement, TextJudgement
 from kvscope.monitor.detectors.plugin_detectors import PluginDetectors
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
+from kvscope.monitor.detectors.written import judge_text
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.runbook_files import runbook_text
 
@@ -93,6 +94,8 @@ def explains(cause: Judgement, effect: Judgement) -> bool:
     tie = effects().get(cause.code, {}).get(effect.code)
     if tie is None or cause.engine != effect.engine or cause.verdict == "cannot-tell":
         return False
+    if isinstance(cause, TextJudgement) or isinstance(effect, TextJudgement):
+        return False  # a line has none of the measurements that tie them
     return tie(cause, effect)
 
 
@@ -108,9 +111,18 @@ def judge_engine(
     ledger: EngineLedger, settings: Settings, siblings: Sequence[EngineLedger] = ()
 ) -> Iterator[Judgement]:
     """Yield what every detector finds in the engine now. siblings: the other ranks of its server."""
+    judgements: list[Judgement] = []
     for detector in detectors_for(ledger):
-        yield from detector.detect_rank(ledger, siblings, settings)
+        judgements += detector.detect_rank(ledger, siblings, settings)
+    yield from judgements
+    yield from judge_beside(ledger, judgements)
     yield from PLUGINS.judge(ledger, siblings, settings)
+
+
+def judge_beside(ledger: EngineLedger, judgements: Iterable[Judgement]) -> Iterator[Judgement]:
+    """Yield what the text of a log or a report shows beside what the detectors have found in the engine."""
+    known = {judged.code: judged.verdict for judged in judgements if not judged.pending}
+    yield from judge_text(ledger, known, CATALOGUE)
 
 
 def parse_settings(texts: Iterable[str]) -> Settings:

@@ -11,6 +11,7 @@ import msgspec
 
 from kvscope.monitor.client import ServiceClient
 from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.doctor.enough_evidence import refuse_too_little
 from kvscope.monitor.doctor.facts_text import facts_in_words, kv_events_in_words
 from kvscope.monitor.doctor.time_window import ALWAYS, Span, Window
 from kvscope.monitor.errors import BadTarget, CannotTell, Unreachable
@@ -20,7 +21,6 @@ from kvscope.monitor.findings import FindingReport
 from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.query import Query
 from kvscope.monitor.schema import EngineView
-from kvscope.monitor.sources.log_file import NO_STATISTICS
 from kvscope.monitor.sources.recording import record_ns
 from kvscope.monitor.sources.source import (
     Source,
@@ -201,8 +201,8 @@ def _read_past(target: str, source: Source, settings: Settings, window: Window) 
         notes.append(_judged_within(span))
         if Sample not in kinds and not source.has_events:
             raise CannotTell(f"{target}: no line between --since and --until has an engine's figures")
-    if status.kind == TargetKind.PROSE:
-        notes = _report_notes(target, watch, notes, facts)
+    if status.kind in (TargetKind.LOG, TargetKind.PROSE):
+        notes = _text_notes(target, status, watch, notes, facts)
     if kinds <= {Batch, Keyframe} and not any(engine.signal == "stream" for engine in watch.engines()):
         raise CannotTell(f"{target}: the recording has neither an engine's start nor a keyframe, so no state is known")
     since = timestamp(span.since_ns) or "" if span is not None and Batch in kinds else ""
@@ -238,17 +238,16 @@ def _judged_within(span: Span) -> str:
     return f"only what was so between {span} UTC was judged"
 
 
-def _report_notes(target: str, watch: Pipeline, notes: list[str], facts: Sequence[Fact]) -> list[str]:
-    """The notes of a report in prose. Raises CannotTell if nothing in it can be judged."""
-    notes = notes + facts_in_words(facts)
-    if all(
-        finding.severity == "info" for finding in watch.findings()
-    ):  # that a pool is taken at the start is no verdict
-        raise CannotTell(
-            f"{target}: {NO_STATISTICS}. Nor is it a report that"
-            " tells of a trouble with the command of the load, its lengths and the size of the pool",
-            notes,
-        )
+def _text_notes(
+    target: str, status: SourceStatus, watch: Pipeline, notes: list[str], facts: Sequence[Fact]
+) -> list[str]:
+    """The notes of a log or a report. Raises CannotTell if it is too thin to be judged."""
+    is_report = status.kind == TargetKind.PROSE
+    if is_report:
+        notes = notes + facts_in_words(facts)
+    refuse_too_little(target, notes, watch.findings(), watch.fleet.engines.values())
+    if not is_report:
+        return notes
     return ["it is no log but a report: what it tells is taken as told, and nothing could be measured", *notes]
 
 

@@ -1,4 +1,4 @@
-"""Samples, facts and KV events as payloads of a journal, beside the frames of an event stream.
+"""Samples, facts, reported events and KV events as payloads of a journal, beside the frames of an event stream.
 
 A payload is `K V major minor letter` and msgpack, as a frame is, so that a reader of frames skips it as a frame type
 that is newer than the reader.
@@ -10,12 +10,12 @@ from typing import Final
 
 import msgspec
 
-from kvscope.monitor.events.samples import Fact, KvEvents, Sample
+from kvscope.monitor.events.samples import Fact, KvEvents, ReportedEvent, Sample
 from kvscope.monitor.events.wire import MAGIC, MAJOR, MINOR, PREFIX
 
-Observed = Sample | Fact | KvEvents
+Observed = Sample | Fact | KvEvents | ReportedEvent
 """What a source without an event stream brings."""
-OBSERVED_LETTERS: Final[dict[type[Observed], str]] = {Sample: "S", Fact: "F", KvEvents: "E"}
+OBSERVED_LETTERS: Final[dict[type[Observed], str]] = {Sample: "S", Fact: "F", KvEvents: "E", ReportedEvent: "R"}
 OBSERVED_DECODERS: Final[dict[str, msgspec.msgpack.Decoder[Observed]]] = {
     letter: msgspec.msgpack.Decoder(cls) for cls, letter in OBSERVED_LETTERS.items()
 }

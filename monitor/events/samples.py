@@ -53,6 +53,24 @@ class Fact(msgspec.Struct, frozen=True, omit_defaults=True):
     at_ns: int | None = None
 
 
+class ReportedEvent(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A line of a log, or a phrase of a report, that bears on KV memory.
+
+    `name` is its class (kvscope.monitor.sources.log_patterns and kvscope.monitor.sources.report_phrases have them),
+    `fields` are the numbers in it, and `quote` is the part of the text that matched. `at_ns` is wall time, None if the
+    line has no stamp.
+    """
+
+    engine: str
+    position: str
+    name: str
+    fields: dict[str, int | float | str] = {}
+    quote: str = ""
+    at_ns: int | None = None
+    told: bool = False
+    """A sentence mentions it; the engine's own line is not in the text."""
+
+
 class KvEvent(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """Blocks that an engine began or ceased to keep for their prefix: `what` is stored, removed or cleared (all).
 
@@ -80,5 +98,5 @@ class KvEvents(msgspec.Struct, frozen=True, omit_defaults=True):
     restarted: bool = False
 
 
-Record = Frame | Sample | Fact | KvEvents
+Record = Frame | Sample | Fact | ReportedEvent | KvEvents
 """Everything that a source can bring."""

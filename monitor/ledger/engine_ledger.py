@@ -12,8 +12,16 @@ from typing import Final
 
 from kvscope.monitor.events.description import EngineDescription, parse
 from kvscope.monitor.events.kinds import FIRST_FINISHED, Cause, Kind, Stage, Status
-from kvscope.monitor.events.samples import Fact, KvEvents, Record, Sample
-from kvscope.monitor.events.wire import ADDED_BY_SOURCE, NO_REQUEST, STACK_TEXT, Batch, Keyframe, NotAFrame, is_alive
+from kvscope.monitor.events.samples import Fact, KvEvents, Record, ReportedEvent, Sample
+from kvscope.monitor.events.wire import (
+    ADDED_BY_SOURCE,
+    NO_REQUEST,
+    STACK_TEXT,
+    Batch,
+    Keyframe,
+    NotAFrame,
+    is_alive,
+)
 from kvscope.monitor.ledger import validation
 from kvscope.monitor.ledger.balance import Balance, balance
 from kvscope.monitor.ledger.cached_prefixes import Prefixes
@@ -25,6 +33,7 @@ from kvscope.monitor.ledger.ledger_records import FoundAnomaly as FoundAnomaly
 from kvscope.monitor.ledger.ledger_records import Loss as Loss
 from kvscope.monitor.ledger.ledger_records import Point as Point
 from kvscope.monitor.ledger.ledger_records import Position as Position
+from kvscope.monitor.ledger.reported_events import ReportedEvents
 from kvscope.monitor.ledger.stream_clock import StreamClock
 from kvscope.monitor.ledger.tally import Tally
 from kvscope.monitor.state import keyframe_codec
@@ -63,9 +72,7 @@ EVENTS: Final = (1 << EVENT_BITS) - 1
 
 
 class EngineLedger:
-    """The ledger of the engine named `engine`. One of the past is not `counting`: nobody draws its tally
-    over time or judges what it evicted, and its points are kept elsewhere, so that few of them do.
-    """
+    """The ledger of the engine named `engine`. One of the past is not `counting`: its points are kept elsewhere."""
 
     def __init__(self, engine: str, *, counting: bool = True, validate: bool | None = None) -> None:
         self.engine = engine
@@ -112,6 +119,7 @@ class EngineLedger:
         self.recent: deque[Batch] = deque()
         self.samples: deque[Sample] = deque(maxlen=MAX_SAMPLES)
         self.facts: dict[str, Fact] = {}
+        self.reported = ReportedEvents()
         self.prefixes = Prefixes()
         """What KV events tell, where there are any."""
         self.tally = Tally()
@@ -160,7 +168,10 @@ class EngineLedger:
             self.prefixes.apply(record)
             self.now_ns = self.heard_ns = max(self.now_ns, record.at_ns)
         else:
-            self.facts[record.name] = record
+            if isinstance(record, ReportedEvent):
+                self.reported.add(record)
+            else:
+                self.facts[record.name] = record
             self.now_ns = max(self.now_ns, record.at_ns or 0)
 
     def _apply_batch(self, batch: Batch) -> None:

@@ -27,11 +27,14 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from datetime import datetime
+from itertools import chain, islice
 from typing import Any, Final, NamedTuple
 
-from kvscope.monitor.events.samples import Fact, Sample
+from kvscope.monitor.events.samples import Fact, ReportedEvent, Sample
 from kvscope.monitor.sources.line_timestamps import Stamps
 from kvscope.monitor.sources.memory_log import MEMORY_FACTS, memory_facts
+from kvscope.monitor.sources.pasted_lines import PastedLine, pasted_lines
+from kvscope.monitor.sources.text_events import DescribedState, TextEvent, TextEvents
 
 NUMBER: Final = r"-?\d{1,15}(?:\.\d{1,15})?"
 COUNT: Final = r"\d{1,15}"
@@ -52,6 +55,10 @@ ARGS: Final = re.compile(r"non-default args: \{(.*)")
 ARG: Final = re.compile(r"'(\w{1,80})': (?:\[?'([^']*)'\]?|(-?[\d.]+|True|False))(?=[,}])")
 PROCESS: Final = re.compile(r"\(\w{1,40}?_DP(\d{1,4})(?:_\w{1,40})? pid=", re.ASCII)
 """vLLM's prefix of a process that is of one data-parallel rank: (EngineCore_DP1 pid=77), (Worker_DP1_TP0 pid=78)."""
+PROCESS_ID: Final = re.compile(r"\((\w{1,40}) pid=(\d{1,9})\)", re.ASCII)
+SGLANG_RANK: Final = re.compile(r"^\[[\d :-]{10,24} DP(\d{1,4}) ", re.ASCII)
+LINES_OF_HEAD: Final = 2_000
+"""Stamps without a year have that of a stamp with one among so many lines."""
 MESSAGE_KEYS: Final = ("message", "msg", "body", "event", "log")
 """Where JSON has the text: usual loggers, vLLM's and OpenTelemetry's, structlog, Docker."""
 
@@ -98,34 +105,53 @@ class Log:
         self._last_stamp: int | None = None
         self._preemptions: int | None = None
         self._engines: dict[str, int] = {}
+        self.text_events = TextEvents()
+        self.described_states = 0
+        self._restarted = False
+        self._processes: dict[str, str] = {}
 
-    def records(self, lines: Iterable[str]) -> Iterator[Sample | Fact]:
-        """Yield samples in the order of the lines, then facts; other lines are skipped. Of a log that grows, call it
-        again with the lines that follow.
+    def records(self, lines: Iterable[str], *, grows: bool = False) -> Iterator[Sample | Fact | ReportedEvent]:
+        """Yield samples in the order of the lines, then facts and events; other lines are skipped. Of a log that grows,
+        call it again with the lines that follow: no report in prose is looked for in it.
         """
         told: list[_Told] = []
-        last_position = ""
-        for line in lines:
-            self._lines += 1
-            position = f"{self.name}:{self._lines}"
-            text, is_json = _message(line)
-            at_ns = self._stamps.of(line, whole=is_json)
+        events: list[tuple[TextEvent, int | None, int | None]] = []
+        last_position, read_until = "", 0
+        source = iter(lines)
+        head = list(islice(source, LINES_OF_HEAD))
+        if not grows:
+            self._stamps.expect_years_of(head)
+        for line in pasted_lines(self._counted(chain(head, source)), self._lines + 1):
+            position = f"{self.name}:{line.number}"
+            text, is_json = _message(line.text)
+            at_ns = self._stamps.of(line.text, whole=is_json)
             if at_ns is not None:
                 last_position, self._last_stamp = position, at_ns
-            found = list(STATS.finditer(text)) if "Avg prompt" in text else []
+            found = _statistics(line, text)
+            read_until = line.last if found else read_until
             for match in found:
                 self.stats_lines += 1
+                self._notice_run(line.text)
                 yield self._sample(match, position, at_ns)
             if not found:
-                rank = process[1] if (process := PROCESS.search(line)) is not None else None
-                told += [
-                    _Told(position, None if rank is None else int(rank), name, value, at_ns)
-                    for name, value in self._facts(text)
-                ]
+                rank = int(process[1]) if (process := PROCESS.search(line.text)) is not None else None
+                facts = list(self._facts(text))
+                told += [_Told(position, rank, name, value, at_ns) for name, value in facts]
+                joined, spaced = (text, text) if is_json else (line.joined, line.spaced)
+                for event in self.text_events.events(line, text, joined, spaced, bool(facts)):
+                    self._restarted = self._restarted or event.name == "start_up"
+                    events.append((event, rank, at_ns))
+                for state in self.text_events.states(line, text, joined, at_ns) if line.number > read_until else ():
+                    yield from self._described(state, line.text)
+        for state in self.text_events.told_states() if not (self.stats_lines or grows) else ():
+            yield from self._described(state, "")
         if last_position and self._last_stamp is not None:
             told.append(_Told(last_position, None, "last_stamp", "", self._last_stamp))
         self._take_notes()
+        if not grows:
+            events += [(phrase, None, None) for phrase in self.text_events.phrases()]
         yield from self._named(told)
+        yield from self._named_events(events)
 
     def engine(self, rank: str | int = 0) -> str:
         """The engine's id, NAME@HOST:PORT/RANK as far as the log told it."""
@@ -161,6 +187,7 @@ class Log:
             engine = f"{self.engine().rpartition('/')[0]}/all {match['several']}"
         else:
             engine = self.engine(match["rank"] or 0)
+        restarted = self._was_restarted()
         self._engines[engine] = int(match["rank"] or 0)
         return Sample(
             engine=engine,
@@ -174,7 +201,45 @@ class Log:
             prefix_hit_rate=float(hit_rate[1]) / 100 if hit_rate else None,
             preemptions=self._preemptions,
             deferred=int(deferred[1]) if deferred else None,
+            restarted=restarted,
         )
+
+    def _counted(self, lines: Iterable[str]) -> Iterator[str]:
+        for line in lines:
+            self._lines += 1
+            yield line
+
+    def _notice_run(self, line: str) -> None:
+        """Take another process id of the same process for another run."""
+        if (process := PROCESS_ID.search(line)) is not None:
+            before = self._processes.get(process[1])
+            self._restarted = self._restarted or (before is not None and before != process[2])
+            self._processes[process[1]] = process[2]
+
+    def _described(self, state: DescribedState, line: str) -> Iterator[Sample | Fact]:
+        """A sample of a state that is in no line of vLLM's statistics."""
+        rank = SGLANG_RANK.search(line)
+        engine = self.engine(int(rank[1]) if rank is not None else 0)
+        position = f"{self.name}:{state.line}"
+        if state.dialect and engine not in self._engines:
+            yield Fact(engine, position, "exposition", state.dialect)
+        self._engines[engine] = int(rank[1]) if rank is not None else 0
+        self.described_states += 1
+        figures = state.figures
+        yield Sample(
+            engine=engine,
+            position=position,
+            at_ns=state.at_ns,
+            running=int(figures["running"]),
+            waiting=int(figures["waiting"]) if "waiting" in figures else None,
+            usage=figures.get("usage"),
+            generation_tokens_per_s=figures.get("generation_tokens_per_s"),
+            restarted=self._was_restarted(),
+        )
+
+    def _was_restarted(self) -> bool:
+        restarted, self._restarted = self._restarted and bool(self._engines), False
+        return restarted
 
     def _take_notes(self) -> None:
         note = ""
@@ -182,6 +247,10 @@ class Log:
             note = "its times have no zone and are taken to be UTC"
         elif self.stats_lines and self._last_stamp is None:
             note = "its lines have no times; they are taken to be 10 s apart, as vLLM logs by default"
+        unknown = self.text_events.unknown_count
+        if unknown and not self.stats_lines:
+            shown = ", ".join(map(str, self.text_events.unknown_lines))
+            self.notes.append(f"{unknown} lines speak of KV memory or blocks and are of no known kind: {shown}")
         if note and note not in self.notes:
             self.notes.append(note)
 
@@ -192,6 +261,24 @@ class Log:
             theirs = [engine for engine, of in engines.items() if rank in (None, of)]
             for engine in theirs or [self.engine(rank or 0)]:
                 yield Fact(engine, position, name, value, at_ns)
+
+    def _named_events(self, events: Iterable[tuple[TextEvent, int | None, int | None]]) -> Iterator[ReportedEvent]:
+        """Those of no rank are the first engine's: said once, they are not each rank's."""
+        engines = self._engines or {self.engine(): 0}
+        for event, rank, at_ns in events:
+            theirs = next((engine for engine, of in engines.items() if of == rank), next(iter(engines)))
+            position = f"{self.name}:{event.line}"
+            yield ReportedEvent(theirs, position, event.name, event.fields, event.quote, at_ns, event.told)
+
+
+def _statistics(line: PastedLine, text: str) -> list[re.Match[str]]:
+    """The lines of statistics in it; of a wrapped one, with what continues it."""
+    for variant in (line.spaced, line.joined) if line.joined != line.text else (text,):
+        if "Avg prompt" in variant:
+            found = [match for match in STATS.finditer(variant) if match.start() < len(line.text)]
+            if found:
+                return found
+    return []
 
 
 def _message(line: str) -> tuple[str, bool]:

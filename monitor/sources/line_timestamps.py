@@ -1,6 +1,7 @@
 """The time that a line of a log tells, in the ways that vLLM and what runs it write one.
 
     08-07 12:00:01                  vLLM's own: neither year nor zone
+    INFO 12:00:01                   a shortened copy of it: no date, taken to be that of the log's end
     2026-08-07 12:00:01,123         Python's logging: no zone
     2026-08-07T12:00:01.123+08:00   vLLM's JSON, containers and clusters: with a zone, or Z for UTC
 
@@ -11,6 +12,7 @@ Fractions of a second are left out: vLLM's own stamps have none.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Final
 
@@ -18,6 +20,7 @@ SHORT: Final = re.compile(r"\b(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)\b", re.ASCII)
 FULL: Final = re.compile(
     r"\b(\d{4})-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,]\d{1,9})?(?: ?(Z)\b| ?([+-])(\d\d):?(\d\d)\b)?", re.ASCII
 )
+TIME_ONLY: Final = re.compile(r"\b(?:INFO|WARNING|ERROR|DEBUG) (\d\d):(\d\d):(\d\d)\b", re.ASCII)
 HEAD: Final = 120
 """A stamp stands at the head of a line; what looks like one further on belongs to what the line says."""
 
@@ -32,6 +35,14 @@ class Stamps:
         self._year = 0
         self._month = 0
 
+    def expect_years_of(self, lines: Iterable[str]) -> None:
+        """Take the year of the first stamp that has one for that of the stamps that have none."""
+        for line in lines:
+            if (full := FULL.search(line[:HEAD])) is not None:
+                self._year = int(full[1])
+                self._month = int(full[2])
+                return
+
     def of(self, line: str, whole: bool = False) -> int | None:
         """Wall time in ns, or None if the line has no stamp. `whole`: it may stand anywhere, as in JSON."""
         head = line if whole else line[:HEAD]
@@ -44,6 +55,9 @@ class Stamps:
         elif (short := SHORT.search(head)) is not None:
             month, day, hour, minute, second = map(int, short.groups())
             year = self._year_of(month, day)
+        elif (bare := TIME_ONLY.search(head)) is not None:
+            hour, minute, second = map(int, bare.groups())
+            year, month, day = self._ended.year, self._ended.month, self._ended.day
         else:
             return None
         try:

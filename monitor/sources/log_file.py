@@ -20,7 +20,7 @@ from typing import BinaryIO, Final
 import msgspec
 
 from kvscope.monitor.errors import BadTarget
-from kvscope.monitor.events.samples import Fact, Record, Sample
+from kvscope.monitor.events.samples import Fact, Record, ReportedEvent, Sample
 from kvscope.monitor.sources.engine_log import Log
 from kvscope.monitor.sources.incident_report import told_in
 from kvscope.monitor.sources.source import POLL_WAIT_S, Source, SourceError, SourceOptions, SourceStatus
@@ -40,7 +40,7 @@ NO_STATISTICS: Final = (
 )
 
 
-def read_log(path: Path) -> tuple[Log, list[Sample | Fact]]:
+def read_log(path: Path) -> tuple[Log, list[Sample | Fact | ReportedEvent]]:
     """Return everything that a log file reports; bytes that are no text are replaced, and damage is in its notes.
 
     Raises BadTarget if nothing of it can be read.
@@ -52,8 +52,9 @@ def read_log(path: Path) -> tuple[Log, list[Sample | Fact]]:
         raise BadTarget(f"{path}: cannot be read: {error}") from error
 
 
-def read_prose(path: Path, log: Log, facts: Sequence[Fact]) -> list[Fact]:
-    """Return `facts`, and those that only prose has, of the engine that it is about. `log` is what read_log returned.
+def read_prose(path: Path, log: Log, records: Sequence[Record]) -> list[Record]:
+    """Return `records`, and the facts that only prose has, of the engine that it is about. `log` is what read_log
+    returned.
 
     Raises BadTarget if the file is gone.
     """
@@ -62,11 +63,13 @@ def read_prose(path: Path, log: Log, facts: Sequence[Fact]) -> list[Fact]:
     except OSError as error:
         raise BadTarget(f"{path}: cannot be read: {error}") from error
     if not told:
-        return list(facts)
+        return list(records)
+    before = log.engine()
     log.name_by({name: value for _, name, value in told})
     engine = log.engine()
-    return [msgspec.structs.replace(fact, engine=engine) for fact in facts] + [
-        Fact(engine, f"{log.name}:{line}", name, value) for line, name, value in told
+    return [
+        *(msgspec.structs.replace(record, engine=engine) if record.engine == before else record for record in records),
+        *(Fact(engine, f"{log.name}:{line}", name, value) for line, name, value in told),
     ]
 
 
@@ -166,9 +169,8 @@ class LogFile(Source):
     def _read(self) -> list[Record]:
         if self._past is None:
             self._log, records = read_log(self._path)
-            self._is_log = bool(self._log.stats_lines)
-            facts = [record for record in records if isinstance(record, Fact)]
-            self._past = [*records] if self._is_log else [*read_prose(self._path, self._log, facts)]
+            self._is_log = bool(self._log.stats_lines or self._log.described_states)
+            self._past = [*records] if self._log.stats_lines else read_prose(self._path, self._log, records)
         return self._past
 
     # ---------------------------------------------------------------- as it grows
@@ -180,10 +182,10 @@ class LogFile(Source):
         try:
             lines, more = self._lines.read()
             self._error = ""
-            records += self._log.records(lines)
+            records += self._log.records(lines, grows=True)
             while more and not self._caught_up:  # the past, at once
                 lines, more = self._lines.read()
-                records += self._log.records(lines)
+                records += self._log.records(lines, grows=True)
         except OSError as error:
             self._error = f"{self._path}: cannot be read now: {error.strerror}; it is tried again"
             more = False

@@ -1,0 +1,27 @@
+"""held.not-memory: the pool is nearly empty, so something other than KV memory limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvscope.monitor.detectors.detector import Detector
+from kvscope.monitor.detectors.judgement import TextJudgement
+from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.detectors.written.pool_pressure import nearly_empty_pool
+from kvscope.monitor.detectors.written.written_view import WrittenView
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+
+
+class NotMemory(Detector[TextJudgement]):
+    """A pool with room, and a complaint."""
+
+    code = "held.not-memory"
+    severity = "info"
+    title = "The pool is nearly empty: something other than KV memory limits"
+    requires = ("log", "report")
+    position = 740
+
+    def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[TextJudgement]:
+        """Yield the room that the pool has."""
+        if not ledger.has_stream:
+            yield from nearly_empty_pool(WrittenView(ledger))

@@ -1,0 +1,112 @@
+"""Numbers that cannot be right: a usage below 0, one gauge a process, two sizes of one pool."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Final
+
+from kvscope.monitor.detectors.judgement import Evidence, TextJudgement
+from kvscope.monitor.detectors.written.written_view import WrittenView, number_of, quotes
+from kvscope.monitor.events.samples import ReportedEvent
+
+ROUNDING: Final = 0.05
+"""Of the pool: the engine rounds its concurrency to two decimals and its pool to whole blocks."""
+METRIC_WRONG: Final = "blind.metric-wrong"
+
+
+def contradictions_of(view: WrittenView) -> Iterator[TextJudgement]:
+    """The first of them: one finding says that the text's numbers contradict each other."""
+    yield from islice(
+        (judged for rule in (impossible_usage, gauge_per_process, sizes_disagree) for judged in rule(view)), 1
+    )
+
+
+def impossible_usage(view: WrittenView) -> Iterator[TextJudgement]:
+    """A share of the pool that is below 0 or above 1."""
+    lines = [line for line in _usage_reads(view) if not 0 <= (number_of(line, "value") or 0) <= 1 + ROUNDING]
+    if not lines:
+        return
+    value = number_of(lines[0], "value") or 0.0
+    yield TextJudgement(
+        code=METRIC_WRONG,
+        engine=view.engine,
+        verdict="likely",
+        position=lines[0].position,
+        evidence=(Evidence("usage", value, "of the pool", "metrics", lines[0].position), *quotes(lines)),
+        explanation=(
+            f"Usage is given as {value:.4g}, and a share of a pool is between 0 and 1. The counter of free"
+            f" blocks and the"
+            " size of the pool do not belong together: the metric is wrong, or blocks were freed twice"
+            " (corrupt.counter-drift)."
+        ),
+        do_now=("Do not scale or alert by this metric until it is repaired.",),
+        change=("Upgrade the engine or its plug-in, and report the value with the model's kinds of layers.",),
+        wont_help=("A restart, unless it is the counter that drifted: then it begins at 0 again.",),
+        missing="which of the two is wrong: an audit of the blocks by the event stream of a probe",
+    )
+
+
+def gauge_per_process(view: WrittenView) -> Iterator[TextJudgement]:
+    """One engine's usage given by several processes, and not the same."""
+    by_engine: dict[str, dict[str, ReportedEvent]] = {}
+    for line in _usage_reads(view):
+        if "pid" in line.fields:
+            by_engine.setdefault(str(line.fields.get("engine", "0")), {})[str(line.fields["pid"])] = line
+    for lines in by_engine.values():
+        values = [number_of(line, "value") or 0.0 for line in lines.values()]
+        if len(values) < 2 or max(values) - min(values) <= ROUNDING:
+            continue
+        zeros = sum(value == 0 for value in values)
+        yield TextJudgement(
+            code=METRIC_WRONG,
+            engine=view.engine,
+            verdict="likely",
+            position=next(iter(lines.values())).position,
+            evidence=(
+                Evidence("processes", len(values), "series", "metrics"),
+                Evidence("series_at_zero", zeros, "series", "metrics"),
+                Evidence("highest_usage", max(values), "of the pool", "metrics"),
+            ),
+            explanation=(
+                f"One engine's usage is exposed {len(values)} times, by process, from {min(values):.3g} to"
+                f" {max(values):.3g}: only the process that the engine reports to has the value, and the others keep"
+                " what they began with."
+            ),
+            do_now=("Take the maximum over pid: max without (pid) (vllm:kv_cache_usage_perc).",),
+            change=("Upgrade vLLM, or run one API server (--api-server-count 1).",),
+            wont_help=("An average over the series.",),
+        )
+        return
+
+
+def sizes_disagree(view: WrittenView) -> Iterator[TextJudgement]:
+    """The pool in tokens, and concurrency times length, are not the same number."""
+    tokens, times = view.number("kv_cache_size_tokens"), view.number("max_concurrency")
+    each = view.number("max_concurrency_tokens")
+    if not tokens or not times or not each or abs(times * each - tokens) <= ROUNDING * max(tokens, times * each):
+        return
+    size, factor = view.facts["kv_cache_size_tokens"], view.facts["max_concurrency"]
+    yield TextJudgement(
+        code=METRIC_WRONG,
+        engine=view.engine,
+        verdict="likely",
+        position=size.position,
+        evidence=(
+            Evidence("kv_cache_size", round(tokens), "tokens", "log", size.position),
+            Evidence("max_concurrency", times, "requests", "log", factor.position),
+            Evidence("tokens_by_concurrency", round(times * each), "tokens", "log", factor.position),
+        ),
+        explanation=(
+            f"The engine prints a pool of {tokens:,.0f} tokens and room for {times:g} requests of {each:,.0f},"
+            f" which are"
+            f" {times * each:,.0f}. On models with several kinds of layers the first number assumes one kind: the"
+            " concurrency is the one to plan with."
+        ),
+        do_now=("Plan with the concurrency.",),
+        change=("Later releases print both by the same rule.",),
+    )
+
+
+def _usage_reads(view: WrittenView) -> list[ReportedEvent]:
+    return [line for line in view.reported.of("metric_read") if "cache_usage_perc" in str(line.fields.get("metric"))]

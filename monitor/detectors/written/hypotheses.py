@@ -1,0 +1,123 @@
+"""At most three hypotheses from what a person says, the most probable first. Never above cannot-tell."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Final
+
+from kvscope.monitor.detectors.judgement import TextJudgement
+from kvscope.monitor.detectors.written.hypothesis_table import HYPOTHESES, Hypothesis
+from kvscope.monitor.detectors.written.written_view import COMPLAINTS, WrittenView, quotes
+from kvscope.monitor.events.samples import ReportedEvent
+from kvscope.monitor.sources.text_events import SAID_PREFIX
+
+MOST: Final = 3
+WORTH: Final = 0.5
+"""Of the first one's score: what falls below it is not worth a line."""
+_NEXT: Final = {
+    "leak": "While it lasts, read the pool with nothing running: monitor doctor http://HOST:8000/metrics --timeout 60",
+    "stuck": "While it lasts, read why requests wait: monitor doctor http://HOST:8000/metrics --timeout 30",
+    "thrash": "Count preemptions for a minute: monitor doctor http://HOST:8000/metrics --timeout 60",
+    "collapse": "Watch it happen: monitor doctor --watch http://HOST:8000/metrics",
+    "imbalance": "Give the pages of all ranks at once: monitor doctor http://HOST:8000/metrics --timeout 60",
+    "corrupt": "Attach the probe, whose audits compare every block: monitor doctor tcp://HOST:5757",
+    "sizing": "Give the whole start-up log, from the first line to the error: monitor doctor FILE",
+    "blind": "Compare it with the blocks themselves: monitor doctor tcp://HOST:5757",
+}
+"""The one command to run next, by family."""
+_NEXT_OF: Final = {
+    "stuck.engine-dead": "See whether the engine's process is there: ps -eo pid,ppid,stat,cmd | grep -i enginecore",
+    "stuck.engine-stalled": "Take the stacks while it stands: py-spy dump --pid PID of the engine's process",
+    "stuck.grammar": "See what the CPU computes: py-spy dump --pid PID of the engine's process",
+    "stuck.front-end": "Compare what clients wait for with what the engine has: curl -s"
+    " http://HOST:8000/metrics | grep num_requests",
+    "sizing.other-process": "List what holds the device: nvidia-smi --query-compute-apps=pid,used_memory --format=csv",
+    "leak.external-pins": "Read the tier's state line twice, a minute apart: grep pinned_count FILE | tail",
+    "corrupt.stale-remote-read": "Find leases that ended: grep -c 'expired KV blocks' FILE",
+}
+
+
+def hypotheses(view: WrittenView, known: Collection[str], titles: Mapping[str, str]) -> Iterator[TextJudgement]:
+    """What may be behind the report; nothing of `known`, which is judged already."""
+    if not view.said(*COMPLAINTS):
+        return
+    concepts = _concepts(view)
+    scored = [(score, row) for row in HYPOTHESES if row.code not in known and (score := _score(row, concepts))]
+    scored.sort(key=lambda pair: -pair[0])
+    worth = [row for score, row in scored if score >= WORTH * scored[0][0]][:MOST]
+    for rank, row in enumerate(worth, 1):
+        yield _hypothesis(view, row, rank, titles[row.code], [other.code for other in worth if other is not row])
+
+
+def _concepts(view: WrittenView) -> set[str]:
+    """What the prose names, and what statistics and lines show of the same."""
+    found = {name.removeprefix(SAID_PREFIX) for name in view.reported.names() if name.startswith(SAID_PREFIX)}
+    if view.mentioned("connector_named") or "kv_connector" in view.facts:
+        found.add("connector")
+    if view.mentioned("attention_block_size"):
+        found |= {"hybrid", "large_block"}
+    if view.mentioned("worker_wait", "call_timed_out", "input_dumped", "watchdog_expired"):
+        found.add("stands_in_log")
+    if view.mentioned("engine_died", "worker_died"):
+        found.add("process_gone")
+    if view.mentioned("refused_for_length", "refused_without_pool", "refused_for_other_processes"):
+        found.add("refused")
+    if view.mentioned("out_of_memory"):
+        found.add("out_of_memory")
+    if view.mentioned("request_preempted", "requests_retracted"):
+        found.add("preempted")
+    if view.samples:
+        found |= _of_samples(view)
+    return found
+
+
+def _of_samples(view: WrittenView) -> set[str]:
+    last = view.samples[-1]
+    found = set()
+    if last.running == 0 and last.waiting:
+        found.add("waits_unserved")
+        if last.usage is not None and last.usage < 0.02:
+            found.add("pool_free")
+    if last.usage is not None and last.usage >= 0.95:
+        found.add("pool_full")
+    if last.running and last.generation_tokens_per_s and last.usage is not None and last.usage < 0.95:
+        found.add("computes")
+    return found
+
+
+def _score(row: Hypothesis, concepts: set[str]) -> float:
+    if any(concept in concepts for concept in row.unless):
+        return 0.0
+    if not all(concepts.intersection(group) for group in row.needs):
+        return 0.0
+    return 2 * len(row.needs) + sum(weight for concept, weight in row.adds.items() if concept in concepts)
+
+
+def _hypothesis(view: WrittenView, row: Hypothesis, rank: int, title: str, others: list[str]) -> TextJudgement:
+    rests_on = _rests_on(view, row)
+    alternatives = f" As likely or less: {', '.join(others)}." if others else ""
+    return TextJudgement(
+        code=row.code,
+        engine=view.engine,
+        verdict="cannot-tell",
+        rank=rank,
+        position=rests_on[0].position if rests_on else "",
+        evidence=quotes(rests_on),
+        explanation=f"Hypothesis {rank}, from words alone: {title[:1].lower()}{title[1:]}. It rests on"
+        f" {_quoted_phrases(rests_on)}.{alternatives}",
+        do_now=(_NEXT_OF.get(row.code) or _NEXT[row.code.partition(".")[0]],),
+        missing="measurements: the engine's log or metrics from while it happens show which of the hypotheses it is",
+    )
+
+
+def _rests_on(view: WrittenView, row: Hypothesis) -> list[ReportedEvent]:
+    concepts = dict.fromkeys([*(name for group in row.needs for name in group), *row.adds])
+    by_weight = sorted(concepts, key=lambda name: -row.adds.get(name, 0.0))
+    found = [event for concept in by_weight for event in view.phrases(concept)[:1]]
+    return found[:4]
+
+
+def _quoted_phrases(events: list[ReportedEvent]) -> str:
+    if not events:
+        return "the state that the lines show"
+    return ", ".join(f'"{event.quote}" ({event.position})' for event in events)

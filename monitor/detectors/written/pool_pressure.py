@@ -1,0 +1,364 @@
+"""Pools that are too small, full, or empty, and blocks that are too large, by what statistics and start-up"
+" lines say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from kvscope.monitor.analysis.demand import capacity_tokens
+from kvscope.monitor.detectors.judgement import Evidence, TextJudgement
+from kvscope.monitor.detectors.written.refusals import REFUSAL_LINES
+from kvscope.monitor.detectors.written.written_view import WrittenView, number_of, quotes
+from kvscope.monitor.events.samples import Sample
+from kvscope.monitor.text import counted, percent
+
+LARGE_SHARE: Final = 0.25
+"""Of the pool: less does not crowd others out (as held.long-request has it)."""
+NEARLY_EMPTY: Final = 0.1
+"""Of the pool: below this nine tenths are free, and memory is not what is missing."""
+LINES_IN_A_ROW: Final = 2
+_MORE_MEMORY: Final = (
+    "Give the pool more: a higher --gpu-memory-utilization, --kv-cache-dtype fp8, more devices, or a lower"
+    " --max-num-batched-tokens."
+)
+
+
+def pool_below_one_request(view: WrittenView) -> Iterator[TextJudgement]:
+    """The pool holds less than one request of the length that is allowed, and the engine started all the same."""
+    capacity, longest = capacity_tokens(view.facts), _longest_request(view)
+    if capacity is None or longest is None or capacity >= longest or view.lines(*REFUSAL_LINES):
+        return
+    size = view.facts.get("kv_cache_size_tokens") or view.facts["max_concurrency"]
+    yield TextJudgement(
+        code="sizing.kv-too-small",
+        engine=view.engine,
+        verdict="confirmed",
+        position=size.position,
+        evidence=(
+            Evidence("pool_capacity", capacity, "tokens", "log", size.position),
+            Evidence("longest_request", longest, "tokens", "log"),
+            Evidence("full_length_requests_that_fit", round(capacity / longest, 2), "requests", "log", size.position),
+        ),
+        explanation=(
+            f"The pool holds {capacity:,} tokens, {percent(capacity / longest)} of one request of the"
+            f" {longest:,} tokens that are allowed. A request longer than the pool is accepted, never runs to its end,"
+            " and holds up those behind it."
+        ),
+        do_now=(f"Start it with --max-model-len {capacity}: longer requests are then refused at once.",),
+        change=(_MORE_MEMORY, "Upgrade: later releases refuse to start with such a pool."),
+        wont_help=("Retrying the request.",),
+    )
+
+
+def _longest_request(view: WrittenView) -> int | None:
+    lengths = [number_of(line, "tokens") for line in view.lines("model_length")]
+    named = [view.number("max_model_len"), view.number("max_concurrency_tokens"), *lengths]
+    return next((round(length) for length in named if length), None)
+
+
+def request_above_pool(view: WrittenView) -> Iterator[TextJudgement]:
+    """A request that the report sizes is larger than the pool that the engine prints."""
+    capacity = capacity_tokens(view.facts)
+    told = [
+        line for line in view.reported.of("request_size") if capacity and (number_of(line, "tokens") or 0) > capacity
+    ]
+    if capacity is None or not told or not (view.said("stuck", "waits_unserved") or _waits_unserved(view.samples)):
+        return
+    tokens = number_of(told[0], "tokens") or 0
+    size = view.facts.get("kv_cache_size_tokens") or view.facts["max_concurrency"]
+    yield TextJudgement(
+        code="stuck.never-fits",
+        engine=view.engine,
+        verdict="likely",
+        position=told[0].position,
+        evidence=(
+            Evidence("request_size", round(tokens), "tokens", "report", told[0].position),
+            Evidence("pool_capacity", capacity, "tokens", "log", size.position),
+            *quotes([*told[:1], *view.phrases("stuck", "waits_unserved")[:1]]),
+        ),
+        explanation=(
+            f"A request of {tokens:,.0f} tokens was sent and the pool holds {capacity:,}: it can never run, and the"
+            " scheduler admits nothing past it. Both numbers are from the text."
+        ),
+        do_now=("Abort the request (close its connection); those behind it run at once.",),
+        change=(f"Set --max-model-len {capacity}, so that such a request is refused at once.", _MORE_MEMORY),
+        wont_help=("Restarting: the same request stops it again.", "A higher --max-num-seqs."),
+        missing="how many blocks the request needs, if the model has sliding-window layers: the event stream of"
+        " a probe",
+    )
+
+
+def _waits_unserved(samples: Sequence[Sample]) -> bool:
+    return bool(samples) and not samples[-1].running and bool(samples[-1].waiting)
+
+
+def preempted_for_space(view: WrittenView) -> Iterator[TextJudgement]:
+    """The engine preempts or retracts for want of space, and somebody notices."""
+    lines = view.lines("request_preempted", "requests_retracted", "batch_out_of_memory")
+    if not lines or not view.is_report():
+        return
+    waiting = max((sample.waiting or 0 for sample in view.samples), default=0)
+    yield TextJudgement(
+        code="sizing.kv-too-small",
+        engine=view.engine,
+        verdict="likely",
+        since_ns=lines[0].at_ns or 0,
+        position=lines[0].position,
+        evidence=(
+            Evidence("preemption_lines", len(lines), "lines", "log"),
+            Evidence("waiting", waiting, "requests", "log"),
+            *quotes(lines),
+        ),
+        explanation=(
+            "The engine itself says that the pool has no room for the requests it runs, and takes memory from some of"
+            f" them: {counted(len(lines), 'such line')}"
+            + (f", with up to {waiting:,} requests waiting." if waiting else ".")
+            + " What they had computed is computed again, or swapped to the host."
+        ),
+        do_now=("Lower --max-num-seqs (SGLang: --max-running-requests) to what the pool holds at full length.",),
+        change=(_MORE_MEMORY, "With the engine of before V1, --swap-space 0 recomputes instead of swapping."),
+        wont_help=("Restarting: the same load fills the same pool.",),
+        missing="how often each request was preempted: vllm:num_preemptions_total twice, or the event stream of"
+        " a probe",
+    )
+
+
+def one_request_holds_much(view: WrittenView) -> Iterator[TextJudgement]:
+    """One request runs with a large share of the pool while others wait."""
+    end = [
+        sample
+        for sample in view.samples[-LINES_IN_A_ROW:]
+        if sample.running == 1 and sample.waiting and sample.generation_tokens_per_s
+    ]
+    if len(end) < LINES_IN_A_ROW or min(sample.usage or 0 for sample in end) < LARGE_SHARE:
+        return
+    first, last = end[0], end[-1]
+    yield TextJudgement(
+        code="held.long-request",
+        engine=view.engine,
+        verdict="likely",
+        since_ns=first.at_ns or 0,
+        position=first.position,
+        evidence=(
+            Evidence("usage", round(100 * (last.usage or 0), 1), "%", "log", last.position),
+            Evidence("running", 1, "requests", "log", last.position),
+            Evidence("waiting", last.waiting or 0, "requests", "log", last.position),
+            Evidence("generation_rate", last.generation_tokens_per_s or 0.0, "tokens/s", "log", last.position),
+        ),
+        explanation=(
+            f"One request runs and holds {percent(last.usage or 0)} of the pool. It computes"
+            f" {last.generation_tokens_per_s or 0:g} tokens/s, so it is alive;"
+            f" {counted(last.waiting or 0, 'request')} wait"
+            " behind it, the first of them for more room than is left, or for another limit of the scheduler."
+        ),
+        do_now=("Wait for it, or abort it: the others are admitted as soon as it ends.",),
+        change=("Bound what one request may take: --max-model-len, or max_tokens of the request.", _MORE_MEMORY),
+        wont_help=("Restarting, unless losing that request is what is wanted.",),
+        missing="whether the first waiting request lacks blocks: vllm:num_requests_waiting_by_reason, or a probe",
+    )
+
+
+def endless_output(view: WrittenView) -> Iterator[TextJudgement]:
+    """An answer that goes on and on, and an engine that is well."""
+    said = view.phrases("endless_output")
+    if not said:
+        return
+    alive = [sample for sample in view.samples if sample.running and sample.generation_tokens_per_s]
+    yield TextJudgement(
+        code="held.endless-output",
+        engine=view.engine,
+        verdict="likely" if len(alive) >= LINES_IN_A_ROW else "cannot-tell",
+        since_ns=(alive[0].at_ns or 0) if alive else 0,
+        position=said[0].position,
+        evidence=(Evidence("lines_with_tokens", len(alive), "lines", "log"), *quotes(said)),
+        explanation=(
+            "The model goes on generating until its limit"
+            + (f": tokens are computed in {counted(len(alive), 'line')}, so the engine is well." if alive else ".")
+            + " Its KV grows with each token, and is freed when the request ends."
+        ),
+        do_now=("Bound it: max_tokens in the request, or a limit of its reasoning.",),
+        change=("Set stop sequences, or a repetition penalty, for this model.",),
+        wont_help=("More KV memory, or a restart: the next such answer is as long.",),
+        missing="" if len(alive) >= LINES_IN_A_ROW else "the log while it generates, or the answer's length",
+    )
+
+
+def nearly_empty_pool(view: WrittenView) -> Iterator[TextJudgement]:
+    """Somebody finds it slow or stuck while nine tenths of the pool are free."""
+    samples = [sample for sample in view.samples if sample.usage is not None and sample.running]
+    said = view.phrases("slow", "stuck")
+    if not samples or not said or len(samples) < len(view.samples):
+        return
+    highest = max(sample.usage or 0 for sample in samples)
+    if highest >= NEARLY_EMPTY or any(sample.waiting for sample in samples):
+        return
+    last = samples[-1]
+    yield TextJudgement(
+        code="held.not-memory",
+        engine=view.engine,
+        verdict="likely",
+        since_ns=samples[0].at_ns or 0,
+        position=last.position,
+        evidence=(
+            Evidence("highest_usage", round(100 * highest, 1), "%", "log", last.position),
+            Evidence("running", last.running or 0, "requests", "log", last.position),
+            *quotes(said[:1]),
+        ),
+        explanation=(
+            f"At most {percent(highest)} of the pool is in use in these lines and no request waits for it: KV"
+            f" memory does"
+            " not limit this engine. Kernels, the device, sampling or the client do."
+        ),
+        do_now=("Profile the engine while it is slow: py-spy dump, and the device's utilization.",),
+        change=("Look at quantization kernels, --enforce-eager, CPU threads and the client's own limits.",),
+        wont_help=("More KV memory or a larger pool.", "Restarting."),
+        missing="the log, or the metrics page, from while it happens",
+    )
+
+
+def block_above_prompts(view: WrittenView) -> Iterator[TextJudgement]:
+    """Blocks of hundreds of tokens, and prompts that are never found in the cache."""
+    lines = [line for line in view.lines("attention_block_size") if number_of(line, "tokens")]
+    misses = view.phrases("prefix_misses", "large_block")
+    if not lines or not misses:
+        return
+    tokens = number_of(lines[0], "tokens") or 0
+    yield TextJudgement(
+        code="sizing.block-inflated",
+        engine=view.engine,
+        verdict="likely",
+        position=lines[0].position,
+        evidence=(
+            Evidence("block_size", round(tokens), "tokens", "log", lines[0].position),
+            *quotes([*lines[:1], *misses[:2]]),
+        ),
+        explanation=(
+            f"Blocks have {tokens:,.0f} tokens, so that they match the recurrent layers' state. Only whole blocks are"
+            f" cached: a shared prefix of fewer than {tokens:,.0f} tokens is never found, and the last block of each"
+            " request stays partly empty."
+        ),
+        do_now=("Compare the length of what prompts share with the block size.",),
+        change=(
+            "Put what is shared first, and make it longer than a block; or use a release that caches partial blocks.",
+        ),
+        wont_help=("A larger pool.", "--enable-prefix-caching: it is on, and works on whole blocks."),
+        missing="hits by prompt length: vllm:prefix_cache_hits_total before and after one repeated prompt",
+    )
+
+
+def prefix_never_hit(view: WrittenView) -> Iterator[TextJudgement]:
+    """Counters with look-ups and without a hit, for prompts that are said to share a prefix."""
+    reads = view.reported.of("metric_read")
+    queries = [
+        line
+        for line in reads
+        if "prefix_cache_queries" in str(line.fields["metric"]) and "external" not in str(line.fields["metric"])
+    ]
+    hits = [
+        line
+        for line in reads
+        if "prefix_cache_hits" in str(line.fields["metric"]) and "external" not in str(line.fields["metric"])
+    ]
+    said = view.phrases("shared_prompts", "prefix_misses")
+    if not queries or not hits or not said:
+        return
+    asked, found = number_of(queries[-1], "value") or 0, number_of(hits[-1], "value") or 0
+    if not asked or found:
+        return
+    yield TextJudgement(
+        code="collapse.prefix-hits",
+        engine=view.engine,
+        verdict="likely",
+        position=queries[-1].position,
+        evidence=(
+            Evidence("looked_up_tokens", round(asked), "tokens", "metrics", queries[-1].position),
+            Evidence("hit_tokens", 0, "tokens", "metrics", hits[-1].position),
+            *quotes(said[:2]),
+        ),
+        explanation=(
+            f"{asked:,.0f} prompt tokens were looked up in the prefix cache and none was found, though prompts share a"
+            " prefix. On models with several kinds of layers each kind must have it: one that keeps its state only at"
+            " block boundaries, or only the last window, vetoes the hit of all."
+        ),
+        do_now=("Send one prompt of several blocks twice, and read vllm:prefix_cache_hits_total before and after.",),
+        change=(
+            "Make the shared prefix longer than one block and place what differs last; try a release with"
+            " partial hits.",
+        ),
+        wont_help=("A larger pool: the blocks are there and are not found.",),
+        missing="which group of layers misses: KV events (monitor doctor tcp://HOST:5557), or a probe",
+    )
+
+
+def front_end_keeps_requests(view: WrittenView) -> Iterator[TextJudgement]:
+    """The scheduler has nothing to do while clients wait."""
+    idle = bool(view.samples) and view.samples[-1].running == 0 and view.samples[-1].waiting == 0
+    said = view.phrases("unanswered")
+    if not (idle and said and view.said("front_end", "answers_health")):
+        return
+    last = view.samples[-1]
+    yield TextJudgement(
+        code="stuck.front-end",
+        engine=view.engine,
+        verdict="likely",
+        position=last.position,
+        evidence=(
+            Evidence("running", 0, "requests", last.source, last.position),
+            Evidence("waiting", 0, "requests", last.source, last.position),
+            *quotes([*said, *view.phrases("front_end")]),
+        ),
+        explanation=(
+            "The scheduler has neither running nor waiting requests while clients wait for answers: the requests, or"
+            " their answers, are in the front end. A dead engine whose last metrics read 0 looks the same, except that"
+            " new requests are then not served either."
+        ),
+        do_now=("Send one new request: if it is answered, the engine is well and the front end lost the others.",),
+        change=("Run the front end with one worker (SGLang: --tokenizer-worker-num 1; vLLM: --api-server-count 1).",),
+        wont_help=("More KV memory.",),
+        missing="where a request was last seen: a log of the front end with request ids",
+    )
+
+
+def pool_is_the_memory(view: WrittenView) -> Iterator[TextJudgement]:
+    """Somebody asks where the memory went, and the text names no trouble."""
+    pool = next(
+        (
+            view.facts[name]
+            for name in ("available_kv_cache_gib", "kv_cache_reserved_gib", "kv_cache_size_tokens")
+            if name in view.facts
+        ),
+        None,
+    )
+    said = view.phrases("memory_taken")
+    if view.is_report() or view.samples or view.lines(*REFUSAL_LINES, "out_of_memory"):
+        return
+    if not said and (pool is None or not view.said("question")):
+        return
+    yield TextJudgement(
+        code="held.pool-reserved",
+        engine=view.engine,
+        verdict="likely" if pool is not None else "cannot-tell",
+        position=pool.position if pool is not None else said[0].position,
+        evidence=(
+            *(
+                (
+                    Evidence(
+                        pool.name, pool.value, "tokens" if pool.name.endswith("tokens") else "GiB", "log", pool.position
+                    ),
+                )
+                if pool is not None
+                else ()
+            ),
+            *quotes(said),
+        ),
+        explanation=(
+            "This memory is the KV pool. The engine takes it at the start, all that its share of the device"
+            " leaves after"
+            " weights and activations, and keeps it: usage of the pool, not of the device, shows what requests need."
+        ),
+        do_now=("Nothing has to be done.",),
+        change=("To take less, set the pool's size: --kv-cache-memory-bytes, or a lower --gpu-memory-utilization.",),
+        wont_help=("A shorter --max-model-len or fewer sequences: the pool takes what is left.",),
+        missing="" if pool is not None else "the engine's start-up lines: its memory profile has the pool's size",
+    )

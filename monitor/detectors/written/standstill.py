@@ -1,0 +1,180 @@
+"""Engines that stand still or died, as statistics and other processes' lines show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from kvscope.monitor.detectors.judgement import Evidence, TextJudgement
+from kvscope.monitor.detectors.written.written_view import (
+    WrittenView,
+    interval_of,
+    line_number,
+    quotes,
+    seconds_between,
+)
+from kvscope.monitor.events.samples import ReportedEvent, Sample
+from kvscope.monitor.text import clock_time, counted, duration, percent
+
+LEAST_S: Final = 20.0
+"""Without a token: two of vLLM's intervals, so that one long prefill between two lines is none."""
+TIMES_LONGEST: Final = 2.0
+"""A pause that was longer before and ended shows how long a step may take here."""
+TIMEOUTS: Final = ("call_timed_out", "input_dumped", "watchdog_expired")
+"""Lines by which an engine gives a step up."""
+ROOT_ERRORS: Final = ("out_of_memory", "refused_for_length", "refused_without_pool", "refused_for_other_processes")
+
+_DO_NOW: Final = (
+    "Take the stacks while it stands: py-spy dump --pid PID of the engine's process and of each worker.",
+    "See whether its processes are there, and their state: ps -o pid,stat,etime,cmd -C python.",
+    "Then restart it: requests in flight are lost either way.",
+)
+_CHANGE: Final = (
+    "Give the liveness probe a request of one token instead of /health, which the front end answers by itself.",
+)
+_WONT_HELP: Final = (
+    "More KV memory, or fewer requests: the step does not end, whatever the pool.",
+    "Waiting for /health to fail.",
+)
+
+
+def engine_stalled(view: WrittenView) -> Iterator[TextJudgement]:
+    """Steps stopped with requests running: two lines of no token, or one that others' lines confirm."""
+    if view.mentioned("start_up") and not view.samples and not view.mentioned("start_up_done", *TIMEOUTS):
+        return
+    still = _still_lines(view.samples)
+    waits, given_up = view.lines("worker_wait"), view.lines(*TIMEOUTS)
+    others = [
+        line for line in (*waits, *given_up) if not still or line_number(line.position) > line_number(still[0].position)
+    ]
+    lasted = _stood_s(view.samples, still)
+    shown = (lasted >= LEAST_S and len(still) > 1) or (still and others) or len(others) > 1 or given_up
+    if not shown or _moves_on(view.samples, others, still):
+        return
+    yield _stalled(view, still, others, lasted)
+
+
+def _still_lines(samples: Sequence[Sample]) -> list[Sample]:
+    """The last lines, as far as they say that requests run and no token was computed."""
+    still: list[Sample] = []
+    for sample in reversed(samples):
+        no_token = sample.generation_tokens_per_s == 0 and not sample.prompt_tokens_per_s
+        if not (sample.running and no_token) or (still and sample.usage != still[-1].usage):
+            break
+        still.append(sample)
+    return still[::-1]
+
+
+def _stood_s(samples: Sequence[Sample], still: Sequence[Sample]) -> float:
+    """How long, the interval before the first line included; 0 if this engine has paused as long before."""
+    if not still:
+        return 0.0
+    lasted = seconds_between(still[0], still[-1], len(still)) + interval_of(samples)
+    longest = current = 0
+    for sample in samples[: len(samples) - len(still)]:
+        current = (
+            current + 1
+            if sample.generation_tokens_per_s == 0 and not sample.prompt_tokens_per_s and sample.running
+            else 0
+        )
+        longest = max(longest, current)
+    paused = (longest + 1) * interval_of(samples) if longest else 0.0
+    return lasted if lasted > TIMES_LONGEST * paused else 0.0
+
+
+def _moves_on(samples: Sequence[Sample], others: Sequence[ReportedEvent], still: Sequence[Sample]) -> bool:
+    """Whether tokens are computed after what the other lines say."""
+    if still or not others or not samples:
+        return False
+    last = samples[-1]
+    return line_number(last.position) > max(line_number(line.position) for line in others) and bool(
+        last.generation_tokens_per_s
+    )
+
+
+def _stalled(
+    view: WrittenView, still: Sequence[Sample], others: Sequence[ReportedEvent], lasted: float
+) -> TextJudgement:
+    first = still[0] if still else None
+    at_ns = (first.at_ns if first is not None else others[0].at_ns) or 0
+    last_ns = max((line.at_ns or 0 for line in others), default=0)
+    lasted = max(lasted, (last_ns - at_ns) / 1e9 if at_ns and last_ns else 0.0)
+    evidence = [Evidence("no_token_for", round(lasted, 1), "s", "log")]
+    state = ""
+    if first is not None:
+        evidence += [
+            Evidence("running", first.running or 0, "requests", "log", first.position),
+            Evidence("usage", round(100 * (first.usage or 0), 1), "%", "log", first.position),
+            Evidence(
+                "lines_without_a_token", len(still), "lines", "log", f"{still[0].position} to {still[-1].position}"
+            ),
+        ]
+        since = f" since {clock_time(at_ns)}" if at_ns else ""
+        state = f"No token was computed{since} with {counted(first.running or 0, 'request')} running."
+        if first.usage is not None and first.usage < 0.5:
+            state += f" {percent(first.usage)} of the pool is in use, so memory is not what is missing."
+    confirmed_by = f" {_by_whom(others)}" if others else ""
+    return TextJudgement(
+        code="stuck.engine-stalled",
+        engine=view.engine,
+        verdict="likely",
+        since_ns=at_ns,
+        position=first.position if first is not None else others[0].position,
+        evidence=(*evidence, *quotes(list(others))),
+        explanation=(
+            (state or "A step of the engine does not end.")
+            + confirmed_by
+            + f" It has lasted {duration(lasted)} at least."
+            " A kernel that compiles in its first use, or a prefill of minutes, would end by itself."
+        ),
+        do_now=_DO_NOW,
+        change=_CHANGE,
+        wont_help=_WONT_HELP,
+        missing="whether a step is in flight, and the workers' stacks: py-spy dump, or the event stream of a probe",
+    )
+
+
+def _by_whom(others: Sequence[ReportedEvent]) -> str:
+    parts = []
+    waits = [line for line in others if line.name == "worker_wait"]
+    if waits:
+        parts.append(f"the engine's process waits for its workers ({counted(len(waits), 'line')})")
+    if any(line.name == "call_timed_out" for line in others):
+        parts.append("a call to the workers timed out")
+    if any(line.name == "input_dumped" for line in others):
+        parts.append("the engine gave the step up and dumped its input")
+    if any(line.name == "watchdog_expired" for line in others):
+        parts.append("a watchdog expired")
+    text = " and ".join(parts)
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def engine_dead(view: WrittenView) -> Iterator[TextJudgement]:
+    """The engine's process reported its end, and the front end goes on answering."""
+    died = view.lines("engine_died", "worker_died")
+    if not died or view.mentioned(*ROOT_ERRORS, "pool_audit_failed", *TIMEOUTS):
+        return
+    after = line_number(died[0].position)
+    answers = [line for line in view.lines("front_end_answers") if line_number(line.position) > after]
+    restarted = [line for line in view.lines("start_up") if line_number(line.position) > after]
+    if restarted or not (answers or view.is_report()):
+        return  # an engine that was told to end looks the same
+    yield TextJudgement(
+        code="stuck.engine-dead",
+        engine=view.engine,
+        verdict="likely" if answers else "cannot-tell",
+        since_ns=died[0].at_ns or 0,
+        position=died[0].position,
+        evidence=quotes([*died[:2], *answers[:2]]),
+        explanation=(
+            "The engine's process ended with an error"
+            + (", and the front end answers all the same: its last metrics stay as they were." if answers else ".")
+            + " Its cause stands above that line in the log."
+        ),
+        do_now=("Restart it; the front end does not bring the process back.",)
+        if answers
+        else ("Look whether the engine's process is there: ps -ef | grep -i enginecore.",),
+        change=("Give the liveness probe a request of one token instead of /health.",),
+        wont_help=("A larger pool: nothing is scheduled any more.",),
+        missing="" if answers else "whether the front end still answers, and the error above that line",
+    )

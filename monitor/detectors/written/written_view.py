@@ -1,0 +1,109 @@
+"""What the text of a log or a report shows of one engine, as the functions of this package ask for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Final
+
+from kvscope.monitor.detectors.judgement import Evidence
+from kvscope.monitor.detectors.sample_math import DEFAULT_INTERVAL_S, apart_s
+from kvscope.monitor.events.samples import ReportedEvent, Sample
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.sources.text_events import SAID_PREFIX
+
+MOST_QUOTED_LINES: Final = 4
+"""Of the lines that a verdict rests on, so many are quoted."""
+COMPLAINTS: Final = (
+    "stuck",
+    "waits_unserved",
+    "not_freed",
+    "unanswered",
+    "slow",
+    "out_of_memory",
+    "start_fails",
+    "wrong_output",
+    "prefix_misses",
+    "process_gone",
+    "repeats",
+    "preempted",
+    "metric_wrong",
+    "no_room_for_pool",
+)
+"""Concepts that say something is wrong; the others only describe."""
+
+
+class WrittenView:
+    """The lines, phrases, samples and facts of an engine that a text is all there is of."""
+
+    def __init__(self, ledger: EngineLedger) -> None:
+        self.engine = ledger.engine
+        self.facts = ledger.facts
+        self.reported = ledger.reported
+        self.samples: Sequence[Sample] = [sample for sample in ledger.samples if sample.source == "log"]
+
+    def lines(self, *names: str) -> list[ReportedEvent]:
+        """The engine's own lines of these classes that were kept."""
+        return [event for event in self.reported.of(*names) if not event.told]
+
+    def said(self, *concepts: str) -> bool:
+        """Whether prose names one of the concepts."""
+        return any(SAID_PREFIX + concept in self.reported for concept in concepts)
+
+    def phrases(self, *concepts: str) -> list[ReportedEvent]:
+        """The phrases that name them."""
+        return self.reported.of(*(SAID_PREFIX + concept for concept in concepts))
+
+    def mentioned(self, *names: str) -> bool:
+        """Whether lines of these classes are there, or a sentence mentions them."""
+        return any(name in self.reported for name in names)
+
+    def is_report(self) -> bool:
+        """Whether somebody complains in their own words."""
+        return self.said(*COMPLAINTS)
+
+    def number(self, name: str) -> float | None:
+        """A fact's number, None if there is none."""
+        fact = self.facts.get(name)
+        return None if fact is None or isinstance(fact.value, str) else float(fact.value)
+
+    def last_line_number(self) -> int:
+        """The last line that a sample was read on; 0 if there is none."""
+        return max((line_number(sample.position) for sample in self.samples), default=0)
+
+
+def line_number(position: str) -> int:
+    """The line of a position NAME:LINE; 0 for another position."""
+    number = position.rpartition(":")[2]
+    return int(number) if number.isdigit() else 0
+
+
+def number_of(event: ReportedEvent, name: str) -> float | None:
+    """A number of the line, None if the line does not have it."""
+    value = event.fields.get(name)
+    return None if value is None or isinstance(value, str) else float(value)
+
+
+def quotes(events: Sequence[ReportedEvent]) -> tuple[Evidence, ...]:
+    """The lines themselves, the first and the last of many."""
+    shown = [*events[: MOST_QUOTED_LINES - 1], events[-1]] if len(events) > MOST_QUOTED_LINES else events
+    return tuple(
+        Evidence("quoted_text", event.quote, "", "report" if event.told or _is_phrase(event) else "log", event.position)
+        for event in shown
+    )
+
+
+def seconds_between(first: Sample, last: Sample, lines: int) -> float:
+    """Time between two samples of a log; without stamps, by vLLM's interval."""
+    apart = apart_s(first, last)
+    return apart if apart is not None else (lines - 1) * DEFAULT_INTERVAL_S
+
+
+def interval_of(samples: Sequence[Sample]) -> float:
+    """The usual time between lines of statistics."""
+    gaps = sorted(gap for one, two in pairwise(samples) if (gap := apart_s(one, two)))
+    return gaps[len(gaps) // 2] if gaps else DEFAULT_INTERVAL_S
+
+
+def _is_phrase(event: ReportedEvent) -> bool:
+    return event.name.startswith(SAID_PREFIX)

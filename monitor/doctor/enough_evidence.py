@@ -1,0 +1,57 @@
+"""Whether a text has enough of an engine to say that nothing is wrong; if not, what to bring."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from kvscope.monitor.detectors.written.written_view import WrittenView
+from kvscope.monitor.errors import CannotTell
+from kvscope.monitor.findings import FindingReport
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.sources.log_file import NO_STATISTICS
+
+LEAST_STATISTICS: Final = 3
+"""Of statistics: two are one interval, in which an engine may as well have been about to stop."""
+
+
+def refuse_too_little(
+    target: str, notes: Sequence[str], findings: Sequence[FindingReport], ledgers: Iterable[EngineLedger]
+) -> None:
+    """Raise CannotTell where silence would be taken for health."""
+    views = [WrittenView(ledger) for ledger in ledgers]
+    complains = any(view.is_report() for view in views)
+    if any(finding.severity != "info" for finding in findings):
+        return
+    explains = [finding for finding in findings if not finding.code.startswith(("blind.", "held.pool", "held.prefix"))]
+    contradicts = any(finding.code == "blind.metric-wrong" for finding in findings)
+    if explains or contradicts:
+        return
+    samples = sum(len(view.samples) for view in views)
+    if complains and samples:
+        raise CannotTell(
+            f"{target}: it tells of a problem, and the lines that it quotes do not show one. Give the log, or"
+            f" the metrics"
+            " page, from while it happens: a minute of it at least",
+            notes,
+        )
+    if not samples:
+        if any(finding.code == "held.pool-reserved" and not complains for finding in findings) and _asks(views):
+            return
+        raise CannotTell(
+            f"{target}: {NO_STATISTICS}. Nor is it a report that tells of a trouble with the command of the load,"
+            f" its lengths"
+            " and the size of the pool",
+            notes,
+        )
+    if samples < LEAST_STATISTICS and not any(finding.code == "blind.log-silence" for finding in findings):
+        raise CannotTell(
+            f"{target}: {samples} line{'s' if samples > 1 else ''} of statistics say too little: three in a"
+            f" row, at least,"
+            " show whether the engine moves",
+            notes,
+        )
+
+
+def _asks(views: Iterable[WrittenView]) -> bool:
+    return any(view.said("question", "memory_taken") for view in views)

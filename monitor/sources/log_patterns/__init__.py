@@ -1,0 +1,35 @@
+"""Classes of log lines that bear on KV memory, beside the statistics and the memory profile.
+
+pattern.py               what a class is: its name, engine, releases, sample and regular expression
+refusal_patterns.py      engines that do not start, and devices that run out of memory
+health_patterns.py       engines, workers and front ends that stand still, die or start anew
+pressure_patterns.py     preemptions, retractions, pools and blocks
+connector_patterns.py    KV connectors, leases, outer tiers
+audit_patterns.py        SGLang's audits of its own pools
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from kvscope.monitor.sources.log_patterns.audit_patterns import AUDIT_PATTERNS
+from kvscope.monitor.sources.log_patterns.connector_patterns import CONNECTOR_PATTERNS
+from kvscope.monitor.sources.log_patterns.health_patterns import HEALTH_PATTERNS
+from kvscope.monitor.sources.log_patterns.pattern import LogPattern, MatchedLine, Prefilter
+from kvscope.monitor.sources.log_patterns.pressure_patterns import PRESSURE_PATTERNS
+from kvscope.monitor.sources.log_patterns.refusal_patterns import REFUSAL_PATTERNS
+
+PATTERNS: Final[tuple[LogPattern, ...]] = (
+    *REFUSAL_PATTERNS,
+    *HEALTH_PATTERNS,
+    *PRESSURE_PATTERNS,
+    *CONNECTOR_PATTERNS,
+    *AUDIT_PATTERNS,
+)
+_PREFILTER: Final = Prefilter(PATTERNS)
+
+
+def matched_lines(text: str, joined: str = "", spaced: str = "") -> Iterator[MatchedLine]:
+    """What a line says, by each class that it is of. `joined` and `spaced` are the line with those that continue it."""
+    yield from _PREFILTER.matches(text, joined or text, spaced or text)

@@ -1,0 +1,112 @@
+"""KV connectors, disaggregated serving and outer tiers: NIXL, Mooncake, LMCache, SGLang's own."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kvscope.monitor.sources.log_patterns.pattern import LogPattern
+
+CONNECTOR_PATTERNS: Final = (
+    LogPattern(
+        "free_delayed",
+        "vllm",
+        "Mooncake and Ascend connectors, 0.9 to 0.30",
+        "Delaying free of",
+        r"Delaying free of (?P<blocks>\d{1,9}) blocks for request",
+        "INFO 08:30:23 [mooncake_connector.py:1910] Delaying free of 181 blocks for request chatcmpl-1",
+    ),
+    LogPattern(
+        "lease_expired",
+        "vllm",
+        "NIXL connector, 0.10 to 0.33",
+        "Releasing expired KV blocks",
+        r"Releasing expired KV blocks for request \S{1,120} which were retrieved by (?P<readers>\d{1,6}) decode"
+        r"(?:.{0,40}?within (?P<seconds>\d{1,6}) seconds)?",
+        "WARNING 11-19 10:12:21 [nixl_connector.py:1180] Releasing expired KV blocks for request chatcmpl-1 which were"
+        " retrieved by 0 decode worker(s) within 480 seconds.",
+    ),
+    LogPattern(
+        "stale_read",
+        "vllm",
+        "NIXL connector, 0.10 to 0.33",
+        "Potentially invalid KV blocks",
+        r"Potentially invalid KV blocks for unrecognized request",
+        "ERROR 11-19 10:12:21 [nixl_connector.py:1068] Potentially invalid KV blocks for unrecognized request"
+        " chatcmpl-1"
+        " were retrieved by a decode worker. They may have expired.",
+    ),
+    LogPattern(
+        "transfer_failed",
+        "vllm",
+        "0.9 to 0.33",
+        "fail",
+        r"(?:NIXL transfer (?:setup )?failed|KV (?:cache )?(?:transfer|load) fail(?:ed|ure)"
+        r"|Failed to (?:transfer|receive|load)"
+        r" KV|Mooncake transfer (?:engine )?(?:returned |failed))",
+        "ERROR 11-19 10:12:21 [scheduler.py:1600] Failing 1 request(s) due to KV load failure",
+    ),
+    LogPattern(
+        "transfer_failed",
+        "sglang",
+        "0.4.5 to 0.5",
+        "transfer failed for request",
+        r"(?:Prefill|Decode) transfer failed for request",
+        "[2025-09-01 10:00:00 TP0] Decode transfer failed for request rank=0 decode_req.req.rid='1'",
+    ),
+    LogPattern(
+        "transfer_timed_out",
+        "sglang",
+        "0.4.5 to 0.5",
+        "timed out after",
+        r"Request \S{1,80} timed out after (?P<seconds>[\d.]{1,9})s in KVPoll\.(?P<state>\w{1,30})",
+        "[2025-09-01 10:00:00 TP0] Request 17 timed out after 300.0s in KVPoll.WaitingForInput",
+    ),
+    LogPattern(
+        "tier_has_no_candidates",
+        "lmcache",
+        "0.3",
+        "No eviction candidates",
+        r"No eviction candidates found in (?P<tier>[\w ]{1,40}?) backend",
+        "LMCache WARNING: No eviction candidates found in local cpu backend.",
+    ),
+    LogPattern(
+        "tier_state",
+        "lmcache",
+        "0.3",
+        "pinned_count=",
+        r"(?:[\w ]{1,40} backend state: )?total_items=(?P<items>\d{1,9}), pinned_count=(?P<pinned>\d{1,9})",
+        "LMCache WARNING: Local CPU backend state: total_items=18, pinned_count=18, ref_count_distribution={1: 18}.",
+    ),
+    LogPattern(
+        "tier_lookup",
+        "lmcache",
+        "0.2 to 0.3",
+        "LMCache hit tokens",
+        r"Total tokens (?P<tokens>\d{1,12}), LMCache hit tokens: (?P<hits>\d{1,12})",
+        "LMCache INFO: Reqid: cmpl-1, Total tokens 8211, LMCache hit tokens: 0, need to load: 0",
+    ),
+    LogPattern(
+        "tier_stored",
+        "lmcache",
+        "0.2 to 0.3",
+        " out of total ",
+        r"Stored (?P<stored>\d{1,12}) out of total (?P<tokens>\d{1,12}) tokens",
+        "LMCache INFO: Stored 8192 out of total 8192 tokens. size: 1.0000 gb, cost 100.1 ms",
+    ),
+    LogPattern(
+        "tier_allocation_failed",
+        "lmcache",
+        "0.2 to 0.3",
+        "allocate memory",
+        r"(?:Failed to allocate memory|No space to allocate memory|Unable to allocate memory) (?:block|object|obj|for)",
+        "LMCache WARNING: Failed to allocate memory block of size 33554432 because no memory is available",
+    ),
+    LogPattern(
+        "connector_named",
+        "vllm",
+        "0.8 to 0.33",
+        "kv_connector",
+        r"kv_connector['\"]?\s{0,2}[=:]\s{0,2}['\"](?P<connector>\w{1,80})",
+        '--kv-transfer-config \'{"kv_connector":"LMCacheConnectorV1","kv_role":"kv_both"}\'',
+    ),
+)

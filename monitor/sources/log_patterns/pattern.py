@@ -1,0 +1,97 @@
+"""A class of log lines: which engine writes it, in which releases it was seen, and how it is read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+LineFields = dict[str, int | float | str]
+
+MOST_QUOTED: Final = 160
+GIB_PER_UNIT: Final = {
+    "KiB": 1 / (1 << 20),
+    "MiB": 1 / 1024,
+    "GiB": 1.0,
+    "KB": 1e3 / 2**30,
+    "MB": 1e6 / 2**30,
+    "GB": 1e9 / 2**30,
+}
+
+
+class LogPattern(NamedTuple):
+    """One class. `literal` is in each of its lines and found before the expression is tried. Named groups become
+    fields; `fields`, if given, makes them of the match instead.
+    """
+
+    name: str
+    engine: str
+    releases: str
+    literal: str
+    expression: str
+    sample: str
+    fields: Callable[[re.Match[str]], LineFields] | None = None
+
+
+class MatchedLine(NamedTuple):
+    """A line of that class, the numbers in it, and the part that matched."""
+
+    name: str
+    fields: LineFields
+    quote: str
+    start: int
+    """Where in the line the part begins."""
+
+
+class Prefilter:
+    """All classes, behind one search for their literals."""
+
+    def __init__(self, patterns: Sequence[LogPattern]) -> None:
+        self._compiled = [(pattern, re.compile(pattern.expression, re.ASCII)) for pattern in patterns]
+        literals = sorted({re.escape(pattern.literal) for pattern in patterns}, key=len, reverse=True)
+        self._any = re.compile("|".join(literals))
+
+    def matches(self, text: str, joined: str, spaced: str) -> Iterator[MatchedLine]:
+        """What `text` is, by itself or with the lines that continue it. A match begins in `text`."""
+        whole = (text,) if joined == text else (spaced, joined, text)
+        if not any(self._any.search(variant) for variant in whole):
+            return
+        for pattern, expression in self._compiled:
+            found = [match for variant in whole if (match := _within(pattern, expression, variant, len(text)))]
+            if found:
+                best = max(found, key=_completeness)
+                quote = " ".join(best[0].split())[:MOST_QUOTED]
+                yield MatchedLine(pattern.name, _line_fields(pattern, best), quote, best.start())
+
+
+def _within(pattern: LogPattern, expression: re.Pattern[str], text: str, limit: int) -> re.Match[str] | None:
+    if pattern.literal not in text:
+        return None
+    match = expression.search(text)
+    return match if match is not None and match.start() < limit else None
+
+
+def _completeness(match: re.Match[str]) -> int:
+    return sum(group is not None for group in match.groups())
+
+
+def _line_fields(pattern: LogPattern, match: re.Match[str]) -> LineFields:
+    if pattern.fields is not None:
+        return pattern.fields(match)
+    return {name: number_in(text) for name, text in match.groupdict().items() if text is not None}
+
+
+def number_in(text: str) -> int | float | str:
+    """A number as printed, thousands separators and all; what is none stays text."""
+    digits = text.replace(",", "")
+    for kind in (int, float):
+        try:
+            return kind(digits)
+        except ValueError:
+            continue
+    return text
+
+
+def gib(amount: str, unit: str) -> float:
+    """A size with its unit, in GiB."""
+    return round(float(amount) * GIB_PER_UNIT[unit], 4)
