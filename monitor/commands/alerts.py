@@ -41,7 +41,7 @@ def add(commands: Commands) -> None:
     unsilence.set_defaults(run=_unsilence)
     replay = actions.add_parser("replay", help="send a message of the delivery log again, with its id")
     replay.add_argument("number", type=int, metavar="NUMBER", help="as `list` has it")
-    replay.set_defaults(run=_replay)
+    replay.set_defaults(run=_replay_delivery)
     for action in (shown, test, silence, unsilence, replay):
         action.epilog = f"{exit_codes}; 1 if a test did not arrive" if action is test else exit_codes
         action.add_argument("--url", default="", metavar="URL", help=f"the service (KVSCOPE_URL, else {DEFAULT_URL})")
@@ -76,6 +76,6 @@ def _unsilence(parsed: argparse.Namespace) -> int:
     return NOTHING
 
 
-def _replay(parsed: argparse.Namespace) -> int:
+def _replay_delivery(parsed: argparse.Namespace) -> int:
     _client(parsed).replay(parsed.number)
     return NOTHING

@@ -10,7 +10,7 @@ from rich.console import Console
 from kvscope.monitor.commands.shared_flags import Commands, add_thresholds, print_json
 from kvscope.monitor.detectors.registry import parse_settings
 from kvscope.monitor.detectors.thresholds import Settings
-from kvscope.monitor.doctor.diff_table import table
+from kvscope.monitor.doctor.diff_table import diff_table
 from kvscope.monitor.doctor.report import FINDINGS, NOTHING
 from kvscope.monitor.doctor.time_window import ALWAYS, Span, Window, when
 from kvscope.monitor.errors import BadTarget, CannotTell
@@ -64,12 +64,12 @@ def _window(text: str) -> Window:
 def _run(parsed: argparse.Namespace) -> int:
     settings = parse_settings(parsed.thresholds)
     sides = _sides(parsed.before, parsed.after, parsed.window)
-    before, after = (_measured(target, span, settings) for target, span in sides)
+    before, after = (_measured_window(target, span, settings) for target, span in sides)
     diff = compare(before, after)
     if parsed.format == "json":
         print_json(diff)
     else:
-        table(diff, Console(highlight=False))
+        diff_table(diff, Console(highlight=False))
     return FINDINGS if diff.is_worse else NOTHING
 
 
@@ -100,7 +100,7 @@ def _end_of(target: str) -> int:
         raise CannotTell(str(error)) from error
 
 
-def _measured(target: str, span: Span, settings: Settings) -> WindowStats:
+def _measured_window(target: str, span: Span, settings: Settings) -> WindowStats:
     """That span of the one engine of a recording; what came before is folded in, and not counted."""
     watch = Pipeline(settings)
     engines = watch.fleet.engines

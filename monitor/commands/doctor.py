@@ -74,7 +74,7 @@ def add(commands: Commands) -> None:
 
 def _doctor(parsed: argparse.Namespace) -> int:
     if parsed.watch:
-        return _watch(parsed)
+        return _watch_targets(parsed)
     report = examine(
         parsed.targets or ([] if parsed.prometheus else [default_url()]),
         parse_settings(parsed.thresholds),
@@ -91,7 +91,7 @@ def _doctor(parsed: argparse.Namespace) -> int:
     return report.exit_code(parsed.fail_on)
 
 
-def _watch(parsed: argparse.Namespace) -> int:
+def _watch_targets(parsed: argparse.Namespace) -> int:
     if parsed.since or parsed.until or parsed.prometheus:
         raise ValueError("--watch looks on from now: --since, --until and --prometheus are for what is over")
     if parsed.format not in ("table", "json"):
@@ -118,4 +118,4 @@ def _watch(parsed: argparse.Namespace) -> int:
     return FINDINGS if bar != "never" and any(severity_at_least(f.severity, bar) for f in fired) else NOTHING
 
 
-_RENDERERS = {"table": report_table.table, "short": report_table.short, "markdown": report_table.markdown}
+_RENDERERS = {"table": report_table.report_table, "short": report_table.short, "markdown": report_table.markdown}

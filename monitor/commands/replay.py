@@ -29,7 +29,7 @@ def add(commands: Commands) -> None:
         "--events", default=EVENTS_ENDPOINT, metavar="ENDPOINT", help=f"where to publish ({EVENTS_ENDPOINT})"
     )
     parser.add_argument("--replay", default="", metavar="ENDPOINT", help="where to answer (beside it)")
-    parser.set_defaults(run=_replay)
+    parser.set_defaults(run=_replay_recording)
 
 
 def _speed(text: str) -> float:
@@ -42,7 +42,7 @@ def _speed(text: str) -> float:
     return speed
 
 
-def _replay(parsed: argparse.Namespace) -> int:
+def _replay_recording(parsed: argparse.Namespace) -> int:
     if kind_of(str(parsed.recording)) is not TargetKind.RECORDING:
         raise BadTarget(f"{parsed.recording} is no recording: `monitor record TARGET DIR` makes one")
     try:

@@ -111,7 +111,7 @@ def _csv(answer: SqlAnswer) -> None:
     writer.writerows(["" if value is None else _text(value) for value in row] for row in answer.rows)
 
 
-def _json(answer: SqlAnswer) -> None:
+def _print_sql_json(answer: SqlAnswer) -> None:
     rows = [dict(zip(answer.columns, row, strict=True)) for row in answer.rows]
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(rows, enc_hook=str)).decode() + "\n")
 
@@ -122,4 +122,4 @@ def _text(value: Any) -> str:
     return msgspec.json.encode(value, enc_hook=str).decode() if isinstance(value, (list, dict)) else str(value)
 
 
-_PRINT = {"table": _table, "csv": _csv, "json": _json}
+_PRINT = {"table": _table, "csv": _csv, "json": _print_sql_json}

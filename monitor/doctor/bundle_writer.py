@@ -26,7 +26,7 @@ from kvscope.monitor.errors import CannotTell
 from kvscope.monitor.events.journal import JournalWriter
 from kvscope.monitor.events.wire import MAJOR, MINOR, Batch, ContractError, Frame, Keyframe, encode
 from kvscope.monitor.json_names import encode_answer
-from kvscope.monitor.sources.support_bundle import EVENTS
+from kvscope.monitor.sources.support_bundle import EVENTS_FOLDER
 from kvscope.version import kvscope_version
 
 README: Final = """\
@@ -85,16 +85,16 @@ def make(
         texts = {
             "README.txt": README.format(out=out),
             "report.txt": _as_text(shown),
-            "report.json": _json(shown),
-            "configuration.json": _json({each.engine: each.configuration for each in shown.balances}),
-            "versions.json": _json(_versions()),
+            "report.json": _bundle_json(shown),
+            "configuration.json": _bundle_json({each.engine: each.configuration for each in shown.balances}),
+            "versions.json": _bundle_json(_versions()),
         }
         try:
             with zipfile.ZipFile(file, "x", zipfile.ZIP_DEFLATED) as bundle:
                 for name, text in texts.items():
                     bundle.writestr(name, text)
                 for segment in sorted(directory.iterdir()):
-                    bundle.write(segment, EVENTS + segment.name)
+                    bundle.write(segment, EVENTS_FOLDER + segment.name)
         except OSError as error:
             raise ValueError(f"{file} cannot be written: {error.strerror}; name another file") from error
     return Made(frames, file.stat().st_size, shown)
@@ -120,11 +120,11 @@ def _keep(frames: Iterable[Frame], directory: Path) -> int:
 
 def _as_text(report: Report) -> str:
     out = io.StringIO()
-    report_table.table(report, Console(file=out, width=WIDTH, highlight=False))
+    report_table.report_table(report, Console(file=out, width=WIDTH, highlight=False))
     return out.getvalue()
 
 
-def _json(value: Any) -> str:
+def _bundle_json(value: Any) -> str:
     return msgspec.json.format(encode_answer(value)).decode() + "\n"
 
 

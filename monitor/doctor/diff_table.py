@@ -5,26 +5,26 @@ from __future__ import annotations
 from rich.console import Console
 
 from kvscope.monitor.doctor.report_table import STYLES
-from kvscope.monitor.doctor.terminal import put, wrapped
+from kvscope.monitor.doctor.terminal import put_line, wrapped
 from kvscope.monitor.schema import Diff, FindingRow, MetricRow, WindowStats
 from kvscope.monitor.text import counted, duration, listed, percent
 
 NAME, FIGURE = 34, 16
-CHANGES = {"better": "green", "worse": "bold red"}
+CHANGE_MARKS = {"better": "green", "worse": "bold red"}
 STATUS_WORDS = {"added": "came", "unchanged": "stayed", "removed": "went"}
 
 
-def table(diff: Diff, console: Console) -> None:
+def diff_table(diff: Diff, console: Console) -> None:
     """The two sides, the findings, the figures."""
     for name, stretch in (("BEFORE", diff.before), ("AFTER", diff.after)):
-        put(console, f"{name:<7} {stretch.source}", "bold")
+        put_line(console, f"{name:<7} {stretch.source}", "bold")
         wrapped(console, _which(stretch), " " * 8)
     console.print()
-    put(console, f"FINDINGS  {_tally(diff)}", "bold")
+    put_line(console, f"FINDINGS  {_diff_tally(diff)}", "bold")
     for finding in diff.findings:
-        _finding(finding, console)
+        _diff_finding(finding, console)
     console.print()
-    put(console, f"{'FIGURES':<{NAME}}{'before':>{FIGURE}}{'after':>{FIGURE}}", "bold")
+    put_line(console, f"{'FIGURES':<{NAME}}{'before':>{FIGURE}}{'after':>{FIGURE}}", "bold")
     for row in diff.metrics:
         if row.before is not None or row.after is not None:
             _row(row, console)
@@ -40,12 +40,12 @@ def _which(stretch: WindowStats) -> str:
     return f"{stretch.engine}, {since} to {until} UTC, {duration(stretch.seconds)}"
 
 
-def _tally(diff: Diff) -> str:
+def _diff_tally(diff: Diff) -> str:
     counts = [(word, sum(row.status == status for row in diff.findings)) for status, word in STATUS_WORDS.items()]
     return ", ".join(f"{count} {word}" for word, count in counts if count) or "none on either side"
 
 
-def _finding(row: FindingRow, console: Console) -> None:
+def _diff_finding(row: FindingRow, console: Console) -> None:
     lead = f"  {STATUS_WORDS[row.status]:<7} "
     of = f": {counted(len(row.requests), 'request')}, {listed(row.requests)}" if row.requests else ""
     was = f" ({row.before} before, {row.after} after)" if row.before > 1 or row.after > 1 else ""
@@ -54,11 +54,11 @@ def _finding(row: FindingRow, console: Console) -> None:
 
 
 def _row(row: MetricRow, console: Console) -> None:
-    figures = "".join(f"{_figure(value, row.unit):>{FIGURE}}" for value in (row.before, row.after))
-    put(console, f"  {row.name:<{NAME - 2}}{figures}   {row.change}".rstrip(), CHANGES.get(row.change, ""))
+    figures = "".join(f"{_diff_figure(value, row.unit):>{FIGURE}}" for value in (row.before, row.after))
+    put_line(console, f"  {row.name:<{NAME - 2}}{figures}   {row.change}".rstrip(), CHANGE_MARKS.get(row.change, ""))
 
 
-def _figure(value: float | None, unit: str) -> str:
+def _diff_figure(value: float | None, unit: str) -> str:
     if value is None:
         return "none"
     if unit == "share":

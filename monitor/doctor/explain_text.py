@@ -12,7 +12,7 @@ from kvscope.monitor.analysis.usage_drop import UsageDrop
 from kvscope.monitor.analysis.wait_tree import Wait
 from kvscope.monitor.doctor.event_report import EventReport
 from kvscope.monitor.doctor.memory_report import MemoryReport, Pool
-from kvscope.monitor.doctor.terminal import WIDTH, clock, put, wrapped
+from kvscope.monitor.doctor.terminal import WIDTH, clock, put_line, wrapped
 from kvscope.monitor.queries.window_explanation import drop_in_words
 from kvscope.monitor.schema import BlockDetail, EventHistoryEntry, EventView, PhaseView, RequestDetail
 from kvscope.monitor.text import counted, listed, percent
@@ -23,17 +23,17 @@ QUEUED: Final = ("RECEIVED", "WAITING", "PREEMPTED")
 
 def request(detail: RequestDetail, console: Console) -> None:
     """`monitor explain request`: what it is, and its life."""
-    put(console, f"REQUEST {detail.request.id} on {detail.engine}", "bold")
+    put_line(console, f"REQUEST {detail.request.id} on {detail.engine}", "bold")
     _state(detail, console)
     console.print()
     if detail.waits is not None:
-        put(console, "WAITS FOR (the blocks that would come back, the most first)", "bold")
+        put_line(console, "WAITS FOR (the blocks that would come back, the most first)", "bold")
         _wait(detail.waits, console, "  ", "  ")
         console.print()
-    put(console, "LIFE", "bold")
+    put_line(console, "LIFE", "bold")
     _life(detail.phases, console)
     console.print()
-    put(console, "CONDITIONS", "bold")
+    put_line(console, "CONDITIONS", "bold")
     for condition in detail.conditions:
         holds = "yes" if condition.holds else "no"
         lead = f"  {condition.name:<12} {holds:<3} {clock(condition.since) if condition.since else '-':<9} "
@@ -44,10 +44,10 @@ def request(detail: RequestDetail, console: Console) -> None:
 
 def block(detail: BlockDetail, console: Console) -> None:
     """`monitor explain block`: what it is, why, and its life."""
-    put(console, f"BLOCK {detail.block} on {detail.engine}", "bold")
+    put_line(console, f"BLOCK {detail.block} on {detail.engine}", "bold")
     _held(detail, console)
     console.print()
-    put(console, "BECAUSE", "bold")
+    put_line(console, "BECAUSE", "bold")
     _because(detail, console)
     console.print()
     _story(detail.event_history, console, whole=True)
@@ -56,16 +56,16 @@ def block(detail: BlockDetail, console: Console) -> None:
 def event(told: EventReport, console: Console) -> None:
     """`monitor explain event`: the event, its neighbours, and the pool, the request and the block just after it."""
     one, pool = told.event, told.pool
-    put(console, f"EVENT {one.position} on {told.engine}", "bold")
+    put_line(console, f"EVENT {one.position} on {told.engine}", "bold")
     wrapped(console, f"{clock(one.at, precise=True)} UTC, {_in_words(one)}", "  ")
     console.print()
-    put(console, "AROUND IT", "bold")
+    put_line(console, "AROUND IT", "bold")
     for other in told.around:
         sequence = other.position.partition("/")[2]
         mark = "▸" if other.position == one.position else " "
         wrapped(console, _in_words(other), f"{mark} {sequence:<9} {clock(other.at, precise=True):<12}  ")
     console.print()
-    put(console, "JUST AFTER IT", "bold")
+    put_line(console, "JUST AFTER IT", "bold")
     wrapped(console, f"{_count(pool.running)} running, {_count(pool.waiting)} waiting", f"  {'queues':<8}")
     if (balance := pool.balance) is not None:
         used = balance.running + balance.waiting + balance.finished + balance.unaccounted
@@ -84,27 +84,27 @@ def event(told: EventReport, console: Console) -> None:
         wrapped(console, f"{counted(used, 'block')} in use{by}, {free}", f"  {'pool':<8}")
     if told.request is not None:
         console.print()
-        put(console, f"  REQUEST {told.request.request.id}", "bold")
+        put_line(console, f"  REQUEST {told.request.request.id}", "bold")
         _state(told.request, console)
     if told.block is not None:
         console.print()
         of_several = f", the first of {one.block_count:,}" if one.block_count > 1 else ""
-        put(console, f"  BLOCK {told.block.block}{of_several}", "bold")
+        put_line(console, f"  BLOCK {told.block.block}{of_several}", "bold")
         _held(told.block, console)
         _because(told.block, console)
 
 
 def drop(told: UsageDrop, console: Console) -> None:
     """`monitor explain drop`: what became free and why, who was preempted for whom, and what the steps did."""
-    put(console, f"DROP on {told.engine}", "bold")
+    put_line(console, f"DROP on {told.engine}", "bold")
     wrapped(console, f"{clock(told.since, precise=True)} to {clock(told.until, precise=True)} UTC", "  ")
     if not told.is_complete:
         wrapped(console, "Events of this window, or from before it, are no longer kept.", "  ! ", "bold yellow")
     console.print()
     wrapped(console, drop_in_words(told), "  ")
     console.print()
-    put(console, "BLOCKS", "bold")
-    put(console, _sum_line("used before", told.used_before, told.usable))
+    put_line(console, "BLOCKS", "bold")
+    put_line(console, _sum_line("used before", told.used_before, told.usable))
     for freed in told.freed:
         left = (
             f", {counted(freed.references_released, 'reference')} left shared blocks"
@@ -114,32 +114,32 @@ def drop(told: UsageDrop, console: Console) -> None:
         wrapped(console, f"{listed(freed.requests)}{left}", f"  - {freed.reason:<18}{freed.blocks:>10,}  by ")
     if told.allocated:
         wrapped(console, listed(told.allocated_to), f"  + {'taken':<18}{told.allocated:>10,}  by ")
-    put(console, _sum_line("used after", told.used_after, told.usable))
+    put_line(console, _sum_line("used after", told.used_after, told.usable))
     if told.unexplained_blocks:
         wrapped(console, f"The sum is off by {told.unexplained_blocks:,} blocks: events were lost.", "  ! ", "bold red")
     console.print()
-    put(console, "REQUESTS", "bold")
+    put_line(console, "REQUESTS", "bold")
     for name, before, after in (
         ("running", told.running_before, told.running_after),
         ("waiting", told.waiting_before, told.waiting_after),
     ):
-        put(console, f"  {name:<20}{_figure(before)} → {_figure(after).strip()}")
+        put_line(console, f"  {name:<20}{_shown_figure(before)} → {_shown_figure(after).strip()}")
     for name, count in (
         ("admitted", told.admitted),
         ("finished", told.finished),
         ("preempted", told.preemptions),
         ("allocations failed", told.allocation_failures),
     ):
-        put(console, f"  {name:<20}{count:>10,}")
+        put_line(console, f"  {name:<20}{count:>10,}")
     for one in told.preempted[:MOST_PREEMPTED]:
         to = f" for {one.beneficiary}" if one.beneficiary not in ("", one.victim) else ""
         lost = f"{counted(one.blocks, 'block')}, {counted(one.tokens_lost, 'token')} to compute again"
         wrapped(console, f"{one.victim}{to} ({one.reason}): {lost}", "    ")
     if told.preemptions > MOST_PREEMPTED:
-        put(console, f"    and {told.preemptions - MOST_PREEMPTED:,} more")
+        put_line(console, f"    and {told.preemptions - MOST_PREEMPTED:,} more")
     console.print()
-    put(console, "STEPS", "bold")
-    put(console, f"  {'':<20}{'before':>10}{'in it':>10}", "dim")
+    put_line(console, "STEPS", "bold")
+    put_line(console, f"  {'':<20}{'before':>10}{'in it':>10}", "dim")
     work, earlier = told.work, told.work_before
     rows: list[tuple[str, float, float]] = [
         ("seconds", work.seconds, earlier.seconds),
@@ -151,35 +151,35 @@ def drop(told: UsageDrop, console: Console) -> None:
     limits = sorted(earlier.limits.keys() | work.limits.keys())
     rows += [(f"bound by {limit}", work.limits.get(limit, 0), earlier.limits.get(limit, 0)) for limit in limits]
     for name, figure, then in rows:
-        put(console, f"  {name:<20}{then:>10,}{figure:>10,}")
+        put_line(console, f"  {name:<20}{then:>10,}{figure:>10,}")
 
 
 def memory(report: MemoryReport, console: Console) -> None:
     """`monitor explain memory`: the bill, what it leaves for KV, and how large the pool is."""
-    put(console, f"MEMORY  {report.source}", "bold")
+    put_line(console, f"MEMORY  {report.source}", "bold")
     for engine, figures in report.engines.items():
-        put(console, f"  {engine}")
+        put_line(console, f"  {engine}")
         device = report.devices[engine]
         for name, size in device.items():
-            put(console, f"    {name:<24} {_gib(size)}")
+            put_line(console, f"    {name:<24} {_gib(size)}")
         if device:
-            put(console, f"    {'device in all':<24} {_gib(sum(device.values()))}", "bold")
-        put(console, "  as the engine measured it", "dim")
+            put_line(console, f"    {'device in all':<24} {_gib(sum(device.values()))}", "bold")
+        put_line(console, "  as the engine measured it", "dim")
         for name, size in figures.items():
-            put(console, f"    {name.replace('_', ' '):<24} {_gib(size)}")
+            put_line(console, f"    {name.replace('_', ' '):<24} {_gib(size)}")
         console.print()
         _why_it_does_not_fall(report.pools[engine], console)
     for name, size in report.parts.items():
-        put(console, f"  {name:<24} {_gib(size)}", "bold red" if size < 0 else "")
+        put_line(console, f"  {name:<24} {_gib(size)}", "bold red" if size < 0 else "")
     if report.breakdown is not None:
-        put(console, f"  {'device in all':<24} {_gib(report.breakdown.device_total)}", "bold")
-        put(console, f"  {'requested of it':<24} {_gib(report.breakdown.requested)}")
+        put_line(console, f"  {'device in all':<24} {_gib(report.breakdown.device_total)}", "bold")
+        put_line(console, f"  {'requested of it':<24} {_gib(report.breakdown.requested)}")
     if report.over_requested_bytes is not None and report.over_requested_bytes > 0:
         over = f"The engine, its KV included, takes {_gib(report.over_requested_bytes).strip()} more than it was given."
         wrapped(console, over, "  ! ", "bold red")
     if report.suggestions is not None:
         console.print()
-        put(console, "SUGGESTIONS", "bold")
+        put_line(console, "SUGGESTIONS", "bold")
         for name, words in (
             ("fit_requested", "to fit into the requested share"),
             ("use_all", "to use all of the device"),
@@ -188,14 +188,14 @@ def memory(report: MemoryReport, console: Console) -> None:
             short: int = getattr(report.suggestions, f"{name}_short_by_bytes")
             said = report.printed_suggestions.get(f"{name}_bytes")
             advice = f"cannot be met: {_gib(short).strip()} are missing" if short else f"--kv-cache-memory={advised}"
-            put(console, f"  {words:<32} {advice}")
+            put_line(console, f"  {words:<32} {advice}")
             if said is not None:
-                put(console, f"  {'':<32} (the engine's own: {said})")
+                put_line(console, f"  {'':<32} (the engine's own: {said})")
     if report.sizing:
         console.print()
-        put(console, "POOL", "bold")
+        put_line(console, "POOL", "bold")
         for fact, value in report.sizing.items():
-            put(console, f"  {fact:<24} {value:,}" if isinstance(value, int) else f"  {fact:<24} {value}")
+            put_line(console, f"  {fact:<24} {value:,}" if isinstance(value, int) else f"  {fact:<24} {value}")
     if report.breakdown is not None and report.breakdown.kv_cache is not None:
         console.print()
         _why_it_does_not_fall(Pool(report.breakdown.kv_cache, 0, 0, None), console)
@@ -243,7 +243,7 @@ def _count(number: int | None) -> str:
 
 def _why_it_does_not_fall(pool: Pool, console: Console) -> None:
     """The question that everybody asks of the process's memory."""
-    put(console, "WHY THE PROCESS'S MEMORY DOES NOT FALL", "bold")
+    put_line(console, "WHY THE PROCESS'S MEMORY DOES NOT FALL", "bold")
     size = f" of {_gib(pool.bytes).strip()}" if pool.bytes is not None else ""
     blocks = f", {pool.usable_blocks:,} blocks of {pool.block_size} tokens," if pool.usable_blocks else ""
     wrapped(
@@ -271,7 +271,7 @@ def _wait(wait: Wait, console: Console, lead: str, below: str) -> None:
     rest = "│ " if wait.waits_for else "  "
     lines = textwrap.wrap(come_back + wait.text, WIDTH - len(lead) - 2, break_long_words=False, break_on_hyphens=False)
     for index, line in enumerate(lines):
-        put(console, f"{lead}{line}" if index == 0 else f"{below}{rest}{line}")
+        put_line(console, f"{lead}{line}" if index == 0 else f"{below}{rest}{line}")
     for index, cause in enumerate(wait.waits_for):
         last = index == len(wait.waits_for) - 1
         _wait(cause, console, f"{below}{'└ ' if last else '├ '}", f"{below}{'  ' if last else '│ '}")
@@ -280,18 +280,18 @@ def _wait(wait: Wait, console: Console, lead: str, below: str) -> None:
 def _life(life: Sequence[PhaseView], console: Console) -> None:
     """A line for each phase; a reason that is long stands on a line of its own."""
     if not life:
-        put(console, "  No event about it is kept.")
+        put_line(console, "  No event about it is kept.")
         return
-    put(console, f"  {'since':<12} {'state, reason':<30}{'for':>9}{'blocks':>7}{'tokens':>8}  cost", "dim")
+    put_line(console, f"  {'since':<12} {'state, reason':<30}{'for':>9}{'blocks':>7}{'tokens':>8}  cost", "dim")
     for phase in life:
         name = f"{phase.state} {phase.reason}".strip().replace("PREEMPTED PREEMPTED", "PREEMPTED")
         lead = f"  {clock(phase.since, precise=True):<12} "
         if len(name) > 30:
-            put(console, f"{lead}{name}")
+            put_line(console, f"{lead}{name}")
             lead, name = " " * len(lead), ""
         tokens = phase.computed_tokens
         line = f"{lead}{name:<30}{phase.for_s:>8.2f}s{phase.blocks:>7,}{tokens:>8,}  {_cost(phase)}"
-        put(console, line.rstrip())
+        put_line(console, line.rstrip())
 
 
 def _cost(phase: PhaseView) -> str:
@@ -301,19 +301,19 @@ def _cost(phase: PhaseView) -> str:
 
 
 def _story(story: Sequence[EventHistoryEntry], console: Console, whole: bool) -> None:
-    put(console, "STORY" if whole else "STORY (its beginning is no longer kept)", "bold")
+    put_line(console, "STORY" if whole else "STORY (its beginning is no longer kept)", "bold")
     if not story:
-        put(console, "  No event about it is kept.")
+        put_line(console, "  No event about it is kept.")
     for line in story:
         wrapped(console, line.text, f"  {clock(line.at, precise=True):<13} ")
 
 
 def _sum_line(name: str, blocks: int | None, usable: int) -> str:
     share = f"{percent(blocks / usable):>9}" if blocks is not None and usable else ""
-    return f"  {name:<20}{_figure(blocks)}{share}"
+    return f"  {name:<20}{_shown_figure(blocks)}{share}"
 
 
-def _figure(count: int | None) -> str:
+def _shown_figure(count: int | None) -> str:
     return f"{'not said' if count is None else f'{count:,}':>10}"
 
 

@@ -39,7 +39,7 @@ class Changes:
             told = self._told.get(id_)
             if told is None:
                 changes.append(Change(at, "fires", finding))
-            elif finding.verdict != told.verdict or _size(finding) >= GROWS_BY * max(_size(told), 1):
+            elif finding.verdict != told.verdict or _finding_size(finding) >= GROWS_BY * max(_finding_size(told), 1):
                 changes.append(Change(at, "grows", finding))
             else:
                 continue
@@ -57,5 +57,5 @@ class Changes:
         return list(self._told.values())
 
 
-def _size(finding: FindingReport) -> int:
+def _finding_size(finding: FindingReport) -> int:
     return max(len(finding.culprits.requests), len(finding.culprits.blocks))

@@ -26,7 +26,7 @@ from kvscope.monitor.sources.log_file import read_log
 from kvscope.monitor.sources.memory_log import MEMORY_FACTS
 from kvscope.monitor.sources.targets import TargetKind, kind_of
 
-SIZING = (
+SIZING_CODES = (
     "kv_cache_size_tokens",
     "max_concurrency",
     "max_model_len",
@@ -96,7 +96,7 @@ def bill_in_log(path: str) -> MemoryReport:
     _, records = read_log(Path(path))
     facts = [record for record in records if isinstance(record, Fact)]
     values = {fact.name: fact.value for fact in facts}
-    report = MemoryReport(source=path, sizing={name: values[name] for name in SIZING if name in values})
+    report = MemoryReport(source=path, sizing={name: values[name] for name in SIZING_CODES if name in values})
     try:
         bill, notes = bill_of(facts)
     except NoBill as error:

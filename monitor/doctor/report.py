@@ -137,10 +137,10 @@ def _reported(observation: Observation) -> tuple[TargetReport, list[BalanceRepor
     target = TargetReport(
         observation.target, observation.kind, "ok", "", observation.notes, [engine.engine for engine in engines]
     )
-    return target, [_balance(observation.target, engine) for engine in engines], findings
+    return target, [_balance_report(observation.target, engine) for engine in engines], findings
 
 
-def _balance(target: str, engine: EngineView) -> BalanceReport:
+def _balance_report(target: str, engine: EngineView) -> BalanceReport:
     balance = engine.balance
     return BalanceReport(
         target=target,

@@ -11,54 +11,54 @@ from kvscope.monitor.detectors.judgement import SEVERITIES, Evidence
 from kvscope.monitor.doctor.event_report import POSITION
 from kvscope.monitor.doctor.finding_changes import Change
 from kvscope.monitor.doctor.report import BalanceReport, Report, TargetReport
-from kvscope.monitor.doctor.terminal import clock, put, wrapped
+from kvscope.monitor.doctor.terminal import clock, put_line, wrapped
 from kvscope.monitor.findings import FindingReport
 from kvscope.monitor.sources.targets import TargetKind
 from kvscope.monitor.text import counted, listed, percent
 
 SIGNS = {"info": "·", "warning": "‼", "error": "×", "critical": "×"}
 STYLES = {"info": "dim", "warning": "yellow", "error": "red", "critical": "bold red"}
-HOLDERS = ("running", "waiting", "finished", "cached_idle", "free", "reserved", "unaccounted")
+REPORT_HOLDERS = ("running", "waiting", "finished", "cached_idle", "free", "reserved", "unaccounted")
 LABELS = {"cached_idle": "cached-idle", "unaccounted": "UNACCOUNTED", "finished": "finished, held"}
-BAR = 34
+REPORT_BAR = 34
 HAVE_A_PAST = (TargetKind.RECORDING, TargetKind.BUNDLE, TargetKind.SERVICE)
 NOT_EXPOSED = "not exposed"
 
 
-def table(report: Report, console: Console) -> None:
+def report_table(report: Report, console: Console) -> None:
     """Everything, in 80 columns."""
     for target in report.targets:
         if target.status != "ok":
-            put(console, f"? {target.target}", "bold")
+            put_line(console, f"? {target.target}", "bold")
             wrapped(console, target.error, "  ")
             console.print()
         for balance in report.balances:
             if balance.target == target.target:
-                _balance(balance, target, console)
+                _balance_lines(balance, target, console)
         for note in target.notes:
             wrapped(console, f"Note: {note}.", "  ")
             console.print()
-    put(console, f"FINDINGS  {_tally(report.findings)}", "bold")
+    put_line(console, f"FINDINGS  {_report_tally(report.findings)}", "bold")
     console.print()
     for finding in report.findings:
-        _finding(finding, _look(report, finding), _runbook(report, finding), console)
+        _report_finding(finding, _look(report, finding), _runbook(report, finding), console)
     if not report.findings:
         looked = [target for target in report.targets if target.status == "ok"]
         seen = "Nothing is wrong as far as can be seen." if looked else "Nothing could be looked at."
-        put(console, f"  {seen}")
+        put_line(console, f"  {seen}")
 
 
 def short(report: Report, console: Console) -> None:
     """One line for each target that could not be looked at, and for each finding."""
     for target in report.targets:
         if target.status != "ok":
-            put(console, f"{target.status} {target.target}: {target.error}")
+            put_line(console, f"{target.status} {target.target}: {target.error}")
     for balance in report.balances:
         if balance.faults:
-            put(console, f"note {balance.engine}: {_faults(balance)}")
+            put_line(console, f"note {balance.engine}: {_faults(balance)}")
     for finding in report.findings:
         culprits = _culprits(finding)
-        put(
+        put_line(
             console,
             f"{finding.severity} {finding.verdict} {finding.code} {finding.engine}"
             f"{' [' + culprits + ']' if culprits else ''}: {_first_sentence(finding.explanation)}",
@@ -78,9 +78,9 @@ def markdown(report: Report, console: Console) -> None:
             out += [f"**{_faults(balance)}**", ""]
         if balance.total is not None:
             out += ["| holder | blocks |", "|---|---:|"]
-            out += [f"| {LABELS.get(h, h)} | {getattr(balance, h):,} |" for h in HOLDERS]
+            out += [f"| {LABELS.get(h, h)} | {getattr(balance, h):,} |" for h in REPORT_HOLDERS]
             out += [f"| **total** | {balance.total:,} |", ""]
-    out += ["## Findings", "", _tally(report.findings), ""]
+    out += ["## Findings", "", _report_tally(report.findings), ""]
     for finding in report.findings:
         out += [f"### {finding.severity}: {finding.code} ({finding.verdict})", "", finding.explanation, ""]
         if culprits := _culprits(finding):
@@ -95,7 +95,7 @@ def markdown(report: Report, console: Console) -> None:
             out += [f"- To be sure: {finding.missing}"]
         out += [f"- Runbook: {' or '.join(f'`{text}`' for text in _runbook(report, finding))}", ""]
     for line in out:
-        put(console, line)
+        put_line(console, line)
 
 
 def change(told: Change, console: Console) -> None:
@@ -113,8 +113,8 @@ def change(told: Change, console: Console) -> None:
 # -------------------------------------------------------------------- parts
 
 
-def _balance(balance: BalanceReport, target: TargetReport, console: Console) -> None:
-    put(console, f"ENGINE {balance.engine}", "bold")
+def _balance_lines(balance: BalanceReport, target: TargetReport, console: Console) -> None:
+    put_line(console, f"ENGINE {balance.engine}", "bold")
     wrapped(console, f"{target.kind} {balance.target}", "  ")
     wrapped(console, _headline(balance), "  ")
     if balance.faults:
@@ -124,19 +124,19 @@ def _balance(balance: BalanceReport, target: TargetReport, console: Console) -> 
     console.print()
     if balance.total is None:
         usage = NOT_EXPOSED if balance.usage is None else percent(balance.usage)
-        put(console, f"  usage           {usage}")
+        put_line(console, f"  usage           {usage}")
         wrapped(console, "which request holds which block is not exposed by this target", "  by holder       ")
         console.print()
         return
-    for holder in HOLDERS:
+    for holder in REPORT_HOLDERS:
         count = getattr(balance, holder)
         style = "bold red" if holder == "unaccounted" and count else ""
         label = LABELS.get(holder, holder)
         figures = (
             f"{count:>10,}  {_share(count, balance.total - (balance.reserved or 0)) if holder != 'reserved' else ''}"
         )
-        put(console, f"  {label:<15} {_bar(count, balance.total)} {figures}".rstrip(), style)
-    put(console, f"  {'total':<15} {'':<{BAR}} {balance.total:>10,}")
+        put_line(console, f"  {label:<15} {_report_bar(count, balance.total)} {figures}".rstrip(), style)
+    put_line(console, f"  {'total':<15} {'':<{REPORT_BAR}} {balance.total:>10,}")
     if balance.unexplained_references:
         extra = counted(balance.unexplained_references, "reference")
         wrapped(console, f"{extra} explained by no living request and no announced deferral", "  ! ", "bold red")
@@ -162,10 +162,10 @@ def _headline(balance: BalanceReport) -> str:
     return " · ".join(parts)
 
 
-def _finding(finding: FindingReport, look: str, runbook: list[str], console: Console) -> None:
+def _report_finding(finding: FindingReport, look: str, runbook: list[str], console: Console) -> None:
     resolved = f", resolved {clock(finding.resolved_at)}" if finding.resolved_at else ""
     head = f"{SIGNS[finding.severity]} {finding.severity}  {finding.code}  {finding.verdict}{resolved}"
-    put(console, head, STYLES[finding.severity])
+    put_line(console, head, STYLES[finding.severity])
     wrapped(console, finding.explanation, "  ")
     rows: list[tuple[str, Iterable[str]]] = [
         ("Engine", [finding.engine]),
@@ -251,7 +251,7 @@ def _since(finding: FindingReport) -> str:
     return f"{finding.position} (no time is known)"
 
 
-def _tally(findings: Sequence[FindingReport]) -> str:
+def _report_tally(findings: Sequence[FindingReport]) -> str:
     counts = Counter(finding.severity for finding in findings)
     return ", ".join(f"{counts[s]} {s}" for s in reversed(SEVERITIES) if counts[s]) or "none"
 
@@ -260,9 +260,9 @@ def _first_sentence(text: str) -> str:
     return text.split(". ")[0].rstrip(".") + "."
 
 
-def _bar(count: int, total: int) -> str:
-    length = round(BAR * count / total)
-    return ("█" * max(length, 1 if count else 0)).ljust(BAR)
+def _report_bar(count: int, total: int) -> str:
+    length = round(REPORT_BAR * count / total)
+    return ("█" * max(length, 1 if count else 0)).ljust(REPORT_BAR)
 
 
 def _share(count: int, total: int) -> str:

@@ -15,10 +15,10 @@ def wrapped(console: Console, text: str, lead: str, style: str = "") -> None:
     """A paragraph that hangs under its first word, with `lead` before that."""
     lines = textwrap.wrap(text, WIDTH - len(lead), break_long_words=False, break_on_hyphens=False) or [""]
     for index, line in enumerate(lines):
-        put(console, (lead if index == 0 else " " * len(lead)) + line, style)
+        put_line(console, (lead if index == 0 else " " * len(lead)) + line, style)
 
 
-def put(console: Console, text: str, style: str = "") -> None:
+def put_line(console: Console, text: str, style: str = "") -> None:
     """One line, as it is."""
     console.print(Text(text, style=style), soft_wrap=True)
 

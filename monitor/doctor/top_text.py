@@ -14,8 +14,8 @@ from kvscope.monitor.findings import FindingReport
 from kvscope.monitor.schema import EngineView, RequestView
 from kvscope.monitor.text import counted, duration, percent
 
-BAR: Final = 60
-HOLDERS: Final = (
+TOP_BAR: Final = 60
+TOP_HOLDERS: Final = (
     ("running", "█", "green"),
     ("waiting", "▒", "yellow"),
     ("finished", "▓", "magenta"),
@@ -43,7 +43,7 @@ def engines(views: Sequence[EngineView], chosen: str) -> Text:
         mark = "▸" if view.engine == chosen else " "
         out.append(f"{mark} {view.engine}\n", "bold" if view.engine == chosen else "")
         out.append(f"  {_doing(view)}\n")
-        out.append_text(_bar(view))
+        out.append_text(_top_bar(view))
         out.append("\n")
     out.append(LEGEND, "dim")
     return out
@@ -56,17 +56,17 @@ def _doing(view: EngineView) -> str:
     return f"{view.status}, {running} running, {waiting} waiting{rate}; findings: {found or 'none'}"
 
 
-def _bar(view: EngineView) -> Text:
+def _top_bar(view: EngineView) -> Text:
     bar = Text("  ")
     balance = view.balance
     if balance is None:
         return bar.append("who holds what is not exposed")
     usable = balance.total - balance.reserved
-    for holder, sign, style in HOLDERS:
+    for holder, sign, style in TOP_HOLDERS:
         count = getattr(balance, holder)
         if count and usable:
-            bar.append(sign * max(1, round(BAR * count / usable)), style)
-    bar.truncate(BAR + 2)
+            bar.append(sign * max(1, round(TOP_BAR * count / usable)), style)
+    bar.truncate(TOP_BAR + 2)
     return bar.append(f"  {percent(view.usage)} in use" if view.usage is not None else "")
 
 
@@ -81,7 +81,7 @@ def row(view: RequestView) -> list[str]:
         f"{view.computed_tokens:,}/{view.prompt_tokens:,}",
         f"{view.output_tokens:,}",
     )
-    return [_cut(cell, width - 1) for cell, (_, width) in zip(cells, COLUMNS, strict=True)]
+    return [_cut_to_width(cell, width - 1) for cell, (_, width) in zip(cells, COLUMNS, strict=True)]
 
 
 def findings(reports: Sequence[FindingReport], engine: str) -> Text:
@@ -100,5 +100,5 @@ def findings(reports: Sequence[FindingReport], engine: str) -> Text:
     return out
 
 
-def _cut(text: str, width: int) -> str:
+def _cut_to_width(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"

@@ -36,21 +36,21 @@ from kvscope.monitor.sources.memory_log import MEMORY_FACTS, memory_facts
 from kvscope.monitor.sources.pasted_lines import PastedLine, pasted_lines
 from kvscope.monitor.sources.text_events import DescribedState, TextEvent, TextEvents
 
-NUMBER: Final = r"-?\d{1,15}(?:\.\d{1,15})?"
+NUM: Final = r"-?\d{1,15}(?:\.\d{1,15})?"
 COUNT: Final = r"\d{1,15}"
 
 STATS: Final = re.compile(
     r"(?:Engine (?P<rank>\d{1,4}): |(?P<several>\d{1,4}) Engines Aggregated: )?"
-    rf"Avg prompt throughput: (?P<prompt>{NUMBER}) tokens/s, Avg generation throughput: (?P<generation>{NUMBER})"
+    rf"Avg prompt throughput: (?P<prompt>{NUM}) tokens/s, Avg generation throughput: (?P<generation>{NUM})"
     rf" tokens/s, Running: (?P<running>{COUNT}) reqs,"
     rf" (?:Waiting: (?P<waiting>{COUNT}) reqs|Swapped: (?P<swapped>{COUNT}) reqs, Pending: (?P<pending>{COUNT}) reqs)"
     r"(?P<rest>(?:(?!Engine \d|\d Engines|Avg prompt).)*)",
     re.ASCII,
 )
-USAGE: Final = re.compile(rf"KV cache usage: ({NUMBER})%", re.ASCII)
+USAGE: Final = re.compile(rf"KV cache usage: ({NUM})%", re.ASCII)
 DEFERRED: Final = re.compile(rf", Deferred: ({COUNT}) reqs", re.ASCII)
-HIT_RATE: Final = re.compile(rf", Prefix cache hit rate: ({NUMBER})%", re.ASCII)
-PREEMPTED: Final = re.compile(rf"total_num_cumulative_preemption=({COUNT})\b", re.ASCII)
+HIT_RATE: Final = re.compile(rf", Prefix cache hit rate: ({NUM})%", re.ASCII)
+PREEMPTION_LINE: Final = re.compile(rf"total_num_cumulative_preemption=({COUNT})\b", re.ASCII)
 ARGS: Final = re.compile(r"non-default args: \{(.*)")
 ARG: Final = re.compile(r"'(\w{1,80})': (?:\[?'([^']*)'\]?|(-?[\d.]+|True|False))(?=[,}])")
 PROCESS: Final = re.compile(r"\(\w{1,40}?_DP(\d{1,4})(?:_\w{1,40})? pid=", re.ASCII)
@@ -62,23 +62,23 @@ LINES_OF_HEAD: Final = 2_000
 MESSAGE_KEYS: Final = ("message", "msg", "body", "event", "log")
 """Where JSON has the text: usual loggers, vLLM's and OpenTelemetry's, structlog, Docker."""
 
-FACTS: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
+LOG_FACTS: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
     ("version", re.compile(r"(?:LLM engine \(v|vLLM API server version |█ {1,9}version )(\d+\.\d+\.\d+[\w.+]*)")),
     ("kv_cache_size_tokens", re.compile(r"KV cache size: ([\d,]{1,20}) tokens")),
     ("max_concurrency_tokens", re.compile(r"Maximum concurrency for ([\d,]{1,20}) tokens per request: [\d.]+x")),
-    ("max_concurrency", re.compile(rf"Maximum concurrency for [\d,]{{1,20}} tokens per request: ({NUMBER})x")),
+    ("max_concurrency", re.compile(rf"Maximum concurrency for [\d,]{{1,20}} tokens per request: ({NUM})x")),
     ("num_gpu_blocks", re.compile(rf"# (?:GPU|cuda|CUDA) blocks: ({COUNT}), # CPU blocks: \d")),
     ("num_gpu_blocks_override", re.compile(rf"Overriding num_gpu_blocks=\d+ with num_gpu_blocks_override=({COUNT})")),
-    ("available_kv_cache_gib", re.compile(rf"Available KV cache memory: ({NUMBER}) GiB")),
+    ("available_kv_cache_gib", re.compile(rf"Available KV cache memory: ({NUM}) GiB")),
     (
         "blocks_not_freed",
         re.compile(rf"Failed to reset prefix cache because some blocks \(({COUNT})\) are not freed yet"),
     ),
     ("kv_connector", re.compile(r"Creating v1 connector with name: (\w{1,80})")),
 )
-OURS: Final = {name for name, _ in FACTS + MEMORY_FACTS}
+OURS: Final = {name for name, _ in LOG_FACTS + MEMORY_FACTS}
 """An argument that happens to have one of these names is no figure of ours unless it is one."""
-TOLD_BY: Final = ("version", "engine (v", "tokens", "blocks", "Available KV", "prefix cache", "connector")
+FACT_SIGNS: Final = ("version", "engine (v", "tokens", "blocks", "Available KV", "prefix cache", "connector")
 """Few lines of a log have any of these, and every fact above has one."""
 
 
@@ -167,18 +167,18 @@ class Log:
 
     def _facts(self, text: str) -> Iterator[tuple[str, int | float | str]]:
         if (found := ARGS.search(text)) is not None:
-            arguments = {name: quoted or _value(plain) for name, quoted, plain in ARG.findall(found[1])}
+            arguments = {name: quoted or _log_value(plain) for name, quoted, plain in ARG.findall(found[1])}
             self._args.update(arguments)
             for name, value in arguments.items():
                 if name not in OURS or not isinstance(value, str):
                     yield name, value
             return
-        if (found := PREEMPTED.search(text)) is not None:
+        if (found := PREEMPTION_LINE.search(text)) is not None:
             self._preemptions = int(found[1])
-        if any(sign in text for sign in TOLD_BY):
-            for name, pattern in FACTS:
+        if any(sign in text for sign in FACT_SIGNS):
+            for name, pattern in LOG_FACTS:
                 if (found := pattern.search(text)) is not None:
-                    yield name, _value(found[1])
+                    yield name, _log_value(found[1])
         yield from memory_facts(text)
 
     def _sample(self, match: re.Match[str], position: str, at_ns: int | None) -> Sample:
@@ -297,7 +297,7 @@ def _message(line: str) -> tuple[str, bool]:
     return line, False
 
 
-def _value(text: str) -> int | float | str:
+def _log_value(text: str) -> int | float | str:
     digits = text.replace(",", "")
     for number in (int, float):
         try:

@@ -75,7 +75,7 @@ COUNTERS: Final = (
 LABELLED: Final = ("deferred", "awake")
 """Fields that are one of their metric's series: the one with a label of that value."""
 CONFIGURATION: Final = "vllm:cache_config_info"
-FACTS: Final[dict[str, str]] = {
+CONFIGURATION_FACTS: Final[dict[str, str]] = {
     "num_gpu_blocks": "num_gpu_blocks",
     "block_size": "block_size",
     "gpu_memory_utilization": "gpu_memory_utilization",
@@ -89,10 +89,10 @@ NONE_KNOWN: Final = (
     "it has no metric of an engine that is known (vllm:num_requests_running, sglang:num_running_reqs). vLLM exposes"
     " none with --disable-log-stats, SGLang only with --enable-metrics"
 )
-Figures = dict[str, float]
+ExposedFigures = dict[str, float]
 
 
-class Engine(NamedTuple):
+class ExposedEngine(NamedTuple):
     """Whose figures they are. `instance` is HOST:PORT, `rank` vLLM's `engine` or SGLang's `dp_rank`."""
 
     model: str
@@ -119,12 +119,14 @@ def address_of(url: str) -> httpx.URL:
     return address
 
 
-def engine_of(labels: Mapping[str, str], instance: str) -> Engine:
+def engine_of(labels: Mapping[str, str], instance: str) -> ExposedEngine:
     """The engine that a series with these labels is of."""
-    return Engine(labels.get("model_name", "engine"), instance, labels.get("engine") or labels.get("dp_rank") or "0")
+    return ExposedEngine(
+        labels.get("model_name", "engine"), instance, labels.get("engine") or labels.get("dp_rank") or "0"
+    )
 
 
-def put(figures: Figures, name: str, labels: Mapping[str, str], value: float) -> None:
+def put_figure(figures: ExposedFigures, name: str, labels: Mapping[str, str], value: float) -> None:
     """Take one series' value in, if it is of a field. A value that is no number was not exposed."""
     field = FIELDS.get(name)
     if field is None or not math.isfinite(value):
@@ -143,25 +145,25 @@ def dialect_of(names: Iterable[str]) -> str:
     return "sglang" if "sglang" in prefixes else "vllm"
 
 
-def facts_of(engine: Engine, position: str, dialect: str, configuration: Mapping[str, str]) -> Iterator[Fact]:
+def facts_of(engine: ExposedEngine, position: str, dialect: str, configuration: Mapping[str, str]) -> Iterator[Fact]:
     """What the engine says of itself; `configuration` are the labels of CONFIGURATION, empty if it has none."""
     yield Fact(str(engine), position, "exposition", dialect)
     yield Fact(str(engine), position, "model", engine.model)
-    for label, name in FACTS.items():
+    for label, name in CONFIGURATION_FACTS.items():
         if (text := configuration.get(label, "None")) not in ("None", ""):
-            yield Fact(str(engine), position, name, _value(text))
+            yield Fact(str(engine), position, name, _label_value(text))
 
 
 class Sampler:
     """Makes samples of one engine's figures, one moment after the other: rates from counters, restarts noticed."""
 
-    def __init__(self, engine: Engine, source: str) -> None:
+    def __init__(self, engine: ExposedEngine, source: str) -> None:
         self.engine = str(engine)
         self.source = source
-        self._before: Figures = {}
+        self._before: ExposedFigures = {}
         self._before_ns = 0
 
-    def sample(self, at_ns: int, position: str, figures: Figures) -> Sample:
+    def sample(self, at_ns: int, position: str, figures: ExposedFigures) -> Sample:
         """The figures as a sample. A counter that was lower than before began again from 0."""
         before = self._before
         restarted = any(figures[name] < before[name] for name in COUNTERS if name in figures and name in before)
@@ -201,7 +203,7 @@ class Sampler:
         return sample
 
 
-def _value(text: str) -> int | float | str:
+def _label_value(text: str) -> int | float | str:
     for number in (int, float):
         try:
             return number(text)

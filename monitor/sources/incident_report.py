@@ -86,7 +86,7 @@ def told_in(lines: Iterable[str]) -> list[Told]:
         if (command := COMMAND.search(line)) is not None:
             flags = dict(FLAG.findall(line[command.end() :]))
             if command["serve"]:
-                told += [Told(number, name, value) for name, value in _arguments(line[command.end() :], flags)]
+                told += [Told(number, name, value) for name, value in _served_arguments(line[command.end() :], flags)]
             else:
                 told += [Told(number, name, value) for name, value in _load(flags)]
             named = [flags[CONCURRENCY_FLAG]] if CONCURRENCY_FLAG in flags else []
@@ -123,7 +123,7 @@ def _joined(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
         yield first, whole
 
 
-def _arguments(rest: str, flags: dict[str, str]) -> Iterator[tuple[str, int | float | str]]:
+def _served_arguments(rest: str, flags: dict[str, str]) -> Iterator[tuple[str, int | float | str]]:
     """What an engine was started with, under the names that it logs them by."""
     words = rest.split()
     if words and not words[0].startswith("-"):

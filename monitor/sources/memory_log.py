@@ -35,75 +35,82 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-NUMBER: Final = r"-?\d{1,12}(?:\.\d{1,12})?"
-GIB: Final = rf"({NUMBER}) ?GiB"
+AMOUNT: Final = r"-?\d{1,12}(?:\.\d{1,12})?"
+GIB_SIZE: Final = rf"({AMOUNT}) ?GiB"
 BYTES: Final = r"-?\d{1,18}"
 
 MEMORY_FACTS: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
     (
         "memory_free_gib",
-        re.compile(rf"(?:Free memory on device \(({NUMBER})/{NUMBER} ?GiB\) on startup|Initial free memory: {GIB};)"),
+        re.compile(
+            rf"(?:Free memory on device \(({AMOUNT})/{AMOUNT} ?GiB\) on startup|Initial free memory: {GIB_SIZE};)"
+        ),
     ),
     (
         "memory_total_gib",
-        re.compile(rf"(?:Free memory on device \({NUMBER}/{GIB}\) on startup|total_gpu_memory \({GIB}\))"),
+        re.compile(rf"(?:Free memory on device \({AMOUNT}/{GIB_SIZE}\) on startup|total_gpu_memory \({GIB_SIZE}\))"),
     ),
     (
         "memory_requested_share",
         re.compile(
-            rf"(?:Desired GPU memory utilization is \(({NUMBER}), |Requested memory: ({NUMBER}) \(util\)"
-            rf"|gpu_memory_utilization \(({NUMBER})\) = )"
+            rf"(?:Desired GPU memory utilization is \(({AMOUNT}), |Requested memory: ({AMOUNT}) \(util\)"
+            rf"|gpu_memory_utilization \(({AMOUNT})\) = )"
         ),
     ),
     (
         "memory_requested_gib",
         re.compile(
-            rf"(?:Desired GPU memory utilization is \({NUMBER}, {GIB}\)|Requested memory: {NUMBER} \(util\), {GIB}"
-            rf"|gpu_memory_utilization \({NUMBER}\) = {GIB})"
+            rf"(?:Desired GPU memory utilization is \({AMOUNT}, {GIB_SIZE}\)"
+            rf"|Requested memory: {AMOUNT} \(util\), {GIB_SIZE}"
+            rf"|gpu_memory_utilization \({AMOUNT}\) = {GIB_SIZE})"
         ),
     ),
-    ("memory_weights_gib", re.compile(rf"(?:{GIB} for weight|model weights take {GIB};|weights memory: {GIB}\.)")),
-    ("memory_consumed_gib", re.compile(rf"{GIB} for consumed memory")),
+    (
+        "memory_weights_gib",
+        re.compile(rf"(?:{GIB_SIZE} for weight|model weights take {GIB_SIZE};|weights memory: {GIB_SIZE}\.)"),
+    ),
+    ("memory_consumed_gib", re.compile(rf"{GIB_SIZE} for consumed memory")),
     (
         "memory_activations_gib",
         re.compile(
-            rf"(?:{GIB} for peak activation|PyTorch activation peak memory takes {GIB};"
-            rf"|torch peak memory increase: {GIB};)"
+            rf"(?:{GIB_SIZE} for peak activation|PyTorch activation peak memory takes {GIB_SIZE};"
+            rf"|torch peak memory increase: {GIB_SIZE};)"
         ),
     ),
     (
         "memory_non_torch_gib",
         re.compile(
-            rf"(?:{GIB} for non-torch memory|non_torch_memory takes {GIB};|non-torch forward increase memory: {GIB};)"
+            rf"(?:{GIB_SIZE} for non-torch memory|non_torch_memory takes {GIB_SIZE};"
+            rf"|non-torch forward increase memory: {GIB_SIZE};)"
         ),
     ),
-    ("memory_graphs_gib", re.compile(rf"{GIB} for (?:CUDA|NPU ?)[Gg]raph memory")),
+    ("memory_graphs_gib", re.compile(rf"{GIB_SIZE} for (?:CUDA|NPU ?)[Gg]raph memory")),
     (
         "memory_graphs_estimated_gib",
-        re.compile(rf"(?:Estimated CUDA graph memory: |\(actual\), ){GIB}(?: total| \(est)"),
+        re.compile(rf"(?:Estimated CUDA graph memory: |\(actual\), ){GIB_SIZE}(?: total| \(est)"),
     ),
     ("memory_graphs_are_reserved", re.compile(r"CUDA graph memory profiling is (enabled)")),
-    ("model_loading_gib", re.compile(rf"(?:Model loading|Loading model weights) took ({NUMBER}) Gi?B\b")),
-    ("graph_capture_gib", re.compile(rf"Graph capturing finished in {NUMBER} secs, took {GIB}")),
+    ("model_loading_gib", re.compile(rf"(?:Model loading|Loading model weights) took ({AMOUNT}) Gi?B\b")),
+    ("graph_capture_gib", re.compile(rf"Graph capturing finished in {AMOUNT} secs, took {GIB_SIZE}")),
     ("suggested_fit_requested_bytes", re.compile(rf"`--kv-cache-memory=({BYTES})`[^`]*? to fit into requested memory")),
     ("suggested_use_all_bytes", re.compile(rf"`--kv-cache-memory=({BYTES})`[^`]*? to fully utilize gpu memory")),
     ("kv_cache_in_use_bytes", re.compile(rf"Current kv cache memory in use is ({BYTES}) bytes")),
-    ("kv_cache_in_use_gib", re.compile(rf"Current kv cache memory in use is {GIB}")),
+    ("kv_cache_in_use_gib", re.compile(rf"Current kv cache memory in use is {GIB_SIZE}")),
     (
         "kv_cache_reserved_gib",
         re.compile(
-            rf"(?:reserved {GIB} memory for KV Cache|Explicitly set \(({NUMBER})/{NUMBER}\) GiB for KV"
-            rf"|memory reserved for KV Cache is {GIB}\.)"
+            rf"(?:reserved {GIB_SIZE} memory for KV Cache|Explicitly set \(({AMOUNT})/{AMOUNT}\) GiB for KV"
+            rf"|memory reserved for KV Cache is {GIB_SIZE}\.)"
         ),
     ),
 )
-TOLD_BY: Final = ("GiB", "weights took", "graph memory profiling")
+MEMORY_SIGNS: Final = ("GiB", "weights took", "graph memory profiling")
 """Few lines of a log have any of these, and all that is looked for has one."""
 
 
 def memory_facts(text: str) -> Iterator[tuple[str, int | float | str]]:
     """Name and figure of each fact in a line."""
-    if not any(sign in text for sign in TOLD_BY):
+    if not any(sign in text for sign in MEMORY_SIGNS):
         return
     for name, pattern in MEMORY_FACTS:
         if (found := pattern.search(text)) is not None:

@@ -19,14 +19,14 @@ from kvscope.monitor.sources.exposition import (
     CONFIGURATION,
     FIELDS,
     NONE_KNOWN,
-    Engine,
-    Figures,
+    ExposedEngine,
+    ExposedFigures,
     Sampler,
     address_of,
     dialect_of,
     engine_of,
     facts_of,
-    put,
+    put_figure,
     shown,
 )
 from kvscope.monitor.sources.source import POLL_WAIT_S, Source, SourceError, SourceStatus
@@ -60,8 +60,8 @@ class MetricsPage(Source):
         self._every_ns = round(every_s * 1e9)
         self._clock = clock
         self._client = bounded_client(timeout_s)
-        self._samplers: dict[Engine, Sampler] = {}
-        self._seen_ns: dict[Engine, int] = {}
+        self._samplers: dict[ExposedEngine, Sampler] = {}
+        self._seen_ns: dict[ExposedEngine, int] = {}
         self.left_out = 0
         """Engines of the last page beyond PAGE_ENGINES."""
         self._next_ns = 0
@@ -145,7 +145,7 @@ class MetricsPage(Source):
         return response.content.decode("utf-8", errors="replace")
 
     def _read(self, text: str, at_ns: int) -> list[Sample | Fact]:
-        figures: dict[Engine, Figures] = {}
+        figures: dict[ExposedEngine, ExposedFigures] = {}
         configurations: dict[str, dict[str, str]] = {}
         names = set()
         try:
@@ -156,7 +156,7 @@ class MetricsPage(Source):
                     if series.name == CONFIGURATION:
                         configurations[engine.rank] = series.labels
                     if series.name in FIELDS:
-                        put(figures.setdefault(engine, {}), series.name, series.labels, series.value)
+                        put_figure(figures.setdefault(engine, {}), series.name, series.labels, series.value)
         except (ValueError, ArithmeticError, LookupError, RecursionError) as error:
             raise BadPage(
                 f"{self.url} is no metrics page that Prometheus could read: {type(error).__name__} in it"

@@ -21,14 +21,14 @@ from kvscope.monitor.sources.exposition import (
     CONFIGURATION,
     FIELDS,
     NONE_KNOWN,
-    Engine,
-    Figures,
+    ExposedEngine,
+    ExposedFigures,
     Sampler,
     address_of,
     dialect_of,
     engine_of,
     facts_of,
-    put,
+    put_figure,
     shown,
 )
 from kvscope.monitor.sources.source import POLL_WAIT_S, Source, SourceError, SourceOptions, SourceStatus
@@ -84,8 +84,8 @@ class PrometheusHistory(Source):
         self._options = options
         self._every_s = options.interval_s or FOLLOW_EVERY_S
         self._since_ns = self._until_ns = 0
-        self._samplers: dict[Engine, Sampler] = {}
-        self._last_ms: dict[Engine, int] = {}
+        self._samplers: dict[ExposedEngine, Sampler] = {}
+        self._last_ms: dict[ExposedEngine, int] = {}
         self._times: list[int] = []
         self._samples = 0
         self._ended = False
@@ -172,8 +172,8 @@ class PrometheusHistory(Source):
 
     def _new_records(self, all_series: list[_StoredSeries]) -> Iterator[tuple[int, Record]]:
         """Yield each with its time, in ns."""
-        moments: dict[Engine, dict[int, Figures]] = {}
-        names: dict[Engine, set[str]] = {}
+        moments: dict[ExposedEngine, dict[int, ExposedFigures]] = {}
+        names: dict[ExposedEngine, set[str]] = {}
         configurations: dict[tuple[str, str], dict[str, str]] = {}
         for series in all_series:
             name = series.metric.pop("__name__", "")
@@ -184,7 +184,7 @@ class PrometheusHistory(Source):
             names.setdefault(engine, set()).add(name)
             for at_s, value in series.values:
                 figures = moments.setdefault(engine, {}).setdefault(round(at_s * 1000), {})
-                put(figures, name, series.metric, float(value))
+                put_figure(figures, name, series.metric, float(value))
         for engine, figures_at in moments.items():
             if not any(figures_at.values()):
                 continue
@@ -196,7 +196,9 @@ class PrometheusHistory(Source):
                     yield began_ns, fact
             yield from self._new_samples(engine, figures_at)
 
-    def _new_samples(self, engine: Engine, figures_at: dict[int, Figures]) -> Iterator[tuple[int, Record]]:
+    def _new_samples(
+        self, engine: ExposedEngine, figures_at: dict[int, ExposedFigures]
+    ) -> Iterator[tuple[int, Record]]:
         for at_ms, figures in sorted(figures_at.items()):
             if figures and at_ms > self._last_ms.get(engine, 0):
                 self._last_ms[engine] = at_ms

@@ -9,7 +9,7 @@ from typing import Final
 from kvscope.monitor.errors import BadTarget
 from kvscope.monitor.events import journal
 
-EVENTS: Final = "events/"
+EVENTS_FOLDER: Final = "events/"
 """The folder in it that is a journal."""
 ZIP: Final = b"PK\x03\x04"
 MOST_BYTES: Final = 8 << 30
@@ -23,7 +23,7 @@ def unpack_events(path: Path, directory: Path) -> None:
     """Write the journal that is in the bundle at `path` into `directory`. Raises NotABundle."""
     try:
         with zipfile.ZipFile(path) as bundle:
-            segments = [each for each in bundle.infolist() if each.filename.startswith(EVENTS)]
+            segments = [each for each in bundle.infolist() if each.filename.startswith(EVENTS_FOLDER)]
             if sum(each.file_size for each in segments) > MOST_BYTES:
                 raise NotABundle(f"{path}: its events are more than {MOST_BYTES >> 30} GiB")
             for each in segments:

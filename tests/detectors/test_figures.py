@@ -10,7 +10,7 @@ import pytest
 from kvscope.monitor.detectors.registry import THRESHOLDS
 from kvscope.monitor.events.samples import Fact, Sample
 from kvscope.monitor.findings import FindingReport
-from kvscope.monitor.sources.exposition import COUNTERS, Engine, Figures, Sampler
+from kvscope.monitor.sources.exposition import COUNTERS, ExposedEngine, ExposedFigures, Sampler
 from tests.detectors.scenes import Observer, value
 from tests.pages import rows, scraped
 
@@ -96,7 +96,7 @@ def test_what_its_own_metrics_hide_is_said() -> None:
 
 def figures(name: str, every_s: float, first: int = 0) -> list[Sample]:
     """The recording's samples without a page."""
-    sampler = Sampler(Engine("tiny", "x:1", "0"), "prometheus")
+    sampler = Sampler(ExposedEngine("tiny", "x:1", "0"), "prometheus")
     return [
         sampler.sample(
             round((1.79e9 + row["t"]) * 1e9),
@@ -175,20 +175,20 @@ def test_an_older_vllm_is_judged_by_what_it_has() -> None:
 
 # -------------------------------------------------------------------- made up
 
-QUIET: Figures = dict.fromkeys((*COUNTERS, "running", "waiting", "deferred", "usage"), 0.0)
+QUIET: ExposedFigures = dict.fromkeys((*COUNTERS, "running", "waiting", "deferred", "usage"), 0.0)
 
 
-def spoken(*moments: Figures, every_s: float = 1.0, again: int = 1) -> list[Sample]:
+def spoken(*moments: ExposedFigures, every_s: float = 1.0, again: int = 1) -> list[Sample]:
     """Samples of these figures, `again` times the last."""
-    sampler = Sampler(Engine("made-up", "x:1", "0"), "metrics")
+    sampler = Sampler(ExposedEngine("made-up", "x:1", "0"), "metrics")
     said = [*moments, *[moments[-1]] * (again - 1)]
     return [sampler.sample(round((1.79e9 + n * every_s) * 1e9), str(n), {**QUIET, **s}) for n, s in enumerate(said)]
 
 
 def test_a_queue_in_front_of_an_empty_pool() -> None:
     grace = round(THRESHOLDS[f"{NEVER_FITS}.figures_grace_s"].value)
-    wedged: Figures = {"waiting": 4, "steps": 50}
-    before: Figures = {"running": 1, "usage": 0.3, "steps": 49}
+    wedged: ExposedFigures = {"waiting": 4, "steps": 50}
+    before: ExposedFigures = {"running": 1, "usage": 0.3, "steps": 49}
     assert judged(spoken(before, wedged, again=grace)).alarms() == [NEVER_FITS]  # not yet
     assert not judged(spoken(before, wedged, again=grace)).firing(NEVER_FITS)
     finding = judged(spoken(before, wedged, again=grace + 1)).only(NEVER_FITS)
@@ -200,7 +200,7 @@ def test_a_queue_in_front_of_an_empty_pool() -> None:
 
 def test_a_queue_is_not_told_from_another_wait_where_that_is_not_exposed() -> None:
     samples = spoken({"waiting": 4}, again=30)
-    sampler = Sampler(Engine("made-up", "x:1", "0"), "metrics")
+    sampler = Sampler(ExposedEngine("made-up", "x:1", "0"), "metrics")
     told_less = {name: value for name, value in QUIET.items() if name != "deferred"} | {"waiting": 4}
     samples = [sampler.sample(sample.at_ns or 0, sample.position, told_less) for sample in samples]
     finding = judged(samples).only(NEVER_FITS)
@@ -210,7 +210,7 @@ def test_a_queue_is_not_told_from_another_wait_where_that_is_not_exposed() -> No
 
 def test_a_step_may_take_as_long_as_others_did_and_more() -> None:
     """Steps of 10 s each, seen to end: one of 25 s is no stall, one of 40 s is."""
-    steps: list[Figures] = [{"running": 1, "waiting": 9, "usage": 0.5, "steps": n // 10} for n in range(31)]
+    steps: list[ExposedFigures] = [{"running": 1, "waiting": 9, "usage": 0.5, "steps": n // 10} for n in range(31)]
     assert not judged(spoken(*steps, again=25)).firing(ENGINE_STALLED)
     assert judged(spoken(*steps, again=40)).only(ENGINE_STALLED).verdict == "likely"
 
@@ -221,8 +221,8 @@ def test_an_idle_engine_is_not_stalled() -> None:
 
 def test_a_restart_ends_what_was() -> None:
     """The leak is over; so are its figures: the new life starts with none of them."""
-    leaking: Figures = {"usage": 0.5, "steps": 900, "generation_tokens": 9000, "finished": 90}
-    anew: Figures = {"usage": 0.1, "running": 1, "steps": 5, "generation_tokens": 5}
+    leaking: ExposedFigures = {"usage": 0.5, "steps": 900, "generation_tokens": 9000, "finished": 90}
+    anew: ExposedFigures = {"usage": 0.1, "running": 1, "steps": 5, "generation_tokens": 5}
     observer = judged(spoken(*[leaking] * 20, anew, again=10))
     assert not observer.firing(FINISHED_HELD)
     assert past(observer, FINISHED_HELD).state == "resolved"
