@@ -30,7 +30,7 @@ from kvscope.engine.lab.load_bench import (
     print_bench_report,
     summarize_clients,
 )
-from kvscope.monitor.publishing.publisher import EVENTS_ENDPOINT, RING_BYTES, NotPrivate, replay_endpoint_for
+from kvscope.monitor.publishing.publisher import ENGINE_RING_BYTES, EVENTS_ENDPOINT, NotPrivate, replay_endpoint_for
 
 if TYPE_CHECKING:
     from kvscope.engine.core.engine_core import EngineCore
@@ -379,9 +379,9 @@ def _serving_flags(command: argparse.ArgumentParser) -> None:
     add(
         "--replay-mib",
         type=_positive,
-        default=RING_BYTES / 2**20,
+        default=ENGINE_RING_BYTES / 2**20,
         metavar="N",
-        help=f"so many MiB of past events are kept in memory to answer for ({RING_BYTES >> 20})",
+        help=f"so many MiB of past events are kept in memory to answer for ({ENGINE_RING_BYTES >> 20})",
     )
     add("--journal", type=Path, default=None, metavar="DIR", help="keep the events there too")
     add("--no-stream", action="store_true", help="say no events")

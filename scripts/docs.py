@@ -91,7 +91,7 @@ def _kinds() -> Iterator[str]:
     yield from _table(
         ("kind", "name", "request", "args", "ids", "what it says"),
         (
-            (int(kind), kind.name, "yes" if f.about_request else "", ", ".join(f.args), f.ids, f.says)
+            (int(kind), kind.name, "yes" if f.request_event_text else "", ", ".join(f.args), f.ids, f.says)
             for kind, f in kinds.SCHEMA.items()
         ),
     )

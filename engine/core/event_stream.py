@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kvscope.monitor.events.event_log import EventLog
 from kvscope.monitor.publishing.packer import Vitals
-from kvscope.monitor.publishing.publisher import RING_BYTES, Publisher
+from kvscope.monitor.publishing.publisher import ENGINE_RING_BYTES, Publisher
 from kvscope.monitor.publishing.stall_capture import StallCapture, stacks_enabled
 
 
@@ -20,7 +20,7 @@ class EventStream:
     events: str
     replay: str
     journal: Path | None = None
-    ring_bytes: int = RING_BYTES
+    ring_bytes: int = ENGINE_RING_BYTES
 
     def publisher(self, log: EventLog, vitals: Callable[[], Vitals], thread: Callable[[], int | None]) -> Publisher:
         """Bind the stream's sockets. `thread` is the engine's, once it runs. Raises what Publisher raises."""

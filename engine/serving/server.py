@@ -179,7 +179,7 @@ class Server:
         names = [name] if count == 1 else [f"{name}-{index}" for index in range(count)]
         if asked.kv_transfer_params is not None and len(prompts) > 1:
             raise BadRequest(f"there are {len(prompts)} prompts, and KV is transferred for one at a time", "prompt")
-        trace = trace_context.parse(request.headers.get("traceparent"))
+        trace = trace_context.parse_traceparent(request.headers.get("traceparent"))
         texts = self.front_end.submit(names, prompts, params, asked.priority, asked.kv_transfer_params, trace)
         head = {"id": name, "created": int(time.time()), "model": self._model}
         tokenizer = self.core.loaded.tokenizer if params.logprobs is not None else None

@@ -24,16 +24,16 @@ class Demand(NamedTuple):
 
 def capacity_tokens(facts: Mapping[str, Fact]) -> int | None:
     """How many tokens the pool holds, if the engine was heard to say it."""
-    concurrency, each = number(facts, "max_concurrency"), number(facts, "max_concurrency_tokens")
+    concurrency, each = number_fact(facts, "max_concurrency"), number_fact(facts, "max_concurrency_tokens")
     if concurrency and each:
         return round(concurrency * each)
-    tokens = number(facts, "kv_cache_size_tokens")
+    tokens = number_fact(facts, "kv_cache_size_tokens")
     return round(tokens) if tokens else None
 
 
 def tokens_per_request(facts: Mapping[str, Fact]) -> int | None:
     """Prompt and output of each request of the load."""
-    prompt, output = number(facts, "load_input_len"), number(facts, "load_output_len")
+    prompt, output = number_fact(facts, "load_input_len"), number_fact(facts, "load_output_len")
     return None if prompt is None or output is None else round(prompt + output)
 
 
@@ -46,7 +46,7 @@ def demands(facts: Mapping[str, Fact]) -> list[Demand]:
     return [Demand(clients, clients * each, clients * each / capacity) for clients in named]
 
 
-def number(facts: Mapping[str, Fact], name: str) -> float | None:
+def number_fact(facts: Mapping[str, Fact], name: str) -> float | None:
     """The figure of that name; None if it was not said, or is no figure."""
     fact = facts.get(name)
     return None if fact is None or isinstance(fact.value, str) else float(fact.value)

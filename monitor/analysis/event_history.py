@@ -1,9 +1,9 @@
-"""The life of a block or of a request, told from the events: a filtered scan of the batches kept."""
+"""The event history of a block or a request: a filtered scan of the retained batches, and its text."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from typing import Final, NamedTuple
 
 from kvscope.monitor.events.kinds import SCHEMA, Cause, Evict, Holder, Kind, Load, Preempt, Release, Status, name_of
 from kvscope.monitor.events.trace_context import TraceContext
@@ -12,7 +12,7 @@ from kvscope.monitor.ledger.engine_ledger import EngineLedger, Position
 from kvscope.monitor.text import counted
 
 
-class StoryLine(NamedTuple):
+class HistoryLine(NamedTuple):
     """One thing that happened: where in the stream, when (wall ns, 0 unknown), what."""
 
     position: Position
@@ -21,13 +21,13 @@ class StoryLine(NamedTuple):
     text: str
 
 
-def story_of_request(
+def request_history(
     about: Iterable[tuple[Position, int, Run]], number: int, names: Mapping[int, str]
-) -> list[StoryLine]:
+) -> list[HistoryLine]:
     """What happened to request `number`, by the events about it, in order. Steps that only moved it forward are told
     together.
     """
-    lines: list[StoryLine] = []
+    lines: list[HistoryLine] = []
     steps = _Steps()
     for position, at_ns, event in about:
         if event.kind == Kind.PROGRESSED:
@@ -36,21 +36,21 @@ def story_of_request(
                 continue
             steps.add(position, at_ns, event.args[place], event.args[len(event.ids) + place])
             continue
-        text = about_request(event, names)
+        text = request_event_text(event, names)
         if text:
             lines += steps.told()
-            lines.append(StoryLine(position, at_ns, name_of(Kind, event.kind).lower(), text + group_of(event)))
+            lines.append(HistoryLine(position, at_ns, name_of(Kind, event.kind).lower(), text + group_of(event)))
     lines += steps.told()
     return lines
 
 
-def story_of_block(batches: Iterable[Batch], block: int, names: Mapping[int, str]) -> list[StoryLine]:
+def block_history(batches: Iterable[Batch], block: int, names: Mapping[int, str]) -> list[HistoryLine]:
     """What happened to the block, in order."""
     lines = []
-    for position, at_ns, event in events(batches, None, BLOCK_KINDS):
+    for position, at_ns, event in scan_events(batches, None, BLOCK_KINDS):
         if block in event.ids:
-            text = about_block(event, names) + group_of(event)
-            lines.append(StoryLine(position, at_ns, name_of(Kind, event.kind).lower(), text))
+            text = block_event_text(event, names) + group_of(event)
+            lines.append(HistoryLine(position, at_ns, name_of(Kind, event.kind).lower(), text))
     return lines
 
 
@@ -59,7 +59,7 @@ def group_of(event: Run) -> str:
     return f" (KV group {event.group})" if event.group else ""
 
 
-def names_in(ledger: EngineLedger) -> dict[int, str]:
+def request_names(ledger: EngineLedger) -> dict[int, str]:
     """Request ids by number, of all that the ledger still knows."""
     names = {record.number: record.id for record in ledger.ended}
     names.update((record.number, record.id) for record in ledger.state.requests.values())
@@ -82,13 +82,13 @@ CARRIES_TIME = frozenset(
     int(kind)
     for kind in (Kind.CLOCK, Kind.STARTED, Kind.STEP_LAUNCHED, Kind.STEP_COMPLETED, Kind.ARRIVED, Kind.STOPPED)
 )
-_LEAST_ARGS: dict[int, int] = {
+_MIN_ARGS: dict[int, int] = {
     int(kind): sum(not name.endswith("*") for name in fields.args) for kind, fields in SCHEMA.items()
 }
 _OWN_TIME = frozenset(int(kind) for kind in (Kind.RECEIVED, Kind.CLIENT_GONE, Kind.STALLED))
 
 
-def events(
+def scan_events(
     batches: Iterable[Batch], number: int | None, kinds: Container[int] | None = None
 ) -> Iterator[tuple[Position, int, Run]]:
     """Events with place and wall time; those about the request `number`, or all; of these kinds, or of all kinds. Time
@@ -101,7 +101,7 @@ def events(
         a = i = 0
         for index, (kind, group, request, n_args, n_ids) in enumerate(fives(batch.runs.cast("i").tolist())):
             a_end, i_end = a + n_args, i + n_ids
-            if n_args >= _LEAST_ARGS.get(kind, 0):  # else not laid out as the contract says: the ledger has said so
+            if n_args >= _MIN_ARGS.get(kind, 0):  # else not laid out as the contract says: the ledger has said so
                 if kind in CARRIES_TIME:
                     mono = args[a]
                 wanted = kinds is None or kind in kinds
@@ -128,7 +128,7 @@ class _Steps:
         else:
             self._lines.append((position, at_ns, generating, 1, computed, outputs))
 
-    def told(self) -> list[StoryLine]:
+    def told(self) -> list[HistoryLine]:
         lines = []
         for position, at_ns, generating, steps, computed, outputs in self._lines:
             in_steps = f"in {counted(steps, 'step')}"
@@ -137,70 +137,70 @@ class _Steps:
                 if generating
                 else (f"computed up to token {computed:,} {in_steps}")
             )
-            lines.append(StoryLine(position, at_ns, "progressed", text))
+            lines.append(HistoryLine(position, at_ns, "progressed", text))
         self._lines.clear()
         return lines
 
 
-def about_request(event: Run, names: Mapping[int, str]) -> str:
-    """What an event says of its request; empty if that is no part of a request's life."""
-    a, blocks = event.args, counted(len(event.ids), "block")
-    match event.kind:
-        case Kind.RECEIVED:
-            return f"received at the front end, {counted(a[1], 'prompt token')}"
-        case Kind.ARRIVED:
-            return (
-                f"arrived at the scheduler: {counted(a[1], 'prompt token')}, at most {a[2]:,} to generate;"
-                f" needs {counted(a[4], 'block')} to start, {a[5]:,} to finish"
-            )
-        case Kind.QUEUED:
-            return f"queued{' at the front' if a[1] else ''} ({name_of(Cause, a[0])})"
-        case Kind.LOOKED_UP:
-            return f"prefix cache: {a[1]:,} of {counted(a[0], 'token')} found"
-        case Kind.ALLOCATION_FAILED:
-            return f"allocation failed: needs {counted(a[0], 'block')}, {a[1]:,} free"
-        case Kind.NOT_SCHEDULED:
-            return f"passed over ({name_of(Cause, a[0])}), {counted(a[1], 'time')} so far"
-        case Kind.ADMITTED:
-            return f"admitted: RUNNING, {counted(a[0], 'token')} need not be computed"
-        case Kind.FIRST_TOKEN:
-            return "first token"
-        case Kind.PREEMPTED:
-            beneficiary = f" for {names.get(a[1], f'#{a[1]}')}" if a[1] >= 0 and a[1] != event.request else ""
-            lost = counted(a[3], "computed token")
-            return f"preempted ({name_of(Preempt, a[0])}){beneficiary}: gives up {counted(a[2], 'block')}, loses {lost}"
-        case Kind.WAITING_ON:
-            return f"waits: {name_of(Status, a[0])}"
-        case Kind.READY:
-            return "what it waited for has come"
-        case Kind.REMOTE_LOAD:
-            return f"fetch of {counted(a[1], 'token')} of remote KV {name_of(Load, a[0])}"
-        case Kind.COMPLETION_DELIVERED:
-            return "the connector said that it needs the blocks no longer"
-        case Kind.STALLED:
-            since = f"step {a[2]}" if a[2] >= 0 else "before any step"
-            return f"the engine's watchdog: no progress since {since} ({name_of(Cause, a[3])})"
-        case Kind.FINISHED:
-            return f"finished: {name_of(Status, a[0])}"
-        case Kind.TRACED:
-            return f"is part of its caller's trace {TraceContext(*a[:4]).trace_id:032x}"
-        case Kind.CLIENT_GONE:
-            return "the client closed the connection"
-        case Kind.ALLOCATED:
-            evicting = f", evicting {counted(len(a), 'cached block')}" if a else ""
-            return f"allocated {blocks}{evicting}"
-        case Kind.REUSED:
-            return f"took over {blocks} from the prefix cache"
-        case Kind.RELEASED:
-            return f"released {blocks} ({name_of(Release, a[0])})"
-        case Kind.FREE_DEFERRED:
-            return f"the free of {blocks} is deferred ({name_of(Holder, a[0])})"
-        case Kind.DETACHED:
-            return f"{blocks} left its table and are not free yet"
-    return ""
+def request_event_text(event: Run, names: Mapping[int, str]) -> str:
+    """Describe what an event means for its request; empty if the kind does not concern requests."""
+    if event.kind == Kind.PREEMPTED:
+        return _preempted_text(event, names)
+    describe = _REQUEST_TEXTS.get(event.kind)
+    return describe(event.args, counted(len(event.ids), "block")) if describe is not None else ""
 
 
-def about_block(event: Run, names: Mapping[int, str]) -> str:
+def _preempted_text(event: Run, names: Mapping[int, str]) -> str:
+    reason, beneficiary, blocks, lost = event.args[:4]
+    others = beneficiary >= 0 and beneficiary != event.request
+    winner = f" for {names.get(beneficiary, f'#{beneficiary}')}" if others else ""
+    gives_up, loses = counted(blocks, "block"), counted(lost, "computed token")
+    return f"preempted ({name_of(Preempt, reason)}){winner}: gives up {gives_up}, loses {loses}"
+
+
+def _arrived_text(a: list[int], _blocks: str) -> str:
+    return (
+        f"arrived at the scheduler: {counted(a[1], 'prompt token')}, at most {a[2]:,} to generate;"
+        f" needs {counted(a[4], 'block')} to start, {a[5]:,} to finish"
+    )
+
+
+def _stalled_text(a: list[int], _blocks: str) -> str:
+    since = f"step {a[2]}" if a[2] >= 0 else "before any step"
+    return f"the engine's watchdog: no progress since {since} ({name_of(Cause, a[3])})"
+
+
+def _allocated_text(a: list[int], blocks: str) -> str:
+    return f"allocated {blocks}" + (f", evicting {counted(len(a), 'cached block')}" if a else "")
+
+
+_REQUEST_TEXTS: Final[dict[int, Callable[[list[int], str], str]]] = {
+    int(Kind.RECEIVED): lambda a, _: f"received at the front end, {counted(a[1], 'prompt token')}",
+    int(Kind.ARRIVED): _arrived_text,
+    int(Kind.QUEUED): lambda a, _: f"queued{' at the front' if a[1] else ''} ({name_of(Cause, a[0])})",
+    int(Kind.LOOKED_UP): lambda a, _: f"prefix cache: {a[1]:,} of {counted(a[0], 'token')} found",
+    int(Kind.ALLOCATION_FAILED): lambda a, _: f"allocation failed: needs {counted(a[0], 'block')}, {a[1]:,} free",
+    int(Kind.NOT_SCHEDULED): lambda a, _: f"passed over ({name_of(Cause, a[0])}), {counted(a[1], 'time')} so far",
+    int(Kind.ADMITTED): lambda a, _: f"admitted: RUNNING, {counted(a[0], 'token')} need not be computed",
+    int(Kind.FIRST_TOKEN): lambda _, __: "first token",
+    int(Kind.WAITING_ON): lambda a, _: f"waits: {name_of(Status, a[0])}",
+    int(Kind.READY): lambda _, __: "what it waited for has come",
+    int(Kind.REMOTE_LOAD): lambda a, _: f"fetch of {counted(a[1], 'token')} of remote KV {name_of(Load, a[0])}",
+    int(Kind.COMPLETION_DELIVERED): lambda _, __: "the connector said that it needs the blocks no longer",
+    int(Kind.STALLED): _stalled_text,
+    int(Kind.FINISHED): lambda a, _: f"finished: {name_of(Status, a[0])}",
+    int(Kind.TRACED): lambda a, _: f"is part of its caller's trace {TraceContext(*a[:4]).trace_id:032x}",
+    int(Kind.CLIENT_GONE): lambda _, __: "the client closed the connection",
+    int(Kind.ALLOCATED): _allocated_text,
+    int(Kind.REUSED): lambda _, blocks: f"took over {blocks} from the prefix cache",
+    int(Kind.RELEASED): lambda a, blocks: f"released {blocks} ({name_of(Release, a[0])})",
+    int(Kind.FREE_DEFERRED): lambda a, blocks: f"the free of {blocks} is deferred ({name_of(Holder, a[0])})",
+    int(Kind.DETACHED): lambda _, blocks: f"{blocks} left its table and are not free yet",
+}
+"""By kind, the description of an event about a request, from its arguments and the number of its blocks."""
+
+
+def block_event_text(event: Run, names: Mapping[int, str]) -> str:
     """What an event of BLOCK_KINDS says of each of its blocks."""
     who = f"request {names.get(event.request, f'#{event.request}')}"
     match event.kind:

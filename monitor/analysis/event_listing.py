@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
-from kvscope.monitor.analysis.event_history import BLOCK_KINDS, about_request, events, group_of
+from kvscope.monitor.analysis.event_history import BLOCK_KINDS, group_of, request_event_text, scan_events
 from kvscope.monitor.events.kinds import Kind, Limit, Stage, Tier, TierOp, name_of
 from kvscope.monitor.events.wire import Batch, Run
 from kvscope.monitor.ledger.engine_ledger import Position
@@ -53,18 +53,18 @@ class Wanted(NamedTuple):
         return self.block is None or (event.kind in BLOCK_KINDS and self.block in event.ids)
 
 
-def listed(batches: Iterable[Batch], wanted: Wanted) -> Iterator[list[tuple[Position, int, Run]]]:
+def list_events(batches: Iterable[Batch], wanted: Wanted) -> Iterator[list[tuple[Position, int, Run]]]:
     """For each batch the events that are wanted, each with its place and wall time (ns)."""
     for batch in batches:
         if wanted.may_be_in(batch):
-            told = events([batch], None, wanted.kinds or None)
+            told = scan_events([batch], None, wanted.kinds or None)
             yield [(at, ns or batch.wall_ns, event) for at, ns, event in told if wanted(event)]
 
 
-def in_words(event: Run, names: Mapping[int, str]) -> str:
+def event_text(event: Run, names: Mapping[int, str]) -> str:
     """What an event says, in a few words; its request is named beside it."""
     a, blocks = event.args, counted(len(event.ids), "block")
-    text = about_request(event, names)
+    text = request_event_text(event, names)
     if text:
         return text + group_of(event)
     match event.kind:

@@ -20,7 +20,7 @@ from kvscope.monitor.errors import KvscopeError
 from kvscope.monitor.events.kinds import SCHEMA, Kind
 from kvscope.monitor.events.samples import Fact
 
-GIB: Final = 1 << 30
+GIB_B: Final = 1 << 30
 HEADROOM: Final = 150 << 20
 """Kept free in both suggestions, as vLLM keeps it."""
 ROUNDED_TO: Final = 0.01
@@ -114,7 +114,7 @@ def over_requested(bill: Bill) -> int | None:
 def rounding(bill: Bill) -> int:
     """Bytes by which a suggestion may be off because the figures were printed rounded: half a step for each."""
     figures = 4 + (bill.non_torch is not None)
-    return round(figures * ROUNDED_TO / 2 * GIB)
+    return round(figures * ROUNDED_TO / 2 * GIB_B)
 
 
 def bill_of(facts: Iterable[Fact]) -> tuple[Bill, list[str]]:
@@ -122,7 +122,7 @@ def bill_of(facts: Iterable[Fact]) -> tuple[Bill, list[str]]:
     told = list(facts)
     line = next((fact.position for fact in reversed(told) if fact.name == "memory_total_gib"), "")
     figures = {fact.name: fact.value for fact in told if fact.position == line or fact.name in GRAPH_ESTIMATE}
-    sized = {name: round(float(value) * GIB) for name, value in figures.items() if name.endswith("_gib")}
+    sized = {name: round(float(value) * GIB_B) for name, value in figures.items() if name.endswith("_gib")}
     together = "memory_consumed_gib" in sized
     missing = [words for name, words in BILL.items() if name not in sized and not (together and "weights" in name)]
     if not together and "memory_weights_gib" in sized and "memory_non_torch_gib" not in sized:
@@ -153,7 +153,7 @@ def _without_graphs(sized: Mapping[str, int], figures: Mapping[str, object], tog
     reserved = "memory_graphs_are_reserved" in figures
     if together and reserved and estimate is not None and estimate <= peak:
         return peak - estimate, [
-            f"the printed peak of activations holds the estimate of the graphs, {estimate / GIB:.2f} GiB, which is"
+            f"the printed peak of activations holds the estimate of the graphs, {estimate / GIB_B:.2f} GiB, which is"
             " taken out of it here, so that graphs count once"
         ]
     if together and estimate is None and sized["memory_graphs_gib"] > 0:

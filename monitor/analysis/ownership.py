@@ -35,7 +35,7 @@ def because(ledger: EngineLedger, block: int) -> list[list[str]]:
         return [[here, f"free for {since}"]]
     chains = [[here, *_owner(ledger, number, block)] for number in state.owners(block)]
     for number in state.detached.get(block, ()):
-        link = f"once in the table of request {_name(ledger, number)}, detached"
+        link = f"once in the table of request {_owner_name(ledger, number)}, detached"
         chains.append([here, link, *_after_the_end(ledger, number, block)])
     surplus = state.refs[block] - len(chains)
     if surplus > 0:
@@ -77,7 +77,7 @@ def _lease(ledger: EngineLedger, deferral: Deferral) -> str:
     return f" (lease ends in {duration(left)})" if left > 0 else f" (lease ended {duration(-left)} ago)"
 
 
-def _name(ledger: EngineLedger, number: int) -> str:
+def _owner_name(ledger: EngineLedger, number: int) -> str:
     record = ledger.state.requests.get(number)
     if record is not None:
         return record.id

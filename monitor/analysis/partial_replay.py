@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from kvscope.monitor.analysis.event_history import CARRIES_TIME
 from kvscope.monitor.events.kinds import Kind
 from kvscope.monitor.events.wire import NO_REQUEST, Batch, Run, batch_of, column, fives
-from kvscope.monitor.ledger.cached_prefixes import Prefixes
+from kvscope.monitor.ledger.cached_prefixes import CachedPrefixes
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.ledger.tally import Tally
 from kvscope.monitor.state.records import RequestState
@@ -35,7 +35,7 @@ def fork(ledger: EngineLedger) -> EngineLedger:
         memo[id(found)] = found.copy()
     memo |= {id(ledger.recent): deque(), id(ledger.points): deque(maxlen=ledger.points.maxlen)}
     memo |= {id(ledger.samples): deque(maxlen=ledger.samples.maxlen), id(ledger.facts): {}}
-    memo |= {id(ledger.prefixes): Prefixes()}
+    memo |= {id(ledger.prefixes): CachedPrefixes()}
     other = copy.deepcopy(ledger, memo)
     other.counting = False
     other.now_ns = other.heard_ns

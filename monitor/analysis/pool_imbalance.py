@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kvscope.monitor.analysis.event_history import StoryLine, names_in, story_of_block
+from kvscope.monitor.analysis.event_history import HistoryLine, block_history, request_names
 from kvscope.monitor.ledger.balance import Balance
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.state.invariants import disputed_blocks
@@ -19,7 +19,7 @@ class Imbalance(NamedTuple):
     position: str
     blocks: list[int]
     """The blocks whose references differ from the holders that the ledger knows, lowest first."""
-    history: list[StoryLine]
+    history: list[HistoryLine]
     """What happened to the first of them, oldest first."""
 
 
@@ -37,5 +37,5 @@ def find_imbalance(ledger: EngineLedger) -> Imbalance | None:
             break
         since_ns, position = point.at_ns, str(point.position or position)
     blocks = disputed_blocks(ledger.state)
-    history = story_of_block(ledger.recent, blocks[0], names_in(ledger)) if blocks else []
+    history = block_history(ledger.recent, blocks[0], request_names(ledger)) if blocks else []
     return Imbalance(parts, since_ns, position, blocks, history)

@@ -14,16 +14,16 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from kvscope.monitor.analysis.event_history import events, names_in
+from kvscope.monitor.analysis.event_history import request_names, scan_events
 from kvscope.monitor.events.kinds import Evict, Kind, Release, name_of
 from kvscope.monitor.events.wire import Batch, Run
 from kvscope.monitor.ledger.engine_ledger import EngineLedger, Position
 from kvscope.monitor.text import timestamp
 
-MOST_NODES: Final = 500
-MOST_HOLDERS: Final = 20
-MOST_IDS: Final = 100
-MOST_EVICTIONS: Final = 200
+MAX_TREE_NODES: Final = 500
+MAX_PREFIX_HOLDERS: Final = 20
+MAX_TREE_IDS: Final = 100
+MAX_TREE_EVICTIONS: Final = 200
 MOST_PARENTS: Final = 1 << 18
 _SHORT: Final = 12
 _FOLDED: Final = frozenset(
@@ -112,7 +112,7 @@ class Prefixes:
         """0: the beginning of a prompt. A hash that is not in it was cached before the first batch that was folded."""
         self.hits: Counter[int] = Counter()
         self.cached_ns: dict[int, int] = {}
-        self.evictions: deque[Eviction] = deque(maxlen=MOST_EVICTIONS)
+        self.evictions: deque[Eviction] = deque(maxlen=MAX_TREE_EVICTIONS)
         self._hash_of: dict[int, int] = {}
         self._tables: dict[tuple[int, int], list[int]] = {}
         """By request and KV group, the blocks it has had in order; those out of a window stay in."""
@@ -124,7 +124,7 @@ class Prefixes:
 
     def fold(self, batches: Iterable[Batch]) -> None:
         """Take in what follows."""
-        for position, at_ns, event in events(batches, None, _FOLDED):
+        for position, at_ns, event in scan_events(batches, None, _FOLDED):
             self._fold(event, position, at_ns)
 
     def _fold(self, event: Run, position: Position, at_ns: int) -> None:
@@ -195,7 +195,7 @@ class Prefixes:
             self._next.pop(key, None)
 
 
-class _Kept:
+class _KeptPrefix:
     """One content that is kept: by which blocks (alike prompts that come together have one each), and who has them."""
 
     __slots__ = ("blocks", "children", "owners", "references")
@@ -228,8 +228,8 @@ def prefixes(ledger: EngineLedger, told: Prefixes) -> PrefixCacheView:
     for number in range(len(stretches) - 1, -1, -1):  # those above stand first
         if stretches[number].above >= 0:
             weights[stretches[number].above] += weights[number]
-    shown = sorted(sorted(range(len(stretches)), key=lambda number: -weights[number])[:MOST_NODES])
-    names = names_in(ledger)
+    shown = sorted(sorted(range(len(stretches)), key=lambda number: -weights[number])[:MAX_TREE_NODES])
+    names = request_names(ledger)
     totals = state.totals
     return PrefixCacheView(
         engine=ledger.engine,
@@ -259,15 +259,15 @@ def by_root(ledger: EngineLedger, told: Prefixes) -> list[tuple[str, list[int]]]
     return sorted(named, key=lambda one: -len(one[1]))
 
 
-def _kept(ledger: EngineLedger) -> dict[int, _Kept]:
+def _kept(ledger: EngineLedger) -> dict[int, _KeptPrefix]:
     """By hash."""
     state = ledger.state
-    kept: dict[int, _Kept] = {}
+    kept: dict[int, _KeptPrefix] = {}
     for block, value in enumerate(state.hashes):
         if value:
             one = kept.get(value)
             if one is None:
-                one = kept[value] = _Kept(block)
+                one = kept[value] = _KeptPrefix(block)
             else:
                 one.blocks.append(block)
             if state.refs[block] > 0:
@@ -288,7 +288,7 @@ def _parents(ledger: EngineLedger, told: Prefixes) -> dict[int, int]:
     return parents
 
 
-def _stretches(kept: dict[int, _Kept], parents: dict[int, int], told: Prefixes) -> list[_Stretch]:
+def _stretches(kept: dict[int, _KeptPrefix], parents: dict[int, int], told: Prefixes) -> list[_Stretch]:
     """All that is kept, each content in one stretch, a stretch after the one that it goes on from."""
     roots = []
     for value in kept:
@@ -312,7 +312,7 @@ def _stretches(kept: dict[int, _Kept], parents: dict[int, int], told: Prefixes) 
     return stretches
 
 
-def _alike(kept: dict[int, _Kept], told: Prefixes, value: int, child: int) -> bool:
+def _alike(kept: dict[int, _KeptPrefix], told: Prefixes, value: int, child: int) -> bool:
     """Whether the same requests have both, and they were hit as often."""
     one, other = kept[value], kept[child]
     return (one.references, one.owners, told.hits[value]) == (other.references, other.owners, told.hits[child])
@@ -321,7 +321,7 @@ def _alike(kept: dict[int, _Kept], told: Prefixes, value: int, child: int) -> bo
 def _node(
     ledger: EngineLedger,
     told: Prefixes,
-    kept: dict[int, _Kept],
+    kept: dict[int, _KeptPrefix],
     stretches: list[_Stretch],
     number: int,
     names: Mapping[int, str],
@@ -341,8 +341,8 @@ def _node(
         hits=told.hits[values[0]],
         age_s=round((ledger.now_ns - born_ns) / 1e9, 3) if born_ns else None,
         idle_s=None if last.references else round(ledger.age_s(idle_ns), 3),
-        holders=[names.get(owner, f"#{owner}") for owner in sorted(first.owners)[:MOST_HOLDERS]],
-        ids=blocks[:MOST_IDS],
+        holders=[names.get(owner, f"#{owner}") for owner in sorted(first.owners)[:MAX_PREFIX_HOLDERS]],
+        ids=blocks[:MAX_TREE_IDS],
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 import msgspec
 
@@ -10,6 +11,14 @@ from kvscope.monitor.events.kinds import FIRST_FINISHED, Cause, Kind, Status, na
 from kvscope.monitor.events.wire import Run
 from kvscope.monitor.ledger.engine_ledger import Position
 from kvscope.monitor.state.records import RequestState
+
+_BLOCK_CHANGES: Final = {
+    int(Kind.ALLOCATED): 1,
+    int(Kind.REUSED): 1,
+    int(Kind.RELEASED): -1,
+    int(Kind.DETACHED): -1,
+}
+"""By kind, whether the event's blocks enter (1) or leave (-1) the request's table."""
 
 
 class Phase(msgspec.Struct):
@@ -36,7 +45,7 @@ class Phase(msgspec.Struct):
 
 def phases(about: Iterable[tuple[Position, int, Run]], number: int, now_ns: int) -> list[Phase]:
     """The phases of request `number` by the events about it; the last one is not over, or lasts until `now_ns`."""
-    life = Life(number)
+    life = RequestPhases(number)
     for _, at_ns, event in about:
         life.apply(event, at_ns)
     if life.phases:
@@ -44,7 +53,7 @@ def phases(about: Iterable[tuple[Position, int, Run]], number: int, now_ns: int)
     return life.phases
 
 
-class Life:
+class RequestPhases:
     """A fold of the events of one request, into its phases so far."""
 
     def __init__(self, number: int) -> None:
@@ -58,7 +67,7 @@ class Life:
         self._most_computed = 0
 
     @classmethod
-    def joined(cls, record: RequestState, since_ns: int) -> Life:
+    def joined(cls, record: RequestState, since_ns: int) -> RequestPhases:
         """That of a request that was there before its first event: as it is, `since_ns` (wall)."""
         life = cls(record.number)
         life._blocks = life._blocks_before = len(record.blocks)
@@ -72,19 +81,28 @@ class Life:
         a, n = event.args, len(event.ids)
         if at_ns != self._at_ns:
             self._at_ns, self._blocks_before = at_ns, self._blocks
-        match event.kind:
+        if event.kind in _BLOCK_CHANGES:
+            self._blocks = max(0, self._blocks + _BLOCK_CHANGES[event.kind] * n)
+        elif event.kind == Kind.PROGRESSED:
+            place = event.ids.index(self._number)
+            if len(a) >= 2 * n:
+                self._progressed(a[place], a[n + place], at_ns)
+        else:
+            self._transition(event.kind, a, at_ns)
+        if self.phases:
+            self.phases[-1].blocks = self._blocks
+
+    def _transition(self, kind: int, a: list[int], at_ns: int) -> None:
+        """Enter the status that an event of this kind leads to, if it leads to one."""
+        match kind:
             case Kind.RECEIVED:
                 self._enter(Status.RECEIVED, Cause.NONE, at_ns)
-            case Kind.ARRIVED:
+            case Kind.ARRIVED | Kind.READY:
                 self._enter(Status.WAITING, Cause.NEW, at_ns)
             case Kind.QUEUED if a[0] != Cause.NEW:
                 self._enter(Status.PREEMPTED if a[0] == Cause.PREEMPTED else Status.WAITING, a[0], at_ns)
             case Kind.NOT_SCHEDULED if self.phases:
                 self._enter(self.phases[-1].status, a[0], at_ns)
-            case Kind.WAITING_ON:
-                self._enter(a[0], Cause.NONE, at_ns)
-            case Kind.READY:
-                self._enter(Status.WAITING, Cause.NEW, at_ns)
             case Kind.ADMITTED:
                 self._computed = a[0]
                 if self.phases:
@@ -93,18 +111,8 @@ class Life:
             case Kind.PREEMPTED:
                 self._computed = 0
                 self._enter(Status.PREEMPTED, Cause.PREEMPTED, at_ns)
-            case Kind.FINISHED:
+            case Kind.WAITING_ON | Kind.FINISHED:
                 self._enter(a[0], Cause.NONE, at_ns)
-            case Kind.PROGRESSED:
-                place = event.ids.index(self._number)
-                if len(a) >= 2 * n:
-                    self._progressed(a[place], a[n + place], at_ns)
-            case Kind.ALLOCATED | Kind.REUSED:
-                self._blocks += n
-            case Kind.RELEASED | Kind.DETACHED:
-                self._blocks = max(0, self._blocks - n)
-        if self.phases:
-            self.phases[-1].blocks = self._blocks
 
     def _enter(self, status: int, cause: int, at_ns: int) -> None:
         last = self.phases[-1] if self.phases else None
@@ -133,6 +141,6 @@ class Life:
         phase.output_tokens = outputs
 
 
-def in_words(phase: Phase) -> tuple[str, str]:
+def phase_names(phase: Phase) -> tuple[str, str]:
     """Its state and its reason, by name; the reason is empty where there is none."""
     return name_of(Status, phase.status), "" if phase.cause == Cause.NONE else name_of(Cause, phase.cause)

@@ -12,16 +12,16 @@ from typing import Final
 
 import msgspec
 
-from kvscope.monitor.analysis.event_history import events, names_in
-from kvscope.monitor.analysis.usage_drop import CHANGES, references_before
+from kvscope.monitor.analysis.event_history import request_names, scan_events
+from kvscope.monitor.analysis.usage_drop import USAGE_CHANGES, references_before
 from kvscope.monitor.events.kinds import Status, name_of
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.ledger.histogram import Histogram
-from kvscope.monitor.ledger.idle_floors import Floors
-from kvscope.monitor.ledger.residency import BOUNDS_S
+from kvscope.monitor.ledger.idle_floors import IdleFloors
+from kvscope.monitor.ledger.residency import RESIDENCY_BOUNDS_S
 from kvscope.monitor.text import timestamp
 
-MOST_IDS: Final = 1_000
+MAX_RETAINED_IDS: Final = 1_000
 
 
 class RetainedGroup(msgspec.Struct, frozen=True):
@@ -82,8 +82,8 @@ def retained_blocks(ledger: EngineLedger, since_ns: int) -> RetainedBlocksView:
     given_back: set[int] = set()
     lifetimes: list[int] = []
     taken = 0
-    for _, at_ns, event in events(window, None, CHANGES):
-        change = CHANGES[event.kind]
+    for _, at_ns, event in scan_events(window, None, USAGE_CHANGES):
+        change = USAGE_CHANGES[event.kind]
         for block in event.ids:
             if not 0 <= block < len(refs):
                 continue
@@ -95,7 +95,7 @@ def retained_blocks(ledger: EngineLedger, since_ns: int) -> RetainedBlocksView:
                 lifetimes.append(max(0, at_ns - born.pop(block)))
                 given_back.add(block)
     state = ledger.state
-    stays = Histogram(BOUNDS_S)
+    stays = Histogram(RESIDENCY_BOUNDS_S)
     stays.observe(lifetimes)
     return RetainedBlocksView(
         engine=ledger.engine,
@@ -108,7 +108,7 @@ def retained_blocks(ledger: EngineLedger, since_ns: int) -> RetainedBlocksView:
         held_blocks=len(born),
         held=_by_owner(ledger, born),
         lifetimes=_buckets(stays),
-        floors=_floors(ledger, since_ns),
+        floors=_floor_views(ledger, since_ns),
     )
 
 
@@ -126,7 +126,7 @@ def _by_owner(ledger: EngineLedger, born: dict[int, int]) -> list[RetainedGroup]
     groups: dict[tuple[int, str, str], list[int]] = {}
     for block in born:
         groups.setdefault(_holder(ledger, block), []).append(block)
-    names = names_in(ledger)
+    names = request_names(ledger)
     held = []
     for (number, status, reason), blocks in groups.items():
         since_ns = min(born[block] for block in blocks)
@@ -138,7 +138,7 @@ def _by_owner(ledger: EngineLedger, born: dict[int, int]) -> list[RetainedGroup]
                 since=timestamp(since_ns),
                 for_s=round((ledger.now_ns - since_ns) / 1e9, 3),
                 blocks=len(blocks),
-                ids=sorted(blocks)[:MOST_IDS],
+                ids=sorted(blocks)[:MAX_RETAINED_IDS],
             )
         )
     return sorted(held, key=lambda view: (-view.for_s, -view.blocks))
@@ -168,9 +168,9 @@ def _buckets(stays: Histogram) -> list[LifetimeBucket]:
     ]
 
 
-def _floors(ledger: EngineLedger, since_ns: int) -> list[IdleFloorView]:
+def _floor_views(ledger: EngineLedger, since_ns: int) -> list[IdleFloorView]:
     """What stayed in use at each drain, as far as the points of the window tell."""
-    floors, before = Floors(), None
+    floors, before = IdleFloors(), None
     for point in ledger.points:
         if point.at_ns < since_ns:
             continue

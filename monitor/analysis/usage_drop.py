@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import asdict
 
-from kvscope.monitor.analysis.event_history import events, names_in
+from kvscope.monitor.analysis.event_history import request_names, scan_events
 from kvscope.monitor.events.kinds import Kind, Limit, Preempt, Release, name_of
 from kvscope.monitor.events.wire import Batch, Run, fives
 from kvscope.monitor.ledger.engine_ledger import EngineLedger, Point
@@ -139,7 +139,7 @@ def usage_fall(ledger: EngineLedger, at_ns: int, window_s: float) -> UsageFall:
         since=timestamp(since_ns),
         until=timestamp(until_ns),
         usable=ledger.state.total - ledger.state.reserved,
-        used_after=_used(window[-1]) if window else _used_before(before, window),
+        used_after=_used_of(window[-1]) if window else _used_before(before, window),
         highest=_level(top),
         lowest=_level(bottom),
         freed_in_drop=dict(freed.most_common()),
@@ -204,14 +204,14 @@ def _queues_now(ledger: EngineLedger) -> tuple[int, int]:
     return sum(record.is_running for record in requests), sum(record.is_waiting for record in requests)
 
 
-def _used(batch: Batch) -> int | None:
+def _used_of(batch: Batch) -> int | None:
     return batch.used if batch.total > 0 else None
 
 
 def _used_before(before: Batch | None, window: Sequence[Batch]) -> int | None:
     """By the last batch before a window; nothing was where a life begins in it."""
     if before is not None:
-        return _used(before)
+        return _used_of(before)
     return 0 if window and window[0].sequence == 0 else None
 
 
@@ -254,8 +254,8 @@ def _freed_between(ledger: EngineLedger, batches: Sequence[Batch], from_ns: int,
     for batch in reversed(batches):
         if batch.wall_ns <= from_ns:
             break
-        for _, _, event in reversed(list(events([batch], None, CHANGES))):
-            change, became_free = CHANGES[event.kind], 0
+        for _, _, event in reversed(list(scan_events([batch], None, USAGE_CHANGES))):
+            change, became_free = USAGE_CHANGES[event.kind], 0
             for block in event.ids:
                 if 0 <= block < len(refs):
                     became_free += change < 0 and refs[block] == 0
@@ -272,7 +272,7 @@ def references_before(ledger: EngineLedger, batches: list[Batch]) -> list[int]:
         ids = batch.ids.cast("i").tolist()
         i = 0
         for kind, _, _, _, n_ids in fives(batch.runs.cast("i").tolist()):
-            change = CHANGES.get(kind, 0)
+            change = USAGE_CHANGES.get(kind, 0)
             for block in ids[i : i + n_ids] if change else ():
                 if 0 <= block < len(refs):
                     refs[block] -= change
@@ -280,9 +280,9 @@ def references_before(ledger: EngineLedger, batches: list[Batch]) -> list[int]:
     return refs
 
 
-CHANGES: Final[dict[int, int]] = {Kind.ALLOCATED: 1, Kind.REUSED: 1, Kind.RELEASED: -1, Kind.RECLAIMED: -1}
+USAGE_CHANGES: Final[dict[int, int]] = {Kind.ALLOCATED: 1, Kind.REUSED: 1, Kind.RELEASED: -1, Kind.RECLAIMED: -1}
 """What an event does to the reference count of each of its blocks."""
-_TOLD: Final = frozenset((*CHANGES, Kind.PREEMPTED, Kind.ADMITTED, Kind.FINISHED, Kind.ALLOCATION_FAILED))
+_REPORTED: Final = frozenset((*USAGE_CHANGES, Kind.PREEMPTED, Kind.ADMITTED, Kind.FINISHED, Kind.ALLOCATION_FAILED))
 _STEPS: Final = frozenset((Kind.STEP_LAUNCHED, Kind.STEP_COMPLETED))
 
 
@@ -298,11 +298,11 @@ class _Window:
         self.admitted = self.finished = self.allocation_failures = 0
         self._freed_by: set[tuple[str, str]] = set()
         self._refs = refs
-        self._names = names_in(ledger)
+        self._names = request_names(ledger)
 
     def apply(self, batch: Batch) -> None:
         self._names.update({number: text for number, text in batch.texts.items() if number >= 0})
-        for _, _, event in events([batch], None, _TOLD):
+        for _, _, event in scan_events([batch], None, _REPORTED):
             match event.kind:
                 case Kind.ALLOCATED | Kind.REUSED:
                     self._take(event)
@@ -358,7 +358,7 @@ def _work(ledger: EngineLedger, batches: list[Batch], since_ns: int, until_ns: i
     work = WindowWork(round(max(0.0, (until_ns - since_ns) / 1e9), 3), output_tokens=max(0, generated), limits={})
     ends = [since_ns]
     for batch in batches:
-        for kind, args in _steps(batch):
+        for kind, args in _usage_steps(batch):
             if kind == Kind.STEP_LAUNCHED:
                 work.computed_tokens += sum(args[2:])
             elif len(args) > 3:
@@ -372,7 +372,7 @@ def _work(ledger: EngineLedger, batches: list[Batch], since_ns: int, until_ns: i
     return work
 
 
-def _steps(batch: Batch) -> Iterator[tuple[int, list[int]]]:
+def _usage_steps(batch: Batch) -> Iterator[tuple[int, list[int]]]:
     """The launches and ends of steps, with their args: few among many events."""
     runs, args = batch.runs.cast("i").tolist(), batch.args.cast("q")
     for index, kind in enumerate(runs[::5]):

@@ -17,7 +17,7 @@ from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.state.records import RequestState
 from kvscope.monitor.text import counted, duration, listed
 
-MOST_HOLDERS: Final = 5
+MAX_WAIT_HOLDERS: Final = 5
 
 
 class Wait(msgspec.Struct, frozen=True):
@@ -128,9 +128,9 @@ def _of_the_ended(ledger: EngineLedger) -> list[Wait]:
 
 def _ranked(waits: list[Wait]) -> list[Wait]:
     ranked = sorted(waits, key=lambda wait: -wait.blocks)
-    left = ranked[MOST_HOLDERS:]
+    left = ranked[MAX_WAIT_HOLDERS:]
     if left:
-        ranked[MOST_HOLDERS:] = [Wait(f"{len(left):,} more", sum(wait.blocks for wait in left), [])]
+        ranked[MAX_WAIT_HOLDERS:] = [Wait(f"{len(left):,} more", sum(wait.blocks for wait in left), [])]
     return ranked
 
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from kvscope.monitor.analysis.demand import capacity_tokens, demands, tokens_per_request
-from kvscope.monitor.analysis.memory_breakdown import GIB, NoBill, bill_of, fit_requested, over_requested, parts
+from kvscope.monitor.analysis.memory_breakdown import (
+    GIB_B,
+    NoBill,
+    bill_of,
+    fit_requested,
+    over_requested,
+    parts,
+)
 from kvscope.monitor.events.samples import Fact
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.text import counted, percent
@@ -21,11 +28,11 @@ def _bill_in_words(facts: Sequence[Fact]) -> list[str]:
         bill, _ = bill_of(facts)
     except NoBill:
         return []
-    said = ", ".join(f"{size / GIB:.2f} {name}" for name, size in parts(bill).items())
+    said = ", ".join(f"{size / GIB_B:.2f} {name}" for name, size in parts(bill).items())
     over, fits = over_requested(bill), fit_requested(bill).kv_cache_memory
-    words = f"it has a memory bill: of {bill.device_total / GIB:.2f} GiB, {said}"
+    words = f"it has a memory bill: of {bill.device_total / GIB_B:.2f} GiB, {said}"
     if over is not None and over > 0:
-        words += f"; that is {over / GIB:.2f} GiB more than it was given, and --kv-cache-memory={fits} would fit"
+        words += f"; that is {over / GIB_B:.2f} GiB more than it was given, and --kv-cache-memory={fits} would fit"
     return [f"{words} (monitor explain memory --log FILE does the sums)"]
 
 

@@ -12,7 +12,7 @@ import socket
 import msgspec
 
 from kvscope.monitor.doctor.merged_findings import HERE
-from kvscope.monitor.events.description import EngineDescription, parse
+from kvscope.monitor.events.description import EngineDescription, parse_description
 from kvscope.monitor.events.kinds import Kind
 from kvscope.monitor.events.wire import NO_REQUEST, Batch, Frame, Keyframe, NotAFrame, fives
 from kvscope.monitor.state import keyframe_codec
@@ -54,7 +54,7 @@ class Redactor:
     def description(self, text: str) -> str:
         """Of what an engine says of itself: figures, switches, and the words that are of a small vocabulary."""
         try:
-            told = parse(text)
+            told = parse_description(text)
         except NotAFrame:
             return ""
         if told == EngineDescription():

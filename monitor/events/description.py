@@ -45,7 +45,7 @@ class EngineDescription(msgspec.Struct, omit_defaults=True):
         return msgspec.json.encode(self).decode()
 
 
-def parse(text: str) -> EngineDescription:
+def parse_description(text: str) -> EngineDescription:
     """The description in `text`; fields from a newer release are left out. Raises NotAFrame if it is none."""
     if not text:
         return EngineDescription()

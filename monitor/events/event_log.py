@@ -44,7 +44,7 @@ class Clock(Protocol):
         ...
 
 
-Hash: TypeAlias = int | bytes
+EngineHash: TypeAlias = int | bytes
 """Of a prefix: keyed, or the bytes that `EventLog.keyed` makes it of before anything is packed."""
 
 
@@ -165,7 +165,7 @@ class EventLog:
         args += tokens
         args += (completed_ns, step, completed_ns - launched_ns, limit, free, cached_idle, used)
 
-    def allocated(self, request: int, ids: Sequence[int], evicted: Sequence[Hash] = (), group: int = 0) -> None:
+    def allocated(self, request: int, ids: Sequence[int], evicted: Sequence[EngineHash] = (), group: int = 0) -> None:
         """Free blocks became the request's; `evicted` are the hashes they lost."""
         self._runs += (_ALLOCATED, group, request, len(evicted), len(ids))
         self._ids += ids
@@ -177,7 +177,7 @@ class EventLog:
         self._runs += (_REUSED, group, request, 0, len(ids))
         self._ids += ids
 
-    def cached(self, request: int, ids: Sequence[int], hashes: Sequence[Hash], group: int = 0) -> None:
+    def cached(self, request: int, ids: Sequence[int], hashes: Sequence[EngineHash], group: int = 0) -> None:
         """Full blocks entered the prefix cache under these hashes."""
         self._runs += (_CACHED, group, request, len(hashes), len(ids))
         self._ids += ids
@@ -441,12 +441,12 @@ class SilentLog(EventLog):
     on = False
 
 
-def _nothing(*_args: object, **_kwargs: object) -> None:
+def _ignore_call(*_args: object, **_kwargs: object) -> None:
     pass
 
 
 for _name in [name for name in vars(EventLog) if not name.startswith("_") and callable(getattr(EventLog, name))]:
-    setattr(SilentLog, _name, _nothing)
+    setattr(SilentLog, _name, _ignore_call)
 
 
 def count_events(runs: Iterable[int]) -> int:

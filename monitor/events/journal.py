@@ -33,7 +33,7 @@ class NotAJournal(ContractError):
     """The directory holds no segment, or a file in it is not one."""
 
 
-class Segment(NamedTuple):
+class JournalSegment(NamedTuple):
     """A file of a journal, by what its name says."""
 
     epoch: int
@@ -113,19 +113,19 @@ class JournalWriter:
 
     def _drop_oldest(self) -> None:
         kept = 0
-        for segment in reversed(segments(self.directory)):
+        for segment in reversed(journal_segments(self.directory)):
             kept += segment.path.stat().st_size
             if kept > self.keep_bytes and segment.path.stat().st_size < kept:
                 segment.path.unlink()
 
 
-def segments(directory: Path) -> list[Segment]:
+def journal_segments(directory: Path) -> list[JournalSegment]:
     """The journal's segments in time's order; files of other names are not its."""
     found = []
     for path in directory.iterdir():
         match = _NAME.fullmatch(path.name)
         if match:
-            found.append(Segment(int(match[1]), int(match[2]), path))
+            found.append(JournalSegment(int(match[1]), int(match[2]), path))
     return sorted(found)
 
 
@@ -159,7 +159,7 @@ def tail_lost(path: Path) -> int:
 
 def read(directory: Path) -> Iterator[bytes]:
     """Every payload of a journal in order. Raises NotAJournal if there is no segment."""
-    found = segments(directory) if directory.is_dir() else []
+    found = journal_segments(directory) if directory.is_dir() else []
     if not found:
         raise NotAJournal(f"{directory} holds no recording: no file in it is named EPOCH-SEQUENCE{SUFFIX}")
     for segment in found:
@@ -168,7 +168,7 @@ def read(directory: Path) -> Iterator[bytes]:
 
 def read_since(directory: Path, epoch: int, sequence: int) -> Iterator[bytes]:
     """Payloads of one epoch from the last segment that begins at or before `sequence` on."""
-    of_epoch = [segment for segment in segments(directory) if segment.epoch == epoch]
+    of_epoch = [segment for segment in journal_segments(directory) if segment.epoch == epoch]
     first = max((i for i, segment in enumerate(of_epoch) if segment.first_sequence <= sequence), default=None)
     if first is not None:
         for segment in of_epoch[first:]:

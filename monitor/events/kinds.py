@@ -224,7 +224,7 @@ class Fields(NamedTuple):
     `ids` says what the ids are ("" for none). Events about a request carry its number; others carry -1.
     """
 
-    about_request: bool
+    request_event_text: bool
     args: tuple[str, ...]
     ids: str
     says: str

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
-_HEADER: Final = re.compile(r"(?!ff)([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+_TRACEPARENT: Final = re.compile(r"(?!ff)([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _64_BITS: Final = (1 << 64) - 1
 
 
@@ -39,9 +39,9 @@ class TraceContext(NamedTuple):
         return bool(self.flags & 1)
 
 
-def parse(header: str | None) -> TraceContext | None:
+def parse_traceparent(header: str | None) -> TraceContext | None:
     """What a `traceparent` header names; None without one, and for one that is none: that is to be ignored."""
-    found = _HEADER.fullmatch(header.strip()) if header else None
+    found = _TRACEPARENT.fullmatch(header.strip()) if header else None
     if found is None or (found[1] == "00" and found[5]):
         return None
     trace_id, span_id = int(found[2], 16), int(found[3], 16)

@@ -114,13 +114,13 @@ Frame: TypeAlias = Batch | Keyframe
 
 _TYPES: Final[dict[int, type[Batch] | type[Keyframe]]] = {ord("B"): Batch, ord("K"): Keyframe}
 _LETTERS: Final = {cls: bytes([letter]) for letter, cls in _TYPES.items()}
-_ENCODER: Final = msgspec.msgpack.Encoder()
+_WIRE_ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODERS: Final = {letter: msgspec.msgpack.Decoder(cls) for letter, cls in _TYPES.items()}
 
 
 def encode(frame: Frame) -> bytes:
     """The frame as bytes."""
-    return MAGIC + bytes((MAJOR, MINOR)) + _LETTERS[type(frame)] + _ENCODER.encode(frame)
+    return MAGIC + bytes((MAJOR, MINOR)) + _LETTERS[type(frame)] + _WIRE_ENCODER.encode(frame)
 
 
 def decode(payload: bytes | memoryview) -> Frame | None:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.status import Status
 
 from kvscope.monitor.errors import BadTarget
-from kvscope.monitor.events.journal import JournalWriter, segments
+from kvscope.monitor.events.journal import JournalWriter, journal_segments
 from kvscope.monitor.events.sample_codec import encode_observed
 from kvscope.monitor.events.samples import Record
 from kvscope.monitor.events.wire import Batch, Keyframe
@@ -88,7 +88,7 @@ def record(target: str, directory: Path, *, seconds: float | None, timeout_s: fl
     with closing(source), closing(recorder):
         if not source.grows:
             raise BadTarget(f"{target} is over, and is kept already: copy it. A source that goes on can be recorded")
-        if directory.is_dir() and segments(directory):
+        if directory.is_dir() and journal_segments(directory):
             raise BadTarget(f"{directory} holds a recording already: name a new directory, so that two are not mixed")
         with contextlib.suppress(KeyboardInterrupt), console.status("") as status:
             _record_until(source, recorder, seconds, timeout_s, status)

@@ -68,7 +68,7 @@ def name_of_closed(epoch: int, first_sequence: int, from_ns: int, to_ns: int) ->
 
 def history_segments(directory: Path) -> list[HistorySegment]:
     """An engine's segments in time's order; what is half written, or was left over by a crash, is not among them."""
-    opened = journal.segments(directory) if directory.is_dir() else []
+    opened = journal.journal_segments(directory) if directory.is_dir() else []
     # In this order: what is closed between the two looks is seen twice rather than not at all.
     closed = sorted(closed_segments(directory))
     stems = {segment.stem for segment in closed}

@@ -24,7 +24,7 @@ from kvscope.engine.models import LoadedModel, load_model
 from kvscope.engine.requests.request_output import Output
 from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.events import journal
-from kvscope.monitor.events.description import parse
+from kvscope.monitor.events.description import parse_description
 from kvscope.monitor.events.kinds import Status
 from kvscope.monitor.events.wire import NO_REQUEST, Batch, Keyframe, decode
 from kvscope.monitor.findings import severity_at_least
@@ -164,7 +164,7 @@ def frames(directory: Path) -> Iterator[Batch]:
             continue  # a keyframe tells one who has seen all batches nothing new
         described = frame.texts.get(NO_REQUEST)
         if described:
-            innocent = msgspec.structs.replace(parse(described), faults=[]).to_json()
+            innocent = msgspec.structs.replace(parse_description(described), faults=[]).to_json()
             frame = msgspec.structs.replace(frame, texts={**frame.texts, NO_REQUEST: innocent})
         yield frame
 

@@ -12,7 +12,7 @@ import msgspec
 from kvscope.monitor.events.kinds import FIRST_FINISHED, Status
 from kvscope.monitor.state.engine_state import EngineState
 
-RUNNING = int(Status.RUNNING)
+RUNNING_STATUS = int(Status.RUNNING)
 _UNACCOUNTED, _FINISHED, _WAITING, _RUNNING = range(4)
 
 
@@ -41,14 +41,14 @@ class Balance(msgspec.Struct, frozen=True):
         return self.difference == 0
 
 
-def balance(state: EngineState) -> Balance:
+def balance_of(state: EngineState) -> Balance:
     """The balance of `state`. O(requests + shared blocks + blocks of requests that do not run)."""
     counts = [0, 0, 0, 0]
     rank_of: dict[int, int] = {}
     looked_at = set(state.detached)  # shared blocks of which not all owners run, or may not
     for record in state.requests.values():
         status = record.status
-        if status == RUNNING:
+        if status == RUNNING_STATUS:
             rank_of[record.number] = _RUNNING
             counts[_RUNNING] += len(record.blocks)
         elif record.blocks:

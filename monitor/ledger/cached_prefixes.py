@@ -19,11 +19,11 @@ MAX_CHAINS: Final = 4_096
 MAX_STEPS: Final = 20_000
 SETTLED_NS: Final = 5_000_000_000
 """A content that was kept for so long is there for every prompt that comes."""
-MOST: Final = 0.9
+MOST_OF_STEP: Final = 0.9
 """Of the blocks stored in a step: the evictions of that step are the chain's that stored so many."""
 
-Hash = int | bytes
-Content = tuple[int, Hash]
+ContentHash = int | bytes
+Content = tuple[int, ContentHash]
 """A KV group, and what a block of it holds."""
 
 
@@ -49,7 +49,7 @@ class Step(NamedTuple):
     again: int
 
 
-class Prefixes:
+class CachedPrefixes:
     """The prefix cache of one engine, in contents. All counts are since we have listened."""
 
     def __init__(self) -> None:
@@ -146,7 +146,7 @@ class Prefixes:
 
     def _blame(self, by_chain: Counter[Chain], removed: list[Content]) -> None:
         ((chain, most),) = by_chain.most_common(1)
-        if most < MOST * sum(by_chain.values()):
+        if most < MOST_OF_STEP * sum(by_chain.values()):
             return
         for content in removed:
             if content not in self.kept:

@@ -10,7 +10,7 @@ import logging
 from collections import Counter, deque
 from typing import Final
 
-from kvscope.monitor.events.description import EngineDescription, parse
+from kvscope.monitor.events.description import EngineDescription, parse_description
 from kvscope.monitor.events.kinds import FIRST_FINISHED, Cause, Kind, Stage, Status
 from kvscope.monitor.events.samples import Fact, KvEvents, Record, ReportedEvent, Sample
 from kvscope.monitor.events.wire import (
@@ -23,12 +23,12 @@ from kvscope.monitor.events.wire import (
     is_alive,
 )
 from kvscope.monitor.ledger import validation
-from kvscope.monitor.ledger.balance import Balance, balance
-from kvscope.monitor.ledger.cached_prefixes import Prefixes
+from kvscope.monitor.ledger.balance import Balance, balance_of
+from kvscope.monitor.ledger.cached_prefixes import CachedPrefixes
 from kvscope.monitor.ledger.epoch_overlaps import EpochOverlaps
 from kvscope.monitor.ledger.fragmentation import unused_by_all
 from kvscope.monitor.ledger.heartbeat_history import HeartbeatHistory
-from kvscope.monitor.ledger.idle_floors import Floors
+from kvscope.monitor.ledger.idle_floors import IdleFloors
 from kvscope.monitor.ledger.ledger_records import FoundAnomaly as FoundAnomaly
 from kvscope.monitor.ledger.ledger_records import Loss as Loss
 from kvscope.monitor.ledger.ledger_records import Point as Point
@@ -59,7 +59,7 @@ EPOCH_SILENT_NS: Final = 3_000_000_000
 POINT_EVERY_NS: Final = 100_000_000
 SPARSE_POINT_EVERY_NS: Final = 1_000_000_000
 MAX_POINTS: Final = 36_000
-MAX_ENDED: Final = 4_096
+MAX_ENDED_REQUESTS: Final = 4_096
 MAX_ANOMALIES: Final = 1_000
 MAX_LOSSES: Final = 1_000
 MAX_LAPSES: Final = 1_000
@@ -68,7 +68,7 @@ MAX_PROMPTS: Final = 4_096
 MAX_SAMPLES: Final = 2_000
 MAX_RECENT_BYTES: Final = 64 << 20
 RUN_BYTES: Final = 20
-EVENTS: Final = (1 << EVENT_BITS) - 1
+EVENT_MASK: Final = (1 << EVENT_BITS) - 1
 
 
 class EngineLedger:
@@ -103,8 +103,8 @@ class EngineLedger:
         """Parts of the service that this engine's picture rests on and that do not work; not of the stream."""
         self.refused_records = 0
         """Records that could not be folded in."""
-        self.ended: deque[RequestState] = deque(maxlen=MAX_ENDED)
-        self._just_finished: deque[RequestState] = deque(maxlen=MAX_ENDED)
+        self.ended: deque[RequestState] = deque(maxlen=MAX_ENDED_REQUESTS)
+        self._just_finished: deque[RequestState] = deque(maxlen=MAX_ENDED_REQUESTS)
         self.anomalies: list[FoundAnomaly] = []
         """The first MAX_ANOMALIES of each kind: each step and audit finds what is wrong again, and says less of why."""
         self._anomalies: Counter[str] = Counter()
@@ -113,14 +113,14 @@ class EngineLedger:
         self.preempted: deque[Preemption] = deque(maxlen=MAX_PREEMPTED)
         self.prompts: deque[ComputedPrompt] = deque(maxlen=MAX_PROMPTS)
         """That were looked up in the prefix cache, and are computed."""
-        self.floors = Floors()
+        self.floors = IdleFloors()
         """In blocks that no living request holds."""
         self.points: deque[Point] = deque(maxlen=MAX_POINTS)
         self.recent: deque[Batch] = deque()
         self.samples: deque[Sample] = deque(maxlen=MAX_SAMPLES)
         self.facts: dict[str, Fact] = {}
         self.reported = ReportedEvents()
-        self.prefixes = Prefixes()
+        self.prefixes = CachedPrefixes()
         """What KV events tell, where there are any."""
         self.tally = Tally()
         self.beats = HeartbeatHistory()
@@ -205,7 +205,7 @@ class EngineLedger:
             if self.counting:
                 self.tally.follow(state)
             if NO_REQUEST in batch.texts:
-                self.description = parse(batch.texts[NO_REQUEST])
+                self.description = parse_description(batch.texts[NO_REQUEST])
         except Exception as error:
             # An event that is not laid out as the contract says: what it meant, and what follows it here, is lost.
             self._unreadable(batch, f"{type(error).__name__}: {error}")
@@ -276,7 +276,7 @@ class EngineLedger:
             return None  # in step already: the events say it better
         try:
             state = keyframe_codec.load_state(keyframe.state)
-            self.description = parse(state.description)
+            self.description = parse_description(state.description)
         except NotAFrame as error:
             return self._unreadable(keyframe, str(error))
         self.state = self._begun(state)
@@ -344,9 +344,9 @@ class EngineLedger:
 
     def _keep(self, batch: Batch) -> None:
         self.recent.append(batch)
-        self._recent_bytes += _size(batch)
+        self._recent_bytes += _batch_bytes(batch)
         while self._recent_bytes > MAX_RECENT_BYTES and len(self.recent) > 1:
-            self._recent_bytes -= _size(self.recent.popleft())
+            self._recent_bytes -= _batch_bytes(self.recent.popleft())
 
     def _point(self, position: Position) -> Point:
         state, totals = self.state, self.state.totals
@@ -355,7 +355,7 @@ class EngineLedger:
         waiting = sum(count for status, count in statuses.items() if Status.RECEIVED < status < FIRST_FINISHED)
         return Point(
             at_ns=self.now_ns,
-            balance=balance(state),
+            balance=balance_of(state),
             running=running,
             waiting=waiting - running,
             finished_requests=sum(totals.finished.values()),
@@ -376,7 +376,7 @@ class EngineLedger:
         self.state.residency_samples = None
 
     def take_just_finished(self) -> list[RequestState]:
-        """The requests that reached a terminal status since last asked; at most the last MAX_ENDED."""
+        """The requests that reached a terminal status since last asked; at most the last MAX_ENDED_REQUESTS."""
         finished = list(self._just_finished)
         self._just_finished.clear()
         return finished
@@ -390,7 +390,7 @@ class EngineLedger:
 
     def balance(self) -> Balance:
         """The pool now."""
-        return balance(self.state)
+        return balance_of(self.state)
 
     def wall(self, mono_ns: int) -> int:
         """A time of the engine's monotonic clock, as ns since 1970; 0 stays 0."""
@@ -426,7 +426,7 @@ class EngineLedger:
     def at(self, *places: int) -> str:
         """The position of the last of these places in the stream of this life; empty if none of them is known."""
         place = max(places, default=UNKNOWN_POSITION)
-        return str(Position(self.epoch, place >> EVENT_BITS, place & EVENTS)) if place >= 0 else ""
+        return str(Position(self.epoch, place >> EVENT_BITS, place & EVENT_MASK)) if place >= 0 else ""
 
     def request(self, name: str) -> RequestState | None:
         """A request by its id or `#number`, whether it lives or has ended of late."""
@@ -468,5 +468,5 @@ class EngineLedger:
         return self._head
 
 
-def _size(batch: Batch) -> int:
+def _batch_bytes(batch: Batch) -> int:
     return 300 + len(batch.runs) + len(batch.args) + len(batch.ids)

@@ -20,7 +20,7 @@ class Floor(NamedTuple):
     """The position in the stream of the last event until it was that low, where there is one."""
 
 
-class Floors:
+class IdleFloors:
     """The last MAX_FLOORS floors, folded from looks at an engine. `at` and `in_use` are in whatever the looks
     count in.
     """

@@ -8,7 +8,7 @@ from kvscope.monitor.events.kinds import Status
 from kvscope.monitor.ledger.histogram import Histogram
 from kvscope.monitor.state.records import RequestState
 
-BOUNDS_S: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0)
+LATENCY_BOUNDS_S: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0)
 TOKEN_BOUNDS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 SERVED: Final = frozenset((Status.FINISHED_STOPPED, Status.FINISHED_LENGTH_CAPPED, Status.FINISHED_REPETITION))
 """How a request ends that got what it asked for."""
@@ -23,8 +23,8 @@ class Latencies:
     """
 
     def __init__(self) -> None:
-        self.queue = Histogram(BOUNDS_S)
-        self.first_token = Histogram(BOUNDS_S)
+        self.queue = Histogram(LATENCY_BOUNDS_S)
+        self.first_token = Histogram(LATENCY_BOUNDS_S)
         self.per_token = Histogram(TOKEN_BOUNDS_S)
 
     def add(self, request: RequestState) -> None:

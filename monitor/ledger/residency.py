@@ -15,7 +15,7 @@ from kvscope.monitor.ledger.histogram import Buckets, Histogram
 from kvscope.monitor.state.engine_state import EngineState
 from kvscope.monitor.state.residency_samples import ResidencySamples
 
-BOUNDS_S: Final = (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0)
+RESIDENCY_BOUNDS_S: Final = (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0)
 AGE_BOUNDS_S: Final = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0)
 _SLOT_NS: Final = 1_000_000_000
 _SLOTS: Final = int(AGE_BOUNDS_S[-1]) + 1
@@ -89,9 +89,9 @@ class Residency:
     """
 
     def __init__(self) -> None:
-        self.lifetime = Histogram(BOUNDS_S)
-        self.idle_before_evict = Histogram(BOUNDS_S)
-        self.reuse_gap = Histogram(BOUNDS_S)
+        self.lifetime = Histogram(RESIDENCY_BOUNDS_S)
+        self.idle_before_evict = Histogram(RESIDENCY_BOUNDS_S)
+        self.reuse_gap = Histogram(RESIDENCY_BOUNDS_S)
         self.held = Ages()
         self.idle = Ages()
         self.noted = ResidencySamples()

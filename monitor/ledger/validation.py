@@ -15,7 +15,7 @@ from typing import Final
 
 from kvscope.monitor.events.kinds import Kind, name_of
 from kvscope.monitor.events.wire import Batch
-from kvscope.monitor.ledger.balance import balance
+from kvscope.monitor.ledger.balance import balance_of
 from kvscope.monitor.state.engine_state import EngineState
 from kvscope.monitor.state.invariants import Violation, violations
 
@@ -47,7 +47,7 @@ def validate(engine: str, position: str, state: EngineState, recent: Iterable[Ba
 
 def _all_violations(state: EngineState) -> Iterator[Violation]:
     yield from violations(state)
-    parts = balance(state)
+    parts = balance_of(state)
     if not parts.holds:
         yield Violation("conservation", -1, -1, f"the states add up to {parts.difference:+} blocks of the total")
 

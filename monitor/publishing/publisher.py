@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 EVENTS_ENDPOINT: Final = "tcp://127.0.0.1:5757"
 REPLAY_ENDPOINT: Final = "tcp://127.0.0.1:5758"
-RING_BYTES: Final = 64 << 20
+ENGINE_RING_BYTES: Final = 64 << 20
 
 
 class NotPrivate(ContractError):
@@ -67,7 +67,7 @@ class Publisher:
         replay: str = REPLAY_ENDPOINT,
         journal_dir: Path | None = None,
         journal_bytes: int = 1 << 30,
-        ring_bytes: int = RING_BYTES,
+        ring_bytes: int = ENGINE_RING_BYTES,
         interval_s: float = 0.05,
         heartbeat_s: float = 1.0,
         keyframe_s: float = 60.0,

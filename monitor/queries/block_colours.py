@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
 
-from kvscope.monitor.analysis.event_history import names_in
+from kvscope.monitor.analysis.event_history import request_names
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.queries.blocks import liveliest
 from kvscope.monitor.schema import BlockColours, Colouring, ColourKey
@@ -28,7 +28,7 @@ def by_owner(ledger: EngineLedger) -> BlockColours:
     ranked = [owner for owner, _ in counts.most_common(MAX_COLOURED_OWNERS)]
     rank = {owner: value for value, owner in enumerate(ranked, start=1)}
     values = bytes(0 if owner < 0 else rank.get(owner, OTHER_OWNERS) for owner in owners)
-    names = names_in(ledger)
+    names = request_names(ledger)
     called = {rank[owner]: names.get(owner, f"#{owner}") for owner in ranked}
     labels = {0: "nobody", OTHER_OWNERS: f"{len(counts) - len(ranked):,} others"} | called
     return _colours(ledger, "owner", values, labels, called)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from operator import truth
 
-from kvscope.monitor.analysis.event_history import names_in, story_of_block
+from kvscope.monitor.analysis.event_history import block_history, request_names
 from kvscope.monitor.analysis.ownership import because
 from kvscope.monitor.errors import NotKnown
 from kvscope.monitor.events.wire import Batch
@@ -27,7 +27,7 @@ def block_detail(ledger: EngineLedger, block: int, batches: Iterable[Batch]) -> 
         chains = because(ledger, block)
     except ValueError as error:
         raise NotKnown(str(error)) from None
-    names = names_in(ledger)
+    names = request_names(ledger)
     state = ledger.state
     return BlockDetail(
         engine=ledger.engine,
@@ -37,7 +37,7 @@ def block_detail(ledger: EngineLedger, block: int, batches: Iterable[Batch]) -> 
         owners=[names.get(number, f"#{number}") for number in state.owners(block)],
         hashed=bool(state.hashes[block]),
         ownership_chains=chains,
-        event_history=[history_entry(line) for line in story_of_block(batches, block, names)],
+        event_history=[history_entry(line) for line in block_history(batches, block, names)],
         tokens=tokens_in(state, ledger.description, block),
     )
 

@@ -6,8 +6,8 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from kvscope.monitor.analysis.event_history import BLOCK_KINDS, names_in
-from kvscope.monitor.analysis.event_listing import Wanted, in_words, listed
+from kvscope.monitor.analysis.event_history import BLOCK_KINDS, request_names
+from kvscope.monitor.analysis.event_listing import Wanted, event_text, list_events
 from kvscope.monitor.errors import BadQuestion, NotKnown
 from kvscope.monitor.events.kinds import Kind, name_of
 from kvscope.monitor.events.wire import Batch, Run
@@ -24,7 +24,7 @@ EventRow = tuple[Position, int, Run]
 
 def names_until(ledger: EngineLedger, batches: Sequence[Batch]) -> dict[int, str]:
     """Request ids by number, of all that the ledger knows and that are named in what was heard since."""
-    names = names_in(ledger)
+    names = request_names(ledger)
     for batch in batches:
         names.update(batch.texts)
     return names
@@ -56,7 +56,7 @@ def events_between(
 ) -> list[EventView]:
     """The last `most` from `since` until just before `until`."""
     found: list[EventRow] = []
-    for rows in listed(reversed([batch for batch in batches if since.at_ns <= batch.wall_ns]), which):
+    for rows in list_events(reversed([batch for batch in batches if since.at_ns <= batch.wall_ns]), which):
         found[:0] = [row for row in rows if _from(row, since) and not _from(row, until)]
         if len(found) >= most:
             break
@@ -73,12 +73,12 @@ def events_around(
         middle = bisect_right(batches, place, key=lambda batch: (batch.epoch, batch.sequence))
     before: list[EventRow] = []
     after: list[EventRow] = []
-    for rows in listed(reversed(batches[:middle]), which):
+    for rows in list_events(reversed(batches[:middle]), which):
         before[:0] = [row for row in rows if not _after(row, moment)]
         after[:0] = [row for row in rows if _after(row, moment)]
         if len(before) >= most - most // 2:
             break
-    for rows in listed(batches[middle:], which):
+    for rows in list_events(batches[middle:], which):
         if len(after) >= most // 2:
             break
         before += [row for row in rows if not _after(row, moment)]
@@ -100,7 +100,7 @@ def _views(names: Mapping[int, str], rows: Sequence[EventRow]) -> list[EventView
             position=str(position),
             at=timestamp(at_ns),
             kind=name_of(Kind, event.kind).lower(),
-            text=in_words(event, names),
+            text=event_text(event, names),
             request=names.get(event.request, f"#{event.request}") if event.request >= 0 else "",
             blocks=event.ids[:MAX_EVENT_IDS] if event.kind in BLOCK_KINDS else [],
             block_count=len(event.ids) if event.kind in BLOCK_KINDS else 0,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from kvscope.monitor.analysis.event_history import StoryLine
+from kvscope.monitor.analysis.event_history import HistoryLine
 from kvscope.monitor.schema import EventHistoryEntry
 from kvscope.monitor.text import timestamp
 
 
-def history_entry(line: StoryLine) -> EventHistoryEntry:
+def history_entry(line: HistoryLine) -> EventHistoryEntry:
     """One line of it."""
     return EventHistoryEntry(timestamp(line.at_ns), line.what, line.text, str(line.position))

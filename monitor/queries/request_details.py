@@ -7,8 +7,8 @@ from typing import Final
 
 import msgspec
 
-from kvscope.monitor.analysis.event_history import events, names_in, story_of_request
-from kvscope.monitor.analysis.request_phases import in_words, phases
+from kvscope.monitor.analysis.event_history import request_history, request_names, scan_events
+from kvscope.monitor.analysis.request_phases import phase_names, phases
 from kvscope.monitor.analysis.wait_tree import Wait, wait_of, waited_s
 from kvscope.monitor.errors import NotKnown
 from kvscope.monitor.events.kinds import FIRST_FINISHED, Cause, Status, name_of
@@ -37,8 +37,8 @@ def request_detail(ledger: EngineLedger, name: str, batches: Callable[[int], Ite
     if record is None:
         raise NotKnown(f"{ledger.engine} has no request {name!r}, nor has one of that name ended there of late")
     began_ns = ledger.wall(record.received_ns or record.arrived_ns)
-    about = list(events([b for b in batches(began_ns) if b.wall_ns >= began_ns], record.number))
-    story = story_of_request(about, record.number, names_in(ledger))
+    about = list(scan_events([b for b in batches(began_ns) if b.wall_ns >= began_ns], record.number))
+    story = request_history(about, record.number, request_names(ledger))
     return RequestDetail(
         engine=ledger.engine,
         request=_request_view(ledger, record, ended=record.number not in ledger.state.requests),
@@ -86,7 +86,7 @@ def _waited_s(ledger: EngineLedger, record: RequestState) -> dict[str, float]:
 def _phase_views(ledger: EngineLedger, record: RequestState, about: list[tuple[Position, int, Run]]) -> list[PhaseView]:
     views = []
     for phase in phases(about, record.number, ledger.now_ns):
-        state, reason = in_words(phase)
+        state, reason = phase_names(phase)
         views.append(
             PhaseView(
                 state=state,

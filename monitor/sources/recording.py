@@ -42,7 +42,7 @@ class Recording(Source):
         self.path = path
         self.bad_frames = 0
         self.bytes_lost = 0
-        self.segments = journal.segments(path) if path.is_dir() else []
+        self.segments = journal.journal_segments(path) if path.is_dir() else []
         self._files = [segment.path for segment in self.segments] or [path]
         if path.is_dir() and not self.segments:
             raise journal.NotAJournal(

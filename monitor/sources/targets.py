@@ -58,7 +58,7 @@ def kind_of(target: str) -> TargetKind:
 def _kind_of_path(target: str) -> TargetKind:
     path = Path(target)
     if target and path.is_dir():
-        segments = journal.segments(path)
+        segments = journal.journal_segments(path)
         if not segments:
             raise BadTarget(f"{path} holds no recording: no file in it is named EPOCH-SEQUENCE{journal.SUFFIX}")
         for segment in segments:

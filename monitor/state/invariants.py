@@ -40,7 +40,7 @@ def violations(state: EngineState) -> Iterator[Violation]:
     yield from _tables(state)
     yield from _requests(state)
     yield from _deferrals(state)
-    yield from _steps(state)
+    yield from _check_steps(state)
 
 
 def disputed_blocks(state: EngineState) -> list[int]:
@@ -117,7 +117,7 @@ def _deferrals(state: EngineState) -> Iterator[Violation]:
                 yield Violation("deferrals", block, number, f"block {block} is deferred for {deferral.id}, which left")
 
 
-def _steps(state: EngineState) -> Iterator[Violation]:
+def _check_steps(state: EngineState) -> Iterator[Violation]:
     for step in (*state.in_flight, *state.fences):
         if step <= state.last_step:
             yield Violation("steps", -1, -1, f"step {step} is in flight, step {state.last_step} is complete")

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from kvscope.monitor.analysis.event_history import StoryLine, events, names_in, story_of_block, story_of_request
+from kvscope.monitor.analysis.event_history import (
+    HistoryLine,
+    block_history,
+    request_history,
+    request_names,
+    scan_events,
+)
 from kvscope.monitor.events.kinds import Cause, Kind, Load, Status
 from kvscope.monitor.events.wire import Batch
 from tests.detectors.scenes import Spoken, Watched, finished_held, unaccounted
 
 
-def of_request(scene: Watched | Spoken, number: int) -> list[StoryLine]:
-    return story_of_request(events(scene.ledger.recent, number), number, names_in(scene.ledger))
+def of_request(scene: Watched | Spoken, number: int) -> list[HistoryLine]:
+    return request_history(scan_events(scene.ledger.recent, number), number, request_names(scene.ledger))
 
 
-def of_block(scene: Watched | Spoken, block: int) -> list[StoryLine]:
-    return story_of_block(scene.ledger.recent, block, names_in(scene.ledger))
+def of_block(scene: Watched | Spoken, block: int) -> list[HistoryLine]:
+    return block_history(scene.ledger.recent, block, request_names(scene.ledger))
 
 
-def texts(lines: list[StoryLine]) -> list[str]:
+def texts(lines: list[HistoryLine]) -> list[str]:
     return [line.text for line in lines]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvscope.monitor.analysis.memory_breakdown import (
-    GIB,
+    GIB_B,
     HEADROOM,
     Bill,
     NoBill,
@@ -49,7 +49,7 @@ def test_the_sums_of_the_seed_are_the_engines_own() -> None:
     """Printed by vLLM in https://github.com/vllm-project/vllm/pull/21489."""
     seed = bill(SEED)
     own = {words: int(size) for size, words in re.findall(r"memory=(\d+)` to (fit|fully)", SEED)}
-    assert abs(fit_requested(seed).kv_cache_memory - own["fit"]) <= rounding(seed) == round(0.025 * GIB)
+    assert abs(fit_requested(seed).kv_cache_memory - own["fit"]) <= rounding(seed) == round(0.025 * GIB_B)
     assert abs(use_all(seed).kv_cache_memory - own["fully"]) <= rounding(seed)
     # It was sized before the graphs were captured: their 0.65 GiB are what it is over.
     over = over_requested(seed)
@@ -60,7 +60,7 @@ def test_the_sums_of_the_seed_are_the_engines_own() -> None:
 def test_a_gib_more_of_weights_is_a_gib_less_of_kv() -> None:
     seed, heavier = bill(SEED), bill(SEED.replace("8.58 GiB for weight", "9.58 GiB for weight"))
     for suggested in (fit_requested, use_all):
-        assert abs(suggested(seed).kv_cache_memory - suggested(heavier).kv_cache_memory - GIB) <= 1
+        assert abs(suggested(seed).kv_cache_memory - suggested(heavier).kv_cache_memory - GIB_B) <= 1
 
 
 @pytest.mark.parametrize("text", [SEED, SINCE_27], ids=["0.10.2", "0.27"])
@@ -85,7 +85,7 @@ def test_what_cannot_be_met_is_0_and_says_how_much_is_missing() -> None:
 def test_graphs_count_once_where_the_peak_of_activations_holds_their_estimate() -> None:
     plain = bill(SINCE_27)
     once, notes = bill_of(facts(RESERVED, ESTIMATE, SINCE_27))
-    estimate = round(0.36 * GIB)
+    estimate = round(0.36 * GIB_B)
     assert plain.activations - once.activations == estimate
     assert fit_requested(once).kv_cache_memory - fit_requested(plain).kv_cache_memory == estimate
     assert "once" in notes[0]
@@ -100,7 +100,7 @@ def test_graphs_count_once_where_the_peak_of_activations_holds_their_estimate() 
 def test_the_last_of_several_bills_counts_whole() -> None:
     earlier = SEED.replace("8.58", "1.00")
     last, notes = bill_of(facts(earlier, SINCE_27.partition(" Current")[0]))
-    assert last.weights == round(56.89 * GIB)
+    assert last.weights == round(56.89 * GIB_B)
     assert last.kv_cache is None, "what the earlier one said is not this one's"
     assert "2 bills" in notes[-1]
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from kvscope.monitor.analysis.event_history import events
+from kvscope.monitor.analysis.event_history import scan_events
 from kvscope.monitor.analysis.request_phases import Phase, phases
 from kvscope.monitor.events.kinds import Cause, Status
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
@@ -17,7 +17,7 @@ from tests.detectors.waste import preemption
 def life_of(ledger: EngineLedger, name: str) -> list[Phase]:
     record = ledger.request(name)
     assert record is not None
-    return phases(events(ledger.recent, record.number), record.number, ledger.now_ns)
+    return phases(scan_events(ledger.recent, record.number), record.number, ledger.now_ns)
 
 
 def test_preempted_again_and_again() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvscope.monitor.analysis.wait_tree import MOST_HOLDERS, Wait, wait_of
+from kvscope.monitor.analysis.wait_tree import MAX_WAIT_HOLDERS, Wait, wait_of
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from tests.detectors import stuck
 from tests.detectors.scenes import Watched, never_fits, unaccounted
@@ -79,7 +79,7 @@ def test_a_place_and_blocks_that_nobody_owns() -> None:
     assert head is not None
     wait = wait_of(ledger, head)
     assert "7 run, of 7" in wait.text
-    assert len(wait.waits_for) == MOST_HOLDERS + 1
+    assert len(wait.waits_for) == MAX_WAIT_HOLDERS + 1
     assert sum(one.blocks for one in wait.waits_for) == ledger.balance().running
     assert wait.waits_for[-1].text == "2 more"
 

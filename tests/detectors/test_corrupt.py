@@ -29,7 +29,7 @@ def test_a_block_freed_twice() -> None:
     assert (finding.severity, finding.verdict) == ("critical", "confirmed")
     assert finding.culprits.blocks == [4]
     assert finding.culprits.requests == ["r-1"]
-    story = [str(e.value) for e in finding.evidence if e.name == "story"]
+    story = [str(e.value) for e in finding.evidence if e.name == "block_history"]
     assert [line.partition(" ")[2] for line in story] == [
         "allocated to request r-1",
         "released by request r-1 (PREEMPTED)",
@@ -174,7 +174,7 @@ def test_a_pool_that_does_not_add_up() -> None:
     assert finding.culprits.blocks == [5]
     assert value(finding, "difference") == -1
     assert (value(finding, "pool_blocks"), value(finding, "counted_blocks")) == (33, 32)
-    assert [str(e.value).partition(" ")[2] for e in finding.evidence if e.name == "event"] == [
+    assert [str(e.value).partition(" ")[2] for e in finding.evidence if e.name == "block_history"] == [
         "allocated to request r-2",
         "prefix hit: request r-2 took a reference",
         "released by request r-2 (PREEMPTED)",

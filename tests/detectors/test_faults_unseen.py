@@ -11,7 +11,7 @@ import pytest
 
 from kvscope.monitor import detectors
 from kvscope.monitor.detectors.registry import CATALOGUE
-from kvscope.monitor.events.description import parse
+from kvscope.monitor.events.description import parse_description
 from kvscope.monitor.events.wire import NO_REQUEST, Batch, Keyframe
 from kvscope.monitor.findings import FindingReport
 from kvscope.monitor.pipeline import Pipeline
@@ -30,7 +30,7 @@ def with_faults(frames: Iterable[Batch | Keyframe], faults: list[str]) -> list[B
     out: list[Batch | Keyframe] = []
     for frame in frames:
         if isinstance(frame, Batch) and NO_REQUEST in frame.texts:
-            described = parse(frame.texts[NO_REQUEST])
+            described = parse_description(frame.texts[NO_REQUEST])
             text = msgspec.structs.replace(described, faults=faults).to_json()
             frame = msgspec.structs.replace(frame, texts={**frame.texts, NO_REQUEST: text})
         out.append(frame)

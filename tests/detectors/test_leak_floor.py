@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvscope.monitor.ledger.idle_floors import Floors
+from kvscope.monitor.ledger.idle_floors import IdleFloors
 from tests.detectors.leaks import rising_floor
 from tests.detectors.scenes import Observer, Watched, value
 from tests.detectors.test_logs import judged, line
@@ -75,7 +75,7 @@ def test_drains_of_a_healthy_engine_have_no_floor(connector_share: float) -> Non
 
 
 def test_floors_count_from_the_last_fall() -> None:
-    floors = Floors()
+    floors = IdleFloors()
     for at, in_use in enumerate([5, 7, 2, 3, 3, 4]):
         floors.look(at, idle=False, worked=True, in_use=50)
         floors.look(at, idle=True, worked=True, in_use=in_use + 1)

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from kvscope.monitor.cli import main
-from kvscope.monitor.events.description import parse
+from kvscope.monitor.events.description import parse_description
 from kvscope.monitor.events.kinds import Kind
 from kvscope.monitor.events.trace_context import TraceContext
 from kvscope.monitor.events.wire import NO_REQUEST, Batch
@@ -45,7 +45,7 @@ def private(batch: Batch) -> Batch:
     if NO_REQUEST not in batch.texts:
         return batch
     said = msgspec.structs.replace(
-        parse(batch.texts[NO_REQUEST]),
+        parse_description(batch.texts[NO_REQUEST]),
         model=MODEL,
         served_model_name=MODEL,
         pid=4711,

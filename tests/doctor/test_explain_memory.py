@@ -11,7 +11,7 @@ import pytest
 from kvscope.engine.config import EngineConfig
 from kvscope.engine.lab.load_bench import BenchLoad
 from kvscope.engine.lab.simulated_bench import bench_simulated
-from kvscope.monitor.analysis.memory_breakdown import GIB
+from kvscope.monitor.analysis.memory_breakdown import GIB_B
 from kvscope.monitor.cli import main
 from tests.sources.test_memory_log import WORDINGS
 
@@ -39,7 +39,7 @@ def test_the_seed_and_a_heavier_one(capsys: pytest.CaptureFixture[str], tmp_path
     heavier.write_text(SEED.read_text().replace("8.58 GiB for weight", "9.58 GiB for weight"))
     _, report, _ = explain(capsys, heavier)
     for name in ("fit_requested_bytes", "use_all_bytes"):
-        assert abs(suggestions[name] - report["suggestions"][name] - GIB) <= 1
+        assert abs(suggestions[name] - report["suggestions"][name] - GIB_B) <= 1
 
 
 def test_a_person_reads_the_parts_and_what_is_wrong(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_the_device_of_an_engine_and_why_the_process_does_not_shrink(
     printed = capsys.readouterr().out.replace(str(tmp_path), "run")
     assert "WHY THE PROCESS'S MEMORY DOES NOT FALL" in printed
     said = " ".join(printed.split())
-    assert f"one pool of {known['kv_pool'] / GIB:.3f} GiB" in said
+    assert f"one pool of {known['kv_pool'] / GIB_B:.3f} GiB" in said
     assert "In use of the pool now: 0.0 %" in said
     assert f"device in all {512 / 1024:.3f} GiB" in said
     assert max(map(len, printed.splitlines())) <= 80
@@ -120,4 +120,4 @@ def test_a_log_says_it_too(capsys: pytest.CaptureFixture[str]) -> None:
     main(["explain", "memory", "--log", str(SEED)])
     printed = capsys.readouterr().out
     _, report, _ = explain(capsys, "--log", SEED)
-    assert f"one pool of {report['bill']['kv_cache'] / GIB:.3f} GiB" in " ".join(printed.split())
+    assert f"one pool of {report['bill']['kv_cache'] / GIB_B:.3f} GiB" in " ".join(printed.split())

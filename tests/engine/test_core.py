@@ -18,7 +18,7 @@ from kvscope.engine.models import load_model
 from kvscope.engine.requests.request_output import Output
 from kvscope.engine.requests.sampling_params import SamplingParams
 from kvscope.monitor.events.kinds import Status
-from kvscope.monitor.ledger.balance import balance
+from kvscope.monitor.ledger.balance import balance_of
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.sources.live_stream import LiveStream
 from tests.engine.before import with_before
@@ -63,7 +63,7 @@ def assert_books_equal(core: EngineCore, ledger: EngineLedger) -> None:
     assert list(state.refs) == pool.refs
     assert [bool(value) for value in state.hashes] == [digest is not None for digest in pool.digests]
     assert (state.free, state.cached_idle, state.used, state.total) == pool.counts()
-    assert balance(state).holds
+    assert balance_of(state).holds
     assert state.unexplained_references() == {}
     assert list(ledger.anomalies) == []
     assert list(ledger.losses) == []

@@ -138,8 +138,8 @@ def test_a_prefix_is_found_with_what_each_group_needs_of_it() -> None:
     assert {run.group: len(run.ids) for run in events(lab, Kind.REUSED)} == {0: 6, 1: 2}
     asked = [(run.group, *run.args) for run in events(lab, Kind.LOOKED_UP) if run.request == again.number]
     assert asked == [(0, 26, 24), (1, 24, 24)]
-    about = event_history.events(lab.frames, again.number)
-    told = [line.text for line in event_history.story_of_request(about, again.number, {}) if line.what == "reused"]
+    about = event_history.scan_events(lab.frames, again.number)
+    told = [line.text for line in event_history.request_history(about, again.number, {}) if line.what == "reused"]
     assert told == ["took over 6 blocks from the prefix cache", "took over 2 blocks from the prefix cache (KV group 1)"]
     assert lab.scheduler.prefix_hits == books(lab).state.totals.hit_tokens == 24
 

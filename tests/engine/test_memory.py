@@ -26,7 +26,7 @@ from kvscope.engine.faults import PLACES, Faults
 from kvscope.engine.lab.clock import VirtualClock
 from kvscope.engine.models import load_model
 from kvscope.engine.requests.sampling_params import SamplingParams
-from kvscope.monitor.analysis.memory_breakdown import GIB, bill_of, fit_requested, measured, rounding, use_all
+from kvscope.monitor.analysis.memory_breakdown import GIB_B, bill_of, fit_requested, measured, rounding, use_all
 from kvscope.monitor.cli import main
 from kvscope.monitor.events.event_log import EventLog, Flushed
 from kvscope.monitor.events.kinds import SCHEMA, Kind
@@ -99,7 +99,7 @@ def test_the_line_is_read_as_vllms_and_the_sums_are_the_same() -> None:
         assert suggested.short_by == 0
         assert abs(suggested.kv_cache_memory - own) <= rounding(bill)
     assert bill.kv_cache is not None
-    assert abs(bill.kv_cache - plan.kv_pool) < 1e-4 * GIB
+    assert abs(bill.kv_cache - plan.kv_pool) < 1e-4 * GIB_B
 
 
 def test_a_share_that_cannot_be_met_says_by_how_much_and_nothing_negative() -> None:
@@ -121,7 +121,7 @@ def test_a_share_of_more_than_the_machine_has_free_is_refused_by_how_much() -> N
     config = EngineConfig(**SMALL, memory_budget=2 * machine)
     with pytest.raises(ValueError, match=r"cannot be met: .* are [\d.]+ GiB more than is free") as found:
         plan_of(config)
-    missing = float(re.findall(r"are ([\d.]+) GiB more", str(found.value))[0]) * GIB
+    missing = float(re.findall(r"are ([\d.]+) GiB more", str(found.value))[0]) * GIB_B
     assert missing >= 2 * machine * config.gpu_memory_utilization - machine
     # Told how large the pool is, it takes the word for it.
     assert plan_of(replace(config, num_gpu_blocks_override=3)).num_blocks == 3
@@ -160,7 +160,7 @@ def test_a_setting_that_cannot_be_is_refused_by_name(setting: str, value: float)
     with pytest.raises(ValueError, match=setting):
         EngineConfig(**{setting: value})  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="memory_budget"):
-        EngineConfig(memory_budget=GIB, device="cuda")
+        EngineConfig(memory_budget=GIB_B, device="cuda")
 
 
 def test_the_device_is_looked_at_again_as_time_passes() -> None:
@@ -198,12 +198,12 @@ def test_a_running_engine_shows_its_bill(capsys: pytest.CaptureFixture[str], tmp
         assert main(["explain", "memory", engine.events]) == 0
         assert "elsewhere" in capsys.readouterr().out
         log = engine.log()
-    assert figures["device_total"] == GIB
-    assert figures["used_here"] <= GIB
+    assert figures["device_total"] == GIB_B
+    assert figures["used_here"] <= GIB_B
     bill, _ = bill_of(
         f for f in Log("a.log", datetime(2026, 11, 21, tzinfo=UTC)).records(log.splitlines()) if isinstance(f, Fact)
     )
-    assert abs(bill.weights - figures["weights"]) < 1e-4 * GIB
+    assert abs(bill.weights - figures["weights"]) < 1e-4 * GIB_B
     assert abs(figures["fit_requested"] - fit_requested(bill).kv_cache_memory) <= rounding(bill)
 
 
@@ -225,7 +225,7 @@ print(plan.kv_pool, *(int(re.search(rf"{name}:\s+(\d+)", status)[1]) * 1024 for 
 
 
 def test_a_budget_is_kept_under_load() -> None:
-    budget = GIB
+    budget = GIB_B
     done = subprocess.run(
         [sys.executable, "-c", UNDER_LOAD, str(budget)],
         capture_output=True,
@@ -272,7 +272,7 @@ def test_graphs_are_on_the_bill_as_estimated_and_as_captured(caplog: pytest.LogC
         if isinstance(record, Fact)
     }
     for name in ("memory_graphs_estimated_gib", "graph_capture_gib", "memory_graphs_gib"):
-        assert abs(float(facts[name]) * GIB - plan.graphs) < 1e-4 * GIB
+        assert abs(float(facts[name]) * GIB_B - plan.graphs) < 1e-4 * GIB_B
 
 
 def test_every_sizing_fault_has_its_test() -> None:

@@ -21,7 +21,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvscope.monitor.events.samples import Fact
-from kvscope.monitor.events.trace_context import parse
+from kvscope.monitor.events.trace_context import parse_traceparent
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.sources.engine_log import Log
 from tests.engine.process import PATIENCE_S, EngineProcess, follow, wait_for
@@ -338,7 +338,7 @@ def test_a_request_is_part_of_its_callers_trace(engine: EngineProcess, path: str
             )
             assert answer.status_code == 200
         follow(live, [ledger], lambda: len(ledger.ended) == 2)
-        assert [record.trace for record in ledger.ended] == [parse(header), None]
+        assert [record.trace for record in ledger.ended] == [parse_traceparent(header), None]
 
 
 def test_health_tells_idle_from_serving_and_from_stalled(engine: EngineProcess) -> None:

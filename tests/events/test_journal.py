@@ -32,7 +32,7 @@ def busy_lab(steps: int = 30) -> Lab:
 def test_it_opens_after_truncation_at_every_byte_of_its_last_batch(tmp_path: Path) -> None:
     lab = busy_lab()
     write(tmp_path / "whole", lab)
-    (segment,) = journal.segments(tmp_path / "whole")
+    (segment,) = journal.journal_segments(tmp_path / "whole")
     content = segment.path.read_bytes()
     last = len(encode(lab.frames[-1])) + journal.RECORD.size
     whole = list(journal.read(tmp_path / "whole"))
@@ -54,7 +54,7 @@ def test_it_opens_after_truncation_at_every_byte_of_its_last_batch(tmp_path: Pat
 
 def test_truncation_inside_the_header_is_an_empty_segment(tmp_path: Path) -> None:
     write(tmp_path, busy_lab(1))
-    (segment,) = journal.segments(tmp_path)
+    (segment,) = journal.journal_segments(tmp_path)
     content = segment.path.read_bytes()
     for end in range(len(journal.HEADER) + 1):
         segment.path.write_bytes(content[:end])
@@ -64,7 +64,7 @@ def test_truncation_inside_the_header_is_an_empty_segment(tmp_path: Path) -> Non
 def test_damage_inside_a_record_ends_the_segment_there(tmp_path: Path) -> None:
     lab = busy_lab()
     write(tmp_path, lab)
-    (segment,) = journal.segments(tmp_path)
+    (segment,) = journal.journal_segments(tmp_path)
     content = bytearray(segment.path.read_bytes())
     content[len(content) // 2] ^= 0xFF
     segment.path.write_bytes(bytes(content))
@@ -85,7 +85,7 @@ def test_each_segment_can_be_read_on_its_own(tmp_path: Path) -> None:
         for frame in lab.frames[seen:]:
             writer.append(encode(frame), frame.sequence)
     writer.close()
-    found = journal.segments(tmp_path)
+    found = journal.journal_segments(tmp_path)
     assert len(found) > 3
     for segment in found:
         frames = [decode(payload) for payload in journal.read_segment(segment.path)]
@@ -102,7 +102,7 @@ def test_each_segment_can_be_read_on_its_own(tmp_path: Path) -> None:
 def test_the_oldest_segments_go_first(tmp_path: Path) -> None:
     lab = busy_lab(200)
     write(tmp_path, lab, segment_bytes=2000, keep_bytes=10_000)
-    kept = journal.segments(tmp_path)
+    kept = journal.journal_segments(tmp_path)
     assert sum(segment.path.stat().st_size for segment in kept) < 13_000
     last = [decode(payload) for payload in journal.read_segment(kept[-1].path)][-1]
     assert isinstance(last, Batch)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvscope.monitor.events.trace_context import TraceContext, parse
+from kvscope.monitor.events.trace_context import TraceContext, parse_traceparent
 from kvscope.monitor.state import keyframe_codec
 from tests.detectors.scenes import Spoken
 
@@ -19,7 +19,7 @@ HEADER = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
     flags=st.integers(0, 255),
 )
 def test_what_a_header_names_is_what_the_event_carries(trace_id: int, span_id: int, flags: int) -> None:
-    context = parse(f"00-{trace_id:032x}-{span_id:016x}-{flags:02x}")
+    context = parse_traceparent(f"00-{trace_id:032x}-{span_id:016x}-{flags:02x}")
     assert context is not None
     assert (context.trace_id, context.span_id, context.is_sampled) == (trace_id, span_id, flags % 2 == 1)
     assert all(-(1 << 63) <= arg < 1 << 63 for arg in context)
@@ -40,16 +40,16 @@ def test_what_a_header_names_is_what_the_event_carries(trace_id: int, span_id: i
     ],
 )
 def test_what_is_no_header_is_ignored(header: str | None) -> None:
-    assert parse(header) is None
+    assert parse_traceparent(header) is None
 
 
 def test_a_later_version_may_say_more() -> None:
-    assert parse(f"01{HEADER[2:]}-more") == parse(HEADER)
+    assert parse_traceparent(f"01{HEADER[2:]}-more") == parse_traceparent(HEADER)
 
 
 @pytest.mark.parametrize("at_the_front_end", [True, False])
 def test_a_request_keeps_its_callers_trace(at_the_front_end: bool) -> None:
-    context = parse(HEADER)
+    context = parse_traceparent(HEADER)
     assert isinstance(context, TraceContext)
     scene = Spoken()
     if at_the_front_end:
@@ -68,7 +68,7 @@ def test_a_request_keeps_its_callers_trace(at_the_front_end: bool) -> None:
 
 
 def test_a_trace_of_nobody_known_changes_nothing() -> None:
-    context = parse(HEADER)
+    context = parse_traceparent(HEADER)
     assert context is not None
     scene = Spoken()
     scene.log.traced(7, context)

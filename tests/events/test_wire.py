@@ -58,7 +58,7 @@ def test_what_an_engine_sends_fits_the_schema() -> None:
             fixed = [name for name in fields.args if not name.endswith("*")]
             assert len(event.args) == len(fixed) or (len(event.args) > len(fixed) and fields.args[-1].endswith("*"))
             assert bool(event.ids) <= bool(fields.ids)
-            assert (event.request >= 0) == fields.about_request
+            assert (event.request >= 0) == fields.request_event_text
 
 
 def test_a_newer_major_version_is_refused_by_name() -> None:

@@ -15,8 +15,8 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
 from perfetto.trace_processor import TraceProcessor, TraceProcessorConfig
 
 from kvscope.monitor import cli
-from kvscope.monitor.analysis.event_history import events
-from kvscope.monitor.analysis.request_phases import in_words, phases
+from kvscope.monitor.analysis.event_history import scan_events
+from kvscope.monitor.analysis.request_phases import phase_names, phases
 from kvscope.monitor.events.kinds import FIRST_FINISHED
 from kvscope.monitor.events.wire import Keyframe
 from kvscope.monitor.exporters.perfetto.trace import TRACE_HOLDERS
@@ -148,14 +148,14 @@ def test_each_request_is_a_track_with_the_phases_of_its_life(lab: Lab, watch: Pi
     for name, found in drawn.items():
         number = records[name].number
         begun = [(at, event) for at, event in found if event.type != TrackEvent.TYPE_SLICE_END]
-        lived = phases(events(ledger.recent, number), number, ledger.now_ns)
+        lived = phases(scan_events(ledger.recent, number), number, ledger.now_ns)
         assert [at for at, _ in begun] == [phase.since_ns for phase in lived]
         for (_, event), phase in zip(begun, lived, strict=True):
             said = arguments(event)
-            assert event.name == in_words(phase)[0]
+            assert event.name == phase_names(phase)[0]
             assert (said["computed"], said["recomputed"]) == (phase.computed, phase.recomputed)
             if phase.status < FIRST_FINISHED:
-                assert (said.get("reason", ""), said["blocks"]) == (in_words(phase)[1], phase.blocks)
+                assert (said.get("reason", ""), said["blocks"]) == (phase_names(phase)[1], phase.blocks)
 
 
 def test_what_ended_and_holds_blocks_is_drawn_until_it_gives_them_back(watch: Pipeline, read: Read) -> None:

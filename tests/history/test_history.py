@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvscope.engine.lab.clock import VirtualClock
-from kvscope.monitor.analysis.event_history import events
+from kvscope.monitor.analysis.event_history import scan_events
 from kvscope.monitor.events import journal
 from kvscope.monitor.events.wire import Batch, Frame, encode
 from kvscope.monitor.history.history import GAP_NS, History, NotKept
@@ -42,7 +42,7 @@ def kept(directory: Path, frames: list[Frame], which: str) -> History:
     """The frames as a recording in several segments, or as a history some or all of whose segments are closed."""
     into = directory if which == "recording" else directory_of(directory, frames[0].engine)
     write(into, frames, SMALL)
-    opened = journal.segments(into)
+    opened = journal.journal_segments(into)
     assert len(opened) > 3
     for segment in {"recording": [], "some closed": opened[:2], "all closed": opened}[which]:
         assert close(segment.path, into) is not None
@@ -74,7 +74,7 @@ def test_just_after_an_event_is_the_fold_up_to_it(tmp_path: Path, which: str) ->
     lab, frames = with_keyframes(120)
     history = kept(tmp_path, frames, which)
     rng = random.Random(2)
-    placed = list(events((frame for frame in lab.frames if isinstance(frame, Batch)), None))
+    placed = list(scan_events((frame for frame in lab.frames if isinstance(frame, Batch)), None))
     for position, _, _ in rng.sample(placed, 30):
         expected = EngineLedger(lab.packer.engine)
         for frame in lab.frames:
@@ -140,7 +140,7 @@ def test_a_hole_and_a_torn_tail_are_gaps(tmp_path: Path) -> None:
         lab.step()
     frames += lab.frames[joined:]
     write(tmp_path, frames)
-    *_, last = journal.segments(tmp_path)
+    *_, last = journal.journal_segments(tmp_path)
     last.path.write_bytes(last.path.read_bytes()[:-5])
     span = History(tmp_path).span(lab.packer.engine)
     assert span is not None

@@ -97,7 +97,7 @@ def test_a_recording_adds_up_to_the_engines_own_state(tmp_path: Path) -> None:
         nonlocal steps
         if steps < 50:
             work_once()
-            steps += directory.is_dir() and bool(journal.segments(directory))
+            steps += directory.is_dir() and bool(journal.journal_segments(directory))
             return False
         if lab.log.flushed:
             return False
@@ -209,7 +209,7 @@ def test_a_directory_without_segments_is_no_recording(tmp_path: Path) -> None:
 def test_a_recording_cut_short_says_how_much_is_lost(tmp_path: Path) -> None:
     scene = finished_held()
     write(tmp_path, scene.lab)
-    (segment,) = journal.segments(tmp_path)
+    (segment,) = journal.journal_segments(tmp_path)
     last = len(encode(scene.lab.frames[-1])) + journal.RECORD.size
     data = segment.path.read_bytes()
     segment.path.write_bytes(data[:-7])

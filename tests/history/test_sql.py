@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kvscope.monitor.analysis.event_history import events
+from kvscope.monitor.analysis.event_history import scan_events
 from kvscope.monitor.cli import main
 from kvscope.monitor.events import journal
 from kvscope.monitor.events.kinds import Kind, Status, name_of
@@ -41,7 +41,7 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Batch]
     heard = Heard(directory, lab)
     heard.hear(lab.frames[:150])
     heard.writer.stop(heard.ledger)
-    (first,) = journal.segments(heard.directory)
+    (first,) = journal.journal_segments(heard.directory)
     assert close(first.path, heard.directory) is not None
     again = Heard(directory, lab, heard.ledger)
     again.hear(lab.frames[150:])
@@ -53,7 +53,7 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Batch]
 def test_events_are_what_was_said(history: tuple[Path, list[Batch], EngineLedger]) -> None:
     directory, batches, _ = history
     rows = ask("SELECT * FROM events ORDER BY epoch, sequence, event", directory)
-    said = list(events(batches, None))
+    said = list(scan_events(batches, None))
     assert len(rows) == len(said)
     for row, (position, at_ns, event) in zip(rows, said, strict=True):
         assert (row["epoch"], row["sequence"], row["event"]) == position
@@ -107,7 +107,7 @@ def test_a_recording_has_points_and_findings_once_it_is_judged(
     header, row = csv.reader(io.StringIO(capsys.readouterr().out))
     assert header == ["held"]
     assert int(row[0]) > 0
-    kinds = Counter(event.kind for _, _, event in events(scene.lab.frames, None))  # type: ignore[arg-type]
+    kinds = Counter(event.kind for _, _, event in scan_events(scene.lab.frames, None))  # type: ignore[arg-type]
     assert main(["sql", "SELECT count(*) AS n FROM events WHERE kind = 'FINISHED'", str(tmp_path)]) == 0
     assert str(kinds[Kind.FINISHED]) in capsys.readouterr().out
 

@@ -59,7 +59,7 @@ def test_what_is_heard_is_kept_in_segments_that_can_be_read_alone(
     heard = Heard(tmp_path, lab)
     heard.hear(lab.frames)
     heard.writer.stop(heard.ledger)
-    found = journal.segments(heard.directory)
+    found = journal.journal_segments(heard.directory)
     assert len(found) > 3
     assert heard.ended == [segment.path for segment in found[:-1]]
     frames = [decode(payload) for payload in heard.payloads()]
@@ -238,7 +238,7 @@ def test_what_a_crash_left_half_done_is_done(tmp_path: Path, monkeypatch: pytest
 
 def wait_until_closed(directory: Path) -> None:
     deadline = time.monotonic() + 60
-    while journal.segments(directory):
+    while journal.journal_segments(directory):
         assert time.monotonic() < deadline
         time.sleep(0.01)
 

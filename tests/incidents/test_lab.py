@@ -17,7 +17,7 @@ from kvscope.engine.faults import PLACES, parse_fault
 from kvscope.monitor.cli import main
 from kvscope.monitor.detectors.registry import CATALOGUE, THRESHOLDS
 from kvscope.monitor.events import journal
-from kvscope.monitor.events.description import parse
+from kvscope.monitor.events.description import parse_description
 from kvscope.monitor.events.wire import NO_REQUEST, Batch, decode
 from kvscope.monitor.incidents import lab_report
 from kvscope.monitor.incidents.lab_run import Run, frames, live
@@ -93,8 +93,10 @@ def test_the_monitor_is_not_told_which_faults_are_on(tmp_path: Path) -> None:
     kept = Path(made.kept)
     said = [frame for payload in journal.read(kept) if isinstance(frame := decode(payload), Batch)]
     heard = list(frames(kept))
-    assert [parse(batch.texts[NO_REQUEST]).faults for batch in said if NO_REQUEST in batch.texts] == [[LEAK.fault]]
-    assert [parse(batch.texts[NO_REQUEST]).faults for batch in heard if NO_REQUEST in batch.texts] == [[]]
+    assert [parse_description(batch.texts[NO_REQUEST]).faults for batch in said if NO_REQUEST in batch.texts] == [
+        [LEAK.fault]
+    ]
+    assert [parse_description(batch.texts[NO_REQUEST]).faults for batch in heard if NO_REQUEST in batch.texts] == [[]]
     assert [batch.sequence for batch in heard] == [batch.sequence for batch in said]
 
 
@@ -152,7 +154,7 @@ def test_what_the_command_refuses(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     monkeypatch.setitem(sys.modules, "kvscope.monitor.incidents.lab_report", None)
     monkeypatch.delattr("kvscope.monitor.incidents.lab_report")
     assert main(["incidents"]) == 2
-    assert "run it from a checkout" in capsys.readouterr().err
+    assert "pip install 'kvscope[engine]'" in capsys.readouterr().err
 
 
 @pytest.mark.slow

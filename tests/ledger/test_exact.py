@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from kvscope.monitor.ledger.balance import balance
+from kvscope.monitor.ledger.balance import balance_of
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from tests.lab import Lab
 
@@ -63,7 +63,7 @@ def assert_same(lab: Lab, ledger: EngineLedger, skipped: Counter[int]) -> None:
     assert {r.number: r.status for r in state.requests.values() if not r.is_finished} == {
         r.number: r.status for r in lab.scheduler.requests.values() if not r.is_finished
     }
-    parts = balance(state)
+    parts = balance_of(state)
     assert parts.holds
     assert state.unexplained_references() == dict(sorted(skipped.items()))
     assert parts.unexplained_references == skipped.total()

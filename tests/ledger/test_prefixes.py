@@ -9,7 +9,7 @@ import pytest
 
 from kvscope.monitor.events.samples import KvEvent, KvEvents
 from kvscope.monitor.ledger import cached_prefixes
-from kvscope.monitor.ledger.cached_prefixes import SETTLED_NS, Prefixes
+from kvscope.monitor.ledger.cached_prefixes import SETTLED_NS, CachedPrefixes
 from kvscope.monitor.sources.kv_events import decode_kv_events
 from tests.sources.kv_publisher import encoded, recorded
 
@@ -41,7 +41,7 @@ def removed(*hashes: int | bytes, group: int = 0) -> KvEvent:
 @pytest.mark.parametrize("name", RECORDINGS)
 def test_the_books_of_real_recordings(name: str) -> None:
     """At every batch what is kept is what was stored and not removed, and it never exceeds the pool."""
-    books = Prefixes()
+    books = CachedPrefixes()
     kept: Counter[tuple[int, int | bytes]] = Counter()
     for record in records(name):
         for event in record.events:
@@ -61,7 +61,7 @@ def test_the_books_of_real_recordings(name: str) -> None:
 
 
 def test_the_same_content_in_two_blocks_is_there_until_both_are_gone() -> None:
-    books = Prefixes()
+    books = CachedPrefixes()
     books.apply(step(0, stored(1, 2), stored(1, 2)))
     books.apply(step(1, removed(1)))
     assert (books.kept_blocks, len(books.kept)) == (3, 2)
@@ -70,7 +70,7 @@ def test_the_same_content_in_two_blocks_is_there_until_both_are_gone() -> None:
 
 
 def test_the_same_hash_in_another_group_is_another_content() -> None:
-    books = Prefixes()
+    books = CachedPrefixes()
     books.apply(step(0, stored(1, 2)))
     books.apply(step(60, stored(1, 2, group=1)))
     assert books.again == 0
@@ -80,7 +80,7 @@ def test_the_same_hash_in_another_group_is_another_content() -> None:
 
 def test_what_is_stored_though_it_was_there() -> None:
     settled = SETTLED_NS / 1e9
-    books = Prefixes()
+    books = CachedPrefixes()
     books.apply(step(0, stored(1, 2, 3)))
     books.apply(step(settled - 1, stored(1, 2, 3)))  # beside the first: they came together
     assert books.again == 0
@@ -95,14 +95,14 @@ def test_what_is_stored_though_it_was_there() -> None:
 
 @pytest.mark.parametrize("how", [{"lost": 2}, {"restarted": True}])
 def test_after_a_gap_or_in_a_new_life_nothing_is_known_of_what_is_kept(how: dict[str, Any]) -> None:
-    books = Prefixes()
+    books = CachedPrefixes()
     books.apply(step(0, stored(1, 2, 3)))
     books.apply(step(60, stored(1, 2, 3), **how))
     assert (books.again, books.kept_blocks, books.lost) == (0, 3, how.get("lost", 0))
 
 
 def test_a_chain_and_what_it_evicts() -> None:
-    books = Prefixes()
+    books = CachedPrefixes()
     books.apply(step(0, stored(1, 2, 3, 4)))
     books.apply(step(1, removed(1, 2), stored(11, 12)))
     books.apply(step(2, removed(3), stored(13, parent=12)))
@@ -112,7 +112,7 @@ def test_a_chain_and_what_it_evicts() -> None:
 
 
 def test_of_two_chains_in_a_step_nobody_can_tell_whose_an_eviction_was() -> None:
-    books = Prefixes()
+    books = CachedPrefixes()
     books.apply(step(0, stored(1, 2, 3, 4)))
     books.apply(step(1, removed(1, 2), stored(11), stored(21)))
     books.apply(step(2, stored(1, 2)))
@@ -121,7 +121,7 @@ def test_of_two_chains_in_a_step_nobody_can_tell_whose_an_eviction_was() -> None
 
 def test_the_books_do_not_grow_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cached_prefixes, "MAX_HASHES", 100)
-    books = Prefixes()
+    books = CachedPrefixes()
     for n in range(1000):
         books.apply(step(n, removed(n - 1), stored(n, -n)))
     assert len(books.kept) <= 100

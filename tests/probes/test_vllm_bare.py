@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from kvscope.monitor.events.kinds import Cause, Status
-from kvscope.monitor.events.trace_context import parse
+from kvscope.monitor.events.trace_context import parse_traceparent
 from kvscope.monitor.events.wire import Batch, decode
-from kvscope.monitor.ledger.balance import balance
+from kvscope.monitor.ledger.balance import balance_of
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from tests.probes.bare_scheduler import ENGINE, traceparent
 from tests.probes.connector_settings import CONNECTOR
@@ -89,7 +89,7 @@ def test_events_add_up_to_the_tables_of_vllm_after_every_step(life: str, lives: 
         assert list(state.refs[1:]) == record["refs"][1:]
         assert [bool(value) for value in state.hashes[1:]] == record["hashed"][1:]
         assert state.used == frame.used
-        assert balance(state).holds
+        assert balance_of(state).holds
         assert not state.unexplained_references()
         seen["behind a fence"] += len(state.detached)
         by_name = {r.id: r for r in state.requests.values()}
@@ -108,7 +108,7 @@ def test_events_add_up_to_the_tables_of_vllm_after_every_step(life: str, lives: 
             else:
                 assert status.startswith("FINISHED")  # it holds nothing any more; its connector has yet to say so
     assert {r.id: r.trace for r in ledger.ended if r.trace} == {
-        r.id: parse(traceparent(int(r.id.rpartition("-")[2]) + 1)) for r in ledger.ended if r.trace
+        r.id: parse_traceparent(traceparent(int(r.id.rpartition("-")[2]) + 1)) for r in ledger.ended if r.trace
     }
     assert sum(r.trace is not None for r in ledger.ended) > len(ledger.ended) / 4
     totals = state.totals

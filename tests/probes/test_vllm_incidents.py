@@ -19,7 +19,7 @@ from kvscope.monitor.detectors.registry import THRESHOLDS
 from kvscope.monitor.events.kinds import Kind, Status
 from kvscope.monitor.events.wire import Batch, Frame
 from kvscope.monitor.findings import FindingReport
-from kvscope.monitor.ledger.balance import balance
+from kvscope.monitor.ledger.balance import balance_of
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.sources.live_stream import LiveStream
@@ -185,8 +185,8 @@ async def clients_leave(server: Server) -> None:
         state = seen.ledger.state
         assert seen.left.total() == state.totals.finished[Status.FINISHED_ABORTED] - aborted
         assert not seen.ledger.anomalies
-        assert balance(state).holds
-        assert (state.used, balance(state).unaccounted) == (0, 0)
+        assert balance_of(state).holds
+        assert (state.used, balance_of(state).unaccounted) == (0, 0)
         assert not state.unexplained_references()
         assert not [f for f in seen.watch.findings() if f.code.startswith(("leak.", "corrupt."))]
 
@@ -253,4 +253,4 @@ async def stopped(server: Server) -> None:
             engine.send_signal(signal.SIGCONT)
         await seen.until(lambda: not seen.firing(STALLED) and not seen.phases)
         assert seen.left.total() == seen.left[""]  # of the test before, whose clients have left
-        assert balance(seen.ledger.state).holds
+        assert balance_of(seen.ledger.state).holds

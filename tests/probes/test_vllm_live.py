@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from kvscope.monitor.cli import main
-from kvscope.monitor.ledger.balance import balance
+from kvscope.monitor.ledger.balance import balance_of
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.sources.live_stream import LiveStream
 from tests.engine.process import follow
@@ -141,8 +141,8 @@ def test_doctor_names_the_requests_whose_blocks_a_connector_never_gave_back(
         follow(stream, [ledger], lambda: ledger.state.audit_cycles > audited + 1)
     state = ledger.state
     assert not ledger.anomalies
-    assert balance(state).holds
-    assert balance(state).finished == state.used == sum(len(d.blocks) for d in state.deferrals.values())
+    assert balance_of(state).holds
+    assert balance_of(state).finished == state.used == sum(len(d.blocks) for d in state.deferrals.values())
     assert state.totals.finished
     assert state.totals.output_tokens == sum(4 + index for index in range(CLIENTS))
     target = [server.events, "--format", "json", "--set", "leak.finished-held.grace_s=0.1", "--for", "1"]

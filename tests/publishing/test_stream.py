@@ -268,7 +268,7 @@ def test_an_engine_killed_and_restarted(tmp_path: Path) -> None:
             assert ledger.restarts == 1
             assert not ledger.anomalies
             assert ledger.balance().holds
-    epochs = {segment.epoch for segment in journal.segments(tmp_path / "journal")}
+    epochs = {segment.epoch for segment in journal.journal_segments(tmp_path / "journal")}
     assert len(epochs) == 2
 
 

@@ -10,7 +10,7 @@ import pytest
 from kvscope.monitor.errors import BadQuestion
 from kvscope.monitor.events.kinds import Kind
 from kvscope.monitor.events.wire import Batch
-from kvscope.monitor.ledger.residency import BOUNDS_S
+from kvscope.monitor.ledger.residency import RESIDENCY_BOUNDS_S
 from kvscope.monitor.text import timestamp
 from tests.detectors.scenes import ENGINE, Watched, finished_held, unaccounted
 
@@ -70,7 +70,7 @@ def test_all_that_was_handed_out_came_back_or_is_held(seed: int, faults: tuple[s
     assert sum(held.blocks for held in view.held) == len(born)
     assert [bucket.blocks for bucket in view.lifetimes] == [
         sum(low < life <= high for life in lifetimes)
-        for low, high in zip((-1.0, *BOUNDS_S), (*BOUNDS_S, float("inf")), strict=True)
+        for low, high in zip((-1.0, *RESIDENCY_BOUNDS_S), (*RESIDENCY_BOUNDS_S, float("inf")), strict=True)
     ]
     for held in view.held:
         assert held.since == timestamp(min(born[block] for block in held.ids))

@@ -31,7 +31,7 @@ def worked(directory: Path, segment_bytes: int) -> Lab:
 
 def test_a_recording_from_the_start_begins_with_its_first_batch(tmp_path: Path) -> None:
     lab = worked(tmp_path, 1 << 20)
-    (segment,) = journal.segments(tmp_path)
+    (segment,) = journal.journal_segments(tmp_path)
     kept = list(journal.read_segment(segment.path))
     frames = list(Recording(tmp_path))
     assert len(kept) == len(lab.frames) + 1
@@ -44,7 +44,7 @@ def test_a_recording_from_the_start_begins_with_its_first_batch(tmp_path: Path) 
 
 def test_what_is_left_of_a_recording_begins_with_its_keyframe(tmp_path: Path) -> None:
     lab = worked(tmp_path, 4_000)
-    first, second, *_ = journal.segments(tmp_path)
+    first, second, *_ = journal.journal_segments(tmp_path)
     assert isinstance(next(iter(Recording(tmp_path))), Batch)
     first.path.unlink()
     frames = list(Recording(tmp_path))

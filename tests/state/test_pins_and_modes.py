@@ -6,7 +6,7 @@ import pytest
 
 from kvscope.monitor.events.event_log import EventLog
 from kvscope.monitor.events.kinds import Cause, EngineMode, Layer, Release, Status
-from kvscope.monitor.ledger.balance import balance
+from kvscope.monitor.ledger.balance import balance_of
 from kvscope.monitor.publishing.packer import Packer, Vitals
 from kvscope.monitor.state import keyframe_codec
 from kvscope.monitor.state.engine_state import EngineState
@@ -40,7 +40,7 @@ def test_pinned_blocks_stay_accounted_after_their_request_ended() -> None:
     engine.log.released(1, [3, 4], Release.FINISHED)
     state = engine.state()
     assert (state.refs[3], state.refs[4], state.used) == (1, 0, 1)
-    assert (balance(state).finished, balance(state).unaccounted, balance(state).holds) == (1, 0, True)
+    assert (balance_of(state).finished, balance_of(state).unaccounted, balance_of(state).holds) == (1, 0, True)
     assert not state.unexplained_references()
     engine.log.unpinned([3])
     state = engine.state()
@@ -57,7 +57,7 @@ def test_a_cached_idle_block_that_is_pinned_twice_is_in_use_until_both_pins_are_
     engine.log.pinned([5])
     engine.log.unpinned([5])
     state = engine.state()
-    assert (state.used, state.cached_idle, balance(state).finished) == (1, 0, 1)
+    assert (state.used, state.cached_idle, balance_of(state).finished) == (1, 0, 1)
     engine.log.unpinned([5])
     state = engine.state()
     assert (state.used, state.cached_idle) == (0, 1)

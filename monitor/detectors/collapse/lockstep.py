@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from kvscope.monitor.analysis.demand import Demand, capacity_tokens, demands, number, tokens_per_request
+from kvscope.monitor.analysis.demand import Demand, capacity_tokens, demands, number_fact, tokens_per_request
 from kvscope.monitor.detectors.advice import smaller_budget
 from kvscope.monitor.detectors.detector import Detector
 from kvscope.monitor.detectors.judgement import Evidence, Judgement
@@ -272,7 +272,7 @@ class Lockstep(Detector[Judgement]):
 
     def _from_report(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         facts = ledger.facts
-        high, low = number(facts, "usage_fell_from") or 0.0, number(facts, "usage_fell_to") or 0.0
+        high, low = number_fact(facts, "usage_fell_from") or 0.0, number_fact(facts, "usage_fell_to") or 0.0
         asked, capacity, each = demands(facts), capacity_tokens(facts), tokens_per_request(facts)
         if not asked or capacity is None or each is None or high - low < settings(self.min_share):
             return
@@ -395,7 +395,7 @@ def _conclusion(asked: Sequence[Demand]) -> str:
 
 def _steps_text(asked: Demand, facts: Mapping[str, Fact]) -> str:
     """How many steps the prompts of one wave take, if the budget of a step is known."""
-    budget, prompt = number(facts, "max_num_batched_tokens"), number(facts, "load_input_len")
+    budget, prompt = number_fact(facts, "max_num_batched_tokens"), number_fact(facts, "load_input_len")
     if not budget or not prompt:
         return ""
     return (
@@ -410,7 +410,7 @@ def _capacity_at(ledger: EngineLedger) -> str:
 
 
 def _reported_number(ledger: EngineLedger, fact: str, name: str, times: int, unit: str) -> Iterator[Evidence]:
-    if (figure := number(ledger.facts, fact)) is not None:
+    if (figure := number_fact(ledger.facts, fact)) is not None:
         yield Evidence(name, round(times * figure, 1), unit, REPORT, ledger.facts[fact].position)
 
 

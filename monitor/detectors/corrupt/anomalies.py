@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from kvscope.monitor.analysis.event_history import StoryLine, names_in, story_of_block
+from kvscope.monitor.analysis.event_history import HistoryLine, block_history, request_names
 from kvscope.monitor.detectors.advice import named
 from kvscope.monitor.detectors.blind.stream_gap import UNREADABLE
 from kvscope.monitor.detectors.detector import Detector
@@ -61,16 +61,16 @@ class CorruptDetector(Detector[Judgement]):
 
 def _judge_anomalies(ledger: EngineLedger, code: str, title: str, anomalies: list[FoundAnomaly]) -> Judgement:
     first = anomalies[0]
-    names = names_in(ledger)
+    names = request_names(ledger)
     blocks = sorted({found.anomaly.block for found in anomalies if found.anomaly.block >= 0})
     requests = dict.fromkeys(
         names.get(found.anomaly.request, f"#{found.anomaly.request}")
         for found in anomalies
         if found.anomaly.request >= 0
     )
-    story: list[StoryLine] = []
+    story: list[HistoryLine] = []
     if blocks:
-        story = story_of_block(ledger.recent, first.anomaly.block if first.anomaly.block >= 0 else blocks[0], names)
+        story = block_history(ledger.recent, first.anomaly.block if first.anomaly.block >= 0 else blocks[0], names)
         story = [line for line in story if line.position <= first.position]
     where = f"block {first.anomaly.block}, " if first.anomaly.block >= 0 else ""
     return Judgement(

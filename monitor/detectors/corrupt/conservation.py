@@ -51,7 +51,7 @@ def _judge_imbalance(ledger: EngineLedger, imbalance: Imbalance) -> Judgement:
             Evidence("pool_blocks", total, "blocks", position=ledger.at(ledger.state.places.started)),
             Evidence("counted_blocks", counted_blocks, "blocks", position=at),
             *(
-                Evidence("event", f"{clock_time(line.at_ns)} {line.text}", "", "stream", str(line.position))
+                Evidence("block_history", f"{clock_time(line.at_ns)} {line.text}", "", "stream", str(line.position))
                 for line in imbalance.history[-MAX_IMBALANCE_EVENTS:]
             ),
         ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from kvscope.monitor.analysis.memory_breakdown import GIB, NoBill, bill_of, measured
+from kvscope.monitor.analysis.memory_breakdown import GIB_B, NoBill, bill_of, measured
 from kvscope.monitor.detectors.detector import Detector
 from kvscope.monitor.detectors.judgement import Evidence, Judgement
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
@@ -70,7 +70,7 @@ class PoolReserved(Detector[Judgement]):
                 Evidence("share_of_device", round(share, 4), "of the device", bill.source, bill.position),
             ),
             explanation=(
-                f"The KV pool is {bill.kv_pool / GIB:.2f} GiB, {percent(share)} of the device, and was taken at the"
+                f"The KV pool is {bill.kv_pool / GIB_B:.2f} GiB, {percent(share)} of the device, and was taken at the"
                 " start in one piece: the process has as much of the device while it is idle as under load, and gives"
                 " none of it back. How much of the pool is in use is another figure, KV cache usage."
             ),

@@ -10,7 +10,7 @@ from kvscope.monitor.detectors.judgement import Evidence
 from kvscope.monitor.detectors.sample_math import DEFAULT_INTERVAL_S, prompt_tokens_until, spaced
 from kvscope.monitor.events.samples import Sample
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.ledger.idle_floors import Floor, Floors
+from kvscope.monitor.ledger.idle_floors import Floor, IdleFloors
 
 
 class UsageSeries(NamedTuple):
@@ -62,7 +62,7 @@ def samples_with_usage(ledger: EngineLedger) -> list[Sample]:
 
 def idle_usage_floors(ledger: EngineLedger) -> list[Floor]:
     """Return the rising series of usage at which the engine drained to idle; `at` is an index of the samples above."""
-    floors = Floors()
+    floors = IdleFloors()
     for index, sample in enumerate(samples_with_usage(ledger)):
         idle = not (sample.running or sample.waiting or sample.deferred)
         floors.look(index, idle=idle, worked=bool(sample.generation_tokens_per_s), in_use=usage_of(sample))

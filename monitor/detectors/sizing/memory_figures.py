@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from kvscope.monitor.analysis.memory_breakdown import (
-    GIB,
+    GIB_B,
     HEADROOM,
     NoBill,
     bill_of,
@@ -87,7 +87,7 @@ def _figures_of_log(ledger: EngineLedger) -> MemoryFigures | None:
         parts(bill)["left free"] if bill.kv_cache is not None else bill.device_total,
         bill.kv_cache or 0,
         bill.graphs,
-        round(float(estimate.value) * GIB) if estimate is not None else 0,
+        round(float(estimate.value) * GIB_B) if estimate is not None else 0,
         int(advised.value) if advised is not None else None,
         fit_requested(bill).kv_cache_memory,
         rounding(bill),
@@ -96,4 +96,4 @@ def _figures_of_log(ledger: EngineLedger) -> MemoryFigures | None:
 
 def size_text(size: int) -> str:
     """Format bytes as GiB or MiB."""
-    return f"{size / GIB:.2f} GiB" if abs(size) >= GIB / 10 else f"{size / MEBIBYTE:.1f} MiB"
+    return f"{size / GIB_B:.2f} GiB" if abs(size) >= GIB_B / 10 else f"{size / MEBIBYTE:.1f} MiB"

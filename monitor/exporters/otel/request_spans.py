@@ -28,7 +28,7 @@ from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode
 
-from kvscope.monitor.analysis.event_history import StoryLine, story_of_request
+from kvscope.monitor.analysis.event_history import HistoryLine, request_history
 from kvscope.monitor.analysis.request_phases import Phase, phases
 from kvscope.monitor.events.kinds import FIRST_FINISHED, Cause, Kind, Load, Preempt, name_of
 from kvscope.monitor.events.kinds import Status as RequestStatus
@@ -72,7 +72,7 @@ def spans_of(
         ended_ns = told.about[-1][1]
         began_ns = told.about[0][1] if told.is_whole else min(began_ns, told.about[0][1])
     life = [phase for phase in phases(told.about, record.number, ended_ns) if phase.status < FIRST_FINISHED]
-    lines = [line for line in story_of_request(told.about, record.number, told.names) if line.what != "progressed"]
+    lines = [line for line in request_history(told.about, record.number, told.names) if line.what != "progressed"]
     tree = _Tree(root_of(engine, record), resource)
     outside = [line for line in lines if not life or line.at_ns >= life[-1].until_ns]
     tree.add(
@@ -104,7 +104,7 @@ class _Tree:
         under: SpanContext | None,
         since_ns: int,
         until_ns: int,
-        lines: Iterable[StoryLine],
+        lines: Iterable[HistoryLine],
         attributes: Attributes,
         parent: SpanContext | None = None,
         status: Status | None = None,
@@ -130,7 +130,7 @@ class _Tree:
 
 
 def _add_phases(
-    tree: _Tree, status: int, group: Sequence[Phase], about: Sequence[About], lines: Sequence[StoryLine]
+    tree: _Tree, status: int, group: Sequence[Phase], about: Sequence[About], lines: Sequence[HistoryLine]
 ) -> None:
     """Phases of one state in a row, each for another reason."""
     lasting = [phase for phase in group if phase.until_ns > phase.since_ns]
@@ -151,7 +151,7 @@ def _add_phases(
             _add_wait(tree, tree.root, phase, lines)
 
 
-def _add_wait(tree: _Tree, under: SpanContext, phase: Phase, lines: Sequence[StoryLine]) -> None:
+def _add_wait(tree: _Tree, under: SpanContext, phase: Phase, lines: Sequence[HistoryLine]) -> None:
     status = name_of(RequestStatus, phase.status)
     reason = name_of(Cause, phase.cause) if phase.cause else status.removeprefix("WAITING_FOR_")
     name = "front end" if phase.status == RequestStatus.RECEIVED else f"wait {reason}"
@@ -167,7 +167,7 @@ class _Step(NamedTuple):
     outputs: int
 
 
-def _add_running(tree: _Tree, phase: Phase, about: Sequence[About], lines: Sequence[StoryLine]) -> None:
+def _add_running(tree: _Tree, phase: Phase, about: Sequence[About], lines: Sequence[HistoryLine]) -> None:
     """Prefill until a step of it brings a token of output, and decode from there on."""
     prefills, steps = _step_attributes(about, phase)
     told = _clamped(lines, phase)
@@ -214,7 +214,7 @@ def _step_attributes(about: Iterable[About], phase: Phase) -> tuple[bool, list[_
     return prefills, [last._replace(at_ns=phase.since_ns), *steps]
 
 
-def _clamped(lines: Iterable[StoryLine], phase: Phase) -> list[StoryLine]:
+def _clamped(lines: Iterable[HistoryLine], phase: Phase) -> list[HistoryLine]:
     return [line for line in lines if phase.since_ns <= line.at_ns < phase.until_ns]
 
 

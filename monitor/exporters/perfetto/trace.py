@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import BinaryIO, Final, NamedTuple
 
-from kvscope.monitor.analysis.event_history import events
-from kvscope.monitor.analysis.request_phases import Life, Phase, in_words
+from kvscope.monitor.analysis.event_history import scan_events
+from kvscope.monitor.analysis.request_phases import Phase, RequestPhases, phase_names
 from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.events.kinds import FIRST_FINISHED, Kind
 from kvscope.monitor.events.wire import ADDED_BY_SOURCE, NO_REQUEST, Batch, Frame, Keyframe, Run
@@ -43,7 +43,7 @@ class _Request:
     many it had then.
     """
 
-    def __init__(self, life: Life, name: str) -> None:
+    def __init__(self, life: RequestPhases, name: str) -> None:
         self.life = life
         self.name = name
         self.deferred = False
@@ -77,7 +77,7 @@ class _Exporter:
         self._point_ns = 0
 
     def read(self, frames: Iterable[Frame]) -> None:
-        for _, at_ns, event in events(self._fed(frames), None):
+        for _, at_ns, event in scan_events(self._fed(frames), None):
             if event.kind == Kind.PROGRESSED:
                 for number in event.ids:
                     self._apply(number, event, at_ns)
@@ -128,12 +128,12 @@ class _Exporter:
             self._end(number, ledger.now_ns)
         for number, record in state.requests.items():
             if number not in self._alive:
-                self._alive[number] = _Request(Life.joined(record, ledger.wall(record.since_ns)), record.id)
+                self._alive[number] = _Request(RequestPhases.joined(record, ledger.wall(record.since_ns)), record.id)
 
     def _apply(self, number: int, event: Run, at_ns: int) -> None:
         request = self._alive.get(number)
         if request is None:
-            request = _Request(Life(number), self._texts.get(number, f"#{number}"))
+            request = _Request(RequestPhases(number), self._texts.get(number, f"#{number}"))
         request.apply(event, at_ns)
         if not request.life.phases:
             return  # of one that was over already
@@ -155,7 +155,7 @@ class _Exporter:
         for phase in request.life.phases:
             since_ns = max(phase.since_ns, drawn_ns)  # wall times are as good as the engine's wall clock
             drawn_ns = max(phase.until_ns, since_ns)
-            state, reason = in_words(phase)
+            state, reason = phase_names(phase)
             if phase.status < FIRST_FINISHED:
                 self._packets.slice(track, state, since_ns, drawn_ns, {"reason": reason, **_costs(phase)})
             elif drawn_ns > since_ns:

@@ -11,10 +11,10 @@ from prometheus_client.samples import Exemplar
 
 from kvscope.monitor.exporters.otel.otel_schema import OtlpFigures
 from kvscope.monitor.exporters.prometheus.request_metrics import RequestFamilies
-from kvscope.monitor.ledger.latency import BOUNDS_S, SERVED, TOKEN_BOUNDS_S, times_of
+from kvscope.monitor.ledger.latency import LATENCY_BOUNDS_S, SERVED, TOKEN_BOUNDS_S, times_of
 from kvscope.monitor.state.records import RequestState
 
-_BOUNDS: Final = {"queue": BOUNDS_S, "first_token": BOUNDS_S, "per_token": TOKEN_BOUNDS_S}
+_BOUNDS: Final = {"queue": LATENCY_BOUNDS_S, "first_token": LATENCY_BOUNDS_S, "per_token": TOKEN_BOUNDS_S}
 
 
 class OtlpFamilies:

@@ -8,7 +8,7 @@ from kvscope.monitor.events.kinds import FIRST_FINISHED, Status, name_of
 from kvscope.monitor.exporters.prometheus.metric_families import add_histogram, ages, as_told, counter, gauge, histogram
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.ledger.histogram import Histogram
-from kvscope.monitor.ledger.latency import BOUNDS_S
+from kvscope.monitor.ledger.latency import LATENCY_BOUNDS_S
 from kvscope.monitor.state.records import RequestState
 
 
@@ -52,7 +52,7 @@ class RequestFamilies:
         """One engine's. O(requests)."""
         totals = ledger.state.totals
         by_state: Counter[tuple[int, str]] = Counter({(Status.RUNNING, ""): 0, (Status.WAITING, ""): 0})
-        stalled, waiting = 0, Histogram(BOUNDS_S)
+        stalled, waiting = 0, Histogram(LATENCY_BOUNDS_S)
         for record in ledger.state.requests.values():
             by_state[record.status, _waiting_reason(ledger, record)] += 1
             stalled += bool(record.stalled_ns)

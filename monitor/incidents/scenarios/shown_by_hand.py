@@ -12,6 +12,7 @@ BY_HAND: Final = (
     ShownByHand("stuck.encoder-budget", "the engine has no encoder"),
     ShownByHand("stuck.rank-diverged", "one engine has no other ranks"),
     ShownByHand("stuck.lost-request", "the engine loses none: tests/detectors and tests/probes show it"),
+    ShownByHand("corrupt.conservation", "no fault breaks the sum without an impossible transition"),
     ShownByHand("sizing.block-inflated", "the engine has no hybrid models"),
     ShownByHand("sizing.refused-start", "a log shows it: no engine starts"),
     ShownByHand("sizing.smallest-worker", "the engine has one device"),

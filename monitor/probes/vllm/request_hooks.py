@@ -61,7 +61,7 @@ class RequestHooks:
             state.needed.from_scratch(prompt),
             state.needed.from_scratch(longest),
         )
-        trace = trace_context.parse((getattr(request, "trace_headers", None) or {}).get("traceparent"))
+        trace = trace_context.parse_traceparent((getattr(request, "trace_headers", None) or {}).get("traceparent"))
         if trace is not None:
             emitter.log.traced(number, trace)
         emitter.log.queued(number, Cause.NEW)

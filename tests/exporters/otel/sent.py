@@ -11,7 +11,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from kvscope.monitor.events.kinds import Kind, Status
 from kvscope.monitor.events.samples import Record
-from kvscope.monitor.events.trace_context import parse
+from kvscope.monitor.events.trace_context import parse_traceparent
 from kvscope.monitor.events.wire import Batch, Run, batch_of
 from kvscope.monitor.exporters.otel.export_queue import Pace
 from kvscope.monitor.exporters.otel.otel_exporter import OtelConfig, OtelOutlet
@@ -21,7 +21,7 @@ from tests.exporters.otel.receiver import Receiver, attributes
 
 QUICK = Pace(retry_s=0.02, most_retry_s=0.05, give_up_s=60)
 PATIENCE_S = 30
-TRACE = parse("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
+TRACE = parse_traceparent("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
 
 
 @contextmanager

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from kvscope.monitor.analysis.event_history import events, names_in, story_of_request
-from kvscope.monitor.analysis.request_phases import in_words, phases
+from kvscope.monitor.analysis.event_history import request_history, request_names, scan_events
+from kvscope.monitor.analysis.request_phases import phase_names, phases
 from kvscope.monitor.events.kinds import FIRST_FINISHED, Load
 from kvscope.monitor.events.kinds import Status as RequestStatus
 from kvscope.monitor.pipeline import EndedRequest
@@ -65,20 +65,20 @@ def test_the_spans_of_a_preempted_request_are_its_story(over_http: Receiver) -> 
     preempted = [record for record in scene.ledger.ended if record.preemptions]
     assert preempted
     for record in preempted:
-        about = list(events(scene.ledger.recent, record.number))
+        about = list(scan_events(scene.ledger.recent, record.number))
         root = roots(over_http)[record.id]
         children = under(over_http, root)
         # The spans, side by side, are the phases of its life: prefill and decode make one of RUNNING.
         life = [p for p in phases(about, record.number, scene.now_ns) if p.status < FIRST_FINISHED and p.seconds]
         assert [times(span) for span in joined(over_http, children)] == [(p.since_ns, p.until_ns) for p in life]
         waits = [p for p in life if p.status != RequestStatus.RUNNING]
-        assert [span.name for span in waiting(over_http, children)] == [f"wait {in_words(p)[1]}" for p in waits]
+        assert [span.name for span in waiting(over_http, children)] == [f"wait {phase_names(p)[1]}" for p in waits]
         assert children[0].start_time_unix_nano == root.start_time_unix_nano
         assert children[-1].end_time_unix_nano == root.end_time_unix_nano
         # What happened in each, line by line, but for the steps and blocks that they are made of.
         lines = [
             (line.at_ns, line.what, line.text)
-            for line in story_of_request(about, record.number, names_in(scene.ledger))
+            for line in request_history(about, record.number, request_names(scene.ledger))
             if line.what not in ("progressed", "allocated", "reused", "released")
         ]
         told = [
