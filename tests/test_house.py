@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import subprocess
 import sys
 from collections import defaultdict
@@ -111,10 +110,15 @@ REPEATED_BY_PROTOCOL = {
     "__init__.py": "kvscope",
     "__main__.py": "kvscope",  # python -m
     "view": "kvscope.dashboards.web.views",  # each page of the web app
-    "add": "kvscope.monitor.commands",  # each page of the web app
+    "add": "kvscope.monitor.commands",  # each command defines itself on the command line
+    "_run": "kvscope.monitor.commands",  # and runs
 }
-# What a limit still allows, by rule.
-ALLOWED: dict[str, list[str]] = json.loads((Path(__file__).parent / "house_allowances.json").read_text())
+# The exceptions to a limit, each with its reason. At most five of each.
+LONG_FILES = {"tests/engine/test_fault_symptoms.py"}  # one test for each fault, over one set of helpers
+LONG_FUNCTIONS = {  # Triton compiles a kernel from one function
+    "kvscope.kernels.paged_decode.paged_decode_kernel",
+    "kvscope.kernels.paged_prefill.paged_prefill_kernel",
+}
 
 
 def modules() -> Iterator[tuple[str, Path]]:
@@ -248,7 +252,7 @@ def sources_with_limits() -> Iterator[Path]:
 def test_files_stay_short() -> None:
     lengths = {path.relative_to(ROOT).as_posix(): path.read_bytes().count(b"\n") for path in sources_with_limits()}
     long = {path for path, lines in lengths.items() if lines > MAX_FILE_LINES}
-    assert long - set(ALLOWED["long files"]) == set()
+    assert long - LONG_FILES == set()
 
 
 def test_functions_stay_short() -> None:
@@ -259,7 +263,7 @@ def test_functions_stay_short() -> None:
                 assert node.end_lineno is not None
                 if node.end_lineno - node.lineno + 1 > MAX_FUNCTION_LINES:
                     long.add(f"{name}.{node.name}")
-    assert long - set(ALLOWED["long functions"]) == set()
+    assert long - LONG_FUNCTIONS == set()
 
 
 def defined_in(path: Path) -> Iterator[str]:
@@ -292,7 +296,7 @@ def test_a_name_is_defined_once() -> None:
         for name in defined_in(path):
             places[name].add(module)
     found = repeated(places)
-    assert {name: homes for name, homes in found.items() if name not in ALLOWED["repeated names"]} == {}
+    assert found == {}
 
 
 def test_a_file_name_occurs_once() -> None:

@@ -25,6 +25,17 @@ def add(commands: Commands) -> None:
         description="Reads engines' event streams and metrics pages, and serves what they say: web page, API and"
         " /metrics on one port.",
     )
+    _add_source_flags(parser)
+    _add_service_flags(parser)
+    _add_alert_flags(parser)
+    _add_otlp_flags(parser)
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="CODE.NAME=VALUE", dest="thresholds", help="change a threshold"
+    )
+    parser.set_defaults(run=_run)
+
+
+def _add_source_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "targets",
         nargs="*",
@@ -46,6 +57,9 @@ def add(commands: Commands) -> None:
         metavar="URL",
         help="the metrics page of an engine without a probe, scraped every 5 s; may be repeated",
     )
+
+
+def _add_service_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="where to listen (127.0.0.1); elsewhere a token is needed")
     parser.add_argument("--port", type=port, default=8765, help="(8765; 0 picks a free one)")
     parser.add_argument("--token", default=os.environ.get("KVSCOPE_TOKEN", ""), help="ask for this (KVSCOPE_TOKEN)")
@@ -70,6 +84,9 @@ def add(commands: Commands) -> None:
         metavar="DIR",
         help="show this recording, and nothing else: no engine is read; may be repeated, to compare them",
     )
+
+
+def _add_alert_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--alert",
         action="append",
@@ -93,6 +110,9 @@ def add(commands: Commands) -> None:
         metavar="whsec_…",
         help="sign what goes to webhooks with this (KVSCOPE_WEBHOOK_SECRET)",
     )
+
+
+def _add_otlp_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--otlp",
         default="",
@@ -106,10 +126,6 @@ def add(commands: Commands) -> None:
         metavar="SHARE",
         help="of the requests that were neither slow, preempted, stuck nor failed, trace this share (1; 0.1 a tenth)",
     )
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="CODE.NAME=VALUE", dest="thresholds", help="change a threshold"
-    )
-    parser.set_defaults(run=_run)
 
 
 def _run(parsed: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ from kvscope.monitor.doctor.terminal import put_line, wrapped
 from kvscope.monitor.schema import Diff, FindingRow, MetricRow, WindowStats
 from kvscope.monitor.text import counted, duration, listed, percent
 
-NAME, FIGURE = 34, 16
+NAME_WIDTH, FIGURE_WIDTH = 34, 16
 CHANGE_MARKS = {"better": "green", "worse": "bold red"}
 STATUS_WORDS = {"added": "came", "unchanged": "stayed", "removed": "went"}
 
@@ -24,7 +24,7 @@ def diff_table(diff: Diff, console: Console) -> None:
     for finding in diff.findings:
         _diff_finding(finding, console)
     console.print()
-    put_line(console, f"{'FIGURES':<{NAME}}{'before':>{FIGURE}}{'after':>{FIGURE}}", "bold")
+    put_line(console, f"{'FIGURES':<{NAME_WIDTH}}{'before':>{FIGURE_WIDTH}}{'after':>{FIGURE_WIDTH}}", "bold")
     for row in diff.metrics:
         if row.before is not None or row.after is not None:
             _row(row, console)
@@ -54,8 +54,10 @@ def _diff_finding(row: FindingRow, console: Console) -> None:
 
 
 def _row(row: MetricRow, console: Console) -> None:
-    figures = "".join(f"{_diff_figure(value, row.unit):>{FIGURE}}" for value in (row.before, row.after))
-    put_line(console, f"  {row.name:<{NAME - 2}}{figures}   {row.change}".rstrip(), CHANGE_MARKS.get(row.change, ""))
+    figures = "".join(f"{_diff_figure(value, row.unit):>{FIGURE_WIDTH}}" for value in (row.before, row.after))
+    put_line(
+        console, f"  {row.name:<{NAME_WIDTH - 2}}{figures}   {row.change}".rstrip(), CHANGE_MARKS.get(row.change, "")
+    )
 
 
 def _diff_figure(value: float | None, unit: str) -> str:

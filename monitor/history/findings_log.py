@@ -18,7 +18,7 @@ from kvscope.monitor.detectors.judgement import Judgement
 from kvscope.monitor.detectors.registry import catalogue
 from kvscope.monitor.findings import Finding, Place, Transition
 
-NAME: Final = "findings.jsonl"
+FINDINGS_LOG_FILE: Final = "findings.jsonl"
 
 
 class LoggedTransition(msgspec.Struct, frozen=True):
@@ -49,7 +49,7 @@ class FindingsLog:
     """The log in `directory`."""
 
     def __init__(self, directory: Path) -> None:
-        self.path = directory / NAME
+        self.path = directory / FINDINGS_LOG_FILE
 
     def drop(self, days: float) -> None:
         """Forget what is older."""

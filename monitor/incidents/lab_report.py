@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from kvscope.monitor.detectors.registry import CATALOGUE
-from kvscope.monitor.incidents.lab_run import Run, live
+from kvscope.monitor.incidents.lab_run import LabRun, live
 from kvscope.monitor.incidents.scenarios import INCIDENTS, SCENARIOS, SHOWN_BY_HAND
 
 SEEDS: Final = 5
@@ -44,7 +44,7 @@ def jobs(seeds: Sequence[int], codes: Sequence[str] = ()) -> list[Job]:
     return [Job(place, seed) for seed in seeds for place in wanted]
 
 
-def do(wanted: Sequence[Job], keep: Path | None, processes: int, console: Console) -> list[Run]:
+def do(wanted: Sequence[Job], keep: Path | None, processes: int, console: Console) -> list[LabRun]:
     """Run them all, over so many processes, with a bar on `console`; in the order of `wanted`."""
     columns = (
         TextColumn("{task.description}"),
@@ -61,7 +61,7 @@ def do(wanted: Sequence[Job], keep: Path | None, processes: int, console: Consol
     ):
         bar = progress.add_task("incidents", total=len(wanted))
         places = {pool.submit(_do, job, keep): place for place, job in enumerate(wanted)}
-        made: dict[int, Run] = {}
+        made: dict[int, LabRun] = {}
         for future in as_completed(places):
             made[places[future]] = future.result()
             wrong = sum(bool(each.problems) for each in made.values())
@@ -69,7 +69,7 @@ def do(wanted: Sequence[Job], keep: Path | None, processes: int, console: Consol
     return [made[place] for place in sorted(made)]
 
 
-def _do(job: Job, keep: Path | None) -> Run:
+def _do(job: Job, keep: Path | None) -> LabRun:
     return live(SCENARIOS[job.place], job.seed, keep)
 
 
@@ -107,7 +107,7 @@ class Figures(NamedTuple):
         return self.found / (self.found + self.false) if self.found + self.false else 1.0
 
 
-def figures(runs: Sequence[Run]) -> list[Figures]:
+def figures(runs: Sequence[LabRun]) -> list[Figures]:
     """By code, in the table's order."""
     consequences = {scenario.name: scenario.consequences for scenario in SCENARIOS}
     made = []
@@ -130,7 +130,7 @@ def figures(runs: Sequence[Run]) -> list[Figures]:
     return made
 
 
-def show(runs: Sequence[Run], console: Console) -> None:
+def show(runs: Sequence[LabRun], console: Console) -> None:
     """Print the figures, what was found of what, and what was not as it should be."""
     by_code = Table()
     by_code.add_column("code", no_wrap=True)
@@ -167,7 +167,7 @@ def show(runs: Sequence[Run], console: Console) -> None:
                 console.print(f"  kept in {run.kept}", markup=False, soft_wrap=True)
 
 
-def summary(runs: Sequence[Run]) -> list[str]:
+def summary(runs: Sequence[LabRun]) -> list[str]:
     """What it comes to, in a few lines."""
     incidents = [run for run in runs if run.code]
     healthy = [run for run in runs if not run.code]

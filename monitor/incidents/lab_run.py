@@ -50,7 +50,7 @@ class Fired(msgspec.Struct):
     explanation: str
 
 
-class Run(msgspec.Struct):
+class LabRun(msgspec.Struct):
     """What came of a scenario under one seed. `problems` is empty if all is as it should be."""
 
     code: str
@@ -82,7 +82,7 @@ class Run(msgspec.Struct):
         return self.found.step - self.onset_step if self.found is not None else 0
 
 
-def live(scenario: Scenario, seed: int, keep: Path | None = None) -> Run:
+def live(scenario: Scenario, seed: int, keep: Path | None = None) -> LabRun:
     """Live it, look at it, judge it. keep: a directory for the recording of a run that was not right."""
     began = time.perf_counter()
     directory = Path(tempfile.mkdtemp(prefix="kvscope-incident-"))
@@ -110,7 +110,7 @@ def _model(max_model_len: int | None) -> LoadedModel:
     return load_model(EngineConfig(max_model_len=max_model_len))
 
 
-def bring_about(scenario: Scenario, seed: int, directory: Path) -> tuple[Run, Life]:
+def bring_about(scenario: Scenario, seed: int, directory: Path) -> tuple[LabRun, Life]:
     """Live it on an engine in virtual time, which keeps what it says in `directory`; close that engine."""
     config = EngineConfig(
         **{"hash_key": b"lab", "seed": seed, **scenario.engine},
@@ -123,7 +123,7 @@ def bring_about(scenario: Scenario, seed: int, directory: Path) -> tuple[Run, Li
     crowd = Crowd(engine, scenario.load, seed)
     fault = engine.faults.on.get(scenario.code)
     life = Life(engine, fault, crowd.names, crowd.numbers)
-    made = Run(scenario.code, scenario.name, seed, scenario.grace_s(Settings()))
+    made = LabRun(scenario.code, scenario.name, seed, scenario.grace_s(Settings()))
     began_s = engine.now_s
 
     def note() -> None:
@@ -203,7 +203,7 @@ def _note_culprits(watch: Pipeline, seen: Seen) -> None:
 # -------------------------------------------------------------------- the verdict
 
 
-def _problems(made: Run, scenario: Scenario, life: Life, seen: Seen) -> Iterator[str]:
+def _problems(made: LabRun, scenario: Scenario, life: Life, seen: Seen) -> Iterator[str]:
     code = scenario.code
     for fired in seen.fired:
         if fired.code != code and fired.code not in scenario.consequences:

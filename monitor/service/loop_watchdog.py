@@ -17,7 +17,7 @@ from kvscope.monitor.supervision import LATE_FACTOR
 
 logger = logging.getLogger(__name__)
 
-LOOK_EVERY_S: Final = 0.5
+WATCH_EVERY_S: Final = 0.5
 
 
 class LoopWatchdog(threading.Thread):
@@ -42,7 +42,7 @@ class LoopWatchdog(threading.Thread):
     def run(self) -> None:
         """Look until stopped."""
         notify_systemd("READY=1")
-        while not self._stopping.wait(LOOK_EVERY_S):
+        while not self._stopping.wait(WATCH_EVERY_S):
             try:
                 self.look()
             except Exception:

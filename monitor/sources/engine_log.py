@@ -47,7 +47,7 @@ STATS: Final = re.compile(
     r"(?P<rest>(?:(?!Engine \d|\d Engines|Avg prompt).)*)",
     re.ASCII,
 )
-USAGE: Final = re.compile(rf"KV cache usage: ({NUM})%", re.ASCII)
+USAGE_PERCENT: Final = re.compile(rf"KV cache usage: ({NUM})%", re.ASCII)
 DEFERRED: Final = re.compile(rf", Deferred: ({COUNT}) reqs", re.ASCII)
 HIT_RATE: Final = re.compile(rf", Prefix cache hit rate: ({NUM})%", re.ASCII)
 PREEMPTION_LINE: Final = re.compile(rf"total_num_cumulative_preemption=({COUNT})\b", re.ASCII)
@@ -182,7 +182,7 @@ class Log:
         yield from memory_facts(text)
 
     def _sample(self, match: re.Match[str], position: str, at_ns: int | None) -> Sample:
-        usage, hit_rate, deferred = (p.search(match["rest"]) for p in (USAGE, HIT_RATE, DEFERRED))
+        usage, hit_rate, deferred = (p.search(match["rest"]) for p in (USAGE_PERCENT, HIT_RATE, DEFERRED))
         if match["several"]:
             engine = f"{self.engine().rpartition('/')[0]}/all {match['several']}"
         else:

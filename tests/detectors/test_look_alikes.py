@@ -22,7 +22,7 @@ from kvscope.monitor.detectors.registry import THRESHOLDS
 from kvscope.monitor.incidents.client_load import Clients, Crowd
 from kvscope.monitor.incidents.lab_run import Seen, look
 from kvscope.monitor.incidents.scenarios.collapse_scenarios import WAVES
-from kvscope.monitor.incidents.scenarios.scenario import Load
+from kvscope.monitor.incidents.scenarios.scenario import ClientLoad
 from kvscope.monitor.incidents.scenarios.shapes import (
     CHAT,
     FETCHED,
@@ -66,7 +66,7 @@ class Case(NamedTuple):
     pair: str
     what: str
     engine: dict[str, Any]
-    load: Load
+    load: ClientLoad
     faults: tuple[str, ...] = ()
     alarms: frozenset[str] = frozenset()
     held: frozenset[str] = frozenset()
@@ -75,7 +75,7 @@ class Case(NamedTuple):
     step_time: StepTime = SLOW
 
 
-def case(pair: str, what: str, engine: dict[str, Any], load: Load, *faults: str, **asked: Any) -> Case:
+def case(pair: str, what: str, engine: dict[str, Any], load: ClientLoad, *faults: str, **asked: Any) -> Case:
     """The alarms are those of the faults, if nothing else is asked."""
     alarms = frozenset(asked.pop("alarms", (fault.partition(":")[0] for fault in faults)))
     return Case(pair, what, engine, load, faults, alarms, frozenset(asked.pop("held", ())), **asked)

@@ -20,7 +20,7 @@ from kvscope.monitor.events import journal
 from kvscope.monitor.events.description import parse_description
 from kvscope.monitor.events.wire import NO_REQUEST, Batch, decode
 from kvscope.monitor.incidents import lab_report
-from kvscope.monitor.incidents.lab_run import Run, frames, live
+from kvscope.monitor.incidents.lab_run import LabRun, frames, live
 from kvscope.monitor.incidents.scenarios import HEALTHY, INCIDENTS, SCENARIOS, SHOWN_BY_HAND, Scenario
 from kvscope.monitor.incidents.simulated_run import among, exactly, nobody, strikes
 
@@ -134,8 +134,8 @@ def test_the_table_is_consistent(each: Scenario) -> None:
 
 def test_a_finding_that_is_missed_and_one_that_is_false_cost_recall_and_precision() -> None:
     right = live(LEAK, seed=0)
-    missed = Run(LEAK.code, LEAK.name, 1, 2.0, onset_s=1.0, problems=["missed"])
-    false = Run("", "chat", 2, 0.0, fired=right.fired[:1], problems=["false"])
+    missed = LabRun(LEAK.code, LEAK.name, 1, 2.0, onset_s=1.0, problems=["missed"])
+    false = LabRun("", "chat", 2, 0.0, fired=right.fired[:1], problems=["false"])
     (figures,) = lab_report.figures([right, right, right, missed, false])
     assert (figures.recall, figures.precision, figures.right, figures.runs) == (3 / 4, 3 / 4, 3, 4)
     out = io.StringIO()

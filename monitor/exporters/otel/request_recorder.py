@@ -56,7 +56,7 @@ _TIMED_KINDS: Final = frozenset(
 _ASIDE: Final = frozenset(int(kind) for kind in (Kind.RECEIVED, Kind.CLIENT_GONE, Kind.STALLED))
 """Say their own time, which is nobody else's."""
 _LEAST_RECORDED_ARGS: Final = {int(kind): sum(not name.endswith("*") for name in f.args) for kind, f in SCHEMA.items()}
-_PROGRESSED, _ADMITTED, _FINISHED = int(Kind.PROGRESSED), int(Kind.ADMITTED), int(Kind.FINISHED)
+_PROGRESSED_KIND, _ADMITTED, _FINISHED_KIND = int(Kind.PROGRESSED), int(Kind.ADMITTED), int(Kind.FINISHED)
 _PREEMPTED, _BEGINS = int(Kind.PREEMPTED), (int(Kind.RECEIVED), int(Kind.ARRIVED))
 
 
@@ -74,7 +74,7 @@ class RecordedRequest(NamedTuple):
         return bool(self.about) and self.about[0][2].kind in _BEGINS and not self.cut
 
 
-NOTHING: Final = RecordedRequest([], {}, 0)
+NOT_RECORDED: Final = RecordedRequest([], {}, 0)
 
 
 class Lives:
@@ -98,7 +98,7 @@ class Lives:
         """What is kept of a request that has ended; it is not kept any longer."""
         with self._lock:
             known = self._engines.get(engine)
-            return known.ended.pop(number, NOTHING) if known is not None else NOTHING
+            return known.ended.pop(number, NOT_RECORDED) if known is not None else NOT_RECORDED
 
 
 class _Engine:
@@ -140,7 +140,7 @@ class _Engine:
         prefilling, moved = self._outputs_before.keys(), self._moved
         a = i = 0
         for index, (kind, group, number, n_args, n_ids) in enumerate(fives(runs)):
-            if kind == _PROGRESSED:
+            if kind == _PROGRESSED_KIND:
                 numbers, half = ids[i : i + n_ids], a + n_ids
                 place, at = Position(batch.epoch, batch.sequence, index), self._mono_ns + offset
                 steps = zip(repeat(place), repeat(at), args[a:half], args[half : a + n_args], strict=False)
@@ -173,23 +173,23 @@ class _Engine:
         self._keep_last_step(number)
         self._append(number, (place, at_ns, event))
         if event.kind == _ADMITTED:
-            steps = (before.args[1] for _, _, before in reversed(about) if before.kind == _PROGRESSED)
+            steps = (before.args[1] for _, _, before in reversed(about) if before.kind == _PROGRESSED_KIND)
             self._outputs_before[number] = next(steps, 0)
         elif event.kind == _PREEMPTED:
             self._outputs_before.pop(number, None)
             if event.args[1] in self._names:  # who gained by it may be over sooner
                 self._others.setdefault(number, {})[event.args[1]] = self._names[event.args[1]]
-        elif event.kind == _FINISHED:
+        elif event.kind == _FINISHED_KIND:
             self._end(number)
 
     def _keep_last_step(self, number: int) -> None:
         step = self._moved.pop(number, None)
         if step is not None and number in self._about:
-            self._append(number, (step[0], step[1], Run(_PROGRESSED, 0, -1, [step[2], step[3]], [number])))
+            self._append(number, (step[0], step[1], Run(_PROGRESSED_KIND, 0, -1, [step[2], step[3]], [number])))
 
     def _append(self, number: int, one: About) -> None:
         about = self._about[number]
-        if len(about) < MAX_EVENTS or one[2].kind == _FINISHED:
+        if len(about) < MAX_EVENTS or one[2].kind == _FINISHED_KIND:
             about.append(one)
         else:
             self._cut[number] = self._cut.get(number, 0) + 1

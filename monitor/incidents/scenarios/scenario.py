@@ -13,7 +13,7 @@ from kvscope.monitor.incidents.simulated_run import Life, Named, exactly, strike
 
 AT_FIRST: Final = strikes(1)
 THE_STRUCK: Final = exactly(struck)
-Load = tuple[Clients, ...]
+ClientLoad = tuple[Clients, ...]
 Engine = Mapping[str, Any]
 
 
@@ -38,7 +38,7 @@ class Scenario:
     code: str = ""
     fault: str = ""
     engine: Engine = field(default_factory=dict)
-    load: Load = ()
+    load: ClientLoad = ()
     seconds: float = 40.0
     step_s: float = 0.02
     grace: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ class Way(NamedTuple):
 
     name: str
     engine: Engine
-    load: Load
+    load: ClientLoad
     keys: str = ""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from kvscope.monitor.incidents.client_load import Clients
-from kvscope.monitor.incidents.scenarios.scenario import Load, Way, incident
+from kvscope.monitor.incidents.scenarios.scenario import ClientLoad, Way, incident
 from kvscope.monitor.incidents.scenarios.shapes import (
     AHEAD,
     BUSY,
@@ -46,7 +46,7 @@ STEADY: Final = Clients("s", rate=1, until_s=30)
 ON_AND_ON: Final = Clients("on", at_once=1, until_s=58)
 
 
-def _together(*prefixes: str, tokens: int, own: int = 16) -> Load:
+def _together(*prefixes: str, tokens: int, own: int = 16) -> ClientLoad:
     """Prompts are stored in the host, the pool forgets them, and then all are fetched at the same time.
 
     Each begins with `tokens` tokens and goes on with at most `own`; what makes the pool forget has twice as many.

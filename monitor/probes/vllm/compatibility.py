@@ -22,7 +22,7 @@ NO_VLLM: Final = 3
 GROUP: Final = "vllm.general_plugins"
 
 
-class Release(Protocol):
+class HookedRelease(Protocol):
     """A vLLM, and what is in it. Both raise ImportError or AttributeError if there is none such."""
 
     def arguments(self, place: str, method: str) -> Iterable[str]:
@@ -43,7 +43,7 @@ class Hook(NamedTuple):
     """Without it there is no stream worth reading."""
     since: str = ""
     """The release that brought both the method and what it does: an earlier one loses nothing."""
-    instead: Callable[[Release], bool] | None = None
+    instead: Callable[[HookedRelease], bool] | None = None
     """Whether a release that lacks it does the same elsewhere, and in such a way that the probe hears it there."""
 
     @property
@@ -52,7 +52,7 @@ class Hook(NamedTuple):
         return f"{self.lost} ({self.since} and later)" if self.since else self.lost
 
 
-def preempts_within_schedule(release: Release) -> bool:
+def preempts_within_schedule(release: HookedRelease) -> bool:
     """Up to 0.11: whether `schedule` frees those whom it preempts, and nobody else, while they still count as running.
 
     So it is heard: as a free of one that runs, from within `schedule`. Where it might be otherwise, it is not guessed.
@@ -161,7 +161,7 @@ def _class(tree: ast.Module, place: str) -> ast.ClassDef:
     raise AttributeError(f"{module} has no {name}")
 
 
-def problem(hook: Hook, release: Release | None = None) -> str:
+def problem(hook: Hook, release: HookedRelease | None = None) -> str:
     """What is wrong with it in that vLLM, or else in the one of this Python; empty if nothing is."""
     release = release or Imported()
     try:
