@@ -138,6 +138,8 @@ class Lab:
         """Steps launched and not complete, oldest first; each runs when the one before it is."""
         self.launched = (-1, 0)
         self._numbers = 0
+        self.passed_over = 0
+        """Requests that wait as a test says: the scheduler does not have them, and the engine's queues count them."""
         description = EngineDescription(
             engine="kvscope",
             block_size=block_size,
@@ -155,7 +157,7 @@ class Lab:
     def vitals(self) -> Vitals:
         s = self.scheduler
         polls = self.connector.polls if self.connector else 0
-        return Vitals(*self.launched, len(s.running), s.num_waiting, 0, polls, s.passes)
+        return Vitals(*self.launched, len(s.running), s.num_waiting + self.passed_over, 0, polls, s.passes)
 
     def arrive(self, prompt: int | list[int], max_tokens: int = 8, priority: int = 0, name: str = "") -> Request:
         """A request with a prompt of that many random tokens, or of those tokens."""

@@ -88,6 +88,7 @@ def encoder_cache(settings: Set = (), *, others: bool = False) -> Watched:
     waiting = [scene.lab.arrive(8) for _ in range(2)]
     for request in waiting:
         scene.lab.scheduler.waiting.remove(request)
+        scene.lab.passed_over += 1
         scene.lab.log.not_scheduled(request.number, Cause.ENCODER, 1)
     if others:
         scene.lab.arrive(8, max_tokens=700)

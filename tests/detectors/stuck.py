@@ -65,6 +65,7 @@ def encoder_budget(settings: Set = ()) -> tuple[Watched, Request]:
     scene = Watched(settings, total=201)
     request, _ = scene.lab.arrive(8), scene.lab.arrive(8, max_tokens=400)
     scene.lab.scheduler.waiting.remove(request)
+    scene.lab.passed_over += 1
     scene.lab.log.not_scheduled(request.number, Cause.ENCODER, 1)
     scene.steps(1)
     return scene, request

@@ -13,12 +13,10 @@ import pytest
 from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.doctor.watch_mode import open_live
 from kvscope.monitor.errors import BadTarget
-from kvscope.monitor.events.samples import Record, Sample
-from kvscope.monitor.pipeline import Pipeline
+from kvscope.monitor.events.samples import Sample
 from kvscope.monitor.service.service import Service, ServiceConfig
-from kvscope.monitor.service.source_reader import SourceReader
 from kvscope.monitor.sources.log_file import LogFile
-from kvscope.monitor.sources.source import Source, SourceOptions, SourceStatus
+from kvscope.monitor.sources.source import SourceOptions
 from tests.doctor.test_kv_events import going_on
 from tests.sources.kv_publisher import publishing, recorded
 
@@ -98,31 +96,3 @@ def test_a_line_that_is_half_written_is_read_when_it_is_whole(tmp_path: Path) ->
 def test_what_a_service_cannot_read(target: str) -> None:
     with pytest.raises(BadTarget, match=r"cannot be read as a source|is over"):
         Service(ServiceConfig(targets=(target,)))
-
-
-class Stumbling(Source):
-    """Raises what no source should at every second poll."""
-
-    def __init__(self) -> None:
-        self.polls = 0
-
-    def poll(self, timeout_s: float = 0.1) -> list[Record]:
-        self.polls += 1
-        if self.polls % 2:
-            raise ZeroDivisionError("a defect")
-        return [Sample("e@h:1/0", str(self.polls), self.polls * 1_000_000_000, running=1)]
-
-    def status(self) -> SourceStatus:
-        return SourceStatus(target="here", kind="test", in_step=self.polls > 1)
-
-
-def test_a_reader_goes_on_whatever_is_raised(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr("kvscope.monitor.service.source_reader.PAUSE_S", 0.05)
-    reader = SourceReader(Stumbling(), Pipeline())
-    reader.start()
-    errors = set()
-    until(lambda: errors.add(reader.view().error) or (len(errors) == 2 and reader.failures >= 2))
-    reader.stop()
-    assert errors == {"", "ZeroDivisionError: a defect"}
-    assert reader.watch.engines()
-    assert "ZeroDivisionError" in caplog.text

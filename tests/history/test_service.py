@@ -130,12 +130,7 @@ def test_what_was_resolved_is_known_after_a_restart(tmp_path: Path) -> None:
     again = Pipeline()
     again.lifecycle.recall(FindingsLog(tmp_path).resolved())
     for one, other in zip(again.lifecycle.resolved(), resolved, strict=True):
-        assert (one.id, one.state, one.resolved_ns, one.judgement) == (
-            other.id,
-            other.state,
-            other.resolved_ns,
-            other.judgement,
-        )
+        assert one.report() == other.report()
 
 
 def test_two_services_do_not_share_a_history(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
