@@ -7,7 +7,7 @@ ARG PIP_ARGS=""
 WORKDIR /kvscope
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY docs/runbooks docs/runbooks
-# Editable, so that engine and kernels, which are no part of the wheel, are imported from here too.
+# Editable: the dependencies stay in this layer while the code, copied below, changes.
 RUN PIP_CONSTRAINT=constraints.txt pip install --no-cache-dir ${PIP_ARGS} --editable '.[monitor,engine]'
 COPY . .
 

@@ -1,9 +1,9 @@
 """A paged-attention engine: real tokens through a paged KV cache, with an event for every change of a block or queue.
 
-config.py      settings                                   request.py, sampling_params.py   the nouns
+config.py      settings                                   requests/     a request, its sampling and its output
 blocks/        which block belongs to which request       scheduling/   what each step computes
 models/        weights and tokenizers                     execution/    one step on the device
-connectors/    KV kept outside the pool                   serving/      HTTP server, offline use, metrics
-core.py        the loop over all of these                 watchdog.py   stalls, seen from outside
-lab/           faults, virtual time, the load bench       command_line.py   `kvscope engine`
+connectors/    KV kept outside the pool                   core/         the loop over all of these, and its watchdog
+serving/       HTTP server, offline use, metrics          lab/          virtual time and the load bench
+faults.py      incidents on purpose                       command_line.py   `kvscope engine`
 """

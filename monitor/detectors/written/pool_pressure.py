@@ -33,7 +33,7 @@ def pool_below_one_request(view: WrittenView) -> Iterator[TextJudgement]:
     yield TextJudgement(
         code="sizing.kv-too-small",
         engine=view.engine,
-        verdict="confirmed",
+        verdict="likely",
         position=size.position,
         evidence=(
             Evidence("pool_capacity", capacity, "tokens", "log", size.position),
@@ -48,6 +48,7 @@ def pool_below_one_request(view: WrittenView) -> Iterator[TextJudgement]:
         do_now=(f"Start it with --max-model-len {capacity}: longer requests are then refused at once.",),
         change=(_MORE_MEMORY, "Upgrade: later releases refuse to start with such a pool."),
         wont_help=("Retrying the request.",),
+        missing="one start-up that prints both numbers: they may be of two runs, and a hybrid model's tokens count less",
     )
 
 
