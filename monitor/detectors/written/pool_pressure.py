@@ -48,7 +48,7 @@ def pool_below_one_request(view: WrittenView) -> Iterator[TextJudgement]:
         do_now=(f"Start it with --max-model-len {capacity}: longer requests are then refused at once.",),
         change=(_MORE_MEMORY, "Upgrade: later releases refuse to start with such a pool."),
         wont_help=("Retrying the request.",),
-        missing="one start-up that prints both numbers: they may be of two runs, and a hybrid model's tokens count less",
+        missing="one start-up with both numbers: they may be of two runs, and a hybrid model's tokens count less",
     )
 
 
