@@ -12,7 +12,7 @@ import pytest
 
 from kvscope.monitor.events.kinds import EngineMode
 from kvscope.monitor.findings import FindingReport
-from kvscope.monitor.ledger.balance import balance
+from kvscope.monitor.ledger.balance import balance_of
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.publishing.stall_capture import stack_file
@@ -102,7 +102,7 @@ def test_blocks_lost_to_a_connector_are_found_and_stay_found_while_a_request_wai
     head = ledger.head()
     assert head is not None
     assert (head.id, head.blocks_needed > head.blocks_free_then) == ("big", True)
-    assert balance(ledger.state).holds
+    assert balance_of(ledger.state).holds
 
 
 @happens("leak_then_idle")
