@@ -107,7 +107,8 @@ class _BoundedBody(httpx.SyncByteStream):
 class BoundedTransport(httpx.BaseTransport):
     """A transport whose exchanges take `deadline_s` at most, and whose answers have `max_bytes` at most.
 
-    Beyond that it raises httpx.TimeoutException, BodyTooLong or CompressedBody.
+    A request with a timeout of its own, as httpx has it, takes that at most. Beyond that it raises
+    httpx.TimeoutException, BodyTooLong or CompressedBody.
     """
 
     def __init__(self, deadline_s: float, max_bytes: int) -> None:
@@ -120,7 +121,8 @@ class BoundedTransport(httpx.BaseTransport):
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """Send the request; the deadline begins now, and covers reading the body."""
         request.headers["Accept-Encoding"] = "identity"
-        self._deadline.at_s = time.monotonic() + self._deadline_s
+        timeout_s = request.extensions.get("timeout", {}).get("read")
+        self._deadline.at_s = time.monotonic() + (timeout_s or self._deadline_s)
         response = self._transport.handle_request(request)
         encoding = response.headers.get("Content-Encoding", "").strip().lower()
         assert isinstance(response.stream, httpx.SyncByteStream)
@@ -137,10 +139,14 @@ class BoundedTransport(httpx.BaseTransport):
 
 
 def bounded_client(
-    deadline_s: float, max_bytes: int = limits.ANSWER_BYTES, headers: dict[str, str] | None = None
+    deadline_s: float, max_bytes: int = limits.ANSWER_BYTES, headers: dict[str, str] | None = None, base_url: str = ""
 ) -> httpx.Client:
     """Return a client of that transport, which follows no redirect and reads no proxy from the environment."""
-    transport = BoundedTransport(deadline_s, max_bytes)
     return httpx.Client(
-        transport=transport, timeout=deadline_s, headers=headers, trust_env=False, follow_redirects=False
+        transport=BoundedTransport(deadline_s, max_bytes),
+        timeout=deadline_s,
+        headers=headers,
+        base_url=base_url,
+        trust_env=False,
+        follow_redirects=False,
     )

@@ -8,7 +8,9 @@ from typing import Any
 import httpx
 import msgspec
 
+from kvscope.monitor.bounded_http import bounded_client
 from kvscope.monitor.errors import BadQuestion, BadTime, NotKnown, Unreachable
+from kvscope.monitor.events import limits
 from kvscope.monitor.query import Query, Question
 
 REFUSALS = {"bad-time": BadTime, "bad-question": BadQuestion}
@@ -21,7 +23,8 @@ class ServiceClient(Query):
     def __init__(self, url: str, token: str = "", timeout_s: float = 10.0) -> None:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self.url = url.rstrip("/")
-        self._client = httpx.Client(base_url=self.url, headers=headers, timeout=timeout_s, trust_env=False)
+        self._timeout_s = timeout_s
+        self._client = bounded_client(timeout_s, limits.SERVICE_ANSWER_BYTES, headers, base_url=self.url)
 
     def close(self) -> None:
         """Close the connection."""
@@ -30,9 +33,9 @@ class ServiceClient(Query):
     def answer(self, question: Question, arguments: Mapping[str, Any]) -> Any:
         """Send a question to its route and decode the answer."""
         parameters = {name: _in_url(value) for name, value in arguments.items() if value is not None}
-        timeout = question.timeout_s or self._client.timeout
+        timeout_s = question.timeout_s or self._timeout_s
         try:
-            response = self._client.get(question.route, params=parameters, timeout=timeout)
+            response = self._client.get(question.route, params=parameters, timeout=timeout_s)
         except httpx.HTTPError as error:
             raise Unreachable(
                 f"{self.url} does not answer ({type(error).__name__}): is `monitor serve` running there?"

@@ -9,6 +9,7 @@ import httpx
 import msgspec
 
 from kvscope.monitor.alerting.alert_schema import AlertsView, TriedView
+from kvscope.monitor.bounded_http import bounded_client
 from kvscope.monitor.errors import Unreachable
 
 AlertAnswer = TypeVar("AlertAnswer")
@@ -47,7 +48,7 @@ class AlertsClient:
 
     def _ask(self, method: str, path: str, answer: type[AlertAnswer], **asked: Any) -> AlertAnswer:
         try:
-            with httpx.Client(headers=self._headers, timeout=ALERTS_TIMEOUT_S, trust_env=False) as client:
+            with bounded_client(ALERTS_TIMEOUT_S, headers=self._headers) as client:
                 response = client.request(method, self._url + path, **asked)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise Unreachable(

@@ -47,6 +47,11 @@ DESCRIPTION_CHARS: Final = 1 << 18
 """An engine's description, and any text that belongs to no request. The rest is cut off."""
 DESCRIPTION_DEPTH: Final = 16
 """Nested objects and lists of an engine's description. A deeper one is refused, and its frame with it."""
+BLOCK_HOLDERS: Final = 1 << 13
+"""Owners of one block that are kept by number, and as many former owners. Further ones are an anomaly: the ledger
+counts their references, and the state is in doubt."""
+STATE_NAMES: Final = 1 << 8
+"""Numbers of statuses, causes and holders in a keyframe: a newer engine may have more of them than are known."""
 TIME_NS: Final = 1 << 62
 """Times, epochs and sequences of a frame, which are not below 0: until the year 2116."""
 
@@ -55,6 +60,8 @@ TIME_NS: Final = 1 << 62
 ANSWER_BYTES: Final = 64 << 20
 """The body of a metrics page or a query's answer. Compressed bodies and redirects are refused. The timeout of a command
 covers the whole exchange, from connecting to the last byte."""
+SERVICE_ANSWER_BYTES: Final = 512 << 20
+"""The body of a kvscope service's answer to a command or to `kvscope.connect`: events of long windows are long."""
 RECEIPT_BYTES: Final = 1 << 20
 """The body with which a receiver answers an alert."""
 PAGE_ENGINES: Final = 64

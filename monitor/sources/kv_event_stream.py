@@ -12,6 +12,7 @@ import httpx
 import msgspec
 import zmq
 
+from kvscope.monitor.bounded_http import bounded_client
 from kvscope.monitor.events.event_log import Clock
 from kvscope.monitor.events.samples import KvEvents, Record
 from kvscope.monitor.events.wire import ContractError
@@ -43,7 +44,8 @@ def discover_kv_endpoints(url: str, timeout_s: float) -> list[KvEndpoint]:
     """
     address = address_of(url)
     try:
-        answer = httpx.get(address, timeout=timeout_s, trust_env=False, follow_redirects=True)
+        with bounded_client(timeout_s) as client:
+            answer = client.get(address)
         if answer.status_code == httpx.codes.NOT_FOUND:
             raise ContractError(
                 f"{shown(url)} answers 404 Not Found: this server does not tell where KV events are, as an older vLLM"
