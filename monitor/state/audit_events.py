@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from kvscope.monitor.events.kinds import CAUSE_OF, Cause, Kind, Status
+from kvscope.monitor.events.kinds import CAUSE_OF, Cause, Kind, Status, name_of
 from kvscope.monitor.state.engine_state import EngineState
 from kvscope.monitor.state.records import AuditCycle, RequestState
 
@@ -156,7 +156,7 @@ def _end_audit(state: EngineState, cycle: AuditCycle, free: int, cached_idle: in
                 "audit: a request that the engine does not have",
                 -1,
                 number,
-                f"{Status(record.status).name} by the events, with {len(record.blocks)} blocks",
+                f"{name_of(Status, record.status)} by the events, with {len(record.blocks)} blocks",
             )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from kvscope.monitor.events import limits
 from kvscope.monitor.events.kinds import FIRST_FINISHED, Holder, Kind
 from kvscope.monitor.events.wire import PINS
 from kvscope.monitor.state.engine_state import EngineState
@@ -69,6 +70,8 @@ def _fold_cached(
 ) -> None:
     if len(new_hashes) != len(blocks):
         raise ValueError(f"{len(blocks)} blocks cached under {len(new_hashes)} hashes")
+    if 0 in new_hashes:
+        raise ValueError("a block cached under hash 0, which stands for none")
     refs, _, hashes, _, _ = state.columns
     for block, value in zip(blocks, new_hashes, strict=False):
         if not refs[block] and not hashes[block]:  # an unused block gained content
@@ -167,7 +170,7 @@ def _fold_detached(
     for block in blocks:
         if not _remove_owner(state, block, number):
             state.anomaly("detached from another than its owner", block, number, "")
-        state.detached.setdefault(block, []).append(number)
+        _keep_holder(state, state.detached.setdefault(block, []), block, number)
     _drop_from_table(state, number, blocks, 0, still_held=True)
 
 
@@ -205,7 +208,7 @@ def _fold_pinned(
             state.used += 1
             state.cached_idle -= state.hashes[block] != 0
             state.since[block] = state.now_ns
-        state.detached.setdefault(block, []).append(PINS)
+        _keep_holder(state, state.detached.setdefault(block, []), block, PINS)
     state.defer(PINS, "pinned", Holder.PIN, 0, -1, blocks)
 
 
@@ -262,13 +265,22 @@ def _add_owner(state: EngineState, block: int, number: int) -> None:
     if state.owner[block] < 0:
         state.owner[block] = number
     else:
-        state.more.setdefault(block, []).append(number)
+        _keep_holder(state, state.more.setdefault(block, []), block, number)
     state.refs[block] += 1
+
+
+def _keep_holder(state: EngineState, holders: list[int], block: int, number: int) -> None:
+    """Add a holder of a block; the number of them is bounded, since each release searches them."""
+    if len(holders) < limits.BLOCK_HOLDERS:
+        holders.append(number)
+    else:
+        state.anomaly("more holders than are kept", block, number, f"{limits.BLOCK_HOLDERS:,} are kept by number")
+        state.orphans.add(block)
 
 
 def _allocate_held(state: EngineState, block: int, number: int) -> None:
     """Fold the allocation of a held block: the block gains an owner."""
-    state.anomaly("allocated while held", block, number, f"held by {state.names(state.owners(block))}")
+    state.anomaly("allocated while held", block, number, f"held by {state.owner_names(block)}")
     _add_owner(state, block, number)
 
 
@@ -281,8 +293,8 @@ def _release_shared(state: EngineState, block: int, number: int) -> None:
         state.anomaly("released while free", block, number, f"reference count {state.refs[block]}")
         return
     if not _remove_owner(state, block, number):
-        owners = state.names(state.owners(block))
-        state.anomaly("released by another than its owner", block, number, f"owned by {owners or 'nobody'}")
+        owners = state.owner_names(block) or "no request"
+        state.anomaly("released by another than its owner", block, number, f"owned by {owners}")
     _drop_reference(state, block)
 
 

@@ -36,6 +36,8 @@ MAX_STATE_ANOMALIES: Final = 1000
 MOST_CACHED_UNSEEN: Final = 1 << 28
 EVENT_BITS: Final = 24
 """A stream position as one number: the lowest bits count the events of a batch, the bits above them the batches."""
+NAMED_OWNERS: Final = 8
+"""Owners of a block that an anomaly names."""
 MAX_TURNS: Final = 4096
 """Preemptions and computed prompts kept until a reader takes them. If none does, the last ones remain."""
 LEASE_SLACK_NS: Final = 100_000_000
@@ -362,6 +364,10 @@ class EngineState:
         self.used = sum(1 for count in self.refs if count > 0)
         self.cached_idle = sum(1 for count, value in zip(self.refs, self.hashes, strict=True) if value and count <= 0)
 
-    def names(self, numbers: Iterable[int]) -> str:
-        """Join the ids of these requests, for an anomaly's detail."""
-        return ", ".join(self.requests[n].id if n in self.requests else f"#{n}" for n in numbers)
+    def owner_names(self, block: int) -> str:
+        """Join the ids of the block's owners, at most NAMED_OWNERS of them, for an anomaly's detail."""
+        first, more = self.owner[block], self.more.get(block, [])
+        numbers = [] if first < 0 else [first, *more[: NAMED_OWNERS - 1]]
+        names = [self.requests[n].id if n in self.requests else f"#{n}" for n in numbers]
+        others = len(more) + 1 - len(numbers) if numbers else 0
+        return ", ".join([*names, f"{others:,} more"] if others else names)

@@ -15,7 +15,7 @@ from kvscope.monitor.state import request_events, step_events
 from kvscope.monitor.state.audit_events import fold_audit
 from kvscope.monitor.state.block_events import BLOCK_HANDLERS, request_record
 from kvscope.monitor.state.engine_state import EVENT_BITS, EngineState
-from kvscope.monitor.state.request_events import REQUEST_HANDLERS, keeps_ready
+from kvscope.monitor.state.request_events import KEEPS_READY, REQUEST_HANDLERS
 from kvscope.monitor.state.tier_events import fold_tier
 
 StepHandler = Callable[[EngineState, list[int], list[int]], None]
@@ -55,6 +55,7 @@ _AUDIT_KINDS: Final = frozenset(
 )
 _NO_ARGS: Final[list[int]] = []
 _LOOKED_UP: Final = int(Kind.LOOKED_UP)
+_REQUEST_KINDS: Final = frozenset((*REQUEST_HANDLERS, *NUMBER_HANDLERS, _LOOKED_UP))
 
 
 def apply_events(
@@ -109,15 +110,15 @@ def _apply_rare(
     state: EngineState, kind: int, group: int, number: int, args: list[int], ids: list[int], texts: Mapping[int, str]
 ) -> None:
     """Fold every kind that is neither about blocks nor once a step. Unknown kinds are skipped."""
-    if kind in REQUEST_HANDLERS:
-        if number >= 0:
-            record = request_record(state, number)
-            if record.ready_ns and not keeps_ready(record, kind):
-                record.ready_ns = 0
-            REQUEST_HANDLERS[kind](state, record, args)
+    if number < 0 and kind in _REQUEST_KINDS:
+        state.anomaly("an event of a request that names none", -1, number, Kind(kind).name)
+    elif kind in REQUEST_HANDLERS:
+        record = request_record(state, number)
+        if record.ready_ns and kind not in KEEPS_READY:
+            record.ready_ns = 0
+        REQUEST_HANDLERS[kind](state, record, args)
     elif kind == _LOOKED_UP:
-        if number >= 0:
-            request_events.fold_looked_up(state, group, request_record(state, number), args)
+        request_events.fold_looked_up(state, group, request_record(state, number), args)
     elif kind in NUMBER_HANDLERS:
         NUMBER_HANDLERS[kind](state, number, args, texts)
     elif kind in ENGINE_HANDLERS:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from array import array
+from itertools import chain
 from typing import Final, Literal
 
 import msgspec
 
-from kvscope.monitor.events.wire import NotAFrame
+from kvscope.monitor.events import limits
+from kvscope.monitor.events.wire import NO_REQUEST, PINS, NotAFrame
 from kvscope.monitor.state.engine_state import EngineState
 from kvscope.monitor.state.records import (
     Deferral,
@@ -120,12 +122,50 @@ def _unpacked(typecode: Literal["i", "q"], packed: memoryview, total: int) -> li
     return packed.cast(typecode).tolist()
 
 
+def _check_ranges(dump: _StateDump) -> None:
+    """Raise NotAFrame unless pool, blocks, times and names are in their ranges, which nothing downstream checks."""
+    size = dump.block_size
+    if (
+        not 0 <= dump.reserved <= dump.total <= limits.POOL_BLOCKS
+        or not bool(dump.total) <= size <= limits.BLOCK_TOKENS
+    ):
+        raise NotAFrame(f"a keyframe of {dump.total:,} blocks of {size:,} tokens, {dump.reserved:,} of them reserved")
+    named = {*dump.more, *dump.detached, *dump.orphans, *dump.early}.union(
+        *(record.blocks for record in dump.requests), *(deferral.blocks for deferral in dump.deferrals)
+    )
+    if named and not 0 <= min(named) <= max(named) < dump.total:
+        raise NotAFrame(f"a keyframe of {dump.total} blocks that names block {max(named)}")
+    names = [dump.mode, *(deferral.holder for deferral in dump.deferrals)]
+    names += [name for record in dump.requests for name in (record.status, record.cause, record.stalled_cause)]
+    if not 0 <= min(names) <= max(names) < limits.STATE_NAMES:
+        raise NotAFrame(f"a keyframe with a status, cause, holder or mode of {max(names, key=abs)}")
+    times = [dump.now_ns, dump.started_ns, dump.stopped_ns, dump.launched_ns, dump.audited_ns, dump.mode_since_ns]
+    times += [deferral.since_ns for deferral in dump.deferrals]
+    times += [at_ns for record in dump.requests for at_ns in (record.since_ns, record.arrived_ns, record.finished_ns)]
+    if not -limits.TIME_NS <= min(times) <= max(times) <= limits.TIME_NS:
+        raise NotAFrame(f"a keyframe with a time of {max(times, key=abs)} ns")
+
+
+def _check_owners(owner: list[int], dump: _StateDump) -> None:
+    """Raise NotAFrame unless owners are numbers of requests, and former owners those or pins."""
+    if min(owner, default=NO_REQUEST) < NO_REQUEST or min(chain(*dump.more.values()), default=0) < 0:
+        raise NotAFrame("a keyframe with an owner that is no request")
+    numbers = chain(
+        *dump.detached.values(),
+        (record.number for record in dump.requests),
+        (deferral.request for deferral in dump.deferrals),
+    )
+    if min(numbers, default=0) < PINS:
+        raise NotAFrame("a keyframe with a former owner that is no request")
+
+
 def load_state(packed: memoryview) -> EngineState:
     """Load a state that `dump_state` packed. Raises NotAFrame for anything else."""
     try:
         dump = _STATE_DECODER.decode(packed)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise NotAFrame(f"a keyframe whose state cannot be read: {error}") from error
+    _check_ranges(dump)
     state = EngineState()
     state.description, state.total, state.reserved = dump.description, dump.total, dump.reserved
     state.block_size, state.now_ns, state.started_ns = dump.block_size, dump.now_ns, dump.started_ns
@@ -137,11 +177,7 @@ def load_state(packed: memoryview) -> EngineState:
         since=_unpacked("q", dump.since, dump.total),
         born=[0] * dump.total,
     )
-    named = {*dump.more, *dump.detached, *dump.orphans}.union(
-        *(record.blocks for record in dump.requests), *(deferral.blocks for deferral in dump.deferrals)
-    )
-    if named and not 0 <= min(named) <= max(named) < dump.total:
-        raise NotAFrame(f"a keyframe of {dump.total} blocks that names block {max(named)}")
+    _check_owners(state.owner, dump)
     state.more, state.detached = dump.more, dump.detached
     state.deferrals = {deferral.request: deferral for deferral in dump.deferrals}
     state.requests = {record.number: record for record in dump.requests}
