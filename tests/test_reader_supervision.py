@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import lzma
+import socket
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,11 +19,15 @@ from kvscope.monitor.events.wire import NewerVersion
 from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.publishing.publisher import Publisher
 from kvscope.monitor.service.loop_watchdog import LoopWatchdog
+from kvscope.monitor.service.service import SCRAPE_TIMEOUT_S
 from kvscope.monitor.service.source_reader import SourceReader
 from kvscope.monitor.sources.live_stream import LiveStream
+from kvscope.monitor.sources.metrics_page import MetricsPage
 from kvscope.monitor.sources.source import POLL_WAIT_S
 from tests.lab import Lab
+from tests.pages import page, rows, served
 from tests.publishing.test_stream import published
+from tests.test_bounded_http import OK, server
 
 ENGINE = "lab@127.0.0.1:0/0"
 WITHIN_S = 5.0
@@ -57,6 +64,9 @@ AILMENTS: dict[str, Callable[[], None]] = {
     "socket": raising(zmq.ZMQError(11)),
     "version": raising(NewerVersion("version 9.0")),
     "decoding": raising(msgspec.DecodeError("damaged")),
+    "text": raising(UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")),
+    "deflate": raising(zlib.error("Error -3 while decompressing data")),
+    "lzma": raising(lzma.LZMAError("Corrupt input data")),
 }
 
 
@@ -142,6 +152,75 @@ def test_a_reader_that_hangs_is_reported_and_comes_back(tmp_path: Path) -> None:
         each.source.ailment = None
         until(each.healthy, BACK_WITHIN_S)
         until(each.resolved, 20)
+
+
+class Page:
+    """A server's metrics page: an engine's, or a header that trickles for as long as `trickles` is set."""
+
+    def __init__(self) -> None:
+        self.body = page(rows("never-freed")[30]).encode()
+        self.trickles = False
+        self.began_s = 0.0
+
+    def __call__(self, connection: socket.socket) -> None:
+        if not self.trickles:
+            connection.sendall(OK + f"Content-Length: {len(self.body)}\r\n\r\n".encode() + self.body)
+            return
+        self.began_s = self.began_s or time.monotonic()
+        connection.sendall(b"HTTP/1.1 200 OK\r\nX-Slow: ")
+        while self.trickles:
+            connection.sendall(b"x")
+            time.sleep(0.1)
+
+
+def test_a_page_whose_header_trickles_is_reported_and_comes_back() -> None:
+    """With the times of the service. The engine is not shown as serving meanwhile."""
+    answer = Page()
+    with server(answer) as url:
+        pipeline = Pipeline()
+        reader = SourceReader(MetricsPage(url, timeout_s=SCRAPE_TIMEOUT_S), pipeline)
+        watchdog = LoopWatchdog(pipeline, [reader], lambda: None)
+        reader.start()
+        watchdog.start()
+
+        def statuses() -> set[str]:
+            return {view.status for view in pipeline.engines()}
+
+        def is_reported() -> bool:
+            firing = {found.code for found in pipeline.findings("firing")}
+            return "blind.reader-failed" in firing and not reader.view().in_step and statuses() == {"unknown"}
+
+        try:
+            until(lambda: statuses() and "unknown" not in statuses(), 10)
+            answer.trickles = True
+            until(lambda: answer.began_s, 10)
+            until(is_reported, answer.began_s + WITHIN_S - time.monotonic())
+            assert "did not answer within" in reader.view().error
+            assert sum(pipeline.supervisor.totals().values()) <= 2
+            answer.trickles = False
+            until(lambda: reader.view().in_step and "unknown" not in statuses(), BACK_WITHIN_S)
+            assert not pipeline.supervisor.failures()
+        finally:
+            answer.trickles = False
+            watchdog.stop()
+            reader.stop()
+
+
+def test_a_page_that_fails_again_and_again_is_counted_each_time_and_reported_once() -> None:
+    with served(page(rows("never-freed")[30])) as running:
+        pipeline = Pipeline()
+        reader = SourceReader(MetricsPage(running.url, timeout_s=1.0, every_s=0.1), pipeline)
+        reader.start()
+        try:
+            until(pipeline.engines, 10)
+            running.answer = 503
+            until(lambda: sum(pipeline.supervisor.totals().values()) >= 3, 10)
+            firing = [found for found in pipeline.findings("firing") if found.code == "blind.reader-failed"]
+            assert len(firing) == len(pipeline.engines())
+            assert "503" in firing[0].explanation
+            assert sum(pipeline.supervisor.totals().values()) <= reader.view().bad_frames
+        finally:
+            reader.stop()
 
 
 def test_what_follows_the_reading_may_fail_while_it_goes_on(tmp_path: Path) -> None:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import socket
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
@@ -14,7 +19,7 @@ from kvscope.monitor.events.samples import Sample
 from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.queries.engines import engine_view
 from kvscope.monitor.service.http_api import create_app
-from kvscope.monitor.service.loop_watchdog import LoopWatchdog
+from kvscope.monitor.service.loop_watchdog import LoopWatchdog, notify_systemd
 from kvscope.monitor.supervision import LATE_FACTOR, Supervisor
 from tests.lab import Lab
 
@@ -122,3 +127,63 @@ def test_an_engine_that_no_source_has_leaves_the_ledger_in_time() -> None:
     assert not pipeline.fleet.engines
     assert not pipeline.findings("firing")
     assert [engine.engine for engine in pipeline.engines()] == []
+
+
+def test_systemd_is_notified_while_the_loops_turn_and_not_when_one_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """READY=1 once, WATCHDOG=1 again and again, and nothing from when a loop is late until it turns again."""
+    address = str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(address)
+        systemd.setblocking(False)
+        monkeypatch.setenv("NOTIFY_SOCKET", address)
+
+        def received() -> list[bytes]:
+            messages = []
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    messages.append(systemd.recv(100))
+            return messages
+
+        pipeline = Pipeline()
+        now_s = [0.0]
+        pipeline.supervisor = Supervisor(lambda: now_s[0])
+        watchdog = LoopWatchdog(pipeline, [], lambda: None)
+        pipeline.supervisor.beat("reader", 4.0)
+        watchdog.look()
+        now_s[0] = 4.0 * LATE_FACTOR
+        watchdog.look()
+        assert received() == [b"WATCHDOG=1"] * 2
+        now_s[0] += 0.1
+        watchdog.look()
+        assert received() == []
+        pipeline.supervisor.beat("reader", 4.0)
+        watchdog.look()
+        assert received() == [b"WATCHDOG=1"]
+        watchdog.start()
+        deadline = time.monotonic() + 20
+        messages: list[bytes] = []
+        while messages.count(b"WATCHDOG=1") < 2:
+            assert time.monotonic() < deadline
+            messages += received()
+            time.sleep(0.02)
+        watchdog.stop()
+        assert messages[0] == b"READY=1"
+        assert messages.count(b"READY=1") == 1
+
+
+def test_systemd_in_the_abstract_namespace_and_without_a_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = f"kvscope-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(f"\0{name}")
+        systemd.setblocking(False)
+        monkeypatch.setenv("NOTIFY_SOCKET", f"@{name}")
+        notify_systemd("WATCHDOG=1")
+        assert systemd.recv(100) == b"WATCHDOG=1"
+        monkeypatch.setenv("NOTIFY_SOCKET", f"@{name}-that-is-not-there")
+        notify_systemd("WATCHDOG=1")
+        monkeypatch.delenv("NOTIFY_SOCKET")
+        notify_systemd("WATCHDOG=1")
+        with pytest.raises(BlockingIOError):
+            systemd.recv(100)

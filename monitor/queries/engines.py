@@ -28,7 +28,7 @@ def _stream_view(ledger: EngineLedger, findings: dict[str, int]) -> EngineView:
     reasons = {name_of(Cause, cause): count for cause, count in ledger.waiting_by_cause().items()}
     running = sum([record.status == Status.RUNNING for record in state.requests.values()])
     silent_s = (ledger.now_ns - ledger.heard_ns) / 1e9
-    if any(failure.kind == "reader" for failure in ledger.observer_failures):
+    if _is_reader_down(ledger):
         status = "unknown"
     elif state.stopped_ns:
         status = "stopped"
@@ -76,15 +76,24 @@ def _stream_view(ledger: EngineLedger, findings: dict[str, int]) -> EngineView:
     )
 
 
+def _is_reader_down(ledger: EngineLedger) -> bool:
+    """Whether the picture of the engine is as old as its reader's last success."""
+    return any(failure.kind == "reader" for failure in ledger.observer_failures)
+
+
 def _figures_view(ledger: EngineLedger, findings: dict[str, int]) -> EngineView:
     last = ledger.samples[-1] if ledger.samples else Sample(ledger.engine, "")
     facts = {name: fact.value for name, fact in ledger.facts.items() if name not in ("last_stamp", "exposition")}
+    if _is_reader_down(ledger) or last.running is None:
+        status = "unknown"
+    else:
+        status = "serving" if last.running or last.waiting else "idle"
     return EngineView(
         engine=ledger.engine,
         model=str(facts.get("served_model_name", facts.get("model", ""))),
         version=str(facts.get("version", "")),
         signal="metrics",
-        status="unknown" if last.running is None else "serving" if last.running or last.waiting else "idle",
+        status=status,  # type: ignore[arg-type]
         at=timestamp(ledger.now_ns),
         last_seen_s_ago=0.0,
         epoch=0,

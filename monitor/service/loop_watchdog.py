@@ -17,11 +17,11 @@ from kvscope.monitor.supervision import LATE_FACTOR
 
 logger = logging.getLogger(__name__)
 
-WATCH_EVERY_S: Final = 0.5
+WATCH_EVERY_S: Final = 0.25
 
 
 class LoopWatchdog(threading.Thread):
-    """Looks at the heartbeats of `readers` twice a second; `deliver` hands on what it finds."""
+    """Watches the heartbeats of `readers` four times a second; `deliver` hands on what it finds."""
 
     def __init__(
         self,

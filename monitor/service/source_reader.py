@@ -15,12 +15,17 @@ from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.schema import SourceView
 from kvscope.monitor.sources.live_stream import Received
 from kvscope.monitor.sources.source import POLL_WAIT_S, READ_ERRORS, Source
+from kvscope.monitor.sources.targets import TargetKind
 
+BUILT_IN_KINDS: Final = frozenset(TargetKind)
+"""A plug-in's failures are reported as blind.plugin-failed."""
 FIRST_PAUSE_S: Final = 1.0
 """Between a failure and the next attempt; twice as long after each further one."""
 LAST_PAUSE_S: Final = 8.0
 TURN_S: Final = 4.0
 """A reader's loop turns ten times a second; one that has not for so long hangs, or its source does."""
+BLOCKS_LONGER_S: Final = 0.2
+"""Beyond the time for which a source may block."""
 
 
 class SourceReader(threading.Thread):
@@ -53,9 +58,10 @@ class SourceReader(threading.Thread):
         self._is_open = False
         self._attempts = 0
         """That failed in a row."""
+        self._last_contained = ("", 0)
         self._is_late = False
         self._worker = f"reader {self.target}"
-        self._turn_s = TURN_S + source.blocks_s
+        self._turn_s = max(TURN_S, source.blocks_s + BLOCKS_LONGER_S)
 
     def run(self) -> None:
         """Read until stopped or at the source's end. An attempt that raises is logged once, counted and repeated."""
@@ -96,10 +102,19 @@ class SourceReader(threading.Thread):
         self._contained("delivery", partial(self._before, records))
         self.watch.feed(records)
         self._contained("delivery", self._after)
-        if not self.error or records or self._source.status().in_step:
+        status = self._source.status()
+        if status.error and not status.in_step and status.kind in BUILT_IN_KINDS:
+            self._report_contained(status.error, status.skipped)
+        elif not self.error or records or status.in_step:
             self.error = ""
             self._attempts = 0
             self.watch.report_recovery(self._worker)
+
+    def _report_contained(self, error: str, failed: int) -> None:
+        """Report what the source contained by itself, once each time: what it shows is as old as its last success."""
+        if (error, failed) != self._last_contained:
+            self._last_contained = (error, failed)
+            self.watch.report_failure(self._worker, "reader", error, self._engines())
 
     def _contained(self, kind: Literal["delivery", "history"], call: Callable[[], None]) -> None:
         """Call what comes beside reading: when it raises, reading goes on."""

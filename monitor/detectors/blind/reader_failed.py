@@ -34,6 +34,7 @@ class ReaderFailed(Detector[Judgement]):
             yield self._judge_worker(ledger, failure)
 
     def _judge_worker(self, ledger: EngineLedger, failure: WorkerFailure) -> Judgement:
+        is_reader = failure.kind == "reader"
         return Judgement(
             code=self.code,
             engine=ledger.engine,
@@ -49,7 +50,14 @@ class ReaderFailed(Detector[Judgement]):
                 f"In kvscope, {failure.worker} does not work since {clock_time(failure.since_ns)}: {failure.error}"
                 f" ({counted(failure.times, 'failure')}). {_CONSEQUENCES[failure.kind]}. kvscope tries again by itself."
             ),
-            do_now=("Read the service's log: the failure is in it once, with its traceback.",),
-            change=("Report the traceback as a defect of kvscope.",),
-            wont_help=("Restarting the engine: the failure is in the monitor.",),
+            do_now=(
+                *(("Check that the engine, or the server that it is read from, answers.",) if is_reader else ()),
+                "Read the service's log: the failure is in it once, with its traceback if kvscope did not expect it.",
+            ),
+            change=("Report a traceback as a defect of kvscope.",),
+            wont_help=(
+                "Waiting for findings: until the reader works again, a healthy engine and a stuck one look the same."
+                if is_reader
+                else "Restarting the engine: the failure is in the monitor.",
+            ),
         )
