@@ -9,6 +9,7 @@ need prometheus prometheus
 need prometheus-alertmanager prometheus-alertmanager
 need chromium chromium
 need docker-compose docker-compose
+ls /usr/lib/*/faketime/libfaketimeMT.so.1 >/dev/null 2>&1 || missing="$missing libfaketime"
 [ -n "$missing" ] || exit 0
 
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then

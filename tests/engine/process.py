@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from types import TracebackType
 
@@ -23,7 +23,7 @@ READY = re.compile(r"listening on (http://\S+?), events on (\S+), replay on (\S+
 class EngineProcess:
     """An engine that serves. `url` is where, `events` and `replay` its stream; `engine` is its id."""
 
-    def __init__(self, *arguments: str, engine_id: str = "") -> None:
+    def __init__(self, *arguments: str, engine_id: str = "", environment: Mapping[str, str] | None = None) -> None:
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the process
         command = [
             sys.executable,
@@ -41,7 +41,7 @@ class EngineProcess:
             stdout=subprocess.PIPE,
             stderr=self._log,
             text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
         )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()

@@ -330,6 +330,7 @@ def test_a_request_is_part_of_its_callers_trace(engine: EngineProcess, path: str
     ledger = EngineLedger(engine.engine)
     with closing(engine.stream()) as live:
         follow(live, [ledger], lambda: ledger.ready)
+        ids = []
         for traceparent in (header, "not a trace"):
             answer = httpx.post(
                 f"{engine.url}/v1/{path}",
@@ -337,8 +338,11 @@ def test_a_request_is_part_of_its_callers_trace(engine: EngineProcess, path: str
                 headers={"traceparent": traceparent},
             )
             assert answer.status_code == 200
-        follow(live, [ledger], lambda: len(ledger.ended) == 2)
-        assert [record.trace for record in ledger.ended] == [parse_traceparent(header), None]
+            ids.append(answer.json()["id"])
+        # By id: requests of other tests may end meanwhile.
+        follow(live, [ledger], lambda: {*ids} <= {record.id for record in ledger.ended})
+        traces = {record.id: record.trace for record in ledger.ended}
+        assert [traces[each] for each in ids] == [parse_traceparent(header), None]
 
 
 def test_health_tells_idle_from_serving_and_from_stalled(engine: EngineProcess) -> None:
