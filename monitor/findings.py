@@ -31,6 +31,8 @@ SETTLES_NS: Final = {"sizing.kv-too-small": 120_000_000_000}
 """By code, where it takes longer: what preemptions cost hovers about its threshold, and a pool that is too small has
 not become large enough in a minute in which they cost less.
 """
+COUNTS_EVENTS: Final = frozenset(("sizing.kv-too-small", "thrash.preemption"))
+"""Codes that count the preemptions of a window: those before their cause ended are the cause's effects for good."""
 EFFECT_LASTS_NS: Final = 30_000_000_000
 """So long after its cause an effect may go on: a queue that has grown takes its time."""
 LOOK_AGAIN_S: Final = 300.0
@@ -175,8 +177,10 @@ class Findings:
         for finding in resolved:
             self._resolved.setdefault(finding.judgement.engine, deque(maxlen=MAX_RESOLVED)).append(finding)
 
-    def update(self, engine: str, now_ns: int, judgements: Iterable[Judgement]) -> list[Transition]:
-        """Fold in all that is judged of one engine at `now_ns` (wall); what changed by it."""
+    def update(self, engine: str, now_ns: int, judgements: Iterable[Judgement], epoch_ns: int = 0) -> list[Transition]:
+        """Fold in all that is judged of one engine at `now_ns` (wall); what changed by it. A finding from before
+        `epoch_ns`, when the engine started, does not settle: it is about a process that has ended.
+        """
         transitions = []
         for judged in judgements:
             key = (judged.engine, judged.code, judged.key)
@@ -187,8 +191,8 @@ class Findings:
             finding.judgement = judged
             finding.last_seen_ns = now_ns
         for key, finding in list(self._open.items()):
-            settles_ns = SETTLES_NS.get(key[1], RESOLVE_AFTER_NS)
-            after_ns = settles_ns if finding.state == "firing" else RESOLVE_AFTER_NS
+            settles = finding.state == "firing" and not 0 < finding.last_seen_ns <= epoch_ns
+            after_ns = SETTLES_NS.get(key[1], RESOLVE_AFTER_NS) if settles else RESOLVE_AFTER_NS
             if key[0] == engine and now_ns - finding.last_seen_ns >= after_ns:
                 del self._open[key]
                 if finding.state == "firing":
@@ -222,6 +226,7 @@ class Findings:
                 finding.state == "suppressed"
                 and finding.last_seen_ns == now_ns
                 and now_ns - finding.explained_ns >= EFFECT_LASTS_NS
+                and not (finding.judgement.code in COUNTS_EVENTS and finding.judgement.since_ns < finding.explained_ns)
             ):
                 finding.state = "firing"
                 finding.fired_ns = now_ns

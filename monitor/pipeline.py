@@ -140,7 +140,7 @@ class Pipeline(QueryHandlers):
         find = partial(_extend_by_text, judgements, ledger)
         self._contain("what a text shows", "detector", ledger, find)
         judgements += PLUGINS.judge(ledger, siblings, self.settings)
-        self._transitions += self.lifecycle.update(ledger.engine, ledger.now_ns, judgements)
+        self._transitions += self.lifecycle.update(ledger.engine, ledger.now_ns, judgements, ledger.epoch)
         del self._transitions[:-MAX_TRANSITIONS]
 
     def _contain(self, what: str, kind: WorkerKind, ledger: EngineLedger, call: Callable[[], None]) -> None:

@@ -15,7 +15,7 @@ from kvscope.monitor.state import request_events, step_events
 from kvscope.monitor.state.audit_events import fold_audit
 from kvscope.monitor.state.block_events import BLOCK_HANDLERS, request_record
 from kvscope.monitor.state.engine_state import EVENT_BITS, EngineState
-from kvscope.monitor.state.request_events import KEEPS_READY, REQUEST_HANDLERS
+from kvscope.monitor.state.request_events import REQUEST_HANDLERS, keeps_ready
 from kvscope.monitor.state.tier_events import fold_tier
 
 StepHandler = Callable[[EngineState, list[int], list[int]], None]
@@ -114,7 +114,7 @@ def _apply_rare(
         state.anomaly("an event of a request that names none", -1, number, Kind(kind).name)
     elif kind in REQUEST_HANDLERS:
         record = request_record(state, number)
-        if record.ready_ns and kind not in KEEPS_READY:
+        if record.ready_ns and not keeps_ready(record, kind):
             record.ready_ns = 0
         REQUEST_HANDLERS[kind](state, record, args)
     elif kind == _LOOKED_UP:

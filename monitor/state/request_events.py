@@ -240,5 +240,13 @@ REQUEST_HANDLERS: Final[dict[int, RequestHandler]] = {
     int(Kind.FINISHED): _fold_finished,
 }
 """Handlers of the scheduler's decisions about one request."""
-KEEPS_READY: Final = frozenset((int(Kind.READY), int(Kind.REMOTE_LOAD)))
-"""Every other decision about a request shows that the scheduler inspected it."""
+_REPORTS_READY: Final = frozenset((int(Kind.READY), int(Kind.REMOTE_LOAD)))
+_NOT_SCHEDULED: Final = int(Kind.NOT_SCHEDULED)
+_REMOTE_KVS: Final = int(Status.WAITING_FOR_REMOTE_KVS)
+
+
+def keeps_ready(record: RequestState, kind: int) -> bool:
+    """Return whether a request that is ready is still not inspected after a decision of this kind. A pass over one
+    whose status shows that it waits for its fetch ended before it reached the request, or did not take it up.
+    """
+    return kind in _REPORTS_READY or (kind == _NOT_SCHEDULED and record.status == _REMOTE_KVS)

@@ -78,3 +78,7 @@ class KeepingConnector(KVConnectorBase_V1):
 
     def wait_for_save(self) -> None:
         pass
+
+
+class NixlKeepingConnector(KeepingConnector):
+    """The same under a name by which its lease is known."""

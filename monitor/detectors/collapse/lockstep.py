@@ -258,6 +258,7 @@ class Lockstep(Detector[Judgement]):
             or (before.usage or 0) - (low.usage or 0) < settings(self.min_share)
             or running > running_before / 4
             or previous <= running_before / 4  # it had fallen before this line
+            or _generations_passed(before, low)
         ):
             return None
         for index in range(fall, len(samples)):
@@ -364,6 +365,12 @@ def _before_fall(samples: Sequence[Sample], fall: int) -> Sample:
     while first > 0 and (apart_s(samples[first - 1], samples[fall]) or FALL_SHOWN_S) < FALL_SHOWN_S:
         first -= 1
     return max(samples[first:fall], key=lambda sample: sample.usage or 0)
+
+
+def _generations_passed(before: Sample, low: Sample) -> bool:
+    """Return whether more requests ended in the fall than ran before it: they did not all run, or end, together."""
+    finished = _counter_moved(before, low, "finished")
+    return isinstance(finished, int) and finished > (before.running or 0)
 
 
 def _is_new_work(samples: Sequence[Sample], before: Sample, fall: int, wave: int) -> bool:

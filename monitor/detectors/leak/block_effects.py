@@ -9,11 +9,12 @@ from kvscope.monitor.detectors.detector import Causes
 from kvscope.monitor.detectors.judgement import HoldsBlocks
 from kvscope.monitor.detectors.sizing.kv_too_small import KvTooSmall
 from kvscope.monitor.detectors.stuck.head_of_line import HeadOfLine
+from kvscope.monitor.detectors.stuck.never_fits import NeverFits
 from kvscope.monitor.detectors.stuck.parked_loads import ParkedLoads
 from kvscope.monitor.detectors.stuck.self_preempt import SelfPreempt
 from kvscope.monitor.detectors.thrash.after_retract import AfterRetract
 from kvscope.monitor.detectors.thrash.preemption_thrash import PreemptionThrash
-from kvscope.monitor.detectors.ties import holds_much, holds_what_it_needs
+from kvscope.monitor.detectors.ties import hits_its_blocks, holds_much, holds_what_it_needs
 
 ROOM_IS_GONE: Final = (
     Causes[HoldsBlocks]()
@@ -24,6 +25,9 @@ ROOM_IS_GONE: Final = (
 )
 """Blocks are held that others need."""
 ROOM_IS_GONE_FOR_GOOD: Final = (
-    ROOM_IS_GONE.of(ParkedLoads, holds_what_it_needs).of(SelfPreempt, holds_much).of(PreemptAll, holds_much)
+    ROOM_IS_GONE.of(ParkedLoads, holds_what_it_needs)
+    .of(NeverFits, hits_its_blocks)
+    .of(SelfPreempt, holds_much)
+    .of(PreemptAll, holds_much)
 )
 """Blocks are held that never return."""

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+from kvscope.monitor.detectors.leak.connector_holds import connector_holds
+from kvscope.monitor.detectors.thresholds import Settings, Threshold
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.state.records import Deferral
 from kvscope.monitor.text import clock_time, duration
+
+HELD_GRACE_S: Final = Threshold(
+    10,
+    "s",
+    "a transfer of one request's KV takes milliseconds to seconds; a lease, if there is one, counts instead",
+)
+HELD_LEASE_SLACK_S: Final = Threshold(
+    5, "s", "an engine looks at expired leases between steps, and one step can take seconds"
+)
+"""Of leak.finished-held, as the one before."""
 
 
 class Kept(NamedTuple):
@@ -49,6 +61,30 @@ def overdue_deferrals(
     times = [(*waited(deferral), deferral) for deferral in deferrals]
     over = [deferral for waits, may_wait, deferral in times if waits > may_wait]
     return (over, False) if over else ([deferral for waits, may_wait, deferral in times if waits > may_wait / 2], True)
+
+
+def overdue_sends(ledger: EngineLedger, settings: Settings) -> tuple[list[Deferral], bool]:
+    """Return what a connector that is asked keeps for too long for requests that ended, and whether it is pending.
+
+    While an engine with work does not ask, its steps have stopped. What came due after an idle engine's last question
+    is leak.idle-not-polled.
+    """
+    holds = connector_holds(ledger)
+    sending = holds.sending
+    if holds.idle and not holds.polled:
+        sending = overdue_when_polled(ledger, sending, settings(HELD_GRACE_S))
+    elif not holds.polled and ledger.state.in_flight:
+        return [], False
+    return overdue_deferrals(sending, lambda deferral: _beyond_lease_s(ledger, settings, deferral))
+
+
+def _beyond_lease_s(ledger: EngineLedger, settings: Settings, deferral: Deferral) -> tuple[float, float]:
+    """Return how long beyond its lease, or its request's end if it has none, and how long it may."""
+    slack = settings(HELD_LEASE_SLACK_S)
+    if deferral.lease_deadline_ns > 0:
+        return heard_s(ledger, deferral.lease_deadline_ns), slack
+    least = ledger.description.kv_lease_s
+    return heard_s(ledger, deferral.since_ns), max(settings(HELD_GRACE_S), least + slack if least else 0)
 
 
 def heard_s(ledger: EngineLedger, mono_ns: int) -> float:

@@ -22,12 +22,12 @@ from kvscope.monitor.detectors.leak.connector_holds import (
     records_of,
 )
 from kvscope.monitor.detectors.leak.deferred_blocks import (
+    HELD_GRACE_S,
+    HELD_LEASE_SLACK_S,
     Kept,
-    heard_s,
     kept,
     oldest_deferral_text,
-    overdue_deferrals,
-    overdue_when_polled,
+    overdue_sends,
 )
 from kvscope.monitor.detectors.leak.lost_references import MIN_RISES
 from kvscope.monitor.detectors.leak.usage_series import (
@@ -65,9 +65,13 @@ class UsageSigns(NamedTuple):
     fit: UsageFit | None
 
 
-FINISHED_HELD_DO_NOW: Final = (
-    "Look at the other end of the transfers: a consumer that died, or lost them, cannot confirm them.",
-    RESTART_ONLY,
+INSPECT_CONSUMER: Final = (
+    "Inspect the other end of the transfers: a consumer that died, or lost them, cannot confirm them."
+)
+FINISHED_HELD_DO_NOW: Final = (INSPECT_CONSUMER, RESTART_ONLY)
+UNKNOWN_LEASE_DO_NOW: Final = (
+    INSPECT_CONSUMER,
+    "If the consumer works, wait: it may renew its lease while its own queue is long, and the blocks come free then.",
 )
 
 
@@ -91,12 +95,8 @@ class FinishedHeld(Detector[HoldsBlocks]):
     requires = ("stream", "metrics", "log")
     position = 110
 
-    grace_s = Threshold(
-        10,
-        "s",
-        "a transfer of one request's KV takes milliseconds to seconds; a lease, if there is one, counts instead",
-    )
-    lease_slack_s = Threshold(5, "s", "an engine looks at expired leases between steps, and one step can take seconds")
+    grace_s = HELD_GRACE_S
+    lease_slack_s = HELD_LEASE_SLACK_S
     min_samples = Threshold(
         6, "lines", "a line through fewer points fits by chance: two large prompts after a quiet spell are enough"
     )
@@ -112,12 +112,9 @@ class FinishedHeld(Detector[HoldsBlocks]):
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[HoldsBlocks]:
         """Yield what is kept for a connector that is asked and never reports; from samples, what usage shows."""
         if ledger.has_stream:
-            holds = connector_holds(ledger)
-            sending = holds.sending
-            if holds.idle and not holds.polled:  # what came due after the last question is leak.idle-not-polled
-                sending = overdue_when_polled(ledger, sending, settings(self.grace_s))
-            if holds.polled or holds.idle or not ledger.state.in_flight:
-                yield from self._from_stream(ledger, settings, sending, holds.polled)
+            late, pending = overdue_sends(ledger, settings)
+            if late:
+                yield self._from_stream(ledger, late, pending, connector_holds(ledger).polled)
         elif ledger.samples:
             yield from self._from_samples(ledger, settings)
 
@@ -125,17 +122,13 @@ class FinishedHeld(Detector[HoldsBlocks]):
         """Return what it may cause."""
         return ROOM_IS_GONE_FOR_GOOD
 
-    def _from_stream(
-        self, ledger: EngineLedger, settings: Settings, sending: list[Deferral], polled: bool
-    ) -> Iterator[HoldsBlocks]:
+    def _from_stream(self, ledger: EngineLedger, late: list[Deferral], pending: bool, polled: bool) -> HoldsBlocks:
         state = ledger.state
-        late, pending = overdue_deferrals(sending, lambda deferral: self._waited(ledger, settings, deferral))
-        if not late:
-            return
         held, at = kept(ledger, late), ledger.at
         count, records = len(held.deferrals), records_of(ledger, late)
-        missing = _missing(state.damaged, polled, any(deferral.lease_deadline_ns < 0 for deferral in late))
-        yield HoldsBlocks(
+        unknown_lease = any(deferral.lease_deadline_ns < 0 for deferral in late)
+        missing = _missing(state.damaged, polled, unknown_lease)
+        return HoldsBlocks(
             code=self.code,
             engine=ledger.engine,
             verdict="likely" if missing else "confirmed",
@@ -153,7 +146,7 @@ class FinishedHeld(Detector[HoldsBlocks]):
                 f" {connector_text(ledger)} asked to keep its blocks until it had sent them, and has never said that"
                 f" it is done. {oldest_deferral_text(ledger, held)}"
             ),
-            do_now=FINISHED_HELD_DO_NOW,
+            do_now=UNKNOWN_LEASE_DO_NOW if unknown_lease else FINISHED_HELD_DO_NOW,
             change=(
                 "Give the connector a lease, so that an unconfirmed transfer ends by itself:"
                 f" {at_hand(ledger, **LEASE_FLAGS)}.",
@@ -163,12 +156,6 @@ class FinishedHeld(Detector[HoldsBlocks]):
             wont_help=KEPT_WONT_HELP,
             missing=missing,
         )
-
-    def _waited(self, ledger: EngineLedger, settings: Settings, deferral: Deferral) -> tuple[float, float]:
-        """How long beyond its lease, or its request's end if it has none, and how long it may."""
-        if deferral.lease_deadline_ns > 0:
-            return heard_s(ledger, deferral.lease_deadline_ns), settings(self.lease_slack_s)
-        return heard_s(ledger, deferral.since_ns), settings(self.grace_s)
 
     def _from_failed_reset(self, ledger: EngineLedger) -> Iterator[HoldsBlocks]:
         """An engine that may not reset its prefix cache because blocks are in use says how many; idle, it has none.

@@ -21,6 +21,10 @@ MIN_RISES: Final = Threshold(
 """Of leak.rising-floor; what is no trend yet is leak.unaccounted."""
 
 
+UNACCOUNTED_GRACE_S: Final = Threshold(2, "s", "a free may be said in the batch after the one that ended its request")
+"""Of leak.unaccounted."""
+
+
 class LostReferences(NamedTuple):
     """Some of the references that nobody owns, by block, and the requests that left them."""
 

@@ -12,11 +12,12 @@ from kvscope.monitor.detectors.leak.lost_references import (
     LOST_RESTART,
     LOST_WONT_HELP,
     NO_AUDIT_SINCE,
+    UNACCOUNTED_GRACE_S,
     LostReferences,
     audited_since,
     lost_references,
 )
-from kvscope.monitor.detectors.thresholds import Settings, Threshold
+from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.text import counted, listed, percent
 
@@ -30,7 +31,7 @@ class Unaccounted(Detector[HoldsBlocks]):
     requires = ("stream",)
     position = 195
 
-    grace_s = Threshold(2, "s", "a free may be said in the batch after the one that ended its request")
+    grace_s = UNACCOUNTED_GRACE_S
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[HoldsBlocks]:
         """Yield the references that no owner explains."""

@@ -13,7 +13,7 @@ from typing import Final
 from kvscope.monitor.detectors.detector import Causes, Detector
 from kvscope.monitor.detectors.judgement import Evidence, Judgement, Verdict
 from kvscope.monitor.detectors.stuck.rank_steps import AFTER_S, last_step_ns
-from kvscope.monitor.detectors.stuck.sample_windows import last_window, moving_pause_s, seconds_apart
+from kvscope.monitor.detectors.stuck.sample_windows import LONGEST_TIMES, last_window, moving_pause_s, seconds_apart
 from kvscope.monitor.detectors.stuck.stack_evidence import stack_evidence, stack_text
 from kvscope.monitor.detectors.stuck.stall_effects import NOTHING_MOVES
 from kvscope.monitor.detectors.stuck.waiting_requests import (
@@ -32,6 +32,12 @@ from kvscope.monitor.text import clock_time, counted, duration
 STALLED_DO_NOW: Final = (
     "Dump the process's stacks before anything else (py-spy dump --pid PID): they name the call that hangs.",
     "Take the engine out of rotation: its /health may still answer 200. Then restart it.",
+)
+
+
+EARLY_DO_NOW: Final = (
+    "Let it go on for a minute: kernels and graphs are compiled when a step of a new kind first runs.",
+    "If it has not gone on by then, dump the process's stacks (py-spy dump --pid PID): they name the call that hangs.",
 )
 
 
@@ -67,6 +73,21 @@ PROCESS_LIVES: Final = "The process lives: its event stream's own thread still a
 NOTHING_HEARD: Final = "Nothing at all has been heard of the process"
 
 
+EARLY_TEXT: Final = (
+    " The step is among the first since the engine started: one that compiles kernels takes seconds and then returns."
+)
+
+
+def _missing_signal(verdict: Verdict, early: bool) -> str:
+    """Return what would confirm the stall."""
+    if verdict == "confirmed":
+        return ""
+    return "the end of the step's compilation, if that is what it does" if early else NO_SIGN_OF_LIFE
+
+
+NO_SIGN_OF_LIFE: Final = "a heartbeat, or the process's state (ps -o stat= -p PID)"
+
+
 class EngineStalled(Detector[Judgement]):
     """An engine whose steps have stopped with work pending."""
 
@@ -78,15 +99,16 @@ class EngineStalled(Detector[Judgement]):
 
     grace_s = Threshold(5, "s", "no pause between steps, a garbage collection or a swapped page, is this long")
     first_step_s = Threshold(60, "s", "the first step of a size may compile kernels")
+    early_steps = Threshold(
+        20, "steps", "kernels are compiled when a step of a new kind first comes: most in the first steps of an epoch"
+    )
     slower_than_expected = Threshold(
         5, "times", "a step this much slower than its tokens have cost so far is not just a long prefill"
     )
     unseen_step_s = Threshold(
         10, "s", "where only figures are known and none of the steps was seen to end, one may be a long prefill"
     )
-    longest_times = Threshold(
-        3, "times", "where only figures are known, a step may take as much longer than the longest seen"
-    )
+    longest_times = LONGEST_TIMES
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield the stall of the engine, whatever its server's other ranks do."""
@@ -154,7 +176,9 @@ class EngineStalled(Detector[Judgement]):
             age = max(age if step else 0.0, silent_s)
         if age < allowed / 2:
             return
-        verdict: Verdict = "confirmed" if heard and not state.damaged else "likely"
+        early = heard and step is not None and step.step < settings(self.early_steps)
+        early = early and age < settings(self.first_step_s)
+        verdict: Verdict = "confirmed" if heard and not state.damaged and not early else "likely"
         alive = PROCESS_LIVES if heard else f"{NOTHING_HEARD} for {duration(silent_s)}: it is frozen, dead or cut off."
         yield Judgement(
             code=self.code,
@@ -171,12 +195,12 @@ class EngineStalled(Detector[Judgement]):
             explanation=(
                 f"Since {clock_time(ledger.wall(since))} ({duration(age)}) {what}, with"
                 f" {counted(len(running), 'request')} running and {len(waiting):,} waiting. {alive}"
-                f"{stack_text(state, since)}"
+                f"{EARLY_TEXT if early else ''}{stack_text(state, since)}"
             ),
-            do_now=STALLED_DO_NOW,
+            do_now=EARLY_DO_NOW if early else STALLED_DO_NOW,
             change=STALLED_CHANGE,
             wont_help=STALLED_WONT_HELP,
-            missing="" if verdict == "confirmed" else "a heartbeat, or the process's state (ps -o stat= -p PID)",
+            missing=_missing_signal(verdict, early),
         )
 
     def _expected_s(self, ledger: EngineLedger, settings: Settings, step: StepInFlight) -> float:

@@ -54,7 +54,7 @@ def fetch_waits(ledger: EngineLedger) -> FetchWaits:
     """Sort the requests that wait for KV that is fetched."""
     living = living_requests(ledger)
     waits = FetchWaits([], [])
-    fetching = [r for r in living.waiting if r.status == Status.WAITING_FOR_REMOTE_KVS and not r.ready_ns]
+    fetching = [r for r in living.waiting if r.status == Status.WAITING_FOR_REMOTE_KVS and r.fetching_ns]
     if fetching:
         asleep = _engine_sleeps(ledger, living)
         for record in fetching:

@@ -1,7 +1,8 @@
 """stuck.never-fits: a request needs more blocks than the pool has.
 
-From the stream, by its arrival or its failed allocations; from metrics, by requests that wait with nothing running and
-an empty pool for longer than a step.
+From the stream, by its arrival or its failed allocations, also where the pool has too few because a leak has taken the
+others: then it is the leak's effect, with the requests behind it. From metrics, by requests that wait with nothing
+running and an empty pool for longer than a step.
 """
 
 from __future__ import annotations
@@ -12,10 +13,16 @@ from typing import Final
 from kvscope.monitor.detectors.advice import room_for
 from kvscope.monitor.detectors.detector import Detector
 from kvscope.monitor.detectors.judgement import Evidence, Judgement
-from kvscope.monitor.detectors.stuck.engine_stalled import EngineStalled
+from kvscope.monitor.detectors.leak.leaked_blocks import leaked_blocks
 from kvscope.monitor.detectors.stuck.queue_room import NEVER_FITS_WONT_HELP, blocks_to_run
-from kvscope.monitor.detectors.stuck.sample_windows import last_window, moving_pause_s, seconds_apart
-from kvscope.monitor.detectors.stuck.waiting_requests import Living, living_requests, watchdog_report
+from kvscope.monitor.detectors.stuck.sample_windows import LONGEST_TIMES, last_window, moving_pause_s, seconds_apart
+from kvscope.monitor.detectors.stuck.waiting_requests import (
+    Living,
+    is_outside,
+    living_requests,
+    stream_verdict,
+    watchdog_report,
+)
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
 from kvscope.monitor.events.kinds import Cause
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
@@ -43,7 +50,9 @@ class NeverFits(Detector[Judgement]):
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield the requests that can never run."""
         if ledger.has_stream:
-            yield from self._from_stream(ledger, settings, living_requests(ledger))
+            living = living_requests(ledger)
+            yield from self._from_stream(ledger, settings, living)
+            yield from self._without_leaked(ledger, settings, living)
         elif ledger.samples and ledger.samples[-1].awake is not False:
             yield from self._from_samples(ledger, settings)
 
@@ -91,6 +100,60 @@ class NeverFits(Detector[Judgement]):
                 wont_help=NEVER_FITS_WONT_HELP,
             )
 
+    def _without_leaked(self, ledger: EngineLedger, settings: Settings, living: Living) -> Iterator[Judgement]:
+        """Yield the requests that the pool would have room for, if blocks that a leak has taken were there."""
+        if not living.waiting or not any(record.cause == Cause.KV_BLOCKS for record in living.waiting):
+            return
+        state, at = ledger.state, ledger.at
+        leaked = leaked_blocks(ledger, settings)
+        usable = state.total - state.reserved
+        room = usable - len(leaked.blocks)
+        starved = [record for record in living.waiting if room < blocks_to_run(ledger, record) <= usable]
+        if not leaked.blocks or not starved:
+            return
+        first = min(starved, key=lambda record: record.arrived_ns)
+        head = ledger.head()
+        behind = [
+            record
+            for record in living.waiting
+            if head in starved and record not in starved and not is_outside(record) and record.cause != Cause.KV_BLOCKS
+        ]
+        needed = blocks_to_run(ledger, first)
+        verdict = stream_verdict(ledger)
+        yield Judgement(
+            code=self.code,
+            engine=ledger.engine,
+            key="leaked",
+            verdict=verdict if leaked.for_good else "likely",
+            pending=ledger.age_s(first.since_ns) < settings(self.grace_s) or state.damaged,
+            since_ns=ledger.wall(first.since_ns),
+            position=at(first.since_at),
+            requests=tuple(record.id for record in (*starved, *behind)),
+            blocks=tuple(sorted(leaked.blocks)),
+            evidence=(
+                Evidence("blocks_needed", needed, "blocks", position=at(max(first.refused_at, first.arrived_at))),
+                Evidence("blocks_usable", usable, "blocks", position=at(state.places.started)),
+                Evidence("blocks_leaked", len(leaked.blocks), "blocks", position=at(state.places.pool)),
+                Evidence("blocks_free", state.free, "blocks", position=at(state.places.pool)),
+                Evidence("running", len(living.running), "requests", position=at(state.places.moved)),
+                Evidence("waiting_behind", len(behind), "requests", position=at(state.places.moved)),
+            ),
+            explanation=(
+                f"Request {first.id} needs {counted(needed, 'block')} at once. The pool has {usable:,}, of which"
+                f" {len(leaked.blocks):,} belong to no living request and do not come free: while these are missing it"
+                f" can never run. {counted(len(starved) + len(behind), 'request')}"
+                f" {'waits' if len(starved) + len(behind) == 1 else 'wait'} for blocks:"
+                f" {listed([record.id for record in (*starved, *behind)])}."
+            ),
+            do_now=(
+                f"Abort {first.id} (close its connection): requests behind it that fit in {room:,} blocks run at once.",
+                "Send it to another engine: this one has no room for it until the leaked blocks are back.",
+            ),
+            change=("Fix the leak, which its own finding names; the pool is large enough without it.",),
+            wont_help=("Waiting, or lowering the load: no living request holds the blocks.",),
+            missing="" if leaked.for_good else "the connector's lease, which it does not show: blocks may come free",
+        )
+
     def _from_samples(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         samples = list(ledger.samples)
         start = last_window(
@@ -103,9 +166,7 @@ class NeverFits(Detector[Judgement]):
         if last.deferred and last.deferred >= waiting:
             return  # they wait for something other than room, and the engine says so
         age = seconds_apart(first, last)
-        allowed = max(
-            settings(self.figures_grace_s), settings(EngineStalled.longest_times) * moving_pause_s(samples[:start])
-        )
+        allowed = max(settings(self.figures_grace_s), settings(LONGEST_TIMES) * moving_pause_s(samples[:start]))
         for_room = "not exposed" if last.deferred is None else waiting - last.deferred
         told_apart = last.deferred is not None
         yield Judgement(

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from kvscope.monitor.detectors.sample_math import apart_s
+from kvscope.monitor.detectors.thresholds import Threshold
 from kvscope.monitor.events.samples import Sample
+
+LONGEST_TIMES: Final = Threshold(
+    3, "times", "where only figures are known, a step may take as much longer than the longest seen"
+)
+"""Of stuck.engine-stalled."""
 
 
 def last_window(samples: Sequence[Sample], holds: Callable[[Sample], bool]) -> int | None:

@@ -14,6 +14,8 @@ LEASE_VARIABLES = {
 }
 """By a part of the connector's name: where vLLM has how long it keeps a finished request's blocks, in seconds."""
 NO_LEASE, UNKNOWN_LEASE = 0, -1
+DEFAULT_NIXL_LEASE_S = 30
+"""vLLM's own, where its configuration has none."""
 
 
 def describe(scheduler: Any) -> EngineDescription:
@@ -38,6 +40,7 @@ def describe(scheduler: Any) -> EngineDescription:
         enable_prefix_caching=bool(cache.enable_prefix_caching),
         scheduling_policy=str(scheduling.policy),
         kv_connector=kv_connector(scheduler),
+        kv_lease_s=renewable_lease_s(scheduler),
         kv_bytes_per_block=_bytes_per_block(scheduler.kv_cache_config),
         groups=[
             KVGroup(
@@ -95,6 +98,16 @@ def lease_ns(scheduler: Any) -> int:
         if part in name and (seconds := getattr(vllm.envs, variable, None)):
             return round(float(seconds) * 1e9)
     return UNKNOWN_LEASE
+
+
+def renewable_lease_s(scheduler: Any) -> float:
+    """How long NIXL keeps blocks until a consumer renews the lease; 0 of a release or a connector without renewals."""
+    import vllm.envs
+
+    if "nixl" not in kv_connector(scheduler).lower() or hasattr(vllm.envs, LEASE_VARIABLES["nixl"]):
+        return 0
+    extra = scheduler.vllm_config.kv_transfer_config.kv_connector_extra_config or {}
+    return float(extra.get("kv_lease_duration", DEFAULT_NIXL_LEASE_S))
 
 
 def _bytes_per_block(config: Any) -> int:

@@ -1,0 +1,26 @@
+"""Blocks that a leak has taken: no living request holds them, and none of their holders is expected to free them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kvscope.monitor.detectors.leak.deferred_blocks import overdue_sends
+from kvscope.monitor.detectors.leak.lost_references import UNACCOUNTED_GRACE_S
+from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+
+
+class LeakedBlocks(NamedTuple):
+    """The blocks, and whether nothing but a defect frees them: a connector that shows no lease may yet."""
+
+    blocks: frozenset[int]
+    for_good: bool
+
+
+def leaked_blocks(ledger: EngineLedger, settings: Settings) -> LeakedBlocks:
+    """Return the blocks that no owner explains, and those that a connector keeps for too long."""
+    late, pending = overdue_sends(ledger, settings)
+    kept: set[int] = set() if pending else set().union(*(deferral.blocks for deferral in late))
+    since, grace = ledger.state.since, settings(UNACCOUNTED_GRACE_S)
+    lost = [block for block in ledger.state.unaccounted() if ledger.age_s(since[block]) >= grace]
+    return LeakedBlocks(frozenset(kept.union(lost)), not kept)
