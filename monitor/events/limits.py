@@ -14,7 +14,7 @@ REQUEST_BYTES: Final = 4_096
 """Any message to an engine's sockets. ZeroMQ disconnects the peer that sends a longer one."""
 QUESTION_BYTES: Final = 64
 """One question to the replay socket."""
-QUESTIONS_PER_TURN: Final = 32
+QUESTIONS_PER_TURN: Final = 8
 """Questions that the drain thread takes each time it drains the log."""
 REPLY_BYTES: Final = 4 << 20
 """One answer of batches, but for the last of them; the client asks again for more."""
