@@ -5,7 +5,8 @@
 Each run is an engine without a model (the real scheduler, pool, event log and publisher) in a process of its own, with
 its observers in another, at a fixed pace of steps. The scenarios take turns, so that all of them share the machine's
 other load. CPU is of the thread that runs the steps, of all threads of the process with the drain thread, and of those
-that write to sockets. Memory is resident at the end. The ratios are medians divided by those of the engine without observers.
+that write to sockets. Memory is resident at the end. The ratios are medians divided by those of the engine without
+observers.
 """
 
 from __future__ import annotations
@@ -64,9 +65,8 @@ def main() -> None:
         ratios = [value / at if at else float("nan") for value, at in zip(medians, base, strict=True)]
         cells = "".join(f"{value:20.1f}{ratio:8.2f}" for value, ratio in zip(medians, ratios, strict=True))
         print(f"{name:34}{cells}")
-    spreads = [
-        (max(column) - min(column)) / (statistics.median(column) or 1) for column in zip(*results["no observer"], strict=True)
-    ]
+    columns = list(zip(*results["no observer"], strict=True))
+    spreads = [(max(column) - min(column)) / (statistics.median(column) or 1) for column in columns]
     print("\nspread over the runs without observers: " + ", ".join(f"{spread:.0%}" for spread in spreads))
     return None
 

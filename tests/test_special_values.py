@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from tests.second_fold import SecondFold
 
 ENGINE = "lab@127.0.0.1:0/0"
 VALUES = (0, -1, 1, 1 << 31, (1 << 63) - 1, -(1 << 63))
+MB_64 = 64 << 20
 PLACES = ((-1, []), (2, [7]), (2, [30]))
 """Requests and blocks: none, one that is held, one that is free."""
 IDS = (0, -1, 7, (1 << 31) - 1, -(1 << 31))
@@ -254,27 +256,41 @@ def test_300_000_ids_of_one_block_cost_no_more_than_as_many_of_others() -> None:
     assert max(len(found.anomaly.detail) for found in ledger.anomalies) < 1_000
 
 
-@pytest.mark.parametrize("field", [0, 13, 14, 16])
-def test_a_field_of_64_mb_is_cut_or_refused(field: int) -> None:
-    """An engine's name, texts, and columns."""
+LARGE: dict[str, tuple[type[Batch | Keyframe], int, Callable[[], Any]]] = {
+    "name": (Batch, 0, lambda: "x" * MB_64),
+    "time": (Batch, 5, lambda: "9" * MB_64),
+    "text": (Batch, 13, lambda: {1: "x" * MB_64}),
+    "texts": (Batch, 13, lambda: dict.fromkeys(range(MB_64 // 64), "x" * 60)),
+    "runs": (Batch, 14, lambda: bytes(MB_64 // 20 * 20)),
+    "arguments": (Batch, 15, lambda: bytes(MB_64)),
+    "ids": (Batch, 16, lambda: bytes(MB_64)),
+    "list": (Batch, 14, lambda: [0] * MB_64),
+    "state": (Keyframe, 7, lambda: bytes(MB_64)),
+    "damage": (Keyframe, 6, lambda: bytes(MB_64)),
+}
+"""A field of each type, 64 MB long: the frame that has it, its place, and its value."""
+
+
+@pytest.mark.parametrize("field", LARGE)
+def test_a_field_of_64_mb_is_cut_refused_or_folded(field: str) -> None:
+    cls, place, value = LARGE[field]
     lab = worked()
-    frame = after(lab, 0, [])
+    frame = after(lab, 0, []) if cls is Batch else lab.keyframe()
     head, body = encode(frame)[:5], msgspec.msgpack.decode(encode(frame)[5:])
-    big: dict[int, Any] = {
-        0: "x" * (64 << 20),
-        13: {1: "x" * (64 << 20)},
-        14: b"\0" * (64 << 20),
-        16: b"\0" * (64 << 20),
-    }
-    body[field] = big[field]
-    payload = head + msgspec.msgpack.encode(body)
+    body[place] = value()
+    pipeline = Pipeline()
+    pipeline.feed(lab.frames)
     try:
-        taken = decode(payload)
+        taken = decode(head + msgspec.msgpack.encode(body))
     except ContractError:
+        assert field not in ("text", "texts", "runs")
         return
-    assert isinstance(taken, Batch)
-    assert field == 13
-    assert len(taken.texts[1]) == limits.REQUEST_ID_CHARS
+    assert isinstance(taken, Batch | Keyframe)
+    if isinstance(taken, Batch):
+        assert max(map(len, taken.texts.values()), default=0) <= limits.REQUEST_ID_CHARS
+    pipeline.feed([taken])
+    ask(pipeline)
+    assert not pipeline.supervisor.failures()
 
 
 def test_a_frame_that_is_too_long_is_refused() -> None:
