@@ -369,9 +369,11 @@ class EventLog:
         self._runs += (Kind.AUDIT_END, 0, NO_REQUEST, 5, 0)
         self._args += (cycle, free, cached_idle, used, requests)
 
-    def received(self, request: int, text: str, prompt_tokens: int, trace: TraceContext | None = None) -> None:
-        """At the front end, as part of its caller's `trace` if it has one. From any thread."""
-        self._aside(Kind.RECEIVED, request, (self.clock.monotonic_ns(), prompt_tokens), text)
+    def received(
+        self, request: int, text: str, prompt_tokens: int, trace: TraceContext | None = None, at_ns: int = 0
+    ) -> None:
+        """At the front end, at `at_ns` or now, as part of its caller's `trace` if it has one. From any thread."""
+        self._aside(Kind.RECEIVED, request, (at_ns or self.clock.monotonic_ns(), prompt_tokens), text)
         if trace is not None:
             self._aside(Kind.TRACED, request, trace)
 
@@ -382,6 +384,10 @@ class EventLog:
     def client_gone(self, request: int) -> None:
         """The client closed the connection. From any thread."""
         self._aside(Kind.CLIENT_GONE, request, (self.clock.monotonic_ns(),))
+
+    def ended_before_arrival(self, request: int, status: Status) -> None:
+        """It was received, and ended without reaching the scheduler. From any thread."""
+        self._aside(Kind.FINISHED, request, (status,))
 
     def stalled(self, request: int, status: Status, since_step: int, cause: Cause) -> None:
         """The engine's watchdog saw no progress. From any thread."""

@@ -52,7 +52,7 @@ class Publisher:
     events, replay: where to bind, tcp on loopback or ipc; a port of `*` picks a free one (see `events_endpoint`).
     journal_dir: keep a journal there, of at most `journal_bytes`. ring_bytes: of batches, kept in memory for replay.
     interval_s: how often the log is drained. heartbeat_s, keyframe_s: how often each is sent. replay_keyframe_s: how
-    often a keyframe is made for the replay socket, at most.
+    often a keyframe is made for the replay socket, at most. before_drain: called in the drain thread before each drain.
 
     Raises NotPrivate for an address beyond this machine and zmq.ZMQError if one cannot be bound.
     """
@@ -73,11 +73,13 @@ class Publisher:
         keyframe_s: float = 60.0,
         replay_keyframe_s: float = limits.KEYFRAME_INTERVAL_NS / 1e9,
         stacks: StallCapture | None = None,
+        before_drain: Callable[[], None] | None = None,
     ) -> None:
         for endpoint in (events, replay):
             require_private(endpoint)
         self.packer = Packer(log, engine, vitals)
         self._stacks = stacks
+        self._before_drain = before_drain
         self.interval_s = interval_s
         self.heartbeat_s = heartbeat_s
         self.keyframe_s = keyframe_s
@@ -138,6 +140,8 @@ class Publisher:
         while not self._closing.is_set():
             try:
                 self._wait()
+                if self._before_drain is not None:
+                    self._before_drain()
                 self._drain()
                 now = clock.monotonic_ns()
                 if now >= next_heartbeat:

@@ -81,8 +81,8 @@ class Server:
                 env=environment(PYTHONPATH=f"{ROOT}{os.pathsep}{announce(directory)}", KVSCOPE_EVENTS=self.events),
             )
 
-    def wait(self) -> None:
-        until = time.monotonic() + PATIENCE_S
+    def wait(self, patience_s: float = PATIENCE_S) -> None:
+        until = time.monotonic() + patience_s
         while time.monotonic() < until and self.process.poll() is None:
             try:
                 if httpx.get(f"{self.url}/health", timeout=5).status_code == httpx.codes.OK:

@@ -28,13 +28,15 @@ HELD, STALLED, LOST = "leak.finished-held", "stuck.engine-stalled", "stuck.lost-
 class OneProcess:
     """That engine, in which one thing happens, under a Pipeline."""
 
+    MODULE = "tests.probes.one_process_engine"
+
     def __init__(self, directory: Path, event: str) -> None:
         self.events = f"tcp://127.0.0.1:{free_ports()}"
         self.log = directory / "engine.log"
         more = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "KVSCOPE_EVENTS": self.events, "VLLM_PLUGINS": ""}
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [PYTHON, "-m", "tests.probes.one_process_engine", str(save_model(directory / "model")), event],
+                [PYTHON, "-m", self.MODULE, str(save_model(directory / "model")), event],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=ROOT,

@@ -1,6 +1,6 @@
 """stuck.front-end: requests never reach the scheduler.
 
-Needs RECEIVED, which an engine reports if the stream sees its front end too; of others nothing is found here.
+Needs RECEIVED, which kvscope's own engine reports, and the probe from vLLM's API server processes on the same machine.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class FrontEndLoss(Detector[Judgement]):
             explanation=(
                 f"{requests_text(late)} {'was' if count == 1 else 'were'} taken in by the front end,"
                 f" {since_text(ledger, late)} ({duration(late.age_s)}), and never arrived at the scheduler, which goes"
-                f" on and has {counted(known, 'request')}. Whoever asked waits for an answer that nobody computes."
+                f" on and has {counted(known, 'request')}. The client waits for a request that the scheduler never received."
             ),
             do_now=(
                 "Close the connection and send it again; if that one arrives, the first was lost on the way.",

@@ -10,8 +10,12 @@ import threading
 import time
 from typing import Any, Final
 
+import zmq
+
 from kvscope.monitor.events.event_log import EventLog
 from kvscope.monitor.probes.vllm.compatibility import HOOKS, problem
+from kvscope.monitor.probes.vllm.front_end_hooks import FrontEndReporter, watch_front_end
+from kvscope.monitor.probes.vllm.front_end_messages import front_end_endpoint
 from kvscope.monitor.probes.vllm.probe import Probe
 from kvscope.monitor.probes.vllm.vllm_description import rank_of, served_model_name
 from kvscope.monitor.probes.vllm.worker_memory import bill, calling_executor
@@ -40,6 +44,7 @@ def register() -> None:
             logger.error("kvscope: no events will be published: this vLLM has not what they need: %s", ", ".join(gaps))
             return
         _watch(Scheduler)
+        watch_front_end(FrontEndReporter(_front_end_of_rank, _own_rank))
     except Exception:
         logger.exception("kvscope: vLLM's scheduler could not be hooked; no events will be published")
 
@@ -80,11 +85,14 @@ def attach(scheduler: Any) -> tuple[Probe, Publisher]:
         events=events,
         replay=of_rank(replay, rank) if replay else replay_endpoint_for(events),
         stacks=StallCapture(log, lambda: thread, connector_paths(scheduler)) if stacks_enabled() else None,
+        before_drain=probe.check_front_end,
     )
+    _join_front_end(probe, events)
 
     def stop(*_args: Any, **_kwargs: Any) -> None:
         probe.stop()
         publisher.close()
+        probe.close()
 
     probe.start()
     _report_memory(probe)
@@ -95,6 +103,25 @@ def attach(scheduler: Any) -> tuple[Probe, Publisher]:
     _attached.append((probe, publisher))
     logger.info("kvscope: events on %s, replay on %s", publisher.events_endpoint, publisher.replay_endpoint)
     return probe, publisher
+
+
+def _join_front_end(probe: Probe, events: str) -> None:
+    endpoint = front_end_endpoint(events)
+    if not endpoint:
+        return
+    try:
+        probe.join_front_end(endpoint)
+    except zmq.ZMQError as error:
+        logger.warning("kvscope: what the API server reports is not received at %s: %s", endpoint, error)
+
+
+def _front_end_of_rank(rank: int) -> str:
+    return front_end_endpoint(of_rank(os.environ["KVSCOPE_EVENTS"], rank))
+
+
+def _own_rank() -> int | None:
+    """The rank of the engine in this process, if there is one."""
+    return rank_of(_attached[0][0].scheduler)[0] if _attached else None
 
 
 def engine_name(scheduler: Any) -> str:

@@ -27,6 +27,7 @@ from typing import Any, Final
 from kvscope.monitor.events.event_log import Clock, EventLog
 from kvscope.monitor.probes.vllm.block_hooks import BlockHooks
 from kvscope.monitor.probes.vllm.emitter import Emitter
+from kvscope.monitor.probes.vllm.front_end_inbox import FrontEndInbox
 from kvscope.monitor.probes.vllm.hooks import Hooks
 from kvscope.monitor.probes.vllm.probe_state import RESERVED_BLOCKS, ProbeState
 from kvscope.monitor.probes.vllm.queue_check import QueueCheck
@@ -54,15 +55,32 @@ class Probe:
         requests = RequestHooks(self.state, self._emitter, clock)
         self._passes = SchedulerHooks(self.state, self._emitter, requests, clock)
         self._queue_check = QueueCheck(self.state, log)
+        self.inbox: FrontEndInbox | None = None
         self._hook_groups = (requests, self._passes, BlockHooks(self.state, self._emitter))
 
     def vitals(self) -> Vitals:
-        """What heartbeats report, read from the drain thread. What the front end holds beyond is not known here."""
+        """What heartbeats report, read from the drain thread."""
         launched = next(iter(tuple(self.state.launched)), None)
         running, waiting = len(self.scheduler.running), sum(len(queue) for queue in self.state.queues())
         self._queue_check.check(running + waiting)
         step, since_ns = NO_STEP if launched is None else launched[1:3]
-        return Vitals(step, since_ns, running, waiting, running + waiting, self._passes.polls, self._passes.passes)
+        in_front_end = running + waiting + (self.inbox.pending if self.inbox is not None else 0)
+        return Vitals(step, since_ns, running, waiting, in_front_end, self._passes.polls, self._passes.passes)
+
+    def join_front_end(self, endpoint: str) -> None:
+        """Take the front end's reports there. Before `start`. Raises zmq.ZMQError if it cannot bind."""
+        self.inbox = FrontEndInbox(self.state, self.log, endpoint)
+        self.state.next_number = self.inbox.number_of
+
+    def check_front_end(self) -> None:
+        """Report what the front end did. From the drain thread."""
+        if self.inbox is not None:
+            self.inbox.check()
+
+    def close(self) -> None:
+        """Release its sockets, after the drain thread has ended."""
+        if self.inbox is not None:
+            self.inbox.close()
 
     def start(self) -> None:
         """Report that the engine starts, and hook in."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import re
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, Final
 
 from kvscope.monitor.events.kinds import Cause, Release, Status
@@ -71,14 +72,15 @@ class ProbeState:
         self.step = 0
         self.counts_in_flight = requests_count_in_flight()
         self._names: dict[str, int] = {}
-        self._next_number = itertools.count(1)
+        self.next_number: Callable[[str], int] = partial(_next_of, itertools.count(1))
+        """Numbers a new request, by vLLM's id."""
         self._managers = self.manager.coordinator.single_type_managers
         self.needed = BlocksNeeded(scheduler)
         self.queue_names = [name for name in WAITING_QUEUES if hasattr(scheduler, name)]
 
     def track(self, request_id: str) -> int:
         """Number a new request."""
-        number = self.numbers[request_id] = next(self._next_number)
+        number = self.numbers[request_id] = self.next_number(request_id)
         self._names.setdefault(INTERNAL_SUFFIX.sub("", request_id), number)
         return number
 
@@ -92,6 +94,10 @@ class ProbeState:
         """The id that the client knows, unless another living request has it too."""
         name = INTERNAL_SUFFIX.sub("", request_id)
         return name if self._names.get(name) == self.numbers[request_id] else request_id
+
+    def is_taken(self, name: str, request_id: str) -> bool:
+        """Whether a living request other than this one has the client's id."""
+        return self._names.get(name) not in (None, self.numbers.get(request_id))
 
     def queues(self) -> list[Any]:
         """The waiting queues that this release has, first served first."""
@@ -125,6 +131,10 @@ class ProbeState:
         """The pool's own: free, cached-idle (-1: vLLM does not count it), used, total."""
         free: int = self.free_queue.num_free_blocks
         return free, -1, self.usable - free, self.total
+
+
+def _next_of(numbers: Iterator[int], _request_id: str) -> int:
+    return next(numbers)
 
 
 def requests_count_in_flight() -> bool:

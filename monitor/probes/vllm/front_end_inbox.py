@@ -1,0 +1,129 @@
+"""The engine's end of the front end's reports: joins them with the scheduler's requests by vLLM's request id.
+
+The drain thread reads it just before it packs what the engine logged, so that RECEIVED stands before ARRIVED. Only the
+engine's thread calls `number_of`, once for each request, and it never waits: both threads agree on a number by one
+atomic operation on a dict.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections import deque
+from typing import Final
+
+import msgspec
+import zmq
+
+from kvscope.monitor.events import limits
+from kvscope.monitor.events.event_log import EventLog
+from kvscope.monitor.events.kinds import Status
+from kvscope.monitor.probes.vllm.front_end_messages import FrontEndKind, FrontEndMessage
+from kvscope.monitor.probes.vllm.probe_state import INTERNAL_SUFFIX, ProbeState
+
+LATE_NS: Final = 30_000_000_000
+"""A report that took longer is dropped: whether its request arrived is known for twice as long."""
+MESSAGES_PER_CHECK: Final = 1_000
+MAX_PENDING: Final = 10_000
+MAX_ARRIVALS: Final = 65_536
+
+
+class FrontEndInbox:
+    """Takes reports at `endpoint` for the probe with `state`. Raises zmq.ZMQError if it cannot bind there."""
+
+    def __init__(self, state: ProbeState, log: EventLog, endpoint: str) -> None:
+        self.dropped = 0
+        """Reports that were unreadable, late or too many."""
+        self._state = state
+        self._log = log
+        self._numbers = itertools.count(1)
+        self._agreed: dict[str, int] = {}
+        """Numbers of requests that were received or have just arrived."""
+        self._arrivals: deque[tuple[str, int]] = deque(maxlen=MAX_ARRIVALS)
+        """Since the last check."""
+        self._arrived: dict[str, tuple[int, int]] = {}
+        """When each recent request arrived, and its number; in that order."""
+        self._pending: dict[str, int] = {}
+        """Requests that were received and have not arrived."""
+        self._decoder = msgspec.msgpack.Decoder(FrontEndMessage)
+        self._context = zmq.Context()
+        self._pull = self._context.socket(zmq.PULL)
+        self._pull.setsockopt(zmq.MAXMSGSIZE, limits.REQUEST_BYTES)
+        self._pull.setsockopt(zmq.RCVHWM, MESSAGES_PER_CHECK)
+        try:
+            self._pull.bind(endpoint)
+        except zmq.ZMQError:
+            self._context.destroy(linger=0)
+            raise
+
+    @property
+    def pending(self) -> int:
+        """How many requests were received and have not arrived."""
+        return len(self._pending)
+
+    def number_of(self, request_id: str) -> int:
+        """Return the number of a request that arrives at the scheduler."""
+        number = self._agreed.setdefault(request_id, next(self._numbers))
+        self._arrivals.append((request_id, number))
+        return number
+
+    def check(self) -> None:
+        """Report what the front end did since the last check. From the drain thread."""
+        now = self._log.clock.monotonic_ns()
+        fresh = dict(self._arrivals.popleft() for _ in range(len(self._arrivals)))
+        for _ in range(MESSAGES_PER_CHECK):
+            try:
+                payload = self._pull.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            try:
+                self._take(self._decoder.decode(payload), fresh, now)
+            except msgspec.DecodeError:
+                self.dropped += 1
+        for request_id, number in fresh.items():
+            self._pending.pop(request_id, None)
+            self._agreed.pop(request_id, None)
+            self._arrived[request_id] = now, number
+        self._forget(now)
+
+    def close(self) -> None:
+        """Stop. After the drain thread has ended."""
+        self._context.destroy(linger=0)
+
+    def _take(self, message: FrontEndMessage, fresh: dict[str, int], now: int) -> None:
+        request_id = message.request_id[: limits.REQUEST_ID_CHARS]
+        if message.kind == FrontEndKind.RECEIVED:
+            self._receive(request_id, message, fresh, now)
+            return
+        number = self._pending.pop(request_id, None)
+        if number is not None:  # it never arrived, and is not expected any more
+            self._agreed.pop(request_id, None)
+            gone = message.kind == FrontEndKind.CLIENT_GONE
+            if gone:
+                self._log.client_gone(number)
+            self._log.ended_before_arrival(number, Status.FINISHED_ABORTED if gone else Status.FINISHED_ERROR)
+        elif message.kind == FrontEndKind.CLIENT_GONE:
+            number = fresh.get(request_id) or self._arrived.get(request_id, (0, 0))[1]
+            if number := number or self._state.numbers.get(request_id, 0):
+                self._log.client_gone(number)
+
+    def _receive(self, request_id: str, message: FrontEndMessage, fresh: dict[str, int], now: int) -> None:
+        number = fresh.get(request_id)
+        if number is None:
+            if request_id in self._state.numbers or request_id in self._arrived:
+                return  # its arrival was sent before, or a session goes on
+            if now - message.at_ns > LATE_NS or len(self._pending) >= MAX_PENDING:
+                self.dropped += 1
+                return
+            number = self._pending[request_id] = self._agreed.setdefault(request_id, next(self._numbers))
+        name = INTERNAL_SUFFIX.sub("", request_id)
+        taken = self._state.is_taken(name, request_id)
+        self._log.received(number, request_id if taken else name, message.prompt_tokens, at_ns=message.at_ns)
+
+    def _forget(self, now: int) -> None:
+        while self._arrived:
+            first = next(iter(self._arrived))
+            if now - self._arrived[first][0] < 2 * LATE_NS and len(self._arrived) <= MAX_ARRIVALS:
+                return
+            with contextlib.suppress(KeyError):
+                del self._arrived[first]

@@ -1,0 +1,116 @@
+"""Show that tests fail on an earlier commit and pass here: their problem was there, and is solved.
+
+    python -m scripts.red_before BASE TOPIC [-k EXPRESSION]
+
+BASE is a commit. TOPIC is a section of tests/red_before/tests.toml. The commit is checked out in a temporary worktree,
+into which the topic's files are copied; the checkout itself is not touched. Names that the earlier commit did not have
+yet come from tests/red_before/names: they are appended to its modules, or become new ones, and change no behaviour.
+
+Exit code: 0 if every test is red there and green here, but for those that `green_before` names; else 1. A test that
+could not be run there, because a name is missing, is marked `error` and counts as red.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, NamedTuple
+
+ROOT: Final = Path(__file__).parent.parent
+TOPICS: Final = ROOT / "tests" / "red_before" / "tests.toml"
+NAMES: Final = ROOT / "tests" / "red_before" / "names"
+
+
+class Outcome(NamedTuple):
+    """Of one test: passed, failed, error or skipped; and why, in a line."""
+
+    result: str
+    reason: str
+
+
+def main() -> int:
+    """Run the topic's tests on both commits, and print a line for each."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("base")
+    parser.add_argument("topic")
+    parser.add_argument("-k", dest="expression", default="", help="as pytest takes it")
+    given = parser.parse_args()
+    topic = tomllib.loads(TOPICS.read_text(encoding="utf-8"))[given.topic]
+    arguments = [*topic["tests"], *(["-k", given.expression] if given.expression else [])]
+    with checkout_of(given.base, topic["files"]) as directory:
+        before = outcomes(directory, arguments)
+    here = outcomes(ROOT, arguments)
+    return report(before, here, frozenset(topic.get("green_before", ())))
+
+
+def report(before: Mapping[str, Outcome], here: Mapping[str, Outcome], green_before: frozenset[str]) -> int:
+    """Print both outcomes of each test; the exit code."""
+    wrong = 0
+    for name, now in sorted(here.items()):
+        then = before.get(name, Outcome("error", "not collected"))
+        expected = {"passed"} if name.rpartition("::")[2].partition("[")[0] in green_before else {"failed", "error"}
+        fine = now.result == "passed" and then.result in expected
+        wrong += not fine
+        print(f"{'  ' if fine else '! '}{then.result:8} -> {now.result:8} {name}  {then.reason[:100]}")
+    print(f"{len(here) - wrong} of {len(here)} as they should be")
+    return 1 if wrong or not here else 0
+
+
+@contextmanager
+def checkout_of(commit: str, files: Sequence[str]) -> Iterator[Path]:
+    """Check the commit out in a temporary worktree, with these files of ours."""
+    parent = Path(tempfile.mkdtemp(prefix="red-before-"))
+    directory = parent / "checkout"
+    git = ("git", "-C", str(ROOT), "worktree")
+    subprocess.run([*git, "add", "--quiet", "--detach", str(directory), commit], check=True)
+    try:
+        for file in files:
+            (directory / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / file, directory / file)
+        _add_names(directory)
+        yield directory
+    finally:
+        subprocess.run([*git, "remove", "--force", str(directory)], check=True)
+        shutil.rmtree(parent)
+
+
+def _add_names(directory: Path) -> None:
+    for source in sorted(NAMES.rglob("*.txt")):
+        target = directory / source.relative_to(NAMES).with_suffix(".py")
+        with target.open("a", encoding="utf-8") as file:
+            file.write("\n" + source.read_text(encoding="utf-8"))
+
+
+def outcomes(directory: Path, arguments: Sequence[str]) -> dict[str, Outcome]:
+    """Run pytest in that checkout; the outcome of each test by its name."""
+    results = directory / "red-before.xml"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junit-xml={results}", *arguments]
+    subprocess.run(command, cwd=directory, env={**os.environ, "PYTHONPATH": str(directory)}, capture_output=True)
+    try:
+        return dict(_cases(results))
+    finally:
+        results.unlink(missing_ok=True)
+
+
+def _cases(results: Path) -> Iterator[tuple[str, Outcome]]:
+    for case in ElementTree.parse(results).iter("testcase"):
+        name = f"{case.get('classname')}::{case.get('name')}"
+        bad = next((child for child in case if child.tag in ("failure", "error", "skipped")), None)
+        if bad is None:
+            yield name, Outcome("passed", "")
+        else:
+            result = {"failure": "failed", "error": "error", "skipped": "skipped"}[bad.tag]
+            yield name, Outcome(result, " ".join((bad.get("message") or "").split()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,163 @@
+"""Reports of vLLM's front end: joined with the scheduler's requests, bounded, and silent where they come too late."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+import zmq
+
+from kvscope.monitor.events.event_log import EventLog
+from kvscope.monitor.events.kinds import Cause, Status
+from kvscope.monitor.events.wire import decode, encode
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.probes.vllm.front_end_hooks import FrontEndReporter
+from kvscope.monitor.probes.vllm.front_end_inbox import LATE_NS, FrontEndInbox
+from kvscope.monitor.probes.vllm.front_end_messages import FrontEndKind, FrontEndMessage, front_end_endpoint
+from kvscope.monitor.publishing.packer import Packer, Vitals
+
+ENGINE = "tiny@127.0.0.1:5757/0"
+NO_VITALS = Vitals(-1, 0, 0, 0, 0, 0, 0)
+
+
+class Joined:
+    """An inbox, the log of its engine, a front end that reports to it, and a ledger of what both reported."""
+
+    def __init__(self, directory: Path) -> None:
+        self.endpoint = f"ipc://{directory / 'inbox'}"
+        self.log = EventLog(time)
+        self.numbers: dict[str, int] = {}
+        state = SimpleNamespace(numbers=self.numbers, is_taken=lambda _name, _request_id: False)
+        self.inbox = FrontEndInbox(state, self.log, self.endpoint)  # type: ignore[arg-type]
+        self.front_end = FrontEndReporter(lambda _rank: self.endpoint, lambda: None)
+        self.packer = Packer(self.log, ENGINE, lambda: NO_VITALS)
+        self.ledger = EngineLedger(ENGINE)
+        self.log.started(100, 1, 16, "{}")
+        self.log.flush(-1, -1, (99, 0, 0, 100))
+
+    def arrive(self, request_id: str) -> None:
+        """The request reaches the scheduler."""
+        number = self.numbers[request_id] = self.inbox.number_of(request_id)
+        self.log.arrived(number, request_id, 10, 10, 0, 1, 2)
+        self.log.queued(number, Cause.NEW)
+        self.log.flush(0, 0, (99, 0, 0, 100))
+
+    def drain(self) -> None:
+        """What the drain thread does each time."""
+        self.inbox.check()
+        for batch in self.packer.pack():
+            self.ledger.apply(decode(encode(batch)))
+
+    def drain_until(self, condition: Callable[[], object]) -> None:
+        deadline = time.monotonic() + 20
+        while not condition():
+            assert time.monotonic() < deadline
+            self.drain()
+
+    def status(self, name: str) -> int | None:
+        record = self.ledger.request(name)
+        return None if record is None else record.status
+
+
+@pytest.fixture
+def joined(tmp_path: Path) -> Iterator[Joined]:
+    both = Joined(tmp_path)
+    yield both
+    both.inbox.close()
+    both.front_end.close()
+
+
+def request(name: str, prompt_tokens: int = 7) -> SimpleNamespace:
+    return SimpleNamespace(request_id=name, prompt_token_ids=[1] * prompt_tokens)
+
+
+def test_a_request_that_arrives_later_keeps_the_number_under_which_it_was_received(joined: Joined) -> None:
+    joined.front_end.received(request("r-1"))
+    joined.drain_until(lambda: joined.status("r-1") == Status.RECEIVED)
+    assert joined.inbox.pending == 1
+    joined.arrive("r-1")
+    joined.drain()
+    record = joined.ledger.request("r-1")
+    assert record is not None
+    assert record.status == Status.WAITING
+    assert 0 < record.received_ns <= record.arrived_ns
+    assert (len(joined.ledger.state.requests), joined.inbox.pending) == (1, 0)
+
+
+def test_a_request_that_has_arrived_is_not_received_again(joined: Joined) -> None:
+    joined.arrive("r-1")
+    joined.drain()
+    joined.front_end.received(request("r-1"))
+    joined.front_end.received(request("r-2"))
+    joined.drain_until(lambda: joined.status("r-2") == Status.RECEIVED)
+    assert joined.status("r-1") == Status.WAITING
+    assert joined.inbox.pending == 1
+
+
+@pytest.mark.parametrize("end", ["gone", "ended"])
+def test_a_request_that_ends_before_it_arrives_leaves_the_ledger(joined: Joined, end: str) -> None:
+    joined.front_end.received(request("r-1"))
+    joined.drain_until(lambda: joined.inbox.pending)
+    if end == "gone":
+        joined.front_end.gone(["r-1"])
+    else:
+        joined.front_end.ended("r-1")
+    joined.drain_until(lambda: not joined.inbox.pending)
+    assert not joined.ledger.state.requests
+    assert joined.ledger.state.totals.client_gone == (end == "gone")
+
+
+def test_a_client_that_leaves_a_request_of_the_scheduler_is_reported(joined: Joined) -> None:
+    joined.front_end.received(request("r-1"))
+    joined.arrive("r-1")
+    joined.drain()
+    joined.front_end.gone(["r-1"])
+    joined.drain_until(lambda: joined.ledger.state.totals.client_gone)
+    record = joined.ledger.request("r-1")
+    assert record is not None
+    assert record.client_gone_ns
+    assert not record.is_finished  # the engine reports its end
+
+
+def test_messages_that_are_late_or_no_messages_are_counted_and_dropped(joined: Joined) -> None:
+    with zmq.Context() as context, context.socket(zmq.PUSH) as push:
+        push.connect(joined.endpoint)
+        push.send(b"\xc1")
+        push.send(msgspec.msgpack.encode([9, "r-1", 0]))
+        late = FrontEndMessage(FrontEndKind.RECEIVED, "r-1", time.monotonic_ns() - 2 * LATE_NS)
+        push.send(msgspec.msgpack.encode(late))
+        joined.drain_until(lambda: joined.inbox.dropped == 3)
+    assert not joined.ledger.state.requests
+
+
+def test_a_front_end_of_several_ranks_reports_to_the_rank_it_chose(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def endpoint_of(rank: int) -> str:
+        asked.append(rank)
+        return ""
+
+    front_end = FrontEndReporter(endpoint_of, lambda: None)
+    front_end.connected(SimpleNamespace(core_engines=[b"\0\0", b"\1\0"]))
+    front_end.received(request("r-1"))
+    assert not asked
+    front_end.routed(b"\1\0", request("r-1"))
+    front_end.gone(["r-1"])
+    assert asked == [1]
+
+
+def test_a_front_end_never_waits_for_an_engine_that_does_not_read(tmp_path: Path) -> None:
+    front_end = FrontEndReporter(lambda _rank: f"ipc://{tmp_path / 'absent'}", lambda: None)
+    for number in range(5_000):
+        front_end.received(request(f"r-{number}"))
+    front_end.close()
+
+
+def test_each_engine_has_a_place_of_its_own_for_reports() -> None:
+    places = {front_end_endpoint(f"tcp://127.0.0.1:{port}") for port in (5757, 5759)}
+    assert len(places) == 2
+    assert front_end_endpoint("tcp://127.0.0.1:*") == ""
