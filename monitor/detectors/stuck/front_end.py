@@ -78,7 +78,8 @@ class FrontEndLoss(Detector[Judgement]):
             explanation=(
                 f"{requests_text(late)} {'was' if count == 1 else 'were'} taken in by the front end,"
                 f" {since_text(ledger, late)} ({duration(late.age_s)}), and never arrived at the scheduler, which goes"
-                f" on and has {counted(known, 'request')}. The client waits for a request that the scheduler never received."
+                f" on and has {counted(known, 'request')}. The client waits for a request that the scheduler never"
+                " received."
             ),
             do_now=(
                 "Close the connection and send it again; if that one arrives, the first was lost on the way.",
