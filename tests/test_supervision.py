@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
+from kvscope.dashboards.web import header
 from kvscope.monitor.detectors.detector import Detector
 from kvscope.monitor.detectors.registry import DETECTORS
 from kvscope.monitor.events import limits
@@ -55,6 +56,9 @@ def test_a_reader_that_failed_is_a_finding_of_its_engines_until_it_works() -> No
     assert not failing(pipeline, OTHER)
     ledgers = pipeline.fleet.engines
     assert engine_view(ledgers[ENGINE], {}).status == "unknown"
+    assert "not read now" in str(header.health(engine_view(ledgers[ENGINE], {}), 0.0))
+    assert "exact" not in str(header.health(engine_view(ledgers[ENGINE], {}), 0.0))
+    assert "'exact'" in str(header.health(engine_view(ledgers[OTHER], {}), 0.0))
     assert engine_view(ledgers[OTHER], {}).status != "unknown"
     page = TestClient(create_app(pipeline, list), base_url="http://127.0.0.1").get("/metrics").text
     assert 'kvscope_worker_failing{kind="reader",worker="reader tcp://here"} 1.0' in page

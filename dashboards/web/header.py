@@ -54,7 +54,7 @@ def header_bar(here: Here, every_s: float = 0) -> list[Any]:
         html.Div(
             [
                 html.Nav(_tabs(here), id="views", **aria(label="Views")),
-                html.Div(_health(here.engine, every_s), id="health", role="status", **aria(label="Stream health")),
+                html.Div(health(here.engine, every_s), id="health", role="status", **aria(label="Stream health")),
             ],
             className="row",
         ),
@@ -113,7 +113,12 @@ def _tabs(here: Here) -> html.Ul:
     return html.Ul(links)
 
 
-def _health(engine: EngineView, every_s: float) -> list[Any]:
+def is_unread(engine: EngineView) -> bool:
+    """Whether the reader behind the engine does not work: nothing about the engine now is known."""
+    return engine.status == "unknown" and (engine.signal == "stream" or engine.running is not None)
+
+
+def health(engine: EngineView, every_s: float) -> list[Any]:
     """Whether figures are exact, and what was lost; and how old they may be."""
     slow = (
         [
@@ -131,6 +136,8 @@ def _health(engine: EngineView, every_s: float) -> list[Any]:
         lost.append(f"{engine.batches_lost:,} {'batch' if engine.batches_lost == 1 else 'batches'} lost")
     if engine.events_dropped:
         lost.append(f"{counted(engine.events_dropped, 'event')} dropped by the engine")
+    if is_unread(engine):
+        return [html.Span("not read now", className="health unsure"), *slow]
     if engine.signal == "metrics":
         return [
             html.Span("figures only", className="health unsure"),
@@ -159,6 +166,9 @@ def alarms(here: Here, complaint: str) -> list[Any]:
                 className="banner fault",
             )
         )
+    if is_unread(engine):
+        unread = f"kvscope cannot read {which} now: see blind.reader-failed. What is shown of it is as it was before"
+        banners.append(html.P(html.Strong(sentence(unread)), className="banner quiet"))
     if engine.status in QUIET_STATUS:
         told = QUIET_STATUS[engine.status].format(which=which, ago=duration(engine.last_seen_s_ago))
         banners.append(html.P(html.Strong(sentence(told)), className="banner quiet"))
