@@ -1,4 +1,4 @@
-"""What samples add up to, where an engine's figures are all there is."""
+"""Sums and spacing of samples, where an engine's metrics are all there is."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from kvscope.monitor.events.samples import Sample
 
 DEFAULT_INTERVAL_S: Final = 10.0
 """Between two of vLLM's lines, unless their times say otherwise."""
+FEWEST_SAMPLES: Final = 3
+"""Of a window: two are one gap, in which anything may have begun and ended."""
 CLOSEST_S: Final = 1.0
-"""Samples closer together than this say the same thing again, and would count as many."""
+"""Samples closer together than this repeat each other, and would count as many."""
 
 
 def spaced(samples: Sequence[Sample]) -> Iterator[int]:

@@ -17,7 +17,7 @@ from kvscope.monitor.doctor.time_window import ALWAYS, Span, Window
 from kvscope.monitor.errors import BadTarget, CannotTell, Unreachable
 from kvscope.monitor.events.samples import Fact, Record, Sample
 from kvscope.monitor.events.wire import Batch, ContractError, Keyframe
-from kvscope.monitor.findings import FindingReport
+from kvscope.monitor.findings import FindingReport, severity_at_least
 from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.query import Query
 from kvscope.monitor.schema import EngineView
@@ -149,9 +149,16 @@ def _watch_live(source: Source, streams: Pipeline, settings: Settings, timeout_s
     notes = _notes_of(status, watch)
     if pending:
         codes = ", ".join(pending)
-        notes.append(f"{watched_s:.0f} s were too few to tell whether it is {codes}: give a longer --timeout")
+        too_short = f"{watched_s:.0f} s were too few to tell whether it is {codes}: give a longer --timeout"
+        notes.append(too_short)
+        if not _alarms(watch.findings()) and _alarms(watch.findings("pending")):
+            raise CannotTell(f"{status.target}: {too_short}", notes[:-1])
     engine = status.engine if watch is streams else ""
     return Observation(status.target, status.kind, watch, is_past=bool(samples), notes=notes, engine=engine)
+
+
+def _alarms(findings: Sequence[FindingReport]) -> bool:
+    return any(severity_at_least(finding.severity, "warning") for finding in findings)
 
 
 def is_one_stream(source: Source, records: Sequence[Record]) -> bool:

@@ -33,12 +33,15 @@ class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
     awake: bool | None = None
     """False while the engine is told to sleep: nothing runs then, and it is meant so."""
     steps: int | None = None
-    """Completed since the engine started; so are these two: requests answered to their end, tokens generated."""
+    """Completed since the engine started; so are these: requests answered to their end, requests that were aborted
+    or failed, tokens generated.
+    """
     finished: int | None = None
     generation_tokens: int | None = None
     restarted: bool = False
     """A counter went back since the sample before: the engine was started anew, and what was is over."""
     source: str = "log"
+    aborted: int | None = None
 
 
 class Fact(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -14,7 +14,9 @@ What a process of one data-parallel rank says is that rank's; what the front end
     num_gpu_blocks_override    "Overriding num_gpu_blocks=8192 with num_gpu_blocks_override=513"
     available_kv_cache_gib     "Available KV cache memory: 45.94 GiB"
     blocks_not_freed           "Failed to reset prefix cache because some blocks (12) are not freed yet"
-    kv_connector               "Creating v1 connector with name: NixlConnector"
+    kv_connector               "Creating v1 connector with name: NixlConnector", or the arguments
+    kv_role                    "kv_role='kv_producer'", "disaggregation_mode='prefill'"
+    non_default_args           how many arguments that line has: what is not among them is the default
     memory_…                   the memory bill: monitor/sources/memory_log.py
 
 Preemptions are logged by the engine of before V1 alone, the first and every fiftieth; samples after such a line have
@@ -57,6 +59,11 @@ PROCESS: Final = re.compile(r"\(\w{1,40}?_DP(\d{1,4})(?:_\w{1,40})? pid=", re.AS
 """vLLM's prefix of a process that is of one data-parallel rank: (EngineCore_DP1 pid=77), (Worker_DP1_TP0 pid=78)."""
 PROCESS_ID: Final = re.compile(r"\((\w{1,40}) pid=(\d{1,9})\)", re.ASCII)
 SGLANG_RANK: Final = re.compile(r"^\[[\d :-]{10,24} DP(\d{1,4}) ", re.ASCII)
+CONNECTOR_ARGUMENT: Final = re.compile(r"\bkv_connector[\\\"']{0,3}\s?[:=]\s?[\\\"']{1,3}(\w{1,80})", re.ASCII)
+ROLE_ARGUMENT: Final = re.compile(
+    r"\b(?:kv_role|disaggregation[_-]mode)[\\\"']{0,3}\s?[:= ]\s?[\\\"']{0,3}(kv_\w{1,20}|prefill|decode)\b", re.ASCII
+)
+"""vLLM: kv_producer, kv_consumer or kv_both; SGLang: prefill or decode."""
 LINES_OF_HEAD: Final = 2_000
 """Stamps without a year have that of a stamp with one among so many lines."""
 MESSAGE_KEYS: Final = ("message", "msg", "body", "event", "log")
@@ -172,7 +179,10 @@ class Log:
             for name, value in arguments.items():
                 if name not in OURS or not isinstance(value, str):
                     yield name, value
+            yield "non_default_args", len(arguments)
+            yield from _connector_facts(found[1])
             return
+        yield from _connector_facts(text)
         if (found := PREEMPTION_LINE.search(text)) is not None:
             self._preemptions = int(found[1])
         if any(sign in text for sign in FACT_SIGNS):
@@ -295,6 +305,14 @@ def _message(line: str) -> tuple[str, bool]:
             if isinstance(fields.get(key), str):
                 return _message(fields[key])[0], True
     return line, False
+
+
+def _connector_facts(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the KV connector's name and the side of a disaggregated pair, from a command line or printed arguments."""
+    if "kv_" in text and (found := CONNECTOR_ARGUMENT.search(text)) is not None:
+        yield "kv_connector", found[1]
+    if ("kv_role" in text or "disagg" in text) and (found := ROLE_ARGUMENT.search(text)) is not None:
+        yield "kv_role", found[1]
 
 
 def _log_value(text: str) -> int | float | str:

@@ -13,7 +13,9 @@ A field may have had several names: whichever a page has is taken. In brackets, 
     steps               vllm:iteration_tokens_total_count,              not exposed
                         kvscope_engine_steps_total
     preemptions         vllm:num_preemptions_total                      sglang:num_retracted_requests_total
-    finished            vllm:request_success_total, summed              sglang:num_requests_total
+    finished            vllm:request_success_total, summed over the     sglang:num_requests_total
+                        reasons that are an end (stop, length)
+    aborted             the same, over the other reasons                sglang:num_aborted_requests_total
     prompt_tokens       vllm:prompt_tokens_total                        sglang:prompt_tokens_total
     generation_tokens   vllm:generation_tokens_total                    sglang:generation_tokens_total
     prefix_queries      vllm:prefix_cache_queries_total (0.12), before  not exposed
@@ -59,6 +61,7 @@ FIELDS: Final[dict[str, str]] = {
     "sglang:token_usage": "usage",
     "sglang:num_retracted_requests_total": "preemptions",
     "sglang:num_requests_total": "finished",
+    "sglang:num_aborted_requests_total": "aborted",
     "sglang:prompt_tokens_total": "prompt_tokens",
     "sglang:generation_tokens_total": "generation_tokens",
     "sglang:cache_hit_rate": "prefix_hit_rate",
@@ -67,11 +70,15 @@ COUNTERS: Final = (
     "steps",
     "preemptions",
     "finished",
+    "aborted",
     "prompt_tokens",
     "generation_tokens",
     "prefix_queries",
     "prefix_hits",
 )
+SUMMED: Final = ("finished", "aborted")
+NOT_AN_END: Final = ("abort", "error")
+"""Values of vLLM's finished_reason that are no answer to its end: a client that left, a time-out, a failure."""
 LABELLED: Final = ("deferred", "awake")
 """Fields that are one of their metric's series: the one with a label of that value."""
 CONFIGURATION: Final = "vllm:cache_config_info"
@@ -133,8 +140,10 @@ def put_figure(figures: ExposedFigures, name: str, labels: Mapping[str, str], va
         return
     if field in LABELLED and field not in labels.values():
         return
-    # One series for each reason adds up; tensor-parallel ranks, and one figure's two names, say the same again.
-    figures[field] = figures.get(field, 0.0) + value if field == "finished" else max(figures.get(field, value), value)
+    if field == "finished" and labels.get("finished_reason") in NOT_AN_END:
+        field = "aborted"
+    # One series for each reason adds up; tensor-parallel ranks, and one metric's two names, repeat the same value.
+    figures[field] = figures.get(field, 0.0) + value if field in SUMMED else max(figures.get(field, value), value)
 
 
 def dialect_of(names: Iterable[str]) -> str:
@@ -195,6 +204,7 @@ class Sampler:
             awake=bool(figures["awake"]) if "awake" in figures else None,
             steps=whole("steps"),
             finished=whole("finished"),
+            aborted=whole("aborted"),
             generation_tokens=whole("generation_tokens"),
             restarted=restarted,
             source=self.source,

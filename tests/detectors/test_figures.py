@@ -70,7 +70,9 @@ def test_frozen_engine() -> None:
     """It was stopped and went on: over by the end, and found all the same."""
     observer = replayed("frozen-engine")
     finding = past(observer, ENGINE_STALLED)
-    assert (finding.severity, finding.verdict, finding.state) == ("critical", "likely", "resolved")
+    assert (finding.severity, finding.verdict, finding.state) == ("critical", "cannot-tell", "resolved")
+    assert "pause" in finding.missing  # it lasted 7 s
+    assert not any("estart" in step for step in finding.do_now)
     before = max(row["iter_count"] for row in rows("frozen-engine") if row["t"] < 10)
     assert value(finding, "steps") == before
     assert value(finding, "running") == 6
@@ -168,7 +170,7 @@ def test_an_older_vllm_is_judged_by_what_it_has() -> None:
     change = without("num_requests_waiting_by_reason", "iteration_tokens_total_count", "request_success_total")
     observer = judged(scraped(rows("lockstep-collapse"), change))
     finding = observer.only(LOCKSTEP)
-    assert finding.verdict == "likely"
+    assert finding.verdict == "cannot-tell"
     assert value(finding, "finished_during_drop") == "not exposed"
     assert len(only_info(observer, NOT_EXPOSED).evidence) == 3
 
@@ -192,14 +194,15 @@ def test_a_queue_in_front_of_an_empty_pool() -> None:
     assert judged(spoken(before, wedged, again=grace)).alarms() == [NEVER_FITS]  # not yet
     assert not judged(spoken(before, wedged, again=grace)).firing(NEVER_FITS)
     finding = judged(spoken(before, wedged, again=grace + 1)).only(NEVER_FITS)
-    assert (finding.verdict, value(finding, "waiting_for_blocks")) == ("likely", 4)
+    assert (finding.verdict, value(finding, "waiting_for_blocks")) == ("cannot-tell", 4)
+    assert "paused" in finding.explanation
     assert not judged(spoken(before, {**wedged, "deferred": 4}, again=99)).alarms()  # for KV from elsewhere, say
     assert not judged(spoken(before, {**wedged, "usage": 0.5}, again=grace + 1)).firing(NEVER_FITS)
     assert not judged(spoken(before, {**wedged, "awake": 0}, again=99)).alarms()
 
 
 def test_a_queue_is_not_told_from_another_wait_where_that_is_not_exposed() -> None:
-    samples = spoken({"waiting": 4}, again=30)
+    samples = spoken({"waiting": 4}, again=60)
     sampler = Sampler(ExposedEngine("made-up", "x:1", "0"), "metrics")
     told_less = {name: value for name, value in QUIET.items() if name != "deferred"} | {"waiting": 4}
     samples = [sampler.sample(sample.at_ns or 0, sample.position, told_less) for sample in samples]
@@ -209,10 +212,11 @@ def test_a_queue_is_not_told_from_another_wait_where_that_is_not_exposed() -> No
 
 
 def test_a_step_may_take_as_long_as_others_did_and_more() -> None:
-    """Steps of 10 s each, seen to end: one of 25 s is no stall, one of 40 s is."""
-    steps: list[ExposedFigures] = [{"running": 1, "waiting": 9, "usage": 0.5, "steps": n // 10} for n in range(31)]
+    """Steps of 10 s each, seen to end: one of 25 s is no stall, one of 40 s may be, one of 70 s is likely to be."""
+    steps: list[ExposedFigures] = [{"running": 1, "waiting": 9, "usage": 0.5, "steps": n // 10} for n in range(41)]
     assert not judged(spoken(*steps, again=25)).firing(ENGINE_STALLED)
-    assert judged(spoken(*steps, again=40)).only(ENGINE_STALLED).verdict == "likely"
+    assert judged(spoken(*steps, again=40)).only(ENGINE_STALLED).verdict == "cannot-tell"
+    assert judged(spoken(*steps, again=70)).only(ENGINE_STALLED).verdict == "likely"
 
 
 def test_an_idle_engine_is_not_stalled() -> None:
@@ -223,7 +227,8 @@ def test_a_restart_ends_what_was() -> None:
     """The leak is over; so are its figures: the new life starts with none of them."""
     leaking: ExposedFigures = {"usage": 0.5, "steps": 900, "generation_tokens": 9000, "finished": 90}
     anew: ExposedFigures = {"usage": 0.1, "running": 1, "steps": 5, "generation_tokens": 5}
-    observer = judged(spoken(*[leaking] * 20, anew, again=10))
+    lease_s = THRESHOLDS[f"{FINISHED_HELD}.lease_s"].value
+    observer = judged(spoken(*[leaking] * 20, anew, again=2, every_s=lease_s / 10))
     assert not observer.firing(FINISHED_HELD)
     assert past(observer, FINISHED_HELD).state == "resolved"
     (engine,) = observer.watch.engines()

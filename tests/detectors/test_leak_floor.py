@@ -86,10 +86,16 @@ def test_floors_count_from_the_last_fall() -> None:
 # -------------------------------------------------------------------- from figures alone
 
 
-def drains(floors: list[float], peak: float = 0.6) -> Observer:
-    """Usage of an engine that is busy, then idle at each of these floors in turn."""
+def drains(floors: list[float], peak: float = 0.6, idle_lines: int = 9) -> Observer:
+    """Usage of an engine that is busy, then idle at each of these floors in turn for so many lines, 10 s apart."""
     busy = [line(4, peak, prompt=500.0), line(3, peak / 2, prompt=0.0)]
-    return judged([sample for floor in floors for sample in (*busy, line(0, floor, prompt=0.0), line(0, floor, 0.0))])
+    return judged(
+        [
+            sample
+            for floor in floors
+            for sample in (*busy, line(0, floor, prompt=0.0), *[line(0, floor, 0.0)] * idle_lines)
+        ]
+    )
 
 
 def test_a_floor_that_rises_by_figures() -> None:
@@ -97,6 +103,10 @@ def test_a_floor_that_rises_by_figures() -> None:
     assert (finding.verdict, value(finding, "floor_rises")) == ("likely", 4)
     assert (value(finding, "first_floor"), value(finding, "last_floor")) == (1.0, 9.0)
     assert "event stream" in finding.missing
+
+
+def test_floors_that_rise_for_a_shorter_time_than_a_lease_may_be_a_connectors() -> None:
+    assert not drains([0.01, 0.03, 0.05, 0.07, 0.09], idle_lines=2).firing(RISING_FLOOR)
 
 
 def test_a_floor_that_falls_again_is_no_rising_one() -> None:

@@ -94,7 +94,7 @@ def test_an_idle_rank_beside_a_busy_one_is_no_trouble(tmp_path: Path) -> None:
 
 def test_by_figures_it_is_likely() -> None:
     observer = Observer()
-    for second in range(60):
+    for second in range(100):
         at_ns = (1_000 + second) * 1_000_000_000
         for name, steps in (("m@h:1/0", 10 * second), ("m@h:1/1", 10 * min(second, 20))):
             sample = Sample(name, f"{second}", at_ns, running=4, waiting=0, usage=0.5, steps=steps, source="metrics")

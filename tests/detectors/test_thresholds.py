@@ -11,12 +11,15 @@ from kvscope.monitor.detectors.leak.unaccounted import Unaccounted
 from kvscope.monitor.detectors.registry import CATALOGUE, THRESHOLDS, parse_settings
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
 from kvscope.monitor.events.kinds import Holder, Status, Tier, TierOp
+from kvscope.monitor.events.samples import Fact, Sample
 from kvscope.monitor.plugins import Plugin, PluginFailure
 from tests.detectors import leaks, scenes, stuck, waste
+from tests.detectors.paper_engine import as_log, as_metrics
 from tests.detectors.scenes import Observer, Watched
 from tests.detectors.test_figures import figures, spoken
 from tests.detectors.test_logs import line, log
 from tests.detectors.test_prefixes import computed_again, flush
+from tests.detectors.test_without_a_stream import idle_with, trends
 
 
 class Asked(Settings):
@@ -88,12 +91,24 @@ def test_every_threshold_is_used_by_some_detector(monkeypatch: pytest.MonkeyPatc
     long.live(2, every=0.5)
     logs = [log("seed-000.log"), log("never-freed.log.gz"), log("lockstep-collapse.log.gz")]
     logs.append([line(8 - n % 2, 0.02 * n) for n in range(40)])
-    pages = [figures("frozen-engine", 1.0), spoken({"running": 1}, again=3), spoken({"waiting": 1}, again=3)]
+    pages = [figures("lockstep-collapse", 1.0), as_metrics(idle_with(0.5, 20)), as_log(trends(1, 8, 0)), *drained()]
+    pages += [figures("frozen-engine", 1.0), spoken({"running": 1}, again=3), spoken({"waiting": 1}, again=3)]
     for records in (*logs, *pages, flush(needed_again=4), computed_again()):
         observer = Observer(asked)
         observer.watch.feed(records)
         observer.watch.settle()
     assert asked.names == set(THRESHOLDS)
+
+
+def drained() -> list[list[Sample | Fact]]:
+    """Usage that follows prompts and does not fall in a drain; and more in use than live requests can hold."""
+    usage, samples = 0.1, []
+    for n in range(12):
+        prompt = 100.0 + 150 * (n * 7 % 5)
+        usage += prompt / 6_000
+        samples.append(line(1 if n == 11 else 8, usage, prompt=prompt))
+    fits = Fact(samples[0].engine, "x:0", "max_concurrency", 40.0)
+    return [[*samples], [fits, *[line(1, 0.9)] * 10]]
 
 
 GRACES: dict[str, tuple[Callable[[list[str]], Watched], Callable[[Watched, float], None]]] = {

@@ -62,7 +62,7 @@ def test_the_first_seed(capsys: pytest.CaptureFixture[str]) -> None:
     assert evidence["correlation_with_running"] == pytest.approx(-0.1, abs=0.05)
     assert evidence["usage_per_running_first"] == pytest.approx(2.3)
     assert evidence["usage_per_running_last"] == pytest.approx(99.3)
-    assert "exclude" in finding["explanation"] or "rule" in finding["explanation"]
+    assert "did not fall when Running went from 13 to 1" in finding["explanation"]
     assert finding["missing"]
 
 
@@ -81,7 +81,8 @@ def test_the_recorded_logs_of_real_engines(capsys: pytest.CaptureFixture[str], l
     code, printed = doctor_json(capsys, DATA / f"{log}.log.gz")
     grave = [f for f in printed["findings"] if SEVERITIES.index(f["severity"]) >= SEVERITIES.index("warning")]
     assert [f["code"] for f in grave] == codes
-    assert all(f["verdict"] == "likely" for f in grave)
+    # A log does not show how requests ended.
+    assert all(f["verdict"] == ("cannot-tell" if f["code"] == "collapse.lockstep" else "likely") for f in grave)
     # What has no line of figures cannot be called healthy.
     assert code == (1 if codes else 3 if printed["targets"][0]["status"] == "cannot-tell" else 0)
 

@@ -17,9 +17,9 @@ from tests.pages import page, rows, served
 
 
 def test_a_page_is_watched_until_it_is_clear(capsys: pytest.CaptureFixture[str]) -> None:
-    """Blocks in use with nothing running may be a request's end: it is looked at until it is longer than that."""
+    """Blocks in use with nothing running may be a request's end, or a connector's: that is not called healthy."""
     with served(page(rows("never-freed")[-1])) as server:
-        grace = "leak.finished-held.grace_s"
+        grace = "leak.finished-held.starved_s"
         code, printed = doctor_json(capsys, server.url, "--for", "0.1", "--set", f"{grace}=0.5")
         assert code == 1
         assert [f["code"] for f in printed["findings"]] == ["leak.finished-held", "blind.counter-lag"]
@@ -28,10 +28,9 @@ def test_a_page_is_watched_until_it_is_clear(capsys: pytest.CaptureFixture[str])
         assert (balance["signal"], balance["total"], balance["status"]) == ("metrics", None, "idle")
         assert balance["usage"] == pytest.approx(rows("never-freed")[-1]["kv_usage"], abs=1e-4)
         code, printed = doctor_json(capsys, server.url, "--for", "0.1", "--set", f"{grace}=60", "--timeout", "1")
-        assert code == 0
-        (note,) = printed["targets"][0]["notes"]
-        assert "leak.finished-held" in note
-        assert "--timeout" in note
+        assert code == 3
+        assert "leak.finished-held" in printed["targets"][0]["error"]
+        assert "--timeout" in printed["targets"][0]["error"]
 
 
 def test_a_healthy_page(capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,7 +95,9 @@ def test_the_past_of_engines_that_nobody_watched(prometheus: str, capsys: pytest
     for name in names:
         found = [f for f in printed["findings"] if f["engine"] == f"tiny@{name}:8000/0"]
         grave = [f for f in found if f["severity"] != "info"]
-        assert all(f["verdict"] == "likely" and f["missing"] for f in grave)
+        short = "stuck.engine-stalled"  # it lasted 7 s, which a pause may
+        assert all(f["verdict"] == ("cannot-tell" if f["code"] == short else "likely") for f in grave)
+        assert all(f["missing"] for f in grave)
         assert [f["code"] for f in found if f["severity"] == "info"] == ["blind.counter-lag"]
     leaks = [f["engine"] for f in printed["findings"] if f["code"] == "leak.finished-held"]
     assert sorted(leaks) == ["tiny@never-freed:8000/0", "tiny@restarted:8000/0"]

@@ -1,8 +1,9 @@
 """collapse.lockstep: usage falls from full to nothing as alike requests end together, and the next wave queues.
 
-From the stream, by the ends of requests and the queue after them (confirmed); from metrics or a log, by usage, Running
-and Waiting over time (likely); from a bug report, by a fall of usage, the pool's size and the load's command: a
-hypothesis, never above cannot-tell.
+From the stream, by the ends of requests and the queue after them (confirmed); from metrics, by usage, Running, Waiting
+and the count of finished requests at scrapes up to 20 s apart (likely); from a log, which lacks that count
+(cannot-tell); from a bug report, by a fall of usage, the pool's size and the load's command: a hypothesis, never above
+cannot-tell.
 """
 
 from __future__ import annotations
@@ -29,6 +30,12 @@ FALL_SHOWN_S = 2.0
 
 
 LOCKSTEP_DO_NOW = ("Nothing is broken and nothing is lost: every one of these requests was answered. Do not restart.",)
+
+
+CHECK_TIMEOUTS: Final = (
+    "Compare the time with the clients' time-outs: if each gave up and asked again, raise the time-out or lower the"
+    " load. If each was answered, nothing is lost.",
+)
 
 
 LOCKSTEP_WONT_HELP = (
@@ -65,6 +72,9 @@ class Lockstep(Detector[Judgement]):
     min_share = Threshold(0.5, "of the pool", "a smaller fall is ordinary traffic")
     next_wave_s = Threshold(
         30, "s", "what makes it an incident is the wave that queues next; if none comes, the load has ended"
+    )
+    max_interval_s = Threshold(
+        20, "s", "between samples further apart than that, requests that end one after the other look the same"
     )
     remember_s = Threshold(120, "s", "waves come minutes apart; between them it is the same trouble")
 
@@ -196,17 +206,22 @@ class Lockstep(Detector[Judgement]):
         ]
         if not found:
             return
-        fall, wave = found[0]
+        yield self._judge_fall(ledger, samples, *found[0], times=len(found))
+
+    def _judge_fall(
+        self, ledger: EngineLedger, samples: Sequence[Sample], fall: int, wave: int, *, times: int
+    ) -> Judgement:
         before, low, high = _before_fall(samples, fall), samples[fall], samples[wave]
         taken_in = prompt_tokens_until(samples[fall : wave + 1])[-1]
         took_s = apart_s(before, low)
         within = " from one line to the next" if took_s is None else f" within {duration(took_s)}"
         preemptions = _counter_moved(before, low, "preemptions")
         finished = _counter_moved(before, low, "finished")
-        yield Judgement(
+        ended = isinstance(finished, int)
+        return Judgement(
             code=self.code,
             engine=ledger.engine,
-            verdict="likely",
+            verdict="likely" if ended else "cannot-tell",
             since_ns=low.at_ns or 0,
             position=low.position,
             evidence=(
@@ -218,22 +233,29 @@ class Lockstep(Detector[Judgement]):
                 Evidence("next_wave_running", high.running or 0, "requests", low.source, high.position),
                 Evidence("next_wave_prompt_tokens", round(taken_in), "tokens", low.source, high.position),
                 Evidence("finished_during_drop", finished, "requests", low.source, low.position),
+                Evidence("aborted_during_drop", _counter_moved(before, low, "aborted"), "requests", low.source),
                 Evidence("preemptions_during_drop", preemptions, "preemptions", low.source, low.position),
-                Evidence("collapses_seen", len(found), "times", low.source),
+                Evidence("collapses_seen", times, "times", low.source),
             ),
             explanation=(
                 f"Usage fell from {percent(before.usage or 0)} to {percent(low.usage or 0)}{within} while"
-                f" {before.running} requests were running; then {high.waiting} stood waiting with {high.running}"
-                " running, and were admitted a few at a time. New prompt tokens were counted as they were, so these"
-                " were new requests: the old ones had finished together, as alike requests that started together do."
-                " Preempted requests would have been computed again without being counted. Seen"
-                f" {counted(len(found), 'time')}."
+                f" {before.running} requests were running. Then {high.waiting} waited with {high.running} running and"
+                " were admitted a few at a time, and prompt tokens were counted again, so these were new requests."
+                + (
+                    f" {counted(int(finished), 'request')} reached their end meanwhile: alike requests that start"
+                    " together end together."
+                    if ended
+                    else " Requests that reach their end together look so, and so do clients that time out together and"
+                    " retry: a log does not show how requests ended."
+                )
+                + f" Seen {counted(times, 'time')}."
             ),
-            do_now=LOCKSTEP_DO_NOW,
+            do_now=LOCKSTEP_DO_NOW if ended else CHECK_TIMEOUTS,
             change=_lockstep_change(ledger),
-            wont_help=LOCKSTEP_WONT_HELP,
+            wont_help=LOCKSTEP_WONT_HELP if ended else LOCKSTEP_WONT_HELP[:1],
             missing=(
-                "why each block was freed (finished or preempted): attach the event stream (monitor doctor"
+                ("" if ended else "how the requests ended (vllm:request_success_total by finished_reason); ")
+                + "why each block was freed (finished or preempted): attach the event stream (monitor doctor"
                 f" tcp://HOST:5757); {PREEMPTIONS_HIDDEN[low.source]}"
             ),
         )
@@ -259,6 +281,7 @@ class Lockstep(Detector[Judgement]):
             or running > running_before / 4
             or previous <= running_before / 4  # it had fallen before this line
             or _generations_passed(before, low)
+            or (apart_s(samples[fall - 1], low) or 0) > settings(self.max_interval_s)
         ):
             return None
         for index in range(fall, len(samples)):
@@ -374,12 +397,17 @@ def _generations_passed(before: Sample, low: Sample) -> bool:
 
 
 def _is_new_work(samples: Sequence[Sample], before: Sample, fall: int, wave: int) -> bool:
-    """Whether the wave is of new requests: the old ones are counted as finished; or, where that is not said, prompt
-    tokens are counted while the wave runs up, which a preempted request's are not again.
+    """Whether the wave is of new requests: the old ones are counted as finished, and hardly any other.
+
+    Where that is not exposed: prompt tokens are counted meanwhile, which those of preempted requests are not.
     """
+    running = before.running or 0
     finished = _counter_moved(before, samples[fall], "finished")
+    aborted = _counter_moved(before, samples[fall], "aborted")
+    if isinstance(aborted, int) and aborted >= running / 2:
+        return False  # clients that gave up
     if isinstance(finished, int):
-        return finished >= (before.running or 0) / 2
+        return finished >= running / 2
     return prompt_tokens_until(samples[fall : wave + 6])[-1] > 0
 
 

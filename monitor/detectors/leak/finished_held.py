@@ -2,13 +2,13 @@
 
 From the stream: the engine asks its KV connector, and the connector never reports that the blocks were sent. While an
 engine with work does not ask either, its steps have stopped: that is stuck.engine-stalled, and no leak. From metrics
-or a log: usage follows the prompts taken in, or stays up with nothing running.
+or a log: monitor/detectors/leak/held_from_samples.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Iterator
+from typing import Final
 
 from kvscope.monitor.detectors.advice import at_hand
 from kvscope.monitor.detectors.detector import Causes, Detector
@@ -29,24 +29,29 @@ from kvscope.monitor.detectors.leak.deferred_blocks import (
     oldest_deferral_text,
     overdue_sends,
 )
+from kvscope.monitor.detectors.leak.held_from_samples import (
+    FULL_POOL,
+    IDLE_FLOOR,
+    LEASE_S,
+    MAX_CONSTANT,
+    MAX_FALL,
+    MAX_RUNNING_LEFT,
+    MIN_CHANGE_FIT,
+    MIN_CHANGES,
+    MIN_LEFT,
+    MIN_RISE,
+    STARVED_S,
+    held_by_samples,
+)
 from kvscope.monitor.detectors.leak.lost_references import MIN_RISES
 from kvscope.monitor.detectors.leak.usage_series import (
     METRICS_CHANGE,
     METRICS_DO_NOW,
     METRICS_MISSING,
-    UsageFit,
-    UsageSeries,
-    fit_of,
     idle_usage_floors,
-    lasted_s,
-    ratchet_evidence,
-    samples_with_usage,
-    series_of,
-    usage_of,
 )
 from kvscope.monitor.detectors.sample_math import DEFAULT_INTERVAL_S
-from kvscope.monitor.detectors.thresholds import Settings, Threshold
-from kvscope.monitor.events.samples import Sample
+from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.state.records import Deferral, RequestState
 from kvscope.monitor.text import clock_time, counted, percent
@@ -55,14 +60,6 @@ LEASE_FLAGS: Final = {
     "vllm": "VLLM_NIXL_ABORT_REQUEST_TIMEOUT=480 with NIXL, or a release since PR #41383, whose leases are renewed",
     "kvscope": "--kv-lease-seconds 480",
 }
-
-
-class UsageSigns(NamedTuple):
-    """What samples show: where the last idle window with blocks in use begins, and the fit of usage to prompts."""
-
-    floor: int | None
-    series: UsageSeries | None
-    fit: UsageFit | None
 
 
 INSPECT_CONSUMER: Final = (
@@ -97,17 +94,17 @@ class FinishedHeld(Detector[HoldsBlocks]):
 
     grace_s = HELD_GRACE_S
     lease_slack_s = HELD_LEASE_SLACK_S
-    min_samples = Threshold(
-        6, "lines", "a line through fewer points fits by chance: two large prompts after a quiet spell are enough"
-    )
-    min_fit = Threshold(
-        0.95, "R²", "usage that follows the running sum of prompt tokens this closely is not made by live requests"
-    )
-    max_correlation = Threshold(0.5, "r", "usage made by live requests moves with their number")
-    min_rise = Threshold(0.2, "of the pool", "a smaller rise is within one request's size")
-    max_fall = Threshold(0.1, "of the pool", "where blocks do come back, usage falls by a request's worth now and then")
-    steady_samples = Threshold(30, "lines", "under a load that does not go away, usage must have climbed for this long")
-    idle_floor = Threshold(0.02, "of the pool", "with nothing running, usage above this is not rounding")
+    starved_s = STARVED_S
+    lease_s = LEASE_S
+    min_samples = MIN_CHANGES
+    min_fit = MIN_CHANGE_FIT
+    max_constant = MAX_CONSTANT
+    max_running_left = MAX_RUNNING_LEFT
+    min_left = MIN_LEFT
+    min_rise = MIN_RISE
+    max_fall = MAX_FALL
+    idle_floor = IDLE_FLOOR
+    full_pool = FULL_POOL
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[HoldsBlocks]:
         """Yield what is kept for a connector that is asked and never reports; from samples, what usage shows."""
@@ -196,108 +193,10 @@ class FinishedHeld(Detector[HoldsBlocks]):
             missing=METRICS_MISSING,
         )
 
-    def _idle_floor(self, samples: Sequence[Sample], settings: Settings) -> int | None:
-        """Where the last stretch with nothing running, yet blocks in use, begins, if the samples end in one."""
-        start = len(samples)
-        while start > 0 and not samples[start - 1].running and not samples[start - 1].deferred:
-            start -= 1
-            if samples[start].generation_tokens_per_s:
-                break  # something had run since the sample before
-        floor = min((usage_of(sample) for sample in samples[start:]), default=0.0)
-        return start if floor >= settings(self.idle_floor) else None
-
-    def _may_ratchet(self, samples: Sequence[Sample], settings: Settings) -> bool:
-        """Whether usage has climbed and never come back: what is quickly seen not to be so of most engines."""
-        if usage_of(samples[-1]) - usage_of(samples[0]) < settings(self.min_rise):
-            return False
-        highest, most = 0.0, settings(self.max_fall)
-        for sample in samples:
-            usage = sample.usage or 0.0
-            if highest - usage > most:
-                return False
-            highest = max(highest, usage)
-        return True
-
-    def _ratchet(self, series: UsageSeries, settings: Settings) -> UsageFit | None:
-        """Usage that climbs with what was ever taken in, and not with what is running."""
-        fit = fit_of(series)
-        usage, running = series.usage, series.running
-        if fit is None or len(usage) < settings(self.min_samples):
-            return None
-        load_went = running[-1] <= max(running) / 2
-        if (
-            fit.slope > 0
-            and fit.r_squared >= settings(self.min_fit)
-            and fit.correlation <= settings(self.max_correlation)
-            and (load_went or len(usage) >= settings(self.steady_samples))
-        ):
-            return fit
-        return None
-
-    def usage_signs(self, ledger: EngineLedger, settings: Settings) -> UsageSigns | None:
-        """Return the signs of a leak in the samples; None where there are none."""
-        samples = samples_with_usage(ledger)
-        if len(samples) < 2:
-            return None
-        # After a drain to nothing running, usage is what no live request holds.
-        floor = self._idle_floor(samples, settings)
-        series = series_of(samples) if self._may_ratchet(samples, settings) else None
-        fit = self._ratchet(series, settings) if series is not None else None
-        return None if floor is None and fit is None else UsageSigns(floor, series, fit)
-
     def _from_samples(self, ledger: EngineLedger, settings: Settings) -> Iterator[HoldsBlocks]:
-        signs = self.usage_signs(ledger, settings)
-        if signs is None:
-            yield from self._from_failed_reset(ledger)
-        elif signs.fit is not None or len(idle_usage_floors(ledger)) - 1 < settings(MIN_RISES):
-            yield self._from_usage(ledger, settings, signs)
-
-    def _from_usage(self, ledger: EngineLedger, settings: Settings, found: UsageSigns) -> HoldsBlocks:
-        samples, (floor, series, fit) = samples_with_usage(ledger), found
-        evidence = ratchet_evidence(series) if series is not None else []
-        first, last = samples[0], samples[-1]
-        signs = []
-        pending = fit is None
-        if floor is not None:
-            start = samples[floor]
-            pending = pending and lasted_s(ledger, samples, floor) < settings(self.grace_s)
-            evidence.append(Evidence("idle_usage", round(100 * usage_of(last), 1), "%", start.source, start.position))
-            waiting = f" and {start.waiting} waiting" if start.waiting else ""
-            signs.append(f"usage stays at {percent(usage_of(last))} with nothing running{waiting}")
-        if fit is not None:
-            signs.append(
-                f"usage follows the running sum of prompt tokens (R² {fit.r_squared:.3f}, {100 * fit.slope:.2f} % of"
-                f" the pool for each thousand), not the number of running requests (correlation {fit.correlation:.2f})"
-            )
-        course = ""
-        if len({(sample.usage, sample.running) for sample in samples}) > 1:
-            course = (
-                f" From {percent(usage_of(first))} with {first.running} running at first to {percent(usage_of(last))}"
-                f" with {last.running} at last."
-            )
-        since_sample = samples[floor if floor is not None else 0]
-        return HoldsBlocks(
-            code=self.code,
-            engine=ledger.engine,
-            verdict="likely",
-            pending=pending,
-            since_ns=since_sample.at_ns or 0,
-            position=since_sample.position,
-            share_of_pool=None,
-            evidence=tuple(evidence),
-            explanation=(
-                f"Requests leave and their blocks stay: {' and '.join(signs)}.{course} This excludes high load (usage"
-                " would fall with Running), one long request and growth by decoding (usage would not follow"
-                " arrivals), and a warm prefix cache (vLLM counts cached blocks nobody uses as free)."
-            ),
-            do_now=METRICS_DO_NOW,
-            change=METRICS_CHANGE,
-            wont_help=(
-                "Lowering max_num_seqs, or adding capacity: the running requests are not what fills the pool.",
-                "A larger gpu_memory_utilization: it only takes longer to fill.",
-            ),
-            missing=METRICS_MISSING,
-        )
+        floors_rise = len(idle_usage_floors(ledger)) > settings(MIN_RISES)
+        found = list(held_by_samples(ledger, settings, self.code, self.grace_s, floors_rise=floors_rise))
+        yield from found or self._from_failed_reset(ledger)
 
 
 def _held_evidence(ledger: EngineLedger, held: Kept, records: list[RequestState]) -> tuple[Evidence, ...]:

@@ -5,12 +5,13 @@ From the stream, by references without an owner; from metrics or a log, by usage
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 from kvscope.monitor.detectors.detector import Causes, Detector
 from kvscope.monitor.detectors.judgement import Evidence, HoldsBlocks
 from kvscope.monitor.detectors.leak.block_effects import ROOM_IS_GONE
-from kvscope.monitor.detectors.leak.finished_held import FinishedHeld
+from kvscope.monitor.detectors.leak.held_from_samples import IDLE_FLOOR, LEASE_S
 from kvscope.monitor.detectors.leak.lost_references import (
     KEEP_STORY,
     LOST_WONT_HELP,
@@ -21,10 +22,22 @@ from kvscope.monitor.detectors.leak.lost_references import (
     lost_references,
 )
 from kvscope.monitor.detectors.leak.unaccounted import Unaccounted
-from kvscope.monitor.detectors.leak.usage_series import METRICS_MISSING, idle_usage_floors, samples_with_usage
+from kvscope.monitor.detectors.leak.usage_series import (
+    METRICS_MISSING,
+    connector_knowledge,
+    idle_usage_floors,
+    samples_with_usage,
+    usage_of,
+    window_s,
+)
 from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.events.samples import Sample
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.ledger.idle_floors import Floor
 from kvscope.monitor.text import clock_time, counted, percent
+
+ROUNDING_SHARE: Final = 0.001
+"""Of the pool: logs print usage to a tenth of a percent."""
 
 
 class RisingFloor(Detector[HoldsBlocks]):
@@ -102,16 +115,19 @@ class RisingFloor(Detector[HoldsBlocks]):
 
     def _from_samples(self, ledger: EngineLedger, settings: Settings) -> Iterator[HoldsBlocks]:
         """Judge the same sign, little by little, where leak.finished-held loses whole requests."""
-        signs = FinishedHeld().usage_signs(ledger, settings)
-        rising = idle_usage_floors(ledger)
+        samples, rising = samples_with_usage(ledger), idle_usage_floors(ledger)
         rises = len(rising) - 1
-        if signs is None or signs.fit is not None or rises < settings(self.min_rises):
+        if rises < settings(self.min_rises) or rising[-1].in_use < settings(IDLE_FLOOR):
             return
-        samples = samples_with_usage(ledger)
         first, last = samples[rising[0].at], samples[rising[-1].at]
         low, high = rising[0].in_use, rising[-1].in_use
+        if _fell_below(samples, rising):
+            return  # what a connector kept came back between two drains
         each = (high - low) / rises
         span = f"{first.position} to {last.position}"
+        lasted = window_s(samples, rising[0].at)
+        if connector_knowledge(ledger) != "none" and lasted < settings(LEASE_S):
+            return  # what a connector holds for consumers has such floors too, for as long as a lease
         yield HoldsBlocks(
             code=self.code,
             engine=ledger.engine,
@@ -127,8 +143,8 @@ class RisingFloor(Detector[HoldsBlocks]):
             ),
             explanation=(
                 f"Each time nothing is running, more of the pool stays in use than the time before: {percent(low)}"
-                f" at first, {percent(high)} after {rises} more such drains. A warm prefix cache makes no such"
-                " floor (vLLM counts cached blocks that nobody uses as free), and no live request is there to hold it."
+                f" at first, {percent(high)} after {rises} more such drains, and usage never fell below a floor"
+                " again. No live request holds that, and vLLM reports cached blocks without a user as free."
                 f" At this rate the pool is full after {(1 - high) / each:,.0f} drains more."
             ),
             do_now=("There is time: plan a restart of this engine for a quiet hour. Only that gives the blocks back.",),
@@ -142,3 +158,8 @@ class RisingFloor(Detector[HoldsBlocks]):
             ),
             missing=METRICS_MISSING,
         )
+
+
+def _fell_below(samples: Sequence[Sample], rising: Sequence[Floor]) -> bool:
+    """Whether usage was lower than a floor at a later time."""
+    return any(usage_of(sample) < floor.in_use - ROUNDING_SHARE for floor in rising for sample in samples[floor.at :])

@@ -1,20 +1,25 @@
-"""Usage, Running and prompt throughput over time: what leaks found from metrics have in common."""
+"""Usage, Running and prompt throughput over time: what leaks found from metrics or a log have in common."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from typing import NamedTuple
+from itertools import pairwise
+from typing import Final, Literal, NamedTuple
 
 from kvscope.monitor.detectors.judgement import Evidence
-from kvscope.monitor.detectors.sample_math import DEFAULT_INTERVAL_S, prompt_tokens_until, spaced
+from kvscope.monitor.detectors.sample_math import DEFAULT_INTERVAL_S, apart_s, prompt_tokens_until, spaced
 from kvscope.monitor.events.samples import Sample
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.ledger.idle_floors import Floor, IdleFloors
 
+PRODUCER_ROLES: Final = ("kv_producer", "prefill")
+CONSUMER_ROLES: Final = ("kv_consumer", "decode")
+ConnectorKnowledge = Literal["none", "producer", "consumer", "configured", "unknown"]
+
 
 class UsageSeries(NamedTuple):
-    """Samples that have the figures this needs, and the prompt tokens taken in until each."""
+    """Samples with usage, Running and the prompt tokens taken in until each, as columns."""
 
     samples: Sequence[Sample]
     usage: list[float]
@@ -29,6 +34,16 @@ class UsageFit(NamedTuple):
     """Share of the pool for each thousand prompt tokens taken in."""
     r_squared: float
     correlation: float
+
+
+class ChangeFit(NamedTuple):
+    """Changes of usage between samples, fitted to the prompt tokens taken in between them."""
+
+    correlation: float
+    constant_share: float
+    """Of the rise, the part that comes in every interval whatever is taken in, as growth by decoding does."""
+    largest_changes: list[float]
+    """Rises of usage, the largest first, in shares of the pool."""
 
 
 METRICS_DO_NOW = (
@@ -46,7 +61,7 @@ METRICS_CHANGE = (
 
 METRICS_MISSING = (
     "which request owns each block, and whether its free was deferred: attach the event stream (monitor doctor"
-    " tcp://HOST:5757). That also tells this from leak.unaccounted."
+    " tcp://HOST:5757). That also distinguishes it from leak.unaccounted."
 )
 
 
@@ -58,6 +73,21 @@ def usage_of(sample: Sample) -> float:
 def samples_with_usage(ledger: EngineLedger) -> list[Sample]:
     """Return the samples that have usage and the number of running requests."""
     return [s for s in ledger.samples if s.usage is not None and s.running is not None]
+
+
+def connector_knowledge(ledger: EngineLedger) -> ConnectorKnowledge:
+    """Return what the engine's own lines show of a KV connector, which may keep blocks of finished requests on purpose.
+
+    "none" only where the engine printed its arguments and they name no connector.
+    """
+    role = ledger.facts.get("kv_role")
+    if role is not None and role.value in PRODUCER_ROLES:
+        return "producer"
+    if role is not None and role.value in CONSUMER_ROLES:
+        return "consumer"
+    if "kv_connector" in ledger.facts or ledger.reported.of("connector_named"):
+        return "configured"
+    return "none" if "non_default_args" in ledger.facts else "unknown"
 
 
 def idle_usage_floors(ledger: EngineLedger) -> list[Floor]:
@@ -92,6 +122,31 @@ def fit_of(series: UsageSeries) -> UsageFit | None:
     return UsageFit(slope, r_squared, correlation)
 
 
+def fit_changes(series: UsageSeries) -> ChangeFit | None:
+    """Fit the changes of usage to the tokens taken in meanwhile; None where either never varies.
+
+    Two series that both rise correlate whatever causes them. Their changes correlate only where one follows the other.
+    """
+    changes = [later - earlier for earlier, later in pairwise(series.usage)]
+    tokens = [later - earlier for earlier, later in pairwise(series.prompt_tokens)]
+    rise = series.usage[-1] - series.usage[0]
+    if len(changes) < 3 or len(set(changes)) < 2 or len(set(tokens)) < 2 or rise <= 0:
+        return None
+    _, constant = statistics.linear_regression(tokens, changes)
+    return ChangeFit(
+        statistics.correlation(tokens, changes), constant * len(changes) / rise, sorted(changes, reverse=True)
+    )
+
+
+def window_s(samples: Sequence[Sample], start: int = 0) -> float:
+    """Return the seconds from sample `start` to the last; without times, by vLLM's interval, the first one's included.
+
+    An engine's line without a time covers the interval before it.
+    """
+    apart = apart_s(samples[start], samples[-1])
+    return apart if apart is not None else (len(samples) - start) * DEFAULT_INTERVAL_S
+
+
 def lasted_s(ledger: EngineLedger, samples: Sequence[Sample], start: int) -> float:
     """Return how long the window lasts: vLLM logs nothing when nothing moves, so until the log's own end."""
     began = samples[start].at_ns
@@ -103,13 +158,17 @@ def ratchet_evidence(series: UsageSeries) -> list[Evidence]:
     first, last = series.samples[0].position, series.samples[-1].position
     span, source = f"{first} to {last}", series.samples[-1].source
     evidence = []
-    fit = fit_of(series)
+    fit, changes = fit_of(series), fit_changes(series)
     if fit is not None:
         evidence += [
             Evidence("usage_per_1000_prompt_tokens", round(100 * fit.slope, 3), "%", source, span),
             Evidence("r_squared", round(fit.r_squared, 4), "", source, span),
             Evidence("correlation_with_running", round(fit.correlation, 3), "", source, span),
         ]
+    if changes is not None:
+        evidence.append(
+            Evidence("correlation_of_changes_with_prompts", round(changes.correlation, 3), "", source, span)
+        )
     per_running = [100 * u / max(r, 1.0) for u, r in zip(series.usage, series.running, strict=True)]
     return [
         *evidence,

@@ -12,8 +12,16 @@ from typing import Final
 
 from kvscope.monitor.detectors.detector import Causes, Detector
 from kvscope.monitor.detectors.judgement import Evidence, Judgement, Verdict
+from kvscope.monitor.detectors.sample_math import FEWEST_SAMPLES
 from kvscope.monitor.detectors.stuck.rank_steps import AFTER_S, last_step_ns
-from kvscope.monitor.detectors.stuck.sample_windows import LONGEST_TIMES, last_window, moving_pause_s, seconds_apart
+from kvscope.monitor.detectors.stuck.sample_windows import (
+    LEAST_SCRAPES,
+    LONGEST_TIMES,
+    last_window,
+    moving_pause_s,
+    scrape_interval_s,
+    seconds_apart,
+)
 from kvscope.monitor.detectors.stuck.stack_evidence import stack_evidence, stack_text
 from kvscope.monitor.detectors.stuck.stall_effects import NOTHING_MOVES
 from kvscope.monitor.detectors.stuck.waiting_requests import (
@@ -105,10 +113,11 @@ class EngineStalled(Detector[Judgement]):
     slower_than_expected = Threshold(
         5, "times", "a step this much slower than its tokens have cost so far is not just a long prefill"
     )
-    unseen_step_s = Threshold(
-        10, "s", "where only figures are known and none of the steps was seen to end, one may be a long prefill"
-    )
     longest_times = LONGEST_TIMES
+    least_scrapes = LEAST_SCRAPES
+    pause_s = Threshold(
+        60, "s", "where only metrics are known, a pause for new weights, a profile or a compilation looks the same"
+    )
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield the stall of the engine, whatever its server's other ranks do."""
@@ -226,18 +235,16 @@ class EngineStalled(Detector[Judgement]):
             return
         first = samples[start]
         age = seconds_apart(first, last)
-        longest = settings(self.longest_times) * moving_pause_s(samples[: start + 1])
-        allowed = max(settings(self.grace_s if longest else self.unseen_step_s), longest)
-        if not counts_steps:
-            allowed = max(allowed, settings(self.first_step_s))
+        allowed = self._allowed_s(samples[: start + 1], settings, counts_steps=counts_steps)
         if age < allowed / 4:
             return
+        sure = counts_steps and age >= settings(self.pause_s)
         what = "no step has ended" if counts_steps else "no token was generated"
         yield Judgement(
             code=self.code,
             engine=ledger.engine,
-            verdict="likely" if counts_steps else "cannot-tell",
-            pending=age < allowed,
+            verdict="likely" if sure else "cannot-tell",
+            pending=age < allowed or len(samples) - start < FEWEST_SAMPLES,
             since_ns=first.at_ns or 0,
             position=first.position,
             evidence=(
@@ -250,19 +257,32 @@ class EngineStalled(Detector[Judgement]):
             ),
             explanation=(
                 f"Since {clock_time(first.at_ns or 0)} ({duration(age)}) {what}, with"
-                f" {counted(last.running, 'request')} running. The metrics page still answers, with every figure as it"
-                " was: it is served by the front end, and the engine behind it stands still."
+                f" {counted(last.running, 'request')} running. The metrics page still answers, with every value as it"
+                " was: the front end serves it, and the engine behind it stands still."
             ),
-            do_now=STALLED_DO_NOW,
+            do_now=STALLED_DO_NOW if sure else STALLED_DO_NOW[:1],
             change=STALLED_CHANGE,
-            wont_help=STALLED_WONT_HELP,
+            wont_help=STALLED_WONT_HELP if sure else (),
             missing=(
-                "whether a step is in flight: attach the event stream (monitor doctor tcp://HOST:5757), or look at the"
-                " process's state (ps -o stat= -p PID)"
+                "whether a step is in flight, or the engine is paused: attach the event stream (monitor doctor"
+                " tcp://HOST:5757), or read the process's state (ps -o stat= -p PID)"
+                + (
+                    ""
+                    if sure
+                    else f". For {duration(settings(self.pause_s))} a pause for new weights, a profile, a"
+                    " compilation or one long prefill looks the same"
+                )
                 if counts_steps
                 else "the count of steps (vllm:iteration_tokens_total_count): a long prefill generates no token either"
             ),
         )
+
+    def _allowed_s(self, before: Sequence[Sample], settings: Settings, *, counts_steps: bool) -> float:
+        """Return how long the count may stand still, by the steps and the scrapes seen before."""
+        longest = settings(self.longest_times) * moving_pause_s(before)
+        scrapes = settings(self.least_scrapes) * scrape_interval_s(before)
+        seen_enough = bool(longest) and counts_steps
+        return max(settings(self.grace_s if seen_enough else self.first_step_s), longest, scrapes)
 
 
 def _stall_evidence(

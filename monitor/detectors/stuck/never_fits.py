@@ -14,8 +14,16 @@ from kvscope.monitor.detectors.advice import room_for
 from kvscope.monitor.detectors.detector import Detector
 from kvscope.monitor.detectors.judgement import Evidence, Judgement
 from kvscope.monitor.detectors.leak.leaked_blocks import leaked_blocks
+from kvscope.monitor.detectors.sample_math import FEWEST_SAMPLES
 from kvscope.monitor.detectors.stuck.queue_room import NEVER_FITS_WONT_HELP, blocks_to_run
-from kvscope.monitor.detectors.stuck.sample_windows import LONGEST_TIMES, last_window, moving_pause_s, seconds_apart
+from kvscope.monitor.detectors.stuck.sample_windows import (
+    LEAST_SCRAPES,
+    LONGEST_TIMES,
+    last_window,
+    moving_pause_s,
+    scrape_interval_s,
+    seconds_apart,
+)
 from kvscope.monitor.detectors.stuck.waiting_requests import (
     Living,
     is_outside,
@@ -44,7 +52,7 @@ class NeverFits(Detector[Judgement]):
 
     grace_s = Threshold(1, "s", "the arithmetic is certain; this only lets a client that gives up at once pass")
     figures_grace_s = Threshold(
-        10, "s", "gauges are those of the last step, and in one long step the queue may look like this"
+        30, "s", "a pause for new weights is shorter, and in one long step the queue may look like this"
     )
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
@@ -166,14 +174,17 @@ class NeverFits(Detector[Judgement]):
         if last.deferred and last.deferred >= waiting:
             return  # they wait for something other than room, and the engine says so
         age = seconds_apart(first, last)
-        allowed = max(settings(self.figures_grace_s), settings(LONGEST_TIMES) * moving_pause_s(samples[:start]))
+        scrapes = settings(LEAST_SCRAPES) * scrape_interval_s(samples)
+        longest = settings(LONGEST_TIMES) * moving_pause_s(samples[:start])
+        allowed = max(settings(self.figures_grace_s), longest, scrapes)
+        if age < allowed / 4:
+            return
         for_room = "not exposed" if last.deferred is None else waiting - last.deferred
-        told_apart = last.deferred is not None
         yield Judgement(
             code=self.code,
             engine=ledger.engine,
-            verdict="likely" if told_apart else "cannot-tell",
-            pending=age < allowed,
+            verdict="cannot-tell",
+            pending=age < allowed or len(samples) - start < FEWEST_SAMPLES,
             since_ns=first.at_ns or 0,
             position=first.position,
             evidence=(
@@ -187,21 +198,28 @@ class NeverFits(Detector[Judgement]):
             explanation=(
                 f"Since {clock_time(first.at_ns or 0)} ({duration(age)}) {counted(waiting, 'request')} waited with"
                 f" nothing running and {percent(last.usage or 0)} of the pool in use: there is room, and the first of"
-                " them is not let in. It needs more blocks than the whole pool has, and all behind it wait with it."
+                " them is not admitted. A request that needs more blocks than the pool has blocks the queue like this."
+                " So does an engine that is paused (new weights, a profile), or that froze with its pool empty."
             ),
-            do_now=("Abort the request that has waited longest (close its connection); those behind it run at once.",),
+            do_now=(
+                "Check whether the engine is paused or its process is stopped: ps -o stat= -p PID.",
+                "If not, abort the request that has waited longest (close its connection): those behind it run at"
+                " once.",
+            ),
             change=(
-                "Set --max-model-len to what the pool holds (the log's `KV cache size: … tokens`): such a request is"
-                " then refused at the door.",
+                "If it is too long: set --max-model-len to what the pool holds (the log's `KV cache size: … tokens`),"
+                " so that such a request is refused on arrival.",
                 "Or give the pool room for it (--kv-cache-memory-bytes, a higher --gpu-memory-utilization).",
             ),
             wont_help=NEVER_FITS_WONT_HELP,
             missing=(
-                "how many blocks the first request needs: attach the event stream (monitor doctor tcp://HOST:5757). An"
-                " engine that froze with its pool empty looks the same: ps -o stat= -p PID tells"
-                if told_apart
-                else "what they wait for (vllm:num_requests_waiting_by_reason, exposed since vLLM 0.20): a grammar that"
-                " is compiled, or KV that is fetched, looks the same; the event stream tells it too"
+                "how many blocks the first request needs: attach the event stream (monitor doctor tcp://HOST:5757)"
+                + (
+                    ""
+                    if last.deferred is not None
+                    else "; and the reason for which requests wait (vllm:num_requests_waiting_by_reason, since"
+                    " vLLM 0.20): a grammar that compiles, or KV that is fetched, looks the same"
+                )
             ),
         )
 

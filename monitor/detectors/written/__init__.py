@@ -78,7 +78,9 @@ def judge_text(
     verdicts = dict(known)
     for rule in RULES:
         for judged in rule(view):
-            if judged.code not in verdicts:
+            if verdicts.get(judged.code, "cannot-tell") == "cannot-tell" and (
+                judged.code not in verdicts or judged.verdict != "cannot-tell"
+            ):
                 verdicts[judged.code] = judged.verdict
                 yield judged
     shown = [code for code, verdict in verdicts.items() if verdict != "cannot-tell"]

@@ -17,7 +17,13 @@ from kvscope.monitor.events.samples import ReportedEvent, Sample
 from kvscope.monitor.text import clock_time, counted, duration, percent
 
 LEAST_S: Final = 20.0
-"""Without a token: two of vLLM's intervals, so that one long prefill between two lines is none."""
+"""Without a token: two of vLLM's intervals, where lines before show that steps are short, or a person complains."""
+LEAST_UNKNOWN_S: Final = 60.0
+"""Where nothing shows how long a step takes here, or lines are closer together: a slow engine pauses so, too."""
+LINES_OF_PROGRESS: Final = 3
+"""Each with tokens, just before: steps are shorter than the interval."""
+VLLM_INTERVAL_S: Final = 9.5
+"""Ten seconds, as stamps without fractions show them."""
 TIMES_LONGEST: Final = 2.0
 """A pause that was longer before and ended shows how long a step may take here."""
 TIMEOUTS: Final = ("call_timed_out", "input_dumped", "watchdog_expired")
@@ -48,10 +54,18 @@ def engine_stalled(view: WrittenView) -> Iterator[TextJudgement]:
         line for line in (*waits, *given_up) if not still or line_number(line.position) > line_number(still[0].position)
     ]
     lasted = _stood_s(view.samples, still)
-    shown = (lasted >= LEAST_S and len(still) > 1) or (still and others) or len(others) > 1 or given_up
+    least = LEAST_S if view.is_report() or _steps_were_short(view.samples, still) else LEAST_UNKNOWN_S
+    shown = (lasted >= least and len(still) > 1) or (still and others) or len(others) > 1 or given_up
     if not shown or _moves_on(view.samples, others, still):
         return
     yield _stalled(view, still, others, lasted)
+
+
+def _steps_were_short(samples: Sequence[Sample], still: Sequence[Sample]) -> bool:
+    """Whether each line before the pause, at vLLM's interval at least, counted tokens."""
+    before = samples[: len(samples) - len(still)][-LINES_OF_PROGRESS:]
+    progress = [sample.generation_tokens_per_s or sample.prompt_tokens_per_s for sample in before]
+    return len(before) == LINES_OF_PROGRESS and all(progress) and interval_of(samples) >= VLLM_INTERVAL_S
 
 
 def _still_lines(samples: Sequence[Sample]) -> list[Sample]:

@@ -1,0 +1,324 @@
+"""leak.finished-held from metrics or a log: what usage does when requests leave.
+
+Two series that both rise show nothing: long generations and growing contexts raise usage as a leak does. These do:
+
+    sign       usage stays up while                                         decides after
+    ---------  -----------------------------------------------------------  ------------------------------------------
+    starved    nothing runs and requests wait for room                      starved_s, three samples
+    idle       nothing runs or waits; blocks may wait for a KV connector    starved_s: cannot-tell, lease_s: likely;
+                                                                            grace_s where no connector is configured
+    drain      requests leave and usage does not fall, after each rise      min_samples, starved_s, one deep drain
+               followed the prompts taken in
+    overfull   more is in use than the live requests can hold at the        starved_s, three samples
+               longest length that is allowed
+
+Any interval up to a third of these times will do: a sample of a gauge is that of the last step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+from kvscope.monitor.analysis.demand import number_fact
+from kvscope.monitor.detectors.judgement import Evidence, HoldsBlocks, Verdict
+from kvscope.monitor.detectors.leak.usage_series import (
+    METRICS_CHANGE,
+    METRICS_DO_NOW,
+    METRICS_MISSING,
+    ConnectorKnowledge,
+    UsageSeries,
+    connector_knowledge,
+    fit_changes,
+    fit_of,
+    lasted_s,
+    ratchet_evidence,
+    samples_with_usage,
+    series_of,
+    usage_of,
+    window_s,
+)
+from kvscope.monitor.detectors.sample_math import FEWEST_SAMPLES
+from kvscope.monitor.detectors.thresholds import Settings, Threshold
+from kvscope.monitor.events.samples import Sample
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.text import counted, duration, percent
+
+STARVED_S: Final = Threshold(
+    60, "s", "twice the 30 s for which NIXL renews a lease: a consumer that lives has fetched something by then"
+)
+LEASE_S: Final = Threshold(
+    480, "s", "vLLM's default lease of blocks that wait for a consumer, before releases that renew leases"
+)
+MIN_CHANGES: Final = Threshold(
+    6, "samples", "fewer changes follow anything by chance: two large prompts after a quiet spell are enough"
+)
+MIN_CHANGE_FIT: Final = Threshold(
+    0.9, "r", "changes of usage that follow the prompts taken in meanwhile; growth by decoding does not"
+)
+MAX_CONSTANT: Final = Threshold(0.5, "of the rise", "growth by decoding comes in every interval, whatever is taken in")
+MAX_RUNNING_LEFT: Final = Threshold(
+    0.25, "of the most", "a drain: so few requests are left that the others' blocks must have come back"
+)
+MAX_FALL: Final = Threshold(0.02, "of the pool", "where blocks do come back, a drain lowers usage by more than that")
+MIN_RISE: Final = Threshold(0.2, "of the pool", "a smaller rise is within one request's size")
+MIN_LEFT: Final = Threshold(4, "requests", "fewer that leave may be fewer than the gauge shows between two samples")
+IDLE_FLOOR: Final = Threshold(0.02, "of the pool", "with nothing running, usage above this is not rounding")
+FULL_POOL: Final = Threshold(
+    0.9, "of the pool", "below this, requests that wait may wait for something other than room, if that is not exposed"
+)
+
+
+class UsageSigns(NamedTuple):
+    """What the samples show, and from which of them on."""
+
+    start: int
+    verdict: Verdict
+    text: str
+    evidence: tuple[Evidence, ...]
+    pending: bool = False
+    from_drains: bool = False
+    """Whether it rests on usage at idle alone, as leak.rising-floor does."""
+
+
+def held_by_samples(
+    ledger: EngineLedger, settings: Settings, code: str, grace: Threshold, *, floors_rise: bool
+) -> Iterator[HoldsBlocks]:
+    """Yield what the samples show; what rests on idle usage alone only where no floor has risen for long."""
+    samples = samples_with_usage(ledger)
+    if len(samples) < 2:
+        return
+    signs = usage_signs(ledger, samples, settings, grace)
+    if signs is None or (floors_rise and signs.from_drains):
+        return
+    series = series_of(samples)
+    yield _judgement(ledger, code, samples, series, signs)
+
+
+def usage_signs(
+    ledger: EngineLedger, samples: Sequence[Sample], settings: Settings, grace: Threshold
+) -> UsageSigns | None:
+    """Return the strongest sign, None if there is none."""
+    knowledge = connector_knowledge(ledger)
+    found = (
+        _starved(ledger, samples, settings, knowledge),
+        _drained(samples, settings, knowledge),
+        _overfull(ledger, samples, settings, knowledge),
+        _idle(ledger, samples, settings, grace, knowledge),
+    )
+    shown = [signs for signs in found if signs is not None]
+    return min(shown, key=lambda signs: (signs.pending, signs.verdict != "likely"), default=None)
+
+
+def _computed_nothing_since(samples: Sequence[Sample], holds: Callable[[Sample], bool]) -> int:
+    """Where the last window in which `holds` begins; the number of samples if it does not hold at the end."""
+    start = len(samples)
+    while start > 0 and holds(samples[start - 1]):
+        start -= 1
+        if samples[start].generation_tokens_per_s or samples[start].prompt_tokens_per_s:
+            break  # something had run since the sample before
+    return start
+
+
+def _starved(
+    ledger: EngineLedger, samples: Sequence[Sample], settings: Settings, knowledge: ConnectorKnowledge
+) -> UsageSigns | None:
+    if knowledge == "consumer":
+        return None  # its queue waits for KV from elsewhere, and holds blocks for it
+    least = settings(IDLE_FLOOR)
+
+    def holds(sample: Sample) -> bool:
+        return not sample.running and not sample.deferred and usage_of(sample) >= least
+
+    start = _computed_nothing_since(samples, holds)
+    window = samples[start:]
+    for_room = [s for s in window if s.waiting and (s.deferred is not None or usage_of(s) >= settings(FULL_POOL))]
+    if len(for_room) < 2 or usage_of(samples[-1]) < usage_of(samples[start]) - settings(MAX_FALL):
+        return None
+    lasted, allowed = lasted_s(ledger, samples, start), settings(STARVED_S)
+    if lasted < allowed / 2:
+        return None
+    waited, last = for_room[-1], samples[-1]
+    return UsageSigns(
+        start,
+        "likely",
+        f"For {duration(lasted)} nothing was running, {counted(waited.waiting or 0, 'request')} waited, and usage"
+        f" stayed at {percent(usage_of(last))}: no request that runs holds these blocks, and those that wait have none"
+        " to run with.",
+        (
+            Evidence("idle_usage", round(100 * usage_of(last), 1), "%", last.source, samples[start].position),
+            Evidence("waiting", waited.waiting or 0, "requests", last.source, waited.position),
+            Evidence("held_for", round(lasted, 1), "s", last.source),
+        ),
+        pending=lasted < allowed,
+    )
+
+
+def _idle(
+    ledger: EngineLedger,
+    samples: Sequence[Sample],
+    settings: Settings,
+    grace: Threshold,
+    knowledge: ConnectorKnowledge,
+) -> UsageSigns | None:
+    least = settings(IDLE_FLOOR)
+    start = _computed_nothing_since(
+        samples, lambda s: not s.running and not s.waiting and not s.deferred and usage_of(s) >= least
+    )
+    said_once = samples[-1].source == "log"  # vLLM logs nothing while it is idle
+    if start > len(samples) - (1 if said_once else 2):
+        return None
+    lasted, last = lasted_s(ledger, samples, start), samples[-1]
+    needed = settings(grace if knowledge == "none" else STARVED_S)
+    sure_after = needed if knowledge == "none" else settings(LEASE_S)
+    stays = usage_of(last) >= usage_of(samples[start]) - settings(MAX_FALL)
+    if knowledge != "none" and not stays:
+        return None  # a consumer fetches them
+    sure = lasted >= sure_after and stays
+    by = {
+        "none": "The engine printed its arguments, and they name no KV connector that could keep blocks on purpose.",
+        "unknown": "Whether a KV connector keeps them for a consumer is not known",
+    }.get(knowledge, "A KV connector is configured and may keep them for a consumer")
+    if knowledge != "none":
+        by += f": such a hold may last {duration(settings(LEASE_S))}" + (
+            ", and this has lasted longer." if sure else "."
+        )
+    return UsageSigns(
+        start,
+        "likely" if sure else "cannot-tell",
+        f"For {duration(lasted)} nothing was running or waiting, and usage"
+        f" {'stayed at' if stays else 'is still'} {percent(usage_of(last))}. {by}",
+        (
+            Evidence("idle_usage", round(100 * usage_of(last), 1), "%", last.source, samples[start].position),
+            Evidence("held_for", round(lasted, 1), "s", last.source),
+            Evidence("connector", knowledge, "", last.source),
+        ),
+        pending=lasted < needed,
+        from_drains=True,
+    )
+
+
+def _drained(samples: Sequence[Sample], settings: Settings, knowledge: ConnectorKnowledge) -> UsageSigns | None:
+    """Requests leave, and usage does not fall; before that it rose with the prompts that came."""
+    if usage_of(samples[-1]) - usage_of(samples[0]) < settings(MIN_RISE) or not _never_fell(samples, settings):
+        return None
+    series = series_of(samples)
+    most, left = max(series.running), series.running[-1]
+    needed_s = settings(LEASE_S if knowledge == "producer" else STARVED_S)
+    if (
+        len(series.usage) <= settings(MIN_CHANGES)
+        or most - left < settings(MIN_LEFT)
+        or left > settings(MAX_RUNNING_LEFT) * most
+        or window_s(series.samples) < needed_s
+    ):
+        return None
+    changes = fit_changes(series)
+    if (
+        changes is None
+        or changes.correlation < settings(MIN_CHANGE_FIT)
+        or changes.constant_share > settings(MAX_CONSTANT)
+    ):
+        return None
+    rise = series.usage[-1] - series.usage[0]
+    of_those_left = sum(changes.largest_changes[: round(left)])
+    if of_those_left > rise / 2:
+        return None  # the few that are left may hold it all: each came in one interval
+    return UsageSigns(
+        0,
+        "likely",
+        f"Usage rose from {percent(series.usage[0])} to {percent(series.usage[-1])} with the prompts that were taken in"
+        f" (the changes correlate by {changes.correlation:.2f}) and did not fall when Running went from {most:.0f} to"
+        f" {left:.0f}. All that the {left:.0f} left can have brought is {percent(max(of_those_left, 0.0))} of the pool."
+        " Long requests and growing contexts do not look so: their usage falls as they end.",
+        (
+            Evidence("running_most", round(most), "requests", series.samples[0].source),
+            Evidence("running_last", round(left), "requests", series.samples[0].source, series.samples[-1].position),
+        ),
+    )
+
+
+def _never_fell(samples: Sequence[Sample], settings: Settings) -> bool:
+    highest, most = 0.0, settings(MAX_FALL)
+    for sample in samples:
+        if highest - usage_of(sample) > most:
+            return False
+        highest = max(highest, usage_of(sample))
+    return True
+
+
+def _overfull(
+    ledger: EngineLedger, samples: Sequence[Sample], settings: Settings, knowledge: ConnectorKnowledge
+) -> UsageSigns | None:
+    """More is in use than the living requests can hold, each at the longest length that is allowed."""
+    fit = number_fact(ledger.facts, "max_concurrency")
+    if not fit or fit < 1:
+        return None
+
+    def holds(sample: Sample) -> bool:
+        live = (sample.running or 0) + (sample.waiting or 0) + (sample.deferred or 0)
+        return bool(sample.running) and (usage_of(sample) - settings(IDLE_FLOOR)) * fit > live
+
+    start = len(samples)
+    while start > 0 and holds(samples[start - 1]):
+        start -= 1
+    if start > len(samples) - FEWEST_SAMPLES:
+        return None
+    lasted = window_s(samples, start)
+    needed = settings(STARVED_S if knowledge in ("none", "unknown") else LEASE_S)
+    if lasted < needed:
+        return None
+    last = samples[-1]
+    live = (last.running or 0) + (last.waiting or 0)
+    return UsageSigns(
+        start,
+        "likely",
+        f"For {duration(lasted)} more was in use than the live requests can hold: the pool fits {fit:g} requests of the"
+        f" longest length that is allowed, {live} were running or waiting at last, and usage was"
+        f" {percent(usage_of(last))}, as much as {usage_of(last) * fit:.1f} such requests hold.",
+        (
+            Evidence("max_concurrency", fit, "requests", "log", ledger.facts["max_concurrency"].position),
+            Evidence("live_requests", live, "requests", last.source, last.position),
+            Evidence("usage", round(100 * usage_of(last), 1), "%", last.source, last.position),
+        ),
+    )
+
+
+def _judgement(
+    ledger: EngineLedger, code: str, samples: Sequence[Sample], series: UsageSeries, signs: UsageSigns
+) -> HoldsBlocks:
+    first, last, since = samples[0], samples[-1], samples[signs.start]
+    rises = usage_of(last) - usage_of(first) > 0 and fit_of(series) is not None
+    course = ""
+    if len({(sample.usage, sample.running) for sample in samples}) > 1 and signs.start:
+        course = (
+            f" From {percent(usage_of(first))} with {first.running} running at first to {percent(usage_of(last))}"
+            f" with {last.running} at last."
+        )
+    sure = signs.verdict == "likely"
+    return HoldsBlocks(
+        code=code,
+        engine=ledger.engine,
+        verdict=signs.verdict,
+        pending=signs.pending,
+        since_ns=since.at_ns or 0,
+        position=since.position,
+        share_of_pool=None,
+        evidence=(*signs.evidence, *(ratchet_evidence(series) if rises else ())),
+        explanation=f"{signs.text}{course}"
+        + (" A warm prefix cache does not count: vLLM reports cached blocks without a user as free." if sure else ""),
+        do_now=METRICS_DO_NOW
+        if sure
+        else (
+            "Watch usage with nothing running: monitor doctor http://HOST:8000/metrics --timeout 60. A hold for a"
+            " consumer ends; a leak does not.",
+        ),
+        change=METRICS_CHANGE if sure else (),
+        wont_help=(
+            "Lowering max_num_seqs, or adding capacity: the running requests do not fill the pool.",
+            "A larger gpu_memory_utilization: it only takes longer to fill.",
+        ),
+        missing=METRICS_MISSING
+        if sure
+        else "whether a KV connector holds them: the engine's start-up log, or the event stream (monitor doctor"
+        " tcp://HOST:5757)",
+    )

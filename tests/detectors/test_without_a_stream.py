@@ -1,0 +1,245 @@
+"""What metrics and logs of healthy engines were taken for, and what they are not taken for any more.
+
+Each case is one in which an engine without an event stream was reported with *likely*. After each comes the incident
+that it was taken for, which is still found.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import pytest
+
+from kvscope.monitor.events.samples import Fact, ReportedEvent, Sample
+from kvscope.monitor.findings import FindingReport
+from kvscope.monitor.pipeline import Pipeline
+from kvscope.monitor.sources.engine_log import Log
+from tests.detectors.paper_engine import (
+    Moment,
+    PaperEngine,
+    as_log,
+    as_metrics,
+    every,
+    growing_agents,
+    log_lines,
+    long_generations,
+)
+
+SEEDS = range(50)
+FINISHED_HELD = "leak.finished-held"
+LOCKSTEP = "collapse.lockstep"
+ENGINE_STALLED = "stuck.engine-stalled"
+NEVER_FITS = "stuck.never-fits"
+Records = Sequence[Sample | Fact | ReportedEvent]
+
+
+def found(records: Records) -> list[FindingReport]:
+    """All findings above information that there ever were."""
+    watch = Pipeline()
+    watch.feed(records)
+    watch.settle()
+    return [finding for finding in watch.findings() if finding.severity != "info"]
+
+
+def codes(records: Records) -> list[str]:
+    return [finding.code for finding in found(records)]
+
+
+def likely(records: Records) -> list[str]:
+    return [finding.code for finding in found(records) if finding.verdict == "likely"]
+
+
+def trends(seed: int, running: int, spread: int) -> list[Moment]:
+    """Usage that climbs for six minutes with Running about the same, and a trickle of prompts."""
+    rng = random.Random(seed)
+    moments, prompts, generated = [], 0.0, 0.0
+    for n in range(37):
+        prompts += 10 * rng.uniform(20, 200)
+        generated += 10 * rng.uniform(500, 700)
+        now = max(1, running + rng.randint(-spread, spread))
+        usage = 0.1 + 0.022 * n + rng.uniform(-0.004, 0.004)
+        moments.append(Moment(10.0 * (n + 1), now, 0, 0, usage, prompts, generated, 300 * n, n))
+    return moments
+
+
+# -------------------------------------------------------------------- F1, F7: usage climbs, and nothing leaks
+
+
+@pytest.mark.parametrize("spread", [0, 2, 8, 16])
+def test_long_generations_are_no_leak(spread: int) -> None:
+    for seed in SEEDS:
+        moments = trends(seed, 32, spread)
+        assert codes(as_log(moments)) == codes(as_metrics(moments)) == [], seed
+
+
+def test_long_generations_amid_short_prompts_are_no_leak() -> None:
+    for seed in range(10):
+        assert codes(as_log(every(long_generations(seed), 10))) == [], seed
+
+
+def test_growing_agents_are_no_leak() -> None:
+    for seed in range(10):
+        moments = every(growing_agents(seed), 10)
+        assert codes(as_log(moments)) == codes(as_metrics(moments)) == [], seed
+    for seed in SEEDS:
+        assert codes(as_log(trends(seed, 16, 3))) == [], seed
+
+
+def leaky(seed: int, share: float, seconds: int = 200) -> list[Moment]:
+    """A load that ends, of whose requests so many keep their blocks."""
+    engine = PaperEngine(seed, capacity=120_000)
+
+    def forget(prompt: int, output: int) -> None:
+        if engine.rng.random() < share:
+            engine.held.append((float("inf"), prompt + output))
+
+    def arrive() -> None:
+        if engine.t < 150 and engine.rng.random() < 0.5:
+            prompt, output = engine.rng.randint(500, 2500), engine.rng.randint(50, 600)
+            engine.ask(prompt, output, lambda: forget(prompt, output))
+
+    return engine.run(seconds, arrive).moments
+
+
+def test_a_leak_of_most_requests_is_found_in_a_log_when_the_load_drains() -> None:
+    seen = [set(likely(as_log(every(leaky(seed, 1.0), 10)))) for seed in range(10)]
+    assert seen.count({FINISHED_HELD}) >= 8
+    assert all(codes <= {FINISHED_HELD} for codes in seen)
+
+
+def test_a_leak_is_found_once_idle_for_longer_than_a_lease() -> None:
+    for seed in range(5):
+        moments = leaky(seed, 0.3, seconds=800)
+        for seconds in (5, 15, 30, 60):
+            assert likely(as_metrics(every(moments, seconds))) == [FINISHED_HELD], (seed, seconds)
+
+
+# -------------------------------------------------------------------- F3, F6: blocks kept on purpose
+
+
+def idle_with(usage: float, seconds: int, *, waiting: int = 0, deferred: int = 0) -> list[Moment]:
+    busy = Moment(1.0, 2, 0, 0, usage, 5000.0, 50.0, 50, 3)
+    idle = Moment(2.0, 0, waiting, deferred, usage, 5000.0, 50.0, 51, 5)
+    return [busy, *(idle._replace(t=2.0 + n) for n in range(seconds))]
+
+
+@pytest.mark.parametrize("seconds", [15, 60, 300])
+def test_blocks_held_for_a_consumer_are_no_leak(seconds: int) -> None:
+    """The prefill side of a pair: what a consumer has not fetched yet."""
+    for records in (as_metrics(idle_with(0.3, seconds)), as_log(idle_with(0.3, seconds))):
+        assert likely(records) == []
+
+
+def test_blocks_held_longer_than_any_lease_are_a_leak() -> None:
+    assert likely(as_metrics(idle_with(0.3, 500))) == [FINISHED_HELD]
+
+
+def named(moments: list[Moment], arguments: str) -> Records:
+    """The same log, with a line of the arguments that the engine was started with."""
+    start = f"INFO 11-20 11:59:00 [utils.py:1] non-default args: {{{arguments}}}"
+    later = "INFO 11-20 12:05:00 [launcher.py:1] GET /health"
+    return list(Log("paper.log", datetime(2026, 11, 21, tzinfo=UTC)).records([start, *log_lines(moments), later]))
+
+
+PRODUCER = "'model': 'm', 'kv_transfer_config': KVTransferConfig(kv_connector='NixlConnector', kv_role='kv_producer')"
+
+
+def test_without_a_connector_nothing_may_hold_them() -> None:
+    moments = [*idle_with(0.3, 40)]
+    moments[-1] = moments[-1]._replace(generation_tokens=51.0)  # the line by which an engine says that it is idle
+    assert likely(named(moments, "'model': 'm', 'max_model_len': 4096")) == [FINISHED_HELD]
+    assert likely(named(moments, PRODUCER)) == []
+
+
+@pytest.mark.parametrize("hidden", [(), ("deferred",)])
+def test_a_decode_side_that_waits_for_kv_is_no_leak(hidden: tuple[str, ...]) -> None:
+    """Before vLLM 0.20 the reason for which requests wait was not exposed."""
+    moments = idle_with(0.4, 60, waiting=12, deferred=12)
+    assert likely(as_metrics(moments, *hidden)) == []
+
+
+def test_requests_starved_by_blocks_that_nobody_runs_with_are_a_leak() -> None:
+    assert likely(as_metrics(idle_with(0.97, 70, waiting=8))) == [FINISHED_HELD]
+    assert likely(as_metrics(idle_with(0.97, 20, waiting=8))) == []
+
+
+# -------------------------------------------------------------------- F2: clients that give up together
+
+
+def retried(finished: int, aborted: int) -> list[Moment]:
+    """40 clients time out together and ask again; or were all answered."""
+    full = [Moment(float(n), 40, 0, 0, 0.9, 40_000.0, 800.0 * n, 20 * n, 0) for n in range(1, 30)]
+    fell = Moment(30.0, 0, 40, 0, 0.0, 40_000.0, 24_000.0, 600, finished, aborted)
+    rest = [
+        fell._replace(t=30.0 + n, running=2 * n, waiting=40 - 2 * n, usage=0.045 * n, prompt_tokens=40_000.0 + 2000 * n)
+        for n in range(1, 15)
+    ]
+    return [*full, fell, *rest]
+
+
+def test_clients_that_time_out_together_are_not_in_lock_step() -> None:
+    assert LOCKSTEP not in codes(as_metrics(retried(0, 40)))
+    assert LOCKSTEP not in codes(as_metrics(retried(0, 0)))  # vLLM counts some clients that leave nowhere
+    assert LOCKSTEP not in likely(as_log(retried(0, 40)))
+
+
+def test_requests_that_end_together_are() -> None:
+    assert likely(as_metrics(retried(40, 0))) == [LOCKSTEP]
+    (finding,) = found(as_log(retried(40, 0)))
+    assert (finding.code, finding.verdict) == (LOCKSTEP, "cannot-tell")
+    assert "time out" in finding.explanation
+
+
+# -------------------------------------------------------------------- F4, F5: one long step, and pauses
+
+
+def steps_of(seconds: float, watched_s: int, every_s: int = 1, first_s: float = 0.0) -> list[Moment]:
+    return [
+        Moment(float(t), 4, 1, 0, 0.5, 1000.0, 4.0 * int((t + first_s) / seconds), int((t + first_s) / seconds), 0)
+        for t in range(1, watched_s, every_s)
+    ]
+
+
+@pytest.mark.parametrize("watched_s", [12, 40, 200])
+def test_an_engine_with_slow_steps_is_not_stalled(watched_s: int) -> None:
+    for first_s in range(0, 30, 4):
+        assert codes(as_metrics(steps_of(30.0, watched_s, first_s=first_s))) == []
+
+
+@pytest.mark.parametrize("every_s", [5, 15, 30, 60])
+def test_one_long_step_between_two_scrapes_is_no_stall(every_s: int) -> None:
+    """Fast steps, and one of 20 s: a prompt of a million tokens."""
+    for began_s in range(100, 160, 7):
+        moments = [
+            Moment(float(t), 4, 0, 0, 0.5, 1000.0, 4.0 * n, n, 0)
+            for t in range(1, 400, every_s)
+            for n in [50 * (t if t < began_s else max(began_s, t - 20))]
+        ]
+        assert codes(as_metrics(moments)) == []
+
+
+def paused(seconds: int, running: int, usage: float) -> list[Moment]:
+    before = [Moment(float(t), max(running, 1), 0, 0, 0.3, 100.0 * t, 90.0 * t, 50 * t, t) for t in range(1, 60)]
+    still = before[-1]._replace(running=running, waiting=2, usage=usage)
+    return [*before, *(still._replace(t=60.0 + n) for n in range(seconds))]
+
+
+@pytest.mark.parametrize(("running", "usage"), [(0, 0.0), (6, 0.3)])
+def test_a_pause_for_new_weights_is_not_called_a_stall(running: int, usage: float) -> None:
+    for seconds in (15, 20):
+        for records in (as_metrics(paused(seconds, running, usage)), as_log(paused(seconds, running, usage))):
+            assert likely(records) == []
+
+
+def test_an_engine_that_does_not_move_for_minutes_is_stalled() -> None:
+    assert likely(as_metrics(paused(90, 6, 0.3))) == [ENGINE_STALLED]
+    assert likely(as_metrics(every(paused(400, 6, 0.3), 15))) == [ENGINE_STALLED]
+
+
+def test_a_queue_before_an_empty_pool_is_a_hypothesis_that_names_the_pause() -> None:
+    (finding,) = found(as_metrics(paused(90, 0, 0.0)))
+    assert (finding.code, finding.verdict) == (NEVER_FITS, "cannot-tell")
+    assert "paused" in finding.explanation
+    assert "needs more blocks than the pool" in finding.explanation
