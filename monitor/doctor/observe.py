@@ -211,7 +211,8 @@ def _read_past(target: str, source: Source, settings: Settings, window: Window) 
     if status.kind in (TargetKind.LOG, TargetKind.PROSE):
         notes = _text_notes(target, status, watch, notes, facts)
     if kinds <= {Batch, Keyframe} and not any(engine.signal == "stream" for engine in watch.engines()):
-        raise CannotTell(f"{target}: the recording has neither an engine's start nor a keyframe, so no state is known")
+        lacks = f"{target}: the recording has neither an engine's start nor a keyframe, so no state is known"
+        raise CannotTell("; ".join([lacks, *status.notes]))
     since = timestamp(span.since_ns) or "" if span is not None and Batch in kinds else ""
     return Observation(status.target, status.kind, watch, is_past=True, notes=notes, since=since)
 

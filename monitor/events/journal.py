@@ -17,7 +17,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import BinaryIO, Final, NamedTuple
 
 from kvscope.monitor.events.event_log import Clock
 from kvscope.monitor.events.wire import ContractError
@@ -130,7 +130,7 @@ def journal_segments(directory: Path) -> list[JournalSegment]:
 
 
 def read_segment(path: Path) -> Iterator[bytes]:
-    """The payloads in one segment. A tail that was cut short or damaged is left out without a word: see `tail_lost`.
+    """The payloads in one segment, until one that was cut short or damaged: see `tail_lost` and `damaged_at`.
 
     Raises NotAJournal if the file does not begin as a segment does.
     """
@@ -140,14 +140,34 @@ def read_segment(path: Path) -> Iterator[bytes]:
             if HEADER.startswith(header):
                 return  # the crash came before the header was whole
             raise NotAJournal(f"{path} is not a segment of a kvscope journal: it begins with {header!r}")
-        while record := file.read(RECORD.size):
-            if len(record) < RECORD.size:
-                return
-            length, checksum = RECORD.unpack(record)
-            payload = file.read(length) if length <= MAX_PAYLOAD else b""
-            if len(payload) < length or length > MAX_PAYLOAD or zlib.crc32(payload) != checksum:
-                return
+        while (payload := _next_payload(file)) is not None:
             yield payload
+
+
+def _next_payload(file: BinaryIO) -> bytes | None:
+    """The payload of the next record, None if no whole record follows."""
+    record = file.read(RECORD.size)
+    if len(record) < RECORD.size:
+        return None
+    length, checksum = RECORD.unpack(record)
+    payload = file.read(length) if length <= MAX_PAYLOAD else b""
+    return payload if len(payload) == length and zlib.crc32(payload) == checksum else None
+
+
+def damaged_at(path: Path) -> int | None:
+    """The byte at which the first damaged record of a segment begins.
+
+    None if there is none. A writer that was killed leaves a record that ends too early, which is not damage.
+    """
+    whole = len(HEADER) + sum(RECORD.size + len(payload) for payload in read_segment(path))
+    with path.open("rb") as file:
+        file.seek(whole)
+        record = file.read(RECORD.size)
+        if len(record) < RECORD.size:
+            return None
+        length, _ = RECORD.unpack(record)
+        is_all_there = length > MAX_PAYLOAD or len(file.read(length)) == length
+        return whole if is_all_there else None
 
 
 def tail_lost(path: Path) -> int:

@@ -42,6 +42,8 @@ class Recording(Source):
         self.path = path
         self.bad_frames = 0
         self.bytes_lost = 0
+        self.damage: list[str] = []
+        """File and byte of each damaged record, behind which nothing in its file is read."""
         self.segments = journal.journal_segments(path) if path.is_dir() else []
         self._files = [segment.path for segment in self.segments] or [path]
         if path.is_dir() and not self.segments:
@@ -71,6 +73,7 @@ class Recording(Source):
         notes = []
         if self.bad_frames:
             notes.append(f"{self.bad_frames} records were not of the contract and were left out")
+        notes += [f"it is damaged: {where}, and nothing behind that was read" for where in self.damage]
         if self.bytes_lost:
             notes.append(f"its last {self.bytes_lost} bytes are no whole record: the writer was stopped in mid-write")
         return SourceStatus(
@@ -120,7 +123,15 @@ class Recording(Source):
                     continue
                 if record is not None:
                     yield record
-            self.bytes_lost += journal.tail_lost(file)
+            if lost := journal.tail_lost(file):
+                self._note_loss(file, lost)
+
+    def _note_loss(self, file: Path, lost: int) -> None:
+        damaged_at = journal.damaged_at(file)
+        if damaged_at is None:
+            self.bytes_lost += lost
+        else:
+            self.damage.append(f"{file}, the record at byte {damaged_at}")
 
 
 class Bundle(Source):

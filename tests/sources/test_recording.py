@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from kvscope.monitor.cli import main
 from kvscope.monitor.events import journal
 from kvscope.monitor.events.wire import Batch, Keyframe, encode
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
@@ -55,3 +58,39 @@ def test_what_is_left_of_a_recording_begins_with_its_keyframe(tmp_path: Path) ->
     for frame in frames:
         ledger.apply(frame)
     assert (ledger.ready, ledger.sequence, ledger.anomalies) == (True, lab.frames[-1].sequence, [])
+
+
+def test_a_damaged_first_record_is_reported_with_its_file_and_byte(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    worked(tmp_path, 1 << 20)
+    (segment,) = journal.journal_segments(tmp_path)
+    content = bytearray(segment.path.read_bytes())
+    content[len(journal.HEADER) + journal.RECORD.size + 5] ^= 0x40
+    segment.path.write_bytes(content)
+    assert main(["doctor", str(tmp_path), "--format", "short"]) == 3
+    told = " ".join("".join(capsys.readouterr()).split())
+    assert f"it is damaged: {segment.path}, the record at byte {len(journal.HEADER)}" in told
+
+
+def test_damage_in_the_middle_keeps_what_was_before_it(tmp_path: Path) -> None:
+    lab = worked(tmp_path, 1 << 20)
+    (segment,) = journal.journal_segments(tmp_path)
+    sizes = [journal.RECORD.size + len(payload) for payload in journal.read_segment(segment.path)]
+    start = len(journal.HEADER) + sum(sizes[:-1])
+    content = bytearray(segment.path.read_bytes())
+    content[start + journal.RECORD.size] ^= 1
+    segment.path.write_bytes(content)
+    recording = Recording(tmp_path)
+    assert len(list(recording)) == len(lab.frames) - 1
+    assert recording.damage == [f"{segment.path}, the record at byte {start}"]
+
+
+def test_a_writer_that_was_killed_damages_nothing(tmp_path: Path) -> None:
+    worked(tmp_path, 1 << 20)
+    (segment,) = journal.journal_segments(tmp_path)
+    segment.path.write_bytes(segment.path.read_bytes()[:-3])
+    recording = Recording(tmp_path)
+    assert list(recording)
+    assert recording.damage == []
+    assert recording.bytes_lost > 0
