@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Iterable, Sequence
+from functools import partial
 from types import CodeType
 from typing import Any
 
@@ -39,6 +40,8 @@ class BlockHooks:
         wrap(pool, "evict_blocks", after=self._evicted)
         wrap(pool, "reset_prefix_cache", after=self._reset)
         wrap(pool, "unpin_blocks", self._unpinned)
+        for manager in self._state.managers:
+            wrap(manager, "_apply_cow", after=partial(self._copied, manager.kv_cache_group_id))
 
     def _allocated(self, blocks: Sequence[Any]) -> None:
         if not blocks:
@@ -85,8 +88,7 @@ class BlockHooks:
         self, ordered_blocks: Iterable[Any], *rest: Any, **more: Any
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         blocks = list(ordered_blocks)  # it may be read only once
-        pool = self._state.pool
-        freed = [b for b in blocks if not b.is_null and getattr(b, "pool", pool) in (pool, None)]
+        freed = self._state.in_pool(blocks)
         if freed:
             self._emitter.write_notes()
             who = caller(self._state.scheduler)
@@ -135,7 +137,7 @@ class BlockHooks:
 
     def _popped(self, blocks: Sequence[Any], request: Any) -> None:
         number = self._state.numbers[request.request_id]
-        ids = [block.block_id for block in blocks if not block.is_null]
+        ids = [block.block_id for block in self._state.in_pool(blocks)]
         if not ids:
             return
         reason = self._state.release_reason or Release.ROLLED_BACK
@@ -153,9 +155,28 @@ class BlockHooks:
         blocks = [value for value in (*args, *kwargs.values()) if hasattr(value, "block_id")]
         self._emitter.write_cached(self._emitter.stamped, NO_REQUEST, blocks)
 
+    def _copied(self, group: int, _: None, request_id: str, source_block: Any, cow_block: Any) -> None:
+        """A request that hit a block in part goes on with a copy of it.
+
+        Until the worker has copied, vLLM keeps a reference to both: the request's own to the source, and a new one.
+        """
+        self._pin([source_block.block_id, cow_block.block_id])
+        number = self._state.numbers.get(request_id, NO_REQUEST)
+        self._emitter.stamped.released(number, [source_block.block_id], Release.ROLLED_BACK, group)
+
     def _moved(self, _: None, src_block: Any, dst_block: Any) -> None:
+        """The cache goes on with a copy, which no request has. vLLM keeps both until the worker has copied."""
         self._emitter.write_evicted([src_block.block_id], Evict.INVALIDATED)
         self._emitter.write_cached(self._emitter.stamped, NO_REQUEST, [dst_block])
+        self._pin([src_block.block_id, dst_block.block_id])
+        owner = caller(self._state.scheduler)
+        if owner is None or owner[0] not in self._state.numbers:
+            self._emitter.count_missed()
+            return
+        request_id, group, _name = owner
+        self._emitter.stamped.released(
+            self._state.numbers[request_id], [dst_block.block_id], Release.ROLLED_BACK, group
+        )
 
     def _evicted(self, _: None, block_ids: Iterable[int]) -> None:
         blocks = self._state.pool.blocks

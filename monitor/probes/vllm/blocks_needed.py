@@ -37,16 +37,21 @@ class BlocksNeeded:
         self.no_blocks: tuple[Sequence[Any], ...] = tuple([] for _ in self._managers)
         self._max_tokens: int = scheduler.max_num_scheduled_tokens
         self._max_model_len: int = scheduler.max_model_len
-        self._caps = [_cap(manager, self._max_tokens) for manager in self._managers]
+        pool = self._manager.block_pool
+        self._groups = [
+            (int(manager.block_size), _cap(manager, self._max_tokens))
+            for manager in self._managers
+            if getattr(manager, "block_pool", pool) is pool
+        ]
+        """Block size and most blocks of a request, of the KV cache groups in this pool."""
         self._takes = _takes(self._coordinator)
+        self._align = scheduler._mamba_block_aligned_split if aligns_chunks(scheduler) else None
         self._watermark: int = getattr(self._manager, "watermark_blocks", 0)
         self._whole = bool(getattr(scheduler, "scheduler_reserve_full_isl", False))
 
     def from_scratch(self, tokens: int) -> int:
         """For a request of so many tokens that holds nothing yet, all KV cache groups together."""
-        return sum(
-            min(-(-tokens // manager.block_size), cap) for manager, cap in zip(self._managers, self._caps, strict=True)
-        )
+        return sum(min(-(-tokens // size), cap) for size, cap in self._groups)
 
     def to_grow(self, request: Any, tokens: int) -> int:
         """Blocks beyond those it has, for a running request that is to compute so many tokens more."""
@@ -73,11 +78,20 @@ class BlocksNeeded:
         if external:
             chunk, reserved = 0, self._reserved()
         else:
-            chunk, reserved = min(request.num_tokens - computed, budget, self._longest_chunk()), 0
+            chunk, reserved = self.chunk(request, budget, local_tokens), 0
         lookahead = 0 if external else getattr(scheduler, "num_lookahead_tokens", 0)
         slots = min(computed + chunk + lookahead, self._max_model_len)
         now = self._ask(request, slots, computed + chunk, local + external, local, blocks, False)
         return max(needed, now + reserved) + watermark
+
+    def chunk(self, request: Any, budget: int, local_tokens: int, external: int = 0) -> int:
+        """Tokens of it that a step would compute; 0 if so few must not be computed, to end where state is cached.
+
+        local_tokens: those that the pass found in the prefix cache.
+        """
+        computed = request.num_computed_tokens + local_tokens + external
+        tokens: int = min(request.num_tokens - computed, budget, self._longest_chunk())
+        return tokens if self._align is None else int(self._align(request, tokens, local_tokens, external))
 
     def _longest_chunk(self) -> int:
         threshold: int = getattr(self._scheduler.scheduler_config, "long_prefill_token_threshold", 0)
@@ -113,6 +127,11 @@ class BlocksNeeded:
         }
         needed: int = self._coordinator.get_num_blocks_to_allocate(**{name: known[name] for name in self._takes})
         return needed
+
+
+def aligns_chunks(scheduler: Any) -> bool:
+    """Whether it cuts chunks of prompts to whole blocks, for the sake of Mamba layers."""
+    return bool(getattr(scheduler, "need_mamba_block_aligned_split", False))
 
 
 def _takes(coordinator: Any) -> frozenset[str]:

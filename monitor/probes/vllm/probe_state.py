@@ -53,10 +53,12 @@ class ProbeState:
         """What this pass found in the prefix cache for waiting requests: blocks of each group, and tokens."""
         self.matches: dict[str, int | None] = {}
         """How many tokens the connector would load for them; None while it cannot tell."""
+        self.without_encoder: set[str] = set()
+        """Requests for whose next image this pass had no encoder budget or cache left."""
         self.popped: set[str] = set()
         """Requests that this pass took from their queue: those still waiting were put back."""
-        self.blocked: dict[str, Any] = {}
-        """Requests that wait for something outside the scheduler."""
+        self.blocked: dict[str, tuple[Any, Status]] = {}
+        """Requests that wait for something outside the scheduler, and the status in which they do."""
         self.preempted: set[str] = set()
         self.without_token: dict[str, Any] = {}
         self.passed_over: dict[str, tuple[Cause, int]] = {}
@@ -74,7 +76,8 @@ class ProbeState:
         self._names: dict[str, int] = {}
         self.next_number: Callable[[str], int] = partial(_next_of, itertools.count(1))
         """Numbers a new request, by vLLM's id."""
-        self._managers = self.manager.coordinator.single_type_managers
+        self.managers = [m for m in self.manager.coordinator.single_type_managers if _is_of(m, self.pool)]
+        """Of the KV cache groups in this pool: some releases have groups with a pool of their own, in host memory."""
         self.needed = BlocksNeeded(scheduler)
         self.queue_names = [name for name in WAITING_QUEUES if hasattr(scheduler, name)]
 
@@ -104,14 +107,19 @@ class ProbeState:
         scheduler = self.scheduler
         return [getattr(scheduler, name) for name in self.queue_names]
 
+    def in_pool(self, blocks: Iterable[Any]) -> list[Any]:
+        """Those of the blocks that this pool handed out; the null block is its own."""
+        pool = self.pool
+        return [block for block in blocks if not block.is_null and getattr(block, "pool", pool) in (pool, None)]
+
     def blocks_of(self, request_id: str) -> list[int]:
         """The request's block table, of all KV cache groups."""
-        tables = [manager.req_to_blocks.get(request_id, ()) for manager in self._managers]
+        tables = [manager.req_to_blocks.get(request_id, ()) for manager in self.managers]
         return [block.block_id for table in tables for block in table if not block.is_null]
 
     def named_references(self, block: int) -> int:
         """How many references vLLM's own tables have to the block. It reads all tables: for rare cases."""
-        tables = (table for manager in self._managers for table in list(manager.req_to_blocks.values()))
+        tables = (table for manager in self.managers for table in list(manager.req_to_blocks.values()))
         return sum(one.block_id == block for table in tables for one in table)
 
     def computed(self, request: Any) -> int:
@@ -142,6 +150,10 @@ def requests_count_in_flight() -> bool:
     from vllm.v1.request import Request
 
     return "num_in_flight_tokens" in Request.__init__.__code__.co_names
+
+
+def _is_of(manager: Any, pool: Any) -> bool:
+    return getattr(manager, "block_pool", pool) is pool
 
 
 def status_of(request: Any) -> Status:

@@ -70,7 +70,7 @@ class RequestHooks:
             emitter.flush()  # the pass that follows may never return
 
     def _session_goes_on(self, request_id: str) -> None:
-        request = self._state.blocked.get(request_id)
+        request, _ = self._state.blocked.get(request_id, (None, None))
         if request is not None and status_of(request) == Status.WAITING:
             self.unblock(request_id)
 
@@ -86,19 +86,22 @@ class RequestHooks:
         """If it waits for something outside the scheduler, report it, once."""
         status = status_of(request)
         if status in BLOCKED_STATUSES and request.request_id not in self._state.blocked:
-            self._state.blocked[request.request_id] = request
+            self._state.blocked[request.request_id] = request, status
+            self._state.passed_over.pop(request.request_id, None)
             self._emitter.stamped.waiting_on(self._state.numbers[request.request_id], status)
 
     def unblock(self, request_id: str) -> None:
         """It waits for that no longer."""
         del self._state.blocked[request_id]
+        self._state.passed_over.pop(request_id, None)
         self._emitter.stamped.ready(self._state.numbers[request_id])
 
     def unblock_ready(self) -> None:
-        """Report those whose status shows that what they waited for has come."""
+        """Report those whose status shows that what they waited for has come; one pass may find them another wait."""
         blocked = self._state.blocked
-        for request_id in [i for i, request in blocked.items() if status_of(request) not in BLOCKED_STATUSES]:
-            self.unblock(request_id)
+        for request_id, (request, status) in [*blocked.items()]:
+            if status_of(request) != status:
+                self.unblock(request_id)
 
     def progressed(self, requests: list[Any]) -> None:
         """Report how far these are."""
@@ -174,6 +177,7 @@ class RequestHooks:
         state = self._state
         state.release_reason = None
         state.preempted.add(request.request_id)
+        state.passed_over.pop(request.request_id, None)
         self._emitter.stamped.queued(state.numbers[request.request_id], Cause.PREEMPTED, at_front=True)
 
     def _preempt_by_free(self, request: Any) -> None:

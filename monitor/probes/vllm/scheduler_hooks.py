@@ -92,7 +92,7 @@ class SchedulerHooks:
         # The cheap question first: mostly all requests were given tokens.
         if len(scheduled) < len(self._numbers):
             limit = self._causes.inspect(scheduled, output.total_num_scheduled_tokens, admitted)
-        for noted in (state.gave_blocks, state.lookups, state.matches, state.popped):
+        for noted in (state.gave_blocks, state.lookups, state.matches, state.popped, state.without_encoder):
             noted.clear()
         state.preempted_in_pass = self._emitter.timed = False
         self._emitter.eventful = bool(state.preempted or state.blocked or state.without_token)

@@ -16,7 +16,7 @@ from typing import Any, Final
 from kvscope.monitor.events.kinds import Cause, Limit, Status
 from kvscope.monitor.probes.vllm.emitter import Emitter
 from kvscope.monitor.probes.vllm.hooks import Hooks
-from kvscope.monitor.probes.vllm.probe_state import ProbeState, status_of
+from kvscope.monitor.probes.vllm.probe_state import ProbeState
 
 MAX_INSPECTED: Final = 64
 """Waiting requests that are inspected in a pass: those that can be skipped come first."""
@@ -26,6 +26,7 @@ LIMIT_BY_CAUSE: Final = {
     Cause.TOKEN_BUDGET: Limit.TOKENS,
     Cause.MAX_NUM_SEQS: Limit.SEQUENCES,
     Cause.ENCODER: Limit.ENCODER,
+    Cause.ZERO_TOKENS: Limit.TOKENS,
     Cause.PAUSED: Limit.PAUSED,
     Cause.UNKNOWN: Limit.UNKNOWN,
 }
@@ -50,6 +51,7 @@ class WaitCauses:
         """Hook in."""
         hooks.wrap(self._state.manager, "get_computed_blocks", after=self._looked_up)
         hooks.wrap(self._state.manager, "get_computed_blocks_for_connector", after=self._looked_up)
+        hooks.wrap(self._scheduler, "_try_schedule_encoder_inputs", after=self._encoded)
         for queue in self._state.queues():
             hooks.wrap(queue, "pop_request", after=self._popped)
         if getattr(self._scheduler, "connector", None) is not None:
@@ -60,6 +62,10 @@ class WaitCauses:
 
     def _popped(self, request: Any) -> None:
         self._state.popped.add(request.request_id)
+
+    def _encoded(self, result: tuple[Any, int, int], request: Any) -> None:
+        if result[1] == 0:  # of the tokens that the step was to compute of it, none come before the next image
+            self._state.without_encoder.add(request.request_id)
 
     def _matched(self, result: tuple[int | None, bool], request: Any) -> None:
         self._state.matches[request.request_id] = result[0]
@@ -73,38 +79,41 @@ class WaitCauses:
         if len(scheduled) < len(scheduler.running):
             self._running_without_tokens(scheduled, tokens)
         before = tokens - sum(scheduled.get(request_id, 0) for request_id in admitted)
-        closed = self._closed(before, len(scheduler.running) - len(admitted))
+        others = len(scheduler.running) - len(admitted)
         if self._state.blocked:
-            self._ready_but_not_seen(closed)
+            self._ready_but_not_seen(self._closed(before, others, False))
         waiting = itertools.islice(self._waiting(), MAX_INSPECTED)
         for request, holds_blocks in waiting:
             request_id = request.request_id
             if request_id in self._state.blocked or request_id not in self._state.numbers:
                 continue
-            if closed is not None and not (closed == Cause.PAUSED and holds_blocks and self._mode() == "PAUSED_NEW"):
+            if (closed := self._closed(before, others, holds_blocks)) is not None:
                 self._pass_over(request, closed)
                 return LIMIT_BY_CAUSE[closed]
             if request_id in self._state.popped:
                 self._pass_over(request, self._skipped(request, scheduled))
                 continue
-            cause = self._closed(tokens, len(scheduler.running)) or self._refused(request, tokens)
+            cause = self._closed(tokens, len(scheduler.running), holds_blocks) or self._refused(request, tokens)
             self._pass_over(request, cause)
             return LIMIT_BY_CAUSE[cause]
         return Limit.DEFERRED if any(self._state.queues()) else Limit.NONE
 
     # ---------------------------------------------------------------- the causes, in the order of vLLM's checks
 
-    def _closed(self, tokens: int, running: int) -> Cause | None:
-        """Why a pass with so many tokens given and requests running takes no request from the queues."""
+    def _closed(self, tokens: int, running: int, holds_blocks: bool) -> Cause | None:
+        """Why a pass with so many tokens given and requests running takes no request from this queue.
+
+        holds_blocks: it is the queue of those that hold blocks, which some releases serve in a pause too.
+        """
         mode = self._mode()
         if mode == "PAUSED_ALL":
             return Cause.PAUSED
         if self._state.preempted_in_pass:
             return Cause.PREEMPTION_IN_STEP
+        if mode == "PAUSED_NEW" and not holds_blocks:
+            return Cause.PAUSED
         if tokens >= self._max_tokens:
             return Cause.TOKEN_BUDGET
-        if mode == "PAUSED_NEW":
-            return Cause.PAUSED
         sessions = self._scheduler.num_waiting_for_streaming_input if self._sessions_take_slots else 0
         return Cause.MAX_NUM_SEQS if running + sessions >= self._slots else None
 
@@ -122,21 +131,27 @@ class WaitCauses:
             in_use = {r.lora_request.lora_int_id for r in running}
             if len(in_use) >= self._max_loras and lora.lora_int_id not in in_use:
                 return Cause.LORA
+        if request.request_id in self._state.without_encoder:
+            return Cause.ENCODER
         return Cause.CONNECTOR if self._state.matches.get(request.request_id, 0) is None else Cause.UNKNOWN
 
     def _refused(self, request: Any, tokens: int) -> Cause:
         """Why the pass ended at this request, which it had considered."""
-        request_id = request.request_id
-        free = self._state.free_queue.num_free_blocks
-        hit = self._state.lookups.get(request_id, (self._state.needed.no_blocks, 0))
-        external = self._state.matches.get(request_id) or 0
-        needed = self._state.needed.to_admit(request, self._max_tokens - tokens, hit, external)
+        state, request_id = self._state, request.request_id
+        if request_id in state.without_encoder:
+            return Cause.ENCODER
+        free, budget = state.free_queue.num_free_blocks, self._max_tokens - tokens
+        hit = state.lookups.get(request_id, (state.needed.no_blocks, 0))
+        external = state.matches.get(request_id) or 0
+        if not external and not state.needed.chunk(request, budget, hit[1]):
+            return Cause.ZERO_TOKENS
+        needed = state.needed.to_admit(request, budget, hit, external)
         if needed > free:
             if self._shortage != (request_id, needed, free):
                 self._shortage = request_id, needed, free
-                self._emitter.stamped.allocation_failed(self._state.numbers[request_id], needed, free)
+                self._emitter.stamped.allocation_failed(state.numbers[request_id], needed, free)
             return Cause.KV_BLOCKS
-        return Cause.ENCODER if getattr(request, "has_encoder_inputs", False) else Cause.UNKNOWN
+        return Cause.UNKNOWN
 
     def _running_without_tokens(self, scheduled: dict[str, int], tokens: int) -> None:
         paused = self._mode() == "PAUSED_ALL"
@@ -148,14 +163,14 @@ class WaitCauses:
             elif tokens >= self._max_tokens:
                 cause = Cause.TOKEN_BUDGET
             else:
-                cause = Cause.ENCODER if _waits_for_encoder(request) else Cause.ZERO_TOKENS
+                without = request.request_id in self._state.without_encoder
+                cause = Cause.ENCODER if without else Cause.ZERO_TOKENS
             self._pass_over(request, cause)
 
     def _ready_but_not_seen(self, closed: Cause | None) -> None:
         """Those for whom what they wait for has come, and whom vLLM promotes only when it reaches them."""
         fetched = getattr(self._scheduler, "finished_recving_kv_req_ids", ())
-        for request in list(self._state.blocked.values()):
-            status = status_of(request)
+        for request, status in list(self._state.blocked.values()):
             remote = status == Status.WAITING_FOR_REMOTE_KVS and request.request_id in fetched
             if remote or (status == Status.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR and _has_grammar(request)):
                 self._pass_over(request, closed or Cause.BEHIND_HEAD)
@@ -183,16 +198,6 @@ class WaitCauses:
         passed_over[request.request_id] = cause, times
         if times & (times - 1) == 0:
             self._emitter.stamped.not_scheduled(self._state.numbers[request.request_id], cause, times)
-
-
-def _waits_for_encoder(request: Any) -> bool:
-    """Whether an item of it is still to be encoded."""
-    computed: int = request.num_computed_tokens
-    for feature in getattr(request, "mm_features", None) or ():
-        place = feature.mm_position
-        if place.offset + place.length > computed:
-            return True
-    return False
 
 
 def _has_grammar(request: Any) -> bool:
