@@ -18,7 +18,7 @@ import random
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -29,7 +29,9 @@ from kvscope.monitor.events.event_log import EventLog
 from kvscope.monitor.events.wire import encode
 from kvscope.monitor.probes.vllm.probe import Probe
 from kvscope.monitor.publishing.packer import Packer
+from tests.probes.cache_groups import cache_config, takes
 from tests.probes.decisions import Decisions
+from tests.probes.random_load import LOADS
 
 ENGINE = "vllm@127.0.0.1:0/0"
 
@@ -37,16 +39,6 @@ ENGINE = "vllm@127.0.0.1:0/0"
 def traceparent(number: int) -> str:
     """The header that the `number`-th request comes with, if it comes with one."""
     return f"00-{number:032x}-{number:016x}-01"
-
-
-def takes(called: Callable[..., Any], **arguments: Any) -> dict[str, Any]:
-    """Those of `arguments` that it takes in this release of vLLM."""
-    return {name: value for name, value in arguments.items() if name in _parameters(called)}
-
-
-@functools.cache
-def _parameters(called: Callable[..., Any]) -> frozenset[str]:
-    return frozenset(inspect.signature(called).parameters)
 
 
 class Bare:
@@ -58,104 +50,163 @@ class Bare:
         *,
         seed: int = 0,
         blocks: int = 120,
+        block_size: int = 32,
+        groups: tuple[tuple[Any, ...], ...] = (("full",),),
         max_num_seqs: int = 16,
+        max_tokens: int = 512,
         a_step_ahead: bool = False,
         preempts_within: bool = False,
-        windows: tuple[int, ...] = (),
         loras: int = 0,
-        pauses: bool = False,
+        drafts: int = 0,
+        image_tokens: int = 0,
+        failing_loads: bool = False,
+        resets: float = 0.003,
+        own_pool: bool = False,
+        loads: tuple[str, ...] = (),
         **settings: Any,
     ) -> None:
-        import torch
-        from vllm.config import LoRAConfig
-        from vllm.engine.arg_utils import EngineArgs
-        from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-        from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-        from vllm.v1.core.sched.scheduler import Scheduler
-        from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
-        from vllm.v1.outputs import ModelRunnerOutput
-        from vllm.v1.request import Request
-        from vllm.v1.structured_output import StructuredOutputManager
-
-        try:
-            from vllm.utils.hashing import get_hash_fn_by_name
-        except ImportError:  # up to 0.10
-            from vllm.utils import get_hash_fn_by_name
-
         self.rng = random.Random(seed)
-        self.block_size = 32
-        config = EngineArgs(
-            model=model,
-            skip_tokenizer_init=True,
-            dtype="float32",
-            block_size=self.block_size,
-            enforce_eager=True,
-            max_num_seqs=max_num_seqs,
-            max_model_len=4096,
-            max_num_batched_tokens=512,
-            **settings,
-        ).create_engine_config()
+        if drafts:
+            settings["speculative_config"] = {
+                "method": "ngram",
+                "num_speculative_tokens": drafts,
+                "prompt_lookup_max": drafts,
+            }
+        config = configured(model, block_size, max_num_seqs, max_tokens, groups, loras, **settings)
         config.cache_config.num_gpu_blocks = blocks
         config.scheduler_config.async_scheduling = a_step_ahead  # vLLM itself never has it on the CPU
-        shape = {"block_size": self.block_size, "num_kv_heads": 1, "head_size": 16, "dtype": torch.float32}
-        specs: list[Any] = [FullAttentionSpec(**shape, **takes(FullAttentionSpec, use_mla=False))]
-        for window in windows:
-            more = takes(SlidingWindowSpec, use_mla=False)
-            specs.append(SlidingWindowSpec(**shape, sliding_window=window, **more))
-        groups = [KVCacheGroupSpec([f"layer.{index}"], spec) for index, spec in enumerate(specs)]
-        if loras:
-            config.lora_config = LoRAConfig(max_lora_rank=8, max_loras=loras)
-        self.scheduler = (AsyncScheduler if a_step_ahead else Scheduler)(
-            vllm_config=config,
-            kv_cache_config=KVCacheConfig(blocks, [], groups),
-            structured_output_manager=StructuredOutputManager(config),
-            log_stats=True,
-            **takes(Scheduler, block_size=self.block_size),
-        )
-        hash_of = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
-        init_none_hash(hash_of)
-        self.hasher = get_request_block_hasher(self.block_size, hash_of)
+        self.scheduler, self.hasher = scheduler_of(config, cache_config(groups, blocks, block_size, drafts))
         self.ahead = 2 if a_step_ahead else 1
         self.preempts_within = preempts_within
         self.loras = loras
-        self.pauses = pauses
-        self.takes_arrays = "ndarray" in str(ModelRunnerOutput.__annotations__["sampled_token_ids"])  # 0.11.1 to 0.12
-        self.tells_chunks = "is_prefill_chunk" in inspect.getsource(Request)
+        self.drafts = drafts
+        self.image_tokens = image_tokens
+        self.failing_loads = failing_loads
+        self.resets = resets
+        self.structured = False
+        self.pinned: list[Any] = []
         self.in_flight: deque[Any] = deque()
         self.sending: list[tuple[int, str]] = []
         self.receiving: dict[str, int] = {}
         self.steps = 0
         self.arrived = 0
+        self._read_release()
+        if image_tokens:
+            self._encode(image_tokens)
+        if own_pool:
+            self._separate(blocks)
         self.prefixes = [self.tokens(200) for _ in range(4)]
+        self.loads = [LOADS[name]() for name in ("aborts", "resets", *loads)]
+        for load in self.loads:
+            load.start(self)
+
+    def _read_release(self) -> None:
+        """What differs between releases of vLLM."""
+        from vllm.v1.outputs import ModelRunnerOutput
+        from vllm.v1.request import Request
+
+        self.takes_arrays = "ndarray" in str(ModelRunnerOutput.__annotations__["sampled_token_ids"])  # 0.11.1 to 0.12
+        self.reports_chunks = "is_prefill_chunk" in inspect.getsource(Request)
+
+    def _encode(self, tokens: int) -> None:
+        """As if the model had an encoder, which takes so many tokens a step."""
+        from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
+
+        self.scheduler.max_num_encoder_input_tokens = tokens
+        self.scheduler.encoder_cache_manager = EncoderCacheManager(cache_size=2 * tokens)
+
+    def _separate(self, blocks: int) -> None:
+        """Give the last KV cache group a pool of its own, as for blocks in host memory, where the release has that."""
+        from vllm.v1.core.block_pool import BlockPool
+
+        manager = self.scheduler.kv_cache_manager.coordinator.single_type_managers[-1]
+        pool = BlockPool(4 * blocks, False, **takes(BlockPool, hash_block_size=manager.block_size))
+        if hasattr(pool.blocks[0], "pool"):
+            for block in pool.blocks:
+                block.pool = pool
+            manager.block_pool, manager._null_block = pool, pool.null_block
 
     def tokens(self, count: int) -> list[int]:
         return [self.rng.randrange(1, 300) for _ in range(count)]
 
-    def arrive(self, name: str, prompt: list[int], max_tokens: int, priority: int = 0) -> None:
+    def arrive(
+        self,
+        name: str,
+        prompt: list[int],
+        max_tokens: int,
+        priority: int = 0,
+        *,
+        part: bool | None = None,
+        whole_name: bool = False,
+    ) -> str:
+        """A request; vLLM's id for it. part: more of a session's prompt follows, or, if false, no more."""
         from vllm import SamplingParams
         from vllm.lora.request import LoRARequest
         from vllm.v1.request import Request
 
         self.arrived += 1
-        params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+        params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, **self._structure(part))
         params.update_from_generation_config({}, 2)
-        of_early_releases = takes(
-            Request, eos_token_id=2, multi_modal_kwargs=None, multi_modal_hashes=None, multi_modal_placeholders=None
+        of_releases = takes(
+            Request,
+            eos_token_id=2,
+            multi_modal_kwargs=None,
+            multi_modal_hashes=None,
+            multi_modal_placeholders=None,
+            mm_features=self._images(prompt),
+            resumable=bool(part),
         )
         request = Request(
-            request_id=f"{name}-{self.rng.randrange(1 << 32):08x}",
+            request_id=name if whole_name else f"{name}-{self.rng.randrange(1 << 32):08x}",
             prompt_token_ids=prompt,
             sampling_params=params,
             pooling_params=None,
             priority=priority,
             block_hasher=self.hasher,
-            **of_early_releases,
+            **of_releases,
         )
+        self._expect_structure(request)
         if self.loras and self.arrived % 2:
             request.lora_request = LoRARequest(f"l{self.arrived % 5}", 1 + self.arrived % 5, "/nowhere")
-        if self.arrived % 3 == 0:
+        if self.arrived % 3 == 0 and not whole_name:
             request.trace_headers = {"traceparent": traceparent(self.arrived)}
         self.scheduler.add_request(request)
+        return str(request.request_id)
+
+    def _structure(self, part: bool | None) -> dict[str, Any]:
+        """A third of the requests want output of a structure, if any do."""
+        if not self.structured or part is not None or self.arrived % 3:
+            return {}
+        from vllm import sampling_params
+
+        if hasattr(sampling_params, "StructuredOutputsParams"):
+            return {"structured_outputs": sampling_params.StructuredOutputsParams(regex="a")}
+        return {"guided_decoding": sampling_params.GuidedDecodingParams(regex="a")}
+
+    def _expect_structure(self, request: Any) -> None:
+        """Early releases have it from the processor."""
+        if request.status.name == "WAITING_FOR_FSM" and request.structured_output_request is None:
+            from vllm.v1.structured_output.request import StructuredOutputRequest
+
+            request.structured_output_request = StructuredOutputRequest(sampling_params=request.sampling_params)
+
+    def _images(self, prompt: list[int]) -> list[Any]:
+        """Half of the requests have an image or two in their prompt, if any do."""
+        if not self.image_tokens or self.arrived % 2 or len(prompt) < 60:
+            return []
+        from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
+
+        length = self.rng.randrange(8, 40)
+        offsets = [self.rng.choice((0, 0, self.rng.randrange(0, len(prompt) - length)))]
+        return [
+            MultiModalFeatureSpec(
+                data=None,
+                modality="image",
+                identifier=f"image-{self.arrived}-{offset}",
+                mm_position=PlaceholderRange(offset=offset, length=length),
+            )
+            for offset in offsets
+        ]
 
     def someone(self) -> None:
         """A request as the load has them."""
@@ -168,13 +219,13 @@ class Bare:
 
     def schedule(self) -> Any:
         requests = self.scheduler.requests
-        ends = {i: r.num_tokens + r.num_output_placeholders for i, r in requests.items() if not self.tells_chunks}
+        ends = {i: r.num_tokens + r.num_output_placeholders for i, r in requests.items() if not self.reports_chunks}
         output = self.scheduler.schedule()
         # A token comes of a step that brings a request to its end.
         partial = {
             i
             for i in output.num_scheduled_tokens
-            if (requests[i].is_prefill_chunk if self.tells_chunks else requests[i].num_computed_tokens < ends[i])
+            if (requests[i].is_prefill_chunk if self.reports_chunks else requests[i].num_computed_tokens < ends[i])
         }
         self.in_flight.append((output, partial))
         for request_id in output.finished_req_ids:
@@ -183,31 +234,17 @@ class Bare:
         return output
 
     def update(self) -> None:
-        from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+        from vllm.v1.outputs import ModelRunnerOutput
 
         self.steps += 1
         output, partial = self.in_flight.popleft()
         request_ids = list(output.num_scheduled_tokens)
-        requests = self.scheduler.requests
-        sampled: list[Any] = [[] if i in partial else [self.rng.randrange(1, 300)] for i in request_ids]
+        drafted = output.scheduled_spec_decode_tokens
+        sampled: list[Any] = [
+            [] if i in partial else self.tokens(1 + self._accepted(drafted.get(i, ()))) for i in request_ids
+        ]
         if self.takes_arrays:
             sampled = [np.array(tokens, dtype=int) for tokens in sampled]
-        transfers = None
-        if self.scheduler.connector is not None:
-            sent = {i for due, i in self.sending if due <= self.steps}
-            self.sending = [(due, i) for due, i in self.sending if i not in sent]
-            for request in requests.values():
-                fetched = request.request_id in self.scheduler.finished_recving_kv_req_ids
-                if request.status.name == "WAITING_FOR_REMOTE_KVS" and not fetched:
-                    self.receiving.setdefault(request.request_id, self.steps + self.rng.randrange(1, 6))
-            received = {i for i, due in self.receiving.items() if due <= self.steps}
-            for request_id in received:
-                del self.receiving[request_id]
-            # One that was aborted while it was fetched is told of once, by its fetch.
-            sent -= received | self.receiving.keys()
-            transfers = KVConnectorOutput(
-                finished_sending={i for i in sent if i in requests} or None, finished_recving=received or None
-            )
         self.scheduler.update_from_output(
             output,
             ModelRunnerOutput(
@@ -217,26 +254,120 @@ class Bare:
                 logprobs=None,
                 prompt_logprobs_dict={},
                 pooler_output=[],
-                kv_connector_output=transfers,
+                kv_connector_output=self._transfers() if self.scheduler.connector is not None else None,
                 **takes(ModelRunnerOutput, spec_token_ids=None),
             ),
         )
+        if self.drafts:
+            self._draft([i for i in request_ids if i not in partial])
+
+    def _accepted(self, drafts: Sequence[int]) -> int:
+        """How many of the drafts the model accepts: none of those that vLLM put there to fill a step."""
+        real = [token for token in drafts if token >= 0]
+        return self.rng.randrange(len(real) + 1) if real else 0
+
+    def _draft(self, request_ids: list[str]) -> None:
+        from vllm.v1.outputs import DraftTokenIds
+
+        drafts = [self.tokens(self.rng.randrange(self.drafts + 1)) for _ in request_ids]
+        self.scheduler.update_draft_token_ids(DraftTokenIds(request_ids, drafts))
+
+    def _transfers(self) -> Any:
+        """The report of the connector's worker."""
+        from vllm.v1.outputs import KVConnectorOutput
+
+        requests = self.scheduler.requests
+        sent = {i for due, i in self.sending if due <= self.steps}
+        self.sending = [(due, i) for due, i in self.sending if i not in sent]
+        for request in requests.values():
+            fetched = request.request_id in self.scheduler.finished_recving_kv_req_ids
+            if request.status.name == "WAITING_FOR_REMOTE_KVS" and not fetched:
+                self.receiving.setdefault(request.request_id, self.steps + self.rng.randrange(1, 6))
+        received = {i for i, due in self.receiving.items() if due <= self.steps}
+        for request_id in received:
+            del self.receiving[request_id]
+        # One that was aborted while it was fetched is reported once, by its fetch.
+        sent -= received | self.receiving.keys()
+        return KVConnectorOutput(
+            finished_sending={i for i in sent if i in requests} or None,
+            finished_recving=received or None,
+            **(takes(KVConnectorOutput, invalid_block_ids=self._invalid(received)) if self.failing_loads else {}),
+        )
+
+    def _invalid(self, received: set[str]) -> set[int]:
+        """Blocks of some loads that have failed."""
+        requests, manager = self.scheduler.requests, self.scheduler.kv_cache_manager
+        invalid = set()
+        for request_id in sorted(received):
+            if request_id in requests and not requests[request_id].is_finished() and self.rng.random() < 0.4:
+                (blocks,) = manager.get_block_ids(request_id)
+                invalid.add(blocks[self.rng.randrange(len(blocks) // 2, len(blocks))])
+        return invalid
 
     def live(self) -> None:
-        """One step of a random life."""
-        from vllm.v1.request import RequestStatus
-
-        rng = self.rng
-        if len(self.scheduler.requests) < 60 and rng.random() < 0.4:
+        """What happens between two passes of a random run."""
+        if len(self.scheduler.requests) < 60 and self.rng.random() < 0.4:
             self.someone()
-        if rng.random() < 0.03 and self.scheduler.requests:
-            self.scheduler.finish_requests(rng.choice(list(self.scheduler.requests)), RequestStatus.FINISHED_ABORTED)
-        if self.pauses and rng.random() < 0.1 and hasattr(self.scheduler, "set_pause_state"):
-            states = type(self.scheduler._pause_state)
-            self.scheduler.set_pause_state(rng.choice((*states, states.UNPAUSED, states.UNPAUSED)))
-        if rng.random() < 0.003 and self.scheduler.connector is None:
-            reset = self.scheduler.reset_prefix_cache
-            reset(**takes(reset, reset_running_requests=rng.random() < 0.5 and not self.preempts_within))
+        for load in self.loads:
+            load.before_pass()
+
+
+def configured(
+    model: str,
+    block_size: int,
+    max_num_seqs: int,
+    max_tokens: int,
+    groups: Sequence[Sequence[Any]],
+    loras: int,
+    **settings: Any,
+) -> Any:
+    """vLLM's configuration. Its platforms refuse some block sizes, which mean nothing without a model."""
+    from vllm.config import LoRAConfig
+    from vllm.engine.arg_utils import EngineArgs
+
+    config = EngineArgs(
+        model=model,
+        skip_tokenizer_init=True,
+        dtype="float32",
+        enforce_eager=True,
+        max_num_seqs=max_num_seqs,
+        max_model_len=4096,
+        max_num_batched_tokens=max_tokens,
+        **settings,
+    ).create_engine_config()
+    config.cache_config.block_size = block_size
+    modes = {group[1] for group in groups if group[0] == "mamba"}
+    if modes and hasattr(config.cache_config, "mamba_cache_mode"):
+        (config.cache_config.mamba_cache_mode,) = modes
+        config.cache_config.block_size = max(int(group[2]) if len(group) > 2 else block_size for group in groups)
+    if loras:
+        config.lora_config = LoRAConfig(max_lora_rank=8, max_loras=loras)
+    return config
+
+
+def scheduler_of(config: Any, cache: tuple[Any, int, int]) -> tuple[Any, Any]:
+    """The scheduler of this configuration, and what hashes its requests' blocks."""
+    from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.structured_output import StructuredOutputManager
+
+    try:
+        from vllm.utils.hashing import get_hash_fn_by_name
+    except ImportError:  # up to 0.10
+        from vllm.utils import get_hash_fn_by_name
+
+    groups, block_size, hash_block_size = cache
+    scheduler = (AsyncScheduler if config.scheduler_config.async_scheduling else Scheduler)(
+        vllm_config=config,
+        kv_cache_config=groups,
+        structured_output_manager=StructuredOutputManager(config),
+        log_stats=True,
+        **takes(Scheduler, block_size=block_size, hash_block_size=hash_block_size),
+    )
+    hash_of = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
+    init_none_hash(hash_of)
+    return scheduler, get_request_block_hasher(hash_block_size, hash_of)
 
 
 def main() -> None:
@@ -245,7 +376,7 @@ def main() -> None:
         steps, every = settings.pop("steps"), settings.pop("every", 1)
         bare = Bare(model, **settings)
         within = preempting_within(bare.scheduler) if bare.preempts_within else contextlib.nullcontext()
-        with (Path(out) / life).open("wb") as file, within:
+        with (Path(out) / life).open("wb") as file, within, unhooked_afterwards(bare.scheduler):
             record(bare, steps, every, file)
 
 
@@ -262,6 +393,19 @@ def preempting_within(scheduler: Any) -> Iterator[None]:
     type(scheduler)._preempt_request = method
 
 
+@contextlib.contextmanager
+def unhooked_afterwards(scheduler: Any) -> Iterator[None]:
+    """Hooks stay in vLLM's classes: one process has one probe, but these runs share theirs."""
+    manager = scheduler.kv_cache_manager
+    managers, queues = manager.coordinator.single_type_managers, (scheduler.waiting, scheduler.connector)
+    kinds = {kind for one in (scheduler, manager, manager.block_pool, *managers, *queues) for kind in type(one).__mro__}
+    before = [(kind, name, value) for kind in kinds - {object} for name, value in vars(kind).items() if callable(value)]
+    yield
+    for kind, name, value in before:
+        if vars(kind).get(name) is not value:
+            setattr(kind, name, value)
+
+
 def record(bare: Bare, steps: int, every: int, file: BinaryIO) -> None:
     log = EventLog(time)
     probe = Probe(bare.scheduler, log, b"test")
@@ -269,7 +413,7 @@ def record(bare: Bare, steps: int, every: int, file: BinaryIO) -> None:
     packer = Packer(log, ENGINE, probe.vitals)
     scheduler = bare.scheduler
     pool = scheduler.kv_cache_manager.block_pool
-    managers = scheduler.kv_cache_manager.coordinator.single_type_managers
+    managers = [m for m in scheduler.kv_cache_manager.coordinator.single_type_managers if m.block_pool is pool]
     decisions = Decisions(scheduler)
 
     calls = 0
@@ -298,8 +442,8 @@ def record(bare: Bare, steps: int, every: int, file: BinaryIO) -> None:
         encoded = msgspec.msgpack.encode(now)
         file.write(len(encoded).to_bytes(4, "little") + encoded)
 
-    # An audit's slices are so long apart, however quick steps are; without its hook there would be none.
-    while bare.steps < steps or not (packer.shadow.audit_cycles or probe.hooks.errors):
+    # An audit's slices are so long apart, however quick steps are. After an error or a loss there would be none.
+    while bare.steps < steps or not (packer.shadow.audit_cycles or probe.hooks.errors or log.dropped_batches):
         bare.live()
         while len(bare.in_flight) < bare.ahead:
             with decisions.traced():
