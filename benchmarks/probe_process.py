@@ -17,7 +17,8 @@ import time
 from kvscope.monitor.events.event_log import EventLog
 from kvscope.monitor.probes.vllm.probe import Probe
 from kvscope.monitor.publishing.publisher import Publisher
-from tests.probes.bare_scheduler import ENGINE, Bare
+from tests.probes.bare_scheduler import Bare
+from tests.probes.run_record import ENGINE
 
 STEPS = 100
 

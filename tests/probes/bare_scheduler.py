@@ -16,24 +16,16 @@ import inspect
 import json
 import random
 import sys
-import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import msgspec
 import numpy as np
 
-from kvscope.monitor.events.event_log import EventLog
-from kvscope.monitor.events.wire import encode
-from kvscope.monitor.probes.vllm.probe import Probe
-from kvscope.monitor.publishing.packer import Packer
 from tests.probes.cache_groups import cache_config, takes
-from tests.probes.decisions import Decisions
 from tests.probes.random_load import LOADS
-
-ENGINE = "vllm@127.0.0.1:0/0"
+from tests.probes.run_record import RunRecord, unhooked_afterwards
 
 
 def traceparent(number: int) -> str:
@@ -393,64 +385,16 @@ def preempting_within(scheduler: Any) -> Iterator[None]:
     type(scheduler)._preempt_request = method
 
 
-@contextlib.contextmanager
-def unhooked_afterwards(scheduler: Any) -> Iterator[None]:
-    """Hooks stay in vLLM's classes: one process has one probe, but these runs share theirs."""
-    manager = scheduler.kv_cache_manager
-    managers, queues = manager.coordinator.single_type_managers, (scheduler.waiting, scheduler.connector)
-    kinds = {kind for one in (scheduler, manager, manager.block_pool, *managers, *queues) for kind in type(one).__mro__}
-    before = [(kind, name, value) for kind in kinds - {object} for name, value in vars(kind).items() if callable(value)]
-    yield
-    for kind, name, value in before:
-        if vars(kind).get(name) is not value:
-            setattr(kind, name, value)
-
-
 def record(bare: Bare, steps: int, every: int, file: BinaryIO) -> None:
-    log = EventLog(time)
-    probe = Probe(bare.scheduler, log, b"test")
-    probe.start()
-    packer = Packer(log, ENGINE, probe.vitals)
-    scheduler = bare.scheduler
-    pool = scheduler.kv_cache_manager.block_pool
-    managers = [m for m in scheduler.kv_cache_manager.coordinator.single_type_managers if m.block_pool is pool]
-    decisions = Decisions(scheduler)
-
-    calls = 0
-
-    def write(calls_schedule: bool = False) -> None:
-        nonlocal calls
-        calls += 1
-        if calls % every:
-            return
-        probe.flush()
-        now = {
-            "frames": [encode(batch) for batch in packer.pack()],
-            "refs": [block.ref_cnt for block in pool.blocks],
-            "hashed": [block.block_hash is not None for block in pool.blocks],
-            "tables": {
-                i: [b.block_id for manager in managers for b in manager.req_to_blocks.get(i, ()) if not b.is_null]
-                for i in scheduler.requests
-            },
-            "decisions": {i: cause for i, cause in decisions.last.items() if i in scheduler.requests},
-            "scheduled": calls_schedule,
-            "statuses": {i: request.status.name for i, request in scheduler.requests.items()},
-            "free": pool.get_num_free_blocks(),
-            "errors": probe.hooks.errors,
-            "fences": hasattr(scheduler.kv_cache_manager, "pop_blocks_for_free"),
-        }
-        encoded = msgspec.msgpack.encode(now)
-        file.write(len(encoded).to_bytes(4, "little") + encoded)
-
-    # An audit's slices are so long apart, however quick steps are. After an error or a loss there would be none.
-    while bare.steps < steps or not (packer.shadow.audit_cycles or probe.hooks.errors or log.dropped_batches):
+    written = RunRecord(bare.scheduler, file, every)
+    while bare.steps < steps or not written.is_audited():
         bare.live()
         while len(bare.in_flight) < bare.ahead:
-            with decisions.traced():
+            with written.decisions.traced():
                 bare.schedule()
-            write(True)
+            written.write(after_schedule=True)
         bare.update()
-        write()
+        written.write()
 
 
 if __name__ == "__main__":

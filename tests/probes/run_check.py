@@ -14,7 +14,7 @@ from kvscope.monitor.events.kinds import Cause, Status
 from kvscope.monitor.events.wire import PINS, Batch, decode
 from kvscope.monitor.ledger.balance import balance_of
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from tests.probes.bare_scheduler import ENGINE
+from tests.probes.run_record import ENGINE
 
 OUTSIDE = (
     Status.WAITING_FOR_REMOTE_KVS,
