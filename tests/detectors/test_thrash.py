@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvscope.monitor.detectors.registry import THRESHOLDS
-from kvscope.monitor.events.kinds import Kind, Preempt, Release, Status
+from kvscope.monitor.events.kinds import Cause, Kind, Limit, Preempt, Release, Status
 from tests.detectors import waste
 from tests.detectors.scenes import Spoken, Watched, value
 
@@ -110,7 +110,7 @@ def test_far_fewer_run_long_after_a_preemption() -> None:
     assert AFTER_RETRACT in [f.code for f in scene.watch.findings("pending")]
     scene.live(3, every=0.1)
     finding = scene.only(AFTER_RETRACT)
-    assert finding.verdict == "confirmed"
+    assert finding.verdict == "likely"
     waiting = [r.id for r in scene.ledger.state.requests.values() if r.status == Status.WAITING]
     assert finding.culprits.requests == waiting
     before, now = value(finding, "output_tokens_per_step_before"), value(finding, "output_tokens_per_step_now")
@@ -121,6 +121,32 @@ def test_an_engine_that_recovers_from_a_preemption() -> None:
     scene = waste.after_retract(fault=False)
     scene.live(60, every=0.1)
     assert scene.alarms() == []
+
+
+def test_as_many_requests_that_give_fewer_tokens_a_step_are_no_caution() -> None:
+    """Speculative decoding after a preemption, with every place taken throughout: acceptance falls from 4 to 1.5."""
+    scene = Spoken(total=400, max_num_seqs=8)
+    for number in range(1, 9):
+        scene.arrive(number, [number])
+    scene.log.arrived(9, "r-9", 4, 8, 0, 1, 3)
+    outputs = 0.0
+
+    def speculate(seconds: int, accepted: float) -> None:
+        nonlocal outputs
+        for _ in range(seconds * 10):
+            scene.clock.sleep(0.1)
+            outputs += accepted
+            scene.log.step_launched(round(outputs), list(range(1, 9)), [4] * 8)
+            scene.log.step_completed(round(outputs), 100_000_000, Limit.SEQUENCES, -1, -1, -1)
+            scene.log.progressed(list(range(1, 9)), [8] * 8, [round(outputs)] * 8)
+            scene.log.not_scheduled(9, Cause.MAX_NUM_SEQS, 1)
+            scene.say()
+
+    speculate(15, 4)
+    scene.log.preempted(8, Preempt.KV_BLOCKS, 1, 1, 4)
+    scene.log.admitted(8, 0)
+    speculate(60, 1.5)
+    assert not [f for f in scene.watch.findings() if f.code == AFTER_RETRACT]
 
 
 def test_a_load_that_goes_away_after_a_preemption() -> None:

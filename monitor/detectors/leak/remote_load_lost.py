@@ -19,6 +19,7 @@ from kvscope.monitor.detectors.leak.connector_holds import (
     records_of,
 )
 from kvscope.monitor.detectors.leak.deferred_blocks import Kept, heard_s, kept, oldest_deferral_text, overdue_deferrals
+from kvscope.monitor.detectors.stuck.fetch_waits import TRANSFER_PROGRESS
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.state.records import Deferral, RequestState
@@ -85,7 +86,7 @@ class RemoteLoadLost(Detector[HoldsBlocks]):
         yield HoldsBlocks(
             code=self.code,
             engine=ledger.engine,
-            verdict="likely" if state.damaged else "confirmed",
+            verdict="confirmed" if len(ended) == len(records) and not state.damaged else "likely",
             pending=pending or state.damaged,
             since_ns=ledger.wall(held.deferrals[0].since_ns),
             position=at(held.kept_at[0]),
@@ -104,7 +105,13 @@ class RemoteLoadLost(Detector[HoldsBlocks]):
             do_now=REMOTE_LOAD_LOST_DO_NOW,
             change=REMOTE_LOAD_LOST_CHANGE,
             wont_help=REMOTE_LOAD_LOST_WONT_HELP,
-            missing="the events that were lost" if state.damaged else "",
+            missing=(
+                "the events that were lost"
+                if state.damaged
+                else ""
+                if len(ended) == len(records)
+                else TRANSFER_PROGRESS
+            ),
         )
 
 

@@ -13,6 +13,7 @@ from kvscope.monitor.events.kinds import Status
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.state.records import RequestState
 
+TRANSFER_PROGRESS: Final = "whether the transfer still moves: a large one over a slow link takes as long"
 PLANNED_BEFORE_NS: Final = 1_000_000_000
 """A step that was launched so shortly after the end of a fetch may have been planned before it."""
 

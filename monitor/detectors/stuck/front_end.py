@@ -58,6 +58,7 @@ class FrontEndLoss(Detector[Judgement]):
             late,
             code=self.code,
             began_at=late.records[0].arrived_at,
+            unseen="whether the front end still tokenizes it or loads its images: a stack of the API server's process",
             evidence=(
                 Evidence(
                     "requests_not_arrived",

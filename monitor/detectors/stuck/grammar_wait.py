@@ -57,6 +57,7 @@ class GrammarWait(Detector[Judgement]):
             late,
             code=self.code,
             began_at=late.records[0].since_at,
+            unseen="whether the compiler still works on it: a stack of the process (py-spy dump --pid PID)",
             evidence=(
                 Evidence(
                     "requests_waiting", count, "requests", position=at(*(record.since_at for record in late.records))
@@ -66,8 +67,8 @@ class GrammarWait(Detector[Judgement]):
             ),
             explanation=(
                 f"{requests_text(late)} {'waits for its grammar' if count == 1 else 'wait for their grammars'},"
-                f" {since_text(ledger, late)} ({duration(late.age_s)}). No grammar compiles for as long: either it"
-                " failed and nobody took that in, or the compiler hangs on it."
+                f" {since_text(ledger, late)} ({duration(late.age_s)}), while the scheduler reaches"
+                " them. Compilation failed and the engine missed that, or the compiler hangs, or it is still at work."
             ),
             do_now=(
                 f"Abort {'it' if count == 1 else 'them'} (close the connection), and look in the engine's log for an"

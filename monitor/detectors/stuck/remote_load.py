@@ -7,7 +7,12 @@ from typing import Final
 
 from kvscope.monitor.detectors.detector import Causes, Detector
 from kvscope.monitor.detectors.judgement import Evidence, Judgement
-from kvscope.monitor.detectors.stuck.fetch_waits import blocks_of_requests, could_report_until_ns, fetch_waits
+from kvscope.monitor.detectors.stuck.fetch_waits import (
+    TRANSFER_PROGRESS,
+    blocks_of_requests,
+    could_report_until_ns,
+    fetch_waits,
+)
 from kvscope.monitor.detectors.stuck.head_of_line import HeadOfLine
 from kvscope.monitor.detectors.stuck.waiting_requests import (
     overdue_judgement,
@@ -101,6 +106,7 @@ class RemoteLoad(Detector[Judgement]):
             late,
             code=self.code,
             began_at=_began_at(late.records[0]),
+            unseen="" if len(ended) == count else TRANSFER_PROGRESS,
             blocks=tuple(blocks),
             evidence=(
                 Evidence("requests_waiting", count, "requests", position=at(*map(_began_at, late.records))),

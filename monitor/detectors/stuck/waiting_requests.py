@@ -96,16 +96,20 @@ def missing_after_loss(ledger: EngineLedger) -> str:
     return LOST_WAKE if ledger.state.damaged else ""
 
 
-def overdue_judgement(ledger: EngineLedger, late: Overdue, *, began_at: int, **own: Any) -> Judgement:
-    """Judge requests that are overdue by the stream, since the event at `began_at`; `own` is what the code adds."""
+def overdue_judgement(ledger: EngineLedger, late: Overdue, *, began_at: int, unseen: str = "", **own: Any) -> Judgement:
+    """Judge requests that are overdue by the stream, since the event at `began_at`; `own` is what the code adds.
+
+    unseen: the signal that would exclude a slow but sound wait, which a time alone does not. With one, the verdict is
+    likely.
+    """
     return Judgement(
         engine=ledger.engine,
-        verdict=stream_verdict(ledger),
+        verdict="likely" if unseen else stream_verdict(ledger),
         pending=late.pending or ledger.state.damaged,
         since_ns=ledger.wall(late.since_ns),
         position=ledger.at(began_at),
         requests=late.ids,
-        missing=missing_after_loss(ledger),
+        missing=missing_after_loss(ledger) or unseen,
         **own,
     )
 

@@ -11,7 +11,7 @@ from kvscope.monitor.detectors.judgement import Evidence, Judgement
 from kvscope.monitor.detectors.preemptions import LOST_EVENTS, point_at
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
 from kvscope.monitor.events.kinds import Cause
-from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.ledger.engine_ledger import EngineLedger, Point
 from kvscope.monitor.state.records import Preemption, RequestState
 from kvscope.monitor.text import clock_time, counted, duration
 
@@ -93,12 +93,16 @@ class AfterRetract(Detector[Judgement]):
         running = max(point.running for point in over[: half + 1])
         if running > max(point.running for point in over[half:]):
             return  # it recovers
+        before_it = max((point.running for point in _points_between(ledger, began - over_s * 1e9, began)), default=0)
+        most = ledger.description.max_num_seqs
+        if running >= before_it or (most and running >= most):
+            return  # as many run as before, or as are allowed: each gives fewer tokens a step
         waiting = [record for record in state.requests.values() if record.is_waiting]
         before_at = str(point_at(ledger, began).position or "")
         yield Judgement(
             code=self.code,
             engine=ledger.engine,
-            verdict="likely" if state.damaged else "confirmed",
+            verdict="likely",
             pending=quiet_s < enough_s,
             since_ns=began,
             position=ledger.at(first.at),
@@ -114,8 +118,12 @@ class AfterRetract(Detector[Judgement]):
             do_now=AFTER_RETRACT_DO_NOW,
             change=AFTER_RETRACT_CHANGE,
             wont_help=AFTER_RETRACT_WONT_HELP,
-            missing=LOST_EVENTS if state.damaged else "",
+            missing=LOST_EVENTS if state.damaged else "how many requests the engine allows itself to run at once now",
         )
+
+
+def _points_between(ledger: EngineLedger, since: float, until: float) -> list[Point]:
+    return [point for point in ledger.points if since <= point.at_ns <= until]
 
 
 def _slowdown_evidence(

@@ -5,6 +5,7 @@ Needs the event stream: an engine's own counter of preemptions has neither what 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -98,7 +99,7 @@ class PreemptionThrash(Detector[Judgement]):
                 ),
                 Evidence(
                     "max_preemptions_per_request",
-                    max(map([o.id for o in in_vain].count, hit)),
+                    max(Counter(one.id for one in in_vain).values()),
                     "preemptions",
                     position=last_at,
                 ),
