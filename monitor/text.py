@@ -40,7 +40,9 @@ def moment(text: str, near_ns: int) -> int:
 
 
 def duration(seconds: float) -> str:
-    """How long: `0.4 s`, `31 s`, `12 min`, `3 h 10 min`, `2 d 4 h`."""
+    """How long: `20 ms`, `0.4 s`, `31 s`, `12 min`, `3 h 10 min`, `2 d 4 h`."""
+    if 0 < seconds < 0.0995:
+        return f"{seconds * 1e3:.0f} ms" if seconds >= 9.95e-4 else "1 ms"
     if seconds < 9.95:
         return f"{max(seconds, 0.0):.1f} s"
     if seconds < 120:

@@ -15,6 +15,7 @@ from kvscope.monitor.ledger.cached_prefixes import CachedPrefixes
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.ledger.tally import Tally
 from kvscope.monitor.state.records import RequestState
+from kvscope.monitor.state.step_times import StepTimes
 
 
 def fork(ledger: EngineLedger) -> EngineLedger:
@@ -29,7 +30,12 @@ def fork(ledger: EngineLedger) -> EngineLedger:
     memo |= {id(column): column.copy() for column in (state.refs, state.owner, state.hashes, state.since, state.born)}
     memo |= {id(state.requests): requests, id(state.in_flight): state.in_flight.copy()}
     memo[id(state.more)] = {block: owners.copy() for block, owners in state.more.items()}
-    memo |= {id(state.residency_samples): None, id(state.evictions): None, id(ledger.tally): Tally()}
+    memo |= {
+        id(state.residency_samples): None,
+        id(state.evictions): None,
+        id(ledger.step_times): StepTimes(),
+        id(ledger.tally): Tally(),
+    }
     memo |= {id(frozen): frozen for frozen in (ledger.description, state.heartbeat)}
     for found in (ledger.ended, ledger.losses, ledger.anomalies, ledger.lapses, ledger.preempted, ledger.prompts):
         memo[id(found)] = found.copy()

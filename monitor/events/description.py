@@ -37,6 +37,8 @@ class EngineDescription(msgspec.Struct, omit_defaults=True):
     kv_lease_s: float = 0
     """How long the connector keeps a finished request's blocks at the least, where consumers may renew that."""
     kv_bytes_per_block: int = 0
+    reports_modes: bool = False
+    """Whether the stream has ENGINE_MODE events. Without them, a paused vLLM looks like one that stands still."""
     groups: list[KVGroup] = []
     faults: list[str] = []
     """Faults that were switched on by hand, as `--fault` was given them; every page says so while there is one."""

@@ -34,6 +34,7 @@ from kvscope.monitor.ledger.ledger_records import Loss as Loss
 from kvscope.monitor.ledger.ledger_records import Point as Point
 from kvscope.monitor.ledger.ledger_records import Position as Position
 from kvscope.monitor.ledger.reported_events import ReportedEvents
+from kvscope.monitor.ledger.step_model import StepModel
 from kvscope.monitor.ledger.stream_clock import StreamClock
 from kvscope.monitor.ledger.tally import Tally
 from kvscope.monitor.state import keyframe_codec
@@ -50,6 +51,7 @@ from kvscope.monitor.state.records import (
     Preemption,
     RequestState,
 )
+from kvscope.monitor.state.step_times import StepTimes
 from kvscope.monitor.supervision import WorkerFailure
 
 logger = logging.getLogger(__name__)
@@ -69,6 +71,8 @@ MAX_SAMPLES: Final = 2_000
 MAX_RECENT_BYTES: Final = 64 << 20
 RUN_BYTES: Final = 20
 EVENT_MASK: Final = (1 << EVENT_BITS) - 1
+REFIT_AFTER: Final = 1.1
+"""The model of step times is fitted again after this many times the steps."""
 
 
 class EngineLedger:
@@ -82,6 +86,8 @@ class EngineLedger:
         self.point_every_ns = POINT_EVERY_NS if counting else SPARSE_POINT_EVERY_NS
         self.epoch = 0
         self.sequence = -1
+        self.step_times = StepTimes()
+        """Of this epoch, as far as received."""
         self.state = self._begun(EngineState())
         self.description = EngineDescription()
         self.ready = False
@@ -128,6 +134,7 @@ class EngineLedger:
         self.clock = StreamClock()
         self.overlaps = EpochOverlaps()
         """Other engine processes that use this name, and batches that came twice."""
+        self._step_model: tuple[int, StepModel] | None = None
         self._head: RequestState | None = None
         self._head_is_known = False
 
@@ -290,6 +297,7 @@ class EngineLedger:
     def _begun(self, state: EngineState) -> EngineState:
         """Books that are ours from here on."""
         state.evictions = Evictions() if self.counting else None
+        state.step_times = self.step_times if self.counting else None
         return state
 
     def _follows(self, frame: Batch | Keyframe) -> bool:
@@ -308,6 +316,7 @@ class EngineLedger:
         self.epoch = epoch
         self.clock.begin_epoch()
         self.sequence = -1
+        self.step_times, self._step_model = StepTimes(), None
         self.state = self._begun(EngineState())
         self.tally = Tally()
         self.description = EngineDescription()
@@ -406,6 +415,13 @@ class EngineLedger:
         step then, or has made a pass since. What it has left where it was until then, it does leave there.
         """
         return max(self.state.launched_ns, self.beats.passed_ns)
+
+    def step_model(self) -> StepModel | None:
+        """Return how long this epoch's steps take by what they compute; None before one was seen from launch to end."""
+        count = self.step_times.count
+        if self._step_model is None or count >= REFIT_AFTER * self._step_model[0]:
+            self._step_model = (count, StepModel(self.step_times.steps)) if count else None
+        return self._step_model[1] if self._step_model else None
 
     def unpolled_s(self) -> float:
         """For how long the heartbeats have shown that the KV connector is not asked; 0 of one that counts no polls."""

@@ -31,6 +31,7 @@ from kvscope.monitor.state.records import (
     Totals,
 )
 from kvscope.monitor.state.residency_samples import ResidencySamples
+from kvscope.monitor.state.step_times import StepTimes
 
 MAX_STATE_ANOMALIES: Final = 1000
 MOST_CACHED_UNSEEN: Final = 1 << 28
@@ -96,6 +97,7 @@ class EngineState:
         "since",
         "stack",
         "started_ns",
+        "step_times",
         "stopped_ns",
         "tiers",
         "total",
@@ -132,6 +134,7 @@ class EngineState:
         self.prompt_blocks_cached = 0  # entered the prefix cache for requests without a token of output yet
         self.evictions: Evictions | None = None  # set by a reader that wants evictions attributed to prompts
         self.in_flight: dict[int, StepInFlight] = {}
+        self.step_times: StepTimes | None = None  # set by a reader that judges how long steps take
         self.heartbeat: Heartbeat | None = None
         self.memory: list[int] = []
         self.tiers: dict[int, TierState] = {}

@@ -23,6 +23,8 @@ def fold_launched(state: EngineState, ids: list[int], args: list[int]) -> None:
     step, at = args[1], state.position
     state.places.launched = at
     state.in_flight[step] = StepInFlight(step, args[0], len(ids), sum(args[2:]), at)
+    if state.step_times is not None:
+        state.step_times.launch(step, args[0], ids, args[2:], state.requests)
 
 
 def fold_completed(state: EngineState, _ids: list[int], args: list[int]) -> None:
@@ -38,6 +40,8 @@ def fold_completed(state: EngineState, _ids: list[int], args: list[int]) -> None
         state.early = {block: fence for block, fence in state.early.items() if fence != step}
     if state.fences:
         _pass_fence(state, step)
+    if state.step_times is not None:
+        state.step_times.complete(step, at_ns)
     totals = state.totals
     totals.steps += 1
     totals.step_ns += duration_ns

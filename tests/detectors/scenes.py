@@ -230,7 +230,7 @@ def stalled(settings: Iterable[str] | Settings = ()) -> Watched:
     scene = Watched(settings)
     scene.lab.arrive(20, max_tokens=100)
     scene.lab.arrive(20, max_tokens=100)
-    scene.steps(20)
+    scene.steps(60)
     scene.launch()
     return scene
 

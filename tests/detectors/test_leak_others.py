@@ -60,7 +60,7 @@ def test_what_is_fenced_behind_a_step_that_does_not_end_is_rightly_kept() -> Non
     scene = Watched()
     request = scene.lab.arrive(20, max_tokens=40)
     scene.lab.arrive(20, max_tokens=40)
-    scene.steps(5)
+    scene.steps(5)  # so few that any step may compile
     scene.launch()
     scene.lab.abort(request)
     scene.lab.flush()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from kvscope.monitor.detectors.registry import THRESHOLDS
 from kvscope.monitor.events.kinds import Cause, Limit, Preempt, Release
 from tests.detectors.scenes import Spoken, Watched, never_fits, stalled, value
 
@@ -130,7 +129,7 @@ def test_it_is_over_when_steps_go_on() -> None:
     scene.lab.launched = (-1, 0)
     scene.live(4)
     assert not scene.firing(ENGINE_STALLED)
-    assert [f.id for f in scene.watch.findings("resolved")] == [fired.id]
+    assert [f.id for f in scene.watch.findings("resolved") if f.code == ENGINE_STALLED] == [fired.id]
 
 
 def test_a_step_whose_end_was_lost_is_not_a_stall() -> None:
@@ -168,30 +167,6 @@ def test_an_engine_that_stopped_in_good_order_is_not_stalled() -> None:
     scene.look()
     scene.silence(60)
     assert not scene.alarms()
-
-
-def test_one_long_prefill_is_not_a_stall() -> None:
-    """A step of 2,000 tokens takes 2,000 times as long as those before it did for one, and that is expected."""
-    scene = Watched(total=1200, max_num_batched_tokens=4096)
-    scene.lab.arrive(1, max_tokens=400)
-    scene.steps(20)
-    scene.lab.arrive(2000, max_tokens=1)
-    scene.launch()
-    scene.beat(20)
-    assert not scene.firing(ENGINE_STALLED)
-    scene.beat(120)
-    assert scene.only(ENGINE_STALLED)
-
-
-def test_the_first_step_of_an_engine_may_compile() -> None:
-    scene = Watched()
-    scene.lab.arrive(20, max_tokens=10)
-    scene.launch()
-    first = scene.watch.settings(THRESHOLDS[f"{ENGINE_STALLED}.first_step_s"])
-    scene.beat(first - 1)
-    assert not scene.firing(ENGINE_STALLED)
-    scene.beat(2)
-    assert scene.only(ENGINE_STALLED)
 
 
 @pytest.mark.parametrize("passes", [True, False])

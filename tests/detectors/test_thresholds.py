@@ -76,7 +76,7 @@ def test_every_threshold_is_used_by_some_detector(monkeypatch: pytest.MonkeyPatc
     first = Watched(asked)
     first.lab.arrive(8)
     first.launch()
-    first.beat(2)
+    first.beat(3)
     leased = scenes.Spoken()
     leased.watch.settings = asked
     leased.arrive(7, [3])

@@ -24,6 +24,7 @@ from kvscope.monitor.detectors.stuck.sample_windows import (
 )
 from kvscope.monitor.detectors.stuck.stack_evidence import stack_evidence, stack_text
 from kvscope.monitor.detectors.stuck.stall_effects import NOTHING_MOVES
+from kvscope.monitor.detectors.stuck.step_expectation import StepAllowance, StepLimits, step_allowance
 from kvscope.monitor.detectors.stuck.waiting_requests import (
     LIVE_HEARTBEAT_S,
     Living,
@@ -43,9 +44,9 @@ STALLED_DO_NOW: Final = (
 )
 
 
-EARLY_DO_NOW: Final = (
-    "Let it go on for a minute: kernels and graphs are compiled when a step of a new kind first runs.",
-    "If it has not gone on by then, dump the process's stacks (py-spy dump --pid PID): they name the call that hangs.",
+UNSEEN_DO_NOW: Final = (
+    "Dump the process's stacks first (py-spy dump --pid PID): they show a compilation, or a call that hangs.",
+    "Take the engine out of rotation. Restart it only if the stack does not change: a restart compiles again.",
 )
 
 
@@ -79,21 +80,8 @@ def _counts_at_the_end(ledger: EngineLedger) -> bool:
 
 PROCESS_LIVES: Final = "The process lives: its event stream's own thread still answers."
 NOTHING_HEARD: Final = "Nothing at all has been heard of the process"
-
-
-EARLY_TEXT: Final = (
-    " The step is among the first since the engine started: one that compiles kernels takes seconds and then returns."
-)
-
-
-def _missing_signal(verdict: Verdict, early: bool) -> str:
-    """Return what would confirm the stall."""
-    if verdict == "confirmed":
-        return ""
-    return "the end of the step's compilation, if that is what it does" if early else NO_SIGN_OF_LIFE
-
-
 NO_SIGN_OF_LIFE: Final = "a heartbeat, or the process's state (ps -o stat= -p PID)"
+NO_STACK: Final = "whether the step is only slow: a stack of the process (py-spy dump --pid PID)"
 
 
 class EngineStalled(Detector[Judgement]):
@@ -105,13 +93,15 @@ class EngineStalled(Detector[Judgement]):
     requires = ("stream", "metrics", "log")
     position = 296
 
-    grace_s = Threshold(5, "s", "no pause between steps, a garbage collection or a swapped page, is this long")
-    first_step_s = Threshold(60, "s", "the first step of a size may compile kernels")
-    early_steps = Threshold(
-        20, "steps", "kernels are compiled when a step of a new kind first comes: most in the first steps of an epoch"
-    )
+    grace_s = Threshold(4.5, "s", "no pause between steps, a garbage collection or a swapped page, is this long")
     slower_than_expected = Threshold(
-        5, "times", "a step this much slower than its tokens have cost so far is not just a long prefill"
+        1.5, "times", "the model of step times is this far off at most; jitter as it was measured is allowed beside it"
+    )
+    early_steps = Threshold(
+        50, "steps", "the first steps compile kernels, and the model of step times learns from them"
+    )
+    first_step_s = Threshold(
+        50, "s", "how long a step of a kind not seen before may take: it may compile, and large models take 30 s a step"
     )
     longest_times = LONGEST_TIMES
     least_scrapes = LEAST_SCRAPES
@@ -158,36 +148,27 @@ class EngineStalled(Detector[Judgement]):
         # A request in no queue is no work for the scheduler: it is stuck.lost-request.
         running = [record for record in living.running if not record.not_queued_ns]
         waiting = [record for record in living.waiting if not record.not_queued_ns]
-        in_flight = steps_in_flight(ledger)
-        if state.stopped_ns or not (running or waiting or in_flight):
+        if state.stopped_ns or not (running or waiting or steps_in_flight(ledger)):
             return
         silent_s = (ledger.now_ns - ledger.heard_ns) / 1e9
         heard = silent_s < 3 * LIVE_HEARTBEAT_S
-        step = min(in_flight, key=lambda s: s.since_ns, default=None)
+        halt = _halt(ledger, running, waiting, heard)
+        if halt is None:
+            return
+        step, since, what = halt
         grace = settings(self.grace_s)
-        if step is not None:
-            allowed = max(grace, self._expected_s(ledger, settings, step))
-            since = step.since_ns
-            what = f"step {step.step} ({counted(step.tokens, 'token')}) was launched and has not completed"
-        elif state.mode:
-            return  # its operator has paused it, or put it to sleep
-        elif heard and (ledger.beats.passes_advanced or not ledger.beats.count):
-            return  # the scheduler looks and finds nothing that it may run (or we came too late to tell): no stall
-        elif heard and not running and all(is_outside(record) for record in waiting):
-            return  # what they wait for will wake it
-        else:
-            allowed = grace
-            since = max(state.now_ns, _last_progress(running), ledger.looked_ns)
-            what = "no step was launched though there is work"
         since_at = at(step.at) if step else at(state.places.completed, state.places.moved)
         age = ledger.age_s(since)
         if not heard:
             age = max(age if step else 0.0, silent_s)
+        if age < grace / 2:
+            return
+        allowance = step_allowance(ledger, settings, self._step_limits(), step) if step is not None else None
+        allowed = allowance.allowed_s if allowance is not None else grace
         if age < allowed / 2:
             return
-        early = heard and step is not None and step.step < settings(self.early_steps)
-        early = early and age < settings(self.first_step_s)
-        verdict: Verdict = "confirmed" if heard and not state.damaged and not early else "likely"
+        known = allowance is None or (not allowance.unseen and age > allowance.longest_s)
+        verdict: Verdict = "confirmed" if heard and known and not state.damaged else "likely"
         alive = PROCESS_LIVES if heard else f"{NOTHING_HEARD} for {duration(silent_s)}: it is frozen, dead or cut off."
         yield Judgement(
             code=self.code,
@@ -199,26 +180,24 @@ class EngineStalled(Detector[Judgement]):
             requests=tuple(record.id for record in (*running, *waiting)),
             evidence=(
                 *_stall_evidence(ledger, living, step, age, allowed, since_at),
+                *_expectation_evidence(allowance, since_at),
                 *stack_evidence(ledger, since),
             ),
             explanation=(
                 f"Since {clock_time(ledger.wall(since))} ({duration(age)}) {what}, with"
-                f" {counted(len(running), 'request')} running and {len(waiting):,} waiting. {alive}"
-                f"{EARLY_TEXT if early else ''}{stack_text(state, since)}"
+                f" {counted(len(running), 'request')} running and {len(waiting):,} waiting."
+                f"{_expectation_text(allowance)} {alive}{stack_text(state, since)}"
             ),
-            do_now=EARLY_DO_NOW if early else STALLED_DO_NOW,
+            do_now=UNSEEN_DO_NOW if allowance and allowance.unseen else STALLED_DO_NOW,
             change=STALLED_CHANGE,
             wont_help=STALLED_WONT_HELP,
-            missing=_missing_signal(verdict, early),
+            missing="" if verdict == "confirmed" else NO_STACK if heard else NO_SIGN_OF_LIFE,
         )
 
-    def _expected_s(self, ledger: EngineLedger, settings: Settings, step: StepInFlight) -> float:
-        """How long a step of so many tokens may take, by what tokens have cost so far; generous for a first step."""
-        totals = ledger.state.totals
-        if not totals.steps or not totals.computed_tokens:
-            return settings(self.first_step_s)
-        per_token = totals.step_ns / totals.computed_tokens
-        return settings(self.slower_than_expected) * per_token * step.tokens / 1e9
+    def _step_limits(self) -> StepLimits:
+        return StepLimits(
+            self.grace_s, self.slower_than_expected, self.early_steps, self.first_step_s, self.longest_times
+        )
 
     def _from_samples(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         last = ledger.samples[-1]
@@ -283,6 +262,46 @@ class EngineStalled(Detector[Judgement]):
         scrapes = settings(self.least_scrapes) * scrape_interval_s(before)
         seen_enough = bool(longest) and counts_steps
         return max(settings(self.grace_s if seen_enough else self.first_step_s), longest, scrapes)
+
+
+def _halt(
+    ledger: EngineLedger, running: list[RequestState], waiting: list[RequestState], heard: bool
+) -> tuple[StepInFlight | None, int, str] | None:
+    """Return the step in flight, if any, since when (monotonic) nothing moves, and what shows it; None if the engine
+    has a reason not to step.
+    """
+    step = min(steps_in_flight(ledger), key=lambda s: s.since_ns, default=None)
+    if step is not None:
+        since = max(step.since_ns, ledger.step_times.completed_ns)
+        return step, since, f"step {step.step} ({counted(step.tokens, 'token')}) was launched and has not completed"
+    if ledger.state.mode:
+        return None  # its operator has paused it, or put it to sleep
+    if heard and (ledger.beats.passes_advanced or not ledger.beats.count):
+        return None  # the scheduler makes passes and finds nothing to run, or this reader came too late to know
+    if heard and not running and all(is_outside(record) for record in waiting):
+        return None  # what they wait for wakes it
+    if heard and ledger.description.engine == "vllm" and not ledger.description.reports_modes:
+        return None  # a recording of an earlier probe: the engine may be paused
+    since = max(ledger.state.now_ns, _last_progress(running), ledger.looked_ns)
+    return None, since, "no step was launched though there is work"
+
+
+def _expectation_text(allowance: StepAllowance | None) -> str:
+    if allowance is None:
+        return ""
+    if allowance.unseen:
+        return f" How long it should take is not known: {allowance.unseen}. It may be a slow step or a compilation."
+    return f" By the steps before it, a step like this takes {duration(allowance.expected_s)}."
+
+
+def _expectation_evidence(allowance: StepAllowance | None, since_at: str) -> tuple[Evidence, ...]:
+    if allowance is None:
+        return ()
+    expected = "not known" if allowance.unseen else round(allowance.expected_s, 3)
+    return (
+        Evidence("expected_step_s", expected, "s", position=since_at),
+        Evidence("longest_step_s", round(allowance.longest_s, 3), "s", position=since_at),
+    )
 
 
 def _stall_evidence(

@@ -11,7 +11,7 @@ from kvscope.monitor.detectors.thresholds import Threshold
 from kvscope.monitor.events.samples import Sample
 
 LONGEST_TIMES: Final = Threshold(
-    3, "times", "where only metrics are known, a step may take as much longer than the longest seen"
+    3, "times", "a step that cannot be compared with earlier ones may take as much longer than the longest"
 )
 LEAST_SCRAPES: Final = Threshold(
     5, "scrapes", "where only metrics are known, one gap between two samples may be one step, or its end missed"

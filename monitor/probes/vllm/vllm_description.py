@@ -42,6 +42,7 @@ def describe(scheduler: Any) -> EngineDescription:
         kv_connector=kv_connector(scheduler),
         kv_lease_s=renewable_lease_s(scheduler),
         kv_bytes_per_block=_bytes_per_block(scheduler.kv_cache_config),
+        reports_modes=True,
         groups=[
             KVGroup(
                 kind=type(group.kv_cache_spec).__name__,

@@ -1,0 +1,223 @@
+"""A slow step is no stall and a stopped one is, on engines of any speed.
+
+How long a step takes is known to the test only: `StepCost` is the engine's truth, and the monitor sees its events.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+
+from kvscope.monitor.events.kinds import Limit, Status
+from kvscope.monitor.events.wire import decode, encode
+from kvscope.monitor.publishing.packer import Vitals
+from tests.detectors.scenes import Spoken, value
+
+STALLED = "stuck.engine-stalled"
+
+
+class StepCost(NamedTuple):
+    """Seconds: fixed, for each token, for each KV token read, and for each pair of a prompt's attention."""
+
+    fixed: float
+    token: float = 0.0
+    context: float = 0.0
+    pair: float = 0.0
+    jitter: float = 0.0
+
+    def seconds(self, work: list[tuple[int, int]], rng: random.Random) -> float:
+        """Of a step with these (tokens, tokens computed before) for each request."""
+        tokens = sum(count for count, _ in work)
+        context = sum(count + before for count, before in work)
+        pairs = sum(count * (before + count / 2) for count, before in work if count > 1)
+        seconds = self.fixed + self.token * tokens + self.context * context + self.pair * pairs
+        return seconds * math.exp(rng.gauss(0, self.jitter))
+
+
+class Timed(Spoken):
+    """An engine whose steps take what `cost` says. Heartbeats come each second."""
+
+    def __init__(self, cost: StepCost, seed: int = 1) -> None:
+        super().__init__(total=1_000)
+        self.cost, self.rng = cost, random.Random(seed)
+        self.computed: dict[int, int] = {}
+        self.step_number = 0
+
+    def enter(self, number: int, computed: int = 0) -> None:
+        """Admit a request that has so many tokens computed."""
+        self.log.arrived(number, f"r-{number}", 1_000_000, 1000, 0, 1, 2)
+        self.log.admitted(number, computed)
+        self.computed[number] = computed
+
+    def leave(self, number: int) -> None:
+        """Finish a request."""
+        self.log.finished(number, Status.FINISHED_STOPPED)
+        del self.computed[number]
+
+    def launch(self, tokens: dict[int, int]) -> float:
+        """Launch a step with so many tokens of each request; return the seconds that it takes."""
+        self.step_number += 1
+        self.log.step_launched(self.step_number, list(tokens), list(tokens.values()))
+        self.say()
+        return self.cost.seconds([(count, self.computed[number]) for number, count in tokens.items()], self.rng)
+
+    def run(self, tokens: dict[int, int]) -> float:
+        """Run a step to its end, and return its seconds."""
+        seconds = self.launch(tokens)
+        self.hang(seconds)
+        self.log.step_completed(self.step_number, round(seconds * 1e9), Limit.NONE, -1, -1, -1)
+        for number, count in tokens.items():
+            self.computed[number] += count
+        computed = [self.computed[number] for number in tokens]
+        self.log.progressed(list(tokens), computed, [1 + self.step_number] * len(tokens))
+        self.say()
+        return seconds
+
+    def hang(self, seconds: float) -> None:
+        """Time passes in a step: the drain thread sends its heartbeats."""
+        looks = min(math.ceil(seconds / 0.5), 8)
+        for _ in range(looks):
+            self.clock.sleep(seconds / looks)
+            self.packer._vitals = lambda: Vitals(self.step_number, 1, len(self.computed), 0, 0, 0, self.step_number)
+            self.watch.feed([decode(encode(self.packer.heartbeat()))])
+            self.watch.settle()
+
+    def found_after(self, most_s: float) -> float:
+        """Hang for so long at most; return after how many seconds the stall was found."""
+        waited = 0.0
+        while waited < most_s:
+            self.hang(0.5)
+            waited += 0.5
+            if self.firing(STALLED):
+                return waited
+        raise AssertionError(f"not found within {most_s} s")
+
+    def never_alarmed(self) -> bool:
+        """Whether the stall never fired."""
+        return not [f for f in self.watch.findings() if f.code == STALLED]
+
+
+def mixed_steps(scene: Timed, count: int) -> Iterator[dict[int, int]]:
+    """Chats that decode, and prompts in chunks of many sizes among them."""
+    rng, number = scene.rng, 0
+    for _ in range(12):
+        number += 1
+        scene.enter(number, rng.randrange(100, 4000))
+    for _ in range(count):
+        step = dict.fromkeys(rng.sample(sorted(scene.computed), min(len(scene.computed), 12)), 1)
+        if rng.random() < 0.4:
+            number += 1
+            scene.enter(number, rng.choice([0, rng.randrange(20_000)]))
+            step[number] = int(2 ** rng.uniform(4, 13))
+        yield step
+        if len(scene.computed) > 24:
+            scene.leave(min(scene.computed))
+
+
+def engines() -> Iterator[StepCost]:
+    """Engines whose shortest step takes 1 ms to 30 s and whose longest at most 60 s; which term matters is drawn."""
+    rng = random.Random(7)
+    for fixed in (0.001, 0.02, 0.3, 2.0, 8.0, 30.0):
+        rest = min(60.0, fixed * 10 ** rng.uniform(0.5, 2.5)) - fixed
+        by_token, by_context, by_pair = (share / 3 for share in (rng.random(), rng.random(), rng.random()))
+        yield StepCost(
+            fixed,
+            token=rest * by_token / 8192,
+            context=rest * by_context / 100_000,
+            pair=rest * by_pair / (8192 * 24_000),
+            jitter=rng.choice([0.02, 0.1, 0.2]),
+        )
+
+
+@pytest.mark.parametrize("cost", list(engines()), ids=lambda cost: f"{cost.fixed:g}s")
+def test_on_an_engine_of_any_speed_slow_steps_are_no_stall_and_a_hang_is_found_in_time(cost: StepCost) -> None:
+    scene = Timed(cost)
+    steps = mixed_steps(scene, 121)
+    for _ in range(120):
+        scene.run(next(steps))
+    assert scene.never_alarmed()
+    takes = scene.launch(next(steps))
+    assert scene.found_after(3 * takes + 60) <= max(5.0, 3 * takes) + 0.5  # the monitor looks twice a second
+    expected = value(scene.firing(STALLED)[0], "expected_step_s")
+    assert isinstance(expected, float)
+    assert takes / 2 < expected < takes * 2
+
+
+@pytest.mark.parametrize("step_s", [0.002, 1.0, 6.0, 20.0])
+def test_before_fifty_steps_a_hang_is_likely_within_a_minute_and_a_compilation_is_no_stall(step_s: float) -> None:
+    scene = Timed(StepCost(step_s))
+    scene.enter(1)
+    for _ in range(10):
+        scene.run({1: 1})
+    scene.cost = StepCost(40.0)  # the first request of a kind
+    scene.run({1: 1})
+    scene.cost = StepCost(step_s)
+    assert scene.never_alarmed()
+    for _ in range(5):
+        scene.run({1: 1})
+    scene.launch({1: 1})
+    assert scene.found_after(200) <= max(60.0, 3 * 40.0)
+    (finding,) = scene.firing(STALLED)
+    assert finding.verdict == "likely"
+    assert "compil" in finding.explanation
+    assert not any("then restart" in step for step in finding.do_now)
+
+
+def test_a_chunk_of_a_million_tokens_after_chats_is_no_stall() -> None:
+    """Attention over a context that no step had before: 8,192 tokens over 900,000 take 12 s."""
+    scene = Timed(StepCost(0.02, 1e-5, 0, pair=12 / (8192 * 900_000)))
+    for number in range(1, 9):
+        scene.enter(number, 500)
+    for _ in range(60):
+        scene.run(dict.fromkeys(range(1, 9), 1))
+    scene.enter(9, 900_000)
+    assert scene.run({**dict.fromkeys(range(1, 9), 1), 9: 8192}) > 10
+    assert scene.never_alarmed()
+
+
+def test_a_prompt_that_hangs_after_quiet_decoding_is_found_within_a_minute() -> None:
+    """Nothing has shown how long a prompt takes. 50 times the decode step's tokens must not make it 50 minutes."""
+    scene = Timed(StepCost(0.02))
+    scene.enter(1, 500)
+    for _ in range(60):
+        scene.run({1: 1})
+    scene.enter(2)
+    scene.launch({1: 1, 2: 8192})
+    assert scene.found_after(120) <= 60
+    (finding,) = scene.firing(STALLED)
+    assert finding.verdict == "likely"
+    assert "no step seen so far" in finding.explanation
+
+
+def test_a_step_scheduled_ahead_counts_from_the_end_of_the_one_before() -> None:
+    """Two steps of 4 s in flight: each is launched while the other runs, so that 8 s pass from launch to end."""
+    scene = Timed(StepCost(4.0))
+    scene.enter(1, 100)
+    for _ in range(80):
+        scene.step_number += 1
+        scene.log.step_launched(scene.step_number, [1], [1])
+        scene.say()
+        scene.hang(4.0)
+        if scene.step_number > 1:
+            scene.log.step_completed(scene.step_number - 1, 8_000_000_000, Limit.NONE, -1, -1, -1)
+            scene.say()
+    assert scene.never_alarmed()
+    assert scene.found_after(60) <= 12
+
+
+def test_an_engine_with_rare_slow_steps_stalls_only_likely_until_a_step_is_longer_than_any() -> None:
+    scene = Timed(StepCost(0.1))
+    scene.enter(1, 100)
+    for step in range(120):
+        scene.cost = StepCost(9.0 if step == 70 else 0.1)
+        scene.run({1: 1})
+    assert not scene.firing(STALLED)
+    scene.launch({1: 1})
+    assert scene.found_after(20) <= 5
+    assert scene.firing(STALLED)[0].verdict == "likely"
+    scene.hang(6)
+    assert scene.firing(STALLED)[0].verdict == "confirmed"
