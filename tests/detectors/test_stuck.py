@@ -27,6 +27,17 @@ def test_a_request_larger_than_the_pool() -> None:
     assert f"--max-model-len {scene.lab.pool.usable * scene.lab.manager.block_size}" in finding.change[0]
 
 
+def test_a_thousand_requests_larger_than_the_pool_are_one_finding() -> None:
+    scene = Spoken(total=33)
+    for number in range(1000):
+        scene.log.arrived(number, f"r-{number}", 200, 8, 0, 50, 52)
+    scene.say()
+    scene.wait(2)
+    finding = scene.only(NEVER_FITS)
+    assert finding.culprits.requests == [f"r-{number}" for number in range(1000)]
+    assert "1,000 requests need 50 blocks or more each" in finding.explanation
+
+
 def test_what_is_advised_helps() -> None:
     """Abort the culprit: those behind it run at once, and it is over."""
     scene, big = never_fits()

@@ -67,46 +67,43 @@ class NeverFits(Detector[Judgement]):
     def _from_stream(self, ledger: EngineLedger, settings: Settings, living: Living) -> Iterator[Judgement]:
         state, at = ledger.state, ledger.at
         usable = state.total - state.reserved
-        waiting = living.waiting
-        for record in waiting:
-            needed = blocks_to_run(ledger, record)
-            if needed <= usable or record.blocks:
-                continue
-            if record.self_preemptions > 1 or (record.self_preemptions and record.cause != Cause.KV_BLOCKS):
-                continue  # it may be let in all the same, as before: stuck.self-preempt tells
-            behind = [other for other in waiting if other is not record and other.arrived_ns >= record.arrived_ns]
-            at_head = bool(record.times_passed_over)
-            began = record.since_ns if record.preemptions else record.arrived_ns
-            tokens = usable * state.block_size
-            held_back = (
-                f" It stands at the head of the queue and holds back {counted(len(behind), 'request')} behind it:"
-                f" {listed([r.id for r in behind])}."
-                if at_head and behind
-                else ""
-            )
-            yield Judgement(
-                code=self.code,
-                engine=ledger.engine,
-                key=record.id,
-                verdict="confirmed",
-                pending=ledger.age_s(began) < settings(self.grace_s),
-                since_ns=ledger.wall(began),
-                position=at(record.since_at if record.preemptions else record.arrived_at),
-                requests=(record.id,),
-                evidence=_fit_evidence(ledger, record, living, needed, len(behind)),
-                explanation=(
-                    f"Request {record.id} ({counted(record.prompt_tokens, 'prompt token')}) needs"
-                    f" {counted(needed, 'block')} at once and the whole pool has {usable:,}: however long it waits, it"
-                    f" can never run.{held_back}"
-                ),
-                do_now=(f"Abort {record.id} (close its connection); those behind it run at once.",),
-                change=(
-                    f"Set --max-model-len {tokens}, what the pool holds: such a request is then refused at the door.",
-                    f"Or give the pool room for it, at least {needed + state.reserved} blocks:"
-                    f" {room_for(ledger, needed + state.reserved)}.",
-                ),
-                wont_help=NEVER_FITS_WONT_HELP,
-            )
+        oversized = [record for record in living.waiting if _is_oversized(ledger, record, usable)]
+        grace = settings(self.grace_s)
+        late = [record for record in oversized if ledger.age_s(_waits_since(record)) >= grace]
+        if not oversized:
+            return
+        named = late or oversized
+        first = min(named, key=_waits_since)
+        needed = max(blocks_to_run(ledger, record) for record in named)
+        numbers = {record.number for record in oversized}
+        behind = [r for r in living.waiting if r.number not in numbers and r.arrived_ns >= first.arrived_ns]
+        held_back = (
+            f" {first.id} stands at the head of the queue and holds back {counted(len(behind), 'request')} behind it:"
+            f" {listed([r.id for r in behind])}."
+            if any(record.times_passed_over for record in named) and behind
+            else ""
+        )
+        yield Judgement(
+            code=self.code,
+            engine=ledger.engine,
+            verdict="confirmed",
+            pending=not late,
+            since_ns=ledger.wall(_waits_since(first)),
+            position=at(first.since_at if first.preemptions else first.arrived_at),
+            requests=tuple(record.id for record in named),
+            evidence=_fit_evidence(ledger, first, living, blocks_to_run(ledger, first), len(behind)),
+            explanation=_oversized_text(ledger, named, usable) + held_back,
+            do_now=(
+                f"Abort {listed([record.id for record in named])} (close the connection); those behind run at once.",
+            ),
+            change=(
+                f"Set --max-model-len {usable * state.block_size}, what the pool holds: such a request is then"
+                " rejected on arrival.",
+                f"Or give the pool room for it, at least {needed + state.reserved} blocks:"
+                f" {room_for(ledger, needed + state.reserved)}.",
+            ),
+            wont_help=NEVER_FITS_WONT_HELP,
+        )
 
     def _without_leaked(self, ledger: EngineLedger, settings: Settings, living: Living) -> Iterator[Judgement]:
         """Yield the requests that the pool would have room for, if blocks that a leak has taken were there."""
@@ -222,6 +219,32 @@ class NeverFits(Detector[Judgement]):
                 )
             ),
         )
+
+
+def _waits_since(record: RequestState) -> int:
+    return record.since_ns if record.preemptions else record.arrived_ns
+
+
+def _is_oversized(ledger: EngineLedger, record: RequestState, usable: int) -> bool:
+    if record.blocks or blocks_to_run(ledger, record) <= usable:
+        return False
+    # One that preempts itself may be admitted all the same, as before: that is stuck.self-preempt.
+    return not (record.self_preemptions > 1 or (record.self_preemptions and record.cause != Cause.KV_BLOCKS))
+
+
+def _oversized_text(ledger: EngineLedger, named: list[RequestState], usable: int) -> str:
+    first = named[0]
+    if len(named) == 1:
+        return (
+            f"Request {first.id} ({counted(first.prompt_tokens, 'prompt token')}) needs"
+            f" {counted(blocks_to_run(ledger, first), 'block')} at once and the whole pool has {usable:,}: however long"
+            " it waits, it can never run."
+        )
+    needs = [blocks_to_run(ledger, record) for record in named]
+    return (
+        f"{counted(len(named), 'request')} need {min(needs):,} blocks or more each at once (the largest {max(needs):,})"
+        f" and the whole pool has {usable:,}: however long they wait, they can never run."
+    )
 
 
 def _fit_evidence(
