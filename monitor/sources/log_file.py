@@ -11,11 +11,12 @@ import os
 import time
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from datetime import UTC, datetime
-from io import BufferedReader, TextIOWrapper
+from io import TextIOWrapper
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, cast
 
 import msgspec
 
@@ -23,6 +24,7 @@ from kvscope.monitor.errors import BadTarget
 from kvscope.monitor.events.samples import Fact, Record, ReportedEvent, Sample
 from kvscope.monitor.sources.engine_log import Log
 from kvscope.monitor.sources.incident_report import told_in
+from kvscope.monitor.sources.log_inputs import LogInput, file_input
 from kvscope.monitor.sources.source import POLL_WAIT_S, Source, SourceError, SourceOptions, SourceStatus
 from kvscope.monitor.sources.targets import TargetKind
 
@@ -40,19 +42,20 @@ NO_STATISTICS: Final = (
 )
 
 
-def read_log(path: Path) -> tuple[Log, list[Sample | Fact | ReportedEvent]]:
+def read_log(path: Path | LogInput) -> tuple[Log, list[Sample | Fact | ReportedEvent]]:
     """Return everything that a log file reports; bytes that are no text are replaced, and damage is in its notes.
 
     Raises BadTarget if nothing of it can be read.
     """
     try:
-        log = Log(path.name, datetime.fromtimestamp(path.stat().st_mtime, UTC))
+        text = file_input(path) if isinstance(path, Path) else path
+        log = Log(text.name, text.ended)
         return log, list(log.records(lines_of(path, log.notes)))
     except OSError as error:
-        raise BadTarget(f"{path}: cannot be read: {error}") from error
+        raise BadTarget(f"{path if isinstance(path, Path) else path.name}: cannot be read: {error}") from error
 
 
-def read_prose(path: Path, log: Log, records: Sequence[Record]) -> list[Record]:
+def read_prose(path: Path | LogInput, log: Log, records: Sequence[Record]) -> list[Record]:
     """Return `records`, and the facts that only prose has, of the engine that it is about. `log` is what read_log
     returned.
 
@@ -61,7 +64,7 @@ def read_prose(path: Path, log: Log, records: Sequence[Record]) -> list[Record]:
     try:
         told = told_in(islice(lines_of(path, []), MAX_PROSE))
     except OSError as error:
-        raise BadTarget(f"{path}: cannot be read: {error}") from error
+        raise BadTarget(f"{log.name}: cannot be read: {error}") from error
     if not told:
         return list(records)
     before = log.engine()
@@ -73,8 +76,8 @@ def read_prose(path: Path, log: Log, records: Sequence[Record]) -> list[Record]:
     ]
 
 
-def lines_of(path: Path, notes: list[str]) -> Iterator[str]:
-    """Yield the lines of a file, plain or gzip, as far as they can be read; `notes` takes why reading stopped early.
+def lines_of(path: Path | LogInput, notes: list[str]) -> Iterator[str]:
+    """Yield the lines of a text, plain or gzip, as far as they can be read; `notes` takes why reading stopped early.
 
     A line of more than MAX_LINE characters comes in parts. Raises OSError.
     """
@@ -82,8 +85,9 @@ def lines_of(path: Path, notes: list[str]) -> Iterator[str]:
         head = file.read(2)
     encoding = "utf-16" if head in UTF_16 else "utf-8"
     got_any = False
-    opened: gzip.GzipFile | BufferedReader = gzip.open(path, "rb") if head == GZIP else path.open("rb")  # noqa: SIM115 - it is, below
-    with opened as binary, TextIOWrapper(binary, encoding, "replace") as text:
+    with path.open("rb") as raw, ExitStack() as stack:
+        binary = stack.enter_context(gzip.GzipFile(fileobj=raw)) if head == GZIP else raw
+        text = stack.enter_context(TextIOWrapper(cast(BinaryIO, binary), encoding, "replace"))
         try:
             while line := text.readline(MAX_LINE):
                 got_any = True

@@ -17,9 +17,12 @@ from kvscope.monitor.sources.guarded_source import GuardedSource
 from kvscope.monitor.sources.kv_event_stream import KvEventSource, discover_kv_endpoints
 from kvscope.monitor.sources.live_stream import DetectedStream
 from kvscope.monitor.sources.log_file import LogFile
+from kvscope.monitor.sources.log_inputs import STANDARD_INPUT, folder_inputs, standard_input, zip_inputs
+from kvscope.monitor.sources.log_texts import LogTexts
 from kvscope.monitor.sources.prometheus_history import PrometheusHistory
 from kvscope.monitor.sources.recording import Bundle, Recording
 from kvscope.monitor.sources.source import Source, SourceError, SourceOptions
+from kvscope.monitor.sources.support_bundle import ZIP
 from kvscope.monitor.sources.targets import PROMETHEUS_PREFIX, TargetKind, kind_of
 
 SourceFactory = Callable[[str, SourceOptions], Source]
@@ -47,6 +50,17 @@ def _metrics_page(target: str, options: SourceOptions) -> Source:
 
 def _kv_event_sources(target: str, options: SourceOptions) -> Source:
     return KvEventSource(target, lambda: discover_kv_endpoints(target, options.timeout_s))
+
+
+def _log_source(target: str, options: SourceOptions) -> Source:
+    path = Path(target)
+    if target == STANDARD_INPUT:
+        return LogTexts(target, lambda: [standard_input()])
+    if path.is_dir():
+        return LogTexts(target, lambda: folder_inputs(path))
+    with path.open("rb") as file:
+        is_zip = file.read(len(ZIP)) == ZIP
+    return LogTexts(target, lambda: zip_inputs(path)) if is_zip else LogFile(path, options)
 
 
 def _no_source(target: str, _options: SourceOptions) -> Source:
@@ -79,9 +93,10 @@ SOURCE_TYPES: Final[dict[TargetKind, SourceType]] = {
         "DIRECTORY", "a recording", lambda target, options: Recording(Path(target), options.engine)
     ),
     TargetKind.LOG: SourceType(
-        "FILE",
-        "an engine's log, plain or gzip; a report in prose; one segment of a recording; a support bundle",
-        lambda target, options: LogFile(Path(target), options),
+        "FILE, -",
+        "an engine's log, plain or gzip; a report in prose; a directory or zip of them; - for standard input; one"
+        " segment of a recording; a support bundle",
+        _log_source,
     ),
     TargetKind.BUNDLE: SourceType("", "", lambda target, options: Bundle(Path(target), options)),
 }

@@ -19,6 +19,16 @@ class NotABundle(BadTarget):
     """The file is a zip, and no bundle of ours, or a damaged one; the message says why."""
 
 
+def is_bundle(path: Path) -> bool:
+    """Return whether the zip at `path` has events in it, or cannot be read. Raises OSError."""
+    try:
+        with zipfile.ZipFile(path) as bundle:
+            names = bundle.namelist()
+    except zipfile.BadZipFile:
+        return True  # reading it explains why
+    return not names or any(name.startswith(EVENTS_FOLDER) for name in names)
+
+
 def unpack_events(path: Path, directory: Path) -> None:
     """Write the journal that is in the bundle at `path` into `directory`. Raises NotABundle."""
     try:

@@ -8,7 +8,8 @@ from typing import Final
 
 from kvscope.monitor.errors import BadTarget
 from kvscope.monitor.events import journal
-from kvscope.monitor.sources.support_bundle import ZIP
+from kvscope.monitor.sources.log_inputs import STANDARD_INPUT, holds_texts
+from kvscope.monitor.sources.support_bundle import ZIP, is_bundle
 
 SOURCES_PATH: Final = "/kv_event_sources"
 """Where a vLLM reports where it publishes KV events."""
@@ -57,10 +58,16 @@ def kind_of(target: str) -> TargetKind:
 
 def _kind_of_path(target: str) -> TargetKind:
     path = Path(target)
+    if target == STANDARD_INPUT:
+        return TargetKind.LOG
     if target and path.is_dir():
         segments = journal.journal_segments(path)
+        if not segments and holds_texts(path):
+            return TargetKind.LOG
         if not segments:
-            raise BadTarget(f"{path} holds no recording: no file in it is named EPOCH-SEQUENCE{journal.SUFFIX}")
+            raise BadTarget(
+                f"{path} holds no recording: no file in it is named EPOCH-SEQUENCE{journal.SUFFIX}; nor a log"
+            )
         for segment in segments:
             segment.path.open("rb").close()  # one that may not be read is reported before anything is read
         return TargetKind.RECORDING
@@ -68,10 +75,10 @@ def _kind_of_path(target: str) -> TargetKind:
         raise BadTarget(
             f"{target or repr(target)}: there is no such file or directory. A target is an event stream (tcp://127.0.0.1:5757),"
             " a metrics page (http://127.0.0.1:8000/metrics), a kvscope service (http://127.0.0.1:8765), a recording"
-            " (a directory) or an engine's log (a file)"
+            " (a directory), or logs (a file, a directory, a zip, or - for standard input)"
         )
     with path.open("rb") as file:
         head = file.read(len(journal.HEADER))
     if head.startswith(ZIP):
-        return TargetKind.BUNDLE
+        return TargetKind.BUNDLE if is_bundle(path) else TargetKind.LOG
     return TargetKind.RECORDING if head == journal.HEADER else TargetKind.LOG

@@ -94,7 +94,7 @@ def test_what_cannot_be_replayed_is_said(tmp_path: Path, capsys: pytest.CaptureF
     for arguments, says in (
         ([str(tmp_path / "nothing")], "no such file"),
         (["tests/data/seed-000.log"], "is no recording"),
-        ([str(tmp_path)], "holds no recording"),
+        ([str(tmp_path)], "is no recording"),
         ([str(tmp_path / "run"), "--events", "tcp://0.0.0.0:5757"], "other machines"),
         ([str(tmp_path / "run"), "--events", f"ipc://{tmp_path}/no/such"], "cannot bind"),
     ):
