@@ -5,7 +5,7 @@ set -eu
 cd "$(dirname "$0")/.."
 
 python=${PYTHON:-$(command -v python3.11 || command -v python3)}
-[ ! -e .venv-vllm/.ready ] || exit 0
+[ ! -e .venv-vllm/.ready ] || [ $# -gt 0 ] || exit 0
 "$python" -m venv .venv-vllm
 pip() { .venv-vllm/bin/python -m pip --disable-pip-version-check --quiet "$@"; }
 pip install "$(grep '^torch==' constraints.txt)"
@@ -17,4 +17,16 @@ site=$(.venv-vllm/bin/python -c 'import sysconfig; print(sysconfig.get_path("pur
 mkdir -p "$site/vllm-0.32.0+cpu.dist-info"
 printf 'Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n' > "$site/vllm-0.32.0+cpu.dist-info/METADATA"
 VLLM_NO_USAGE_STATS=1 .venv-vllm/bin/python -c 'import vllm.v1.core.sched.scheduler'
+
+# `sh scripts/vllm.sh 0.10.2 0.18.0 0.33.0` also unpacks these releases' Python files, a folder each, for their bare
+# schedulers: `make prove` runs them with KVSCOPE_TEST_VLLM_RELEASES=$PWD/.venv-vllm/releases.
+releases=.venv-vllm/releases
+for release in "$@"; do
+    mkdir -p "$releases/deps"
+    pip download --no-deps --dest "$releases" "vllm==$release"
+    .venv-vllm/bin/python -m zipfile --extract "$releases"/vllm-"$release"-*.whl "$releases/$release"
+    find "$releases/$release" -name '*.so' -delete
+    rm "$releases"/vllm-"$release"-*.whl
+    pip install --no-deps --target "$releases/deps" diskcache==5.6.3 gguf==0.19.0
+done
 touch .venv-vllm/.ready

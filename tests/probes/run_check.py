@@ -85,6 +85,8 @@ def _check_requests(run: CheckedRun, record: dict[str, Any], number: int) -> Non
     assert {name: sorted(request.blocks) for name, request in by_name.items() if request.blocks} == {
         name: sorted(blocks) for name, blocks in tables.items()
     }, number
+    unfinished = {name.rpartition("-")[0] for name, status in record["statuses"].items() if "FINISHED" not in status}
+    assert {name for name, request in by_name.items() if not request.is_finished} == unfinished, number
     for name, status in record["statuses"].items():
         request = by_name.get(name.rpartition("-")[0])
         if request is None:

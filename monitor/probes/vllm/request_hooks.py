@@ -46,6 +46,8 @@ class RequestHooks:
         if request_id in state.numbers:
             self._session_goes_on(request_id)
             return
+        if request_id not in state.scheduler.requests:
+            return  # the end of a session that waited: it is over by now
         emitter.write_notes()
         number = state.track(request_id)
         emitter.all_numbers = []
