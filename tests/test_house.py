@@ -54,6 +54,7 @@ ROOMS = (
     "kvscope.monitor.client",
     "kvscope.monitor.queries",
     "kvscope.monitor.pipeline",
+    "kvscope.monitor.incidents.truth",
     "kvscope.monitor.incidents",
     "kvscope.monitor.alerting",
     "kvscope.monitor.exporters",
@@ -80,6 +81,8 @@ ONLY = {
         "kvscope.monitor.state",
         "kvscope.monitor.publishing",
     },
+    # Decides what happened without anything that a detector rests on.
+    "kvscope.monitor.incidents.truth": {"kvscope.monitor.incidents.truth"},
     "kvscope.dashboards": {
         "kvscope.dashboards",
         "kvscope.monitor.errors",

@@ -1,0 +1,81 @@
+"""Which finding codes a harm makes true: the one that names it, and others that it makes true as well.
+
+A finding is right if a harm of the episode makes its code true. A harm is found if the code that names it is found;
+the report shows separately how often one of the others was found instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from kvscope.monitor.incidents.truth.what_happened import Harm
+
+
+class Claim(NamedTuple):
+    """The codes that a kind of harm makes true. `named_by` is empty for what only follows from another harm."""
+
+    named_by: str
+    also: tuple[str, ...] = ()
+
+
+PREEMPTIONS_COST: Final = ("sizing.kv-too-small",)
+CLAIMS: Final[dict[str, Claim]] = {
+    # Blocks that are never freed, or only by a lease.
+    "kept-by-connector": Claim("leak.finished-held", ("leak.rising-floor", "leak.idle-not-polled")),
+    "kept-unpolled": Claim("leak.idle-not-polled", ("leak.finished-held", "leak.rising-floor")),
+    "kept-by-fetch": Claim("leak.remote-load-lost", ("leak.finished-held", "leak.rising-floor")),
+    "lost-behind-fence": Claim("leak.deferred-free-stalled", ("leak.unaccounted", "leak.rising-floor")),
+    "lost-at-end": Claim("leak.rising-floor", ("leak.unaccounted",)),
+    "lost-at-abort": Claim("leak.unaccounted", ("leak.rising-floor",)),
+    "freed-by-lease": Claim("leak.lease-burst", ("leak.finished-held",)),
+    "outer-pin": Claim("leak.external-pins"),
+    # Requests that never finish.
+    "needs-more-than-the-pool": Claim("stuck.never-fits"),
+    "preempts-itself": Claim("stuck.self-preempt", (*PREEMPTIONS_COST, "thrash.preemption")),
+    "waits-with-blocks": Claim("stuck.parked-loads"),
+    "waits-behind-another": Claim(""),
+    "fetched-and-not-taken": Claim("stuck.lost-wakeup", ("stuck.remote-load",)),
+    "fetch-never-ends": Claim("stuck.remote-load"),
+    "never-reaches-the-scheduler": Claim("stuck.front-end", ("stuck.lost-request",)),
+    "ready-and-not-queued": Claim("stuck.promotion-starved", ("stuck.lost-request",)),
+    "grammar-not-taken": Claim("stuck.grammar"),
+    "runs-without-tokens": Claim("stuck.zero-token"),
+    "engine-hangs": Claim("stuck.engine-stalled"),
+    "engine-failed": Claim("", ("stuck.engine-stalled", "stuck.engine-dead")),
+    # Work done twice, and time lost.
+    "recomputed-after-preemption": Claim("sizing.kv-too-small"),
+    "preempted-in-vain": Claim("thrash.preemption", PREEMPTIONS_COST),
+    "preempted-behind-fence": Claim("thrash.cascade", PREEMPTIONS_COST),
+    "preempted-all": Claim("collapse.preempt-all", PREEMPTIONS_COST),
+    "capped-after-preemption": Claim("thrash.after-retract"),
+    "head-of-line": Claim("stuck.head-of-line"),
+    "decode-starved": Claim("collapse.lockstep"),
+    "ended-together": Claim("", ("collapse.lockstep",)),
+    "prefix-missed": Claim("collapse.prefix-hits"),
+    "prefix-flushed": Claim("collapse.cache-flushed"),
+    # Accounts that are wrong, and memory.
+    "freed-twice": Claim("corrupt.double-free", ("corrupt.counter-drift", "corrupt.conservation")),
+    "handed-out-in-use": Claim("corrupt.use-after-free"),
+    "counters-differ": Claim("corrupt.counter-drift", ("corrupt.conservation",)),
+    "pool-smaller-than-planned": Claim(""),
+    "graphs-outgrew": Claim("sizing.kv-too-large"),
+    "graphs-overreserved": Claim("sizing.overreserved"),
+    "advice-wrong": Claim("sizing.bad-suggestion"),
+    "memory-unnamed": Claim("sizing.elsewhere"),
+}
+
+
+def codes_named(harms: Iterable[Harm]) -> dict[str, Harm]:
+    """Return the codes that name these harms, each with the first that it names."""
+    found: dict[str, Harm] = {}
+    for harm in harms:
+        code = CLAIMS[harm.kind].named_by
+        if code:
+            found.setdefault(code, harm)
+    return found
+
+
+def harms_behind(code: str, harms: Iterable[Harm]) -> list[Harm]:
+    """Return the harms that make a finding of this code true."""
+    return [harm for harm in harms if code == CLAIMS[harm.kind].named_by or code in CLAIMS[harm.kind].also]

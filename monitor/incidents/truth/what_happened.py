@@ -1,0 +1,122 @@
+"""From an engine's final state to harms. No threshold: one block, one request, one token of wasted work is a harm.
+
+How large a harm is, is part of it (`size`), so that a report can show which ones a monitor misses.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from kvscope.monitor.incidents.truth.episode_end import EpisodeEnd, KeptBlocks, UnfinishedRequest
+
+SIZED_BY_TOKENS: Final = frozenset(
+    ("recomputed-after-preemption", "preempted-in-vain", "prefix-missed", "prefix-flushed", "preempted-behind-fence")
+)
+SIZED_BY_REQUEST_SECONDS: Final = frozenset(("head-of-line", "decode-starved", "capped-after-preemption"))
+SIZED_BY_BYTES: Final = frozenset(
+    ("pool-smaller-than-planned", "graphs-outgrew", "graphs-overreserved", "advice-wrong", "memory-unnamed")
+)
+
+
+class Harm(msgspec.Struct, frozen=True):
+    """One kind of harm in an episode.
+
+    since_s: when it began. size: its share, 0 to 1: of the pool for blocks, of the requests for requests, of the
+    computed tokens for work, of all seconds of requests for time, of the device for memory; 1 for a wrong account.
+    requests, blocks: all that it concerns; empty where it concerns the engine as a whole.
+    """
+
+    kind: str
+    since_s: float
+    size: float
+    requests: frozenset[str] = frozenset()
+    blocks: frozenset[int] = frozenset()
+
+
+def decide(end: EpisodeEnd) -> list[Harm]:
+    """Return what happened, one harm of each kind, in the order in which they began."""
+    harms = [*_never_finish(end), *_never_freed(end), *_wasted(end)]
+    if end.failed_s is not None:
+        harms.append(Harm("engine-failed", end.failed_s, 1.0))
+    return sorted((harm for harm in harms if harm.since_s <= end.watched_s), key=lambda harm: harm.since_s)
+
+
+def _never_finish(end: EpisodeEnd) -> Iterator[Harm]:
+    if end.failed_s is not None:
+        return
+    if end.hangs_since_s is not None:
+        names = frozenset(request.id for request in end.unfinished)
+        yield Harm("engine-hangs", end.hangs_since_s, 1.0, names)
+        return
+    by_kind: dict[str, list[UnfinishedRequest]] = defaultdict(list)
+    for request in end.unfinished:
+        by_kind[_kind_of_wait(request, end)].append(request)
+    for kind, requests in by_kind.items():
+        yield Harm(
+            kind,
+            min(request.since_s for request in requests),
+            len(requests) / max(end.asked, 1),
+            frozenset(request.id for request in requests),
+            frozenset(block for request in requests for block in request.blocks),
+        )
+
+
+def _kind_of_wait(request: UnfinishedRequest, end: EpisodeEnd) -> str:
+    """Name why a request never finishes, by where it is and what it has."""
+    if request.preempted:
+        return "preempts-itself"
+    if request.place == "waiting":
+        if request.needs_blocks > end.usable_blocks:
+            return "needs-more-than-the-pool"
+        if request.blocks and not any(other.place == "running" for other in end.unfinished):
+            return "waits-with-blocks"
+        return "waits-behind-another"
+    if request.place == "remote":
+        return "fetched-and-not-taken" if request.kv_arrived else "fetch-never-ends"
+    return {
+        "front-end": "never-reaches-the-scheduler",
+        "ready": "ready-and-not-queued",
+        "grammar": "grammar-not-taken",
+        "running": "runs-without-tokens",
+    }[request.place]
+
+
+def _never_freed(end: EpisodeEnd) -> Iterator[Harm]:
+    by_kind: dict[str, list[KeptBlocks]] = defaultdict(list)
+    for kept in end.kept:
+        if kept.by != "nothing" and (end.hangs_since_s is not None or end.failed_s is not None):
+            continue  # an engine that stands still frees nothing, whatever its connector reports
+        by_kind[_kind_of_hold(kept, end)].append(kept)
+    for kind, all_kept in by_kind.items():
+        blocks = frozenset(block for kept in all_kept for block in kept.blocks)
+        names = frozenset(kept.owner for kept in all_kept if kept.owner)
+        yield Harm(kind, min(kept.since_s for kept in all_kept), len(blocks) / max(end.usable_blocks, 1), names, blocks)
+
+
+def _kind_of_hold(kept: KeptBlocks, end: EpisodeEnd) -> str:
+    if kept.by == "connector":
+        return "kept-by-connector" if end.polled else "kept-unpolled"
+    if kept.by == "fetch":
+        return "kept-by-fetch"
+    return {"fence": "lost-behind-fence", "completed": "lost-at-end"}.get(kept.freed_by, "lost-at-abort")
+
+
+def _wasted(end: EpisodeEnd) -> Iterator[Harm]:
+    for seen in end.observed:
+        whole = 0.0
+        if seen.kind in SIZED_BY_TOKENS:
+            whole = end.tokens_computed
+        elif seen.kind in SIZED_BY_REQUEST_SECONDS:
+            whole = end.request_s
+        elif seen.kind in SIZED_BY_BYTES:
+            whole = end.device_bytes
+        elif seen.kind == "freed-by-lease":
+            whole = end.usable_blocks
+        elif seen.kind in ("ended-together", "preempted-all"):
+            whole = end.asked
+        size = min(seen.amount / whole, 1.0) if whole else 1.0
+        yield Harm(seen.kind, seen.first_s, size, frozenset(seen.requests), frozenset(seen.blocks))
