@@ -153,6 +153,29 @@ class HostConnector:
         """Forget the copy when it comes."""
         self._too_late.add(number)
 
+    @property
+    def num_pinned(self) -> int:
+        """How many stored blocks are pinned for fetches."""
+        return len(self._pins)
+
+    @property
+    def num_fetched(self) -> int:
+        """How many fetches have ended that `loaded` has not reported."""
+        return self._fetched.qsize()
+
+    @property
+    def num_copied(self) -> int:
+        """How many copies have ended that `completed` has not reported."""
+        return self._copied.qsize()
+
+    def replace_jobs(self, jobs: Queue[_Copy | _HostFetch | None]) -> None:
+        """Take jobs from this queue instead, before any was asked for: a lab's, in which they take virtual time."""
+        self._jobs.put(None)
+        self._worker.join()
+        self._jobs = jobs
+        self._worker = threading.Thread(target=self._work, name="kvscope-host-kv", daemon=True)
+        self._worker.start()
+
     def settle(self) -> None:
         """Wait until all that was asked for is copied."""
         self._jobs.join()

@@ -1,15 +1,17 @@
 """An engine in virtual time: all of it is real but the model, whose steps last as long as a formula says.
 
     a step's seconds = base_s + per_token_s * tokens computed + per_kv_token_s * tokens of KV read
+                     + per_attended_s * pairs of a computed token and one that it attends to
 
-Nothing waits for real time, so ten minutes of a fault pass in a second or a few. What the connector copies is there at
-once, and so is a compiled grammar; the watchdog, the heartbeats and the loop's own pauses take their time on the
-virtual clock. Time passes where the engine would wait for a step: with async_scheduling the next one is planned by
-then. The same load gives the same life each time.
+Nothing waits for real time, so ten minutes of a fault pass in a second or a few. What the connector copies and a
+compiled grammar take the time that OutsideTimes gives them, by default none; the watchdog, the heartbeats and the
+loop's own pauses take their time on the virtual clock. Time passes where the engine would wait for a step: with
+async_scheduling the next one is planned by then. The same load gives the same run each time.
 """
 
 from __future__ import annotations
 
+import random
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -26,6 +28,7 @@ from kvscope.engine.execution.cuda_graphs import DecodeGraphs
 from kvscope.engine.execution.input_batch import InputBatch as ModelBatch
 from kvscope.engine.execution.memory_plan import Reading
 from kvscope.engine.lab.clock import VirtualClock
+from kvscope.engine.lab.latencies import DelayedGrammars, OutsideTimes, VirtualLink, delay_copies
 from kvscope.engine.models import LoadedModel, ModelConfig
 from kvscope.engine.requests.request_output import Output, Sampled
 from kvscope.engine.scheduling.step_plan import SchedulerOutput
@@ -51,16 +54,22 @@ class StepTime:
 
     The defaults are about those of a dense model of 8 billion parameters in 16 bits, of which a device reads 3.3 TB/s
     and computes 500 TFLOP/s: 16 GB of weights in each step, 16 GFLOP a token, and 128 KiB of KV for each token read.
+    jitter: the standard deviation of the logarithm of each step's time. The first `slow_steps` steps of an epoch take
+    `slow_factor` times as long, as kernels that are compiled while requests wait do.
     """
 
     base_s: float = 5e-3
     per_token_s: float = 32e-6
     per_kv_token_s: float = 40e-9
+    per_attended_s: float = 0.0
+    jitter: float = 0.0
+    slow_steps: int = 0
+    slow_factor: float = 1.0
 
     def __post_init__(self) -> None:
         if self.base_s <= 0:
             raise ValueError(f"base_s is {self.base_s} and must be above 0: time passes in steps")
-        for name in ("per_token_s", "per_kv_token_s"):
+        for name in ("per_token_s", "per_kv_token_s", "per_attended_s", "jitter", "slow_steps", "slow_factor"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)} and must be 0 or above")
 
@@ -69,9 +78,15 @@ class StepTime:
         return self.base_s + self.per_token_s * tokens + self.per_kv_token_s * kv_tokens
 
     def of(self, plan: SchedulerOutput) -> float:
-        """Seconds of a step with that plan."""
+        """Seconds of a step with that plan. The same step of the same plan takes the same time."""
         tokens = sum(share.num_tokens for share in plan.shares)
-        return self.seconds(tokens, sum(share.start + share.num_tokens for share in plan.shares))
+        seconds = self.seconds(tokens, sum(share.start + share.num_tokens for share in plan.shares))
+        if self.per_attended_s:
+            pairs = sum(share.num_tokens * (share.start + share.num_tokens / 2) for share in plan.shares)
+            seconds += self.per_attended_s * pairs
+        if self.jitter:
+            seconds *= random.Random(plan.step).lognormvariate(0.0, self.jitter)
+        return seconds * self.slow_factor if plan.step < self.slow_steps else seconds
 
 
 class SampledPlace(NamedTuple):
@@ -134,7 +149,8 @@ class SimulatedRunner:
 class SimulatedEngine(EngineCore):
     """An engine of `config` in virtual time, which passes while `run` is called; `time` tells it.
 
-    step_time: of the model that it pretends to run; `loaded` gives only its settings. A memory_budget is that of a
+    step_time: of the model that it pretends to run; `loaded` gives only its settings. latencies: of what the engine
+    waits for besides the model. drain_s: how often what was logged is kept. A memory_budget is that of a
     device which holds nothing besides. journal: a directory to keep the events in, as engine `name`. Raises ValueError
     for settings that do not go with that.
     """
@@ -145,9 +161,11 @@ class SimulatedEngine(EngineCore):
         loaded: LoadedModel,
         *,
         step_time: StepTime | None = None,
+        latencies: OutsideTimes | None = None,
         journal: Path | None = None,
         name: str = "simulated@127.0.0.1:0/0",
         stall_s: float = 30.0,
+        drain_s: float = DRAIN_S,
     ) -> None:
         _refuse_what_takes_real_time(config)
         self.time = VirtualClock()
@@ -164,13 +182,24 @@ class SimulatedEngine(EngineCore):
             runner=SimulatedRunner(config.seed, loaded.config, config.block_size),
             device=self._device,
         )
+        self._links: list[VirtualLink] = []
+        latencies = latencies or OutsideTimes()
+        if isinstance(self.connector, HostConnector) and latencies.takes_time_to_copy:
+            self._links.append(VirtualLink(self.time, self.intake.notify))
+            delay_copies(self.connector, self._links[-1], latencies)
+        if latencies.grammar_s:
+            self._links.append(VirtualLink(self.time, self.intake.notify))
+            self._grammars = DelayedGrammars(loaded, self.intake.notify, self._links[-1], latencies.grammar_s)
         self.time.every(min(1.0, stall_s / 4), self.watchdog.look)
+        self._batches_to_lose = 0
+        self.lost_batches = 0
+        """Batches that were left out of the journal."""
         self._journal: JournalWriter | None = None
         if journal is not None:
             self._packer = Packer(self.log, name, self.vitals)
             keyframe = lambda: encode(self._packer.keyframe())  # noqa: E731
             self._journal = JournalWriter(journal, self._packer.epoch, keyframe, clock=self.time)
-            self.time.every(DRAIN_S, self._drain)
+            self.time.every(drain_s, self._drain)
             self.time.every(SIMULATED_HEARTBEAT_S, lambda: self._keep(self._packer.heartbeat()))
 
     @property
@@ -190,18 +219,43 @@ class SimulatedEngine(EngineCore):
                 self.time.pass_to(self._until)
                 continue
             deliver(self.step())
+            self._deliver_jobs()
             if self.scheduler.parked:
                 self._grammars.settle()
             if isinstance(self.connector, HostConnector):
                 self.connector.settle()
             self._rest()
+            self._deliver_jobs()
+
+    def _deliver_jobs(self) -> None:
+        for link in self._links:
+            link.deliver()
 
     def close(self) -> None:
         """As EngineCore does, and what was said last is kept."""
         super().close()
+        self.stop_recording()
+
+    def lose_batches(self, count: int) -> None:
+        """Leave the next `count` batches out of the journal, which then goes on with a keyframe."""
+        self._batches_to_lose = count
+
+    def stop_recording(self) -> None:
+        """Close the journal with all that was logged so far; the engine can run on."""
         if self._journal is not None:
             self._drain()
             self._journal.close()
+            self._journal = None
+
+    @property
+    def virtual_jobs(self) -> int:
+        """Copies and grammars that were asked for and will be done in virtual time."""
+        return sum(link.pending for link in self._links)
+
+    @property
+    def hangs(self) -> bool:
+        """Whether a step was launched that never returns."""
+        return self._hangs
 
     @property
     def leaked(self) -> int:
@@ -245,7 +299,14 @@ class SimulatedEngine(EngineCore):
             self._keep(batch)
 
     def _keep(self, batch: Batch) -> None:
-        assert self._journal is not None
+        if self._journal is None:
+            return
+        if self._batches_to_lose:
+            self._batches_to_lose -= 1
+            self.lost_batches += 1
+            if not self._batches_to_lose:  # a live reader asks for one when it sees the gap
+                self._journal.append(encode(self._packer.keyframe()), batch.sequence)
+            return
         self._journal.append(encode(batch), batch.sequence)
 
 

@@ -1,4 +1,4 @@
-"""`monitor incidents`: every fault brought about in virtual time, and what is found of it."""
+"""`monitor incidents`: engines drawn at random in virtual time, and what the monitor finds in them beside the truth."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+import msgspec
 from rich.console import Console
 
 from kvscope.monitor.commands.shared_flags import Commands
@@ -16,27 +17,39 @@ def add(commands: Commands) -> None:
     """Put it on the command line."""
     parser = commands.add_parser(
         "incidents",
-        help="every fault brought about in virtual time, and what is found of it",
-        description="Brings about every incident of the catalogue that kvscope's own engine can have, in virtual time,"
-        " beside healthy engines under all kinds of load, and lets the monitor judge what they say. Prints recall and"
-        " precision by code, and how long findings take. Exit code 1 if anything is missed, or found that is not there."
-        " It needs the engine: pip install 'kvscope[engine]'.",
+        help="measure how often findings are right, on engines and loads drawn at random",
+        description="Draws engines, loads and faults at random from the range that people run, runs them in virtual"
+        " time, and compares what the monitor finds with what really happened: requests that would never finish, blocks"
+        " that would never be freed, work done twice, time lost, decided from the engine's own state. Prints recall by"
+        " code, the share of verdicts that are right, and false findings for each healthy engine-hour, with 95 %"
+        " bounds. With --scenarios, runs the fixed table of faults instead and exits with 1 if one is missed. It needs"
+        " the engine: pip install 'kvscope[engine]'.",
+    )
+    parser.add_argument("--runs", type=int, default=40, metavar="N", help="how many runs to draw (40)")
+    parser.add_argument("--first", type=int, default=0, metavar="RUN", help="the first run's number (0)")
+    parser.add_argument(
+        "--resume", type=Path, metavar="DIR", help="keep each run's outcome in DIR, and go on with those it has not"
     )
     parser.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="a sample: every scenario once, its clients drawn from N (0)"
+        "--explain", type=int, metavar="RUN", help="run this one alone, print the truth and keep its recording (--keep)"
     )
-    parser.add_argument("--full", action="store_true", help="every scenario under five seeds, from --seed on")
     parser.add_argument(
-        "--code", action="append", default=[], metavar="CODE", help="only this code's scenarios; may be repeated"
+        "--write", type=Path, metavar="DIR", help="write the tables to DIR as accuracy.md, and as accuracy.json"
     )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="what all is drawn from (0)")
     parser.add_argument(
         "--keep",
         type=Path,
         default=Path("failed-incidents"),
         metavar="DIR",
-        help="where recordings of runs that were not right go (failed-incidents): monitor doctor and explain read them",
+        help="where recordings go (failed-incidents): monitor doctor and explain read them",
     )
     parser.add_argument("--jobs", type=int, default=0, metavar="N", help="processes (as many as there are cores)")
+    parser.add_argument("--scenarios", action="store_true", help="the fixed table: every scenario once")
+    parser.add_argument("--full", action="store_true", help="with --scenarios: each under five seeds, from --seed on")
+    parser.add_argument(
+        "--code", action="append", default=[], metavar="CODE", help="with --scenarios: only this code's; repeatable"
+    )
     parser.set_defaults(run=_run)
 
 
@@ -47,8 +60,55 @@ def _run(parsed: argparse.Namespace) -> int:
         raise ValueError(
             f"`monitor incidents` runs kvscope's own engine, which needs {error.name}: pip install 'kvscope[engine]'"
         ) from error
+    processes = max(parsed.jobs, 0) or lab_report.cores()
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
+    if parsed.explain is not None:
+        return _explain_trial(parsed, console)
+    if not (parsed.scenarios or parsed.full or parsed.code):
+        return _draw_trials(parsed, processes, console)
     seeds = range(parsed.seed, parsed.seed + (lab_report.SEEDS if parsed.full else 1))
     jobs = lab_report.jobs(seeds, parsed.code)
-    runs = lab_report.do(jobs, parsed.keep, max(parsed.jobs, 0) or lab_report.cores(), Console(stderr=True))
-    lab_report.show(runs, Console(highlight=False, width=None if sys.stdout.isatty() else 120))
+    runs = lab_report.do(jobs, parsed.keep, processes, Console(stderr=True))
+    lab_report.show(runs, console)
     return FINDINGS if any(run.problems for run in runs) else NOTHING
+
+
+def _draw_trials(parsed: argparse.Namespace, processes: int, console: Console) -> int:
+    from kvscope.monitor.incidents.accuracy import accuracy_of
+    from kvscope.monitor.incidents.accuracy_text import accuracy_page, show_accuracy
+    from kvscope.monitor.incidents.trial_batch import run_trials
+
+    if parsed.runs < 1:
+        raise ValueError(f"--runs {parsed.runs}: at least 1")
+    numbers = range(parsed.first, parsed.first + parsed.runs)
+    trials = run_trials(numbers, parsed.seed, parsed.resume, processes, Console(stderr=True))
+    accuracy = accuracy_of(trials)
+    show_accuracy(accuracy, console)
+    if parsed.write is not None:
+        parsed.write.mkdir(parents=True, exist_ok=True)
+        command = f"monitor incidents --first {parsed.first} --runs {parsed.runs} --seed {parsed.seed}"
+        (parsed.write / "accuracy.md").write_text(accuracy_page(accuracy, f"`{command}`"))
+        (parsed.write / "accuracy.json").write_bytes(msgspec.json.format(msgspec.json.encode(accuracy), indent=1))
+    return NOTHING
+
+
+def _explain_trial(parsed: argparse.Namespace, console: Console) -> int:
+    """Run one again, and show the truth, the findings and where its recording is."""
+    from kvscope.monitor.incidents.draws import draw_run
+    from kvscope.monitor.incidents.trial import run_trial
+
+    keep = parsed.keep / f"run {parsed.explain}"
+    trial = run_trial(parsed.explain, parsed.seed, keep)
+    console.print(f"run {trial.number}: {draw_run(trial.number, parsed.seed)}", markup=False, soft_wrap=True)
+    console.print(f"what happened: {', '.join(trial.kinds) or 'no harm'}", trial.error, markup=False, soft_wrap=True)
+    for source, result in trial.results.items():
+        for harm in result.harms:
+            found = f"found after {harm.found_s - harm.since_s:.1f} s" if harm.found_s is not None else "missed"
+            size = f"{100 * harm.size:.2f} %, from {harm.since_s:.1f} s on"
+            console.print(f"{source}: {harm.code} ({harm.kind}, {size}): {found}", *harm.also, markup=False)
+        for claim in result.claims:
+            judged = "right" if claim.right else f"wrong: {claim.wrong_because}"
+            console.print(f"{source}: {claim.verdict} {claim.code} at {claim.at_s:.1f} s is {judged}", markup=False)
+            console.print(f"  {claim.explanation}", markup=False, soft_wrap=True)
+    console.print(f"its recording: monitor doctor {str(keep)!r}", markup=False, soft_wrap=True)
+    return FINDINGS if any(not claim.right for each in trial.results.values() for claim in each.claims) else NOTHING

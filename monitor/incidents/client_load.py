@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -18,6 +18,8 @@ from kvscope.engine.requests.structured_output import StructuredOutputs
 
 TOKENS: Final = (32, 256)
 """Prompts are drawn from the ids between: bytes, none of them special."""
+MANY_TOKENS: Final = 4096
+"""Longer prompts are drawn all at once, which takes a hundredth of the time."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,9 @@ class Clients:
     beginnings of `prefix` tokens a `family` has; each prompt has one of them before its own tokens. leave: the share
     that goes away before the end of its answer. leave_fetching: all go away as soon as KV is fetched for them.
     patience_s: how long a client waits for its whole answer. lingers_s: it reads so slowly that its connection ends
-    so long after the answer. priority: from least to most, drawn. regex: what the output is to match.
+    so long after the answer. priority: from least to most, drawn. regex: what the output is to match. context: above 0,
+    the clients are agents: each prompt is all of the conversation so far and new tokens, until it has that many tokens,
+    when the agent begins a new one.
     """
 
     name: str = "r"
@@ -50,6 +54,7 @@ class Clients:
     lingers_s: float = 0.0
     priority: tuple[int, int] = (0, 0)
     regex: str = ""
+    context: int = 0
 
 
 class Crowd:
@@ -67,7 +72,13 @@ class Crowd:
         """The id of every request that was taken in, by its number."""
         self.numbers: dict[str, int] = {}
         """And the other way."""
+        self.asked_s: dict[int, float] = {}
+        """When each was asked for, in seconds since the run began."""
         self.refused = 0
+        self.asked = 0
+        self._closed = False
+        self._conversations: dict[int, list[int]] = {}
+        """Of agents that ask, by number: all tokens so far."""
         for clients in load:
             for at_s in self._arrivals(clients):
                 engine.at(at_s, partial(self._ask, clients))
@@ -84,6 +95,15 @@ class Crowd:
             at_s += self._rng.expovariate(clients.rate)
         return moments
 
+    def close(self) -> None:
+        """Let nobody come or go any more: those that ask wait for their answers."""
+        self._closed = True
+
+    @property
+    def unanswered(self) -> set[int]:
+        """Numbers of the requests whose clients still wait."""
+        return set(self._asking)
+
     def _prompt(self, clients: Clients) -> list[int]:
         beginning: list[int] = []
         if clients.prefixes:
@@ -91,7 +111,9 @@ class Crowd:
             beginning = _tokens(random.Random(f"{clients.family} {which}"), clients.prefix)
         return beginning + _tokens(self._rng, self._rng.randint(*clients.prompt))
 
-    def _ask(self, clients: Clients) -> None:
+    def _ask(self, clients: Clients, conversation: Sequence[int] = ()) -> None:
+        if self._closed:
+            return
         name = f"{clients.name}-{self._come[clients.name]}"
         self._come[clients.name] += 1
         wanted = self._rng.randint(*clients.output)
@@ -100,14 +122,20 @@ class Crowd:
             ignore_eos=True,
             structured_outputs=StructuredOutputs(regex=clients.regex) if clients.regex else None,
         )
-        prompt, priority = self._prompt(clients), self._rng.randint(*clients.priority)
+        prompt, priority = [*conversation, *self._prompt(clients)], self._rng.randint(*clients.priority)
         leaves_after = self._rng.randint(1, max(1, wanted - 1)) if self._rng.random() < clients.leave else 0
+        self.asked += 1
         try:
             number = self._engine.submit(name, prompt, params, priority)
         except Refused:
             self.refused += 1
+            if conversation:  # it has grown beyond what the engine takes
+                self._next(clients)
             return
+        if clients.context:
+            self._conversations[number] = prompt
         self.names[number] = name
+        self.asked_s[number] = self._engine.now_s - self._began
         self.numbers[name] = number
         self._asking[number] = clients, leaves_after
         if clients.patience_s < inf:
@@ -120,6 +148,8 @@ class Crowd:
                 continue
             leaves_after = self._asking[output.number][1]
             self._had[output.number] += len(output.sampled)
+            if output.number in self._conversations:
+                self._conversations[output.number] += [one.token_id for one in output.sampled]
             if output.status is not None:
                 self._answered(output.number)
             elif leaves_after and self._had[output.number] >= leaves_after:
@@ -132,22 +162,29 @@ class Crowd:
         clients, _ = self._asking.pop(number)
         if clients.lingers_s:
             self._engine.at(clients.lingers_s, partial(self._engine.client_gone, number))
-        self._next(clients)
+        self._next(clients, self._conversations.pop(number, ()))
 
     def _leave(self, number: int) -> None:
-        if number in self._asking:
+        if number in self._asking and not self._closed:
             self._engine.client_gone(number)
+            self._conversations.pop(number, None)
             self._next(self._asking.pop(number)[0])
 
-    def _next(self, clients: Clients) -> None:
+    def _next(self, clients: Clients, conversation: Sequence[int] = ()) -> None:
         """One of those that ask again and again has its place free."""
         if clients.at_once and self._engine.now_s - self._began + clients.pause_s < clients.until_s:
-            ask: Callable[[], None] = partial(self._ask, clients)
+            goes_on = conversation if len(conversation) < clients.context else ()
+            ask: Callable[[], None] = partial(self._ask, clients, goes_on)
             if clients.pause_s:
                 self._engine.at(clients.pause_s, ask)
             else:
                 ask()
 
 
+_BYTES_TO_TOKENS: Final = bytes(TOKENS[0] + each % (TOKENS[1] - TOKENS[0]) for each in range(256))
+
+
 def _tokens(rng: random.Random, count: int) -> list[int]:
+    if count > MANY_TOKENS:
+        return list(rng.randbytes(count).translate(_BYTES_TO_TOKENS))
     return [rng.randrange(*TOKENS) for _ in range(count)]

@@ -1,0 +1,171 @@
+"""What trials come to: recall, right and wrong verdicts, false findings per healthy hour, time to finding, reach."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from kvscope.monitor.incidents.confidence_bounds import Bounds, rate_bounds, share_bounds
+from kvscope.monitor.incidents.trial import TRIAL_SOURCES, HarmSeen, SourceResult, Trial
+
+LARGE_HARM: Final = 0.01
+"""A harm of one hundredth of the pool, the requests, the work or the time counts as a large one."""
+WATCHED_AFTER_S: Final = 60.0
+"""A harm counts for recall if it was found, or if the engine was watched for so long after it began."""
+CLAIM_VERDICTS: Final = ("confirmed", "likely", "cannot-tell")
+
+
+class CodeRecall(msgspec.Struct):
+    """Of one code from one source: trials with its harm, those in which it was found, and the same of large harms.
+
+    otherwise: another code that the harm makes true was found instead. seconds: from the harm's beginning to the
+    finding, median and nine in ten.
+    """
+
+    code: str
+    source: str
+    trials: int
+    found: int
+    recall_bounds: Bounds
+    large: int
+    large_found: int
+    large_bounds: Bounds
+    otherwise: int
+    median_s: float | None
+    p90_s: float | None
+
+
+class VerdictShare(msgspec.Struct):
+    """Findings of one verdict from one source, and how many are right."""
+
+    source: str
+    verdict: str
+    right: int
+    findings: int
+    bounds: Bounds
+
+
+class FalseRate(msgspec.Struct):
+    """False findings in healthy engines from one source; code is empty for all codes together."""
+
+    source: str
+    code: str
+    findings: int
+    hours: float
+    per_hour: float
+    bounds: Bounds
+    trials: list[int]
+
+
+class Accuracy(msgspec.Struct):
+    """What a batch of trials comes to. Hours are those in which a request ran or waited."""
+
+    trials: int
+    failed: int
+    healthy_trials: int
+    hours: float
+    healthy_hours: float
+    steps: int
+    short_steps: int
+    recalls: list[CodeRecall]
+    verdicts: list[VerdictShare]
+    false_rates: list[FalseRate]
+    reach: dict[str, list[str]]
+    wrong_trials: list[int]
+
+
+def accuracy_of(trials: Sequence[Trial]) -> Accuracy:
+    """Add the trials up. Those that could not be run are only counted."""
+    ran = [trial for trial in trials if not trial.error]
+    healthy = [trial for trial in ran if trial.healthy]
+    return Accuracy(
+        trials=len(trials),
+        failed=len(trials) - len(ran),
+        healthy_trials=len(healthy),
+        hours=sum(trial.busy_s for trial in ran) / 3600,
+        healthy_hours=sum(trial.busy_s for trial in healthy) / 3600,
+        steps=sum(trial.steps for trial in ran),
+        short_steps=sum(trial.short_steps for trial in ran),
+        recalls=[*_recalls(ran)],
+        verdicts=[*_verdicts(ran)],
+        false_rates=[*_false_rates(healthy)],
+        reach=_reached_codes(ran),
+        wrong_trials=[
+            trial.number
+            for trial in ran
+            if any(not claim.right for result in trial.results.values() for claim in result.claims)
+        ],
+    )
+
+
+def _of(trial: Trial, source: str) -> SourceResult:
+    return trial.results.get(source) or SourceResult()
+
+
+def _recalls(trials: Sequence[Trial]) -> Iterator[CodeRecall]:
+    for source in TRIAL_SOURCES:
+        harms = [
+            harm
+            for trial in trials
+            for harm in _of(trial, source).harms
+            if harm.found_s is not None or harm.left_s >= WATCHED_AFTER_S
+        ]
+        for code in sorted({harm.code for harm in harms}):
+            yield _recall(code, source, [harm for harm in harms if harm.code == code])
+
+
+def _recall(code: str, source: str, harms: Sequence[HarmSeen]) -> CodeRecall:
+    found = [harm for harm in harms if harm.found_s is not None]
+    large = [harm for harm in harms if harm.size >= LARGE_HARM]
+    large_found = sum(harm.found_s is not None for harm in large)
+    took = sorted(harm.found_s - harm.since_s for harm in found if harm.found_s is not None)
+    return CodeRecall(
+        code,
+        source,
+        len(harms),
+        len(found),
+        share_bounds(len(found), len(harms)),
+        len(large),
+        large_found,
+        share_bounds(large_found, len(large)),
+        sum(harm.found_s is None and bool(harm.also) for harm in harms),
+        statistics.median(took) if took else None,
+        took[min(len(took) - 1, int(0.9 * len(took)))] if took else None,
+    )
+
+
+def _verdicts(trials: Sequence[Trial]) -> Iterator[VerdictShare]:
+    for source in TRIAL_SOURCES:
+        claims = [claim for trial in trials for claim in _of(trial, source).claims]
+        for verdict in CLAIM_VERDICTS:
+            of_it = [claim for claim in claims if claim.verdict == verdict]
+            right = sum(claim.right for claim in of_it)
+            yield VerdictShare(source, verdict, right, len(of_it), share_bounds(right, len(of_it)))
+
+
+def _false_rates(healthy: Sequence[Trial]) -> Iterator[FalseRate]:
+    hours = sum(trial.busy_s for trial in healthy) / 3600
+    for source in TRIAL_SOURCES:
+        wrong = [
+            (claim.code, trial.number) for trial in healthy for claim in _of(trial, source).claims if not claim.right
+        ]
+        codes = sorted({code for code, _ in wrong}, key=lambda code: -sum(other == code for other, _ in wrong))
+        for code in ("", *codes):
+            numbers = [number for other, number in wrong if code in ("", other)]
+            rate = len(numbers) / hours if hours else 0.0
+            bounds = rate_bounds(len(numbers), hours)
+            yield FalseRate(source, code, len(numbers), hours, rate, bounds, sorted(set(numbers))[:20])
+
+
+def _reached_codes(trials: Sequence[Trial]) -> dict[str, list[str]]:
+    """The sources from which each code was rightly found at least once."""
+    reached: dict[str, dict[str, None]] = {}
+    for trial in trials:
+        for source in TRIAL_SOURCES:
+            for claim in _of(trial, source).claims:
+                if claim.right:
+                    reached.setdefault(claim.code, {})[source] = None
+    return {code: list(reached[code]) for code in sorted(reached)}

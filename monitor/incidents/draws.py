@@ -1,0 +1,336 @@
+"""Engines and loads drawn at random from the range that people run: log-uniformly, and the same for the same number.
+
+Not drawn, because kvscope's own engine has no such part: speculative decoding, LoRA slots, an encoder, sleep and pause,
+leases that are renewed, data-parallel ranks. The drawn engines of vLLM's scheduler have them.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from kvscope.engine.faults import PLACES
+from kvscope.engine.lab.latencies import OutsideTimes
+from kvscope.engine.lab.simulated_engine import StepTime
+from kvscope.monitor.incidents.client_load import Clients
+from kvscope.monitor.incidents.scenarios.sizing_scenarios import BY_BYTES, CAPTURING, MUCH_MEMORY
+
+HEALTHY_SHARE: Final = 0.4
+TWO_FAULTS_SHARE: Final = 0.1
+STEP_S: Final = (1e-3, 30.0)
+DRAWN_POOL_BLOCKS: Final = (32, 500_000)
+DRAWN_BLOCK_TOKENS: Final = (1, 256)
+MOST_RUNNING: Final = (1, 1024)
+STEP_TOKENS: Final = (32, 16_384)
+LONGEST_PROMPT: Final = 1_000_000
+SCRAPE_S: Final = (1.0, 60.0)
+WATCHED_S: Final = (90.0, 900.0)
+WATCHED_STEPS: Final = (300, 3_000)
+MOST_STEPS: Final = 8_000
+"""Of an engine with quick steps, so that it is watched for more than a moment."""
+TOKENS_OF_A_RUN: Final = 600_000
+"""Prompt tokens of all requests of a run at most: they bound the time that a run takes."""
+
+FETCHING: Final = frozenset(
+    (
+        "leak.external-pins",
+        "leak.remote-load-lost",
+        "stuck.lost-wakeup",
+        "stuck.parked-loads",
+        "stuck.promotion-starved",
+        "stuck.remote-load",
+    )
+)
+KEEPING: Final = frozenset(("leak.finished-held", "leak.idle-not-polled", "leak.lease-burst"))
+AHEAD_OF_STEPS: Final = frozenset(("leak.deferred-free-stalled", "thrash.cascade", "corrupt.use-after-free"))
+BY_LEAVING: Final = frozenset(("leak.unaccounted", "leak.deferred-free-stalled", "corrupt.use-after-free"))
+UNDER_PRESSURE: Final = frozenset(
+    ("thrash.preemption", "thrash.cascade", "thrash.after-retract", "collapse.preempt-all", "stuck.self-preempt")
+)
+WITH_PREFIXES: Final = frozenset(("collapse.prefix-hits", "collapse.cache-flushed", "corrupt.counter-drift"))
+PLANNING_MEMORY: Final = frozenset(code for code in PLACES if code.startswith("sizing."))
+
+
+@dataclass(frozen=True)
+class Draw:
+    """An engine, its clients, what is wrong with it, and for how long it is watched.
+
+    faults: as `--fault` takes them; empty for a healthy engine. engine: EngineConfig's fields. window: tokens that the
+    layers of a second KV group see; 0: one group. lost: seconds at which so many batches of the stream are lost.
+    """
+
+    number: int
+    seed: int
+    faults: tuple[str, ...]
+    engine: Mapping[str, Any]
+    load: tuple[Clients, ...]
+    step_time: StepTime
+    latencies: OutsideTimes
+    max_model_len: int
+    seconds: float
+    steps: int
+    scrape_s: float
+    window: int = 0
+    lost: tuple[tuple[float, int], ...] = ()
+    plans_memory: bool = False
+
+    @property
+    def codes(self) -> tuple[str, ...]:
+        """The codes of the faults."""
+        return tuple(fault.partition(":")[0] for fault in self.faults)
+
+    def undone(self) -> Draw:
+        """Return the same without the faults."""
+        return replace(self, faults=())
+
+
+@dataclass
+class _Sizes:
+    """What an engine and its load are drawn from, before they are put together."""
+
+    rng: random.Random
+    codes: frozenset[str]
+    blocks: int = 0
+    block_size: int = 0
+    running: int = 0
+    budget: int = 0
+    step_s: float = 0.0
+    prompt: int = 0
+    output: int = 0
+    engine: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def pool(self) -> int:
+        """Tokens that the pool holds."""
+        return (self.blocks - 1) * self.block_size
+
+    def has(self, codes: frozenset[str]) -> bool:
+        """Whether one of these is to be brought about."""
+        return bool(self.codes & codes)
+
+
+def log_uniform(rng: random.Random, least: float, most: float) -> float:
+    """Draw between the two, each factor as likely as any other."""
+    return math.exp(rng.uniform(math.log(least), math.log(max(least, most))))
+
+
+def draw_run(number: int, seed: int = 0, code: str | None = None) -> Draw:
+    """Draw run `number`. code: the fault to have, empty for none; None: drawn too."""
+    rng = random.Random(f"kvscope {seed} {number}")
+    codes = _codes(rng, number) if code is None else tuple(filter(None, (code,)))
+    sizes = _Sizes(rng, frozenset(codes))
+    _draw_engine(sizes)
+    _draw_lengths(sizes)
+    steps = round(log_uniform(rng, *WATCHED_STEPS))
+    steps = max(steps, min(round(WATCHED_S[0] / sizes.step_s), MOST_STEPS))
+    seconds = min(max(steps * sizes.step_s * 1.5, WATCHED_S[0]), WATCHED_S[1])
+    load = _draw_load(sizes, seconds, min(1.0, steps * sizes.step_s / seconds))
+    longest = max(clients.prompt[1] + clients.prefix + clients.output[1] + clients.context for clients in load)
+    lost = ((rng.uniform(0.1, 0.9) * seconds, rng.randint(1, 3)),) if rng.random() < 0.05 else ()
+    return Draw(
+        number=number,
+        seed=rng.randrange(1 << 30),
+        faults=tuple(_with_keys(rng, each, steps) for each in codes),
+        engine=sizes.engine,
+        load=load,
+        step_time=_draw_step_time(sizes),
+        latencies=_draw_latencies(sizes),
+        max_model_len=sizes.engine.pop("max_model_len", 0) or 1 << (longest + 1).bit_length(),
+        seconds=seconds,
+        steps=steps,
+        scrape_s=log_uniform(rng, *SCRAPE_S),
+        window=_draw_window(sizes),
+        lost=lost,
+        plans_memory="memory_budget" in sizes.engine,
+    )
+
+
+def _codes(rng: random.Random, number: int) -> tuple[str, ...]:
+    kind = rng.random()
+    if kind < HEALTHY_SHARE:
+        return ()
+    codes = sorted(PLACES)
+    first = codes[number % len(codes)]
+    if kind < HEALTHY_SHARE + TWO_FAULTS_SHARE:
+        return first, rng.choice([code for code in codes if code != first])
+    return (first,)
+
+
+def _with_keys(rng: random.Random, code: str, steps: int) -> str:
+    if code == "stuck.engine-stalled":
+        return f"{code}:after={round(log_uniform(rng, 5, steps / 3))}:limit=1"
+    every, after, limit = rng.choice((1, 1, 2, 3, 5)), rng.choice((0, 0, 1, 3, 10)), rng.choice((0, 0, 0, 1, 3))
+    keys = {"every": every if every > 1 else 0, "after": after, "limit": limit}
+    return code + "".join(f":{key}={value}" for key, value in keys.items() if value)
+
+
+def _draw_engine(sizes: _Sizes) -> None:
+    rng = sizes.rng
+    sizes.step_s = log_uniform(rng, *STEP_S)
+    sizes.blocks = round(log_uniform(rng, *DRAWN_POOL_BLOCKS))
+    sizes.block_size = 1 << round(math.log2(log_uniform(rng, *DRAWN_BLOCK_TOKENS)))
+    sizes.running = round(log_uniform(rng, *MOST_RUNNING))
+    sizes.budget = max(round(log_uniform(rng, *STEP_TOKENS)), sizes.running)
+    prefixes = rng.random() < 0.8 or sizes.has(FETCHING | KEEPING | WITH_PREFIXES)
+    host = sizes.has(FETCHING | KEEPING) or (prefixes and rng.random() < 0.3)
+    lease = round(log_uniform(rng, 5, 480), 1) if host and rng.random() < 0.4 else 0.0
+    if "leak.lease-burst" in sizes.codes:
+        lease = lease or round(log_uniform(rng, 5, 480), 1)
+    elif sizes.has(KEEPING):
+        lease = 0.0  # a lease would end what is to be kept
+    sizes.engine = {
+        "num_gpu_blocks_override": sizes.blocks,
+        "block_size": sizes.block_size,
+        "max_num_seqs": sizes.running,
+        "max_num_batched_tokens": sizes.budget,
+        "async_scheduling": sizes.has(AHEAD_OF_STEPS) or rng.random() < 0.5,
+        "scheduling_policy": "priority" if rng.random() < 0.3 else "fcfs",
+        "enable_prefix_caching": prefixes,
+        "kv_connector": "host" if host else "",
+        "kv_lease_seconds": lease,
+    }
+    if sizes.has(PLANNING_MEMORY):
+        _plan_memory(sizes)
+
+
+def _plan_memory(sizes: _Sizes) -> None:
+    """Let a memory plan size the pool, as these faults need: on devices so small that graphs count."""
+    shape = {"sizing.kv-too-small": BY_BYTES, "sizing.elsewhere": MUCH_MEMORY}
+    planned = next((shape[code] for code in shape if code in sizes.codes), CAPTURING)
+    kept = {"async_scheduling", "scheduling_policy", "enable_prefix_caching"}
+    sizes.engine = {**{key: sizes.engine[key] for key in kept}, "max_num_seqs": 16, **planned}
+    if "sizing.kv-too-large" in sizes.codes:
+        sizes.engine["gpu_memory_utilization"] = 1.0
+    sizes.running, sizes.budget = sizes.engine["max_num_seqs"], 2048
+    sizes.block_size, sizes.blocks = sizes.engine.get("block_size", 16), 150
+
+
+def _draw_lengths(sizes: _Sizes) -> None:
+    rng = sizes.rng
+    longest = min(LONGEST_PROMPT, max(16, int(0.8 * sizes.pool)))
+    if sizes.engine.get("max_model_len"):
+        longest = min(longest, sizes.engine["max_model_len"] // 2)
+    sizes.prompt = round(log_uniform(rng, min(16, longest), longest))
+    sizes.output = round(log_uniform(rng, 2, min(1_000, max(4, 0.5 * sizes.pool))))
+    if sizes.has(UNDER_PRESSURE):  # alike requests that grow into each other's room
+        together = min(sizes.running, 16)
+        sizes.prompt = max(2, sizes.pool // (together * 2))
+        sizes.output = max(8, min(sizes.pool // max(together, 1), 600))
+    if sizes.engine.get("max_model_len"):
+        sizes.output = min(sizes.output, sizes.engine["max_model_len"] // 4)
+
+
+def _draw_step_time(sizes: _Sizes) -> StepTime:
+    """Fixed, token and context cost in any proportion, such that no ordinary step takes more than the longest."""
+    rng, base = sizes.rng, sizes.step_s
+    room = STEP_S[1] / base
+    tokens = min(log_uniform(rng, 0.01, 30), room)
+    context, attended = (min(log_uniform(rng, 0.01, 3), room) for _ in range(2))
+    slow = rng.random() < 0.3
+    return StepTime(
+        base_s=base,
+        per_token_s=tokens * base / sizes.budget,
+        per_kv_token_s=context * base / max(sizes.pool, 1),
+        per_attended_s=attended * base / (sizes.budget * max(sizes.prompt, 1)),
+        jitter=log_uniform(rng, 0.01, 0.5),
+        slow_steps=rng.randint(1, 5) if slow else 0,
+        slow_factor=log_uniform(rng, 2, 20) if slow else 1.0,
+    )
+
+
+def _draw_latencies(sizes: _Sizes) -> OutsideTimes:
+    """A request's copy takes a millisecond to a minute, a grammar a hundredth of a second to ten seconds."""
+    rng = sizes.rng
+    copy = log_uniform(rng, 1e-3, 60)
+    blocks = max(1, sizes.prompt // sizes.block_size)
+    share = rng.random()
+    return OutsideTimes(share * copy, (1 - share) * copy / blocks, log_uniform(rng, 0.01, 10))
+
+
+def _draw_window(sizes: _Sizes) -> int:
+    if sizes.engine.get("kv_connector") or sizes.has(PLANNING_MEMORY) or sizes.rng.random() > 0.2:
+        return 0
+    return round(log_uniform(sizes.rng, 8, 8192))
+
+
+# -------------------------------------------------------------------- clients
+
+
+def _draw_load(sizes: _Sizes, seconds: float, duty: float) -> tuple[Clients, ...]:
+    """Draw clients. duty: the share of the time in which steps may be made, for a quick engine to be watched longer."""
+    rng = sizes.rng
+    together = max(1, min(sizes.running, sizes.pool // (sizes.prompt + sizes.output)))
+    chunks = -(-sizes.prompt // sizes.budget)
+    served_s = (sizes.output + chunks) * sizes.step_s * 2
+    capacity = together / served_s
+    most = max(4, TOKENS_OF_A_RUN // sizes.prompt)
+    prompt = (max(1, sizes.prompt // rng.choice((1, 2, 4))), sizes.prompt)
+    output = (max(1, sizes.output // rng.choice((1, 2, 8))), sizes.output)
+    until = seconds * 0.9
+    common: dict[str, Any] = {"prompt": prompt, "output": output, "until_s": until, **_habits(sizes)}
+    clients = min(round(together * rng.choice((0.5, 1, 2, 4))) or 1, most)
+    kind = rng.choice(("closed", "closed", "poisson", "poisson", "bursts", "batch", "agents"))
+    if sizes.has(UNDER_PRESSURE | frozenset(("sizing.kv-too-small", "collapse.lockstep"))):
+        kind, clients = "closed", max(2, min(2 * min(sizes.running, 16), most))
+    if duty < 0.9:
+        kind, capacity = "poisson", duty * capacity / together
+    if kind == "poisson":
+        rate = min(capacity * log_uniform(rng, 0.1, 1.5), most / seconds)
+        load = Clients("p", rate=max(rate, 3 / seconds), **common)
+    elif kind == "bursts":
+        times = tuple(until * n / 3 for n in range(3) for _ in range(min(clients, most // 3 or 1)))
+        load = Clients("b", times=times, **common)
+    elif kind == "batch":
+        load = Clients("o", times=(0.0,) * min(8 * clients, most), **common)
+    elif kind == "agents":
+        grown = max(4, sizes.prompt // 8)
+        common |= {"prompt": (max(1, grown // 2), grown), "context": sizes.prompt, "pause_s": rng.uniform(0, 30)}
+        load = Clients("a", at_once=min(clients, max(1, most // 8)), **common)
+    else:
+        load = Clients("c", at_once=clients, pause_s=rng.choice((0.0, 0.0, rng.uniform(0, 20))), **common)
+    return (load, *_special_clients(sizes, seconds))
+
+
+def _habits(sizes: _Sizes) -> dict[str, Any]:
+    rng = sizes.rng
+    habits: dict[str, Any] = {}
+    if sizes.engine["scheduling_policy"] == "priority":
+        habits["priority"] = (0, rng.randint(1, 5))
+    if sizes.has(BY_LEAVING) or rng.random() < 0.3:
+        habits["leave"] = rng.uniform(0.1, 0.8)
+    if sizes.has(WITH_PREFIXES) or (sizes.engine["enable_prefix_caching"] and rng.random() < 0.4):
+        habits |= {"prefixes": rng.randint(1, 20), "prefix": max(sizes.block_size, sizes.prompt // 2), "family": "f"}
+    return habits
+
+
+def _special_clients(sizes: _Sizes, seconds: float) -> tuple[Clients, ...]:
+    """Clients that a fault needs to have a chance, beside the others."""
+    rng, pool = sizes.rng, sizes.pool
+    found = []
+    if sizes.has(FETCHING):  # more beginnings than the pool keeps: they are fetched from the host again
+        prefix = min(max(sizes.block_size, pool // 6), TOKENS_OF_A_RUN // 60)
+        rate = min(60 / seconds, 0.2 / sizes.step_s)
+        own = max(1, sizes.block_size)
+        common: dict[str, Any] = {"prompt": (1, own), "output": (2, 10), "prefixes": 10, "prefix": prefix}
+        leaving = "leak.remote-load-lost" in sizes.codes
+        found.append(Clients("f", rate=rate, until_s=seconds * 0.8, **common))
+        if leaving:
+            found.append(Clients("g", rate=rate / 2, until_s=seconds * 0.8, leave_fetching=True, **common))
+    if "stuck.never-fits" in sizes.codes:
+        large = round(pool * rng.uniform(1.02, 1.5)) + sizes.block_size
+        found.append(Clients("large", times=(seconds * rng.uniform(0.05, 0.5),), prompt=(large, large), output=(2, 5)))
+    if "stuck.self-preempt" in sizes.codes:
+        start = seconds * rng.uniform(0.02, 0.2)
+        own = max(1, pool - rng.randint(4, 60))
+        found.append(Clients("endless", times=(start,), prompt=(own, own), output=(400, 800)))
+    if "stuck.head-of-line" in sizes.codes:
+        half = max(1, pool // 2)
+        found.append(Clients("hog", times=(0.0,), prompt=(half, half), output=(200, 800)))
+        long = max(8, int(0.8 * pool))
+        found.append(Clients("long", times=(seconds * 0.05,), prompt=(max(1, long // 40),) * 2, output=(long, long)))
+    if "stuck.grammar" in sizes.codes or rng.random() < 0.15:
+        found.append(Clients("s", rate=20 / seconds, until_s=seconds * 0.8, prompt=(8, 40), regex="[ab]{9}"))
+    return tuple(found)

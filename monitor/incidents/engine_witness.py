@@ -1,0 +1,302 @@
+"""A witness of kvscope's own engine: reads the engine's objects at each pass, and none of its events.
+
+It wraps methods of the engine's parts to see what goes in and out of them. It changes nothing and decides nothing; what
+it saw goes into an EpisodeEnd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import islice
+from typing import Any, Final
+
+from kvscope.engine.blocks.kv_cache_manager import Prefix
+from kvscope.engine.blocks.prefix_hashes import in_group
+from kvscope.engine.connectors.host import HostConnector
+from kvscope.engine.lab.simulated_engine import SimulatedEngine
+from kvscope.engine.requests.request import Request
+from kvscope.engine.scheduling.step_plan import SchedulerOutput
+from kvscope.monitor.events.kinds import Cause, Release, Status
+from kvscope.monitor.incidents.truth.episode_end import FreedBy
+from kvscope.monitor.incidents.waste_log import WasteLog
+
+INSPECTED_BEHIND: Final = 16
+"""Requests behind a refused head that are asked whether they would fit."""
+SHORT_S: Final = 0.05
+"""A step shorter than this counts as a short one."""
+NATURAL_STATUSES: Final = (Status.FINISHED_STOPPED, Status.FINISHED_LENGTH_CAPPED)
+FREED_BY: Final[dict[Release, FreedBy]] = {
+    Release.FINISHED: "completed",
+    Release.ABORTED: "aborted",
+    Release.ERROR: "aborted",
+    Release.PREEMPTED: "preempted",
+}
+
+
+class LastFree:
+    """When and why a block's last owner should have freed it. One object for all blocks of a free."""
+
+    __slots__ = ("at_s", "by", "owner")
+
+    def __init__(self, at_s: float, by: FreedBy, owner: str) -> None:
+        self.at_s, self.by, self.owner = at_s, by, owner
+
+
+class EngineWitness:
+    """Watches `engine` from its first pass on."""
+
+    def __init__(self, engine: SimulatedEngine) -> None:
+        self.engine = engine
+        self.began_s = engine.now_s
+        self.waste = WasteLog()
+        self.names: dict[int, str] = {}
+        """Ids of all requests that the scheduler ever had, by number."""
+        self.moved_s: dict[int, float] = {}
+        """By request: when it last got a token, or what it waits for was there."""
+        self.last_free: dict[int, LastFree] = {}
+        self.tokens_computed = 0
+        self.steps = self.short_steps = 0
+        self._launched_s = 0.0
+        self.busy_s = self.request_s = 0.0
+        self.last_step_s = 0.0
+        self.delivered: set[int] = set()
+        """Fetches that the connector reported as ended."""
+        self._lost: dict[int, int] = {}
+        """Computed tokens that a preempted request had, until it is admitted again."""
+        self._outputs_before: dict[int, int] = {}
+        self._evicted: set[bytes] = set()
+        self._preempted_in_pass = 0
+        self._ran_before = 0
+        self._planned_s = self._passed_s = 0.0
+        self._ended = 0
+        """Requests that ended in the pass before, if they were most of those that ran."""
+        self._cap = engine.config.max_num_seqs
+        self._being_written: dict[int, dict[int, int]] = {}
+        """By step in flight: the blocks that it writes, with the request."""
+        self._wrap_scheduler()
+        self._wrap_blocks()
+        if engine.connector is not None:
+            self._wrap_connector(engine.connector)
+
+    @property
+    def now_s(self) -> float:
+        """Seconds of the episode."""
+        return self.engine.now_s - self.began_s
+
+    # ---------------------------------------------------------------- requests and steps
+
+    def _wrap_scheduler(self) -> None:
+        scheduler = self.engine.scheduler
+        _tap_before(scheduler, "add", self._arrives)
+        _tap_before(scheduler, "schedule", self._pass_begins)
+        _tap_after(scheduler, "schedule", self._planned)
+        _tap_before(scheduler, "complete", self._step_ends)
+        _tap_before(scheduler.state, "park", self._moves)
+        _tap_before(scheduler.state, "unpark", self._moves)
+        _tap_before(scheduler._preemption, "preempt", self._preempts)
+        _tap_before(scheduler._admission, "_report_lookup", self._looked_up)
+
+    def _arrives(self, request: Request) -> None:
+        self.names[request.number] = request.id
+        self.moved_s[request.number] = self.now_s
+
+    def _moves(self, request: Request, *_status: Any) -> None:
+        self.moved_s[request.number] = self.now_s
+
+    def _pass_begins(self) -> None:
+        scheduler = self.engine.scheduler
+        now_s = self.now_s
+        present = len(scheduler.running) + scheduler.num_waiting
+        passed_s = max(0.0, now_s - self._planned_s)
+        if not self.waste.closed and present:
+            self.busy_s += passed_s
+            self.request_s += passed_s * present
+            self._head_of_line(now_s, passed_s)
+        self._planned_s, self._passed_s = now_s, passed_s
+        self._preempted_in_pass, self._ran_before = 0, len(scheduler.running)
+
+    def _head_of_line(self, now_s: float, passed_s: float) -> None:
+        """Add up the time that requests lost since the last pass behind a head that had no room."""
+        scheduler, manager = self.engine.scheduler, self.engine.manager
+        if not len(scheduler.waiting):
+            return
+        head = scheduler.waiting.head()
+        free = manager.pool.num_free
+        if head.cause == Cause.KV_BLOCKS and len(scheduler.waiting) > 1:
+            behind = islice(scheduler.waiting, 1, 1 + INSPECTED_BEHIND)
+            fitting = sum(manager.blocks_for(request.num_tokens) <= free for request in behind)
+            if fitting:
+                self.waste.add("head-of-line", now_s, fitting * passed_s, (head.id,))
+
+    def _planned(self, plan: SchedulerOutput) -> None:
+        scheduler, now_s = self.engine.scheduler, self.now_s
+        if self._preempted_in_pass >= self._ran_before >= 2:
+            self.waste.add("preempted-all", now_s, self._preempted_in_pass)
+        if self._ended and len(scheduler.waiting):
+            self.waste.add("ended-together", now_s, self._ended)
+        self._ended = 0
+        if not plan.shares:
+            return
+        for share in plan.shares:
+            self.tokens_computed += share.num_tokens
+            self._readmitted(share.request, share.start, now_s)
+        self._capped(now_s)
+        if len(plan.shares) < len(scheduler.running):
+            self._starved(plan, now_s)
+        self._launched_s = now_s
+        if self.engine.config.async_scheduling:
+            self._being_written[plan.step] = dict(self._writes(plan))
+
+    def _capped(self, now_s: float) -> None:
+        """Note requests that wait for a cap below max_num_seqs which this step should have raised and did not."""
+        scheduler, before = self.engine.scheduler, self._cap
+        self._cap = scheduler.state.seqs_allowed
+        if self._preempted_in_pass or self._cap != before or self._cap >= scheduler.state.max_num_seqs:
+            return
+        if len(scheduler.waiting):
+            head = scheduler.waiting.head()
+            fits = self.engine.manager.blocks_for(head.num_tokens) <= self.engine.pool.num_free
+            if head.cause == Cause.MAX_NUM_SEQS and fits:
+                self.waste.add("capped-after-preemption", now_s, len(scheduler.waiting) * self._passed_s)
+
+    def _starved(self, plan: SchedulerOutput, now_s: float) -> None:
+        """Note requests that got no next token in a step that computed prompts."""
+        starved = [
+            request.id
+            for request in self.engine.scheduler.running
+            if request.cause == Cause.TOKEN_BUDGET and request.output_token_ids and request.last_step < plan.step
+        ]
+        if starved and any(not share.request.output_token_ids for share in plan.shares):
+            self.waste.add("decode-starved", now_s, len(starved) * self._passed_s, starved)
+
+    def _readmitted(self, request: Request, start: int, now_s: float) -> None:
+        lost = self._lost.pop(request.number, 0)
+        if lost > start:
+            self.waste.add("recomputed-after-preemption", now_s, lost - start, (request.id,))
+
+    def _writes(self, plan: SchedulerOutput) -> list[tuple[int, int]]:
+        size, tables = self.engine.manager.block_size, self.engine.manager.tables
+        return [
+            (block, share.request.number)
+            for share in plan.shares
+            for table in tables[share.request.number]
+            for block in table[share.start // size : -(-(share.start + share.num_tokens) // size)]
+        ]
+
+    def _step_ends(self, plan: SchedulerOutput, *_sampled: Any) -> None:
+        now_s = self.now_s
+        if not self.waste.closed:
+            self.steps += 1
+            self.short_steps += now_s - self._launched_s < SHORT_S
+        self._being_written.pop(plan.step, None)
+        self.last_step_s = now_s
+        for share in plan.shares:
+            self.moved_s[share.request.number] = now_s
+
+    def ended(self, count: int) -> None:
+        """Note that so many requests came to their natural end in this pass."""
+        self._ended = count if count >= 2 and 2 * count > self._ran_before else 0
+
+    def _preempts(self, _plan: SchedulerOutput, victim: Request, beneficiary: Request) -> None:
+        now_s, number = self.now_s, victim.number
+        self._preempted_in_pass += 1
+        self._lost[number] = max(self._lost.get(number, 0), victim.num_computed_tokens)
+        outputs = len(victim.output_token_ids)
+        if outputs == self._outputs_before.get(number, 0) and victim.num_computed_tokens:
+            self.waste.add("preempted-in-vain", now_s, victim.num_computed_tokens, (victim.id,))
+        self._outputs_before[number] = outputs
+        if victim is not beneficiary and self.engine.manager.num_fenced:
+            self.waste.add("preempted-behind-fence", now_s, victim.num_computed_tokens, (victim.id,))
+
+    # ---------------------------------------------------------------- blocks and the prefix cache
+
+    def _wrap_blocks(self) -> None:
+        pool, manager = self.engine.pool, self.engine.manager
+        _tap_before(manager, "free", self._frees)
+        _tap_before(pool, "_forget", lambda _block, digest: self._evicted.add(digest))
+        _tap_after(pool, "allocate", self._allocated)
+        original = pool._unreference
+
+        def unreference(request: int, blocks: Sequence[int]) -> None:
+            twice = [block for block in blocks if pool.refs[block] <= 0]
+            if twice:
+                self.waste.add("freed-twice", self.now_s, len(twice), blocks=twice)
+            idle = pool.num_cached_idle
+            become_idle = sum(pool.refs[block] == 1 and pool.digests[block] is not None for block in blocks)
+            original(request, blocks)
+            if pool.num_cached_idle - idle != become_idle and not twice:
+                self.waste.add("counters-differ", self.now_s, become_idle)
+
+        pool._unreference = unreference  # type: ignore[method-assign]
+
+    def _frees(self, request: Request, reason: Release, fence: int | None = None) -> None:
+        by: FreedBy = "fence" if fence is not None else FREED_BY.get(reason, "")
+        last = LastFree(self.now_s, by, request.id)
+        for blocks in self.engine.manager.held(request.number):
+            self.last_free.update(dict.fromkeys(blocks, last))
+
+    def _allocated(self, blocks: list[int]) -> None:
+        for written in self._being_written.values():
+            used = [block for block in blocks if block in written]
+            if used:
+                names = {self.names[written[block]] for block in used}
+                self.waste.add("handed-out-in-use", self.now_s, len(used), names, used)
+
+    def _looked_up(self, request: Request, prefix: Prefix, computed: int, to_load: int) -> None:
+        """Compare what the lookup found with what the pool has. Only where one group sees everything."""
+        manager = self.engine.manager
+        if len(manager.windows) != 1 or to_load:
+            return
+        most = (request.num_tokens - 1) // manager.block_size
+        digests = [in_group(digest, 0) for digest in request.digests[prefix.num_blocks : most]]
+        there = next((n for n, digest in enumerate(digests) if manager.pool.find(digest) is None), len(digests))
+        if there:
+            self.waste.add("prefix-missed", self.now_s, there * manager.block_size, (request.id,))
+        elif not request.num_preemptions:
+            gone = next((n for n, digest in enumerate(digests) if digest not in self._evicted), len(digests))
+            if gone:
+                self.waste.add("prefix-flushed", self.now_s, gone * manager.block_size, (request.id,))
+
+    # ---------------------------------------------------------------- the connector
+
+    def _wrap_connector(self, connector: Any) -> None:
+        _tap_before(connector, "start_load", lambda load: self.delivered.discard(load.request.number))
+        _tap_after(connector, "loaded", self._fetches_ended)
+        _tap_after(connector, "completed", lambda numbers: self.moved_s.update(dict.fromkeys(numbers, self.now_s)))
+        _tap_before(connector, "lease_ended", self._lease_ends)
+        if isinstance(connector, HostConnector):
+            _tap_after(connector, "loaded", lambda ended: self._pins_remain(connector) if ended else None)
+
+    def _fetches_ended(self, ended: list[tuple[int, bool]]) -> None:
+        for number, _ in ended:
+            self.moved_s[number] = self.now_s
+            self.delivered.add(number)
+
+    def _pins_remain(self, connector: HostConnector) -> None:
+        if connector.num_pinned and not self.engine.scheduler.transfers.loading.keys() - self.delivered:
+            self.waste.add("outer-pin", self.now_s, connector.num_pinned)
+
+    def _lease_ends(self, number: int) -> None:
+        blocks = [block for held in self.engine.manager.held(number) for block in held]
+        self.waste.add("freed-by-lease", self.now_s, len(blocks), (self.names[number],), blocks)
+
+
+def _tap_before(part: Any, method: str, see: Callable[..., Any]) -> None:
+    original = getattr(part, method)
+
+    def wrapped(*arguments: Any, **named: Any) -> Any:
+        see(*arguments, **named)
+        return original(*arguments, **named)
+
+    setattr(part, method, wrapped)
+
+
+def _tap_after(part: Any, method: str, see: Callable[[Any], Any]) -> None:
+    setattr(part, method, partial(_call_and_see, getattr(part, method), see))
+
+
+def _call_and_see(original: Callable[..., Any], see: Callable[[Any], Any], *arguments: Any, **named: Any) -> Any:
+    result = original(*arguments, **named)
+    see(result)
+    return result

@@ -1,0 +1,109 @@
+"""The monitor's side of an episode: what it finds in the recording, or in the metrics page alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from kvscope.monitor.detectors.judgement import Verdict
+from kvscope.monitor.events.description import parse_description
+from kvscope.monitor.events.samples import Record
+from kvscope.monitor.events.wire import NO_REQUEST, Batch
+from kvscope.monitor.findings import FindingReport, severity_at_least
+from kvscope.monitor.incidents.simulated_metrics import pages_as_records
+from kvscope.monitor.pipeline import Pipeline
+from kvscope.monitor.sources.recording import Recording, record_ns
+
+REPORT_EVERY_NS: Final = 2_000_000_000
+SURENESS: Final[tuple[Verdict, ...]] = ("cannot-tell", "likely", "confirmed")
+
+
+class FoundCode(msgspec.Struct):
+    """A finding code of warning or above that fired: when first, in seconds of the episode, and what it claimed.
+
+    verdict: the surest of all its findings. named_as_effect: it fired only as the effect of another finding.
+    """
+
+    code: str
+    at_s: float
+    verdict: Verdict
+    explanation: str
+    requests: list[str] = []
+    blocks: list[int] = []
+    named_as_effect: bool = False
+
+
+def unmarked_records(directory: Path) -> Iterator[Record]:
+    """Yield a recording's records, without the faults that the engine's description names."""
+    for record in Recording(directory).records():
+        described = record.texts.get(NO_REQUEST) if isinstance(record, Batch) else None
+        if isinstance(record, Batch) and described:
+            unmarked = msgspec.structs.replace(parse_description(described), faults=[]).to_json()
+            yield msgspec.structs.replace(record, texts={**record.texts, NO_REQUEST: unmarked})
+        else:
+            yield record
+
+
+def find_in_recording(directory: Path) -> list[FoundCode]:
+    """Return what a monitor finds in an event stream, recorded in `directory`."""
+    return _find(unmarked_records(directory))
+
+
+def find_in_pages(pages: Sequence[tuple[int, str]], began_ns: int) -> list[FoundCode]:
+    """Return what a monitor finds that only scraped metrics pages, each at its wall time in ns."""
+    return _find(pages_as_records(pages), began_ns)
+
+
+def _find(records: Iterator[Record], began_ns: int = 0) -> list[FoundCode]:
+    watch = Pipeline()
+    found: dict[str, FoundCode] = {}
+    due, last_ns = 0, began_ns
+    for record in records:
+        watch.feed([record])
+        at_ns = record_ns(record)
+        began_ns = began_ns or at_ns
+        _note_transitions(watch, found, began_ns)
+        if at_ns >= due:
+            due = at_ns + REPORT_EVERY_NS
+            _note_reports(watch, found, (at_ns - began_ns) / 1e9)
+        last_ns = at_ns
+    watch.settle()
+    _note_transitions(watch, found, began_ns)
+    _note_reports(watch, found, (last_ns - began_ns) / 1e9)
+    return list(found.values())
+
+
+def _note_transitions(watch: Pipeline, found: dict[str, FoundCode], began_ns: int) -> None:
+    for finding, to, at_ns in watch.take_transitions():
+        if to == "firing" and severity_at_least(finding.severity, "warning"):
+            judged = finding.judgement
+            fired = found.setdefault(
+                judged.code, FoundCode(judged.code, (at_ns - began_ns) / 1e9, judged.verdict, judged.explanation)
+            )
+            fired.named_as_effect = False
+            _merge(fired, judged.verdict, judged.requests, judged.blocks)
+
+
+def _note_reports(watch: Pipeline, found: dict[str, FoundCode], at_s: float) -> None:
+    """Add who the firing findings name now, and the effects that they name instead of letting them fire."""
+    for report in watch.findings("firing"):
+        if report.code in found:
+            _merge(found[report.code], report.verdict, report.culprits.requests, report.culprits.blocks)
+            _note_effects(report, found, at_s)
+
+
+def _note_effects(report: FindingReport, found: dict[str, FoundCode], at_s: float) -> None:
+    for effect in report.effects:
+        named = found.setdefault(
+            effect.code, FoundCode(effect.code, at_s, report.verdict, f"effect of {report.code}", named_as_effect=True)
+        )
+        _merge(named, named.verdict, effect.requests, ())
+
+
+def _merge(found: FoundCode, verdict: Verdict, requests: Sequence[str], blocks: Sequence[int]) -> None:
+    found.verdict = max(found.verdict, verdict, key=SURENESS.index)
+    found.requests = list(dict.fromkeys((*found.requests, *requests)))[:200]
+    found.blocks = list(dict.fromkeys((*found.blocks, *blocks)))[:200]

@@ -1,0 +1,154 @@
+"""One trial: a drawn episode, what a monitor finds in it by stream and by metrics, and both compared with the truth."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from kvscope.monitor.incidents.draws import Draw, draw_run
+from kvscope.monitor.incidents.lab_watch import FoundCode, find_in_pages, find_in_recording
+from kvscope.monitor.incidents.own_episode import OwnEpisode
+from kvscope.monitor.incidents.truth.claims import codes_named, harms_behind
+from kvscope.monitor.incidents.truth.episode_end import EpisodeEnd
+from kvscope.monitor.incidents.truth.what_happened import Harm, decide
+
+TrialSource = Literal["stream", "metrics"]
+TRIAL_SOURCES: Final[tuple[TrialSource, ...]] = ("stream", "metrics")
+ROUNDING_S: Final = 1.0
+"""What a finding may seem too early by: the recording is flushed, and the witness looks, at intervals."""
+
+
+class HarmSeen(msgspec.Struct):
+    """A harm of the trial by the code that names it: its size, and whether and when that code was found.
+
+    also: other codes that it makes true and that were found. left_s: for how long the engine was watched after it began.
+    """
+
+    code: str
+    kind: str
+    since_s: float
+    size: float
+    left_s: float = 0.0
+    found_s: float | None = None
+    also: list[str] = []
+
+
+class ClaimMade(msgspec.Struct):
+    """A finding of the trial: its code, verdict and time, and whether the truth bears it out; if not, why."""
+
+    code: str
+    verdict: str
+    at_s: float
+    right: bool
+    wrong_because: str = ""
+    explanation: str = ""
+
+
+class SourceResult(msgspec.Struct):
+    """What came of one source of evidence."""
+
+    harms: list[HarmSeen] = []
+    claims: list[ClaimMade] = []
+
+
+class Trial(msgspec.Struct):
+    """What came of one drawn run. kinds: of all harms. error: why it could not be run."""
+
+    number: int
+    seed: int
+    faults: list[str]
+    healthy: bool
+    watched_s: float = 0.0
+    busy_s: float = 0.0
+    steps: int = 0
+    short_steps: int = 0
+    asked: int = 0
+    kinds: list[str] = []
+    results: dict[str, SourceResult] = {}
+    lost_batches: int = 0
+    real_s: float = 0.0
+    error: str = ""
+
+
+def run_trial(number: int, seed: int, keep: Path | None = None) -> Trial:
+    """Run one trial. keep: a directory for its recording."""
+    began = time.perf_counter()
+    draw = draw_run(number, seed)
+    trial = Trial(number, seed, list(draw.faults), healthy=not draw.faults)
+    directory = Path(tempfile.mkdtemp(prefix="kvscope-trial-"))
+    try:
+        _run(draw, directory, trial)
+    except Exception as error:  # a drawn run that cannot be run is shown, and the others go on
+        trial.error = f"{type(error).__name__}: {error}"
+    finally:
+        if keep is not None:
+            shutil.rmtree(keep, ignore_errors=True)
+            shutil.copytree(directory, keep)
+        shutil.rmtree(directory)
+    trial.real_s = time.perf_counter() - began
+    return trial
+
+
+def _run(draw: Draw, directory: Path, trial: Trial) -> None:
+    episode = OwnEpisode(draw, directory)
+    began_ns = episode.engine.time.time_ns()
+    episode.watch()
+    found = {
+        "stream": find_in_recording(directory),
+        "metrics": find_in_pages(episode.pages, began_ns),
+    }
+    end = episode.drain()
+    note_outcome(trial, end, found)
+
+
+def note_outcome(trial: Trial, end: EpisodeEnd, found: dict[str, list[FoundCode]]) -> None:
+    """Compare what was found, by source, with the truth."""
+    harms = decide(end)
+    trial.watched_s, trial.busy_s, trial.asked = end.watched_s, end.busy_s, end.asked
+    trial.steps, trial.short_steps, trial.lost_batches = end.steps, end.short_steps, end.lost_batches
+    trial.kinds = [harm.kind for harm in harms]
+    for source, codes in found.items():
+        trial.results[source] = SourceResult(
+            seen_harms(harms, codes, end.watched_s), [judge_claim(one, harms) for one in codes]
+        )
+
+
+def seen_harms(harms: Sequence[Harm], found: Sequence[FoundCode], watched_s: float) -> list[HarmSeen]:
+    """Return each harm that a code names, with whether that code was found."""
+    by_code = {one.code: one for one in found}
+    seen = []
+    for code, harm in codes_named(harms).items():
+        own = by_code.get(code)
+        others = [one.code for one in found if one.code != code and harm in harms_behind(one.code, harms)]
+        right = own is not None and judge_claim(own, harms).right
+        found_s = own.at_s if own is not None and right else None
+        left_s = watched_s - harm.since_s
+        seen.append(HarmSeen(code, harm.kind, harm.since_s, harm.size, left_s, found_s, others))
+    return seen
+
+
+def judge_claim(found: FoundCode, harms: Sequence[Harm]) -> ClaimMade:
+    """Decide whether a finding is right: a harm makes its code true, had begun, and concerns whom the finding names."""
+    claim = ClaimMade(found.code, found.verdict, found.at_s, right=False, explanation=found.explanation)
+    behind = harms_behind(found.code, harms)
+    if not behind:
+        claim.wrong_because = "nothing of the kind happened"
+    elif found.at_s < min(harm.since_s for harm in behind) - ROUNDING_S:
+        claim.wrong_because = "it fired before anything of the kind began"
+    elif not any(_concerns(found, harm) for harm in behind):
+        claim.wrong_because = "it names only requests or blocks that are not concerned"
+    else:
+        claim.right = True
+    return claim
+
+
+def _concerns(found: FoundCode, harm: Harm) -> bool:
+    if harm.requests and found.requests and harm.requests.isdisjoint(found.requests):
+        return bool(harm.blocks and found.blocks) and not harm.blocks.isdisjoint(found.blocks)
+    return True

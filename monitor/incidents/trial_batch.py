@@ -1,0 +1,65 @@
+"""Many trials over several processes, resumable: each is a line of a file as soon as it is done."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from kvscope.monitor.incidents.trial import Trial, run_trial
+
+TRIALS_FILE: Final = "trials.jsonl"
+
+
+def read_trials(directory: Path, seed: int) -> dict[int, Trial]:
+    """Return the trials of this seed that `directory` has, by number. A last line that was cut short is left out."""
+    path = directory / TRIALS_FILE
+    found: dict[int, Trial] = {}
+    for line in path.read_bytes().splitlines() if path.exists() else ():
+        try:
+            trial = msgspec.json.decode(line, type=Trial)
+        except msgspec.DecodeError:
+            continue
+        if trial.seed == seed:
+            found[trial.number] = trial
+    return found
+
+
+def run_trials(
+    numbers: Sequence[int], seed: int, directory: Path | None, processes: int, console: Console
+) -> list[Trial]:
+    """Run those trials that `directory` does not have yet, add them to it, and return all in order of their numbers."""
+    done = read_trials(directory, seed) if directory is not None else {}
+    left = [number for number in numbers if number not in done]
+    if directory is not None:
+        directory.mkdir(parents=True, exist_ok=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    # A process of its own begins with no threads of ours, as forks of torch would.
+    context = multiprocessing.get_context("spawn")
+    with (
+        ProcessPoolExecutor(processes, mp_context=context, initializer=logging.disable) as pool,
+        Progress(*columns, console=console) as progress,
+    ):
+        bar = progress.add_task("trials", total=len(numbers), completed=len(numbers) - len(left))
+        futures = [pool.submit(run_trial, number, seed) for number in left]
+        for future in as_completed(futures):
+            trial = future.result()
+            done[trial.number] = trial
+            if directory is not None:
+                with (directory / TRIALS_FILE).open("ab") as file:
+                    file.write(msgspec.json.encode(trial) + b"\n")
+            progress.update(bar, advance=1)
+    return [done[number] for number in numbers]
