@@ -31,6 +31,8 @@ WATCHED_S: Final = (90.0, 900.0)
 WATCHED_STEPS: Final = (300, 3_000)
 MOST_STEPS: Final = 8_000
 """Of an engine with quick steps, so that it is watched for more than a moment."""
+LEAST_ARRIVALS: Final = 15
+"""Requests of a run, on average, that come one by one."""
 TOKENS_OF_A_RUN: Final = 600_000
 """Prompt tokens of all requests of a run at most: they bound the time that a run takes."""
 
@@ -113,7 +115,7 @@ class _Sizes:
 
 
 def log_uniform(rng: random.Random, least: float, most: float) -> float:
-    """Draw between the two, each factor as likely as any other."""
+    """Draw between the two, every factor equally likely."""
     return math.exp(rng.uniform(math.log(least), math.log(max(least, most))))
 
 
@@ -162,7 +164,7 @@ def _codes(rng: random.Random, number: int) -> tuple[str, ...]:
 def _with_keys(rng: random.Random, code: str, steps: int) -> str:
     if code == "stuck.engine-stalled":
         return f"{code}:after={round(log_uniform(rng, 5, steps / 3))}:limit=1"
-    every, after, limit = rng.choice((1, 1, 2, 3, 5)), rng.choice((0, 0, 1, 3, 10)), rng.choice((0, 0, 0, 1, 3))
+    every, after, limit = rng.choice((1, 1, 2, 3)), rng.choice((0, 0, 0, 1, 3)), rng.choice((0, 0, 0, 1, 3))
     keys = {"every": every if every > 1 else 0, "after": after, "limit": limit}
     return code + "".join(f":{key}={value}" for key, value in keys.items() if value)
 
@@ -279,7 +281,7 @@ def _draw_load(sizes: _Sizes, seconds: float, duty: float) -> tuple[Clients, ...
         kind, capacity = "poisson", duty * capacity / together
     if kind == "poisson":
         rate = min(capacity * log_uniform(rng, 0.1, 1.5), most / seconds)
-        load = Clients("p", rate=max(rate, 3 / seconds), **common)
+        load = Clients("p", rate=max(rate, LEAST_ARRIVALS / seconds), **common)
     elif kind == "bursts":
         times = tuple(until * n / 3 for n in range(3) for _ in range(min(clients, most // 3 or 1)))
         load = Clients("b", times=times, **common)

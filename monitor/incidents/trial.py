@@ -27,7 +27,7 @@ ROUNDING_S: Final = 1.0
 class HarmSeen(msgspec.Struct):
     """A harm of the trial by the code that names it: its size, and whether and when that code was found.
 
-    also: other codes that it makes true and that were found. left_s: for how long the engine was watched after it began.
+    also: other codes that it makes true and that were found. left_s: how long the engine was watched after it began.
     """
 
     code: str
