@@ -29,8 +29,11 @@ LONGEST_PROMPT: Final = 1_000_000
 SCRAPE_S: Final = (1.0, 60.0)
 WATCHED_S: Final = (90.0, 900.0)
 WATCHED_STEPS: Final = (300, 3_000)
-MOST_STEPS: Final = 8_000
+MOST_STEPS: Final = 5_000
 """Of an engine with quick steps, so that it is watched for more than a moment."""
+PLANNED_BLOCKS: Final = 10_000
+"""About as many as the memory plan of such a device gives."""
+MOST_CHUNKS: Final = 100
 LEAST_ARRIVALS: Final = 15
 """Requests of a run, on average, that come one by one."""
 TOKENS_OF_A_RUN: Final = 600_000
@@ -207,7 +210,7 @@ def _plan_memory(sizes: _Sizes) -> None:
     if "sizing.kv-too-large" in sizes.codes:
         sizes.engine["gpu_memory_utilization"] = 1.0
     sizes.running, sizes.budget = sizes.engine["max_num_seqs"], 2048
-    sizes.block_size, sizes.blocks = sizes.engine.get("block_size", 16), 150
+    sizes.block_size, sizes.blocks = sizes.engine.get("block_size", 16), PLANNED_BLOCKS
 
 
 def _draw_lengths(sizes: _Sizes) -> None:
@@ -223,6 +226,9 @@ def _draw_lengths(sizes: _Sizes) -> None:
         sizes.output = max(8, min(sizes.pool // max(together, 1), 600))
     if sizes.engine.get("max_model_len"):
         sizes.output = min(sizes.output, sizes.engine["max_model_len"] // 4)
+    else:  # a prompt is computed in a hundred chunks at most, as 1 M tokens in steps of 8,192
+        sizes.budget = max(sizes.budget, -(-sizes.prompt // MOST_CHUNKS))
+        sizes.engine["max_num_batched_tokens"] = sizes.budget
 
 
 def _draw_step_time(sizes: _Sizes) -> StepTime:
@@ -239,7 +245,7 @@ def _draw_step_time(sizes: _Sizes) -> StepTime:
         per_attended_s=attended * base / (sizes.budget * max(sizes.prompt, 1)),
         jitter=log_uniform(rng, 0.01, 0.5),
         slow_steps=rng.randint(1, 5) if slow else 0,
-        slow_factor=log_uniform(rng, 2, 20) if slow else 1.0,
+        slow_factor=min(log_uniform(rng, 2, 20), max(1.0, 2 * room)) if slow else 1.0,
     )
 
 

@@ -37,7 +37,12 @@ STILL_S: Final = 60.0
 DRAIN_SLICE_S: Final = 20.0
 ENOUGH_STEPS: Final = 2
 """A drain ends after so many times the steps that its requests would take one after the other."""
-MOST_DRAIN_STEPS: Final = 30_000
+MOST_DRAIN_STEPS: Final = 40_000
+"""Beyond that the truth is not decided, and the run is not counted."""
+
+
+class DrainCut(RuntimeError):
+    """What happened cannot be decided, because the drain would have taken too long."""
 
 
 @cache
@@ -117,7 +122,8 @@ class OwnEpisode:
         self._preemptions = {request.number: request.num_preemptions for request in living}
         self._polls = engine.connector.polls if engine.connector is not None else 0
         left = sum(map(self._steps_alone, living))
-        most = scheduler.step + min(ENOUGH_STEPS * left + 1_000, MOST_DRAIN_STEPS)
+        enough = ENOUGH_STEPS * left + 1_000
+        most = scheduler.step + min(enough, MOST_DRAIN_STEPS)
         moved_s, before = witness.now_s, self._mark()
         while not engine.failure and scheduler.step < most and not self._is_over():
             engine.run(DRAIN_SLICE_S, self._crowd.hear)
@@ -126,8 +132,12 @@ class OwnEpisode:
                 moved_s, before = witness.now_s, now
             if witness.now_s - moved_s > STILL_S:
                 break
+        cut = scheduler.step >= most and enough > MOST_DRAIN_STEPS
         end = self._end()
+        engine.stop_recording()  # the end that closing gives to requests is no part of the episode
         engine.close()
+        if cut:
+            raise DrainCut(f"the drain was not over after {MOST_DRAIN_STEPS:,} steps")
         return end
 
     def _steps_alone(self, request: Request) -> int:
