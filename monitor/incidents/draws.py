@@ -31,9 +31,10 @@ WATCHED_S: Final = (90.0, 900.0)
 WATCHED_STEPS: Final = (300, 3_000)
 MOST_STEPS: Final = 5_000
 """Of an engine with quick steps, so that it is watched for more than a moment."""
-PLANNED_BLOCKS: Final = 10_000
-"""About as many as the memory plan of such a device gives."""
+PLANNED_BLOCKS: Final = (10_000, 65)
+"""About as many as the memory plan of such a device gives, and with a sixth of a pool given in bytes."""
 MOST_CHUNKS: Final = 100
+REQUESTS_OF_A_RUN: Final = 400
 LEAST_ARRIVALS: Final = 15
 """Requests of a run, on average, that come one by one."""
 TOKENS_OF_A_RUN: Final = 600_000
@@ -210,7 +211,8 @@ def _plan_memory(sizes: _Sizes) -> None:
     if "sizing.kv-too-large" in sizes.codes:
         sizes.engine["gpu_memory_utilization"] = 1.0
     sizes.running, sizes.budget = sizes.engine["max_num_seqs"], 2048
-    sizes.block_size, sizes.blocks = sizes.engine.get("block_size", 16), PLANNED_BLOCKS
+    sizes.block_size = sizes.engine.get("block_size", 16)
+    sizes.blocks = PLANNED_BLOCKS[planned is BY_BYTES]
 
 
 def _draw_lengths(sizes: _Sizes) -> None:
@@ -274,7 +276,7 @@ def _draw_load(sizes: _Sizes, seconds: float, duty: float) -> tuple[Clients, ...
     chunks = -(-sizes.prompt // sizes.budget)
     served_s = (sizes.output + chunks) * sizes.step_s * 2
     capacity = together / served_s
-    most = max(4, TOKENS_OF_A_RUN // sizes.prompt)
+    most = min(max(4, TOKENS_OF_A_RUN // sizes.prompt), REQUESTS_OF_A_RUN)
     prompt = (max(1, sizes.prompt // rng.choice((1, 2, 4))), sizes.prompt)
     output = (max(1, sizes.output // rng.choice((1, 2, 8))), sizes.output)
     until = seconds * 0.9

@@ -243,10 +243,13 @@ class EngineWitness:
                 names = {self.names[written[block]] for block in used}
                 self.waste.add("handed-out-in-use", self.now_s, len(used), names, used)
 
-    def _looked_up(self, request: Request, prefix: Prefix, computed: int, to_load: int) -> None:
-        """Compare what the lookup found with what the pool has. Only where one group sees everything."""
+    def _looked_up(self, request: Request, prefix: Prefix, *_hits: int) -> None:
+        """Compare what the lookup found with what the pool has and had. Only where one group sees everything.
+
+        What was evicted and is fetched from outside counts too: it is brought a second time.
+        """
         manager = self.engine.manager
-        if len(manager.windows) != 1 or to_load:
+        if len(manager.windows) != 1:
             return
         most = (request.num_tokens - 1) // manager.block_size
         digests = [in_group(digest, 0) for digest in request.digests[prefix.num_blocks : most]]

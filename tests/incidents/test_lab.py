@@ -160,7 +160,9 @@ def test_what_the_command_refuses(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 @pytest.mark.slow
 def test_a_sample_of_every_scenario(tmp_path: Path) -> None:
     assert len(lab_report.jobs([1])) == len(SCENARIOS) <= 150
-    done = subprocess.run([*INCIDENTS_COMMAND, "--seed", "1", "--keep", tmp_path], capture_output=True, text=True)
+    done = subprocess.run(
+        [*INCIDENTS_COMMAND, "--scenarios", "--seed", "1", "--keep", tmp_path], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout
 
 

@@ -1,0 +1,230 @@
+"""Drawn runs: the range, the truth of an engine in virtual time, the verdict on findings, and the command."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from kvscope.engine.config import EngineConfig
+from kvscope.engine.lab.latencies import OutsideTimes
+from kvscope.engine.lab.simulated_engine import StepTime
+from kvscope.monitor.cli import main
+from kvscope.monitor.events.wire import Batch
+from kvscope.monitor.incidents.accuracy import accuracy_of
+from kvscope.monitor.incidents.accuracy_text import accuracy_page, show_accuracy
+from kvscope.monitor.incidents.client_load import Clients
+from kvscope.monitor.incidents.draws import Draw, draw_run
+from kvscope.monitor.incidents.lab_watch import FoundCode, find_in_recording, unmarked_records
+from kvscope.monitor.incidents.own_episode import OwnEpisode
+from kvscope.monitor.incidents.trial import Trial, judge_claim, note_outcome, seen_harms
+from kvscope.monitor.incidents.truth.episode_end import EpisodeEnd
+from kvscope.monitor.incidents.truth.what_happened import Harm, decide
+from tests.incidents.test_lab import INCIDENTS_COMMAND
+from tests.incidents.truth_check import check_run, disagreements, run_to_end
+
+CHEAP_RUN = 9
+"""A drawn run that takes a second or two."""
+
+CHAT = Clients("c", rate=1.0, until_s=30, prompt=(40, 120), output=(5, 30), leave=0.5)
+
+
+def small(fault: str = "", **changed: object) -> Draw:
+    """A small engine under chat; `engine` is merged."""
+    engine = {"num_gpu_blocks_override": 101, "max_num_seqs": 8, "max_num_batched_tokens": 256, "block_size": 16}
+    engine |= changed.pop("engine", {})  # type: ignore[arg-type, call-overload]
+    drawn = Draw(
+        number=0,
+        seed=1,
+        faults=(fault,) if fault else (),
+        engine=engine,
+        load=(CHAT,),
+        step_time=StepTime(base_s=0.02),
+        latencies=OutsideTimes(),
+        max_model_len=4096,
+        seconds=40,
+        steps=5_000,
+        scrape_s=5.0,
+    )
+    return replace(drawn, **changed)  # type: ignore[arg-type]
+
+
+# -------------------------------------------------------------------- the range
+
+
+def test_the_same_number_is_the_same_draw_and_all_are_engines() -> None:
+    drawn = [draw_run(number) for number in range(150)]
+    assert drawn[:3] == [draw_run(number) for number in range(3)]
+    for each in drawn:
+        EngineConfig(**each.engine, faults=each.faults, max_model_len=each.max_model_len)
+    blocks = [each.engine.get("num_gpu_blocks_override", 0) for each in drawn]
+    steps = [each.step_time.base_s for each in drawn]
+    assert min(filter(None, blocks)) < 100 < 100_000 < max(blocks)
+    assert min(steps) < 0.005 < 5 < max(steps)
+    assert max(each.load[0].prompt[1] for each in drawn) > 100_000
+    assert 0.25 < sum(not each.faults for each in drawn) / len(drawn) < 0.55
+    assert {each.engine.get("block_size") for each in drawn} > {1, 16, 256}
+    assert any(len(each.faults) == 2 for each in drawn)
+
+
+# -------------------------------------------------------------------- the truth
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "engine"),
+    [
+        ("leak.unaccounted", "lost-at-abort", {}),
+        ("leak.rising-floor", "lost-at-end", {}),
+        ("leak.finished-held", "kept-by-connector", {"kv_connector": "host"}),
+        ("stuck.front-end:limit=1", "never-reaches-the-scheduler", {}),
+        ("stuck.zero-token:limit=1", "runs-without-tokens", {}),
+        ("stuck.engine-stalled:after=50:limit=1", "engine-hangs", {}),
+        ("corrupt.counter-drift:limit=1", "counters-differ", {}),
+        ("collapse.prefix-hits", "prefix-missed", {}),
+    ],
+)
+def test_a_fault_is_a_harm_and_undone_it_is_none(fault: str, kind: str, engine: dict[str, object]) -> None:
+    load = (replace(CHAT, prefixes=2, prefix=64),)
+    faulty, sound = (run_to_end(draw)[0] for draw in (small(fault, engine=engine, load=load), small(load=load)))
+    assert kind in {harm.kind for harm in decide(faulty)}
+    assert kind not in {harm.kind for harm in decide(sound)}
+    assert (sound.unfinished, sound.kept) == ([], [])
+
+
+def test_a_slow_copy_is_no_leak_and_a_slow_engine_no_stall() -> None:
+    engine = {"kv_connector": "host"}
+    end, _ = run_to_end(small(engine=engine, latencies=OutsideTimes(copy_s=50.0)))
+    assert end.drained_s > 100
+    assert (end.kept, end.unfinished) == ([], [])
+    slow, _ = run_to_end(small(step_time=StepTime(base_s=20.0, jitter=0.3), seconds=600))
+    assert decide(slow) == []
+
+
+def test_preemptions_are_work_done_twice() -> None:
+    load = (Clients("c", at_once=8, until_s=30, prompt=(200, 300), output=(100, 200)),)
+    end, _ = run_to_end(small(load=load, engine={"enable_prefix_caching": False}))
+    harm = next(harm for harm in decide(end) if harm.kind == "recomputed-after-preemption")
+    assert 0 < harm.size < 1
+    assert harm.requests
+
+
+def test_other_methods_agree_on_a_drawn_run() -> None:
+    assert [*disagreements(check_run(CHEAP_RUN, seed=0))] == []
+
+
+# -------------------------------------------------------------------- the monitor's side
+
+
+def test_the_recording_ends_with_the_watched_part_and_names_no_fault(tmp_path: Path) -> None:
+    episode = OwnEpisode(small("leak.unaccounted", lost=((10.0, 2),)), tmp_path)
+    episode.watch()
+    found = find_in_recording(tmp_path)
+    records = [*unmarked_records(tmp_path)]
+    end = episode.drain()
+    assert [*unmarked_records(tmp_path)] == records
+    assert "leak.unaccounted" in {one.code for one in found}
+    assert end.lost_batches == 2
+    sequences = [record.sequence for record in records if isinstance(record, Batch)]
+    assert sorted(set(range(sequences[-1])) - set(sequences))
+    assert not any(b"leak.unaccounted" in str(record.texts).encode() for record in records if isinstance(record, Batch))
+
+
+def test_a_finding_is_right_only_if_its_harm_had_begun_and_concerns_whom_it_names() -> None:
+    harms = [Harm("lost-at-abort", 10.0, 0.1, frozenset({"r"}), frozenset({1, 2}))]
+
+    def judged(code: str, at_s: float, *blocks: int, requests: tuple[str, ...] = ()) -> str:
+        claim = judge_claim(FoundCode(code, at_s, "confirmed", "", list(requests), list(blocks)), harms)
+        assert claim.right != bool(claim.wrong_because)
+        return claim.wrong_because
+
+    assert judged("leak.unaccounted", 20.0, 1, 2) == ""
+    assert judged("leak.rising-floor", 20.0) == ""
+    assert "before" in judged("leak.unaccounted", 5.0)
+    assert "nothing of the kind" in judged("stuck.grammar", 20.0)
+    assert "not concerned" in judged("leak.unaccounted", 20.0, requests=("other",))
+    assert judged("leak.unaccounted", 20.0, 1, requests=("other",)) == ""
+
+
+def test_a_harm_is_found_by_the_code_that_names_it_and_others_are_noted() -> None:
+    harms = [Harm("lost-at-abort", 10.0, 0.1)]
+    other = FoundCode("leak.rising-floor", 30.0, "confirmed", "")
+    (seen,) = seen_harms(harms, [other], 100.0)
+    assert (seen.code, seen.found_s, seen.also, seen.left_s) == ("leak.unaccounted", None, ["leak.rising-floor"], 90.0)
+
+
+# -------------------------------------------------------------------- the figures
+
+
+def outcome(number: int, *found: FoundCode, healthy: bool = False) -> Trial:
+    trial = Trial(number, 0, [] if healthy else ["leak.unaccounted"], healthy)
+    waste = [] if healthy else [{"kind": "freed-by-lease", "first_s": 5.0, "last_s": 6.0, "amount": 3.0}]
+    end = {"watched_s": 3600, "drained_s": 9, "busy_s": 1800, "steps": 100, "short_steps": 40, "usable_blocks": 100}
+    end |= {"asked": 9, "tokens_computed": 10, "request_s": 1, "observed": waste}
+    note_outcome(trial, msgspec.convert(end, EpisodeEnd), {"stream": list(found), "metrics": []})
+    return trial
+
+
+def test_misses_and_false_findings_cost_recall_and_hours() -> None:
+    right = FoundCode("leak.lease-burst", 15.0, "confirmed", "")
+    wrong = FoundCode("stuck.grammar", 15.0, "likely", "")
+    trials = [outcome(0, right), outcome(1), outcome(2, wrong, healthy=True), outcome(3, healthy=True)]
+    accuracy = accuracy_of([*trials, Trial(4, 0, [], True, error="it broke")])
+    (stream, _) = accuracy.recalls
+    assert (stream.code, stream.found, stream.trials, stream.median_s) == ("leak.lease-burst", 1, 2, 10.0)
+    verdicts = {(each.source, each.verdict): (each.right, each.findings) for each in accuracy.verdicts}
+    assert verdicts["stream", "confirmed"] == (1, 1)
+    assert verdicts["stream", "likely"] == (0, 1)
+    every, grammar, *_ = accuracy.false_rates
+    assert (every.findings, every.hours, every.per_hour) == (1, 1.0, 1.0)
+    assert (grammar.code, grammar.trials) == ("stuck.grammar", [2])
+    assert (accuracy.failed, accuracy.healthy_trials, accuracy.wrong_trials) == (1, 2, [2])
+    assert accuracy.reach == {"leak.lease-burst": ["stream"]}
+    out = io.StringIO()
+    show_accuracy(accuracy, Console(file=out, width=160))
+    assert "1 of 2" in out.getvalue()
+    assert "| stream | likely | 0 of 1 | 0.000 |" in accuracy_page(accuracy, "here")
+
+
+# -------------------------------------------------------------------- the command
+
+
+def test_runs_are_kept_resumed_written_and_explained(tmp_path: Path) -> None:
+    kept, written = tmp_path / "kept", tmp_path / "written"
+    flags = ["--first", str(CHEAP_RUN), "--runs", "1", "--jobs", "1", "--resume", str(kept), "--write", str(written)]
+    subprocess.run([*INCIDENTS_COMMAND, *flags], check=True, capture_output=True)
+    (line,) = (kept / "trials.jsonl").read_text().splitlines()
+    with (kept / "trials.jsonl").open("a") as file:
+        file.write('{"number": 8, "seed"')  # the process was killed here
+    subprocess.run([*INCIDENTS_COMMAND, *flags], check=True, capture_output=True)
+    assert [each for each in (kept / "trials.jsonl").read_text().splitlines() if each == line] == [line]
+    assert json.loads((written / "accuracy.json").read_bytes())["trials"] == 1
+    flags = ["--explain", str(CHEAP_RUN), "--keep", str(tmp_path)]
+    explained = subprocess.run([*INCIDENTS_COMMAND, *flags], capture_output=True, text=True)
+    assert "what happened:" in explained.stdout
+    assert explained.returncode == ("is wrong" in explained.stdout)
+    assert any((tmp_path / f"run {CHEAP_RUN}").iterdir())
+
+
+def test_the_command_refuses_no_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["incidents", "--runs", "0"]) == 2
+    assert "--runs 0: at least 1" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_sample_of_drawn_runs(tmp_path: Path) -> None:
+    subprocess.run([*INCIDENTS_COMMAND, "--runs", "12", "--resume", str(tmp_path)], check=True)
+    trials = [json.loads(line) for line in (tmp_path / "trials.jsonl").read_text().splitlines()]
+    assert [trial["error"] for trial in trials] == [""] * 12
+
+
+@pytest.mark.prove
+def test_drawn_runs_in_full(tmp_path: Path) -> None:
+    subprocess.run([*INCIDENTS_COMMAND, "--runs", "3000", "--write", str(tmp_path)], check=True)
+    accuracy = json.loads((tmp_path / "accuracy.json").read_bytes())
+    assert accuracy["failed"] <= accuracy["trials"] / 100
