@@ -29,7 +29,7 @@ COMMANDS: Final = {
     "sql": ("sql", "questions in SQL about what was kept"),
     "top": ("top", "engines, requests and findings at a terminal"),
     "probe": ("probe_check", "the probe that makes vLLM publish events"),
-    "incidents": ("incidents", "every fault brought about in virtual time, and what is found of it"),
+    "incidents": ("incidents", "measure how often findings are right, on engines and loads drawn at random"),
     "serve": ("serve", "the service: page, API, /metrics, alerts"),
     "alerts": ("alerts", "the alerts of a running service: whether they arrive, what to hush"),
     "plugins": ("plugins_list", "list the plug-ins that are loaded"),

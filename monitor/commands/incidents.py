@@ -26,6 +26,12 @@ def add(commands: Commands) -> None:
         " the engine: pip install 'kvscope[engine]'.",
     )
     parser.add_argument("--runs", type=int, default=40, metavar="N", help="how many runs to draw (40)")
+    parser.add_argument(
+        "--engine",
+        default="own",
+        metavar="ENGINE",
+        help="the engine under test: own, kvscope's own in virtual time (own)",
+    )
     parser.add_argument("--first", type=int, default=0, metavar="RUN", help="the first run's number (0)")
     parser.add_argument(
         "--resume", type=Path, metavar="DIR", help="keep each run's outcome in DIR, and go on with those it has not"
@@ -34,7 +40,7 @@ def add(commands: Commands) -> None:
         "--explain", type=int, metavar="RUN", help="run this one alone, print the truth and keep its recording (--keep)"
     )
     parser.add_argument(
-        "--write", type=Path, metavar="DIR", help="write the tables to DIR as accuracy.md, and as accuracy.json"
+        "--write", type=Path, metavar="FILE", help="write the tables to FILE as Markdown, and as JSON beside it"
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="what all is drawn from (0)")
     parser.add_argument(
@@ -56,12 +62,15 @@ def add(commands: Commands) -> None:
 def _run(parsed: argparse.Namespace) -> int:
     try:
         from kvscope.monitor.incidents import lab_report
+        from kvscope.monitor.incidents.episode import ENGINES_UNDER_TEST
     except ModuleNotFoundError as error:
         raise ValueError(
             f"`monitor incidents` runs kvscope's own engine, which needs {error.name}: pip install 'kvscope[engine]'"
         ) from error
     processes = max(parsed.jobs, 0) or lab_report.cores()
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
+    if parsed.engine not in ENGINES_UNDER_TEST:
+        raise ValueError(f"--engine {parsed.engine}: there are {', '.join(ENGINES_UNDER_TEST)}")
     if parsed.explain is not None:
         return _explain_trial(parsed, console)
     if not (parsed.scenarios or parsed.full or parsed.code):
@@ -81,25 +90,27 @@ def _draw_trials(parsed: argparse.Namespace, processes: int, console: Console) -
     if parsed.runs < 1:
         raise ValueError(f"--runs {parsed.runs}: at least 1")
     numbers = range(parsed.first, parsed.first + parsed.runs)
-    trials = run_trials(numbers, parsed.seed, parsed.resume, processes, Console(stderr=True))
+    trials = run_trials(numbers, parsed.seed, parsed.engine, parsed.resume, processes, Console(stderr=True))
     accuracy = accuracy_of(trials)
     show_accuracy(accuracy, console)
     if parsed.write is not None:
-        parsed.write.mkdir(parents=True, exist_ok=True)
-        command = f"monitor incidents --first {parsed.first} --runs {parsed.runs} --seed {parsed.seed}"
-        (parsed.write / "accuracy.md").write_text(accuracy_page(accuracy, f"`{command}`"))
-        (parsed.write / "accuracy.json").write_bytes(msgspec.json.format(msgspec.json.encode(accuracy), indent=1))
+        parsed.write.parent.mkdir(parents=True, exist_ok=True)
+        flags = f"--engine {parsed.engine} --first {parsed.first} --runs {parsed.runs} --seed {parsed.seed}"
+        parsed.write.write_text(accuracy_page(accuracy, f"`monitor incidents {flags}`"))
+        data = msgspec.json.format(msgspec.json.encode(accuracy), indent=1)
+        parsed.write.with_suffix(".json").write_bytes(data + b"\n")
     return NOTHING
 
 
 def _explain_trial(parsed: argparse.Namespace, console: Console) -> int:
     """Run one again, and show the truth, the findings and where its recording is."""
-    from kvscope.monitor.incidents.draws import draw_run
     from kvscope.monitor.incidents.trial import run_trial
 
     keep = parsed.keep / f"run {parsed.explain}"
-    trial = run_trial(parsed.explain, parsed.seed, keep)
-    console.print(f"run {trial.number}: {draw_run(trial.number, parsed.seed)}", markup=False, soft_wrap=True)
+    trial = run_trial(parsed.explain, parsed.seed, parsed.engine, keep)
+    faults = ", ".join(trial.faults) or "no fault"
+    extent = f"{trial.steps:,} steps, {trial.asked} requests, watched for {trial.watched_s:.0f} s"
+    console.print(f"run {trial.number}: {faults}, {extent}", markup=False, soft_wrap=True)
     console.print(f"what happened: {', '.join(trial.kinds) or 'no harm'}", trial.error, markup=False, soft_wrap=True)
     for source, result in trial.results.items():
         for harm in result.harms:

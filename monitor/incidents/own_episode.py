@@ -79,6 +79,8 @@ class OwnEpisode:
             drain_s=min(max(DRAIN_S, draw.step_time.base_s / 4), 0.5),
         )
         self.draw = draw
+        self.faults = draw.faults
+        self.began_ns = self.engine.time.time_ns()
         self.pages: list[tuple[int, str]] = []
         self.witness = EngineWitness(self.engine)
         self._keep_recording = keep_recording

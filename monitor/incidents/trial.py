@@ -11,9 +11,8 @@ from typing import Final, Literal
 
 import msgspec
 
-from kvscope.monitor.incidents.draws import Draw, draw_run
+from kvscope.monitor.incidents.episode import ENGINES_UNDER_TEST
 from kvscope.monitor.incidents.lab_watch import FoundCode, find_in_pages, find_in_recording
-from kvscope.monitor.incidents.own_episode import OwnEpisode
 from kvscope.monitor.incidents.truth.claims import codes_named, harms_behind
 from kvscope.monitor.incidents.truth.episode_end import EpisodeEnd
 from kvscope.monitor.incidents.truth.what_happened import Harm, decide
@@ -62,8 +61,8 @@ class Trial(msgspec.Struct):
 
     number: int
     seed: int
-    faults: list[str]
-    healthy: bool
+    faults: list[str] = []
+    engine: str = "own"
     watched_s: float = 0.0
     busy_s: float = 0.0
     steps: int = 0
@@ -75,15 +74,26 @@ class Trial(msgspec.Struct):
     real_s: float = 0.0
     error: str = ""
 
+    @property
+    def healthy(self) -> bool:
+        """Whether it had no fault."""
+        return not self.faults
 
-def run_trial(number: int, seed: int, keep: Path | None = None) -> Trial:
-    """Run one trial. keep: a directory for its recording."""
+
+def run_trial(number: int, seed: int, engine: str = "own", keep: Path | None = None) -> Trial:
+    """Run one trial on the engine under test of that name. keep: a directory for its recording."""
     began = time.perf_counter()
-    draw = draw_run(number, seed)
-    trial = Trial(number, seed, list(draw.faults), healthy=not draw.faults)
+    trial = Trial(number, seed, engine=engine)
     directory = Path(tempfile.mkdtemp(prefix="kvscope-trial-"))
     try:
-        _run(draw, directory, trial)
+        episode = ENGINES_UNDER_TEST[engine](number, seed, directory)
+        trial.faults = list(episode.faults)
+        episode.watch()
+        found = {
+            "stream": find_in_recording(directory),
+            "metrics": find_in_pages(episode.pages, episode.began_ns),
+        }
+        note_outcome(trial, episode.drain(), found)
     except Exception as error:  # a drawn run that cannot be run is shown, and the others go on
         trial.error = f"{type(error).__name__}: {error}"
     finally:
@@ -93,18 +103,6 @@ def run_trial(number: int, seed: int, keep: Path | None = None) -> Trial:
         shutil.rmtree(directory)
     trial.real_s = time.perf_counter() - began
     return trial
-
-
-def _run(draw: Draw, directory: Path, trial: Trial) -> None:
-    episode = OwnEpisode(draw, directory)
-    began_ns = episode.engine.time.time_ns()
-    episode.watch()
-    found = {
-        "stream": find_in_recording(directory),
-        "metrics": find_in_pages(episode.pages, began_ns),
-    }
-    end = episode.drain()
-    note_outcome(trial, end, found)
 
 
 def note_outcome(trial: Trial, end: EpisodeEnd, found: dict[str, list[FoundCode]]) -> None:

@@ -18,8 +18,11 @@ from kvscope.monitor.incidents.trial import Trial, run_trial
 TRIALS_FILE: Final = "trials.jsonl"
 
 
-def read_trials(directory: Path, seed: int) -> dict[int, Trial]:
-    """Return the trials of this seed that `directory` has, by number. A last line that was cut short is left out."""
+def read_trials(directory: Path, seed: int, engine: str) -> dict[int, Trial]:
+    """Return the trials of this seed and engine that `directory` has, by number.
+
+    A last line that was cut short is left out.
+    """
     path = directory / TRIALS_FILE
     found: dict[int, Trial] = {}
     for line in path.read_bytes().splitlines() if path.exists() else ():
@@ -27,16 +30,16 @@ def read_trials(directory: Path, seed: int) -> dict[int, Trial]:
             trial = msgspec.json.decode(line, type=Trial)
         except msgspec.DecodeError:
             continue
-        if trial.seed == seed:
+        if (trial.seed, trial.engine) == (seed, engine):
             found[trial.number] = trial
     return found
 
 
 def run_trials(
-    numbers: Sequence[int], seed: int, directory: Path | None, processes: int, console: Console
+    numbers: Sequence[int], seed: int, engine: str, directory: Path | None, processes: int, console: Console
 ) -> list[Trial]:
     """Run those trials that `directory` does not have yet, add them to it, and return all in order of their numbers."""
-    done = read_trials(directory, seed) if directory is not None else {}
+    done = read_trials(directory, seed, engine) if directory is not None else {}
     left = [number for number in numbers if number not in done]
     if directory is not None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -54,7 +57,7 @@ def run_trials(
         Progress(*columns, console=console) as progress,
     ):
         bar = progress.add_task("trials", total=len(numbers), completed=len(numbers) - len(left))
-        futures = [pool.submit(run_trial, number, seed) for number in left]
+        futures = [pool.submit(run_trial, number, seed, engine) for number in left]
         for future in as_completed(futures):
             trial = future.result()
             done[trial.number] = trial

@@ -162,7 +162,7 @@ def test_a_harm_is_found_by_the_code_that_names_it_and_others_are_noted() -> Non
 
 
 def outcome(number: int, *found: FoundCode, healthy: bool = False) -> Trial:
-    trial = Trial(number, 0, [] if healthy else ["leak.unaccounted"], healthy)
+    trial = Trial(number, 0, [] if healthy else ["leak.unaccounted"])
     waste = [] if healthy else [{"kind": "freed-by-lease", "first_s": 5.0, "last_s": 6.0, "amount": 3.0}]
     end = {"watched_s": 3600, "drained_s": 9, "busy_s": 1800, "steps": 100, "short_steps": 40, "usable_blocks": 100}
     end |= {"asked": 9, "tokens_computed": 10, "request_s": 1, "observed": waste}
@@ -174,7 +174,7 @@ def test_misses_and_false_findings_cost_recall_and_hours() -> None:
     right = FoundCode("leak.lease-burst", 15.0, "confirmed", "")
     wrong = FoundCode("stuck.grammar", 15.0, "likely", "")
     trials = [outcome(0, right), outcome(1), outcome(2, wrong, healthy=True), outcome(3, healthy=True)]
-    accuracy = accuracy_of([*trials, Trial(4, 0, [], True, error="it broke")])
+    accuracy = accuracy_of([*trials, Trial(4, 0, error="it broke")])
     (stream, _) = accuracy.recalls
     assert (stream.code, stream.found, stream.trials, stream.median_s) == ("leak.lease-burst", 1, 2, 10.0)
     verdicts = {(each.source, each.verdict): (each.right, each.findings) for each in accuracy.verdicts}
@@ -195,7 +195,7 @@ def test_misses_and_false_findings_cost_recall_and_hours() -> None:
 
 
 def test_runs_are_kept_resumed_written_and_explained(tmp_path: Path) -> None:
-    kept, written = tmp_path / "kept", tmp_path / "written"
+    kept, written = tmp_path / "kept", tmp_path / "written" / "page.md"
     flags = ["--first", str(CHEAP_RUN), "--runs", "1", "--jobs", "1", "--resume", str(kept), "--write", str(written)]
     subprocess.run([*INCIDENTS_COMMAND, *flags], check=True, capture_output=True)
     (line,) = (kept / "trials.jsonl").read_text().splitlines()
@@ -203,7 +203,7 @@ def test_runs_are_kept_resumed_written_and_explained(tmp_path: Path) -> None:
         file.write('{"number": 8, "seed"')  # the process was killed here
     subprocess.run([*INCIDENTS_COMMAND, *flags], check=True, capture_output=True)
     assert [each for each in (kept / "trials.jsonl").read_text().splitlines() if each == line] == [line]
-    assert json.loads((written / "accuracy.json").read_bytes())["trials"] == 1
+    assert json.loads(written.with_suffix(".json").read_bytes())["trials"] == 1
     flags = ["--explain", str(CHEAP_RUN), "--keep", str(tmp_path)]
     explained = subprocess.run([*INCIDENTS_COMMAND, *flags], capture_output=True, text=True)
     assert "what happened:" in explained.stdout
@@ -211,9 +211,11 @@ def test_runs_are_kept_resumed_written_and_explained(tmp_path: Path) -> None:
     assert any((tmp_path / f"run {CHEAP_RUN}").iterdir())
 
 
-def test_the_command_refuses_no_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_refuses_no_runs_and_unknown_engines(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["incidents", "--runs", "0"]) == 2
     assert "--runs 0: at least 1" in capsys.readouterr().err
+    assert main(["incidents", "--engine", "none"]) == 2
+    assert "--engine none: there are own" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -225,6 +227,6 @@ def test_a_sample_of_drawn_runs(tmp_path: Path) -> None:
 
 @pytest.mark.prove
 def test_drawn_runs_in_full(tmp_path: Path) -> None:
-    subprocess.run([*INCIDENTS_COMMAND, "--runs", "3000", "--write", str(tmp_path)], check=True)
-    accuracy = json.loads((tmp_path / "accuracy.json").read_bytes())
+    subprocess.run([*INCIDENTS_COMMAND, "--runs", "3000", "--write", str(tmp_path / "page.md")], check=True)
+    accuracy = json.loads((tmp_path / "page.json").read_bytes())
     assert accuracy["failed"] <= accuracy["trials"] / 100
