@@ -14,12 +14,12 @@ from kvscope.monitor.events.kinds import Holder, Status, Tier, TierOp
 from kvscope.monitor.events.samples import Fact, Sample
 from kvscope.monitor.plugins import Plugin, PluginFailure
 from tests.detectors import leaks, scenes, stuck, waste
-from tests.detectors.paper_engine import as_log, as_metrics
+from tests.detectors.paper_engine import as_log, as_metrics, every
 from tests.detectors.scenes import Observer, Watched
 from tests.detectors.test_figures import figures, spoken
 from tests.detectors.test_logs import line, log
 from tests.detectors.test_prefixes import computed_again, flush
-from tests.detectors.test_without_a_stream import idle_with, trends
+from tests.detectors.test_without_a_stream import idle_with, preempting, trends
 
 
 class Asked(Settings):
@@ -92,7 +92,12 @@ def test_every_threshold_is_used_by_some_detector(monkeypatch: pytest.MonkeyPatc
     logs = [log("seed-000.log"), log("never-freed.log.gz"), log("lockstep-collapse.log.gz")]
     logs.append([line(8 - n % 2, 0.02 * n) for n in range(40)])
     pages = [figures("lockstep-collapse", 1.0), as_metrics(idle_with(0.5, 20)), as_log(trends(1, 8, 0)), *drained()]
-    pages += [figures("frozen-engine", 1.0), spoken({"running": 1}, again=3), spoken({"waiting": 1}, again=3)]
+    pages += [
+        as_metrics(every(preempting(60, 20), 15)),
+        figures("frozen-engine", 1.0),
+        spoken({"running": 1}, again=3),
+        spoken({"waiting": 1}, again=3),
+    ]
     for records in (*logs, *pages, flush(needed_again=4), computed_again()):
         observer = Observer(asked)
         observer.watch.feed(records)

@@ -243,3 +243,40 @@ def test_a_queue_before_an_empty_pool_is_a_hypothesis_that_names_the_pause() -> 
     assert (finding.code, finding.verdict) == (NEVER_FITS, "cannot-tell")
     assert "paused" in finding.explanation
     assert "needs more blocks than the pool" in finding.explanation
+
+
+# -------------------------------------------------------------------- preemptions by the engine's own counter
+
+
+def preempting(per_minute: int, finished_per_minute: int, usage: float = 0.97, minutes: int = 5) -> list[Moment]:
+    return [
+        Moment(
+            float(second),
+            20,
+            6,
+            0,
+            usage,
+            100.0 * second,
+            600.0 * second,
+            30 * second,
+            finished_per_minute * second // 60,
+            0,
+            per_minute * second // 60,
+        )
+        for second in range(1, 60 * minutes)
+    ]
+
+
+@pytest.mark.parametrize("seconds", [1, 5, 15, 30, 60])
+def test_preemptions_without_end_are_found(seconds: int) -> None:
+    """Where they come to more than one for each request, the size of the pool is an effect."""
+    assert likely(as_metrics(every(preempting(60, 20), seconds))) == ["thrash.preemption"]
+    assert likely(as_metrics(every(preempting(30, 60), seconds))) == ["sizing.kv-too-small"]
+
+
+def test_a_few_preemptions_of_a_full_pool_are_none() -> None:
+    assert not codes(as_metrics(preempting(6, 60)))
+    assert not codes(as_metrics(preempting(60, 20, usage=0.5)))  # by priority, or a reset: not for want of blocks
+    assert not codes(as_metrics(preempting(60, 20, minutes=2)))
+    burst = [moment._replace(preemptions=min(moment.preemptions, 40)) for moment in preempting(60, 20)]
+    assert not codes(as_metrics(burst[100:]))

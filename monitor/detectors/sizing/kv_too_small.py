@@ -6,6 +6,13 @@ from collections.abc import Iterator
 
 from kvscope.monitor.detectors.detector import Detector
 from kvscope.monitor.detectors.judgement import Evidence, Judgement
+from kvscope.monitor.detectors.preemption_counts import (
+    COUNT_WINDOW_S,
+    FULL_AT,
+    MIN_COUNTED,
+    CountedPreemptions,
+    counted_preemptions,
+)
 from kvscope.monitor.detectors.preemptions import LOST_EVENTS, point_at, preempted_names, recent_preemptions
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
@@ -19,7 +26,7 @@ class KvTooSmall(Detector[Judgement]):
     code = "sizing.kv-too-small"
     severity = "warning"
     title = "The pool holds fewer requests than may run, and preemptions pay for it"
-    requires = ("stream",)
+    requires = ("stream", "metrics")
     position = 600
 
     window_s = Threshold(60, "s", "what it costs now counts")
@@ -27,10 +34,21 @@ class KvTooSmall(Detector[Judgement]):
     min_share = Threshold(0.1, "of the computed", "the tax of 10 to 23 % that is reported of full pools begins here")
     over_s = Threshold(10, "s", "nothing is lost by telling of a size later; what else preempts them is known by then")
 
+    counted_window_s = COUNT_WINDOW_S
+    min_counted = MIN_COUNTED
+    full_at = FULL_AT
+    min_per_request = Threshold(
+        0.3, "for each request", "where only the counter is known: at such a rate a tenth of the work is done again"
+    )
+
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield what preemptions for want of blocks cost."""
         if ledger.has_stream and ledger.preempted:
             yield from self._from_stream(ledger, settings)
+        elif not ledger.has_stream:
+            counts = counted_preemptions(ledger, settings)
+            if counts is not None and counts.per_request >= settings(self.min_per_request):
+                yield _by_counters(ledger, counts)
 
     def _from_stream(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         state, described = ledger.state, ledger.description
@@ -81,6 +99,29 @@ class KvTooSmall(Detector[Judgement]):
             wont_help=("Restarting: the pool is as large as it was configured, and nothing of it is lost.",),
             missing=LOST_EVENTS if state.damaged else "",
         )
+
+
+def _by_counters(ledger: EngineLedger, counts: CountedPreemptions) -> Judgement:
+    return Judgement(
+        code=KvTooSmall.code,
+        engine=ledger.engine,
+        verdict="likely",
+        since_ns=counts.first.at_ns or 0,
+        position=counts.first.position,
+        evidence=counts.evidence(),
+        explanation=(
+            f"{counts.text()} The pool holds fewer requests than are admitted, and what the preempted ones had computed"
+            " is computed again."
+        ),
+        do_now=("Send this engine less at once: what cannot be held together is computed twice.",),
+        change=(
+            "Lower --max-num-seqs to about the number that ran when the counter did not move.",
+            "Give the pool more: a higher --gpu-memory-utilization, --kv-cache-dtype fp8, or more devices.",
+        ),
+        wont_help=("Restarting: the pool is as large as it was configured, and nothing of it is lost.",),
+        missing="the tokens that were computed again, and whether a leak fills the pool: attach the event stream"
+        " (monitor doctor tcp://HOST:5757)",
+    )
 
 
 def _pool_evidence(

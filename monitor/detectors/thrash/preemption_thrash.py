@@ -1,6 +1,7 @@
 """thrash.preemption: requests lose their blocks before these have given them a single token, again and again.
 
-Needs the event stream: an engine's own counter of preemptions has neither what they cost nor whom they hit.
+From metrics it is likely where there are more preemptions than requests that end: the engine's own counter has neither
+what they cost nor whom they hit.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Final
 from kvscope.monitor.detectors.advice import whole_prompts_only
 from kvscope.monitor.detectors.detector import Causes, Detector
 from kvscope.monitor.detectors.judgement import Evidence, Judgement
+from kvscope.monitor.detectors.preemption_counts import CountedPreemptions, counted_preemptions
 from kvscope.monitor.detectors.preemptions import LOST_EVENTS, point_at, preempted_names, recent_preemptions
 from kvscope.monitor.detectors.sizing.kv_too_small import KvTooSmall
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
@@ -44,7 +46,7 @@ class PreemptionThrash(Detector[Judgement]):
     code = "thrash.preemption"
     severity = "warning"
     title = "Requests are preempted again and again before they give a token"
-    requires = ("stream",)
+    requires = ("stream", "metrics")
     position = 300
 
     window_s = Threshold(60, "s", "what was thrown away before is past")
@@ -55,10 +57,18 @@ class PreemptionThrash(Detector[Judgement]):
         0.1, "of the computed", "where a pool is merely full, a twentieth of the work or less is thrown away so early"
     )
 
+    min_per_request = Threshold(
+        1.5, "for each request", "where only the counter is known: most requests lose their blocks more than once"
+    )
+
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield the preemptions whose work was thrown away."""
         if ledger.has_stream and ledger.preempted:
             yield from self._from_stream(ledger, settings)
+        elif not ledger.has_stream:
+            counts = counted_preemptions(ledger, settings)
+            if counts is not None and counts.per_request >= settings(self.min_per_request):
+                yield _thrash_by_counters(ledger, counts)
 
     def causes(self) -> Causes[Judgement]:
         """Return what it may cause."""
@@ -120,3 +130,25 @@ class PreemptionThrash(Detector[Judgement]):
             wont_help=PREEMPTION_THRASH_WONT_HELP,
             missing=LOST_EVENTS if ledger.state.damaged else "",
         )
+
+
+def _thrash_by_counters(ledger: EngineLedger, counts: CountedPreemptions) -> Judgement:
+    return Judgement(
+        code=PreemptionThrash.code,
+        engine=ledger.engine,
+        verdict="likely",
+        since_ns=counts.first.at_ns or 0,
+        position=counts.first.position,
+        evidence=counts.evidence(),
+        explanation=(
+            f"{counts.text()} Requests are admitted, lose their blocks to each other and begin again. A pool that is"
+            " merely full preempts a few of them once."
+        ),
+        do_now=PREEMPTION_THRASH_DO_NOW,
+        change=(
+            f"Admit a prompt only if all of it has room: {whole_prompts_only(ledger)}.",
+            "Lower --max-num-seqs to what the pool holds at full length.",
+        ),
+        wont_help=PREEMPTION_THRASH_WONT_HELP[:1],
+        missing="which requests, and what they had computed: attach the event stream (monitor doctor tcp://HOST:5757)",
+    )

@@ -1,0 +1,84 @@
+"""Preemptions by the engine's own counter: what findings from metrics about a pool that is too small have in common.
+
+vLLM's counter moves with the next token of a preempted request, so that it shows fewer than there were. It decides from
+four samples at any interval up to a third of the window.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from kvscope.monitor.detectors.judgement import Evidence
+from kvscope.monitor.detectors.sample_math import FEWEST_SAMPLES, apart_s
+from kvscope.monitor.detectors.thresholds import Settings, Threshold
+from kvscope.monitor.events.samples import Sample
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.text import percent
+
+COUNT_WINDOW_S: Final = Threshold(
+    180, "s", "three scrapes of a Prometheus server at 60 s: a burst in one interval is over in the next"
+)
+MIN_COUNTED: Final = Threshold(
+    10, "preemptions", "where only the counter is known: fewer are long requests met by chance"
+)
+FULL_AT: Final = Threshold(0.9, "of the pool", "a pool that preempts for want of blocks is full between preemptions")
+
+
+class CountedPreemptions(NamedTuple):
+    """What the counters show of the last window."""
+
+    first: Sample
+    last: Sample
+    preemptions: int
+    finished: int
+    """Requests that ended meanwhile, in whatever way; at least 1."""
+    highest_usage: float
+
+    @property
+    def per_request(self) -> float:
+        """Preemptions for each request that ended."""
+        return self.preemptions / self.finished
+
+    def evidence(self) -> tuple[Evidence, ...]:
+        """Return the counters as evidence."""
+        source, span = self.last.source, f"{self.first.position} to {self.last.position}"
+        return (
+            Evidence("preemptions", self.preemptions, "preemptions", source, span),
+            Evidence("finished", self.finished, "requests", source, span),
+            Evidence("preemptions_per_request", round(self.per_request, 2), "", source, span),
+            Evidence("usage", round(100 * self.highest_usage, 1), "%", source, span),
+            Evidence("waiting", self.last.waiting or 0, "requests", source, self.last.position),
+        )
+
+    def text(self) -> str:
+        """Return the counts in a sentence."""
+        return (
+            f"The engine counted {self.preemptions:,} preemptions while {self.finished:,} requests ended"
+            f" ({self.per_request:.1f} for each), with usage up to {percent(self.highest_usage)}."
+        )
+
+
+def counted_preemptions(ledger: EngineLedger, settings: Settings) -> CountedPreemptions | None:
+    """Return the counts of the last window; None where they are too few, not exposed, or in one burst."""
+    window: list[Sample] = []
+    for sample in reversed(ledger.samples):
+        if sample.preemptions is None or sample.finished is None or sample.usage is None or not sample.at_ns:
+            break
+        window.append(sample)
+        if (apart_s(sample, window[0]) or 0) >= settings(COUNT_WINDOW_S):
+            break
+    window.reverse()
+    if len(window) <= FEWEST_SAMPLES or (apart_s(window[0], window[-1]) or 0) < settings(COUNT_WINDOW_S):
+        return None
+    first, last = window[0], window[-1]
+    moved = (last.preemptions or 0) - (first.preemptions or 0)
+    parts = [(len(window) - 1) * n // FEWEST_SAMPLES for n in range(FEWEST_SAMPLES + 1)]
+    in_each = [(window[to].preemptions or 0) - (window[at].preemptions or 0) for at, to in pairwise(parts)]
+    if moved < settings(MIN_COUNTED) or not all(in_each):
+        return None
+    ended = (last.finished or 0) - (first.finished or 0) + (last.aborted or 0) - (first.aborted or 0)
+    highest = max(sample.usage or 0.0 for sample in window)
+    if highest < settings(FULL_AT):
+        return None
+    return CountedPreemptions(first, last, moved, max(ended, 1), highest)
