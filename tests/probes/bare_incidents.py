@@ -153,12 +153,12 @@ def lost_from_queue(begin: Open) -> None:
 
 
 def one_slow_heartbeat(begin: Open) -> None:
-    """`big` waits for blocks that a leak holds; the engine makes no pass for one second in which it beats twice."""
+    """`big` waits for blocks that a leak holds; the engine makes no pass for two seconds, in which it beats."""
     scene = begin(kv_transfer_config=CONNECTOR, blocks=140)
     leak(scene)
     scene.ask("big", 3190, 4)
     scene.run(15)
-    scene.idle(1.25)
+    scene.idle(2.25)
     scene.run(15)
 
 
@@ -319,15 +319,13 @@ def grammar_never_compiled(begin: Open) -> None:
 
 
 def full_decode_instance(begin: Open) -> None:
-    """Two of two run; KV that was fetched for a third is there, and it waits for its turn for 40 s."""
+    """Two of two run; KV that was fetched for a third is there, and it waits for its turn for 45 s."""
     scene = begin(kv_transfer_config=CONNECTOR, blocks=240, max_num_seqs=2)
     scene.ask("load-0", 200, 4)
     scene.turn()
     for number in range(2):
         scene.ask(f"runs-{number}", 100, 2400)
-    scene.run(1)
-    scene.ask("load-1", 200, 4)
-    scene.run(45)
+    scene.run(46)
 
 
 def promotion_never_comes(begin: Open) -> None:
@@ -440,7 +438,7 @@ def waves(begin: Open) -> None:
             for _ in range(8):
                 scene.ask(f"alike-{scene.came}", 600, 120)
 
-    scene.run(60, load)
+    scene.run(60, load, step_s=0.1)
 
 
 INCIDENTS: Final = {

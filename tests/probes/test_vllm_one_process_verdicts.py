@@ -92,6 +92,16 @@ def test_an_early_step_that_is_slow_is_only_likely_a_stall(engine: Incident) -> 
     assert "stuck.engine-stalled" not in engine.firing()
 
 
+@incident("late_heartbeats")
+def test_a_second_without_a_pass_is_no_stall_in_one_process(engine: Incident) -> None:
+    engine.until("leak.finished-held")
+    for _ in range(5):
+        engine.go_on(4)
+        assert "stuck.engine-stalled" not in engine.firing()
+    (starved,) = engine.watch.findings("suppressed")
+    assert (starved.code, starved.culprits.requests) == ("stuck.never-fits", ["big"])
+
+
 @incident("full_instance")
 def test_what_is_ready_and_waits_for_its_turn_is_no_finding(engine: Incident) -> None:
     engine.until_ledger("full_with_two_ready")
