@@ -15,7 +15,7 @@ import pytest
 from kvscope.monitor.findings import FindingReport
 from kvscope.monitor.sources.live_stream import LiveStream
 from tests.probes.losing_front_end import announce_losing
-from tests.probes.test_vllm_incidents import Observed, observed
+from tests.probes.test_vllm_incidents import TRIES, Observed, observed
 from tests.probes.test_vllm_live import PATIENCE_S, Server
 from tests.probes.vllm_python import needs_vllm
 
@@ -96,7 +96,7 @@ async def worker_stops(server: Server) -> None:
     async with observed(server) as seen:
         for number in range(3):
             seen.come(f"stands-{number}", 100, 900)
-        await seen.until(lambda: "running" in seen.phases.values() and seen.ledger.state.last_step > 40)
+        await seen.until(lambda: "running" in seen.phases.values() and seen.ledger.state.last_step > 150)
         worker.send_signal(signal.SIGSTOP)
         try:
             evidence: dict[str, object] = {}
@@ -154,7 +154,7 @@ async def one_rank_stops(server: Server) -> None:
         nonlocal came
         while sum(not client.done() for client in seen.clients.values()) < 6:
             came += 1
-            seen.come(f"r-{came}", 40, 300)
+            seen.come(f"r-{came}", 40, 900)
 
     def both_run() -> bool:
         load()
@@ -168,7 +168,15 @@ async def one_rank_stops(server: Server) -> None:
         assert sorted(seen.watch.fleet.engines) == names
         cores = engine_processes(server, "EngineCore")
         (stopped,) = [core for core in cores if core.pid == seen.watch.fleet.engines[names[1]].description.pid]
-        stopped.send_signal(signal.SIGSTOP)
+        for _ in range(TRIES):  # until it is stopped while it runs something
+            await seen.until(both_run)
+            stopped.send_signal(signal.SIGSTOP)
+            for _ in range(50):
+                seen.look()
+                await asyncio.sleep(0.02)
+            if both_run():
+                break
+            stopped.send_signal(signal.SIGCONT)
         try:
 
             def found() -> list[FindingReport]:
