@@ -267,7 +267,7 @@ def nixl_consumer_gone(begin: Open) -> None:
 
 def windows_fit(begin: Open) -> None:
     """A prompt that fits only because windows recycle blocks waits behind max_num_seqs for 20 s."""
-    scene = begin(blocks=200, windows=(64, 100), max_num_seqs=2)
+    scene = begin(blocks=200, groups=(("full",), ("sliding", 64), ("sliding", 100)), max_num_seqs=2)
     for number in range(2):
         scene.ask(f"runs-{number}", 100, 1000)
     scene.run(1)
@@ -277,7 +277,7 @@ def windows_fit(begin: Open) -> None:
 
 def windows_never_fit(begin: Open) -> None:
     """The same prompt and a pool that has too few blocks for its full attention."""
-    scene = begin(blocks=140, windows=(64, 100), max_num_seqs=2)
+    scene = begin(blocks=140, groups=(("full",), ("sliding", 64), ("sliding", 100)), max_num_seqs=2)
     scene.ask("long-doc", 4000, 4)
     scene.run(20)
 
