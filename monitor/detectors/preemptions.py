@@ -15,8 +15,8 @@ LOST_EVENTS = "the events that were lost"
 
 def recent_preemptions(ledger: EngineLedger, seconds: float) -> list[Preemption]:
     """Return the preemptions of the last `seconds` that were made for want of room, the first one first."""
-    since = ledger.now_ns - seconds * 1e9
-    recent = takewhile(lambda one: ledger.wall(one.at_ns) >= since, reversed(ledger.preempted))
+    since = ledger.now_ns - seconds * 1e9 - ledger.wall(1) + 1  # on the engine's monotonic clock, as they are
+    recent = takewhile(lambda one: one.at_ns >= since, reversed(ledger.preempted))
     return [one for one in recent if one.reason != Preempt.RESET][::-1]
 
 

@@ -33,6 +33,7 @@ from kvscope.monitor.ledger.ledger_records import FoundAnomaly as FoundAnomaly
 from kvscope.monitor.ledger.ledger_records import Loss as Loss
 from kvscope.monitor.ledger.ledger_records import Point as Point
 from kvscope.monitor.ledger.ledger_records import Position as Position
+from kvscope.monitor.ledger.living_requests import Living, sort_living
 from kvscope.monitor.ledger.reported_events import ReportedEvents
 from kvscope.monitor.ledger.step_model import StepModel
 from kvscope.monitor.ledger.stream_clock import StreamClock
@@ -137,6 +138,7 @@ class EngineLedger:
         self._step_model: tuple[int, StepModel] | None = None
         self._head: RequestState | None = None
         self._head_is_known = False
+        self._living: Living | None = None
 
     # ---------------------------------------------------------------- the fold
 
@@ -145,7 +147,7 @@ class EngineLedger:
         lost, and the state is in doubt until a keyframe or the engine's audits put it right.
         A ledger that validates raises InvariantError.
         """
-        self._head_is_known = False
+        self._head_is_known, self._living = False, None
         try:
             self._apply(record)
         except validation.InvariantError:
@@ -475,6 +477,12 @@ class EngineLedger:
                     behind -= 1
                 counts[Cause.BEHIND_HEAD] += behind
         return +counts
+
+    def living(self) -> Living:
+        """Return the requests that have not ended; every detector of requests asks for them."""
+        if self._living is None:
+            self._living = sort_living(self.state.requests.values())
+        return self._living
 
     def head(self) -> RequestState | None:
         """The waiting request that the scheduler passed over last: the one the others stand behind."""

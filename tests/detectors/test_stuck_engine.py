@@ -78,7 +78,9 @@ def test_a_fault_of_the_whole_engine(
         stuck(engine)
         found = judged(tmp_path)
     assert [finding.code for finding in found] == ([code] if fault else [])
-    assert all((finding.culprits.requests, finding.verdict) == (["stuck"], "confirmed") for finding in found)
+    # A grammar or a front end that is only slow looks the same; that a fetch has ended, this engine reports.
+    verdict = "likely" if code in ("stuck.grammar", "stuck.front-end") else "confirmed"
+    assert all((finding.culprits.requests, finding.verdict) == (["stuck"], verdict) for finding in found)
 
 
 def judged(kept: Path) -> list[FindingReport]:

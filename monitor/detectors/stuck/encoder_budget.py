@@ -8,7 +8,6 @@ from kvscope.monitor.detectors.detector import Detector
 from kvscope.monitor.detectors.judgement import Evidence, Judgement
 from kvscope.monitor.detectors.leak.encoder_holders import hold_one_another
 from kvscope.monitor.detectors.stuck.waiting_requests import (
-    living_requests,
     overdue_requests,
     requests_text,
     since_text,
@@ -35,7 +34,7 @@ class EncoderBudget(Detector[Judgement]):
         """Yield the requests passed over for the encoder, unless they are leak.encoder-cache."""
         if not ledger.has_stream or hold_one_another(ledger):
             return
-        living = living_requests(ledger)
+        living = ledger.living()
         encoder = [r for records in (living.running, living.waiting) for r in records if r.cause == Cause.ENCODER]
         yield from self._from_stream(ledger, settings, encoder)
 

@@ -27,14 +27,13 @@ from kvscope.monitor.detectors.stuck.stall_effects import NOTHING_MOVES
 from kvscope.monitor.detectors.stuck.step_expectation import StepAllowance, StepLimits, step_allowance
 from kvscope.monitor.detectors.stuck.waiting_requests import (
     LIVE_HEARTBEAT_S,
-    Living,
     is_outside,
-    living_requests,
     watchdog_report,
 )
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
 from kvscope.monitor.events.samples import Sample
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.ledger.living_requests import Living
 from kvscope.monitor.state.records import RequestState, StepInFlight
 from kvscope.monitor.text import clock_time, counted, duration
 
@@ -112,7 +111,7 @@ class EngineStalled(Detector[Judgement]):
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield the stall of the engine, whatever its server's other ranks do."""
         if ledger.has_stream:
-            yield from self._from_stream(ledger, settings, living_requests(ledger))
+            yield from self._from_stream(ledger, settings, ledger.living())
         elif ledger.samples and ledger.samples[-1].awake is not False:
             yield from self._from_samples(ledger, settings)
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from kvscope.monitor.detectors.stuck.waiting_requests import Living, living_requests
 from kvscope.monitor.events.kinds import Status
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.ledger.living_requests import Living
 from kvscope.monitor.state.records import RequestState
 
 TRANSFER_PROGRESS: Final = "whether the transfer still moves: a large one over a slow link takes as long"
@@ -53,7 +53,7 @@ class FetchWaits(NamedTuple):
 
 def fetch_waits(ledger: EngineLedger) -> FetchWaits:
     """Sort the requests that wait for KV that is fetched."""
-    living = living_requests(ledger)
+    living = ledger.living()
     waits = FetchWaits([], [])
     fetching = [r for r in living.waiting if r.status == Status.WAITING_FOR_REMOTE_KVS and r.fetching_ns]
     if fetching:

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from kvscope.monitor.detectors.detector import Detector
 from kvscope.monitor.detectors.judgement import Evidence, Judgement
 from kvscope.monitor.detectors.stuck.waiting_requests import (
-    Living,
-    living_requests,
     overdue_judgement,
     overdue_requests,
     requests_text,
@@ -19,6 +17,7 @@ from kvscope.monitor.detectors.stuck.waiting_requests import (
 )
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.ledger.living_requests import Living
 from kvscope.monitor.text import counted, duration
 
 
@@ -38,7 +37,7 @@ class FrontEndLoss(Detector[Judgement]):
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield the requests that were received and never arrived."""
         if ledger.has_stream:
-            yield from self._from_stream(ledger, settings, living_requests(ledger))
+            yield from self._from_stream(ledger, settings, ledger.living())
 
     def _from_stream(self, ledger: EngineLedger, settings: Settings, living: Living) -> Iterator[Judgement]:
         """Who was received, and never arrived, though the engine would have taken it in."""

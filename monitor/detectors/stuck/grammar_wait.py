@@ -8,7 +8,6 @@ from kvscope.monitor.detectors.detector import Detector
 from kvscope.monitor.detectors.judgement import Evidence, Judgement
 from kvscope.monitor.detectors.stuck.fetch_waits import could_report_until_ns
 from kvscope.monitor.detectors.stuck.waiting_requests import (
-    living_requests,
     overdue_judgement,
     overdue_requests,
     requests_text,
@@ -35,7 +34,7 @@ class GrammarWait(Detector[Judgement]):
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield the requests whose grammar takes too long."""
         if ledger.has_stream:
-            waiting = living_requests(ledger).waiting
+            waiting = ledger.living().waiting
             # With another cause its grammar is there, and the scheduler has not reached the request.
             grammars = [
                 record

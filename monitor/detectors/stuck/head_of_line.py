@@ -9,14 +9,13 @@ from kvscope.monitor.detectors.detector import Detector
 from kvscope.monitor.detectors.judgement import Evidence, ShortOfBlocks
 from kvscope.monitor.detectors.stuck.queue_room import blocks_to_run, head_short_of_blocks
 from kvscope.monitor.detectors.stuck.waiting_requests import (
-    Living,
     is_outside,
-    living_requests,
     missing_after_loss,
     stream_verdict,
 )
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.ledger.living_requests import Living
 from kvscope.monitor.state.records import RequestState
 from kvscope.monitor.text import counted, duration, percent
 
@@ -44,7 +43,7 @@ class HeadOfLine(Detector[ShortOfBlocks]):
         """Yield the head of the queue if running requests keep it waiting."""
         if not ledger.has_stream or (head := head_short_of_blocks(ledger)) is None:
             return
-        living = living_requests(ledger)
+        living = ledger.living()
         if living.running:
             yield from self._judge_head(ledger, settings, living, head)
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 from kvscope.monitor.detectors.detector import Detector
 from kvscope.monitor.detectors.judgement import Evidence, Judgement
-from kvscope.monitor.detectors.stuck.waiting_requests import Living, living_requests
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.ledger.living_requests import Living
 from kvscope.monitor.state.records import RequestState
 from kvscope.monitor.text import clock_time, counted, duration, listed
 
@@ -38,7 +38,7 @@ class LostRequest(Detector[Judgement]):
         """Yield the requests that no pass of the scheduler will reach."""
         if not ledger.has_stream or ledger.state.stopped_ns:
             return
-        living = living_requests(ledger)
+        living = ledger.living()
         reported = [record for record in (*living.running, *living.waiting) if record.not_queued_ns]
         if reported:
             yield self._judged(ledger, reported, len(reported), exact=True)

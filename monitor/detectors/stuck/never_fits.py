@@ -25,15 +25,14 @@ from kvscope.monitor.detectors.stuck.sample_windows import (
     seconds_apart,
 )
 from kvscope.monitor.detectors.stuck.waiting_requests import (
-    Living,
     is_outside,
-    living_requests,
     stream_verdict,
     watchdog_report,
 )
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
 from kvscope.monitor.events.kinds import Cause
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.ledger.living_requests import Living
 from kvscope.monitor.state.records import RequestState
 from kvscope.monitor.text import clock_time, counted, duration, listed, percent
 
@@ -58,7 +57,7 @@ class NeverFits(Detector[Judgement]):
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield the requests that can never run."""
         if ledger.has_stream:
-            living = living_requests(ledger)
+            living = ledger.living()
             yield from self._from_stream(ledger, settings, living)
             yield from self._without_leaked(ledger, settings, living)
         elif ledger.samples and ledger.samples[-1].awake is not False:
@@ -111,10 +110,12 @@ class NeverFits(Detector[Judgement]):
             return
         state, at = ledger.state, ledger.at
         leaked = leaked_blocks(ledger, settings)
+        if not leaked.blocks:
+            return
         usable = state.total - state.reserved
         room = usable - len(leaked.blocks)
         starved = [record for record in living.waiting if room < blocks_to_run(ledger, record) <= usable]
-        if not leaked.blocks or not starved:
+        if not starved:
             return
         first = min(starved, key=lambda record: record.arrived_ns)
         head = ledger.head()
@@ -226,6 +227,9 @@ def _waits_since(record: RequestState) -> int:
 
 
 def _is_oversized(ledger: EngineLedger, record: RequestState, usable: int) -> bool:
+    tokens = record.prompt_tokens + record.output_tokens
+    if max(record.blocks_needed, record.blocks_to_admit) <= usable and tokens <= usable * ledger.state.block_size:
+        return False
     if record.blocks or blocks_to_run(ledger, record) <= usable:
         return False
     # One that preempts itself may be admitted all the same, as before: that is stuck.self-preempt.

@@ -11,9 +11,10 @@ from typing import Final
 from kvscope.monitor.detectors.detector import Detector
 from kvscope.monitor.detectors.judgement import Evidence, ShortOfBlocks
 from kvscope.monitor.detectors.stuck.queue_room import head_short_of_blocks
-from kvscope.monitor.detectors.stuck.waiting_requests import Living, living_requests, missing_after_loss, stream_verdict
+from kvscope.monitor.detectors.stuck.waiting_requests import missing_after_loss, stream_verdict
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.ledger.living_requests import Living
 from kvscope.monitor.state.records import RequestState
 from kvscope.monitor.text import counted, duration, listed, percent
 
@@ -42,7 +43,7 @@ class ParkedLoads(Detector[ShortOfBlocks]):
         """Yield the requests that hold fetched KV against the head of the queue."""
         if not ledger.has_stream or (head := head_short_of_blocks(ledger)) is None:
             return
-        living = living_requests(ledger)
+        living = ledger.living()
         if not living.running:
             yield from self._judge_holders(ledger, settings, living, head)
 

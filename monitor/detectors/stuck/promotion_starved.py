@@ -8,8 +8,6 @@ from kvscope.monitor.detectors.detector import Detector
 from kvscope.monitor.detectors.judgement import Evidence, Judgement
 from kvscope.monitor.detectors.stuck.fetch_waits import blocks_of_requests
 from kvscope.monitor.detectors.stuck.waiting_requests import (
-    Living,
-    living_requests,
     overdue_judgement,
     overdue_requests,
     requests_text,
@@ -17,6 +15,7 @@ from kvscope.monitor.detectors.stuck.waiting_requests import (
 )
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.ledger.living_requests import Living
 from kvscope.monitor.state.records import RequestState
 from kvscope.monitor.text import duration
 
@@ -48,7 +47,7 @@ class PromotionStarved(Detector[Judgement]):
         """Yield the requests that are ready and not taken up."""
         if not ledger.has_stream:
             return
-        living = living_requests(ledger)
+        living = ledger.living()
         ready = [record for record in living.waiting if record.ready_ns]
         if ready:
             yield from self._from_stream(ledger, settings, living, ready)

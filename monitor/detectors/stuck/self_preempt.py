@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from kvscope.monitor.detectors.detector import Causes, Detector
 from kvscope.monitor.detectors.judgement import Evidence, Judgement
 from kvscope.monitor.detectors.sizing.kv_too_small import KvTooSmall
-from kvscope.monitor.detectors.stuck.waiting_requests import living_requests, missing_after_loss, stream_verdict
+from kvscope.monitor.detectors.stuck.waiting_requests import missing_after_loss, stream_verdict
 from kvscope.monitor.detectors.thrash.preemption_thrash import PreemptionThrash
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
 from kvscope.monitor.detectors.ties import hits_its_requests
@@ -33,7 +33,7 @@ class SelfPreempt(Detector[Judgement]):
         """Yield the requests that preempted themselves since their last output."""
         if not ledger.has_stream:
             return
-        living = living_requests(ledger)
+        living = ledger.living()
         for records in (living.running, living.waiting):
             for record in records:
                 if record.self_preemptions > 1 and record.output_tokens == record.self_preempted_outputs:

@@ -32,27 +32,6 @@ OUTSIDE: Final = frozenset(
 LOST_WAKE: Final = "the events that were lost: what it waited for may be among them; the next audit tells"
 
 
-class Living(NamedTuple):
-    """The requests that have not ended, by where they are; each list in the order of their arrival."""
-
-    received: list[RequestState]
-    waiting: list[RequestState]
-    running: list[RequestState]
-
-
-def living_requests(ledger: EngineLedger) -> Living:
-    """Sort the requests that have not ended."""
-    found = Living([], [], [])
-    for record in ledger.state.requests.values():
-        if record.is_running:
-            found.running.append(record)
-        elif record.is_waiting:
-            found.waiting.append(record)
-        elif record.status == Status.RECEIVED:
-            found.received.append(record)
-    return found
-
-
 def is_outside(record: RequestState) -> bool:
     """Return whether it waits for something outside the scheduler."""
     return record.status in OUTSIDE

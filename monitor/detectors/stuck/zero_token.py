@@ -8,7 +8,6 @@ from kvscope.monitor.detectors.detector import Causes, Detector
 from kvscope.monitor.detectors.judgement import Evidence, Judgement
 from kvscope.monitor.detectors.stuck.head_of_line import HeadOfLine
 from kvscope.monitor.detectors.stuck.waiting_requests import (
-    living_requests,
     overdue_judgement,
     overdue_requests,
     requests_text,
@@ -36,7 +35,7 @@ class ZeroToken(Detector[Judgement]):
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield the running requests that are passed over with zero tokens."""
         if ledger.has_stream:
-            running = living_requests(ledger).running
+            running = ledger.living().running
             yield from self._from_stream(ledger, settings, [r for r in running if r.cause == Cause.ZERO_TOKENS])
 
     def causes(self) -> Causes[Judgement]:
