@@ -54,6 +54,7 @@ docs: .venv/.ready
 	.venv/bin/python -m kvscope.dashboards.prometheus
 	.venv/bin/python -m kvscope.dashboards.grafana
 	.venv/bin/python -m tests.doctor.by_source
+	.venv/bin/python -m tests.incidents.reach
 	.venv/bin/python -m tests.web.screens
 
 clean:

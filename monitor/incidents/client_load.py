@@ -96,7 +96,7 @@ class Crowd:
         return moments
 
     def close(self) -> None:
-        """Let nobody come or go any more: those that ask wait for their answers."""
+        """Let no client come or leave from now on: those that asked wait for their answers."""
         self._closed = True
 
     @property
