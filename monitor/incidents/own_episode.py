@@ -35,6 +35,8 @@ from kvscope.monitor.incidents.waste_log import WasteLog
 STILL_S: Final = 60.0
 """A drain ends when nothing has moved for so long and nothing is on its way, or nothing is left."""
 DRAIN_SLICE_S: Final = 20.0
+SLICES: Final = 50
+"""Of the watched part: its steps are counted after each."""
 ENOUGH_STEPS: Final = 2
 """A drain ends after so many times the steps that its requests would take one after the other."""
 MOST_DRAIN_STEPS: Final = 40_000
@@ -101,8 +103,9 @@ class OwnEpisode:
     def watch(self) -> None:
         """Run the watched part: no more than the drawn seconds and steps. The recording ends with it."""
         engine, draw = self.engine, self.draw
-        while self.witness.now_s < draw.seconds and self.witness.steps < draw.steps and not engine.failure:
-            engine.run(min(draw.seconds / 50, draw.seconds - self.witness.now_s), self._deliver)
+        slice_s = draw.seconds / SLICES
+        while self.witness.now_s < draw.seconds - 1e-6 and self.witness.steps < draw.steps and not engine.failure:
+            engine.run(slice_s, self._deliver)
         self._watched_s = self.witness.now_s
         if engine.failure:
             self._failed_s = self._watched_s
