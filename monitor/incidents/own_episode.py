@@ -159,8 +159,10 @@ class OwnEpisode:
         return not scheduler.requests and not engine.intake.open and engine.pool.num_free == engine.pool.usable
 
     def _on_its_way(self) -> bool:
-        """Whether a copy, a grammar or a lease will end by itself."""
+        """Whether a copy, a grammar or a lease will end by itself, and the engine can take it."""
         engine = self.engine
+        if engine.hangs:
+            return False
         now_ns = engine.time.ns
         leases = any(deadline > now_ns for deadline in engine.scheduler.deferred.values())
         return leases or engine.virtual_jobs > 0

@@ -106,6 +106,14 @@ def test_a_slow_copy_is_no_leak_and_a_slow_engine_no_stall() -> None:
     assert decide(slow) == []
 
 
+def test_a_drain_ends_though_the_engine_hangs_with_a_copy_on_its_way() -> None:
+    engine = {"kv_connector": "host"}
+    end, _ = run_to_end(small("stuck.engine-stalled:after=50:limit=1", engine=engine, latencies=OutsideTimes(copy_s=5)))
+    assert end.hangs_since_s is not None
+    assert end.drained_s < 200
+    assert [harm.kind for harm in decide(end)] == ["engine-hangs"]
+
+
 def test_preemptions_are_work_done_twice() -> None:
     load = (Clients("c", at_once=8, until_s=30, prompt=(200, 300), output=(100, 200)),)
     end, _ = run_to_end(small(load=load, engine={"enable_prefix_caching": False}))
