@@ -87,6 +87,7 @@ class Watchdog:
         self.engine_stalled_s = still_ns / 1e9 if still_ns >= limit else 0.0
         in_flight, in_flight_ns = self._launched()
         step_hangs = in_flight >= 0 and now - in_flight_ns >= limit
+        head_is_refused = any(other.times_passed_over for other in list(self.scheduler.waiting))
         seen: dict[int, tuple[RequestProgress, int]] = {}
         stalled: dict[int, RequestStall] = {}
         for request in living:
@@ -95,7 +96,7 @@ class Watchdog:
             since = before[1] if before is not None and before[0] == mark else now
             seen[request.number] = mark, since
             if now - since >= limit:
-                cause = Cause.STEP_IN_FLIGHT if step_hangs else self._cause(request)
+                cause = Cause.STEP_IN_FLIGHT if step_hangs else self._cause(request, head_is_refused)
                 stalled[request.number] = RequestStall(
                     request.number, request.id, request.status, request.progressed_step, since, cause
                 )
@@ -103,13 +104,12 @@ class Watchdog:
             self._say(stalled[number], now)
         self._seen, self.stalled = seen, stalled
 
-    def _cause(self, request: Request) -> Cause:
+    def _cause(self, request: Request, head_is_refused: bool) -> Cause:
         """Why the scheduler leaves it where it is."""
         if request.status == Status.RUNNING:
             return request.cause or Cause.ZERO_TOKENS
         if request.times_passed_over or request.number in self.scheduler.parked:
             return request.cause
-        head_is_refused = any(other.times_passed_over for other in list(self.scheduler.waiting))
         return Cause.BEHIND_HEAD if head_is_refused else request.cause
 
     def _say(self, stall: RequestStall, now: int) -> None:
