@@ -62,15 +62,16 @@ class EngineWitness:
         self.last_step_s = 0.0
         self.delivered: set[int] = set()
         """Fetches that the connector reported as ended."""
-        self._lost: dict[int, int] = {}
-        """Computed tokens that a preempted request had, until it is admitted again."""
+        self._lost: dict[int, tuple[int, float]] = {}
+        """Computed tokens that a preempted request had and when it lost them, until it is admitted again."""
+        self._freed_twice = False
         self._outputs_before: dict[int, int] = {}
         self._evicted: set[bytes] = set()
         self._preempted_in_pass = 0
         self._ran_before = 0
         self._planned_s = self._passed_s = 0.0
-        self._ended = 0
-        """Requests that ended in the pass before, if they were most of those that ran."""
+        self._ended, self._ended_s = 0, 0.0
+        """Requests that ended in a pass since the last step was planned, if they were most of those that ran; when."""
         self._cap = engine.config.max_num_seqs
         self._being_written: dict[int, dict[int, int]] = {}
         """By step in flight: the blocks that it writes, with the request."""
@@ -133,14 +134,14 @@ class EngineWitness:
         scheduler, now_s = self.engine.scheduler, self.now_s
         if self._preempted_in_pass >= self._ran_before >= 2:
             self.waste.add("preempted-all", now_s, self._preempted_in_pass)
-        if self._ended and len(scheduler.waiting):
-            self.waste.add("ended-together", now_s, self._ended)
-        self._ended = 0
         if not plan.shares:
             return
+        if self._ended and len(scheduler.waiting):
+            self.waste.add("ended-together", self._ended_s, self._ended)
+        self._ended = 0
         for share in plan.shares:
             self.tokens_computed += share.num_tokens
-            self._readmitted(share.request, share.start, now_s)
+            self._readmitted(share.request, share.start)
         self._capped(now_s)
         if len(plan.shares) < len(scheduler.running):
             self._starved(plan, now_s)
@@ -170,10 +171,10 @@ class EngineWitness:
         if starved and any(not share.request.output_token_ids for share in plan.shares):
             self.waste.add("decode-starved", now_s, len(starved) * self._passed_s, starved)
 
-    def _readmitted(self, request: Request, start: int, now_s: float) -> None:
-        lost = self._lost.pop(request.number, 0)
+    def _readmitted(self, request: Request, start: int) -> None:
+        lost, at_s = self._lost.pop(request.number, (0, 0.0))
         if lost > start:
-            self.waste.add("recomputed-after-preemption", now_s, lost - start, (request.id,))
+            self.waste.add("recomputed-after-preemption", at_s, lost - start, (request.id,))
 
     def _writes(self, plan: SchedulerOutput) -> list[tuple[int, int]]:
         size, tables = self.engine.manager.block_size, self.engine.manager.tables
@@ -196,12 +197,14 @@ class EngineWitness:
 
     def ended(self, count: int) -> None:
         """Note that so many requests came to their natural end in this pass."""
-        self._ended = count if count >= 2 and 2 * count > self._ran_before else 0
+        if count >= 2 and 2 * count > self._ran_before:
+            self._ended, self._ended_s = count, self.now_s
 
     def _preempts(self, _plan: SchedulerOutput, victim: Request, beneficiary: Request) -> None:
         now_s, number = self.now_s, victim.number
         self._preempted_in_pass += 1
-        self._lost[number] = max(self._lost.get(number, 0), victim.num_computed_tokens)
+        before, before_s = self._lost.get(number, (0, now_s))
+        self._lost[number] = max(before, victim.num_computed_tokens), before_s
         outputs = len(victim.output_token_ids)
         if outputs == self._outputs_before.get(number, 0) and victim.num_computed_tokens:
             self.waste.add("preempted-in-vain", now_s, victim.num_computed_tokens, (victim.id,))
@@ -221,6 +224,7 @@ class EngineWitness:
         def unreference(request: int, blocks: Sequence[int]) -> None:
             twice = [block for block in blocks if pool.refs[block] <= 0]
             if twice:
+                self._freed_twice = True
                 self.waste.add("freed-twice", self.now_s, len(twice), blocks=twice)
             idle = pool.num_cached_idle
             become_idle = sum(pool.refs[block] == 1 and pool.digests[block] is not None for block in blocks)
@@ -242,6 +246,16 @@ class EngineWitness:
             if used:
                 names = {self.names[written[block]] for block in used}
                 self.waste.add("handed-out-in-use", self.now_s, len(used), names, used)
+        if self._freed_twice:
+            self._handed_out_twice(blocks)
+
+    def _handed_out_twice(self, blocks: list[int]) -> None:
+        """Note blocks that are handed out while they are in a request's table, as a free too many lets them be."""
+        manager, taken = self.engine.manager, set(blocks)
+        for number in manager.tables:
+            used = [block for held in manager.held(number) for block in held if block in taken]
+            if used:
+                self.waste.add("handed-out-in-use", self.now_s, len(used), (self.names[number],), used)
 
     def _looked_up(self, request: Request, prefix: Prefix, *_hits: int) -> None:
         """Compare what the lookup found with what the pool has and had. Only where one group sees everything.
@@ -259,7 +273,8 @@ class EngineWitness:
         elif not request.num_preemptions:
             gone = next((n for n, digest in enumerate(digests) if digest not in self._evicted), len(digests))
             if gone:
-                self.waste.add("prefix-flushed", self.now_s, gone * manager.block_size, (request.id,))
+                # The request that pushed it out and the one that needed it differ: it concerns the cache as a whole.
+                self.waste.add("prefix-flushed", self.now_s, gone * manager.block_size)
 
     # ---------------------------------------------------------------- the connector
 

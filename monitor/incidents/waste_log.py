@@ -30,7 +30,7 @@ class WasteLog:
         if seen is None:
             seen = self._seen[kind] = ObservedWaste(kind, at_s, at_s)
             self._requests[kind], self._blocks[kind] = {}, {}
-        seen.last_s = at_s
+        seen.first_s, seen.last_s = min(seen.first_s, at_s), max(seen.last_s, at_s)
         seen.amount += amount
         if len(self._requests[kind]) < MOST_NAMED_IN_WASTE:
             self._requests[kind].update(dict.fromkeys(requests))
