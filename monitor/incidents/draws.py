@@ -114,7 +114,7 @@ class _Sizes:
         return (self.blocks - 1) * self.block_size
 
     def has(self, codes: frozenset[str]) -> bool:
-        """Whether one of these is to be brought about."""
+        """Whether the draw includes one of these incidents."""
         return bool(self.codes & codes)
 
 
