@@ -55,13 +55,19 @@ class Pipeline(QueryHandlers):
     def feed(self, records: Iterable[Record]) -> None:
         """Apply records in order, and run the detectors as the stream's time passes."""
         with self._lock:
+            last_facts: dict[str, EngineLedger] = {}
             for record in records:
                 ledger = self.fleet.apply(record)
                 self._contain("the recent past", "history", ledger, partial(self._past.look, ledger, record))
-                if not isinstance(record, Fact | ReportedEvent):
-                    due = self._judged_ns.get(ledger.engine, 0) + JUDGE_EVERY_NS
-                    if ledger.now_ns >= due:
-                        self._judge(ledger)
+                if isinstance(record, Fact | ReportedEvent):
+                    last_facts[ledger.engine] = ledger  # a start-up has dozens: one judgement is enough for all
+                elif self._is_due(ledger):
+                    self._judge(ledger)
+            for ledger in filter(self._is_due, last_facts.values()):
+                self._judge(ledger)
+
+    def _is_due(self, ledger: EngineLedger) -> bool:
+        return ledger.now_ns >= self._judged_ns.get(ledger.engine, 0) + JUDGE_EVERY_NS
 
     def resume(self, records: Iterable[Record], points: Iterable[Point]) -> None:
         """Continue an engine where an earlier service left it, from the last records and the `points` before them.

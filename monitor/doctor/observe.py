@@ -53,6 +53,8 @@ class Observation:
     since: str = ""
     until: str = ""
     engine: str = ""
+    undecided: str = ""
+    """Why silence of it is no sign of health: what is pending was watched for too short a time."""
 
     def engines(self) -> list[EngineView]:
         """As they are, or were at its end."""
@@ -133,6 +135,7 @@ def _watch_live(source: Source, streams: Pipeline, settings: Settings, timeout_s
         feed(records)
     in_step_s = time.monotonic()
     pending: list[str] = []
+    undecided = ""
     while True:
         watched_s = time.monotonic() - in_step_s
         pending = sorted({finding.code for finding in watch.findings("pending")}) if samples else []
@@ -152,9 +155,11 @@ def _watch_live(source: Source, streams: Pipeline, settings: Settings, timeout_s
         too_short = f"{watched_s:.0f} s were too few to tell whether it is {codes}: give a longer --timeout"
         notes.append(too_short)
         if not _alarms(watch.findings()) and _alarms(watch.findings("pending")):
-            raise CannotTell(f"{status.target}: {too_short}", notes[:-1])
+            undecided = f"{status.target}: {notes.pop()}"
     engine = status.engine if watch is streams else ""
-    return Observation(status.target, status.kind, watch, is_past=bool(samples), notes=notes, engine=engine)
+    return Observation(
+        status.target, status.kind, watch, is_past=bool(samples), notes=notes, engine=engine, undecided=undecided
+    )
 
 
 def _alarms(findings: Sequence[FindingReport]) -> bool:

@@ -109,6 +109,8 @@ def examine(
         try:
             observation = opened(target)
             try:
+                if observation.undecided:
+                    raise CannotTell(observation.undecided, observation.notes)
                 return _reported(observation)
             finally:
                 observation.close()

@@ -6,7 +6,7 @@ import pytest
 
 from kvscope.monitor.analysis.ownership import because
 from kvscope.monitor.events.kinds import Holder, Release, Status
-from kvscope.monitor.text import clock_time
+from kvscope.monitor.text import clock_time, duration
 from tests.detectors.scenes import Spoken, Watched, finished_held, never_fits, unaccounted
 
 
@@ -54,7 +54,7 @@ def test_a_shared_block_has_a_chain_for_each_that_shares_it() -> None:
     shared = scene.lab.blocks_of(request.number)[0]
     since = {record.number: record.since_ns for record in scene.ledger.state.requests.values()}
     assert chains(scene, shared) == [
-        f"block {shared} ← request {r.id}, RUNNING for {age:.1f} s ← {r.num_computed_tokens} tokens computed,"
+        f"block {shared} ← request {r.id}, RUNNING for {duration(age)} ← {r.num_computed_tokens} tokens computed,"
         f" {len(r.output_token_ids)} generated"
         for r, age in ((r, scene.ledger.age_s(since[r.number])) for r in (request, other))
     ]

@@ -83,6 +83,7 @@ def test_a_log_and_a_page_of_one_engine(capsys: pytest.CaptureFixture[str], tmp_
         text = gzip.decompress((DATA / "never-freed.log.gz").read_bytes()).decode()
         its_log.write_text(text.replace("'port': 8100", f"'port': {server.url.rpartition(':')[2].partition('/')[0]}"))
         quick = ("--for", "0.1", "--timeout", "2", "--set", "leak.finished-held.grace_s=0.5")
+        quick += ("--set", "leak.finished-held.starved_s=0.5", "--set", "leak.finished-held.lease_s=0.5")
         code, printed = doctor_json(capsys, server.url, its_log, *quick)
     assert code == 1
     (one,) = [f for f in printed["findings"] if f["code"] == "leak.finished-held"]

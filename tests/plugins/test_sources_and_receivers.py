@@ -24,6 +24,9 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": f"{on_path(example)}{os.pathsep}{broken}"}
 
 
+QUICK = [part for name in ("grace_s", "starved_s", "lease_s") for part in ("--set", f"leak.finished-held.{name}=0.5")]
+
+
 def monitor(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "kvscope.monitor", *arguments]
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
@@ -31,7 +34,7 @@ def monitor(environment: dict[str, str], *arguments: str) -> subprocess.Complete
 
 def test_its_engine_is_in_doctor_beside_sources_that_fail(both: dict[str, str]) -> None:
     targets = ("acme://there:8000", "broken-raises://x", "broken-hangs://x")
-    answer = monitor(both, "doctor", *targets, "--for", "1", "--timeout", "3", "--format", "json")
+    answer = monitor(both, "doctor", *targets, "--for", "1", "--timeout", "3", *QUICK, "--format", "json")
     report = json.loads(answer.stdout)
     theirs, raises, hangs = report["targets"]
     assert (theirs["kind"], theirs["status"], theirs["engines"]) == ("acme", "ok", ["acme@there:8000/0"])
@@ -55,7 +58,7 @@ def test_on_a_service_its_receiver_gets_the_alert_and_broken_ones_disturb_nothin
         command = [sys.executable, "-m", "kvscope.monitor", "serve", "--port", "0", "--alert-private"]
         command += ["acme://there:8000", "broken-raises://x", "broken-hangs://x"]
         command += ["--alert", f"acme+{url}/pager", "--alert", f"broken+{url}/broken"]
-        command += ["--set", "leak.finished-held.grace_s=0.5"]
+        command += QUICK
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=both) as service:
             try:
                 assert service.stderr is not None

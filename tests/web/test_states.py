@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from kvscope.dashboards.web.links import place_of, wall_ns
@@ -281,13 +282,15 @@ def test_the_pool_inside_the_memory_is_as_it_was_then() -> None:
 
 def test_of_many_findings_the_first_are_shown_in_full_and_none_is_lost() -> None:
     lab = Lab(total=20)
-    for _ in range(overview_view.MOST_NAMED + findings_view.FULL_CARDS):
-        lab.arrive(20 * 4 + 1)
-        lab.step(1.0)
+    lab.arrive(20 * 4 + 1)
     for _ in range(10):
         lab.step(1.0)
         lab.heartbeat()
     watch = looked_at(lab)
+    (judged,) = [one.judgement for one, to, _ in watch.take_transitions() if to == "firing"]
+    ledger = watch.fleet.engines[judged.engine]
+    alike = [msgspec.structs.replace(judged, key=str(n)) for n in range(2 * findings_view.FULL_CARDS)]
+    watch.lifecycle.update(judged.engine, ledger.now_ns, alike)
     grave = [one for one in watch.findings("firing") if one.severity != "info"]
     assert len(grave) > max(overview_view.MOST_NAMED, findings_view.FULL_CARDS)
     row = text(overview_view.view(watch, at(watch, "/")), "engines")

@@ -148,7 +148,7 @@ def _starved(
         (
             Evidence("idle_usage", round(100 * usage_of(last), 1), "%", last.source, samples[start].position),
             Evidence("waiting", waited.waiting or 0, "requests", last.source, waited.position),
-            Evidence("held_for", round(lasted, 1), "s", last.source),
+            Evidence("held_for", round(lasted, 1), "s", last.source, last.position),
         ),
         pending=lasted < allowed,
     )
@@ -190,7 +190,7 @@ def _idle(
         f" {'stayed at' if stays else 'is still'} {percent(usage_of(last))}. {by}",
         (
             Evidence("idle_usage", round(100 * usage_of(last), 1), "%", last.source, samples[start].position),
-            Evidence("held_for", round(lasted, 1), "s", last.source),
+            Evidence("held_for", round(lasted, 1), "s", last.source, last.position),
             Evidence("connector", knowledge, "", last.source),
         ),
         pending=lasted < needed,

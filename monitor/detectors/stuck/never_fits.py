@@ -71,11 +71,10 @@ class NeverFits(Detector[Judgement]):
         late = [record for record in oversized if ledger.age_s(_waits_since(record)) >= grace]
         if not oversized:
             return
-        named = late or oversized
-        first = min(named, key=_waits_since)
+        named = sorted(late or oversized, key=_waits_since)
+        first = named[0]
         needed = max(blocks_to_run(ledger, record) for record in named)
-        numbers = {record.number for record in oversized}
-        behind = [r for r in living.waiting if r.number not in numbers and r.arrived_ns >= first.arrived_ns]
+        behind = [r for r in living.waiting if r is not first and r.arrived_ns >= first.arrived_ns]
         held_back = (
             f" {first.id} stands at the head of the queue and holds back {counted(len(behind), 'request')} behind it:"
             f" {listed([r.id for r in behind])}."
@@ -237,17 +236,12 @@ def _is_oversized(ledger: EngineLedger, record: RequestState, usable: int) -> bo
 
 
 def _oversized_text(ledger: EngineLedger, named: list[RequestState], usable: int) -> str:
-    first = named[0]
-    if len(named) == 1:
-        return (
-            f"Request {first.id} ({counted(first.prompt_tokens, 'prompt token')}) needs"
-            f" {counted(blocks_to_run(ledger, first), 'block')} at once and the whole pool has {usable:,}: however long"
-            " it waits, it can never run."
-        )
-    needs = [blocks_to_run(ledger, record) for record in named]
+    first, *others = named
+    too = f" The same holds for {listed([record.id for record in others])}." if others else ""
     return (
-        f"{counted(len(named), 'request')} need {min(needs):,} blocks or more each at once (the largest {max(needs):,})"
-        f" and the whole pool has {usable:,}: however long they wait, they can never run."
+        f"Request {first.id} ({counted(first.prompt_tokens, 'prompt token')}) needs"
+        f" {counted(blocks_to_run(ledger, first), 'block')} at once and the whole pool has {usable:,}: however long it"
+        f" waits, it can never run.{too}"
     )
 
 
