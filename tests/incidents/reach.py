@@ -15,8 +15,8 @@ HEAD = """\
 # Reach: which codes were shown on which engine
 
 `python -m tests.incidents.reach` writes this page. *Drawn runs* are those of [the baseline](baseline.md), from the
-event stream and from the metrics page alone. *Scenario* is the fixed table of faults. *vLLM* lists the tests that lead
-a vLLM with the probe, its bare scheduler or its server, and name the code.
+event stream and from the metrics page alone. *Scenario* is the fixed table of faults. *vLLM* lists the test
+modules that name the code and run vLLM with the probe: its bare scheduler, one process or the server.
 
 A code that only kvscope's own engine has shown is marked **lab only**: no test has found it on an engine in use so far.
 A code without any mark was shown by streams, logs or pages written by hand.
@@ -27,7 +27,7 @@ A code without any mark was shown by streams, logs or pages written by hand.
 
 
 def tests_on_vllm(code: str) -> list[str]:
-    """Return the test modules that lead a vLLM and name the code."""
+    """Return the test modules that run vLLM and name the code."""
     paths = sorted((ROOT / "tests" / "probes").glob("test_vllm*.py"))
     return [path.stem for path in paths if f'"{code}"' in path.read_text()]
 
