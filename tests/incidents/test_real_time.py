@@ -18,7 +18,7 @@ from kvscope.monitor.sources.live_stream import LiveStream
 from tests.engine.process import PATIENCE_S, EngineProcess
 
 pytestmark = pytest.mark.slow
-SETTINGS = ("leak.finished-held.grace_s=1", "stuck.engine-stalled.grace_s=2")
+SETTINGS = ("leak.finished-held.grace_s=1", "stuck.engine-stalled.grace_s=2", "stuck.engine-stalled.first_step_s=3")
 THEN_S = 4.0
 """Of the stream's time, in which nothing else may be found."""
 
@@ -49,7 +49,7 @@ INCIDENTS = (
         {"large": ask(700, 5), "behind": ask(20, 5)},
         {"cmpl-large"},
     ),
-    Incident("stuck.engine-stalled:after=20:limit=1", (), {"long": ask(20, 200)}, {"cmpl-long"}),
+    Incident("stuck.engine-stalled:after=80:limit=1", (), {"long": ask(20, 200)}, {"cmpl-long"}),
 )
 
 
@@ -113,6 +113,9 @@ def test_it_is_found_and_nothing_else(incident: Incident, fault: bool) -> None:
             assert [f.judgement.code for f in fired if f.severity != "info"] == ([code] if fault else [])
             for finding in watch.findings("firing"):
                 if finding.code == code:
-                    assert (finding.verdict, set(finding.culprits.requests)) == ("confirmed", incident.struck)
+                    assert set(finding.culprits.requests) == incident.struck
+                    # A reader that joined late has not seen enough steps to know how long one takes.
+                    joined_late = code == "stuck.engine-stalled" and "How long it should take" in finding.explanation
+                    assert finding.verdict == ("likely" if joined_late else "confirmed")
         finally:
             engine.stop(signal.SIGKILL)  # one that hangs does not end in good order

@@ -81,7 +81,7 @@ async def lost_on_the_way(server: Server) -> None:
 
         await seen.until(turn)
         (finding,) = seen.firing(FRONT_END)
-        assert (finding.verdict, finding.culprits.requests) == ("confirmed", ["cmpl-vanish-0"])
+        assert (finding.verdict, finding.culprits.requests) == ("likely", ["cmpl-vanish-0"])
         seen.leave("cmpl-vanish-0")
         await seen.until(lambda: turn() == [])
         assert "cmpl-vanish-0" not in {record.id for record in seen.ledger.state.requests.values()}
