@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import inf
-from typing import Final
+from typing import Final, Protocol
 
 from kvscope.engine.core.intake import Refused
-from kvscope.engine.lab.simulated_engine import SimulatedEngine
 from kvscope.engine.requests.request_output import Output
 from kvscope.engine.requests.sampling_params import SamplingParams
 from kvscope.engine.requests.structured_output import StructuredOutputs
@@ -57,10 +56,45 @@ class Clients:
     context: int = 0
 
 
+class ServedEngine(Protocol):
+    """An engine in virtual time as its clients see it."""
+
+    @property
+    def now_s(self) -> float:
+        """Seconds on the virtual clock."""
+        ...
+
+    @property
+    def scheduler(self) -> HasParked:
+        """Its scheduler."""
+        ...
+
+    def at(self, seconds: float, call: Callable[[], None], /) -> None:
+        """Have `call` made so long after now."""
+        ...
+
+    def submit(self, name: str, prompt: list[int], params: SamplingParams, priority: int, /) -> int:
+        """Take a request in and return its number. Raises Refused."""
+        ...
+
+    def client_gone(self, number: int, /) -> None:
+        """Abort the request of that number."""
+        ...
+
+
+class HasParked(Protocol):
+    """A scheduler that shows which requests wait for something outside of it."""
+
+    @property
+    def parked(self) -> Iterable[int]:
+        """Their numbers."""
+        ...
+
+
 class Crowd:
     """All the clients of a run: hand it what the engine gives at each pass."""
 
-    def __init__(self, engine: SimulatedEngine, load: Iterable[Clients], seed: int) -> None:
+    def __init__(self, engine: ServedEngine, load: Iterable[Clients], seed: int) -> None:
         self._engine = engine
         self._rng = random.Random(seed)
         self._began = engine.now_s

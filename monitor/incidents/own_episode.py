@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest
 
@@ -21,6 +20,14 @@ from kvscope.engine.requests.request import Request
 from kvscope.engine.requests.request_output import Output
 from kvscope.engine.serving.engine_metrics import EngineCollector
 from kvscope.monitor.incidents.client_load import Crowd
+from kvscope.monitor.incidents.drain_limits import (
+    DRAIN_SLICE_S,
+    ENOUGH_STEPS,
+    MOST_DRAIN_STEPS,
+    SLICES,
+    STILL_S,
+    DrainCut,
+)
 from kvscope.monitor.incidents.draws import Draw
 from kvscope.monitor.incidents.engine_witness import NATURAL_STATUSES, EngineWitness
 from kvscope.monitor.incidents.truth.episode_end import (
@@ -31,20 +38,6 @@ from kvscope.monitor.incidents.truth.episode_end import (
     WaitPlace,
 )
 from kvscope.monitor.incidents.waste_log import WasteLog
-
-STILL_S: Final = 60.0
-"""A drain ends when nothing has moved for so long and nothing is on its way, or nothing is left."""
-DRAIN_SLICE_S: Final = 20.0
-SLICES: Final = 50
-"""Of the watched part: its steps are counted after each."""
-ENOUGH_STEPS: Final = 2
-"""A drain ends after so many times the steps that its requests would take one after the other."""
-MOST_DRAIN_STEPS: Final = 40_000
-"""Beyond that the truth is not decided, and the run is not counted."""
-
-
-class DrainCut(RuntimeError):
-    """What happened cannot be decided, because the drain would have taken too long."""
 
 
 @cache

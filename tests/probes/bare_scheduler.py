@@ -23,7 +23,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from tests.probes.cache_groups import cache_config, takes
+from kvscope.monitor.incidents.on_vllm.cache_groups import cache_config, takes
+from kvscope.monitor.incidents.on_vllm.scheduler_maker import configured, scheduler_of
 from tests.probes.random_load import LOADS
 from tests.probes.run_record import RunRecord, unhooked_afterwards
 
@@ -302,64 +303,6 @@ class Bare:
             self.someone()
         for load in self.loads:
             load.before_pass()
-
-
-def configured(
-    model: str,
-    block_size: int,
-    max_num_seqs: int,
-    max_tokens: int,
-    groups: Sequence[Sequence[Any]],
-    loras: int,
-    **settings: Any,
-) -> Any:
-    """vLLM's configuration. Its platforms refuse some block sizes, which mean nothing without a model."""
-    from vllm.config import LoRAConfig
-    from vllm.engine.arg_utils import EngineArgs
-
-    config = EngineArgs(
-        model=model,
-        skip_tokenizer_init=True,
-        dtype="float32",
-        enforce_eager=True,
-        max_num_seqs=max_num_seqs,
-        max_model_len=4096,
-        max_num_batched_tokens=max_tokens,
-        **settings,
-    ).create_engine_config()
-    config.cache_config.block_size = block_size
-    modes = {group[1] for group in groups if group[0] == "mamba"}
-    if modes and hasattr(config.cache_config, "mamba_cache_mode"):
-        (config.cache_config.mamba_cache_mode,) = modes
-        config.cache_config.block_size = max(int(group[2]) if len(group) > 2 else block_size for group in groups)
-    if loras:
-        config.lora_config = LoRAConfig(max_lora_rank=8, max_loras=loras)
-    return config
-
-
-def scheduler_of(config: Any, cache: tuple[Any, int, int]) -> tuple[Any, Any]:
-    """The scheduler of this configuration, and what hashes its requests' blocks."""
-    from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-    from vllm.v1.core.sched.scheduler import Scheduler
-    from vllm.v1.structured_output import StructuredOutputManager
-
-    try:
-        from vllm.utils.hashing import get_hash_fn_by_name
-    except ImportError:  # up to 0.10
-        from vllm.utils import get_hash_fn_by_name
-
-    groups, block_size, hash_block_size = cache
-    scheduler = (AsyncScheduler if config.scheduler_config.async_scheduling else Scheduler)(
-        vllm_config=config,
-        kv_cache_config=groups,
-        structured_output_manager=StructuredOutputManager(config),
-        log_stats=True,
-        **takes(Scheduler, block_size=block_size, hash_block_size=hash_block_size),
-    )
-    hash_of = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
-    init_none_hash(hash_of)
-    return scheduler, get_request_block_hasher(hash_block_size, hash_of)
 
 
 def main() -> None:

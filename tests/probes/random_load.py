@@ -9,25 +9,8 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import Any
 
-from tests.probes.cache_groups import takes
-
-
-class AnyGrammar:
-    """A compiled grammar that accepts every token."""
-
-    grammar = None
-
-    def accept_tokens(self, _request_id: str, _tokens: list[int]) -> bool:
-        return True
-
-    def validate_tokens(self, tokens: list[int]) -> list[int]:
-        return tokens
-
-    def is_terminated(self) -> bool:
-        return False
-
-    def rollback(self, _count: int) -> None:
-        pass
+from kvscope.monitor.incidents.on_vllm.cache_groups import takes
+from kvscope.monitor.incidents.on_vllm.scheduler_maker import AnyGrammar
 
 
 class Load:

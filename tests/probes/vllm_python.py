@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from kvscope.monitor.incidents.on_vllm.scheduler_maker import TINY_LLAMA, save_config
+
 ROOT = Path(__file__).parent.parent.parent
 PYTHON = os.environ.get("KVSCOPE_TEST_VLLM", "")
 UNPACKED = Path(os.environ.get("KVSCOPE_TEST_VLLM_RELEASES", os.devnull))
@@ -27,28 +29,11 @@ RELEASES = ("", *(sorted(path.name for path in UNPACKED.glob("[0-9]*")) if UNPAC
 needs_vllm = pytest.mark.skipif(
     not PYTHON, reason="KVSCOPE_TEST_VLLM does not name a Python that has vLLM (scripts/vllm.sh makes one)"
 )
-MODEL: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 64,
-    "vocab_size": 320,
-    "max_position_embeddings": 4096,
-    "torch_dtype": "float32",
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-}
-"""For `--load-format dummy`: only its shape is there."""
+MODEL: dict[str, Any] = TINY_LLAMA
 
 
 def save_model(directory: Path) -> Path:
-    directory.mkdir()
-    (directory / "config.json").write_text(json.dumps(MODEL))
-    return directory
+    return save_config(directory)
 
 
 def save_tokenizer(directory: Path) -> None:

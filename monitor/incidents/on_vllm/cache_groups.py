@@ -17,17 +17,17 @@ MAMBA_SHAPE = (16, 16)
 
 
 def takes(called: Callable[..., Any], **arguments: Any) -> dict[str, Any]:
-    """Those of `arguments` that it takes in this release of vLLM."""
-    return {name: value for name, value in arguments.items() if name in _parameters(called)}
+    """Return those of `arguments` that it takes in this release of vLLM."""
+    return {name: value for name, value in arguments.items() if name in _names_of_parameters(called)}
 
 
 @functools.cache
-def _parameters(called: Callable[..., Any]) -> frozenset[str]:
+def _names_of_parameters(called: Callable[..., Any]) -> frozenset[str]:
     return frozenset(inspect.signature(called).parameters)
 
 
 def cache_spec(group: Sequence[Any], block_size: int, drafts: int) -> Any:
-    """The spec of one group. drafts: speculative tokens, for which Mamba layers keep blocks."""
+    """Return the spec of one group. drafts: speculative tokens, for which Mamba layers keep blocks."""
     import torch
     from vllm.v1 import kv_cache_interface as kinds
 
@@ -54,7 +54,7 @@ def cache_spec(group: Sequence[Any], block_size: int, drafts: int) -> Any:
 
 
 def cache_config(groups: Sequence[Sequence[Any]], blocks: int, block_size: int, drafts: int) -> tuple[Any, int, int]:
-    """The configuration of these groups over one pool of `blocks`, and the scheduler's and the hashes' block sizes."""
+    """Return the configuration of these groups over one pool, and the scheduler's and the hashes' block sizes."""
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
 
     specs = [cache_spec(group, block_size, drafts) for group in groups]
