@@ -10,17 +10,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Final
 
 from kvscope.engine.lab.clock import VirtualClock
+from tests.probes.bare_queue_incidents import QUEUE_INCIDENTS
 from tests.probes.connector_settings import CONNECTOR
-from tests.probes.incident_scene import STEP_S, Scene
-
-Open = Callable[..., Scene]
-"""Make a scene that writes to the incident's file."""
+from tests.probes.incident_scene import STEP_S, Open, Scene
 
 
 def leak(scene: Scene, requests: int = 6) -> None:
@@ -282,70 +278,6 @@ def windows_never_fit(begin: Open) -> None:
     scene.run(20)
 
 
-def with_grammar(grammar: object) -> Callable[[Any], None]:
-    """Give a request structured output, with a grammar that is compiled or is compiled for ever."""
-
-    def prepare(request: Any) -> None:
-        from vllm.sampling_params import StructuredOutputsParams
-        from vllm.v1.request import RequestStatus
-        from vllm.v1.structured_output.request import StructuredOutputRequest
-
-        names = RequestStatus.__members__
-        request.structured_output_request = StructuredOutputRequest(StructuredOutputsParams(regex="a"))
-        request.structured_output_request._grammar = grammar
-        request.status = names.get("WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR") or names["WAITING_FOR_FSM"]
-
-    return prepare
-
-
-def grammar_in_the_queue(begin: Open) -> None:
-    """Two of two run; a request whose grammar is compiled stands behind them for 50 s."""
-    scene = begin(blocks=200, max_num_seqs=2)
-    for number in range(2):
-        scene.ask(f"runs-{number}", 100, 2600)
-    scene.run(1)
-    scene.ask_prepared(with_grammar(object()), "json", 40, 4)
-    scene.run(50)
-
-
-def grammar_never_compiled(begin: Open) -> None:
-    """The same queue, and the compiler hangs on the grammar."""
-    scene = begin(blocks=200, max_num_seqs=2)
-    for number in range(2):
-        scene.ask(f"runs-{number}", 100, 2600)
-    scene.run(1)
-    scene.ask_prepared(with_grammar(Future()), "json", 40, 4)
-    scene.run(50)
-
-
-def full_decode_instance(begin: Open) -> None:
-    """Two of two run; KV that was fetched for a third is there, and it waits for its turn for 45 s."""
-    scene = begin(kv_transfer_config=CONNECTOR, blocks=240, max_num_seqs=2)
-    scene.ask("load-0", 200, 4)
-    scene.turn()
-    for number in range(2):
-        scene.ask(f"runs-{number}", 100, 2400)
-    scene.run(46)
-
-
-def promotion_never_comes(begin: Open) -> None:
-    """KV has come for a request, others that came later run, and a defect keeps it from being promoted."""
-    scene = begin(kv_transfer_config=CONNECTOR, blocks=240, max_num_seqs=8)
-    promote = "_handle_blocked_waiting_request"
-    kind = type(scene.scheduler)
-    method = getattr(kind, promote)
-
-    def refuse(scheduler: Any, request: Any) -> bool:
-        return request.status.name != "WAITING_FOR_REMOTE_KVS" and method(scheduler, request)
-
-    setattr(kind, promote, refuse)
-    try:
-        scene.ask("load-0", 200, 4)
-        scene.run(40, scene.chat)
-    finally:
-        setattr(kind, promote, method)
-
-
 def unpinned_blocks(begin: Open) -> None:
     """A connector pins blocks and unpins them every second; frees of six requests were skipped."""
     scene = begin(blocks=140)
@@ -364,27 +296,6 @@ def unpinned_blocks(begin: Open) -> None:
 def pool_tables(scene: Scene) -> list[Any]:
     """The block tables of the requests that have one."""
     return list(scene.scheduler.kv_cache_manager.coordinator.single_type_managers[0].req_to_blocks.values())
-
-
-def adapter(number: int) -> Callable[[Any], None]:
-    """Give a request that LoRA adapter."""
-
-    def prepare(request: Any) -> None:
-        from vllm.lora.request import LoRARequest
-
-        request.lora_request = LoRARequest(f"adapter-{number}", number, "/nowhere")
-
-    return prepare
-
-
-def adapters_in_use(begin: Open) -> None:
-    """Two adapters of two are in use for 50 s, with most of the pool free; a request with a third one waits."""
-    scene = begin(blocks=400, loras=2)
-    for number in (1, 2):
-        scene.ask_prepared(adapter(number), f"runs-{number}", 100, 2700)
-    scene.run(1)
-    scene.ask_prepared(adapter(3), "third", 100, 4)
-    scene.run(50)
 
 
 def one_rank_stands(begin: Open) -> None:
@@ -468,16 +379,12 @@ INCIDENTS: Final = {
         nixl_consumer_gone,
         windows_fit,
         windows_never_fit,
-        grammar_in_the_queue,
-        grammar_never_compiled,
-        full_decode_instance,
-        promotion_never_comes,
         unpinned_blocks,
-        adapters_in_use,
         one_rank_stands,
         ranks_under_one_name,
         by_priority,
         waves,
+        *QUEUE_INCIDENTS,
     )
 }
 

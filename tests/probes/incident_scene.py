@@ -114,3 +114,7 @@ class Scene:
         """Short requests, two at a time."""
         if sum(request.request_id.startswith("chat") for request in self.scheduler.requests.values()) < 2:
             self.ask(f"chat-{self.came}", 40, 30)
+
+
+Open = Callable[..., Scene]
+"""Make a scene that writes to the incident's file."""

@@ -276,6 +276,20 @@ def test_a_request_without_an_adapter_slot_waits_for_that_and_not_for_blocks(pla
     assert not played.fired
 
 
+@incident("aligned_block_too_large")
+def test_a_prompt_whose_share_of_each_step_is_nothing_is_found_with_nothing_running(played: Played) -> None:
+    finding = played.firing()["stuck.zero-token"]
+    assert (finding.verdict, finding.culprits.requests) == ("confirmed", ["aligned"])
+    assert "no other request runs" in finding.explanation
+    assert played.fired.keys() == {"stuck.zero-token"}
+
+
+@incident("aligned_block_beside_others")
+def test_a_prompt_that_waits_for_a_whole_step_beside_others_is_no_finding(played: Played) -> None:
+    assert not played.fired
+    assert "aligned" in {record.id for record in played.ledger.ended}
+
+
 # ---------------------------------------------------------------- data-parallel ranks (server)
 
 

@@ -1,4 +1,8 @@
-"""stuck.zero-token: a request runs, and is given no token at any step."""
+"""stuck.zero-token: a request is given no token at any step.
+
+It runs and each step leaves it out, or it stands at the head of the queue and each pass gives it a share of 0 tokens,
+though no step takes any other request.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from kvscope.monitor.detectors.detector import Causes, Detector
 from kvscope.monitor.detectors.judgement import Evidence, Judgement
 from kvscope.monitor.detectors.stuck.head_of_line import HeadOfLine
 from kvscope.monitor.detectors.stuck.waiting_requests import (
+    Overdue,
     overdue_judgement,
     overdue_requests,
     requests_text,
@@ -17,12 +22,11 @@ from kvscope.monitor.detectors.thresholds import Settings, Threshold
 from kvscope.monitor.detectors.ties import holds_what_it_needs
 from kvscope.monitor.events.kinds import Cause
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.state.records import RequestState
 from kvscope.monitor.text import counted, duration
 
 
 class ZeroToken(Detector[Judgement]):
-    """Running requests that get no token at any step."""
+    """Requests that get no token at any step."""
 
     code = "stuck.zero-token"
     severity = "error"
@@ -33,25 +37,33 @@ class ZeroToken(Detector[Judgement]):
     grace_s = Threshold(10, "s", "a request that runs may go without tokens in a full step, not in all of them")
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
-        """Yield the running requests that are passed over with zero tokens."""
-        if ledger.has_stream:
-            running = ledger.living().running
-            yield from self._from_stream(ledger, settings, [r for r in running if r.cause == Cause.ZERO_TOKENS])
+        """Yield the requests that are passed over with zero tokens."""
+        if not ledger.has_stream:
+            return
+        living = ledger.living()
+        running = [r for r in living.running if r.cause == Cause.ZERO_TOKENS]
+        late = overdue_requests(running, lambda r: r.since_ns, ledger.looked_ns, settings(self.grace_s))
+        yield from self._judge(ledger, late)
+        if not living.running:
+            waiting = [r for r in living.waiting if r.cause == Cause.ZERO_TOKENS]
+            launched_ns = ledger.state.launched_ns  # until then others had their share of the steps
+            late = overdue_requests(
+                waiting, lambda r: max(r.since_ns, launched_ns), ledger.looked_ns, settings(self.grace_s)
+            )
+            yield from self._judge(ledger, late)
 
     def causes(self) -> Causes[Judgement]:
         """Return what it may cause."""
         return Causes[Judgement]().of(HeadOfLine, holds_what_it_needs)
 
-    def _from_stream(
-        self, ledger: EngineLedger, settings: Settings, passed_over: list[RequestState]
-    ) -> Iterator[Judgement]:
-        state, at = ledger.state, ledger.at
-        late = overdue_requests(passed_over, lambda r: r.since_ns, ledger.looked_ns, settings(self.grace_s))
+    def _judge(self, ledger: EngineLedger, late: Overdue | None) -> Iterator[Judgement]:
         if late is None:
             return
+        state, at = ledger.state, ledger.at
         count = len(late.records)
         blocks = sorted({block for record in late.records for block in record.blocks})
         first = late.records[0]
+        runs = first.is_running
         yield overdue_judgement(
             ledger,
             late,
@@ -78,14 +90,20 @@ class ZeroToken(Detector[Judgement]):
                 Evidence("last_step", state.last_step, "step", position=at(state.places.completed)),
             ),
             explanation=(
-                f"{requests_text(late)} {'runs and is' if count == 1 else 'run and are'} given 0 tokens at every step,"
-                f" {since_text(ledger, late)} ({duration(late.age_s)}; passed over {first.times_passed_over:,} times"
+                f"{requests_text(late)} {_zero_token_verb(runs, count)} given 0 tokens at every"
+                f" {'step' if runs else 'pass'}, {since_text(ledger, late)}"
+                f" ({duration(late.age_s)}; passed over {first.times_passed_over:,} times"
                 f" at the least). {counted(state.free, 'block')} {'is' if state.free == 1 else 'are'} free, so it is"
-                f" not for want of room; {counted(len(blocks), 'block')} {'is' if len(blocks) == 1 else 'are'} held"
-                " for it."
+                " not for want of room; "
+                + (
+                    f"{counted(len(blocks), 'block')} {'is' if len(blocks) == 1 else 'are'} held for it."
+                    if runs
+                    else "no other request runs, so each step's budget is whole."
+                )
             ),
             do_now=(
-                f"Abort {'it' if count == 1 else 'them'} (close the connection): its blocks come back, others go on.",
+                f"Abort {'it' if count == 1 else 'them'} (close the connection):"
+                f" {'its blocks come back, others go on' if runs else 'those behind it run at once'}.",
             ),
             change=(
                 "It is a defect of the engine, which rounds a request's share of a step down to nothing: report it with"
@@ -98,3 +116,9 @@ class ZeroToken(Detector[Judgement]):
                 "Waiting: nothing that it waits for will change.",
             ),
         )
+
+
+def _zero_token_verb(runs: bool, count: int) -> str:
+    if runs:
+        return "runs and is" if count == 1 else "run and are"
+    return "waits and is" if count == 1 else "wait and are"
