@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def table(directory: Path) -> Iterator[str]:
-    yield "| vLLM | checked by | works | hooks | what it has not yet | not said |"
+    yield "| vLLM | checked by | works | hooks | what it has not yet | not reported |"
     yield "|---|---|---|---|---|---|"
     for release in sorted(directory.iterdir(), key=lambda path: [int(part) for part in path.name.split(".")]):
         absent = [hook for hook in HOOKS if problem(hook, Unpacked(release))]

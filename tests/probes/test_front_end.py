@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +20,13 @@ from kvscope.monitor.events.wire import decode, encode
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.probes.vllm.front_end_hooks import FrontEndReporter
 from kvscope.monitor.probes.vllm.front_end_inbox import LATE_NS, FrontEndInbox
-from kvscope.monitor.probes.vllm.front_end_messages import FrontEndKind, FrontEndMessage, front_end_endpoint
+from kvscope.monitor.probes.vllm.front_end_messages import (
+    STALE_S,
+    FrontEndKind,
+    FrontEndMessage,
+    front_end_endpoint,
+    remove_stale_inboxes,
+)
 from kvscope.monitor.publishing.packer import Packer, Vitals
 
 ENGINE = "tiny@127.0.0.1:5757/0"
@@ -161,3 +170,21 @@ def test_each_engine_has_a_place_of_its_own_for_reports() -> None:
     places = {front_end_endpoint(f"tcp://127.0.0.1:{port}") for port in (5757, 5759)}
     assert len(places) == 2
     assert front_end_endpoint("tcp://127.0.0.1:*") == ""
+
+
+def test_sockets_of_killed_engines_are_removed_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    killed, another, living = (tmp_path / f"kvscope-front-end-{name}-{os.getuid()}" for name in ("killed", "b", "c"))
+    for path in (killed, another):  # as a killed process leaves them: bound, and without a listener
+        with socket.socket(socket.AF_UNIX) as abandoned:
+            abandoned.bind(str(path))
+    of_others = tmp_path / f"kvscope-front-end-d-{os.getuid() + 1}"
+    killed_too = another.rename(of_others)
+    no_socket = tmp_path / f"kvscope-front-end-e-{os.getuid()}"
+    no_socket.touch()
+    state = SimpleNamespace(numbers={}, is_taken=lambda _name, _request_id: False)
+    inbox = FrontEndInbox(state, EventLog(time), f"ipc://{living}")  # type: ignore[arg-type]
+    assert remove_stale_inboxes() == []  # one that starts just now may not listen yet
+    assert remove_stale_inboxes(time.time() + 2 * STALE_S) == [killed]
+    assert all(path.exists() for path in (killed_too, no_socket, living))
+    inbox.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import logging
 import os
 import subprocess
@@ -19,7 +20,7 @@ from kvscope.monitor.probes.vllm.compatibility import HOOKS, MANAGER, Hook, Unpa
 from kvscope.monitor.probes.vllm.hooks import Hooks
 from kvscope.monitor.probes.vllm.owner import Caller, caller
 from kvscope.monitor.probes.vllm.vllm_description import served_model_name, without_path
-from tests.probes.vllm_python import PYTHON, environment, needs_vllm
+from tests.probes.vllm_python import PYTHON, ROOT, environment, needs_vllm
 
 
 @pytest.fixture
@@ -319,6 +320,47 @@ def test_the_source_of_a_release_is_checked_without_running_it(tmp_path: Path) -
     assert wrong("pool:Pool", "free", "blocks", "request") == "it takes no request"
     assert wrong("pool:Pool", "later") == "Pool has no later"
     assert wrong("vllm.pool:Pool", "free") == "no module vllm.pool"
+
+
+def write_hooked(root: Path, without: Hook) -> None:
+    """A vLLM that has every method the probe wraps, but for one."""
+    modules: dict[str, dict[str, list[str]]] = {}
+    for hook in HOOKS:
+        module, _, kind = hook.place.partition(":")
+        methods = modules.setdefault(module, {}).setdefault(kind, ["    pass"])
+        if hook != without:
+            methods.append(f"    def {hook.method}({', '.join(('self', *hook.arguments))}): ...")
+    for module, kinds in modules.items():
+        path = root.joinpath(*module.split(".")).with_suffix(".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(f"class {kind}:\n" + "\n".join(methods) for kind, methods in kinds.items()) + "\n")
+    (root / "vllm" / "__init__.py").write_text('__version__ = "test"\n')
+
+
+@pytest.mark.parametrize("method", ["_apply_cow", "_try_schedule_encoder_inputs", "_finish_request", "free_blocks"])
+def test_a_check_names_a_method_that_is_absent(method: str, tmp_path: Path) -> None:
+    (hook,) = [hook for hook in HOOKS if hook.method == method]
+    write_hooked(tmp_path, hook)
+    command = [sys.executable, "-m", "kvscope.monitor.probes.vllm.compatibility"]
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path})
+    lines = [line for line in done.stdout.splitlines() if "absent" in line or "MISSING" in line]
+    named = next(line for line in lines if f".{method}:" in line)
+    assert named.startswith("  MISSING" if hook.needed else "  absent")
+    assert named.endswith(f"not reported: {hook.not_reported}")
+    assert [line for line in lines if line != named and "the plugin" not in line] == []
+
+
+def test_every_method_that_the_probe_wraps_is_checked() -> None:
+    wrapped = set()
+    for path in (ROOT / "monitor" / "probes" / "vllm").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in ("wrap", "_wrap"):
+                wrapped |= {one.value for one in node.args[1:2] if isinstance(one, ast.Constant)}
+    assert len(wrapped) > 20
+    checked = {hook.method for hook in HOOKS}
+    assert wrapped - checked == {"free"}  # only where _preempt_request is absent: preempts_within_schedule
+    assert checked - wrapped == {"__init__"} - wrapped
 
 
 @needs_vllm

@@ -33,7 +33,7 @@ class HookedRelease(Protocol):
 
 
 class Hook(NamedTuple):
-    """A method that the probe wraps, what arguments of it the probe reads, and what is not said without it."""
+    """A method that the probe wraps, the arguments that the probe reads, and what the stream lacks without it."""
 
     place: str
     method: str
@@ -44,18 +44,18 @@ class Hook(NamedTuple):
     since: str = ""
     """The release that brought both the method and what it does: an earlier one loses nothing."""
     instead: Callable[[HookedRelease], bool] | None = None
-    """Whether a release that lacks it does the same elsewhere, and in such a way that the probe hears it there."""
+    """Whether a release that lacks it does the same elsewhere, and in such a way that the probe sees it there."""
 
     @property
-    def not_said(self) -> str:
-        """What a vLLM without it does not say."""
+    def not_reported(self) -> str:
+        """What is missing from the stream of a vLLM without it."""
         return f"{self.lost} ({self.since} and later)" if self.since else self.lost
 
 
 def preempts_within_schedule(release: HookedRelease) -> bool:
     """Up to 0.11: whether `schedule` frees those whom it preempts, and nobody else, while they still count as running.
 
-    So it is heard: as a free of one that runs, from within `schedule`. Where it might be otherwise, it is not guessed.
+    So the probe sees it: as a free of one that runs, from within `schedule`. Where that is unsure, nothing is guessed.
     """
     try:
         scheduler = release.written(SCHEDULER)
@@ -72,12 +72,32 @@ def preempts_within_schedule(release: HookedRelease) -> bool:
     return heard == ast.unparse(schedule).count(FREES) == ast.unparse(scheduler).count(PREEMPTED) > 0
 
 
+def sleeps_in_base(release: HookedRelease) -> bool:
+    """Up to 0.10: whether the executor inherits `sleep` and `wake_up` from a class of vLLM 0."""
+    try:
+        return all(release.arguments(EXECUTOR_BASE, name) is not None for name in ("sleep", "wake_up"))
+    except (ImportError, AttributeError):
+        return False
+
+
 FREES: Final = "self.kv_cache_manager.free("
 PREEMPTED: Final = ".status = RequestStatus.PREEMPTED"
 SCHEDULER, MANAGER, POOL = (
     "vllm.v1.core.sched.scheduler:Scheduler",
     "vllm.v1.core.kv_cache_manager:KVCacheManager",
     "vllm.v1.core.block_pool:BlockPool",
+)
+GROUP_MANAGER: Final = "vllm.v1.core.single_type_kv_cache_manager:SingleTypeKVCacheManager"
+FCFS_QUEUE, PRIORITY_QUEUE = (
+    "vllm.v1.core.sched.request_queue:FCFSRequestQueue",
+    "vllm.v1.core.sched.request_queue:PriorityRequestQueue",
+)
+CONNECTOR: Final = "vllm.distributed.kv_transfer.kv_connector.v1.base:KVConnectorBase_V1"
+EXECUTOR, EXECUTOR_BASE = "vllm.v1.executor.abstract:Executor", "vllm.executor.executor_base:ExecutorBase"
+FRONT_END, CLIENT, BALANCING_CLIENT = (
+    "vllm.v1.engine.output_processor:OutputProcessor",
+    "vllm.v1.engine.core_client:MPClient",
+    "vllm.v1.engine.core_client:DPLBAsyncMPClient",
 )
 HOOKS: Final = (
     Hook(SCHEDULER, "__init__", (), "everything", True),
@@ -98,9 +118,22 @@ HOOKS: Final = (
     Hook(SCHEDULER, "finish_requests", (), "the time of aborts"),
     Hook(SCHEDULER, "_handle_stopped_request", ("request",), "streaming sessions that wait", since="0.16"),
     Hook(SCHEDULER, "_update_from_kv_xfer_finished", (), "ends of remote loads"),
-    Hook(SCHEDULER, "set_pause_state", ("pause_state",), "pauses", since="0.16"),
+    Hook(SCHEDULER, "set_pause_state", ("pause_state",), "pauses", since="0.17"),
     Hook(SCHEDULER, "shutdown", (), "the end of the engine"),
+    Hook(SCHEDULER, "_try_schedule_encoder_inputs", ("request",), "waits for the encoder"),
+    Hook(FCFS_QUEUE, "pop_request", (), "why a request was put back in its queue"),
+    Hook(PRIORITY_QUEUE, "pop_request", (), "why a request was put back in its queue by priority"),
+    Hook(CONNECTOR, "get_num_new_matched_tokens", ("request",), "waits for the KV connector's answer"),
+    Hook(EXECUTOR, "sleep", (), "sleep mode", instead=sleeps_in_base),
+    Hook(EXECUTOR, "wake_up", (), "the end of sleep mode", instead=sleeps_in_base),
     Hook(MANAGER, "get_computed_blocks", ("request",), "exact needs of waiting requests"),
+    Hook(
+        MANAGER,
+        "get_computed_blocks_for_connector",
+        ("request",),
+        "exact needs of requests that wait for a connector",
+        since="0.27",
+    ),
     Hook(MANAGER, "pop_blocks_for_free", ("request",), "blocks that wait for a step in flight", since="0.24"),
     Hook(POOL, "get_new_blocks", (), "blocks handed out", True),
     Hook(POOL, "touch", ("blocks",), "prefix hits", True),
@@ -111,6 +144,18 @@ HOOKS: Final = (
     Hook(POOL, "cache_partial_block", (), "blocks cached in part", since="0.24"),
     Hook(POOL, "move_block_hashes", ("src_block", "dst_block"), "prefixes that move to another block", since="0.26"),
     Hook(POOL, "unpin_blocks", ("blocks",), "that a connector gave back blocks it had pinned", since="0.30"),
+    Hook(
+        GROUP_MANAGER,
+        "_apply_cow",
+        ("request_id", "source_block", "cow_block"),
+        "copies of blocks that were hit in part",
+        since="0.26",
+    ),
+    Hook(FRONT_END, "add_request", ("request",), "requests that the API server has received"),
+    Hook(FRONT_END, "abort_requests", ("request_ids",), "clients that have gone"),
+    Hook(FRONT_END, "_finish_request", ("req_state",), "ends of requests in the API server", since="0.15"),
+    Hook(CLIENT, "__init__", (), "the ranks of an API server"),
+    Hook(BALANCING_CLIENT, "get_core_engine_for_request", ("request",), "the rank that the API server chose"),
 )
 
 
@@ -186,8 +231,9 @@ def main() -> int:
         needed |= bool(wrong) and hook.needed
         where = f"{hook.place.rpartition(':')[2]}.{hook.method}"
         print(f"  {'MISSING' if wrong and hook.needed else 'absent ' if wrong else 'ok     '} {where}", end="")
-        elsewhere = ": heard within schedule" if hook.instead is not None and hook.instead(Imported()) else ""
-        print(f": {wrong}; not said: {hook.not_said}" if wrong else elsewhere)
+        moved = hook.instead is not None and hook.instead(Imported())
+        elsewhere = ": done elsewhere, where the probe sees it" if moved else ""
+        print(f": {wrong}; not reported: {hook.not_reported}" if wrong else elsewhere)
     found = any(point.name == "kvscope" for point in entry_points(group=GROUP))
     allowed = os.environ.get("VLLM_PLUGINS")
     left_out = allowed is not None and "kvscope" not in allowed.split(",")

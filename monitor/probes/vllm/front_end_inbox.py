@@ -18,7 +18,7 @@ import zmq
 from kvscope.monitor.events import limits
 from kvscope.monitor.events.event_log import EventLog
 from kvscope.monitor.events.kinds import Status
-from kvscope.monitor.probes.vllm.front_end_messages import FrontEndKind, FrontEndMessage
+from kvscope.monitor.probes.vllm.front_end_messages import FrontEndKind, FrontEndMessage, remove_stale_inboxes
 from kvscope.monitor.probes.vllm.probe_state import INTERNAL_SUFFIX, ProbeState
 
 LATE_NS: Final = 30_000_000_000
@@ -45,6 +45,7 @@ class FrontEndInbox:
         """When each recent request arrived, and its number; in that order."""
         self._pending: dict[str, int] = {}
         """Requests that were received and have not arrived."""
+        remove_stale_inboxes()
         self._decoder = msgspec.msgpack.Decoder(FrontEndMessage)
         self._context = zmq.Context()
         self._pull = self._context.socket(zmq.PULL)
