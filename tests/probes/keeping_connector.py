@@ -1,6 +1,6 @@
 """A KV connector for tests, which vLLM imports by name: it keeps the blocks of each request that was answered in full
-for a while, and for ever if its id has `keep` in it. Prompts of ids with `load` in it are fetched from elsewhere, but
-for the last block. Of prompts with `slow` in their id it cannot tell at first how much it has.
+for a while, and until RELEASES is set if its id has `keep` in it. Prompts of ids with `load` in it are fetched from
+elsewhere, but for the last block. Of prompts with `slow` in their id it cannot tell at first how much it has.
 """
 
 from __future__ import annotations
@@ -12,14 +12,17 @@ from typing import Any
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata
 
 SLOW = 30
+PASSES_OF_A_LOAD = 3
 STUCK = False
+RELEASES = False
 
 
-class Sent(KVConnectorMetadata):
-    """Requests whose blocks the worker needs no longer."""
+class TransfersDone(KVConnectorMetadata):
+    """Requests whose blocks the worker needs no longer, and those whose load has ended."""
 
-    def __init__(self, request_ids: set[str]) -> None:
-        self.request_ids = request_ids
+    def __init__(self, sent: set[str], received: set[str]) -> None:
+        self.sent = sent
+        self.received = received
 
 
 class KeepingConnector(KVConnectorBase_V1):
@@ -29,6 +32,9 @@ class KeepingConnector(KVConnectorBase_V1):
         self._block_size = vllm_config.cache_config.block_size
         self._asked: set[str] = set()
         self._sent: set[str] = set()
+        self._kept: set[str] = set()
+        self._loads: dict[str, int] = {}
+        """Passes until each load ends."""
         self._questions: dict[str, int] = {}
 
     # In the scheduler's process.
@@ -48,24 +54,31 @@ class KeepingConnector(KVConnectorBase_V1):
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         if num_external_tokens:
             self._asked.add(request.request_id)
+            self._loads[request.request_id] = PASSES_OF_A_LOAD
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         sent, self._sent = self._sent, set()
-        return Sent(sent)
+        if RELEASES:
+            sent |= self._kept
+            self._kept = set()
+        self._loads = {name: passes - 1 for name, passes in self._loads.items()}
+        received = {name for name, passes in self._loads.items() if passes <= 0}
+        for name in received:
+            del self._loads[name]
+        return TransfersDone(sent, received)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, None]:
         if request.status.name == "FINISHED_ABORTED":
             return False, None
-        if "keep" not in request.request_id:
-            self._sent.add(request.request_id)
+        (self._kept if "keep" in request.request_id else self._sent).add(request.request_id)
         return True, None
 
     # In the worker.
 
-    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, None]:
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         metadata = self._get_connector_metadata()
-        assert isinstance(metadata, Sent)
-        return metadata.request_ids or None, None
+        assert isinstance(metadata, TransfersDone)
+        return metadata.sent or None, metadata.received or None
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         pass

@@ -61,6 +61,8 @@ class EngineRun:
                 return method(*args, **kwargs)
 
         self.scheduler.schedule = traced
+        if "sessions" in self.acts:
+            self.open_session()
         done = 0
         while done < self.steps or not self.record.is_audited():
             self.act()
@@ -105,13 +107,16 @@ class EngineRun:
         rng = self.rng
         self.sessions = [name for name in self.sessions if name in self.scheduler.requests]
         if len(self.sessions) < 2 and rng.random() < 0.1:
-            self.sessions.append(f"session-{self.came}-{rng.randrange(1 << 32):08x}")
-            self.part(self.sessions[-1], True)
+            self.open_session()
         for name in [name for name in self.sessions if rng.random() < 0.05]:
             last = rng.random() < 0.3 or self.scheduler.requests[name].num_tokens > 600
             self.part(name, not last)
             if last:
                 self.sessions.remove(name)
+
+    def open_session(self) -> None:
+        self.sessions.append(f"session-{self.came}-{self.rng.randrange(1 << 32):08x}")
+        self.part(self.sessions[-1], True)
 
     def part(self, name: str, resumable: bool) -> None:
         """As a client of the front end's streaming interface sends it."""

@@ -9,30 +9,13 @@ from typing import Any
 import pytest
 
 from tests.probes.connector_settings import CONNECTOR
+from tests.probes.model_shapes import HYBRID, TWO_WINDOWS, WINDOWED, save_shape
 from tests.probes.run_check import check_run
 from tests.probes.vllm_python import MODEL, needs_vllm, run, save_model
 
 STEPS = 250
 SMALL = {"num_gpu_blocks_override": 60, "block_size": 32, "max_num_seqs": 5}
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
-WINDOWED = MODEL | {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 100}
-TWO_WINDOWS = MODEL | {
-    "architectures": ["Gemma3ForCausalLM"],
-    "model_type": "gemma3_text",
-    "num_hidden_layers": 3,
-    "num_attention_heads": 2,
-    "query_pre_attn_scalar": 64,
-    "sliding_window": 96,
-    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
-}
-HYBRID = MODEL | {
-    "architectures": ["Lfm2ForCausalLM"],
-    "model_type": "lfm2",
-    "num_hidden_layers": 4,
-    "layer_types": ["conv", "full_attention", "conv", "full_attention"],
-    "block_auto_adjust_ff_dim": False,
-    "head_dim": 32,
-}
 RUNS: dict[str, tuple[dict[str, Any], list[str], dict[str, Any]]] = {
     "plain": (MODEL, ["resets", "pauses"], SMALL),
     "by priority": (MODEL, ["sessions"], SMALL | {"scheduling_policy": "priority"}),
@@ -61,7 +44,7 @@ def test_an_engine_in_one_process_adds_up_after_every_step(
 ) -> None:
     config, acts, settings = RUNS[name]
     model = save_model(tmp_path / "model")
-    (model / "config.json").write_text(json.dumps(config))
+    save_shape(model, config)
     of_run = settings | {"acts": acts, "steps": STEPS, "seed": list(RUNS).index(name)}
     more = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_PLUGINS": ""}
     run("tests.probes.one_process_runs", str(model), str(tmp_path / "run"), json.dumps(of_run), **more)

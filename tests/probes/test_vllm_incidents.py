@@ -23,13 +23,12 @@ from kvscope.monitor.ledger.balance import balance_of
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.sources.live_stream import LiveStream
+from tests.probes.model_shapes import SLOWER
 from tests.probes.test_vllm_live import PATIENCE_S, Server
 from tests.probes.vllm_python import MODEL, needs_vllm
 
 pytestmark = [needs_vllm, pytest.mark.slow]
 
-SLOWER = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 4}
-"""A model for which prompts take so long that a wave of them stands in the queue."""
 PHASES = {
     Kind.ARRIVED: "waiting",
     Kind.ADMITTED: "prefill",

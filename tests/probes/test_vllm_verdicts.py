@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.publishing.stall_capture import stack_file
 from kvscope.monitor.sources.live_stream import LiveStream
+from tests.probes.one_process_engine import GO_ON, METRICS_PORT
 from tests.probes.vllm_python import PYTHON, ROOT, environment, free_ports, needs_vllm, save_model
 
 pytestmark = [needs_vllm, pytest.mark.slow]
@@ -26,48 +27,92 @@ HELD, STALLED, LOST = "leak.finished-held", "stuck.engine-stalled", "stuck.lost-
 
 
 class OneProcess:
-    """That engine, in which one thing happens, under a Pipeline."""
+    """That engine, in which one thing happens, under a Pipeline. How long something lasts is counted on the engine's
+    clock: this process may not be scheduled for seconds.
+    """
 
     MODULE = "tests.probes.one_process_engine"
 
     def __init__(self, directory: Path, event: str) -> None:
         self.events = f"tcp://127.0.0.1:{free_ports()}"
+        self.metrics_port = free_ports()
+        self.directory = directory
         self.log = directory / "engine.log"
-        more = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "KVSCOPE_EVENTS": self.events, "VLLM_PLUGINS": ""}
-        with self.log.open("wb") as log:
+        self.fired: dict[str, FindingReport] = {}
+        """By code, what has ever fired, as it was at first; info left out."""
+        self.stream = LiveStream(self.events)
+        self.watch = Pipeline()
+        save_model(directory / "model")
+        self.start(event)
+
+    def start(self, event: str) -> None:
+        more = {
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_PLUGINS": "",
+            "KVSCOPE_EVENTS": self.events,
+            METRICS_PORT: str(self.metrics_port),
+        }
+        with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [PYTHON, "-m", self.MODULE, str(save_model(directory / "model")), event],
+                [PYTHON, "-m", self.MODULE, str(self.directory / "model"), event],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=ROOT,
                 env=environment(**more),
             )
-        self.stream = LiveStream(self.events)
-        self.watch = Pipeline()
+
+    def restart(self, event: str) -> None:
+        """Kill the engine, and start another one at the same address."""
+        self.process.kill()
+        self.process.wait()
+        self.start(event)
+
+    def let_go_on(self) -> None:
+        """Let an incident go on that waits for that."""
+        (self.directory / GO_ON).touch()
 
     @property
     def ledger(self) -> EngineLedger | None:
         return next(iter(self.watch.fleet.engines.values()), None)
 
+    @property
+    def ready_ledger(self) -> EngineLedger:
+        ledger = self.ledger
+        assert ledger is not None
+        return ledger
+
     def look(self) -> None:
         self.watch.feed(list(self.stream.poll(0.1)))
+        for transition in self.watch.take_transitions():
+            report = transition.finding.report()
+            if transition.to == "firing" and report.severity != "info":
+                self.fired.setdefault(report.code, report)
 
     def firing(self) -> dict[str, FindingReport]:
         return {finding.code: finding for finding in self.watch.findings("firing") if finding.severity != "info"}
 
-    def until(self, code: str) -> FindingReport:
-        """Feed the Pipeline until that fires."""
+    def wait_for(self, seen: Callable[[], object]) -> None:
+        """Feed the Pipeline until that is so."""
         deadline = time.monotonic() + PATIENCE_S
-        while code not in self.firing():
+        while not seen():
             assert time.monotonic() < deadline, (self.firing(), self.log.read_text()[-3000:])
             assert self.process.poll() is None, self.log.read_text()[-3000:]
             self.look()
+
+    def until(self, code: str) -> FindingReport:
+        """Feed the Pipeline until that fires."""
+        self.wait_for(lambda: code in self.firing())
         return self.firing()[code]
 
+    def until_ledger(self, shows: Callable[[EngineLedger], object]) -> EngineLedger:
+        """Feed the Pipeline until the ledger shows that."""
+        self.wait_for(lambda: self.ledger is not None and self.ledger.ready and shows(self.ledger))
+        return self.ready_ledger
+
     def go_on(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            self.look()
+        """Feed the Pipeline for so long, by the engine's clock."""
+        until = self.ready_ledger.now_ns + seconds * 1e9
+        self.wait_for(lambda: self.ready_ledger.now_ns >= until)
 
     def close(self) -> None:
         self.process.kill()
@@ -94,13 +139,12 @@ def happens(event: str) -> pytest.MarkDecorator:
 def test_blocks_lost_to_a_connector_are_found_and_stay_found_while_a_request_waits(engine: OneProcess) -> None:
     finding = engine.until(HELD)
     assert finding.verdict == "likely"  # the connector shows no lease
+    kept = {f"keep-{number}" for number in range(6)}
+    engine.wait_for(lambda: set(engine.firing()[HELD].culprits.requests) == kept)  # the last ones came later
     engine.go_on(12)
-    grown = engine.firing()[HELD]
-    assert grown.id == finding.id
-    assert set(grown.culprits.requests) == {f"keep-{number}" for number in range(6)}  # the last ones came later
+    assert engine.firing()[HELD].id == finding.id
     assert not engine.watch.findings("resolved")
-    ledger = engine.ledger
-    assert ledger is not None
+    ledger = engine.ready_ledger
     assert ledger.unpolled_s() < 3
     head = ledger.head()
     assert head is not None
@@ -118,13 +162,10 @@ def test_an_idle_engine_that_asks_its_connector_is_not_said_not_to(engine: OnePr
 
 @happens("pause")
 def test_a_paused_engine_is_not_stalled(engine: OneProcess) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while engine.ledger is None or engine.ledger.state.mode != EngineMode.PAUSED_ALL:
-        assert time.monotonic() < deadline, engine.log.read_text()[-3000:]
-        engine.look()
+    ledger = engine.until_ledger(lambda ledger: ledger.state.mode == EngineMode.PAUSED_ALL)
     engine.go_on(15)
-    assert STALLED not in engine.firing()
-    assert any(record.is_running for record in engine.ledger.state.requests.values())
+    assert STALLED not in engine.fired
+    assert any(record.is_running for record in ledger.state.requests.values())
 
 
 @happens("lose")
@@ -140,8 +181,7 @@ def test_a_block_freed_twice_by_the_scheduler_is_corruption_and_no_loss(engine: 
     finding = engine.until("corrupt.double-free")
     assert finding.verdict == "confirmed"
     assert len(finding.culprits.blocks) == 2
-    assert engine.ledger is not None
-    assert not engine.ledger.losses
+    assert not engine.ready_ledger.losses
 
 
 @pytest.mark.parametrize(
@@ -156,10 +196,13 @@ def test_a_block_freed_twice_by_the_scheduler_is_corruption_and_no_loss(engine: 
 )
 def test_a_stall_names_the_layer_in_which_the_engine_stands(engine: OneProcess, layer: str, function: str) -> None:
     engine.until(STALLED)
-    deadline = time.monotonic() + 30
     evidence: dict[str, object] = {}
-    while "stalled_layer" not in evidence and time.monotonic() < deadline:
-        engine.look()
+
+    def is_located() -> bool:
+        nonlocal evidence
         evidence = {each.name: each.value for each in reversed(engine.firing()[STALLED].evidence)}
+        return "stalled_layer" in evidence
+
+    engine.wait_for(is_located)
     assert evidence["stalled_layer"] == layer
     assert str(evidence["stack_frame"]).startswith(f"{function} (")
