@@ -2,8 +2,9 @@
 
 Four bounds, all in kvscope.monitor.events.limits. A turn takes a fixed number of questions. A client has at most
 UNREAD_ANSWERS waiting for it. Answers draw on a budget of bytes a second, one for each client and one for all. And a
-keyframe, the expensive answer, is made at most once a second, one for all clients, which share its memory. A question
-beyond a bound is dropped and counted by reason. A reader asks again after a second.
+keyframe, the expensive answer, is made at most once a second, one for all clients, which share its memory. A client
+that asks for one again and again gets the next after 1, 2, 4, 4, … s. A question beyond a bound is dropped and counted
+by reason. A reader asks again after a second.
 """
 
 from __future__ import annotations
@@ -81,6 +82,15 @@ class ReplayClient:
         self.budget = ByteBudget(limits.CLIENT_BYTES_PER_S, now_ns)
         self.keyframe_ns = 0
         """When the last keyframe that it was sent was made: it gets each only once."""
+        self.next_keyframe_ns = now_ns
+        """When it may be sent another."""
+        self._wait_ns = limits.KEYFRAME_INTERVAL_NS
+
+    def took_keyframe(self, made_ns: int, now_ns: int) -> None:
+        """Postpone the next keyframe: by twice as long as the last time, until KEYFRAME_WAIT_NS."""
+        self.keyframe_ns = made_ns
+        self.next_keyframe_ns = now_ns + self._wait_ns
+        self._wait_ns = min(self._wait_ns * 2, limits.KEYFRAME_WAIT_NS)
 
 
 class ReplayServer:
@@ -140,7 +150,7 @@ class ReplayServer:
         return True
 
     def _take(self, identity: bytes, parts: list[bytes], now_ns: int) -> str:
-        """ReplayAnswer one message; the reason if it gets no answer."""
+        """Answer one message, or return the reason why it gets no answer."""
         client = self._client(identity, now_ns)
         if not client.budget.has_any(now_ns) or not self._shared.has_any(now_ns):
             return "asked too often"
@@ -150,8 +160,11 @@ class ReplayServer:
             question = decode_question(parts[-1] if parts else b"")
         except NotAQuestion:
             return "not a question"
-        if isinstance(question, AskKeyframe) and self._is_current(client.keyframe_ns):
-            return "it has this keyframe"
+        if isinstance(question, AskKeyframe):
+            if self._is_current(client.keyframe_ns):
+                return "it has this keyframe"
+            if now_ns < client.next_keyframe_ns:
+                return "it asked for another keyframe too soon"
         try:  # before the answer is made: for a client whose queue is full, none is
             self._socket.send(identity, zmq.SNDMORE | zmq.NOBLOCK)
         except zmq.Again:
@@ -184,7 +197,7 @@ class ReplayServer:
                 header, later = self._with_later(shared.header, question)
                 parts = [msgspec.msgpack.encode(header), shared.frame, *later]
                 size = len(shared.frame) + sum(map(len, later))
-                client.keyframe_ns = shared.made_ns
+                client.took_keyframe(shared.made_ns, self._monotonic_ns())
         finally:  # a message that was begun must end
             client.budget.spend(max(0, size - CLIENT_COST))
             self._shared.spend(max(0, size - SHARED_COST))
