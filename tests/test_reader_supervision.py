@@ -26,7 +26,7 @@ from kvscope.monitor.sources.metrics_page import MetricsPage
 from kvscope.monitor.sources.source import POLL_WAIT_S
 from tests.lab import Lab
 from tests.pages import page, rows, served
-from tests.publishing.test_stream import published
+from tests.publishing.published import published
 from tests.test_bounded_http import OK, server
 
 ENGINE = "lab@127.0.0.1:0/0"

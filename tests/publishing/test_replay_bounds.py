@@ -24,7 +24,7 @@ from kvscope.monitor.publishing.replay_protocol import (
     encode_question,
 )
 from tests.lab import Lab
-from tests.publishing.test_stream import published, run
+from tests.publishing.published import published, run
 
 
 @contextmanager

@@ -5,7 +5,6 @@ Each reaches the exact state, or says what it cannot know.
 
 from __future__ import annotations
 
-import random
 import signal
 import subprocess
 import sys
@@ -33,26 +32,7 @@ from kvscope.monitor.sources.live_stream import LiveStream
 from kvscope.monitor.sources.recording import Recording
 from kvscope.monitor.state import keyframe_codec
 from tests.lab import Lab
-
-ENGINE = "lab@127.0.0.1:0/0"
-
-
-@contextmanager
-def published(lab: Lab, path: Path, **settings: object) -> Iterator[Publisher]:
-    publisher = Publisher(
-        lab.log,
-        ENGINE,
-        lab.vitals,
-        events=f"ipc://{path}/events",
-        replay=f"ipc://{path}/replay",
-        interval_s=0.005,
-        **{"heartbeat_s": 0.05, **settings},
-    )
-    publisher.start()
-    try:
-        yield publisher
-    finally:
-        publisher.close()
+from tests.publishing.published import ENGINE, published, run
 
 
 @contextmanager
@@ -70,14 +50,6 @@ def read_until(stream: LiveStream, ledger: EngineLedger, done: Callable[[], bool
         assert time.monotonic() < deadline, f"not done after {timeout_s} s: at {ledger.position()}, {ledger.losses}"
         for received in stream.receive(0.02):
             ledger.apply(received.frame)
-
-
-def run(lab: Lab, steps: int, seed: int = 0) -> None:
-    rng = random.Random(seed)
-    for _ in range(steps):
-        if rng.random() < 0.4:
-            lab.arrive(rng.randint(1, 40), max_tokens=rng.randint(1, 20))
-        lab.step()
 
 
 def same_state(ledger: EngineLedger, packer: Packer) -> bool:
