@@ -7,7 +7,7 @@ into which the topic's files are copied; the checkout itself is not touched. Nam
 yet come from tests/red_before/names: they are appended to its modules, or become new ones, and change no behaviour.
 
 Exit code: 0 if every test is red there and green here, but for those that `green_before` names; else 1. A test that
-could not be run there, because a name is missing, is marked `error` and counts as red.
+could not be run there, because a name is missing, is marked `error` and counts as red. So does one that hangs there.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import Final, NamedTuple
 
 ROOT: Final = Path(__file__).parent.parent
 TOPICS: Final = ROOT / "tests" / "red_before" / "tests.toml"
+PLUGINS: Final = ROOT / "tests" / "red_before"
 NAMES: Final = ROOT / "tests" / "red_before" / "names"
 
 
@@ -96,8 +97,10 @@ def outcomes(directory: Path, arguments: Sequence[str]) -> dict[str, Outcome]:
     """Run pytest in that checkout; the outcome of each test by its name."""
     with tempfile.TemporaryDirectory() as kept:
         results = Path(kept) / "results.xml"
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junit-xml={results}", *arguments]
-        subprocess.run(command, cwd=directory, env={**os.environ, "PYTHONPATH": str(directory)}, capture_output=True)
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "time_limit"]
+        command += ["--continue-on-collection-errors", f"--junit-xml={results}", *arguments]
+        paths = f"{directory}{os.pathsep}{PLUGINS}"
+        subprocess.run(command, cwd=directory, env={**os.environ, "PYTHONPATH": paths}, capture_output=True)
         return dict(_cases(results)) if results.exists() else {}
 
 
