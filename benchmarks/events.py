@@ -33,6 +33,8 @@ RUN_LENGTHS = (1, 4, 16, 64)
 RUNS_A_STEP = 16
 STEPS = 200
 MIX_STEPS = 1500
+LONG_TABLE = 300_000
+"""Blocks of one request: allocated and freed one by one, in an order by chance."""
 ENGINE = "bench@127.0.0.1:0/0"
 
 Call = tuple[str, tuple[Any, ...], dict[str, Any]]
@@ -53,6 +55,7 @@ def main() -> None:
     print(f"{'':30}{'events':>9}{'a run':>12}" + 2 * f"{'fastest':>10}{'median':>10}")
     for length in RUN_LENGTHS:
         row(f"runs of {length}", runs_of(length), repeats)
+    row(f"a table of {LONG_TABLE:,}", long_table(), 1)
     serving = serving_mix()
     only_blocks = [[call for call in step if call[0] in (*OF_BLOCKS, *OF_REQUESTS, "flush")] for step in serving]
     row("serving mix, its block events", [serving[0], *only_blocks[1:]], repeats)
@@ -134,6 +137,19 @@ def runs_of(length: int) -> list[list[Call]]:
         calls += [("released", (number, ids, Release.PREEMPTED), {}) for number, ids in tables.items()]
         steps.append([*calls, ("flush", (step, step, counts), {})])
     return steps
+
+
+def long_table() -> list[list[Call]]:
+    """One request that takes LONG_TABLE blocks and frees them in a step, an event for each block."""
+    ids = list(range(NULL_BLOCK_COUNT, NULL_BLOCK_COUNT + LONG_TABLE))
+    counts = (-1, -1, -1, -1)
+    total = NULL_BLOCK_COUNT + LONG_TABLE
+    start: list[Call] = [("started", (total, NULL_BLOCK_COUNT, 16, ""), {}), ("arrived", (0, "", 1, 1, 0, 1, 1), {})]
+    taken: list[Call] = [("allocated", (0, [block]), {}) for block in ids]
+    random.Random(5).shuffle(ids)
+    freed: list[Call] = [("released", (0, [block], Release.PREEMPTED), {}) for block in ids]
+    flush: Call = ("flush", (-1, -1, counts), {})
+    return [[*start, flush], [*taken, flush], [*freed, flush]]
 
 
 def serving_mix() -> list[list[Call]]:

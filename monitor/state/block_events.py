@@ -115,7 +115,9 @@ def _fold_released(
     state.cached_idle += kept
     reason, released = args[0], state.totals.released
     released[reason] = released.get(reason, 0) + len(blocks)
-    _drop_from_table(state, number, blocks, freed)
+    if state.deferrals:
+        state.undefer(number, blocks)
+    _drop_later(state, number, blocks, freed)
 
 
 def _fold_reused(
@@ -171,7 +173,9 @@ def _fold_detached(
         if not _remove_owner(state, block, number):
             state.anomaly("detached from another than its owner", block, number, "")
         _keep_holder(state, state.detached.setdefault(block, []), block, number)
-    _drop_from_table(state, number, blocks, 0, still_held=True)
+    if number not in state.requests:
+        state.undefer(number, blocks)
+    _drop_later(state, number, blocks, 0)
 
 
 def _fold_free_deferred(
@@ -240,6 +244,8 @@ BLOCK_HANDLERS: Final[dict[int, BlockHandler]] = {
     int(Kind.PINNED): _fold_pinned,
     int(Kind.UNPINNED): _fold_unpinned,
 }
+DROPPING_KINDS: Final = frozenset((int(Kind.RELEASED), int(Kind.DETACHED)))
+"""Kinds that leave their blocks in `pending_drops`."""
 
 # ---------------------------------------------------------------- references and tables
 
@@ -345,15 +351,30 @@ def _check_fences(state: EngineState, blocks: list[int], number: int) -> None:
             state.anomaly("handed out before its fence", block, number, detail)
 
 
-def _drop_from_table(
-    state: EngineState, number: int, blocks: list[int], freed: int, *, still_held: bool = False
-) -> None:
-    """Remove blocks from a request's table. `freed`: how many different ones were in no other table."""
+def _drop_later(state: EngineState, number: int, blocks: list[int], freed: int) -> None:
+    pending = state.pending_drops.get(number)
+    if pending is None:
+        state.pending_drops[number] = (blocks, freed)
+    else:
+        pending[0].extend(blocks)
+        state.pending_drops[number] = (pending[0], pending[1] + freed)
+
+
+def drop_from_tables(state: EngineState) -> None:
+    """Remove from the tables what consecutive events released or detached: one pass over each table for all of them."""
+    for number, (blocks, freed) in state.pending_drops.items():
+        _drop_from_table(state, number, blocks, freed)
+    state.pending_drops.clear()
+
+
+def _drop_from_table(state: EngineState, number: int, blocks: list[int], freed: int) -> None:
+    """Remove blocks from a request's table. `freed`: how many different ones were in no other table.
+
+    A request that ended or never arrived has none. If no event was lost, each block has been reported as released by
+    another than its owner.
+    """
     record = state.requests.get(number)
     if record is None:
-        # It ended or never arrived, so it does not hold these blocks as a live request. If no event was lost,
-        # each block has been reported as released by another than its owner.
-        state.undefer(number, blocks)
         return
     record.peak_blocks = max(record.peak_blocks, len(record.blocks))
     if freed == len(record.blocks):
@@ -362,6 +383,4 @@ def _drop_from_table(
         gone = set(blocks)
         kept = len(gone) != len(record.blocks)
         record.blocks = [block for block in record.blocks if block not in gone] if kept else []
-    if state.deferrals and not still_held:
-        state.undefer(number, blocks)
     end_if_over(state, record)

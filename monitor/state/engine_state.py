@@ -85,6 +85,7 @@ class EngineState:
         "now_ns",
         "orphans",
         "owner",
+        "pending_drops",
         "places",
         "preempted",
         "prompt_blocks_cached",
@@ -119,6 +120,8 @@ class EngineState:
         self.mode_since_ns = 0
         self.stack: EngineStack | None = None  # of the last step that was late
         self.set_columns([], [], [], [], [])
+        # By request: blocks that consecutive events released or detached, and how many were freed.
+        self.pending_drops: dict[int, tuple[list[int], int]] = {}
         # Owners after the first, and former owners of blocks that left a table without becoming free.
         self.more: dict[int, list[int]] = {}
         self.detached: dict[int, list[int]] = {}

@@ -13,7 +13,7 @@ from kvscope.monitor.events.kinds import Kind
 from kvscope.monitor.events.wire import fives
 from kvscope.monitor.state import request_events, step_events
 from kvscope.monitor.state.audit_events import fold_audit
-from kvscope.monitor.state.block_events import BLOCK_HANDLERS, request_record
+from kvscope.monitor.state.block_events import BLOCK_HANDLERS, DROPPING_KINDS, drop_from_tables, request_record
 from kvscope.monitor.state.engine_state import EVENT_BITS, EngineState
 from kvscope.monitor.state.request_events import REQUEST_HANDLERS, keeps_ready
 from kvscope.monitor.state.tier_events import fold_tier
@@ -76,12 +76,17 @@ def apply_events(
     pool = state.used, state.cached_idle
     block_handler_of = BLOCK_HANDLERS.get
     first, end = state.reserved, state.total
+    drops = state.pending_drops
+    if drops:  # of a batch that could not be folded to its end
+        drop_from_tables(state)
     a = i = 0
     index = -1
     for kind, group, number, n_args, n_ids in fives(runs):
         index += 1
         state.event_index = index
         a_end, i_end = a + n_args, i + n_ids
+        if drops and kind not in DROPPING_KINDS:
+            drop_from_tables(state)
         block_handler = block_handler_of(kind)
         if block_handler is not None:
             if n_ids == 1:  # the usual decode case, worth a shorter way
@@ -101,6 +106,8 @@ def apply_events(
             _apply_rare(state, kind, group, number, args[a:a_end], ids[i:i_end], texts)
             first, end = state.reserved, state.total
         a, i = a_end, i_end
+    if drops:
+        drop_from_tables(state)
     state.event_index = max(index, 0)  # what the whole batch shows is found at its end
     if pool != (state.used, state.cached_idle):
         state.places.pool = max(state.places.pool, sequence << EVENT_BITS | _last_block_event(runs))
