@@ -147,7 +147,8 @@ PHRASES: Final[dict[str, str]] = {
     r"|repeats? itself|(?:无限|一直|不停)(?:地)?(?:输出|生成|重复|思考)",
     "memory_taken": rf"(?:takes?|took|uses?|used|eats?|eaten up|occup\w*|consum\w*|reserv\w*"
     rf"|alloc\w*){_NEAR}(?:\d+ ?(?:GB|GiB|G)\b|by the KV|all (?:of )?(?:the )?"
-    r"(?:GPU )?(?:memory|VRAM))|limit (?:the )?(?:total )?(?:GPU )?memory"
+    r"(?:GPU )?(?:memory|VRAM)|(?:most|much|chunk|bulk|share|fraction|part) of (?:the |your |its |my )?"
+    r"(?:GPU |device )?(?:memory|VRAM))|limit (?:the )?(?:total )?(?:GPU )?memory"
     r"|占用[^。\n]{0,12}(?:显存|内存)|显存[^。\n]{0,10}占",
     "slow": r"\bslow(?:s|ly|er|down)?\b|latency|\bTTFT\b|throughput"
     + _NEAR
@@ -181,7 +182,9 @@ PHRASES: Final[dict[str, str]] = {
     + r"(?:KV|cache|blocks|pool)|KV cache"
     + _NEAR
     + r"(?:too small|not enough|insufficient|to small|larger than the available)"
-    r"|increase --mem-fraction-static|increas\w+ `?gpu_memory_utilization|0 (?:GPU )?blocks",
+    r"|increase --mem-fraction-static"
+    r"|(?:try|please|consider|should|must|need to|had to|have to|by) increas\w+ `?gpu_memory_utilization"
+    r"|0 (?:GPU )?blocks",
     "other_process": r"(?:other|another|second|two|multiple|several) (?:vllm |sglang )?(?:process(?:es)?"
     r"|engines?|models?|instances?|servers?|jobs?) "
     + _NEAR
@@ -245,6 +248,10 @@ _DENIES_ITSELF: Final = (
     "tier_misses",
 )
 """Concepts whose phrases contain the denial."""
+_SUPPOSABLE: Final = ("out_of_memory", "no_room_for_pool")
+"""Concepts that an explanation names as what may happen."""
+_SUPPOSED: Final = re.compile(r"\b(?:if (?:you|your|this|it)|might|may|could|would|when you)\b[^.!?]*$", re.IGNORECASE)
+_UNLIKELY: Final = re.compile(r"\W+(?:less|more|un) ?likely", re.IGNORECASE)
 _NEGATED: Final = re.compile(r"\b(?:not|no|without)\b|n't\b", re.IGNORECASE)
 _CODE_LINE: Final = re.compile(
     r"^\s*(?:File \"|raise |return |import |from \w+ import|def |class |at \w|\w+\(|\^+|--[a-z])"
@@ -267,7 +274,8 @@ def said_phrases(lines: Iterable[PastedLine]) -> list[SaidPhrase]:
             if concept in found:
                 continue
             for match in expression.finditer(text):
-                if concept in _DENIES_ITSELF or not _is_denied(text, match):
+                denied = concept not in _DENIES_ITSELF and _is_denied(text, match)
+                if not denied and not (concept in _SUPPOSABLE and _is_supposed(text, match)):
                     line = next(number for offset, number in reversed(starts) if offset <= match.start())
                     found[concept] = SaidPhrase(line, concept, " ".join(match[0].split())[:MOST_QUOTED_WORDS])
                     break
@@ -277,6 +285,12 @@ def said_phrases(lines: Iterable[PastedLine]) -> list[SaidPhrase]:
 def _is_denied(text: str, match: re.Match[str]) -> bool:
     before = text[max(0, match.start() - 40) : match.start()]
     return _DENIED.search(before) is not None or _NEGATED.search(match[0]) is not None
+
+
+def _is_supposed(text: str, match: re.Match[str]) -> bool:
+    """Whether the sentence names what may happen, and not what did."""
+    before = text[max(0, match.start() - 120) : match.start()]
+    return _SUPPOSED.search(before) is not None or _UNLIKELY.match(text, match.end()) is not None
 
 
 def _paragraphs(lines: Iterable[PastedLine]) -> Iterator[tuple[list[tuple[int, int]], str]]:

@@ -87,3 +87,49 @@ def test_a_bill_is_told_though_nothing_can_be_judged(capsys: pytest.CaptureFixtu
     for name, size in bill["parts"].items():
         assert f"{size / 2**30:.2f} {name}" in note
     assert f"--kv-cache-memory={bill['suggestions']['fit_requested_bytes']}" in note
+
+
+OMITTED = """The KV cache is sized by a memory profile, which ends before CUDA graphs are captured and leaves them out.
+On another model with gpu-memory-utilization=0.99 the capture then ends in OOM.
+"""
+
+
+def test_a_report_on_graphs_beside_a_profile_that_left_them_out(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    bill = (DATA / "seed-002.log").read_text()
+    report = tmp_path / "report.txt"
+    report.write_text(OMITTED + bill)
+    code, printed = doctor_json(capsys, report)
+    assert code == 1
+    (finding,) = [each for each in printed["findings"] if each["severity"] == "warning"]
+    assert (finding["code"], finding["verdict"]) == ("sizing.kv-too-large", "likely")
+    evidence = {each["name"]: each["value"] for each in finding["evidence"]}
+    assert 0.6 < evidence["graphs_actual"] / 2**30 < 0.7
+    assert 0.6 < evidence["above_the_share"] / 2**30 < 0.7
+    for which in ("fit_requested", "use_all"):
+        assert abs(evidence[f"suggested_{which}"] - evidence[f"computed_{which}"]) < 30 << 20
+    assert "to use all of the device takes 16.98 GiB more than the share" in finding["explanation"]
+    assert "to fit into the requested share adds up" in finding["explanation"]
+
+    # Another suggestion that the device cannot hold; a pool within the share; a question without a complaint.
+    report.write_text(OMITTED + bill.replace("169914314752", "179914314752"))
+    finding = next(each for each in doctor_json(capsys, report)[1]["findings"] if each["severity"] == "warning")
+    assert "to use all of the device overcommits the device by 9.1" in finding["explanation"]
+    for text in (OMITTED + bill.replace("152379699200", "151379699200"), "Why?\n" + bill):
+        report.write_text(text)
+        assert not [each for each in doctor_json(capsys, report)[1]["findings"] if each["severity"] != "info"]
+
+
+def test_an_explanation_of_what_may_happen_is_no_complaint(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    report = tmp_path / "report.txt"
+    report.write_text(
+        "How much of the device is the cache? When it starts, vLLM reserves most of the GPU memory for it.\n"
+        "If you find that it is OOMing, lower the share. A larger one might end in an out-of-memory error.\n"
+    )
+    code, printed = doctor_json(capsys, report)
+    assert code == 0
+    assert [(each["code"], each["verdict"]) for each in printed["findings"]] == [("held.pool-reserved", "cannot-tell")]
+    report.write_text(report.read_text() + "It ended with an out-of-memory error.\n")
+    codes = {each["code"] for each in doctor_json(capsys, report)[1]["findings"]}
+    assert "held.pool-reserved" not in codes

@@ -1,6 +1,7 @@
 """What the text of a log or a report shows beside its statistics: lines, contradictions, and a person's own words.
 
 written_view.py        the text of one engine, as the functions here ask for it
+profile_sums.py        memory profiles that leave something out
 refusals.py            engines that did not start, devices out of memory
 standstill.py          engines that stand still or died
 lost_blocks.py         audits, connectors, leases, outer tiers
@@ -35,6 +36,7 @@ from kvscope.monitor.detectors.written.pool_pressure import (
     prefix_never_hit,
     request_above_pool,
 )
+from kvscope.monitor.detectors.written.profile_sums import graphs_above_the_share
 from kvscope.monitor.detectors.written.refusals import (
     graphs_beside_the_pool,
     ran_out_of_memory,
@@ -55,6 +57,7 @@ RULES: Final[tuple[Callable[[WrittenView], Iterator[TextJudgement]], ...]] = (
     prefix_never_hit,
     ran_out_of_memory,
     graphs_beside_the_pool,
+    graphs_above_the_share,
     pool_below_one_request,
     preempted_for_space,
     block_above_prompts,
