@@ -11,7 +11,7 @@ from collections import Counter, deque
 from typing import Final
 
 from kvscope.monitor.events.description import EngineDescription, parse_description
-from kvscope.monitor.events.kinds import FIRST_FINISHED, Cause, Kind, Stage, Status
+from kvscope.monitor.events.kinds import Cause, Kind, Stage, Status
 from kvscope.monitor.events.samples import Fact, KvEvents, Record, ReportedEvent, Sample
 from kvscope.monitor.events.wire import (
     ADDED_BY_SOURCE,
@@ -26,7 +26,6 @@ from kvscope.monitor.ledger import validation
 from kvscope.monitor.ledger.balance import Balance, balance_of
 from kvscope.monitor.ledger.cached_prefixes import CachedPrefixes
 from kvscope.monitor.ledger.epoch_overlaps import EpochOverlaps
-from kvscope.monitor.ledger.fragmentation import unused_by_all
 from kvscope.monitor.ledger.heartbeat_history import HeartbeatHistory
 from kvscope.monitor.ledger.idle_floors import IdleFloors
 from kvscope.monitor.ledger.ledger_records import FoundAnomaly as FoundAnomaly
@@ -34,6 +33,7 @@ from kvscope.monitor.ledger.ledger_records import Loss as Loss
 from kvscope.monitor.ledger.ledger_records import Point as Point
 from kvscope.monitor.ledger.ledger_records import Position as Position
 from kvscope.monitor.ledger.living_requests import Living, sort_living
+from kvscope.monitor.ledger.pool_points import point_now
 from kvscope.monitor.ledger.reported_events import ReportedEvents
 from kvscope.monitor.ledger.step_model import StepModel
 from kvscope.monitor.ledger.stream_clock import StreamClock
@@ -78,6 +78,9 @@ REFIT_AFTER: Final = 1.1
 
 class EngineLedger:
     """The ledger of the engine named `engine`. One of the past is not `counting`: its points are kept elsewhere."""
+
+    used_by_engine = -1
+    """Blocks in use by the engine's own counter, which each batch carries; -1 before the first."""
 
     def __init__(self, engine: str, *, counting: bool = True, validate: bool | None = None) -> None:
         self.engine = engine
@@ -222,12 +225,15 @@ class EngineLedger:
             self._heard(before, state.heartbeat)
         if batch.total > 0 and not state.counts_match(batch.free, batch.cached_idle, batch.used):
             state.check(batch.free, batch.cached_idle, batch.used)
+        if batch.total > 0:
+            self.used_by_engine = batch.used
         if state.has_news:
             self._take_news(batch)
         if self.uncertain_since_ns and not state.damaged:
             self.uncertain_since_ns = 0
         if not self.points or self.now_ns - self.points[-1].at_ns >= self.point_every_ns:
-            point = self._point(Position(batch.epoch, batch.sequence, max(len(batch.runs) // RUN_BYTES - 1, 0)))
+            position = Position(batch.epoch, batch.sequence, max(len(batch.runs) // RUN_BYTES - 1, 0))
+            point = point_now(state, self.description, self.now_ns, position, self.waiting_by_cause())
             if not state.damaged:
                 self._look_at_floor(point)
             self.points.append(point)
@@ -288,6 +294,7 @@ class EngineLedger:
             self.description = parse_description(state.description)
         except NotAFrame as error:
             return self._unreadable(keyframe, str(error))
+        state.lost_at = (keyframe.sequence << EVENT_BITS | EVENT_MASK) if state.damaged else UNKNOWN_POSITION
         self.state = self._begun(state)
         self.tally.in_step = False
         self._heard(None, state.heartbeat)
@@ -324,7 +331,7 @@ class EngineLedger:
         self.description = EngineDescription()
         self.ready = False
         self.uncertain_since_ns = 0
-        self.beats = HeartbeatHistory()
+        self.beats, self.used_by_engine = HeartbeatHistory(), -1
         self.lapses.clear()
         self.preempted.clear()
         self.prompts.clear()
@@ -358,28 +365,6 @@ class EngineLedger:
         self._recent_bytes += _batch_bytes(batch)
         while self._recent_bytes > MAX_RECENT_BYTES and len(self.recent) > 1:
             self._recent_bytes -= _batch_bytes(self.recent.popleft())
-
-    def _point(self, position: Position) -> Point:
-        state, totals = self.state, self.state.totals
-        statuses = Counter([record.status for record in state.requests.values()])
-        running = statuses[Status.RUNNING]
-        waiting = sum(count for status, count in statuses.items() if Status.RECEIVED < status < FIRST_FINISHED)
-        return Point(
-            at_ns=self.now_ns,
-            balance=balance_of(state),
-            running=running,
-            waiting=waiting - running,
-            finished_requests=sum(totals.finished.values()),
-            preemptions=sum(totals.preemptions.values()),
-            computed_tokens=totals.computed_tokens,
-            output_tokens=totals.output_tokens,
-            allocation_failures=totals.allocation_failures,
-            steps=totals.steps,
-            waiting_by=tuple(self.waiting_by_cause().items()),
-            limits=tuple(totals.limits.items()),
-            unused_tokens=-1 if (unused := unused_by_all(state, self.description)) is None else unused,
-            position=position,
-        )
 
     def count_anew(self) -> None:
         """From here on is counted what is counted since we have listened: what came before was by others."""

@@ -11,7 +11,7 @@ from typing import Final
 
 from kvscope.monitor.events.kinds import CAUSE_OF, Cause, Kind, Status, name_of
 from kvscope.monitor.state.engine_state import EngineState
-from kvscope.monitor.state.records import AuditCycle, RequestState
+from kvscope.monitor.state.records import UNKNOWN_POSITION, AuditCycle, RequestState
 
 UNKNOWN_HASH: Final = 1
 """Stands for a hash that is known to exist but whose value was lost with the events that reported it."""
@@ -144,6 +144,7 @@ def _end_audit(state: EngineState, cycle: AuditCycle, free: int, cached_idle: in
     if state.damaged:
         _repair(state, cycle)
         state.damaged = False
+        state.lost_ns, state.lost_at = 0, UNKNOWN_POSITION
         state.places.moved = state.places.pool = state.position
         state.check(free, cached_idle, used)
         return

@@ -33,6 +33,8 @@ def _fold_allocated(
     refs, owner, hashes, since, born = state.columns
     now, count = state.now_ns, len(blocks)
     taken, evicted = count, 0
+    if state.damaged:
+        _free_lost_releases(state, blocks)
     for block in blocks:
         if refs[block]:
             taken -= 1
@@ -288,6 +290,31 @@ def _allocate_held(state: EngineState, block: int, number: int) -> None:
     """Fold the allocation of a held block: the block gains an owner."""
     state.anomaly("allocated while held", block, number, f"held by {state.owner_names(block)}")
     _add_owner(state, block, number)
+
+
+def _free_lost_releases(state: EngineState, blocks: list[int]) -> None:
+    """Free the blocks that are allocated although the state has holders of them from before the loss: the engine
+    allocates free blocks only, so the events that released them are among the lost ones.
+    """
+    freed = {block for block in blocks if state.refs[block] and not state.is_certain_block(block)}
+    if not freed:
+        return
+    holders = {number for block in freed for number in (*state.owners(block), *state.detached.get(block, ()))}
+    for block in freed:
+        state.refs[block], state.owner[block], state.hashes[block] = 0, -1, 0
+        state.more.pop(block, None)
+        state.detached.pop(block, None)
+        state.orphans.discard(block)
+    state.used -= len(freed)
+    for number in holders:
+        if (deferral := state.deferrals.get(number)) is not None:
+            deferral.blocks -= freed
+            if not deferral.blocks:
+                del state.deferrals[number]
+        record = state.requests.get(number)
+        if record is not None:
+            record.blocks = [block for block in record.blocks if block not in freed]
+            end_if_over(state, record)
 
 
 def _release_shared(state: EngineState, block: int, number: int) -> None:

@@ -16,6 +16,7 @@ from typing import Final
 from kvscope.monitor.events.kinds import FIRST_FINISHED, EngineMode, Holder
 from kvscope.monitor.state.evictions import Evictions
 from kvscope.monitor.state.records import (
+    UNKNOWN_POSITION,
     Anomaly,
     AuditCycle,
     ComputedPrompt,
@@ -77,6 +78,8 @@ class EngineState:
         "last_preemption",
         "last_step",
         "launched_ns",
+        "lost_at",
+        "lost_ns",
         "lost_tokens",
         "memory",
         "mode",
@@ -144,6 +147,8 @@ class EngineState:
         self.residency_samples: ResidencySamples | None = None  # set by a reader that counts residency
         # Audits. `orphans` are blocks that an audit showed to have more references than known owners.
         self.damaged = False
+        self.lost_ns = 0  # while damaged: when the last event before the latest loss was, and its position
+        self.lost_at = UNKNOWN_POSITION
         self.audit_cycles = 0
         self.audited_ns = 0
         self.orphans: set[int] = set()
@@ -239,6 +244,22 @@ class EngineState:
         """Whether the engine's counts of the pool equal the state's."""
         return used == self.used and cached_idle == self.cached_idle and free == self.free
 
+    def is_certain_block(self, block: int) -> bool:
+        """Whether no lost event can have changed who holds the block: it was taken from the free queue since."""
+        return not self.damaged or self.born[block] > self.lost_ns
+
+    def is_certain_request(self, record: RequestState) -> bool:
+        """Whether an event received since the last loss shows that the request is where the state has it."""
+        return (
+            not self.damaged
+            or max(record.since_ns, record.arrived_ns, record.progressed_ns) > self.lost_ns
+            or max(record.passed_over_at, record.refused_at, record.stalled_at, record.not_queued_at) > self.lost_at
+        )
+
+    def is_certain_deferral(self, deferral: Deferral) -> bool:
+        """Whether the deferral was announced since the last loss, so that its end would have been received."""
+        return not self.damaged or deferral.since_at > self.lost_at
+
     @property
     def has_news(self) -> bool:
         """Whether any of the `take_…` methods would return something."""
@@ -294,6 +315,8 @@ class EngineState:
     def mark_damaged(self) -> None:
         """Record that events were lost for good: the engine's audits are the truth until one cycle is complete."""
         self.damaged = True
+        self.lost_ns, self.lost_at = self.now_ns, self.position
+        self.early.clear()  # the steps that these blocks were fenced behind may have ended in the gap
         self.residency_samples = None
         self.lost_tokens.clear()  # which requests were admitted again in the gap is unknown
         self.audit_cycle = None  # a cycle half read proves nothing
@@ -307,7 +330,8 @@ class EngineState:
 
     def anomaly(self, what: str, block: int, request: int, detail: str) -> None:
         """Record an impossible transition, unless lost events may explain it."""
-        if not self.damaged and len(self.anomalies) < MAX_STATE_ANOMALIES:
+        explained = not self.is_certain_block(block) if 0 <= block < self.total else self.damaged
+        if not explained and len(self.anomalies) < MAX_STATE_ANOMALIES:
             self.anomalies.append(Anomaly(what, block, request, self.event_index, detail))
 
     def check(self, free: int, cached_idle: int, used: int) -> None:

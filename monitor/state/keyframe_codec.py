@@ -184,6 +184,7 @@ def load_state(packed: memoryview) -> EngineState:
     state.totals, state.heartbeat, state.memory, state.tiers = dump.totals, dump.heartbeat, dump.memory, dump.tiers
     state.in_flight = {step.step: step for step in dump.in_flight}
     state.damaged, state.audit_cycles = dump.damaged, dump.audit_cycles
+    state.lost_ns = dump.now_ns if dump.damaged else 0
     state.audited_ns, state.orphans = dump.audited_ns, set(dump.orphans)
     state.early, state.launched_ns = dump.early, dump.launched_ns
     state.prompt_blocks_cached, state.places = dump.prompt_blocks_cached, dump.places

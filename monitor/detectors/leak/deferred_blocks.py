@@ -53,13 +53,16 @@ def kept(ledger: EngineLedger, deferrals: Iterable[Deferral]) -> Kept:
 
 
 def overdue_deferrals(
-    deferrals: Iterable[Deferral], waited: Callable[[Deferral], tuple[float, float]]
+    ledger: EngineLedger, deferrals: Iterable[Deferral], waited: Callable[[Deferral], tuple[float, float]]
 ) -> tuple[list[Deferral], bool]:
     """Return those that have waited for longer than they may, by `waited` (both in seconds), and False; if there are
     none, those beyond half of it, and True: they are pending.
+
+    After a loss, those announced before it are pending: their end may be among the lost events.
     """
+    certain = ledger.state.is_certain_deferral
     times = [(*waited(deferral), deferral) for deferral in deferrals]
-    over = [deferral for waits, may_wait, deferral in times if waits > may_wait]
+    over = [deferral for waits, may_wait, deferral in times if waits > may_wait and certain(deferral)]
     return (over, False) if over else ([deferral for waits, may_wait, deferral in times if waits > may_wait / 2], True)
 
 
@@ -75,7 +78,7 @@ def overdue_sends(ledger: EngineLedger, settings: Settings) -> tuple[list[Deferr
         sending = overdue_when_polled(ledger, sending, settings(HELD_GRACE_S))
     elif not holds.polled and ledger.state.in_flight:
         return [], False
-    return overdue_deferrals(sending, lambda deferral: _beyond_lease_s(ledger, settings, deferral))
+    return overdue_deferrals(ledger, sending, lambda deferral: _beyond_lease_s(ledger, settings, deferral))
 
 
 def _beyond_lease_s(ledger: EngineLedger, settings: Settings, deferral: Deferral) -> tuple[float, float]:

@@ -60,7 +60,9 @@ class DeferredFreeStalled(Detector[HoldsBlocks]):
         }
         grace = settings(self.grace_s)
         late, pending = overdue_deferrals(
-            [state.deferrals[number] for number in passed], lambda d: (heard_s(ledger, passed[d.request]), grace)
+            ledger,
+            [state.deferrals[number] for number in passed],
+            lambda d: (heard_s(ledger, passed[d.request]), grace),
         )
         if not late:
             return
@@ -72,8 +74,7 @@ class DeferredFreeStalled(Detector[HoldsBlocks]):
             code=self.code,
             engine=ledger.engine,
             verdict="likely" if state.damaged else "confirmed",
-            # After a loss the reclaim may be among what was lost; the next audit tells.
-            pending=pending or state.damaged,
+            pending=pending,
             since_ns=since,
             position=over_at,
             requests=held.ids,

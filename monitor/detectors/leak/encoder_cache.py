@@ -49,7 +49,9 @@ class EncoderCache(Detector[Judgement]):
             code=self.code,
             engine=ledger.engine,
             verdict="likely",
-            pending=age < grace or state.damaged,
+            pending=age < grace
+            or (ledger.looked_ns - state.lost_ns) / 1e9 < grace
+            or not all(map(state.is_certain_request, passed_over)),
             since_ns=ledger.wall(since_ns),
             position=at(last.since_at),
             requests=tuple(record.id for record in passed_over),

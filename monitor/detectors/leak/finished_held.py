@@ -129,8 +129,7 @@ class FinishedHeld(Detector[HoldsBlocks]):
             code=self.code,
             engine=ledger.engine,
             verdict="likely" if missing else "confirmed",
-            # After a loss its release may be among what was lost; the next audit tells.
-            pending=pending or state.damaged,
+            pending=pending,
             since_ns=ledger.wall(held.deferrals[0].since_ns),
             position=at(held.kept_at[0]),
             requests=held.ids,

@@ -52,7 +52,7 @@ class IdleNotPolled(Detector[Judgement]):
         unpolled = ledger.unpolled_s()
         grace = settings(self.grace_s)
         late, pending = overdue_deferrals(
-            sending, lambda deferral: (min(unpolled, heard_s(ledger, deferral.since_ns)), grace)
+            ledger, sending, lambda deferral: (min(unpolled, heard_s(ledger, deferral.since_ns)), grace)
         )
         if not late:
             return
@@ -63,7 +63,7 @@ class IdleNotPolled(Detector[Judgement]):
             code=self.code,
             engine=ledger.engine,
             verdict="likely" if state.damaged else "confirmed",
-            pending=pending or state.damaged,
+            pending=pending,
             since_ns=ledger.wall(state.heartbeat.at_ns) - round(unpolled * 1e9),
             position=at(ledger.beats.polled_at),
             requests=held.ids,

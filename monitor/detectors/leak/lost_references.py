@@ -46,6 +46,12 @@ class LostReferences(NamedTuple):
         """The position of the end of the last request that left some."""
         return ledger.at(*(record.since_at for record in self.culprits)) or self.first_at(ledger)
 
+    def certain(self, ledger: EngineLedger) -> LostReferences:
+        """Return those of them that no lost event can have freed."""
+        state = ledger.state
+        certain = {block: count for block, count in self.references.items() if state.is_certain_block(block)}
+        return LostReferences(certain, [r for r in self.culprits if not certain.keys().isdisjoint(r.blocks)])
+
 
 class LostByCode(NamedTuple):
     """The lost references of each code; None where there are none."""

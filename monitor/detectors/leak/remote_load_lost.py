@@ -74,7 +74,9 @@ class RemoteLoadLost(Detector[HoldsBlocks]):
     ) -> Iterator[HoldsBlocks]:
         state = ledger.state
         grace = settings(self.grace_s)
-        late, pending = overdue_deferrals(fetching, lambda deferral: (heard_s(ledger, deferral.since_ns), grace))
+        late, pending = overdue_deferrals(
+            ledger, fetching, lambda deferral: (heard_s(ledger, deferral.since_ns), grace)
+        )
         if not late:
             return
         held, at = kept(ledger, late), ledger.at
@@ -87,7 +89,7 @@ class RemoteLoadLost(Detector[HoldsBlocks]):
             code=self.code,
             engine=ledger.engine,
             verdict="confirmed" if len(ended) == len(records) and not state.damaged else "likely",
-            pending=pending or state.damaged,
+            pending=pending,
             since_ns=ledger.wall(held.deferrals[0].since_ns),
             position=at(held.kept_at[0]),
             requests=held.ids,

@@ -78,7 +78,8 @@ class RisingFloor(Detector[HoldsBlocks]):
             code=self.code,
             engine=ledger.engine,
             verdict="confirmed" if audited else "likely",
-            pending=state.damaged or (ledger.now_ns - since) / 1e9 < settings(Unaccounted.grace_s),
+            pending=not lost.certain(ledger).references
+            or (ledger.now_ns - since) / 1e9 < settings(Unaccounted.grace_s),
             since_ns=since,
             position=lost.first_at(ledger),
             requests=tuple(record.id for record in lost.culprits),

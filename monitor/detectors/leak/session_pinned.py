@@ -67,6 +67,8 @@ class SessionPinned(Detector[HoldsBlocks]):
             (session for session in _sessions_of(ledger) if ledger.age_s(session.since_ns) > idle_s),
             key=lambda session: session.since_ns,
         )
+        certain = [session for session in idle if not state.damaged or session.since_at > state.lost_at]
+        idle = certain or idle
         blocks = sorted(set().union(*(session.blocks for session in idle)))
         if not blocks:
             return
@@ -77,8 +79,8 @@ class SessionPinned(Detector[HoldsBlocks]):
             code=self.code,
             engine=ledger.engine,
             verdict="likely" if state.damaged else "confirmed",
-            # Few blocks in a session are what sessions are for; and after a loss the session may have gone on.
-            pending=state.damaged or share < settings(self.min_share),
+            # Few blocks in a session are what sessions are for, and after a loss an earlier one may have gone on.
+            pending=not certain or share < settings(self.min_share),
             since_ns=ledger.wall(idle[0].since_ns),
             position=at(idle[0].since_at),
             requests=tuple(session.id for session in idle),

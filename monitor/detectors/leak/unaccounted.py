@@ -19,6 +19,7 @@ from kvscope.monitor.detectors.leak.lost_references import (
 )
 from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.ledger.idle_holds import used_while_idle
 from kvscope.monitor.text import counted, listed, percent
 
 
@@ -35,7 +36,12 @@ class Unaccounted(Detector[HoldsBlocks]):
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[HoldsBlocks]:
         """Yield the references that no owner explains."""
-        if ledger.has_stream and (lost := lost_references(ledger, settings).unaccounted) is not None:
+        if not ledger.has_stream:
+            return
+        lost = lost_references(ledger, settings).unaccounted
+        if ledger.state.damaged and (used := used_while_idle(ledger)):
+            yield self._judge_idle_use(ledger, lost, used)
+        elif lost is not None:
             yield self._judge_lost(ledger, settings, lost)
 
     def causes(self) -> Causes[HoldsBlocks]:
@@ -44,6 +50,8 @@ class Unaccounted(Detector[HoldsBlocks]):
 
     def _judge_lost(self, ledger: EngineLedger, settings: Settings, lost: LostReferences) -> HoldsBlocks:
         state = ledger.state
+        certain = lost.certain(ledger)
+        lost = certain if certain.references else lost
         unaccounted = set(state.unaccounted()).intersection(lost.references)
         references = sum(lost.references.values())
         since = lost.since_ns(ledger)
@@ -69,8 +77,8 @@ class Unaccounted(Detector[HoldsBlocks]):
             code=self.code,
             engine=ledger.engine,
             verdict="confirmed" if audited else "likely",
-            # Until an audit has put the books right after a loss, what is missing may be missing from them alone.
-            pending=state.damaged or age < settings(self.grace_s),
+            # What was taken before a loss may have been freed in it: an audit shows that, or an idle engine's counter.
+            pending=not certain.references or age < settings(self.grace_s),
             since_ns=since,
             position=lost.first_at(ledger),
             requests=tuple(record.id for record in lost.culprits),
@@ -91,4 +99,40 @@ class Unaccounted(Detector[HoldsBlocks]):
             ),
             wont_help=LOST_WONT_HELP,
             missing="" if audited else NO_AUDIT_SINCE,
+        )
+
+    def _judge_idle_use(self, ledger: EngineLedger, lost: LostReferences | None, used: int) -> HoldsBlocks:
+        """Judge an idle engine by its own counter, which holds whatever the lost events said."""
+        state, at = ledger.state, ledger.at
+        usable = state.total - state.reserved
+        known = lost if lost is not None and len(lost.references) == used else None
+        share = round(used / usable, 4)
+        return HoldsBlocks(
+            code=self.code,
+            engine=ledger.engine,
+            verdict="likely",
+            since_ns=known.since_ns(ledger) if known is not None else ledger.uncertain_since_ns,
+            position=at(state.places.heartbeat),
+            requests=tuple(record.id for record in known.culprits) if known is not None else (),
+            blocks=tuple(known.references) if known is not None else (),
+            share_of_pool=share,
+            evidence=(
+                Evidence("unaccounted_blocks", used, "blocks", position=at(state.places.heartbeat)),
+                Evidence("share_of_pool", share, "of the pool", position=at(state.places.heartbeat)),
+                Evidence("running", 0, "requests", position=at(state.places.heartbeat)),
+                Evidence("waiting", 0, "requests", position=at(state.places.heartbeat)),
+                Evidence("lost_batches", sum(ledger.lost_batches.values()), "batches", position=at(state.lost_at)),
+            ),
+            explanation=(
+                f"The idle engine counts {counted(used, 'block')} ({percent(share)} of the pool) as used beyond all"
+                " announced deferrals, with no request running and none waiting. Events were lost before that, so the"
+                " ledger cannot prove each block, but no live request can hold them."
+            ),
+            do_now=(LOST_RESTART, KEEP_STORY),
+            change=(
+                "It is a defect of the engine on the path that ended these requests: report it with that story, and"
+                " upgrade to a release that has it fixed.",
+            ),
+            wont_help=LOST_WONT_HELP,
+            missing="an audit since the loss: a deferral that keeps the blocks may be among the lost events",
         )

@@ -41,7 +41,7 @@ class EncoderBudget(Detector[Judgement]):
     def _from_stream(
         self, ledger: EngineLedger, settings: Settings, passed_over: list[RequestState]
     ) -> Iterator[Judgement]:
-        late = overdue_requests(passed_over, lambda r: r.since_ns, ledger.looked_ns, settings(self.grace_s))
+        late = overdue_requests(ledger, passed_over, lambda r: r.since_ns, ledger.looked_ns, settings(self.grace_s))
         if late is None:
             return
         state, at, count = ledger.state, ledger.at, len(late.records)
@@ -49,7 +49,7 @@ class EncoderBudget(Detector[Judgement]):
             code=self.code,
             engine=ledger.engine,
             verdict="likely",
-            pending=late.pending or state.damaged,
+            pending=late.pending,
             since_ns=ledger.wall(late.since_ns),
             position=at(late.records[0].since_at),
             requests=late.ids,

@@ -48,7 +48,7 @@ class FrontEndLoss(Detector[Judgement]):
         free_ns = ledger.looked_ns
         if beat is not None and not (beat.running or beat.waiting or state.in_flight):
             free_ns = max(free_ns, beat.at_ns)  # it has nothing else to do
-        late = overdue_requests(waiting, lambda r: r.received_ns, free_ns, settings(self.grace_s))
+        late = overdue_requests(ledger, waiting, lambda r: r.received_ns, free_ns, settings(self.grace_s))
         if late is None:
             return
         count, known = len(late.records), len(living.waiting) + len(living.running)

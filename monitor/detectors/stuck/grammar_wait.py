@@ -47,7 +47,9 @@ class GrammarWait(Detector[Judgement]):
     def _from_stream(
         self, ledger: EngineLedger, settings: Settings, waiting: list[RequestState]
     ) -> Iterator[Judgement]:
-        late = overdue_requests(waiting, lambda r: r.since_ns, could_report_until_ns(ledger), settings(self.grace_s))
+        late = overdue_requests(
+            ledger, waiting, lambda r: r.since_ns, could_report_until_ns(ledger), settings(self.grace_s)
+        )
         if late is None:
             return
         at, count = ledger.at, len(late.records)

@@ -57,6 +57,10 @@ class HeadOfLine(Detector[ShortOfBlocks]):
         if age < grace / 2 or state.free < settings(self.min_free) * usable:
             return
         behind = [r for r in living.waiting if r is not head and not is_outside(r)]
+        certain = state.is_certain_request
+        counted_right = not state.damaged or ledger.used_by_engine == state.used
+        known = counted_right and certain(head) and (ledger.looked_ns - state.lost_ns) / 1e9 >= grace
+        behind = [record for record in behind if certain(record)] if known else behind
         fitting = [record for record in behind if 0 < blocks_to_run(ledger, record) - len(record.blocks) <= state.free]
         if not fitting:
             return
@@ -66,7 +70,7 @@ class HeadOfLine(Detector[ShortOfBlocks]):
             engine=ledger.engine,
             key=head.id,
             verdict=stream_verdict(ledger),
-            pending=age < grace or state.damaged,
+            pending=age < grace or not known,
             since_ns=ledger.wall(head.since_ns),
             position=at(head.since_at),
             requests=(head.id,),

@@ -75,7 +75,7 @@ class LostRequest(Detector[Judgement]):
             code=self.code,
             engine=ledger.engine,
             verdict="confirmed" if exact and not state.damaged else "likely",
-            pending=state.damaged,
+            pending=not all(map(state.is_certain_request, lost)),
             since_ns=since,
             position=at(*(record.not_queued_at for record in lost), state.places.heartbeat),
             requests=tuple(record.id for record in lost),

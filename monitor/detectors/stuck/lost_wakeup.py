@@ -36,7 +36,9 @@ class LostWakeup(Detector[Judgement]):
         state, at, beat, awake_ns = ledger.state, ledger.at, ledger.state.heartbeat, ledger.looked_ns
         if beat is None:
             return
-        late = overdue_requests(unheard, lambda r: max(r.fetch_ended_ns, awake_ns), beat.at_ns, settings(self.grace_s))
+        late = overdue_requests(
+            ledger, unheard, lambda r: max(r.fetch_ended_ns, awake_ns), beat.at_ns, settings(self.grace_s)
+        )
         if late is None:
             return
         count, blocks = len(late.records), blocks_of_requests(late.records)

@@ -68,7 +68,11 @@ class NeverFits(Detector[Judgement]):
         usable = state.total - state.reserved
         oversized = [record for record in living.waiting if _is_oversized(ledger, record, usable)]
         grace = settings(self.grace_s)
-        late = [record for record in oversized if ledger.age_s(_waits_since(record)) >= grace]
+        late = [
+            record
+            for record in oversized
+            if state.is_certain_request(record) and ledger.age_s(_waits_since(record)) >= grace
+        ]
         if not oversized:
             return
         named = sorted(late or oversized, key=_waits_since)
@@ -130,7 +134,9 @@ class NeverFits(Detector[Judgement]):
             engine=ledger.engine,
             key="leaked",
             verdict=verdict if leaked.for_good else "likely",
-            pending=ledger.age_s(first.since_ns) < settings(self.grace_s) or state.damaged,
+            pending=ledger.age_s(first.since_ns) < settings(self.grace_s)
+            or not state.is_certain_request(first)
+            or not all(map(state.is_certain_block, leaked.blocks)),
             since_ns=ledger.wall(first.since_ns),
             position=at(first.since_at),
             requests=tuple(record.id for record in (*starved, *behind)),

@@ -69,7 +69,9 @@ class ParkedLoads(Detector[ShortOfBlocks]):
             code=self.code,
             engine=ledger.engine,
             verdict=stream_verdict(ledger),
-            pending=age < grace or state.damaged,
+            pending=age < grace
+            or (ledger.looked_ns - state.lost_ns) / 1e9 < grace
+            or not all(map(state.is_certain_request, (head, *holders))),
             since_ns=ledger.wall(since),
             position=since_at,
             requests=tuple(record.id for record in holders),

@@ -58,7 +58,7 @@ class PromotionStarved(Detector[Judgement]):
         # While the head of the queue is refused, all behind it wait, the ready ones too; unless later ones pass them.
         if ledger.head() is not None:
             ready = [record for record in ready if _overtaken(record, living.running)]
-        late = overdue_requests(ready, lambda r: r.ready_ns, ledger.looked_ns, settings(self.grace_s))
+        late = overdue_requests(ledger, ready, lambda r: r.ready_ns, ledger.looked_ns, settings(self.grace_s))
         if late is None:
             return
         state, at, count = ledger.state, ledger.at, len(late.records)

@@ -81,7 +81,9 @@ class RemoteLoad(Detector[Judgement]):
         self, ledger: EngineLedger, settings: Settings, fetching: list[RequestState]
     ) -> Iterator[Judgement]:
         grace = settings(self.grace_s)
-        late = overdue_requests(fetching, lambda r: r.fetching_ns or r.since_ns, could_report_until_ns(ledger), grace)
+        late = overdue_requests(
+            ledger, fetching, lambda r: r.fetching_ns or r.since_ns, could_report_until_ns(ledger), grace
+        )
         if late is None:
             return
         state, at, count = ledger.state, ledger.at, len(late.records)

@@ -52,16 +52,24 @@ class Overdue(NamedTuple):
 
 
 def overdue_requests(
-    records: Iterable[RequestState], since: Callable[[RequestState], int], until_ns: int, grace_s: float
+    ledger: EngineLedger,
+    records: Iterable[RequestState],
+    since: Callable[[RequestState], int],
+    until_ns: int,
+    grace_s: float,
 ) -> Overdue | None:
     """Those that have stood still for longer than `grace_s`, from `since` until `until_ns`, the last moment at which
     they could have moved; if there are none, those beyond half of it. None if there are none of these either.
+
+    After a loss those that an event has named since are counted from it; others may have moved in it, and are pending.
     """
-    aged = sorted(((since(record), record.number, record) for record in records), key=lambda entry: entry[:2])
-    for share in (1.0, 0.5):
-        late = [record for began, _, record in aged if until_ns - began > share * grace_s * 1e9]
+    state = ledger.state
+    aged = sorted(((since(r), r.number, r) for r in records), key=lambda entry: entry[:2])
+    certain = [(max(began, state.lost_ns), n, r) for began, n, r in aged if state.is_certain_request(r)]
+    for entries, share, pending in ((certain, 1.0, False), (aged, 0.5, True)):
+        late = [record for began, _, record in entries if until_ns - began > share * grace_s * 1e9]
         if late:
-            return Overdue(late, (until_ns - aged[0][0]) / 1e9, aged[0][0], share < 1)
+            return Overdue(late, (until_ns - entries[0][0]) / 1e9, entries[0][0], pending)
     return None
 
 
@@ -84,7 +92,7 @@ def overdue_judgement(ledger: EngineLedger, late: Overdue, *, began_at: int, uns
     return Judgement(
         engine=ledger.engine,
         verdict="likely" if unseen else stream_verdict(ledger),
-        pending=late.pending or ledger.state.damaged,
+        pending=late.pending,
         since_ns=ledger.wall(late.since_ns),
         position=ledger.at(began_at),
         requests=late.ids,

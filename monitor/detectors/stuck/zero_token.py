@@ -42,13 +42,13 @@ class ZeroToken(Detector[Judgement]):
             return
         living = ledger.living()
         running = [r for r in living.running if r.cause == Cause.ZERO_TOKENS]
-        late = overdue_requests(running, lambda r: r.since_ns, ledger.looked_ns, settings(self.grace_s))
+        late = overdue_requests(ledger, running, lambda r: r.since_ns, ledger.looked_ns, settings(self.grace_s))
         yield from self._judge(ledger, late)
         if not living.running:
             waiting = [r for r in living.waiting if r.cause == Cause.ZERO_TOKENS]
             launched_ns = ledger.state.launched_ns  # until then others had their share of the steps
             late = overdue_requests(
-                waiting, lambda r: max(r.since_ns, launched_ns), ledger.looked_ns, settings(self.grace_s)
+                ledger, waiting, lambda r: max(r.since_ns, launched_ns), ledger.looked_ns, settings(self.grace_s)
             )
             yield from self._judge(ledger, late)
 

@@ -1,0 +1,43 @@
+"""Points of the recent past: the pool and the queues after a batch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from kvscope.monitor.events.description import EngineDescription
+from kvscope.monitor.events.kinds import FIRST_FINISHED, Status
+from kvscope.monitor.ledger.balance import balance_of
+from kvscope.monitor.ledger.fragmentation import unused_by_all
+from kvscope.monitor.ledger.ledger_records import Point, Position
+from kvscope.monitor.state.engine_state import EngineState
+
+
+def point_now(
+    state: EngineState,
+    description: EngineDescription,
+    at_ns: int,
+    position: Position,
+    waiting_by: Mapping[int, int],
+) -> Point:
+    """Return the point at wall time `at_ns`. waiting_by: waiting requests by the cause of their wait."""
+    totals = state.totals
+    statuses = Counter([record.status for record in state.requests.values()])
+    running = statuses[Status.RUNNING]
+    waiting = sum(count for status, count in statuses.items() if Status.RECEIVED < status < FIRST_FINISHED)
+    return Point(
+        at_ns=at_ns,
+        balance=balance_of(state),
+        running=running,
+        waiting=waiting - running,
+        finished_requests=sum(totals.finished.values()),
+        preemptions=sum(totals.preemptions.values()),
+        computed_tokens=totals.computed_tokens,
+        output_tokens=totals.output_tokens,
+        allocation_failures=totals.allocation_failures,
+        steps=totals.steps,
+        waiting_by=tuple(waiting_by.items()),
+        limits=tuple(totals.limits.items()),
+        unused_tokens=-1 if (unused := unused_by_all(state, description)) is None else unused,
+        position=position,
+    )
