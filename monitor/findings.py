@@ -17,7 +17,16 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from kvscope.monitor.detectors.judgement import SEVERITIES, Evidence, Judgement, Severity, TextJudgement, Verdict
+from kvscope.monitor.detectors.judgement import (
+    SEVERITIES,
+    Alternative,
+    Evidence,
+    FindingHarm,
+    Judgement,
+    Severity,
+    TextJudgement,
+    Verdict,
+)
 from kvscope.monitor.detectors.registry import catalogue, effects, explains
 from kvscope.monitor.text import timestamp
 
@@ -39,6 +48,12 @@ LOOK_AGAIN_S: Final = 300.0
 """So long after a restart, what is judged where an alert was open is the same trouble still."""
 MAX_RESOLVED: Final = 1_000
 """Of each engine."""
+MAX_KEPT_CULPRITS: Final = 10_000
+"""Requests that a finding keeps of its whole life."""
+RECURRING: Final = ("collapse.", "thrash.cascade", "leak.lease-burst")
+"""Codes of events that recur: evidence and requests are those of the last one."""
+OUTLASTS_EPOCH: Final = "blind."
+"""Codes about the observer: the engine's restart changes nothing for them."""
 
 
 class Culprits(msgspec.Struct, frozen=True):
@@ -82,6 +97,10 @@ class FindingReport(msgspec.Struct, frozen=True):
     effects: list[Effect] = []
     caused_by: list[str] = []
     """The codes of its root causes, if it is suppressed."""
+    alternatives: list[Alternative] = []
+    """Other explanations, each with what excludes it. Of a confirmed finding, all are excluded."""
+    harm: FindingHarm | None = None
+    """None where nothing is measured: from metrics, a log or a report."""
 
 
 class Finding:
@@ -99,11 +118,34 @@ class Finding:
         self.causes: list[Finding] = []
         """The roots that explain it, or did last."""
         self.explained_ns = 0
+        self.is_past = False
+        """Whether the evidence has ended, so that no more follows."""
+        self._worst: Severity = "info"
+        self._requests: dict[str, None] = {}
+        self._take(judgement)
+
+    def judge(self, judgement: Judgement, now_ns: int) -> None:
+        """Take the judgement of now."""
+        alike = judgement.requests == self.judgement.requests
+        self.judgement, self.last_seen_ns = judgement, now_ns
+        self._take(judgement, alike=alike)
+
+    def _take(self, judgement: Judgement, *, alike: bool = False) -> None:
+        severity = judgement.severity or catalogue()[judgement.code].severity
+        if severity_at_least(severity, self._worst):
+            self._worst = severity
+        if not alike and len(self._requests) < MAX_KEPT_CULPRITS:
+            self._requests.update(dict.fromkeys(judgement.requests))
 
     @property
     def severity(self) -> Severity:
-        """By the catalogue."""
-        return catalogue()[self.judgement.code].severity
+        """By its harm, as far as measured: the worst so far, since a finding that improves for a moment is not over."""
+        return self._worst
+
+    def _culprits(self) -> Culprits:
+        """The requests of now; of a finding that is over, all that it ever named."""
+        over = (self.is_past or self.state == "resolved") and not self.judgement.code.startswith(RECURRING)
+        return Culprits(list(self._requests if over else self.judgement.requests), list(self.judgement.blocks))
 
     @property
     def place(self) -> Place:
@@ -135,7 +177,7 @@ class Finding:
             since=timestamp(judged.since_ns),
             position=judged.position,
             resolved_at=timestamp(self.resolved_ns),
-            culprits=Culprits(list(judged.requests), list(judged.blocks)),
+            culprits=self._culprits(),
             evidence=list(judged.evidence),
             explanation=judged.explanation,
             do_now=list(judged.do_now),
@@ -145,6 +187,8 @@ class Finding:
             runbook=runbook(judged.code),
             effects=list(self.effects.values()),
             caused_by=sorted({cause.judgement.code for cause in self.causes}) if self.state == "suppressed" else [],
+            alternatives=list(judged.alternatives),
+            harm=judged.harm,
         )
 
 
@@ -177,30 +221,51 @@ class Findings:
         for finding in resolved:
             self._resolved.setdefault(finding.judgement.engine, deque(maxlen=MAX_RESOLVED)).append(finding)
 
-    def update(self, engine: str, now_ns: int, judgements: Iterable[Judgement], epoch_ns: int = 0) -> list[Transition]:
+    def update(
+        self,
+        engine: str,
+        now_ns: int,
+        judgements: Iterable[Judgement],
+        epoch_ns: int = 0,
+        heard_ns: int | None = None,
+    ) -> list[Transition]:
         """Fold in all that is judged of one engine at `now_ns` (wall); what changed by it. A finding from before
-        `epoch_ns`, when the engine started, does not settle: it is about a process that has ended.
+        `epoch_ns`, when the engine started, ends with the process that it is about. `heard_ns`: when the engine last
+        sent something (None: now). While it is silent nothing shows that a problem is over.
         """
         transitions = []
         for judged in judgements:
             key = (judged.engine, judged.code, judged.key)
             finding = self._open.get(key)
+            if finding is not None and 0 < finding.last_seen_ns <= epoch_ns and not key[1].startswith(OUTLASTS_EPOCH):
+                transitions += self._end(key, finding, now_ns)
+                finding = None
             if finding is None:
                 known_ns = self._known.pop(key, 0)
                 finding = self._open[key] = Finding(judged, now_ns, known_ns if now_ns < self._known_until_ns else 0)
-            finding.judgement = judged
-            finding.last_seen_ns = now_ns
+            finding.judge(judged, now_ns)
         for key, finding in list(self._open.items()):
             settles = finding.state == "firing" and not 0 < finding.last_seen_ns <= epoch_ns
             after_ns = SETTLES_NS.get(key[1], RESOLVE_AFTER_NS) if settles else RESOLVE_AFTER_NS
-            if key[0] == engine and now_ns - finding.last_seen_ns >= after_ns:
-                del self._open[key]
-                if finding.state == "firing":
-                    finding.state = "resolved"
-                    finding.resolved_ns = finding.last_seen_ns
-                    self._resolved.setdefault(engine, deque(maxlen=MAX_RESOLVED)).append(finding)
-                    transitions.append(Transition(finding, "resolved", now_ns))
+            observer = heard_ns is None or key[1].startswith(OUTLASTS_EPOCH)
+            until_ns = now_ns if observer else min(now_ns, heard_ns or 0)
+            if key[0] == engine and until_ns - finding.last_seen_ns >= after_ns:
+                transitions += self._end(key, finding, now_ns)
         return transitions + self._told_apart(engine, now_ns)
+
+    def _end(self, key: Place, finding: Finding, now_ns: int) -> list[Transition]:
+        del self._open[key]
+        if finding.state != "firing":
+            return []
+        finding.state = "resolved"
+        finding.resolved_ns = finding.last_seen_ns
+        self._resolved.setdefault(key[0], deque(maxlen=MAX_RESOLVED)).append(finding)
+        return [Transition(finding, "resolved", now_ns)]
+
+    def close(self) -> None:
+        """Take all that is open as it stood at the end of the evidence: of a recording or a log."""
+        for finding in self._open.values():
+            finding.is_past = True
 
     def _told_apart(self, engine: str, now_ns: int) -> list[Transition]:
         """Causes of what is beyond its grace fire, and their effects do not."""

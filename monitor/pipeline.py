@@ -12,8 +12,9 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from kvscope.monitor.detectors.detector import Detector
+from kvscope.monitor.detectors.harm import graded
 from kvscope.monitor.detectors.judgement import Judgement
-from kvscope.monitor.detectors.registry import PLUGINS, detectors_for, judge_beside
+from kvscope.monitor.detectors.registry import PLUGINS, detectors_for, judge_beside, severities
 from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.events.samples import Fact, Record, ReportedEvent
 from kvscope.monitor.findings import Transition
@@ -146,7 +147,9 @@ class Pipeline(QueryHandlers):
         find = partial(_extend_by_text, judgements, ledger)
         self._contain("what a text shows", "detector", ledger, find)
         judgements += PLUGINS.judge(ledger, siblings, self.settings)
-        self._transitions += self.lifecycle.update(ledger.engine, ledger.now_ns, judgements, ledger.epoch)
+        judgements = graded(ledger, judgements, severities())
+        heard_ns = ledger.now_ns if ledger.state.stopped_ns else ledger.heard_ns
+        self._transitions += self.lifecycle.update(ledger.engine, ledger.now_ns, judgements, ledger.epoch, heard_ns)
         del self._transitions[:-MAX_TRANSITIONS]
 
     def _contain(self, what: str, kind: WorkerKind, ledger: EngineLedger, call: Callable[[], None]) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -21,6 +21,7 @@ from fastapi.routing import APIRoute
 import kvscope.engine.command_line
 import kvscope.engine.faults
 from kvscope.monitor import cli
+from kvscope.monitor.detectors.harm import HARM_BARS, HELD_BAR, HarmBar
 from kvscope.monitor.detectors.registry import CATALOGUE, THRESHOLDS
 from kvscope.monitor.doctor import report
 from kvscope.monitor.events import kinds, limits
@@ -128,6 +129,10 @@ def _limits() -> Iterator[str]:
         yield from ("", f"## {title[0].upper()}{title[1:]}", "", *_table(("limit", "value", "what it bounds"), rows))
 
 
+def _bars(bars: Sequence[HarmBar]) -> str:
+    return "; ".join(f"`{one.measure}` {one.least:g} {one.unit} ({one.reason})" for one in bars) + "."
+
+
 def _reference() -> Iterator[str]:
     yield "# Reference"
     yield ""
@@ -152,6 +157,15 @@ def _reference() -> Iterator[str]:
         ("code", "severity", "what it is"),
         ((f"[{code}](runbooks/{code}.md)", entry.severity, entry.title) for code, entry in CATALOGUE.items()),
     )
+    yield ""
+    yield "A finding has the severity of the table at its full harm. `harm` in its JSON has what was measured, and the"
+    yield "severity rises with it and never falls while the finding is open:"
+    yield ""
+    yield "- An *error* that reaches none of these is a *warning*: " + _bars(HARM_BARS)
+    yield "- A *warning* about blocks that do not return is an *error* from here on: " + _bars((HELD_BAR,))
+    yield "- Corruption, a stopped engine, and findings from metrics, a log or a report keep the severity of the table."
+    yield ""
+    yield "`alternatives` lists the other explanations, each with what excludes it. *confirmed* has none that remains."
     yield ""
     yield "## Graces and thresholds"
     yield ""

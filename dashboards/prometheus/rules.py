@@ -111,15 +111,16 @@ def _objective_records() -> Iterator[Rule]:
 
 
 def _finding_rules() -> Iterator[Rule]:
-    """A finding fires only after its own grace, so there is nothing left to wait for. The verdict is summed away: an
-    alert must not end and begin again because a likely finding became a confirmed one.
+    """A finding fires only after its own pending period. The verdict is a label of kvscope_findings and summed away
+    here: an alert must not end and begin again because a likely finding became a confirmed one. The severity is the
+    finding's own, by its harm; it only rises.
     """
     for code, entry in CATALOGUE.items():
         if entry.severity != "info":
             yield {
                 "alert": "KvscopeFinding",
                 "expr": f'sum by (engine, code, severity) (kvscope_findings{{code="{code}"}}) > 0',
-                "labels": {"code": code, "severity": entry.severity, "runbook": runbook(code)},
+                "labels": {"code": code, "runbook": runbook(code)},
                 "annotations": {
                     "summary": f"{entry.title} on {{{{ $labels.engine }}}}",
                     "description": "{{ $value }} firing. `monitor doctor` and kvscope's page name the requests and"

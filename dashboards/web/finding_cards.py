@@ -120,6 +120,15 @@ def culprits(place: PagePlace, finding: FindingReport, most: int = MAX_CARD_CULP
     return [html.Dl(rows, className="culprits")] if rows else []
 
 
+def alternatives(finding: FindingReport) -> html.Table:
+    """The other explanations, each with what excludes it."""
+    rows = [
+        html.Tr([html.Th(one.name, scope="row"), html.Td(one.excluded_by or "not excluded", className="said")])
+        for one in finding.alternatives
+    ]
+    return html.Table([headings("Alternative", "Excluded by"), html.Tbody(rows)])
+
+
 def evidence(place: PagePlace, finding: FindingReport) -> html.Table:
     """The figures that it rests on, each with where it was read; a position leads to the pool as it was then."""
     rows = [

@@ -19,6 +19,8 @@ from kvscope.monitor.alerting.outbox import Outbox
 from kvscope.monitor.alerting.receivers.parse import receiver_of
 from kvscope.monitor.alerting.receivers.receiver import Receiver
 from kvscope.monitor.alerting.silences import silence
+from kvscope.monitor.alerting.verdict_selection import VerdictSelection
+from kvscope.monitor.detectors.judgement import Verdict
 from kvscope.monitor.errors import KvscopeError
 from kvscope.monitor.findings import LOOK_AGAIN_S, Place, Transition
 from kvscope.monitor.schema import NotificationsView
@@ -43,6 +45,8 @@ class AlertsConfig:
     allow_private: bool = False
     repeat_s: float = REPEAT_S
     look_again_s: float = LOOK_AGAIN_S
+    least_verdict: Verdict = "cannot-tell"
+    """Findings below it are held back until they reach it."""
     schedule: tuple[float, ...] = SCHEDULE
     path: Path | None = None
 
@@ -68,6 +72,7 @@ class Alerts:
             raise ValueError(
                 f"--data: alerts cannot be kept in {config.path} ({error}); name another directory"
             ) from error
+        self._selection = VerdictSelection(config.least_verdict)
         self._senders = [
             AlertSender(self.outbox, receiver, config.schedule, config.allow_private) for receiver in self.receivers
         ]
@@ -96,6 +101,10 @@ class Alerts:
         if transitions:
             self.outbox.put(transitions, time.time())
             self._wake()
+
+    def select(self, transitions: Sequence[Transition]) -> list[Transition]:
+        """Return those that become or change an alert now, by the verdicts that were asked for."""
+        return self._selection.select(transitions)
 
     def view(self) -> AlertsView:
         """Receivers, open alerts, silences, and the latest deliveries."""

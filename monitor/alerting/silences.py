@@ -17,7 +17,7 @@ from kvscope.monitor.alerting.message import Trouble
 from kvscope.monitor.errors import KvscopeError
 from kvscope.monitor.text import timestamp
 
-MATCHABLE: Final = ("code", "engine", "severity", "key")
+MATCHABLE: Final = ("code", "engine", "severity", "verdict", "key")
 LONGEST_S: Final = 366 * 86400.0
 
 

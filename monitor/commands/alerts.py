@@ -29,7 +29,10 @@ def add(commands: Commands) -> None:
         description="Alerts that match all of the patterns are not told until then. What still fires is told then.",
     )
     silence.add_argument(
-        "matchers", nargs="+", metavar="NAME=PATTERN", help="code, engine, severity or key; such as 'code=leak.*'"
+        "matchers",
+        nargs="+",
+        metavar="NAME=PATTERN",
+        help="code, engine, severity, verdict or key; such as 'code=leak.*'",
     )
     silence.add_argument(
         "--for", type=length, required=True, metavar="TIME", dest="seconds", help="how long: 30m, 2h, 1d12h"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvscope.monitor.commands.shared_flags import Commands, length, port, positive, size
+from kvscope.monitor.detectors.judgement import VERDICTS
 from kvscope.monitor.detectors.registry import parse_settings
 from kvscope.monitor.publishing.publisher import EVENTS_ENDPOINT
 from kvscope.monitor.sources.source_registry import is_recording
@@ -105,6 +106,12 @@ def _add_alert_flags(parser: argparse.ArgumentParser) -> None:
         help="say again that an alert still fires: 30m, 4h (4h; 0 never)",
     )
     parser.add_argument(
+        "--alert-verdict",
+        choices=VERDICTS,
+        default=VERDICTS[0],
+        help="alert only once a finding has this verdict or a surer one (cannot-tell: all)",
+    )
+    parser.add_argument(
         "--webhook-secret",
         default=os.environ.get("KVSCOPE_WEBHOOK_SECRET", ""),
         metavar="whsec_…",
@@ -175,6 +182,7 @@ def _run(parsed: argparse.Namespace) -> int:
                 secret=parsed.webhook_secret,
                 allow_private=parsed.alert_private,
                 repeat_s=float(parsed.alert_repeat),
+                least_verdict=parsed.alert_verdict,
                 path=data / "alerts.sqlite" if data is not None else None,
             ),
             otlp=OtelConfig(parsed.otlp, **sample) if parsed.otlp else None,

@@ -12,6 +12,8 @@ Severity = Literal["info", "warning", "error", "critical"]
 Verdict = Literal["confirmed", "likely", "cannot-tell"]
 
 SEVERITIES: Final[tuple[Severity, ...]] = ("info", "warning", "error", "critical")
+VERDICTS: Final[tuple[Verdict, ...]] = ("cannot-tell", "likely", "confirmed")
+"""From the weakest on."""
 
 
 class Evidence(msgspec.Struct, frozen=True):
@@ -33,12 +35,31 @@ class Evidence(msgspec.Struct, frozen=True):
             msgspec.structs.force_setattr(self, "alias", OLD_EVIDENCE_NAMES[self.name])
 
 
+class FindingHarm(msgspec.Struct, frozen=True):
+    """What a finding costs: its share of the pool, the requests that wait for it now, these as a share of all living
+    ones, and how long they have waited for it together (request-seconds).
+    """
+
+    share_of_pool: float
+    requests_waiting: int
+    share_of_requests: float
+    lost_s: float
+
+
+class Alternative(msgspec.Struct, frozen=True):
+    """Another explanation of what was seen, and the evidence that excludes it: empty while nothing does."""
+
+    name: str
+    excluded_by: str
+
+
 class Judgement(msgspec.Struct, frozen=True):
     """A detector's word about one engine at one moment.
 
     `key` tells one trouble from another of the same code and engine. `pending` is a trouble still within its grace.
     `since_ns` is wall time (0: not known), `position` the place in the stream or log where it began.
-    `missing` names the signal that would raise the verdict to confirmed.
+    `missing` names the signal that would raise the verdict to confirmed. `severity` and `harm` follow from what is
+    measured of its effect (None: not measured, the catalogue's severity holds), `alternatives` from the verdict.
     """
 
     code: str
@@ -56,6 +77,9 @@ class Judgement(msgspec.Struct, frozen=True):
     change: tuple[str, ...] = ()
     wont_help: tuple[str, ...] = ()
     missing: str = ""
+    severity: Severity | None = None
+    harm: FindingHarm | None = None
+    alternatives: tuple[Alternative, ...] = ()
 
 
 class TextJudgement(Judgement, frozen=True):

@@ -17,7 +17,8 @@ from typing import Any, Final
 
 import kvscope.monitor.detectors
 from kvscope.monitor.detectors.detector import CanCause, Detector, signals_of
-from kvscope.monitor.detectors.judgement import Judgement, TextJudgement
+from kvscope.monitor.detectors.harm import graded
+from kvscope.monitor.detectors.judgement import Judgement, Severity, TextJudgement
 from kvscope.monitor.detectors.plugin_detectors import PluginDetectors
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
 from kvscope.monitor.detectors.written import judge_text
@@ -64,6 +65,12 @@ PLUGINS: Final = PluginDetectors({code.partition(".")[0] for code in CATALOGUE})
 def catalogue() -> Mapping[str, type[Detector[Any]]]:
     """Return every code, those of plug-ins after kvscope's own."""
     return {**CATALOGUE, **{each.detector.code: type(each.detector) for each in PLUGINS.accepted()}}
+
+
+@cache
+def severities() -> Mapping[str, Severity]:
+    """Return the severity of each code at its full harm."""
+    return {code: entry.severity for code, entry in catalogue().items()}
 
 
 @cache
@@ -114,9 +121,8 @@ def judge_engine(
     judgements: list[Judgement] = []
     for detector in detectors_for(ledger):
         judgements += detector.detect_rank(ledger, siblings, settings)
-    yield from judgements
-    yield from judge_beside(ledger, judgements)
-    yield from PLUGINS.judge(ledger, siblings, settings)
+    judgements += judge_beside(ledger, judgements)
+    yield from graded(ledger, [*judgements, *PLUGINS.judge(ledger, siblings, settings)], severities())
 
 
 def judge_beside(ledger: EngineLedger, judgements: Iterable[Judgement]) -> Iterator[Judgement]:

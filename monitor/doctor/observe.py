@@ -207,6 +207,7 @@ def _read_past(target: str, source: Source, settings: Settings, window: Window) 
         if span is not None and source.has_events and records and record_ns(records[-1]) > span.until_ns:
             break
     watch.settle()
+    watch.lifecycle.close()
     status = source.status()
     notes = _notes_of(status, watch)
     if span is not None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 
+from kvscope.monitor.detectors.alternative_table import UNSEEN_CAUSE
 from kvscope.monitor.detectors.judgement import SEVERITIES, Evidence
 from kvscope.monitor.doctor.event_report import POSITION
 from kvscope.monitor.doctor.finding_changes import Change
@@ -86,6 +87,7 @@ def markdown(report: Report, console: Console) -> None:
         if culprits := _culprits(finding):
             out += [f"- Culprits: {culprits}"]
         out += [f"- Since: {_since(finding)}", f"- Evidence: {_evidence(finding.evidence)}"]
+        out += [f"- {name}: {text}" for name, text in _alternatives(finding) if text]
         if look := _look(report, finding):
             out += [f"- Look: `{look}`"]
         out += [f"- Effect: {effect}" for effect in _effects(finding)]
@@ -173,6 +175,8 @@ def _report_finding(finding: FindingReport, look: str, runbook: list[str], conso
         ("Since", [_since(finding)] if finding.since or finding.severity != "info" else []),
         ("Culprits", [_culprits(finding)]),
         ("Evidence", [_evidence(finding.evidence)]),
+        ("Excluded", [_excluded(finding)]),
+        ("Not excl.", [_remaining(finding)]),
         ("Look", [look if finding.severity != "info" else ""]),
         ("Effects", _effects(finding)),
         ("Do now", finding.do_now),
@@ -243,6 +247,19 @@ def _evidence(evidence: Sequence[Evidence]) -> str:
         else:
             words.append(f"{item.name} {item.value:,}{' %' if item.unit == '%' else ''}")
     return " · ".join(words)
+
+
+def _alternatives(finding: FindingReport) -> tuple[tuple[str, str], ...]:
+    return ("Excluded", _excluded(finding)), ("Not excluded", _remaining(finding))
+
+
+def _excluded(finding: FindingReport) -> str:
+    return " · ".join(f"{one.name} ({one.excluded_by})" for one in finding.alternatives if one.excluded_by)
+
+
+def _remaining(finding: FindingReport) -> str:
+    remaining = [one.name for one in finding.alternatives if not one.excluded_by]
+    return " · ".join(name for name in remaining if name != UNSEEN_CAUSE)
 
 
 def _since(finding: FindingReport) -> str:

@@ -60,7 +60,7 @@ class Deliveries:
         """Into the outbox, or kept for the next time if that cannot be written (a full disk, say)."""
         if self._alerts is None:
             return
-        transitions = [*self._undelivered, *new]
+        transitions = [*self._undelivered, *self._alerts.select(new)]
         try:
             self._alerts.put(transitions)
             self._undelivered = []

@@ -9,7 +9,7 @@ from dash import html
 
 from kvscope.dashboards.web.charts import ChartMark, ChartRow, over_time
 from kvscope.dashboards.web.display_text import clock_text, sentence
-from kvscope.dashboards.web.finding_cards import advice, culprits, evidence, marks
+from kvscope.dashboards.web.finding_cards import advice, alternatives, culprits, evidence, marks
 from kvscope.dashboards.web.links import PagePlace, PageWindow, rfc3339, wall_ns
 from kvscope.dashboards.web.markup import aria, data, field
 from kvscope.dashboards.web.palette import PALETTE_SHADES
@@ -60,7 +60,13 @@ def view(query: Query, here: Here) -> PageView:
             "grounds": html.Div(
                 [
                     html.Section(
-                        [html.H2("Evidence"), evidence(then, finding)], id="evidence", className="card scroll"
+                        [
+                            html.H2("Evidence"),
+                            evidence(then, finding),
+                            *([html.H2("Alternatives"), alternatives(finding)] if finding.alternatives else []),
+                        ],
+                        id="evidence",
+                        className="card scroll",
                     ),
                     html.Section(_began(query, then, finding), id="began", className="card"),
                 ],

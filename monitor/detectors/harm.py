@@ -1,0 +1,110 @@
+"""The harm that a finding does, and the severity that follows from it.
+
+The severity of a code in the catalogue is the one of an incident that matters. What an *error* does is measured: one
+that does little yet is a *warning*; blocks that are held and do not return are an *error* once they are half the pool.
+Corruption and an engine that serves no request have no small amounts: these stay as the catalogue has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, NamedTuple
+
+import msgspec
+
+from kvscope.monitor.detectors.alternative_table import with_alternatives
+from kvscope.monitor.detectors.judgement import FindingHarm, HoldsBlocks, Judgement, Severity
+from kvscope.monitor.events.kinds import Cause
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.state.records import RequestState
+
+
+class HarmBar(NamedTuple):
+    """From which amount on a harm makes a finding at least of this severity, and the reason."""
+
+    severity: Severity
+    measure: str
+    least: float
+    unit: str
+    reason: str
+
+
+HARM_BARS: Final = (
+    HarmBar("error", "share_of_pool", 0.01, "of the pool", "with less gone no load is refused that fitted before"),
+    HarmBar("error", "share_of_requests", 0.01, "of the requests", "of a hundred clients more than one notices it"),
+    HarmBar("error", "lost_s", 600, "request-seconds", "ten minutes of waiting are a timeout for most clients"),
+)
+"""An *error* that reaches none of these is a *warning*."""
+HELD_BAR: Final = HarmBar("error", "share_of_pool", 0.5, "of the pool", "half of the load has no room left")
+"""A *warning* about blocks that do not return and that reaches this is an *error*."""
+_SHORT_OF_BLOCKS: Final = frozenset((int(Cause.KV_BLOCKS), int(Cause.BEHIND_HEAD)))
+
+
+def graded(
+    ledger: EngineLedger, judgements: Iterable[Judgement], severities: Mapping[str, Severity]
+) -> list[Judgement]:
+    """Return the judgements with their harm, severity and alternatives. severities: of the catalogue, by code."""
+    waiting = _Waiting(ledger)
+    return [with_alternatives(ledger, _graded(waiting, judged, severities.get(judged.code))) for judged in judgements]
+
+
+def _graded(waiting: _Waiting, judged: Judgement, severity: Severity | None) -> Judgement:
+    if severity not in ("error", "warning") or not waiting.ledger.has_stream:
+        return judged
+    harm = waiting.harm_of(judged)
+    return msgspec.structs.replace(judged, harm=harm, severity=severity_by_harm(judged, severity, harm))
+
+
+def severity_by_harm(judged: Judgement, severity: Severity, harm: FindingHarm) -> Severity:
+    """Return the severity of a finding whose code has this one in the catalogue."""
+    if severity == "error" and not any(getattr(harm, bar.measure) >= bar.least for bar in HARM_BARS):
+        return "warning"
+    if severity == "warning" and isinstance(judged, HoldsBlocks) and harm.share_of_pool >= HELD_BAR.least:
+        return "error"
+    return severity
+
+
+class _Waiting:
+    """The requests of an engine by id and by what they wait for, sorted once for all of its judgements."""
+
+    def __init__(self, ledger: EngineLedger) -> None:
+        self.ledger = ledger
+        self._by_id: dict[str, RequestState] | None = None
+        self._for_blocks: list[RequestState] = []
+
+    def harm_of(self, judged: Judgement) -> FindingHarm:
+        """Measure what it does to requests and to the pool."""
+        ledger, state = self.ledger, self.ledger.state
+        usable = max(state.total - state.reserved, 1)
+        share = judged.share_of_pool if isinstance(judged, HoldsBlocks) else None
+        harmed = {record.number: record for record in self._harmed(judged)}
+        lost = sum(
+            ledger.age_s(max(record.since_ns, record.progressed_ns, judged.since_ns - ledger.wall(1) + 1))
+            for record in harmed.values()
+        )
+        return FindingHarm(
+            share_of_pool=round(len(judged.blocks) / usable if share is None else share, 4),
+            requests_waiting=len(harmed),
+            share_of_requests=round(len(harmed) / max(len(self._sorted()), 1), 4),
+            lost_s=round(lost, 1),
+        )
+
+    def _harmed(self, judged: Judgement) -> Iterator[RequestState]:
+        """The requests that it names and that still live; and for blocks that are gone, or a head of the queue that
+        cannot run, those that wait for blocks.
+        """
+        by_id = self._sorted()
+        yield from (by_id[name] for name in judged.requests if name in by_id)
+        head = self.ledger.head()
+        if isinstance(judged, HoldsBlocks) or (head is not None and head.id in judged.requests):
+            yield from self._for_blocks
+
+    def _sorted(self) -> dict[str, RequestState]:
+        if self._by_id is None:
+            living = self.ledger.living()
+            self._by_id = {record.id: record for record in (*living.waiting, *living.running)}
+            head = self.ledger.head()
+            if head is not None and head.cause in _SHORT_OF_BLOCKS:
+                behind = (Cause.NEW, Cause.PREEMPTED, *_SHORT_OF_BLOCKS)
+                self._for_blocks = [record for record in living.waiting if record.cause in behind]
+        return self._by_id
