@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -30,7 +31,17 @@ def add(commands: Commands) -> None:
         "--engine",
         default="own",
         metavar="ENGINE",
-        help="the engine under test: own, kvscope's own in virtual time (own)",
+        help="the engine under test, in virtual time: own, which is kvscope's own, or vllm, which is vLLM's scheduler"
+        " with the probe (own)",
+    )
+    parser.add_argument(
+        "--vllm-python", metavar="PYTHON", help="with --engine vllm: the Python that has vLLM (KVSCOPE_LAB_VLLM)"
+    )
+    parser.add_argument(
+        "--release",
+        metavar="DIR",
+        help="with --engine vllm: a folder with the Python files of another release, and `deps` beside it"
+        " (KVSCOPE_LAB_VLLM_RELEASE)",
     )
     parser.add_argument("--first", type=int, default=0, metavar="RUN", help="the first run's number (0)")
     parser.add_argument(
@@ -71,6 +82,8 @@ def _run(parsed: argparse.Namespace) -> int:
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
     if parsed.engine not in ENGINES_UNDER_TEST:
         raise ValueError(f"--engine {parsed.engine}: there are {', '.join(ENGINES_UNDER_TEST)}")
+    if parsed.engine == "vllm":
+        parsed.engine = _engine_of_release(parsed)
     if parsed.explain is not None:
         return _explain_trial(parsed, console)
     if not (parsed.scenarios or parsed.full or parsed.code):
@@ -80,6 +93,20 @@ def _run(parsed: argparse.Namespace) -> int:
     runs = lab_report.do(jobs, parsed.keep, processes, Console(stderr=True))
     lab_report.show(runs, console)
     return FINDINGS if any(run.problems for run in runs) else NOTHING
+
+
+def _engine_of_release(parsed: argparse.Namespace) -> str:
+    """Hand the flags to the processes of the lab, and return the engine's name with vLLM's release."""
+    from kvscope.monitor.incidents.on_vllm.vllm_worker import VLLM_PYTHON, VLLM_RELEASE, VllmWorker
+
+    for variable, value in ((VLLM_PYTHON, parsed.vllm_python), (VLLM_RELEASE, parsed.release)):
+        if value:
+            os.environ[variable] = value
+    if not os.environ.get(VLLM_PYTHON):
+        raise ValueError(f"--engine vllm needs a Python that has vLLM: --vllm-python PYTHON, or {VLLM_PYTHON}")
+    worker = VllmWorker(os.environ[VLLM_PYTHON], os.environ.get(VLLM_RELEASE, ""))
+    worker.close()
+    return f"vllm {worker.release}"
 
 
 def _draw_trials(parsed: argparse.Namespace, processes: int, console: Console) -> int:
@@ -95,8 +122,9 @@ def _draw_trials(parsed: argparse.Namespace, processes: int, console: Console) -
     show_accuracy(accuracy, console)
     if parsed.write is not None:
         parsed.write.parent.mkdir(parents=True, exist_ok=True)
-        flags = f"--engine {parsed.engine} --first {parsed.first} --runs {parsed.runs} --seed {parsed.seed}"
-        parsed.write.write_text(accuracy_page(accuracy, f"`monitor incidents {flags}`"))
+        engine = parsed.engine.partition(" ")[0]
+        flags = f"--engine {engine} --first {parsed.first} --runs {parsed.runs} --seed {parsed.seed}"
+        parsed.write.write_text(accuracy_page(accuracy, f"`monitor incidents {flags}`, on {parsed.engine}"))
         data = msgspec.json.format(msgspec.json.encode(accuracy), indent=1)
         parsed.write.with_suffix(".json").write_bytes(data + b"\n")
     return NOTHING

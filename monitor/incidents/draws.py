@@ -1,7 +1,7 @@
 """Engines and loads drawn at random from the range that people run: log-uniformly, and the same for the same number.
 
 Not drawn, because kvscope's own engine has no such part: speculative decoding, LoRA slots, an encoder, sleep and pause,
-leases that are renewed, data-parallel ranks. The drawn engines of vLLM's scheduler have them.
+leases that are renewed, data-parallel ranks. on_vllm/vllm_draws.py adds those that vLLM's bare scheduler has.
 """
 
 from __future__ import annotations
@@ -178,6 +178,8 @@ def _draw_engine(sizes: _Sizes) -> None:
     sizes.step_s = log_uniform(rng, *STEP_S)
     sizes.blocks = round(log_uniform(rng, *DRAWN_POOL_BLOCKS))
     sizes.block_size = 1 << round(math.log2(log_uniform(rng, *DRAWN_BLOCK_TOKENS)))
+    if "stuck.never-fits" in sizes.codes:  # no model takes the prompt that a larger pool could not hold
+        sizes.blocks = max(DRAWN_POOL_BLOCKS[0], min(sizes.blocks, LONGEST_PROMPT // 2 // sizes.block_size))
     sizes.running = round(log_uniform(rng, *MOST_RUNNING))
     sizes.budget = max(round(log_uniform(rng, *STEP_TOKENS)), sizes.running)
     prefixes = rng.random() < 0.8 or sizes.has(FETCHING | KEEPING | WITH_PREFIXES)

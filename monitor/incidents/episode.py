@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from kvscope.monitor.incidents.draws import draw_run
+from kvscope.monitor.incidents.on_vllm.vllm_episode import VllmEpisode
 from kvscope.monitor.incidents.own_episode import OwnEpisode
 from kvscope.monitor.incidents.truth.episode_end import EpisodeEnd
 
@@ -51,5 +52,5 @@ def own_episode(number: int, seed: int, directory: Path) -> OwnEpisode:
     return OwnEpisode(draw_run(number, seed), directory)
 
 
-ENGINES_UNDER_TEST: Final[Mapping[str, MakeEpisode]] = {"own": own_episode}
-"""By the name that `monitor incidents --engine` takes."""
+ENGINES_UNDER_TEST: Final[Mapping[str, MakeEpisode]] = {"own": own_episode, "vllm": VllmEpisode}
+"""By the name that `monitor incidents --engine` takes. A trial names vLLM with its release: `vllm 0.32.0`."""

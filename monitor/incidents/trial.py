@@ -86,7 +86,7 @@ def run_trial(number: int, seed: int, engine: str = "own", keep: Path | None = N
     trial = Trial(number, seed, engine=engine)
     directory = Path(tempfile.mkdtemp(prefix="kvscope-trial-"))
     try:
-        episode = ENGINES_UNDER_TEST[engine](number, seed, directory)
+        episode = ENGINES_UNDER_TEST[engine.partition(" ")[0]](number, seed, directory)
         trial.faults = list(episode.faults)
         episode.watch()
         found = {

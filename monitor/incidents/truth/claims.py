@@ -24,6 +24,7 @@ CLAIMS: Final[dict[str, Claim]] = {
     # Blocks that are never freed, or only by a lease.
     "kept-by-connector": Claim("leak.finished-held", ("leak.rising-floor", "leak.idle-not-polled")),
     "kept-unpolled": Claim("leak.idle-not-polled", ("leak.finished-held", "leak.rising-floor")),
+    "sent-while-asleep": Claim("leak.idle-not-polled", ("leak.finished-held",)),
     "kept-by-fetch": Claim("leak.remote-load-lost", ("leak.finished-held", "leak.rising-floor")),
     "lost-behind-fence": Claim("leak.deferred-free-stalled", ("leak.unaccounted", "leak.rising-floor")),
     "lost-at-end": Claim("leak.rising-floor", ("leak.unaccounted",)),
@@ -39,6 +40,7 @@ CLAIMS: Final[dict[str, Claim]] = {
     "fetch-never-ends": Claim("stuck.remote-load"),
     "never-reaches-the-scheduler": Claim("stuck.front-end", ("stuck.lost-request",)),
     "ready-and-not-queued": Claim("stuck.promotion-starved", ("stuck.lost-request",)),
+    "in-no-queue": Claim("stuck.lost-request"),
     "grammar-not-taken": Claim("stuck.grammar"),
     "runs-without-tokens": Claim("stuck.zero-token"),
     "engine-hangs": Claim("stuck.engine-stalled"),

@@ -13,9 +13,10 @@ from typing import Literal
 
 import msgspec
 
-WaitPlace = Literal["front-end", "waiting", "ready", "grammar", "remote", "running"]
+WaitPlace = Literal["front-end", "waiting", "ready", "grammar", "remote", "running", "lost"]
 """Where an unfinished request is after the drain. front-end: submitted, and the scheduler does not know it. ready: its
 wait for something outside is over, and it is in no queue. remote: it waits for KV from outside.
+lost: the scheduler knows it, and none of its queues has it.
 """
 KeptBy = Literal["connector", "fetch", "nothing"]
 """connector: the connector has not released a finished request. fetch: a fetch of an ended request has not ended.
@@ -35,6 +36,7 @@ WasteKind = Literal[
     "prefix-missed",
     "prefix-flushed",
     "freed-by-lease",
+    "sent-while-asleep",
     "outer-pin",
     "freed-twice",
     "handed-out-in-use",

@@ -82,6 +82,7 @@ def _kind_of_wait(request: UnfinishedRequest, end: EpisodeEnd) -> str:
         "ready": "ready-and-not-queued",
         "grammar": "grammar-not-taken",
         "running": "runs-without-tokens",
+        "lost": "in-no-queue",
     }[request.place]
 
 
@@ -114,7 +115,7 @@ def _wasted(end: EpisodeEnd) -> Iterator[Harm]:
             whole = end.request_s
         elif seen.kind in SIZED_BY_BYTES:
             whole = end.device_bytes
-        elif seen.kind == "freed-by-lease":
+        elif seen.kind in ("freed-by-lease", "sent-while-asleep"):
             whole = end.usable_blocks
         elif seen.kind in ("ended-together", "preempted-all"):
             whole = end.asked

@@ -1,0 +1,82 @@
+"""Imports vLLM once and forks for each episode: run by vLLM's Python, driven by VllmWorker.
+
+Each line of its input is an order as JSON, each line of its output the answer: the path of a file with the encoded
+EpisodeEnd, or what went wrong. The first line of output is vLLM's release.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from pathlib import Path
+
+import msgspec
+
+from kvscope.monitor.incidents.on_vllm.vllm_draws import draw_vllm_run
+from kvscope.monitor.incidents.on_vllm.vllm_end import VllmRun
+
+
+class EpisodeOrder(msgspec.Struct):
+    """An episode to run: what to draw, and the directories for its recording and for all else."""
+
+    number: int
+    seed: int
+    release: str
+    recording: str
+    scratch: str
+    fault: str | None = None
+
+
+class EpisodeAnswer(msgspec.Struct):
+    """Where the encoded EpisodeEnd is, or what went wrong."""
+
+    end: str = ""
+    error: str = ""
+
+
+def run_order(order: EpisodeOrder) -> EpisodeAnswer:
+    """Run one episode in this process."""
+    scratch = Path(order.scratch)
+    draw = draw_vllm_run(order.number, order.seed, order.release, order.fault)
+    run = VllmRun(draw, Path(order.recording), scratch / "model")
+    run.watch()
+    path = scratch / "end.json"
+    path.write_bytes(msgspec.json.encode(run.drain()))
+    return EpisodeAnswer(end=str(path))
+
+
+def _in_a_fork(order: EpisodeOrder) -> EpisodeAnswer:
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            answer = run_order(order)
+        except BaseException as error:  # whatever it is, the lab shows it beside the run's number
+            traceback.print_exc()
+            answer = EpisodeAnswer(error=f"{type(error).__name__}: {error}")
+        os.write(writer, msgspec.json.encode(answer))
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        answered = pipe.read()
+    os.waitpid(child, 0)
+    return msgspec.json.decode(answered, type=EpisodeAnswer) if answered else EpisodeAnswer(error="the episode died")
+
+
+def main() -> None:
+    """Serve until the input ends."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what vLLM prints is no answer
+    import vllm
+    import vllm.v1.core.sched.async_scheduler
+    import vllm.v1.structured_output
+
+    print(vllm.__version__, file=answers)
+    for line in sys.stdin.buffer:
+        answer = _in_a_fork(msgspec.json.decode(line, type=EpisodeOrder))
+        print(msgspec.json.encode(answer).decode(), file=answers)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""Runs an episode of vLLM's scheduler and returns its final state, from vLLM's own tables."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from kvscope.engine.requests.request_output import Output
+from kvscope.monitor.incidents.client_load import Crowd
+from kvscope.monitor.incidents.drain_limits import (
+    DRAIN_SLICE_S,
+    ENOUGH_STEPS,
+    MOST_DRAIN_STEPS,
+    SLICES,
+    STILL_S,
+    DrainCut,
+)
+from kvscope.monitor.incidents.on_vllm.vllm_draws import VllmDraw
+from kvscope.monitor.incidents.on_vllm.vllm_engine import VllmEngine
+from kvscope.monitor.incidents.on_vllm.vllm_faults import Breaker
+from kvscope.monitor.incidents.on_vllm.vllm_witness import VllmWitness, client_name
+from kvscope.monitor.incidents.truth.episode_end import EpisodeEnd, KeptBlocks, UnfinishedRequest, WaitPlace
+
+QUEUES = ("kv_holding_waiting", "skipped_waiting", "deferred_waiting", "waiting")
+"""Queues of requests that wait, in one release or another, in the order in which the scheduler tries them."""
+
+
+class VllmRun:
+    """An episode of `draw`: `watch` it, then `drain` it. The recording is in `directory`."""
+
+    def __init__(self, draw: VllmDraw, directory: Path, model: Path) -> None:
+        self.engine = VllmEngine(draw, directory, model)
+        self.vllm = self.engine.vllm
+        self.witness = self.engine.witness = VllmWitness(self.engine)
+        self.draw = draw
+        self._crowd = Crowd(self.engine, draw.base.load, draw.base.seed)
+        self._watched_s = 0.0
+        self._preemptions: dict[str, int] = {}
+        self._polls = 0
+        Breaker(self.engine).install()
+
+    def watch(self) -> None:
+        """Run the watched part: no more than the drawn seconds and steps."""
+        base, witness = self.draw.base, self.witness
+        while witness.now_s < base.seconds - 1e-6 and witness.steps < base.steps:
+            self.engine.run(base.seconds / SLICES, self._deliver)
+        self._watched_s = witness.now_s
+        witness.waste.closed = True
+        self.engine.stop_recording()
+
+    def _deliver(self, outputs: list[Output]) -> None:
+        self._crowd.hear(outputs)
+
+    def drain(self) -> EpisodeEnd:
+        """Run on without new requests until nothing moves, and return the final state."""
+        engine, witness = self.engine, self.witness
+        self._crowd.close()
+        living = self._living()
+        self._preemptions = dict(witness.preemptions)
+        self._polls = engine.other.polls
+        enough = ENOUGH_STEPS * sum(map(self._steps_alone, living)) + 1_000
+        most = engine.steps + min(enough, MOST_DRAIN_STEPS)
+        moved_s, before = witness.now_s, self._mark()
+        while engine.steps < most and not self._is_over():
+            engine.run(DRAIN_SLICE_S, self._deliver)
+            now = self._mark()
+            if now != before or (not engine.hangs and (engine.other.pending or engine.grammars.pending)):
+                moved_s, before = witness.now_s, now
+            if witness.now_s - moved_s > STILL_S:
+                break
+        if engine.steps >= most and enough > MOST_DRAIN_STEPS:
+            raise DrainCut(f"the drain was not over after {MOST_DRAIN_STEPS:,} steps")
+        return self._end()
+
+    def _living(self) -> list[Any]:
+        return [request for request in self.vllm.requests.values() if not request.is_finished()]
+
+    def _steps_alone(self, request: Any) -> int:
+        left = request.max_tokens - len(request.output_token_ids)
+        return int(left - (-request.num_tokens // self.vllm.max_num_scheduled_tokens))
+
+    def _mark(self) -> tuple[int, int, int]:
+        return self.engine.steps, len(self.vllm.requests), self.witness.pool.get_num_free_blocks()
+
+    def _is_over(self) -> bool:
+        pool = self.witness.pool
+        return not self.vllm.requests and pool.get_num_free_blocks() == len(pool.blocks) - 1
+
+    def _end(self) -> EpisodeEnd:
+        engine, witness = self.engine, self.witness
+        return EpisodeEnd(
+            watched_s=self._watched_s,
+            drained_s=witness.now_s - self._watched_s,
+            busy_s=witness.busy_s,
+            steps=witness.steps,
+            short_steps=witness.short_steps,
+            usable_blocks=len(witness.pool.blocks) - 1,
+            asked=self._crowd.asked - self._crowd.refused,
+            tokens_computed=witness.tokens_computed,
+            request_s=witness.request_s,
+            polled=engine.other.polls > self._polls,
+            hangs_since_s=engine.launched_ns / 1e9 - witness.began_s if engine.hangs else None,
+            lost_batches=engine.lost_batches,
+            unfinished=[*self._unfinished()],
+            kept=[*self._kept()],
+            observed=witness.waste.all(),
+        )
+
+    def _unfinished(self) -> Iterator[UnfinishedRequest]:
+        engine, witness, living = self.engine, self.witness, self._living()
+        places = {request.request_id: self._place(request) for request in living}
+        for name in self._not_reached(places):
+            places[name] = "waiting"
+        for request in living:
+            name = request.request_id
+            preempted = witness.preemptions[name] - self._preemptions.get(name, 0)
+            yield UnfinishedRequest(
+                client_name(name),
+                places[name],
+                witness.moved_s[name],
+                witness.blocks_of(name),
+                int(-(-request.num_tokens // witness.block_size)),
+                engine.other.loading.get(name, False),
+                0 if engine.hangs else preempted,
+            )
+
+    def _not_reached(self, places: Mapping[str, WaitPlace]) -> list[str]:
+        """Return the requests that are ready and stand behind one that has no room."""
+        queued = [one.request_id for queue in QUEUES for one in getattr(self.vllm, queue, ())]
+        plain = [index for index, name in enumerate(queued) if places.get(name) == "waiting"]
+        return [name for name in queued[min(plain) :] if places.get(name) == "ready"] if plain else []
+
+    def _place(self, request: Any) -> WaitPlace:
+        scheduler, name = self.vllm, request.request_id
+        if any(request is one for one in scheduler.running):
+            return "running"
+        if not any(request is one for queue in QUEUES for one in getattr(scheduler, queue, ())):
+            return "lost"
+        if request.status.name == "WAITING_FOR_REMOTE_KVS":
+            return "ready" if name in scheduler.finished_recving_kv_req_ids else "remote"
+        if request.status.name in ("WAITING_FOR_FSM", "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR"):
+            grammar = request.structured_output_request._grammar
+            return "grammar" if hasattr(grammar, "done") and not grammar.done() else "ready"
+        return "waiting"
+
+    def _kept(self) -> Iterator[KeptBlocks]:
+        witness, requests = self.witness, self.vllm.requests
+        owed = {block.block_id: block.ref_cnt for block in witness.pool.blocks if not block.is_null}
+        for name, request in requests.items():
+            blocks = witness.blocks_of(name)
+            for block in blocks:
+                owed[block] -= 1
+            if request.is_finished() and blocks:
+                loading = self.engine.other.loading.get(name) is False
+                yield KeptBlocks("fetch" if loading else "connector", blocks, witness.moved_s[name], client_name(name))
+        fenced = {block.block_id for _, blocks in getattr(self.vllm, "deferred_frees", ()) for block in blocks}
+        lost = defaultdict(list)
+        for block, refs in owed.items():
+            if refs > 0:
+                lost[witness.owed_free_of(block, block in fenced)].append(block)
+        for owed_free, blocks in lost.items():
+            yield KeptBlocks("nothing", blocks, owed_free.at_s, owed_free.owner, owed_free.by)

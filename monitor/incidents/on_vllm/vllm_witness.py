@@ -1,0 +1,310 @@
+"""A witness of vLLM's scheduler: reads its objects at each pass, and none of the probe's events.
+
+It wraps methods of the scheduler's own objects, inside of which the probe's hooks run unchanged.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Any, Final, NamedTuple
+
+from kvscope.engine.requests.request_output import Output
+from kvscope.monitor.events.kinds import Status
+from kvscope.monitor.incidents.on_vllm.vllm_engine import PlannedStep, VllmEngine
+from kvscope.monitor.incidents.truth.episode_end import FreedBy
+from kvscope.monitor.incidents.waste_log import WasteLog
+
+LOOKED_BEHIND: Final = 16
+"""Requests behind a refused head that are asked whether they would fit."""
+SHORT_STEP_S: Final = 0.05
+NATURAL_VLLM_ENDS: Final = (Status.FINISHED_STOPPED, Status.FINISHED_LENGTH_CAPPED)
+PLAIN_WAITS: Final = ("WAITING", "PREEMPTED")
+GROUP_BYTES: Final = 4
+"""A block's hash ends with its KV cache group, of four bytes."""
+
+
+class OwedFree(NamedTuple):
+    """When and why a block's last owner should have freed it."""
+
+    at_s: float
+    by: FreedBy
+    owner: str
+
+
+class RanBefore(NamedTuple):
+    """A running request as a pass found it."""
+
+    computed: int
+    outputs: int
+
+
+class VllmWitness:
+    """Watches `engine` from its first pass on."""
+
+    def __init__(self, engine: VllmEngine) -> None:
+        self.engine = engine
+        self.vllm = engine.vllm
+        self.manager = self.vllm.kv_cache_manager
+        self.pool = self.manager.block_pool
+        self.block_size = engine.draw.base.engine["block_size"]
+        self.began_s = engine.now_s
+        self.waste = WasteLog()
+        self.moved_s: dict[str, float] = {}
+        self.arrived: dict[str, float] = {}
+        self.owed_frees: dict[int, OwedFree] = {}
+        self.preemptions: Counter[str] = Counter()
+        self.tokens_computed = self.steps = self.short_steps = 0
+        self.busy_s = self.request_s = self.last_step_s = 0.0
+        self._planned_s = self._passed_s = 0.0
+        self._before: dict[str, RanBefore] = {}
+        self._lost: dict[str, tuple[int, float]] = {}
+        self._outputs_before: dict[str, int] = {}
+        self._blocked: tuple[str, int] | None = None
+        self._ended, self._ended_s = 0, 0.0
+        self._held = 0
+        self._released_s: dict[int, float] = {}
+        """By block, the last time that a reference to it was dropped."""
+        self._freed_twice = False
+        self._freed_s: dict[int, float] = {}
+        """By block, the last time that it was freed. Of two frees, the first may be the one too many."""
+        self._evicted: set[bytes] = set()
+        self._lookups: dict[str, tuple[int, int]] = {}
+        self._one_group = len(self.tables()) == 1
+        self._wrap()
+
+    @property
+    def now_s(self) -> float:
+        """Seconds of the episode."""
+        return self.engine.now_s - self.began_s
+
+    def tables(self) -> list[dict[str, list[Any]]]:
+        """Return the block tables by request, of each KV cache group."""
+        return [one.req_to_blocks for one in self.manager.coordinator.single_type_managers]
+
+    def blocks_of(self, name: str) -> list[int]:
+        """Return the blocks of a request."""
+        return [block.block_id for table in self.tables() for block in table.get(name, ()) if not block.is_null]
+
+    def owed_free_of(self, block: int, fenced: bool) -> OwedFree:
+        """Return what should have freed a block that is still referenced. A pin outlives the free of its owner."""
+        owed = self.owed_frees.get(block, OwedFree(0.0, "", ""))
+        if fenced:
+            return owed._replace(by="fence")
+        return owed if self._released_s.get(block, -1.0) < owed.at_s else owed._replace(by="")
+
+    def arrives(self, request: Any) -> None:
+        """Note a request that is about to be added."""
+        self.arrived[request.request_id] = self.moved_s[request.request_id] = self.now_s
+
+    def note(self, kind: str, name: str) -> None:
+        """Note what the connector's worker did for a request."""
+        if kind == "freed-by-lease":
+            blocks = self.blocks_of(name)
+            self.waste.add("freed-by-lease", self.now_s, len(blocks), (client_name(name),), blocks)
+        if kind == "sent-while-asleep":
+            blocks = self.blocks_of(name)
+            self.waste.add("sent-while-asleep", self.now_s, len(blocks), (client_name(name),), blocks)
+        else:
+            self.moved_s[name] = self.now_s
+
+    # ---------------------------------------------------------------- passes and steps
+
+    def pass_begins(self) -> None:
+        """Note the time since the last pass, and who runs."""
+        scheduler, now_s = self.vllm, self.now_s
+        present = sum(not request.is_finished() for request in scheduler.requests.values())
+        self._passed_s = max(0.0, now_s - self._planned_s)
+        self._planned_s = now_s
+        if present and not self.waste.closed:
+            self.busy_s += self._passed_s
+            self.request_s += self._passed_s * present
+            if self._blocked is not None:
+                head, fitting = self._blocked
+                self.waste.add("head-of-line", now_s, fitting * self._passed_s, (head,))
+        self._before = {
+            request.request_id: RanBefore(request.num_computed_tokens, len(request.output_token_ids))
+            for request in scheduler.running
+        }
+
+    def planned(self, plan: Any) -> None:
+        """Note what a pass decided."""
+        now_s, requests = self.now_s, self.vllm.requests
+        preempted = [name for name in self._before if name in requests and requests[name].status.name == "PREEMPTED"]
+        for name in preempted:
+            self._preempts(name, now_s)
+        if len(preempted) >= len(self._before) >= 2:
+            self.waste.add("preempted-all", now_s, len(preempted))
+        self._counters(now_s)
+        self._blocked = None if preempted else self._blocked_head(plan)
+        if not plan.total_num_scheduled_tokens:
+            return
+        self.tokens_computed += plan.total_num_scheduled_tokens
+        if self._ended and self._plain_waiting(1):
+            self.waste.add("ended-together", self._ended_s, self._ended)
+        self._ended = 0
+        for name, count in plan.num_scheduled_tokens.items():
+            self._admitted(name, requests[name].num_computed_tokens - count)
+        self._starved(plan, now_s)
+
+    def _preempts(self, name: str, now_s: float) -> None:
+        before = self._before[name]
+        self.preemptions[name] += 1
+        client = (client_name(name),)
+        lost, lost_s = self._lost.get(name, (0, now_s))
+        self._lost[name] = max(lost, before.computed), lost_s
+        if before.outputs == self._outputs_before.get(name, 0) and before.computed:
+            self.waste.add("preempted-in-vain", now_s, before.computed, client)
+        self._outputs_before[name] = before.outputs
+        if getattr(self.vllm, "deferred_frees", ()):
+            self.waste.add("preempted-behind-fence", now_s, before.computed, client)
+
+    def _admitted(self, name: str, start: int) -> None:
+        lost, lost_s = self._lost.pop(name, (0, 0.0))
+        if lost > start:
+            self.waste.add("recomputed-after-preemption", lost_s, lost - start, (client_name(name),))
+        missed, flushed = self._lookups.pop(name, (0, 0))
+        if missed:
+            self.waste.add("prefix-missed", self.now_s, missed, (client_name(name),))
+        elif flushed and not self.preemptions[name]:
+            self.waste.add("prefix-flushed", self.now_s, flushed)
+
+    def _starved(self, plan: Any, now_s: float) -> None:
+        """Note requests that got no next token in a step that computed prompts."""
+        scheduled = plan.num_scheduled_tokens
+        if plan.total_num_scheduled_tokens < self.vllm.max_num_scheduled_tokens or len(scheduled) >= len(self._before):
+            return
+        requests = self.vllm.requests
+        starved = [
+            client_name(request.request_id)
+            for request in self.vllm.running
+            if request.request_id not in scheduled and request.output_token_ids
+        ]
+        if starved and any(not requests[name].output_token_ids for name in scheduled):
+            self.waste.add("decode-starved", now_s, len(starved) * self._passed_s, starved)
+
+    def _plain_waiting(self, most: int) -> list[Any]:
+        waiting = (request for request in self.vllm.waiting if request.status.name in PLAIN_WAITS)
+        return list(islice(waiting, most))
+
+    def _blocked_head(self, plan: Any) -> tuple[str, int] | None:
+        """Return the head that has no room and how many behind it would fit. Only where one group sees everything."""
+        scheduler = self.vllm
+        paused = getattr(getattr(scheduler, "_pause_state", None), "name", "UNPAUSED") != "UNPAUSED"
+        full = len(scheduler.running) >= scheduler.max_num_running_reqs
+        spent = plan.total_num_scheduled_tokens >= scheduler.max_num_scheduled_tokens
+        if not self._one_group or paused or full or spent or self.engine.draw.loras:
+            return None
+        waiting = self._plain_waiting(1 + LOOKED_BEHIND)
+        free = self.pool.get_num_free_blocks()
+        needs = [self._blocks_to_admit(request) for request in waiting]
+        if len(needs) < 2 or needs[0] <= free:
+            return None
+        fitting = sum(need <= free for need in needs[1:])
+        return (client_name(waiting[0].request_id), fitting) if fitting else None
+
+    def _blocks_to_admit(self, request: Any) -> int:
+        tokens = request.num_tokens
+        if not getattr(self.vllm, "scheduler_reserve_full_isl", True) or self.engine.draw.release < (0, 19):
+            tokens = min(tokens, self.vllm.max_num_scheduled_tokens)
+        return int(-(-tokens // self.block_size))
+
+    def step_ends(self, step: PlannedStep, outputs: Sequence[Output]) -> None:
+        """Note what a step computed."""
+        now_s = self.now_s
+        if not self.waste.closed and step.plan.total_num_scheduled_tokens:
+            self.steps += 1
+            self.short_steps += step.seconds < SHORT_STEP_S
+        if step.plan.total_num_scheduled_tokens:
+            self.last_step_s = now_s
+        self.moved_s.update(dict.fromkeys(step.plan.num_scheduled_tokens, now_s))
+        count = sum(output.status in NATURAL_VLLM_ENDS for output in outputs)
+        if count >= 2 and 2 * count > len(self._before):
+            self._ended, self._ended_s = count, now_s
+
+    # ---------------------------------------------------------------- blocks
+
+    def _wrap(self) -> None:
+        pool, scheduler = self.pool, self.vllm
+        free, get_new, touch = pool.free_blocks, pool.get_new_blocks, pool.touch
+        free_request, evict = scheduler._free_request, pool._maybe_evict_cached_block
+        look_up = self.manager.get_computed_blocks
+
+        def freed(ordered: Iterable[Any], *args: Any, **named: Any) -> Any:
+            blocks = list(ordered)
+            self._frees(blocks)
+            return free(blocks, *args, **named)
+
+        def taken(count: int, *args: Any, **named: Any) -> Any:
+            blocks = get_new(count, *args, **named)
+            self._held += len(blocks)
+            if self._freed_twice:
+                self._handed_out_twice([block.block_id for block in blocks])
+            return blocks
+
+        def touched(blocks: Any, *args: Any, **named: Any) -> Any:
+            flat = [one for each in blocks for one in (each if isinstance(each, list | tuple) else (each,))]
+            self._held += sum(block.ref_cnt == 0 and not block.is_null for block in flat)
+            return touch(blocks, *args, **named)
+
+        def request_freed(request: Any, *args: Any, **named: Any) -> Any:
+            by: FreedBy = "aborted" if request.status.name == "FINISHED_ABORTED" else "completed"
+            owed = OwedFree(self.now_s, by, client_name(request.request_id))
+            self.owed_frees.update(dict.fromkeys(self.blocks_of(request.request_id), owed))
+            self.moved_s[request.request_id] = self.now_s
+            return free_request(request, *args, **named)
+
+        def evicted(block: Any, *args: Any, **named: Any) -> Any:
+            if block.block_hash is not None:
+                self._evicted.add(bytes(block.block_hash)[:-GROUP_BYTES])
+            return evict(block, *args, **named)
+
+        def looked_up(request: Any, *args: Any, **named: Any) -> Any:
+            found = look_up(request, *args, **named)
+            if self._one_group:
+                self._looked_up(request, int(found[1]))
+            return found
+
+        pool.free_blocks, pool.get_new_blocks, pool.touch = freed, taken, touched
+        pool._maybe_evict_cached_block, scheduler._free_request = evicted, request_freed
+        self.manager.get_computed_blocks = looked_up
+
+    def _frees(self, blocks: Sequence[Any]) -> None:
+        twice = [block.block_id for block in blocks if block.ref_cnt <= 0 and not block.is_null]
+        if twice:
+            self._freed_twice = True
+            first_s = min(self._freed_s.get(block, self.now_s) for block in twice)
+            self.waste.add("freed-twice", first_s, len(twice), blocks=twice)
+        last = [block.block_id for block in blocks if block.ref_cnt == 1 and not block.is_null]
+        self._held -= len(last)
+        self._freed_s.update(dict.fromkeys(last, self.now_s))
+        self._released_s.update((block.block_id, self.now_s) for block in blocks)
+
+    def _handed_out_twice(self, blocks: Sequence[int]) -> None:
+        new = set(blocks)
+        for name in self.vllm.requests:
+            used = [block for block in self.blocks_of(name) if block in new]
+            if used:
+                self.waste.add("handed-out-in-use", self.now_s, len(used), (client_name(name),), used)
+
+    def _counters(self, now_s: float) -> None:
+        """Compare the pool's counter of free blocks with a count of our own."""
+        free = self.engine.draw.base.engine["num_gpu_blocks_override"] - 1 - self._held
+        if self.pool.get_num_free_blocks() != free and not self._freed_twice:
+            self.waste.add("counters-differ", now_s, 1)
+
+    def _looked_up(self, request: Any, tokens: int) -> None:
+        """Compare what a lookup found with what the pool has and had."""
+        most, first = (request.num_tokens - 1) // self.block_size, tokens // self.block_size
+        digests = getattr(request, "block_hashes", ())[first:most]
+        there = next((n for n, each in enumerate(digests) if not self.pool.get_cached_block(each, [0])), len(digests))
+        gone = 0
+        if not there:
+            gone = next((n for n, each in enumerate(digests) if bytes(each) not in self._evicted), len(digests))
+        self._lookups[request.request_id] = there * self.block_size, gone * self.block_size
+
+
+def client_name(name: str) -> str:
+    """Return the id that the client gave, as the probe reports it."""
+    return name.rpartition("-")[0]

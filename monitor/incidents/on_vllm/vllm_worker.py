@@ -1,0 +1,78 @@
+"""The process of vLLM's Python, as this process drives it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from kvscope.monitor.incidents.on_vllm.fork_server import EpisodeAnswer, EpisodeOrder
+
+VLLM_PYTHON: Final = "KVSCOPE_LAB_VLLM"
+"""The Python that has vLLM."""
+VLLM_RELEASE: Final = "KVSCOPE_LAB_VLLM_RELEASE"
+"""A folder with another release's Python files, put ahead of that Python's own. `deps` beside it has what they need."""
+ROOT: Final = Path(__file__).resolve().parents[3]
+
+
+class VllmWorker:
+    """Starts the process. `release` is vLLM's. Raises ValueError if it does not start."""
+
+    def __init__(self, python: str, release_directory: str = "") -> None:
+        folder = Path(release_directory).resolve() if release_directory else None
+        path = [str(folder), str(folder.parent / "deps")] if folder is not None else []
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join([*path, str(ROOT)]),
+            "OMP_NUM_THREADS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_LOGGING_LEVEL": "ERROR",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        }
+        self._process = subprocess.Popen(
+            [python, "-m", "kvscope.monitor.incidents.on_vllm.fork_server"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL if not os.environ.get("KVSCOPE_LAB_STDERR") else None,
+            env=environment,
+        )
+        self.release = self._line().decode().strip()
+        if not self.release:
+            raise ValueError(f"--vllm-python {python}: it cannot import vLLM and kvscope")
+
+    def _line(self) -> bytes:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline()
+
+    def run(self, order: EpisodeOrder) -> EpisodeAnswer:
+        """Run one episode and return its answer."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(msgspec.json.encode(order) + b"\n")
+        self._process.stdin.flush()
+        answered = self._line()
+        return (
+            msgspec.json.decode(answered, type=EpisodeAnswer)
+            if answered
+            else EpisodeAnswer(error="vLLM's process died")
+        )
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+
+
+@cache
+def shared_worker() -> VllmWorker:
+    """Return this process's worker, started on first use, by the environment."""
+    python = os.environ.get(VLLM_PYTHON, "")
+    if not python:
+        raise ValueError(f"--engine vllm needs a Python that has vLLM: --vllm-python, or {VLLM_PYTHON}")
+    return VllmWorker(python, os.environ.get(VLLM_RELEASE, ""))

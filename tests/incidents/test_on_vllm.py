@@ -1,0 +1,119 @@
+"""The lab on vLLM's scheduler: its draws, its table of faults and, with a Python that has vLLM, its episodes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvscope.monitor.incidents.on_vllm.fault_table import FAULT_TABLE, release_tuple
+from kvscope.monitor.incidents.on_vllm.fork_server import EpisodeOrder
+from kvscope.monitor.incidents.on_vllm.vllm_draws import MOST_VLLM_BLOCKS, draw_vllm_run, faults_of
+from kvscope.monitor.incidents.on_vllm.vllm_episode import VllmEpisode
+from kvscope.monitor.incidents.on_vllm.vllm_faults import Breaker
+from kvscope.monitor.incidents.on_vllm.vllm_worker import VLLM_PYTHON, VllmWorker, shared_worker
+from kvscope.monitor.incidents.truth.claims import CLAIMS
+from kvscope.monitor.incidents.truth.what_happened import decide
+from tests.probes.vllm_python import PYTHON, needs_vllm
+
+BY_LOAD_ALONE = {
+    "larger-than-pool",
+    "preempts-itself",
+    "chunks-admitted-without-room",
+    "heavy-head",
+    "cache-flushed",
+    "alike-requests",
+    "pool-too-small",
+}
+RELEASES_DRAWN = ("0.10.2", "0.18.0", "0.32.0", "0.33.0")
+
+
+def test_the_same_number_draws_the_same_episode() -> None:
+    assert draw_vllm_run(17, 3, "0.32.0") == draw_vllm_run(17, 3, "0.32.0")
+    assert draw_vllm_run(17, 3, "0.32.0") != draw_vllm_run(17, 4, "0.32.0")
+
+
+def test_half_of_the_faults_are_public_reports_of_vllm() -> None:
+    reported = [fault for fault in FAULT_TABLE.values() if "vllm-project/vllm/" in fault.report]
+    assert len(reported) >= len(FAULT_TABLE) / 2
+
+
+def test_each_fault_is_a_patch_or_a_load() -> None:
+    patches = {name for name in FAULT_TABLE if hasattr(Breaker, name.replace("-", "_"))}
+    assert patches | BY_LOAD_ALONE == FAULT_TABLE.keys()
+    assert not patches & BY_LOAD_ALONE
+
+
+@pytest.mark.parametrize("release", RELEASES_DRAWN)
+def test_drawn_engines_are_those_that_vllm_starts(release: str) -> None:
+    for number in range(60):
+        draw = draw_vllm_run(number, 5, release)
+        engine = draw.base.engine
+        pool = (engine["num_gpu_blocks_override"] - 1) * engine["block_size"]
+        assert engine["num_gpu_blocks_override"] <= MOST_VLLM_BLOCKS
+        assert draw.base.max_model_len <= pool or FAULT_TABLE[draw.fault].beyond_pool
+        assert engine["max_num_batched_tokens"] >= engine["max_num_seqs"]
+        assert not (draw.drafts and engine["async_scheduling"])
+        assert not draw.fault or FAULT_TABLE[draw.fault] in faults_of(release_tuple(release))
+
+
+def test_faults_of_a_mechanism_are_drawn_only_where_the_release_has_it() -> None:
+    assert "blocks-behind-fence" not in {fault.name for fault in faults_of((0, 18, 0))}
+    assert "blocks-behind-fence" in {fault.name for fault in faults_of((0, 32, 0))}
+
+
+EXPECTED = {
+    "load-never-ends": "fetch-never-ends",
+    "grammar-never-compiled": "grammar-not-taken",
+    "step-hangs": "engine-hangs",
+    "counter-drifts": "counters-differ",
+    "abort-skips-free": "lost-at-abort",
+    "ends-leave-a-block": "lost-at-end",
+    "lost-from-queue": "in-no-queue",
+    "freed-twice": "freed-twice",
+}
+"""Faults that cannot fail to show, and the harm that the truth finds."""
+WITH_ABORTS = 7
+"""A run whose clients leave."""
+
+
+def quick_number(fault: str) -> int:
+    """Return the run of the smallest load among a few."""
+
+    def size(number: int) -> int:
+        base = draw_vllm_run(number, 99, "0.32.0", fault).base
+        pool = base.engine["num_gpu_blocks_override"] * base.engine["block_size"]
+        return int(max(pool, 20 * base.steps))
+
+    return WITH_ABORTS if fault == "abort-skips-free" else min(range(12), key=size)
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[VllmWorker]:
+    """The process of vLLM's Python: it takes ten seconds to start."""
+    os.environ[VLLM_PYTHON] = PYTHON
+    yield shared_worker()
+    shared_worker().close()
+    shared_worker.cache_clear()
+    del os.environ[VLLM_PYTHON]
+
+
+@needs_vllm
+@pytest.mark.slow
+@pytest.mark.usefixtures("worker")
+@pytest.mark.parametrize("fault", sorted(EXPECTED))
+def test_the_truth_on_vllms_scheduler(fault: str, tmp_path: Path) -> None:
+    episode = VllmEpisode(quick_number(fault), 99, tmp_path, fault)
+    episode.watch()
+    kinds = {harm.kind for harm in decide(episode.drain())}
+    assert EXPECTED[fault] in kinds
+    assert kinds <= CLAIMS.keys()
+
+
+@needs_vllm
+@pytest.mark.slow
+def test_an_episode_that_cannot_be_run_says_why(worker: VllmWorker, tmp_path: Path) -> None:
+    order = EpisodeOrder(1, 1, worker.release, str(tmp_path), str(tmp_path), fault="no such fault")
+    assert "KeyError" in worker.run(order).error
