@@ -39,6 +39,8 @@ class StepTimes:
         self.longest_s = 0.0
         self.completed_ns = 0
         """When a step last completed, on the engine's monotonic clock."""
+        self.last_work: StepWork | None = None
+        """What the step computes whose launch was received last."""
         self._in_flight: dict[int, tuple[int, StepWork]] = {}
         self._decode: deque[tuple[StepWork, float]] = deque(maxlen=MAX_STEPS_OF_A_KIND)
         self._prefill: deque[tuple[StepWork, float]] = deque(maxlen=MAX_STEPS_OF_A_KIND)
@@ -56,7 +58,8 @@ class StepTimes:
                 pairs += count * (computed + count // 2)
         if len(self._in_flight) >= MAX_IN_FLIGHT:  # their ends were lost
             self._in_flight.clear()
-        self._in_flight[step] = at_ns, StepWork(sum(tokens), context, pairs)
+        self.last_work = StepWork(sum(tokens), context, pairs)
+        self._in_flight[step] = at_ns, self.last_work
 
     def complete(self, step: int, at_ns: int) -> None:
         """Note the end of a step."""

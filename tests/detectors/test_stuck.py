@@ -132,6 +132,30 @@ def test_work_pending_and_no_step_launched() -> None:
     assert "no step was launched" in finding.explanation
 
 
+def launched_unreported(steps: int) -> Watched:
+    """After so many steps one is launched whose launch is still with the engine's thread: only heartbeats name it."""
+    scene = Watched()
+    scene.lab.arrive(20, max_tokens=100)
+    scene.steps(steps)
+    scene.lab.launched = (scene.ledger.state.last_step + 1, scene.lab.clock.monotonic_ns())
+    return scene
+
+
+def test_a_step_that_only_heartbeats_name_and_does_not_come_back() -> None:
+    scene = launched_unreported(60)
+    scene.beat(8)
+    finding = scene.only(ENGINE_STALLED)
+    assert finding.verdict == "confirmed"
+    assert value(finding, "step_in_flight") == scene.lab.launched[0]
+    assert "was launched and has not completed" in finding.explanation
+
+
+def test_an_early_step_that_only_heartbeats_name_may_compile() -> None:
+    scene = launched_unreported(10)
+    scene.beat(20)
+    assert not scene.firing(ENGINE_STALLED)
+
+
 def test_it_is_over_when_steps_go_on() -> None:
     scene = stalled()
     scene.beat(8)

@@ -58,13 +58,20 @@ STALLED_WONT_HELP: Final = ("Waiting for the queue to drain, or lowering the loa
 
 
 def steps_in_flight(ledger: EngineLedger) -> list[StepInFlight]:
-    """Steps launched and not completed; one that a later heartbeat does not name is over, and its end was lost."""
-    beat = ledger.state.heartbeat
-    return [
+    """Steps launched and not completed; one that a later heartbeat does not name is over, and its end was lost.
+
+    A launch that the engine has not handed over yet is known from the heartbeat alone: its tokens are 0.
+    """
+    state, beat = ledger.state, ledger.state.heartbeat
+    steps = [
         step
-        for step in ledger.state.in_flight.values()
+        for step in state.in_flight.values()
         if beat is None or beat.at_ns <= step.since_ns or beat.step_in_flight == step.step
     ]
+    if beat is not None and beat.step_in_flight > state.last_step and beat.step_in_flight not in state.in_flight:
+        since_ns = beat.in_flight_since_ns
+        steps.append(StepInFlight(beat.step_in_flight, since_ns, beat.running, 0, state.places.completed))
+    return steps
 
 
 def _last_progress(running: list[RequestState]) -> int:
@@ -272,7 +279,8 @@ def _halt(
     step = min(steps_in_flight(ledger), key=lambda s: s.since_ns, default=None)
     if step is not None:
         since = max(step.since_ns, ledger.step_times.completed_ns)
-        return step, since, f"step {step.step} ({counted(step.tokens, 'token')}) was launched and has not completed"
+        tokens = f" ({counted(step.tokens, 'token')})" if step.tokens else ""
+        return step, since, f"step {step.step}{tokens} was launched and has not completed"
     if ledger.state.mode:
         return None  # its operator has paused it, or put it to sleep
     if heard and (ledger.beats.passes_advanced or not ledger.beats.count):

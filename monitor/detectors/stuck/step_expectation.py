@@ -37,6 +37,8 @@ def step_allowance(ledger: EngineLedger, settings: Settings, limits: StepLimits,
     """Return how long `step` may take, by the steps of this epoch that computed something alike."""
     times, model = ledger.step_times, ledger.step_model()
     work = times.work_of(step.step)
+    if work is None and not step.tokens and not ledger.state.damaged:
+        work = times.last_work  # a larger step would have been handed over before it runs
     unseen = ""
     if model is None or times.count < settings(limits.early_steps):
         unseen = f"it is among the first {settings(limits.early_steps):.0f} steps received, which may compile kernels"

@@ -38,6 +38,8 @@ class SchedulerHooks:
         self._free_queue = state.free_queue
         self._pauses = hasattr(state.scheduler, "_pause_state")
         self._next_flush_ns = self._next_progress_ns = 0
+        self._usual_tokens = 0
+        """A step with more is handed over before it runs: readers know the others' length from steps like them."""
 
     def wrap(self, hooks: Hooks) -> None:
         """Hook in."""
@@ -65,8 +67,10 @@ class SchedulerHooks:
             self._notes.append(note)
         else:
             self.empty_passes += 1
-        if now >= self._next_flush_ns:
+        total: int = output.total_num_scheduled_tokens
+        if now >= self._next_flush_ns or total > self._usual_tokens:
             self._flush_pass(now)
+            self._usual_tokens = 2 * total
         elif not count:
             self._emitter.flush()
 
