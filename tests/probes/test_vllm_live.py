@@ -36,14 +36,14 @@ CLIENTS = 16
 
 
 class Server:
-    """`vllm serve` with the probe on. `log` is where it writes."""
+    """`vllm serve` with the probe on. `log` is where it writes. engine_id: as KVSCOPE_ENGINE_ID."""
 
-    def __init__(self, directory: Path, *arguments: str) -> None:
+    def __init__(self, directory: Path, *arguments: str, engine_id: str = "") -> None:
         model = save_model(directory / "model")
         save_tokenizer(model)
         events, port = free_ports(), free_ports()
         self.url, self.events = f"http://127.0.0.1:{port}", f"tcp://127.0.0.1:{events}"
-        self.engine = f"tiny@127.0.0.1:{events}/0"
+        self.engine = f"{engine_id or f'tiny@127.0.0.1:{events}'}/0"
         self.log = directory / "server.log"
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
@@ -78,7 +78,11 @@ class Server:
                 stderr=subprocess.STDOUT,
                 cwd=directory,
                 start_new_session=True,
-                env=environment(PYTHONPATH=f"{ROOT}{os.pathsep}{announce(directory)}", KVSCOPE_EVENTS=self.events),
+                env=environment(
+                    PYTHONPATH=f"{ROOT}{os.pathsep}{announce(directory)}",
+                    KVSCOPE_EVENTS=self.events,
+                    KVSCOPE_ENGINE_ID=engine_id,
+                ),
             )
 
     def wait(self, patience_s: float = PATIENCE_S) -> None:
@@ -130,6 +134,9 @@ def test_doctor_names_the_requests_whose_blocks_a_connector_never_gave_back(
     with contextlib.closing(LiveStream(server.events)) as stream:
         follow(stream, [ledger], lambda: ledger.ready)
         assert ledger.description.engine == "vllm"
+        assert ledger.description.served_model_name == "tiny"
+        assert ledger.description.model == ""  # it is a directory of this machine
+        assert str(server.log.parent) not in ledger.description.to_json()
         assert ledger.description.kv_connector == CONNECTOR["kv_connector"]
         assert ledger.description.num_gpu_blocks == 200
         names = [f"{'keep' if index % 4 == 0 else 'give'}-{index}" for index in range(CLIENTS)]
@@ -145,7 +152,7 @@ def test_doctor_names_the_requests_whose_blocks_a_connector_never_gave_back(
     assert balance_of(state).finished == state.used == sum(len(d.blocks) for d in state.deferrals.values())
     assert state.totals.finished
     assert state.totals.output_tokens == sum(4 + index for index in range(CLIENTS))
-    target = [server.events, "--format", "json", "--set", "leak.finished-held.grace_s=0.1", "--for", "1"]
+    target = [server.events, "--format", "json", "--set", "leak.finished-held.grace_s=0.1", "--for", "5"]
     assert main(["doctor", *target]) == 1
     findings = json.loads(capsys.readouterr().out)["findings"]
     (finding,) = [one for one in findings if one["severity"] != "info"]
