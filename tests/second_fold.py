@@ -1,7 +1,8 @@
 """A second fold of an engine's events, written from the contract's page and not from the ledger's code.
 
-It keeps no more than what single events report: references and hashes of blocks, block tables, statuses and progress of
-requests, and sums. It knows no audits, no deferrals and no losses.
+It keeps what single events report: references and hashes of blocks, block tables, deferrals, statuses and progress of
+requests, and sums. After a loss it believes the engine's audits. Once a cycle is complete it compares again, without
+the sums, of which a part is lost.
 """
 
 from __future__ import annotations
@@ -9,8 +10,17 @@ from __future__ import annotations
 from collections import Counter
 
 from kvscope.monitor.events.kinds import FIRST_FINISHED, Kind, Status
-from kvscope.monitor.events.wire import Batch, Run
+from kvscope.monitor.events.wire import PINS, Batch, Run
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
+
+
+class Audit:
+    """A cycle in which the engine reads out its tables: requests that were known at its beginning and not seen yet."""
+
+    def __init__(self, unseen: set[int]) -> None:
+        self.unseen = unseen
+        self.seen = 0
+        self.others: dict[int, list[int]] = {}
 
 
 class SecondFold:
@@ -29,17 +39,131 @@ class SecondFold:
         self.preempted: Counter[int] = Counter()
         self.finished: Counter[int] = Counter()
         self.bounds: Counter[int] = Counter()
+        self.detached: dict[int, list[int]] = {}
+        """By block: those it was detached from, and PINS for each pin."""
+        self.deferred: dict[int, set[int]] = {}
+        self.audit: Audit | None = None
+        self.audits = self.audit_differences = 0
+        self.damaged = self.lossy = False
+        self._sequence = -1
 
     def add(self, batch: Batch) -> None:
         """Fold a batch in."""
+        if batch.sequence >= 0:
+            self.lose(bool(batch.sequence > self._sequence + 1 > 0))
+            self._sequence = batch.sequence
         for event in batch.events():
+            self.lose(event.kind == Kind.LOST and batch.sequence < 0)  # which the source added
             self._add_block_event(event)
+            self._add_deferral(event)
+            self._add_audit_event(event)
             self._add_request_event(event)
             self._add_step_event(event)
         over = [number for number, status in self.statuses.items() if status >= FIRST_FINISHED]
         for number in over:
             if not self.tables.get(number):
                 del self.statuses[number]
+
+    def lose(self, is_loss: bool) -> None:
+        """Take in that batches are missing here, if they are."""
+        if is_loss:
+            self.damaged = self.lossy = True
+            self.audit = None
+
+    def _add_deferral(self, event: Run) -> None:
+        number = event.request
+        if event.kind == Kind.FREE_DEFERRED:
+            self.deferred.setdefault(number, set()).update(event.ids)
+        elif event.kind == Kind.RELEASED:
+            self._undefer(number, event.ids)
+        for block in event.ids if event.kind in (Kind.DETACHED, Kind.PINNED, Kind.RECLAIMED, Kind.UNPINNED) else ():
+            holders = self.detached.setdefault(block, [])
+            if event.kind == Kind.DETACHED:
+                holders.append(number)
+            elif event.kind == Kind.PINNED:
+                holders.append(PINS)
+                self.deferred.setdefault(PINS, set()).add(block)
+            elif event.kind == Kind.UNPINNED and PINS in holders:
+                holders.remove(PINS)
+                if PINS not in holders:
+                    self._undefer(PINS, [block])
+            elif event.kind == Kind.RECLAIMED and holders:
+                self._undefer(holders.pop(0), [block])
+
+    def _undefer(self, number: int, blocks: list[int]) -> None:
+        left = self.deferred.get(number, set()).difference(blocks)
+        if left:
+            self.deferred[number] = left
+        else:
+            self.deferred.pop(number, None)
+
+    def _add_audit_event(self, event: Run) -> None:
+        if event.kind == Kind.AUDIT_BEGIN:
+            self.audit = Audit({n for n, status in self.statuses.items() if status != Status.RECEIVED})
+        elif self.audit is None:
+            return
+        elif event.kind == Kind.AUDIT_BLOCKS:
+            for block, value in enumerate(event.ids, event.args[0]):
+                self._audit_block(block, value >> 2, bool(value & 2), bool(value & 1))
+        elif event.kind == Kind.AUDIT_REQUEST and not event.args[6]:
+            self._audit_request(self.audit, event)
+        elif event.kind == Kind.AUDIT_REQUEST and self.damaged:
+            self._adopt_deferral(event, event.ids)
+            for block in event.ids:
+                if event.request not in self.detached.setdefault(block, []):
+                    self.detached[block].append(event.request)
+        elif event.kind == Kind.AUDIT_END:
+            self._end_audit(self.audit, event.args[4])
+
+    def _audit_block(self, block: int, references: int, is_queued: bool, is_hashed: bool) -> None:
+        differs = references != self.references[block] or is_hashed != bool(self.hashes.get(block, 0))
+        self.audit_differences += (differs and not self.damaged) or is_queued != (references == 0)
+        if differs and self.damaged:
+            self.references[block] = references
+            self.hashes[block] = (self.hashes.get(block, 0) or 1) if is_hashed else 0
+
+    def _audit_request(self, audit: Audit, event: Run) -> None:
+        """Compare a request, or adopt it after a loss. Its first KV group comes last."""
+        number, args = event.request, event.args
+        if event.group:
+            audit.others.setdefault(number, []).extend(event.ids)
+            return
+        blocks = event.ids + audit.others.pop(number, [])
+        audit.seen += 1
+        audit.unseen.discard(number)
+        if self.damaged:
+            self.statuses[number], self.progress[number] = args[0], (args[1], args[2])
+            self.tables[number] = blocks
+            self._adopt_deferral(event, blocks)
+        elif number not in self.statuses or sorted(self.tables.get(number, ())) != sorted(blocks):
+            self.audit_differences += 1
+
+    def _adopt_deferral(self, event: Run, blocks: list[int]) -> None:
+        if event.args[3]:
+            self.deferred.setdefault(event.request, set()).update(blocks)
+
+    def _end_audit(self, audit: Audit, requests: int) -> None:
+        self.audit = None
+        self.audits += 1
+        if self.damaged:
+            for number in audit.unseen:
+                self.statuses.pop(number, None)
+                self.tables.pop(number, None)
+            self.damaged = False
+            self._keep_known_holders()
+            return
+        alive = [n for n in audit.unseen if self.statuses.get(n, FIRST_FINISHED) < FIRST_FINISHED]
+        self.audit_differences += len(alive) + (audit.seen != requests)
+
+    def _keep_known_holders(self) -> None:
+        """Forget holders and deferrals that the tables and references leave no room for."""
+        owned = Counter(block for number in self.statuses for block in self.tables.get(number, ()))
+        self.detached = {b: holders for b, holders in self.detached.items() if self.references[b] > owned[b]}
+        for number, blocks in list(self.deferred.items()):
+            is_over = self.statuses.get(number, 0) >= FIRST_FINISHED
+            held = {*(self.tables.get(number, ()) if is_over else ())}
+            held |= {block for block in blocks if number in self.detached.get(block, ())}
+            self._undefer(number, list(blocks - held))
 
     def _add_block_event(self, event: Run) -> None:
         ids, table = event.ids, self.tables.setdefault(event.request, [])
@@ -122,7 +246,9 @@ class SecondFold:
                     self.progress[number] = (computed, outputs)
 
     def differences(self, ledger: EngineLedger) -> list[str]:
-        """Name what the ledger has otherwise."""
+        """Name what the ledger has otherwise. After a loss not the sums, and of hashes only whether there is one."""
+        if self.damaged:
+            return [] if ledger.state.damaged else ["damage: the ledger has none"]
         state, blocks = ledger.state, range(self.total)
         used = sum(self.references[block] > 0 for block in blocks)
         idle = sum(self.references[block] <= 0 and self.hashes.get(block, 0) != 0 for block in blocks)
@@ -132,7 +258,19 @@ class SecondFold:
         compared: dict[str, tuple[object, object]] = {
             "pool": ((state.total, state.reserved), (self.total, self.reserved)),
             "references": (state.refs, [self.references[block] for block in blocks]),
-            "hashes": (state.hashes, [self.hashes.get(block, 0) for block in blocks]),
+            "hashes": (
+                [value and (value, 1)[self.lossy] for value in state.hashes],
+                [(value := self.hashes.get(block, 0)) and (value, 1)[self.lossy] for block in blocks],
+            ),
+            "deferrals": (
+                {number: sorted(deferral.blocks) for number, deferral in state.deferrals.items()},
+                {number: sorted(held) for number, held in self.deferred.items()},
+            ),
+            "audits": (state.audit_cycles, self.audits),
+            "differences of audits": (
+                any("audit:" in each.anomaly.what for each in ledger.anomalies),
+                self.audit_differences > 0,
+            ),
             "used": (state.used, used),
             "cached idle": (state.cached_idle, idle),
             "free": (state.free, self.total - self.reserved - used),
@@ -146,10 +284,14 @@ class SecondFold:
                 {record.number: (record.computed_tokens, record.output_tokens) for record in requests},
                 {number: self.progress.get(number, (0, 0)) for number in self.statuses},
             ),
+        }
+        counted: dict[str, tuple[object, object]] = {
             "sums": (totals, dict(self.sums)),
             "released": (+Counter(state.totals.released), +self.released),
             "preemptions": (Counter(state.totals.preemptions), self.preempted),
             "finished": (Counter(state.totals.finished), self.finished),
             "bounds of steps": (Counter(state.totals.limits), self.bounds),
         }
+        if not self.lossy:
+            compared |= counted
         return [f"{name}: {theirs} and {ours}" for name, (theirs, ours) in compared.items() if theirs != ours]

@@ -6,6 +6,7 @@ What is accepted adds up as a second fold, written here, says, or the state is m
 from __future__ import annotations
 
 import math
+import random
 from array import array
 from collections.abc import Callable
 from pathlib import Path
@@ -96,6 +97,32 @@ def ask(pipeline: Pipeline) -> None:
 def _no_validation(monkeypatch: pytest.MonkeyPatch) -> None:
     """The invariants are what this test breaks."""
     monkeypatch.delenv("KVSCOPE_VALIDATE", raising=False)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_second_fold_agrees_through_deferrals_audits_and_losses(seed: int) -> None:
+    rng = random.Random(seed)
+    lab = Lab(total=rng.choice((24, 60)), engine=ENGINE, connector_share=0.7, lease_s=rng.choice((0.0, 1.0)), seed=seed)
+    ledger, second = EngineLedger(ENGINE), SecondFold()
+    fed = compared = deferred = 0
+    for step in range(260):
+        if rng.random() < 0.4:
+            lab.arrive(rng.randint(1, 60), max_tokens=rng.randint(1, 20))
+        lab.step()
+        for frame in lab.frames[fed:]:
+            assert isinstance(frame, Batch)
+            if step in (90, 180):  # in flight to both
+                continue
+            ledger.apply(frame)
+            second.add(frame)
+        fed = len(lab.frames)
+        deferred += bool(second.deferred)
+        compared += not second.damaged
+        assert not second.differences(ledger), step
+    assert deferred > 30
+    assert 120 < compared < 260
+    assert second.audits > 2
+    assert not second.damaged
 
 
 def special_events(kind: Kind) -> list[Run]:

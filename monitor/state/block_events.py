@@ -215,7 +215,8 @@ def _fold_pinned(
             state.cached_idle -= state.hashes[block] != 0
             state.since[block] = state.now_ns
         _keep_holder(state, state.detached.setdefault(block, []), block, PINS)
-    state.defer(PINS, "pinned", Holder.PIN, 0, -1, blocks)
+    if blocks:
+        state.defer(PINS, "pinned", Holder.PIN, 0, -1, blocks)
 
 
 def _fold_unpinned(
