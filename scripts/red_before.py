@@ -13,6 +13,7 @@ could not be run there, because a name is missing, is marked `error` and counts 
 from __future__ import annotations
 
 import argparse
+import ast
 import os
 import shutil
 import subprocess
@@ -87,17 +88,34 @@ def checkout_of(commit: str, files: Sequence[str]) -> Iterator[Path]:
 
 
 def _add_names(directory: Path) -> None:
+    """Add the names that are missing: a file of which the module has a name already is of an even earlier time."""
     for source in sorted(NAMES.rglob("*.txt")):
         target = directory / source.relative_to(NAMES).with_suffix(".py")
+        if target.exists() and _names_in(source) & _names_in(target):
+            continue
         with target.open("a", encoding="utf-8") as file:
             file.write("\n" + source.read_text(encoding="utf-8"))
+
+
+def _names_in(path: Path) -> set[str]:
+    """What a module defines at its top."""
+    names = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return names
 
 
 def outcomes(directory: Path, arguments: Sequence[str]) -> dict[str, Outcome]:
     """Run pytest in that checkout; the outcome of each test by its name."""
     with tempfile.TemporaryDirectory() as kept:
         results = Path(kept) / "results.xml"
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "time_limit"]
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+        if directory != ROOT:
+            command += ["-p", "time_limit"]
         command += ["--continue-on-collection-errors", f"--junit-xml={results}", *arguments]
         paths = f"{directory}{os.pathsep}{PLUGINS}"
         subprocess.run(command, cwd=directory, env={**os.environ, "PYTHONPATH": paths}, capture_output=True)
