@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Final
 
 import msgspec
@@ -81,6 +82,12 @@ def _is_reader_down(ledger: EngineLedger) -> bool:
     return any(failure.kind == "reader" for failure in ledger.observer_failures)
 
 
+def _sample_age_s(ledger: EngineLedger, last: Sample) -> float:
+    """Seconds since the last good scrape. A scrape that fails stores no record, so that the reader's clock counts."""
+    now_ns = time.time_ns() if _is_reader_down(ledger) else ledger.now_ns
+    return round(max(now_ns - (last.at_ns or now_ns), 0) / 1e9, 3)
+
+
 def _figures_view(ledger: EngineLedger, findings: dict[str, int]) -> EngineView:
     last = ledger.samples[-1] if ledger.samples else Sample(ledger.engine, "")
     facts = {name: fact.value for name, fact in ledger.facts.items() if name not in ("last_stamp", "exposition")}
@@ -95,7 +102,7 @@ def _figures_view(ledger: EngineLedger, findings: dict[str, int]) -> EngineView:
         signal="metrics",
         status=status,  # type: ignore[arg-type]
         at=timestamp(ledger.now_ns),
-        last_seen_s_ago=0.0,
+        last_seen_s_ago=_sample_age_s(ledger, last),
         epoch=0,
         restarts=ledger.restarts,
         step=last.steps,
