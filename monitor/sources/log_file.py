@@ -25,6 +25,7 @@ from kvscope.monitor.events.samples import Fact, Record, ReportedEvent, Sample
 from kvscope.monitor.sources.engine_log import Log
 from kvscope.monitor.sources.incident_report import told_in
 from kvscope.monitor.sources.log_inputs import LogInput, file_input
+from kvscope.monitor.sources.read_progress import ReadProgress
 from kvscope.monitor.sources.source import POLL_WAIT_S, Source, SourceError, SourceOptions, SourceStatus
 from kvscope.monitor.sources.targets import TargetKind
 
@@ -88,9 +89,11 @@ def lines_of(path: Path | LogInput, notes: list[str]) -> Iterator[str]:
     with path.open("rb") as raw, ExitStack() as stack:
         binary = stack.enter_context(gzip.GzipFile(fileobj=raw)) if head == GZIP else raw
         text = stack.enter_context(TextIOWrapper(cast(BinaryIO, binary), encoding, "replace"))
+        progress = stack.enter_context(ReadProgress(path.name, cast(BinaryIO, raw)))
         try:
             while line := text.readline(MAX_LINE):
                 got_any = True
+                progress.count_line()
                 yield line
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             if not got_any:

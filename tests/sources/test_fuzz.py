@@ -117,16 +117,23 @@ def judged(path: Path, content: bytes) -> str:
     return observation.kind.value
 
 
+def pasted() -> list[bytes]:
+    """The public reports of tests/data."""
+    return [path.read_bytes() for path in sorted(DATA.glob("reports/*/report.txt"))]
+
+
 def logs(tmp_path: Path) -> Iterator[tuple[list[bytes], Callable[[bytes], str]]]:
     """Plain, and as what is damaged before it is unpacked."""
     zipped = [path.read_bytes() for path in sorted(DATA.glob("*.log.gz"))]
     plain = [b"".join(gzip.decompress(data).splitlines(True)[-150:]) for data in zipped]
     plain += [path.read_bytes() for path in sorted(DATA.glob("*.log"))]
+    plain += pasted()
     yield plain * 3 + zipped, lambda content: judged(tmp_path / "a.log", content)
 
 
 def reports(tmp_path: Path) -> Iterator[tuple[list[bytes], Callable[[bytes], str]]]:
     inputs = [(DATA / name).read_bytes() for name in ("seed-001.txt", "seed-002.log")]
+    inputs += pasted()
     yield inputs, lambda content: judged(tmp_path / "a.txt", content)
 
 
