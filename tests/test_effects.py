@@ -155,7 +155,7 @@ def starved(leaks: bool) -> Watched:
     a chunk has room; then one runs, and another comes that needs more than is left of 32, and a small one behind it.
     """
     faults = ["thrash.preemption:limit=12", *(["leak.finished-held:limit=4"] if leaks else [])]
-    settings = ["stuck.head-of-line.grace_s=5", "thrash.preemption.min_requests=2"]
+    settings = ["stuck.head-of-line.grace_s=5", "stuck.head-of-line.min_steps=1", "thrash.preemption.min_requests=2"]
     scene = Watched(
         settings, total=97, connector_share=1.0, prefix_caching=False, max_num_batched_tokens=16, faults=faults
     )

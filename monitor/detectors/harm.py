@@ -78,15 +78,14 @@ class _Waiting:
         usable = max(state.total - state.reserved, 1)
         share = judged.share_of_pool if isinstance(judged, HoldsBlocks) else None
         harmed = {record.number: record for record in self._harmed(judged)}
-        lost = sum(
-            ledger.age_s(max(record.since_ns, record.progressed_ns, judged.since_ns - ledger.wall(1) + 1))
-            for record in harmed.values()
-        )
+        wall_minus_mono = ledger.wall(1) - 1
+        now_ns, began_ns = ledger.now_ns - wall_minus_mono, judged.since_ns - wall_minus_mono
+        lost = sum([now_ns - max(r.since_ns, r.progressed_ns, began_ns) for r in harmed.values()]) / 1e9
         return FindingHarm(
             share_of_pool=round(len(judged.blocks) / usable if share is None else share, 4),
             requests_waiting=len(harmed),
             share_of_requests=round(len(harmed) / max(len(self._sorted()), 1), 4),
-            lost_s=round(lost, 1),
+            lost_s=round(max(lost, 0.0), 1),
         )
 
     def _harmed(self, judged: Judgement) -> Iterator[RequestState]:

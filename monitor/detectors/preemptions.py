@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from itertools import groupby, takewhile
+from itertools import groupby
 
 from kvscope.monitor.detectors.judgement import Evidence
 from kvscope.monitor.events.kinds import Preempt
 from kvscope.monitor.ledger.engine_ledger import EngineLedger, Point
 from kvscope.monitor.state.records import Preemption
 
+RESET_REASON = int(Preempt.RESET)  # as a plain number: it is compared with thousands of reasons
 LOST_EVENTS = "the events that were lost"
 
 
 def recent_preemptions(ledger: EngineLedger, seconds: float) -> list[Preemption]:
     """Return the preemptions of the last `seconds` that were made for want of room, the first one first."""
     since = ledger.now_ns - seconds * 1e9 - ledger.wall(1) + 1  # on the engine's monotonic clock, as they are
-    recent = takewhile(lambda one: one.at_ns >= since, reversed(ledger.preempted))
-    return [one for one in recent if one.reason != Preempt.RESET][::-1]
+    made = list(ledger.preempted)
+    first = bisect_left(made, since, key=lambda one: one.at_ns)
+    return [one for one in made[first:] if one.reason != RESET_REASON]
 
 
 def preemption_passes(preempted: list[Preemption]) -> list[list[Preemption]]:

@@ -155,8 +155,8 @@ class Spoken(Observer):
     `described`: what its description says besides.
     """
 
-    def __init__(self, total: int = 33, settings: Iterable[str] = (), **described: Any) -> None:
-        super().__init__(parse_settings(settings))
+    def __init__(self, total: int = 33, settings: Iterable[str] | Settings = (), **described: Any) -> None:
+        super().__init__(settings if isinstance(settings, Settings) else parse_settings(settings))
         self.total = total
         self.clock = VirtualClock()
         self.log = EventLog(self.clock)

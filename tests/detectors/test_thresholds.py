@@ -19,6 +19,7 @@ from tests.detectors.scenes import Observer, Watched
 from tests.detectors.test_figures import figures, spoken
 from tests.detectors.test_logs import line, log
 from tests.detectors.test_prefixes import computed_again, flush
+from tests.detectors.test_relative import flushed_by_one_prompt
 from tests.detectors.test_without_a_stream import idle_with, preempting, trends
 
 
@@ -68,6 +69,7 @@ def test_every_threshold_is_used_by_some_detector(monkeypatch: pytest.MonkeyPatc
         waste.flushed_needlessly(asked),
     ):
         scene.live(12)
+    flushed_by_one_prompt(needed=625, settings=asked)
     waste.wrong_sizes(asked)
     waste.after_retract(asked).live(40)
     stuck.head_of_line(asked)[0].live(70, every=2)
@@ -116,6 +118,10 @@ def drained() -> list[list[Sample | Fact]]:
     return [[*samples], [fits, *[line(1, 0.9)] * 10]]
 
 
+def head_at_any_pace(settings: list[str]) -> Watched:
+    return stuck.head_of_line([*settings, "stuck.head-of-line.min_steps=1"])[0]
+
+
 GRACES: dict[str, tuple[Callable[[list[str]], Watched], Callable[[Watched, float], None]]] = {
     "leak.finished-held": (lambda s: scenes.finished_held(settings=s), lambda w, t: w.live(t, every=0.25)),
     "leak.remote-load-lost": (leaks.remote_load_lost, lambda w, t: w.live(t, every=0.25)),
@@ -125,7 +131,10 @@ GRACES: dict[str, tuple[Callable[[list[str]], Watched], Callable[[Watched, float
     "leak.unaccounted": (lambda s: scenes.unaccounted(settings=s), lambda w, t: w.live(t, every=0.25)),
     "stuck.never-fits": (lambda s: scenes.never_fits(settings=s)[0], lambda w, t: w.live(t, every=0.25)),
     "stuck.parked-loads": (stuck.parked_loads, lambda w, t: w.live(t, every=0.25)),
-    "stuck.head-of-line": (lambda s: stuck.head_of_line(s)[0], lambda w, t: w.live(t, every=0.25)),
+    "stuck.head-of-line": (
+        head_at_any_pace,
+        lambda w, t: w.live(t, every=0.25),
+    ),
     "stuck.remote-load": (stuck.remote_load, lambda w, t: w.live(t, every=0.25)),
     "stuck.lost-wakeup": (lambda s: stuck.lost_wakeup(s)[0], lambda w, t: w.beat(t, every=0.25)),
     "stuck.promotion-starved": (stuck.promotion_starved, lambda w, t: w.live(t, every=0.25)),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import takewhile
+from statistics import median
 
 from kvscope.monitor.detectors.collapse.prefix_hits import KV_EVENTS
 from kvscope.monitor.detectors.detector import Detector
@@ -48,6 +49,13 @@ class CacheFlushed(Detector[Judgement]):
         0.1, "of the evicted", "prefixes that nobody asks for again are no loss: this is what an LRU is for"
     )
     min_blocks = Threshold(64, "blocks", "less to compute again costs nobody much")
+    min_pool_share = Threshold(
+        0.1, "of the pool", "no prompt evicts half of a large pool: so much computed again is minutes of prefill there"
+    )
+    min_needed = Threshold(0.9, "of the evicted", "a smaller part of the pool counts if nearly all of it was needed")
+    min_times_larger = Threshold(
+        4, "times", "prompts of a load that are all as large push out one another: that is a cache too small for them"
+    )
     min_cache = Threshold(
         0.5, "of the pool", "where less was cached and idle, live requests need the pool, and prefixes give way"
     )
@@ -71,6 +79,15 @@ class CacheFlushed(Detector[Judgement]):
             and missed >= settings(self.min_missed) * evicted
         )
 
+    def _is_large_loss(self, ledger: EngineLedger, one: Evictor, usable: int, settings: Settings) -> bool:
+        """Whether one prompt, much larger than those of the load, evicted a part of a large pool that was needed."""
+        needed = max(settings(self.min_pool_share) * usable, settings(self.min_needed) * one.evicted)
+        if one.missed < max(needed, settings(self.min_blocks)):
+            return False
+        prompts = [record.prompt_tokens for record in (*ledger.ended, *ledger.state.requests.values())]
+        typical = median(prompts) / max(ledger.state.block_size, 1) if prompts else 0.0
+        return one.evicted >= settings(self.min_times_larger) * typical
+
     def _recent_evictors(self, ledger: EngineLedger, settings: Settings) -> list[Evictor]:
         since = ledger.now_ns - settings(self.remember_s) * 1e9
         evictions = ledger.state.evictions
@@ -82,8 +99,11 @@ class CacheFlushed(Detector[Judgement]):
         flushes = [
             one
             for one in evictors
-            if self._is_loss(one.evicted, one.cached_before, one.missed, settings)
-            and one.cached_before >= settings(self.min_cache) * usable
+            if one.cached_before >= settings(self.min_cache) * usable
+            and (
+                self._is_loss(one.evicted, one.cached_before, one.missed, settings)
+                or self._is_large_loss(ledger, one, usable, settings)
+            )
         ]
         if not flushes:
             return

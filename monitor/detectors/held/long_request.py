@@ -31,14 +31,13 @@ class LongRequest(Detector[Judgement]):
     def _from_stream(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         state = ledger.state
         usable = state.total - state.reserved
-        for record in state.requests.values():
+        least = settings(self.min_share) * usable
+        large = [record for record in ledger.living().running if len(record.blocks) >= least]
+        for record in large:
             share = len(record.blocks) / usable
-            if (
-                not record.is_running
-                or share < settings(self.min_share)
-                or ledger.age_s(record.admitted_ns) < settings(self.min_age_s)
-                or ledger.age_s(record.progressed_ns) > settings(self.min_age_s)
-            ):
+            if ledger.age_s(record.admitted_ns) < settings(self.min_age_s) or ledger.age_s(
+                record.progressed_ns
+            ) > settings(self.min_age_s):
                 continue
             yield Judgement(
                 code=self.code,

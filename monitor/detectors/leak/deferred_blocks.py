@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
+from kvscope.monitor.detectors.engine_pace import at_pace_s
 from kvscope.monitor.detectors.leak.connector_holds import connector_holds
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
@@ -83,7 +84,7 @@ def overdue_sends(ledger: EngineLedger, settings: Settings) -> tuple[list[Deferr
 
 def _beyond_lease_s(ledger: EngineLedger, settings: Settings, deferral: Deferral) -> tuple[float, float]:
     """Return how long beyond its lease, or its request's end if it has none, and how long it may."""
-    slack = settings(HELD_LEASE_SLACK_S)
+    slack = at_pace_s(ledger, settings, HELD_LEASE_SLACK_S)
     if deferral.lease_deadline_ns > 0:
         return heard_s(ledger, deferral.lease_deadline_ns), slack
     least = ledger.description.kv_lease_s

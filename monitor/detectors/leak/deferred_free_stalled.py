@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kvscope.monitor.detectors.detector import Causes, Detector
+from kvscope.monitor.detectors.engine_pace import at_pace_s
 from kvscope.monitor.detectors.judgement import Evidence, HoldsBlocks
 from kvscope.monitor.detectors.leak.block_effects import ROOM_IS_GONE_FOR_GOOD
 from kvscope.monitor.detectors.leak.deferred_blocks import heard_s, kept, overdue_deferrals
@@ -58,7 +59,7 @@ class DeferredFreeStalled(Detector[HoldsBlocks]):
             for deferral in state.deferrals.values()
             if deferral.holder == Holder.FENCE and (since_ns := _passed_ns(ledger, deferral))
         }
-        grace = settings(self.grace_s)
+        grace = at_pace_s(ledger, settings, self.grace_s)
         late, pending = overdue_deferrals(
             ledger,
             [state.deferrals[number] for number in passed],

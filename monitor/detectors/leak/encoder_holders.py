@@ -11,9 +11,9 @@ ENCODER_CAUSE = int(Cause.ENCODER)  # comparing with an IntEnum's member costs s
 
 def hold_one_another(ledger: EngineLedger) -> list[RequestState]:
     """Those passed over for the encoder, if there are several and nobody has advanced since; else nobody."""
-    requests = ledger.state.requests.values()
-    passed_over = [record for record in requests if record.cause == ENCODER_CAUSE and not record.is_finished]
+    living = ledger.living()
+    passed_over = [r for records in (living.waiting, living.running) for r in records if r.cause == ENCODER_CAUSE]
     if len(passed_over) < 2 or not ledger.state.free:
         return []
     since_ns = max(record.since_ns for record in passed_over)
-    return passed_over if all(record.progressed_ns <= since_ns for record in requests) else []
+    return passed_over if all(r.progressed_ns <= since_ns for r in ledger.state.requests.values()) else []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kvscope.monitor.detectors.detector import Detector
+from kvscope.monitor.detectors.engine_pace import at_pace_s
 from kvscope.monitor.detectors.judgement import Evidence, Judgement
 from kvscope.monitor.detectors.leak.encoder_holders import hold_one_another
 from kvscope.monitor.detectors.stuck.waiting_requests import (
@@ -41,7 +42,8 @@ class EncoderBudget(Detector[Judgement]):
     def _from_stream(
         self, ledger: EngineLedger, settings: Settings, passed_over: list[RequestState]
     ) -> Iterator[Judgement]:
-        late = overdue_requests(ledger, passed_over, lambda r: r.since_ns, ledger.looked_ns, settings(self.grace_s))
+        grace_s = at_pace_s(ledger, settings, self.grace_s)
+        late = overdue_requests(ledger, passed_over, lambda r: r.since_ns, ledger.looked_ns, grace_s)
         if late is None:
             return
         state, at, count = ledger.state, ledger.at, len(late.records)

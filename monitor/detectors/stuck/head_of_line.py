@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from kvscope.monitor.detectors.detector import Detector
+from kvscope.monitor.detectors.engine_pace import at_pace_s
 from kvscope.monitor.detectors.judgement import Evidence, ShortOfBlocks
 from kvscope.monitor.detectors.stuck.queue_room import blocks_to_run, head_short_of_blocks
 from kvscope.monitor.detectors.stuck.waiting_requests import (
@@ -37,6 +38,7 @@ class HeadOfLine(Detector[ShortOfBlocks]):
     grace_s = Threshold(
         120, "s", "first come first served is the rule, and who needs much may wait for others to end; not for minutes"
     )
+    min_steps = Threshold(50, "steps", "so many times others may end and give the head their blocks, at any pace")
     min_free = Threshold(0.1, "of the pool", "less room is no loss to those that wait")
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[ShortOfBlocks]:
@@ -52,7 +54,8 @@ class HeadOfLine(Detector[ShortOfBlocks]):
     ) -> Iterator[ShortOfBlocks]:
         """The head waits for running requests to end; in the room that it leaves unused, others could run."""
         state, at = ledger.state, ledger.at
-        age, grace = (ledger.looked_ns - head.since_ns) / 1e9, settings(self.grace_s)
+        age = (ledger.looked_ns - head.since_ns) / 1e9
+        grace = at_pace_s(ledger, settings, self.grace_s, self.min_steps)
         usable = state.total - state.reserved
         if age < grace / 2 or state.free < settings(self.min_free) * usable:
             return

@@ -66,7 +66,15 @@ class NeverFits(Detector[Judgement]):
     def _from_stream(self, ledger: EngineLedger, settings: Settings, living: Living) -> Iterator[Judgement]:
         state, at = ledger.state, ledger.at
         usable = state.total - state.reserved
-        oversized = [record for record in living.waiting if _is_oversized(ledger, record, usable)]
+        most_tokens = usable * state.block_size
+        large = [  # most waiting requests are not, and there may be thousands
+            record
+            for record in living.waiting
+            if record.prompt_tokens + record.output_tokens > most_tokens
+            or record.blocks_to_admit > usable
+            or record.blocks_needed > usable
+        ]
+        oversized = [record for record in large if _is_oversized(ledger, record, usable)]
         grace = settings(self.grace_s)
         late = [
             record
@@ -232,9 +240,6 @@ def _waits_since(record: RequestState) -> int:
 
 
 def _is_oversized(ledger: EngineLedger, record: RequestState, usable: int) -> bool:
-    tokens = record.prompt_tokens + record.output_tokens
-    if max(record.blocks_needed, record.blocks_to_admit) <= usable and tokens <= usable * ledger.state.block_size:
-        return False
     if record.blocks or blocks_to_run(ledger, record) <= usable:
         return False
     # One that preempts itself may be admitted all the same, as before: that is stuck.self-preempt.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kvscope.monitor.detectors.detector import Detector
+from kvscope.monitor.detectors.engine_pace import at_pace_s
 from kvscope.monitor.detectors.judgement import Evidence, Judgement
 from kvscope.monitor.detectors.stuck.fetch_waits import blocks_of_requests
 from kvscope.monitor.detectors.stuck.waiting_requests import (
@@ -58,7 +59,8 @@ class PromotionStarved(Detector[Judgement]):
         # While the head of the queue is refused, all behind it wait, the ready ones too; unless later ones pass them.
         if ledger.head() is not None:
             ready = [record for record in ready if _overtaken(record, living.running)]
-        late = overdue_requests(ledger, ready, lambda r: r.ready_ns, ledger.looked_ns, settings(self.grace_s))
+        grace_s = at_pace_s(ledger, settings, self.grace_s)
+        late = overdue_requests(ledger, ready, lambda r: r.ready_ns, ledger.looked_ns, grace_s)
         if late is None:
             return
         state, at, count = ledger.state, ledger.at, len(late.records)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kvscope.monitor.detectors.detector import Causes, Detector
+from kvscope.monitor.detectors.engine_pace import MIN_STEPS, at_pace_s
 from kvscope.monitor.detectors.judgement import Evidence, Judgement
 from kvscope.monitor.detectors.stuck.head_of_line import HeadOfLine
 from kvscope.monitor.detectors.stuck.waiting_requests import (
@@ -35,20 +36,26 @@ class ZeroToken(Detector[Judgement]):
     position = 270
 
     grace_s = Threshold(10, "s", "a request that runs may go without tokens in a full step, not in all of them")
+    min_steps = MIN_STEPS
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield the requests that are passed over with zero tokens."""
         if not ledger.has_stream:
             return
         living = ledger.living()
+        grace_s = at_pace_s(ledger, settings, self.grace_s)
         running = [r for r in living.running if r.cause == Cause.ZERO_TOKENS]
-        late = overdue_requests(ledger, running, lambda r: r.since_ns, ledger.looked_ns, settings(self.grace_s))
+        late = overdue_requests(ledger, running, lambda r: r.since_ns, ledger.looked_ns, grace_s)
         yield from self._judge(ledger, late)
         if not living.running:
             waiting = [r for r in living.waiting if r.cause == Cause.ZERO_TOKENS]
             launched_ns = ledger.state.launched_ns  # until then others had their share of the steps
             late = overdue_requests(
-                ledger, waiting, lambda r: max(r.since_ns, launched_ns), ledger.looked_ns, settings(self.grace_s)
+                ledger,
+                waiting,
+                lambda r: max(r.since_ns, launched_ns),
+                ledger.looked_ns,
+                grace_s,
             )
             yield from self._judge(ledger, late)
 

@@ -25,8 +25,8 @@ from kvscope.monitor.text import clock_time, counted, percent
 def _fit_at_full_length(ledger: EngineLedger, names: Sequence[str]) -> int:
     """How many such requests the pool holds at their ends, by the largest of them."""
     wanted = set(names)
-    records = (record for record in (*ledger.state.requests.values(), *ledger.ended) if record.id in wanted)
-    largest = max((record.blocks_to_finish for record in records), default=0)
+    records = (*ledger.state.requests.values(), *ledger.ended)
+    largest = max([record.blocks_to_finish for record in records if record.id in wanted], default=0)
     return max((ledger.state.total - ledger.state.reserved) // max(largest, 1), 1)
 
 

@@ -1,0 +1,96 @@
+"""Thresholds that follow the engine: its pool, its load and its pace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from kvscope.monitor.detectors.engine_pace import at_pace_s
+from kvscope.monitor.detectors.stuck.head_of_line import HeadOfLine
+from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.events.kinds import Cause, Limit, Release, Status
+from tests.detectors.scenes import Spoken, value
+
+BLOCKS = 5_000
+FLUSHED = "collapse.cache-flushed"
+
+
+def flushed_by_one_prompt(*, needed: int, usual: int = 100, settings: Iterable[str] | Settings = ()) -> Spoken:
+    """Prompts of `usual` blocks fill a large pool. One evicts an eighth of it, and `needed` of that is computed again."""
+    scene = Spoken(total=BLOCKS + 1, settings=settings)
+    for number, first in enumerate(range(1, BLOCKS, usual), start=100):
+        blocks = list(range(first, min(first + usual, BLOCKS + 1)))
+        scene.arrive(number, blocks)
+        scene.log.cached(number, blocks, blocks)
+        end(scene, number, blocks)
+    evict(scene, 2, list(range(1, 1 + BLOCKS // 8)), needed)
+    scene.wait(1)
+    return scene
+
+
+def evict(scene: Spoken, number: int, blocks: list[int], needed: int) -> None:
+    """Request `number` takes these blocks, and the one after it computes the first of what was in them again."""
+    log, tokens = scene.log, 4 * len(blocks)
+    log.arrived(number, f"r-{number}", tokens, 8, 0, len(blocks), len(blocks) + 2)
+    log.allocated(number, blocks, blocks)
+    log.admitted(number, 0)
+    end(scene, number, blocks)
+    again = blocks[:needed]
+    scene.arrive(number + 1, again)
+    log.cached(number + 1, again, again)
+    end(scene, number + 1, again)
+
+
+def end(scene: Spoken, number: int, blocks: list[int]) -> None:
+    scene.log.released(number, blocks, Release.FINISHED)
+    scene.log.finished(number, Status.FINISHED_STOPPED)
+    scene.say()
+
+
+def test_a_prompt_that_pushes_out_a_needed_eighth_of_a_large_pool() -> None:
+    (finding,) = flushed_by_one_prompt(needed=BLOCKS // 8).firing(FLUSHED)
+    assert finding.culprits.requests == ["r-2"]
+    assert value(finding, "evicted_blocks_recomputed") == BLOCKS // 8
+
+
+@pytest.mark.parametrize("needed", [0, BLOCKS // 16, BLOCKS // 10 - 1])
+def test_what_is_mostly_not_needed_again_is_no_loss(needed: int) -> None:
+    assert not flushed_by_one_prompt(needed=needed).firing(FLUSHED)
+
+
+def test_prompts_as_large_as_one_another_are_no_flush() -> None:
+    assert not flushed_by_one_prompt(needed=BLOCKS // 8, usual=500).firing(FLUSHED)
+
+
+def waiting_head(step_s: float, seconds: float) -> Spoken:
+    """The head of the queue lacks blocks for so long, while a step after the other takes `step_s`."""
+    scene = Spoken(total=41)
+    log = scene.log
+    scene.arrive(1, list(range(1, 11)))
+    for number, blocks in ((2, 35), (3, 2)):
+        log.arrived(number, f"r-{number}", 4 * blocks, 8, 0, blocks, blocks + 2)
+        log.queued(number, Cause.NEW)
+    log.allocation_failed(2, 35, 30)
+    for step in range(round(seconds / step_s)):
+        log.not_scheduled(2, Cause.KV_BLOCKS, step + 1)
+        log.tick()
+        log.step_launched(step, [1], [1])
+        scene.say()
+        scene.wait(step_s)
+        log.progressed([1], [40 + step], [step])
+        log.step_completed(step, round(step_s * 1e9), Limit.KV, 30, 0, 10)
+    scene.say()
+    return scene
+
+
+def test_a_head_that_waits_for_minutes_of_short_steps_is_found() -> None:
+    (finding,) = waiting_head(0.5, 150).firing("stuck.head-of-line")
+    assert finding.culprits.requests == ["r-2"]
+
+
+def test_a_head_that_waits_for_some_long_steps_is_not() -> None:
+    scene = waiting_head(6.0, 150)
+    assert not scene.firing("stuck.head-of-line")
+    assert at_pace_s(scene.ledger, Settings(), HeadOfLine.grace_s, HeadOfLine.min_steps) == 300
+    assert waiting_head(6.0, 330).firing("stuck.head-of-line")
