@@ -17,7 +17,7 @@ FLUSHED = "collapse.cache-flushed"
 
 
 def flushed_by_one_prompt(*, needed: int, usual: int = 100, settings: Iterable[str] | Settings = ()) -> Spoken:
-    """Prompts of `usual` blocks fill a large pool. One evicts an eighth of it, and `needed` of that is computed again."""
+    """Prompts of `usual` blocks fill a pool. One evicts an eighth of it, and `needed` of that is computed again."""
     scene = Spoken(total=BLOCKS + 1, settings=settings)
     for number, first in enumerate(range(1, BLOCKS, usual), start=100):
         blocks = list(range(first, min(first + usual, BLOCKS + 1)))
