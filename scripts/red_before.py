@@ -2,9 +2,10 @@
 
     python -m scripts.red_before BASE TOPIC [-k EXPRESSION]
 
-BASE is a commit. TOPIC is a section of tests/red_before/tests.toml. The commit is checked out in a temporary worktree,
-into which the topic's files are copied; the checkout itself is not touched. Names that the earlier commit did not have
-yet come from tests/red_before/names: they are appended to its modules, or become new ones, and change no behaviour.
+BASE is a commit. TOPIC is a section of tests/red_before/tests.toml; a test may take its `limit_s`, or 30 s. The commit
+is checked out in a temporary worktree, into which the topic's files are copied; the checkout itself is not touched.
+Names that the earlier commit did not have yet come from tests/red_before/names: they are appended to its modules, or
+become new ones, and change no behaviour.
 
 Exit code: 0 if every test is red there and green here, but for those that `green_before` names; else 1. A test that
 could not be run there, because a name is missing, is marked `error` and counts as red. So does one that hangs there.
@@ -29,6 +30,7 @@ from typing import Final, NamedTuple
 ROOT: Final = Path(__file__).parent.parent
 TOPICS: Final = ROOT / "tests" / "red_before" / "tests.toml"
 PLUGINS: Final = ROOT / "tests" / "red_before"
+LIMIT_S: Final = 30
 NAMES: Final = ROOT / "tests" / "red_before" / "names"
 
 
@@ -48,8 +50,9 @@ def main() -> int:
     given = parser.parse_args()
     topic = tomllib.loads(TOPICS.read_text(encoding="utf-8"))[given.topic]
     arguments = [*topic["tests"], *(["-k", given.expression] if given.expression else [])]
+    limit_s = topic.get("limit_s", LIMIT_S)
     with checkout_of(given.base, topic["files"]) as directory:
-        before = outcomes(directory, arguments)
+        before = outcomes(directory, arguments, limit_s)
     here = outcomes(ROOT, arguments)
     return report(before, here, frozenset(topic.get("green_before", ())))
 
@@ -109,8 +112,8 @@ def _names_in(path: Path) -> set[str]:
     return names
 
 
-def outcomes(directory: Path, arguments: Sequence[str]) -> dict[str, Outcome]:
-    """Run pytest in that checkout; the outcome of each test by its name."""
+def outcomes(directory: Path, arguments: Sequence[str], limit_s: int = LIMIT_S) -> dict[str, Outcome]:
+    """Run pytest in that checkout; the outcome of each test by its name. limit_s: of a test on the earlier commit."""
     with tempfile.TemporaryDirectory() as kept:
         results = Path(kept) / "results.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
@@ -118,7 +121,8 @@ def outcomes(directory: Path, arguments: Sequence[str]) -> dict[str, Outcome]:
             command += ["-p", "time_limit"]
         command += ["--continue-on-collection-errors", f"--junit-xml={results}", *arguments]
         paths = f"{directory}{os.pathsep}{PLUGINS}"
-        subprocess.run(command, cwd=directory, env={**os.environ, "PYTHONPATH": paths}, capture_output=True)
+        environment = {**os.environ, "PYTHONPATH": paths, "RED_BEFORE_LIMIT_S": str(limit_s)}
+        subprocess.run(command, cwd=directory, env=environment, capture_output=True)
         return dict(_cases(results)) if results.exists() else {}
 
 
