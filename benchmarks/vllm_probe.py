@@ -20,7 +20,8 @@ from pathlib import Path
 from benchmarks.machine import machine
 
 RUNNING = (16, 64, 128)
-AIM_US = 10
+AIM_US, AIM_SHARE = 8, 0.025
+MAX_ROUNDS = 38
 ROOT = Path(__file__).parent.parent
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -39,8 +40,10 @@ ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vllm-python", required=True, metavar="PYTHON", help="the Python that has vLLM")
-    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--rounds", type=int, default=30, help=f"of 100 steps each, at most {MAX_ROUNDS}")
     arguments = parser.parse_args()
+    if not 1 <= arguments.rounds <= MAX_ROUNDS:
+        parser.error(f"--rounds is 1 to {MAX_ROUNDS}: the model's context ends there")
     print(machine("msgspec"))
     with tempfile.TemporaryDirectory() as directory:
         (Path(directory) / "config.json").write_text(json.dumps(CONFIG))
@@ -50,15 +53,22 @@ def main() -> None:
         )
     if done.returncode:
         raise SystemExit(done.stderr)
-    print("\nµs of CPU time a step, medians of", arguments.rounds)
-    print(f"{'running':>8}{'without':>10}{'with':>8}{'probe':>8}{'share':>8}{'beside it, in the drain thread':>33}")
+    print(f"\nµs of CPU time a step, medians of {arguments.rounds} rounds; in brackets the 95 % interval of the median")
+    print(f"{'running':>8}{'without':>9}{'probe':>8}{'share':>9}{'beside it, in the drain thread':>47}")
     for running, rounds in json.loads(done.stdout.splitlines()[-1]).items():
         off = statistics.median(without[0] for without, _ in rounds)
-        on = statistics.median(probed[0] for _, probed in rounds)
-        thread = statistics.median(probed[0] - without[0] for without, probed in rounds)
-        drain = statistics.median(probed[1] - probed[0] for _, probed in rounds)
-        aim = f" (aim: under {AIM_US} in the engine's thread)" if int(running) == RUNNING[0] else ""
-        print(f"{running:>8}{off:10.0f}{on:8.0f}{thread:+8.1f}{thread / off:8.1%}{drain:+33.1f}{aim}")
+        extra = sorted(probed[0] - without[0] for without, probed in rounds)
+        low, high = interval_of_median(extra)
+        probe, drain = statistics.median(extra), statistics.median(probed[1] - probed[0] for _, probed in rounds)
+        aim = f"  aim: {AIM_US} µs, {AIM_SHARE:.1%}" if int(running) == RUNNING[0] else ""
+        print(f"{running:>8}{off:9.0f}{probe:+8.1f} [{low:+.1f}, {high:+.1f}]{probe / off:8.1%}{drain:+16.1f}{aim}")
+
+
+def interval_of_median(ordered: list[float]) -> tuple[float, float]:
+    """Return the 95 % interval of the median of that sorted sample, by the sign test's order statistics."""
+    reach = round(0.98 * len(ordered) ** 0.5)
+    middle = len(ordered) // 2
+    return ordered[max(middle - reach, 0)], ordered[min(middle + reach, len(ordered) - 1)]
 
 
 if __name__ == "__main__":
