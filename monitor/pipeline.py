@@ -144,7 +144,7 @@ class Pipeline(QueryHandlers):
         for detector in detectors_for(ledger):
             find = partial(_extend, judgements, detector, ledger, siblings, self.settings)
             self._contain(f"the detector {detector.code}", "detector", ledger, find)
-        find = partial(_extend_by_text, judgements, ledger)
+        find = partial(_extend_by_text, judgements, ledger, self.settings)
         self._contain("what a text shows", "detector", ledger, find)
         judgements += PLUGINS.judge(ledger, siblings, self.settings)
         judgements = graded(ledger, judgements, severities())
@@ -163,8 +163,8 @@ class Pipeline(QueryHandlers):
             self.supervisor.works(worker)
 
 
-def _extend_by_text(judgements: list[Judgement], ledger: EngineLedger) -> None:
-    judgements += list(judge_beside(ledger, judgements))
+def _extend_by_text(judgements: list[Judgement], ledger: EngineLedger, settings: Settings) -> None:
+    judgements += list(judge_beside(ledger, judgements, settings))
 
 
 def _extend(

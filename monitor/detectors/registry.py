@@ -121,14 +121,14 @@ def judge_engine(
     judgements: list[Judgement] = []
     for detector in detectors_for(ledger):
         judgements += detector.detect_rank(ledger, siblings, settings)
-    judgements += judge_beside(ledger, judgements)
+    judgements += judge_beside(ledger, judgements, settings)
     yield from graded(ledger, [*judgements, *PLUGINS.judge(ledger, siblings, settings)], severities())
 
 
-def judge_beside(ledger: EngineLedger, judgements: Iterable[Judgement]) -> Iterator[Judgement]:
+def judge_beside(ledger: EngineLedger, judgements: Iterable[Judgement], settings: Settings) -> Iterator[Judgement]:
     """Yield what the text of a log or a report shows beside what the detectors have found in the engine."""
     known = {judged.code: judged.verdict for judged in judgements if not judged.pending}
-    yield from judge_text(ledger, known, CATALOGUE)
+    yield from judge_text(ledger, known, CATALOGUE, settings)
 
 
 def parse_settings(texts: Iterable[str]) -> Settings:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
@@ -10,9 +13,12 @@ from kvscope.monitor import plugins
 from kvscope.monitor.detectors.leak.unaccounted import Unaccounted
 from kvscope.monitor.detectors.registry import CATALOGUE, THRESHOLDS, parse_settings
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
+from kvscope.monitor.doctor.observe import observe
+from kvscope.monitor.errors import CannotTell
 from kvscope.monitor.events.kinds import Holder, Status, Tier, TierOp
 from kvscope.monitor.events.samples import Fact, Sample
 from kvscope.monitor.plugins import Plugin, PluginFailure
+from kvscope.monitor.sources.engine_log import Log
 from tests.detectors import leaks, scenes, stuck, waste
 from tests.detectors.paper_engine import as_log, as_metrics, every
 from tests.detectors.scenes import Observer, Watched
@@ -21,6 +27,9 @@ from tests.detectors.test_logs import line, log
 from tests.detectors.test_prefixes import computed_again, flush
 from tests.detectors.test_relative import flushed_by_one_prompt
 from tests.detectors.test_without_a_stream import idle_with, preempting, trends
+
+DATA = Path(__file__).parent.parent / "data"
+S = 1_000_000_000
 
 
 class Asked(Settings):
@@ -104,6 +113,18 @@ def test_every_threshold_is_used_by_some_detector(monkeypatch: pytest.MonkeyPatc
         observer = Observer(asked)
         observer.watch.feed(records)
         observer.watch.settle()
+    for report in (DATA / "reports").glob("*/report.txt"):
+        with contextlib.suppress(CannotTell):
+            observe(str(report), asked)
+    workers = Observer(asked)
+    sized = "INFO 04-14 22:03:3{0} [gpu_worker.py:227] Available KV cache memory: {0}0.00 GiB"
+    workers.watch.feed(Log("a.log", datetime(2026, 4, 15, tzinfo=UTC)).records(map(sized.format, (1, 4))))
+    workers.watch.settle()
+    ranks = Observer(asked)
+    for n in range(4):
+        for rank, waiting, usage in ((0, 9, 1.0), (1, 0, 0.1)):
+            ranks.watch.feed([Sample(f"m@h:1/{rank}", "x", n * S + 1, running=4, waiting=waiting, usage=usage)])
+    ranks.watch.settle()
     assert asked.names == set(THRESHOLDS)
 
 

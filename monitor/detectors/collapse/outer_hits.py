@@ -24,4 +24,4 @@ class OuterHits(Detector[TextJudgement]):
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[TextJudgement]:
         """Yield look-ups without a hit."""
         if not ledger.has_stream:
-            yield from outer_misses(WrittenView(ledger))
+            yield from outer_misses(WrittenView(ledger, settings))

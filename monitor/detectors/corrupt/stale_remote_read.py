@@ -24,4 +24,4 @@ class StaleRemoteRead(Detector[TextJudgement]):
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[TextJudgement]:
         """Yield the reads that came too late."""
         if not ledger.has_stream:
-            yield from stale_reads(WrittenView(ledger))
+            yield from stale_reads(WrittenView(ledger, settings))

@@ -24,4 +24,4 @@ class EndlessOutput(Detector[TextJudgement]):
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[TextJudgement]:
         """Yield the answer, if the report speaks of one."""
         if not ledger.has_stream:
-            yield from endless_output(WrittenView(ledger))
+            yield from endless_output(WrittenView(ledger, settings))

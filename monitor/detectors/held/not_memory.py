@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from kvscope.monitor.detectors.detector import Detector
 from kvscope.monitor.detectors.judgement import TextJudgement
 from kvscope.monitor.detectors.thresholds import Settings
-from kvscope.monitor.detectors.written.pool_pressure import nearly_empty_pool
+from kvscope.monitor.detectors.written.pool_pressure import NEARLY_EMPTY, nearly_empty_pool
 from kvscope.monitor.detectors.written.written_view import WrittenView
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 
@@ -21,7 +21,9 @@ class NotMemory(Detector[TextJudgement]):
     requires = ("log", "report")
     position = 740
 
+    max_usage = NEARLY_EMPTY
+
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[TextJudgement]:
         """Yield the room that the pool has."""
         if not ledger.has_stream:
-            yield from nearly_empty_pool(WrittenView(ledger))
+            yield from nearly_empty_pool(WrittenView(ledger, settings))

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final
 
 from kvscope.monitor.detectors.detector import Detector
 from kvscope.monitor.detectors.judgement import Evidence, Judgement
-from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.detectors.thresholds import Settings, Threshold
 from kvscope.monitor.events.samples import Sample
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.text import counted, percent
-
-SAMPLES_IN_A_ROW: Final = 3
-"""In a row: a burst is dealt out in one interval, and unequal lengths even out in the next."""
-FULL_RANK_USAGE: Final = 0.95
-ROOM_AT_USAGE: Final = 0.5
-"""Of the pool, and nothing waiting: such a rank could have taken what queues elsewhere."""
 
 
 class UnequalRanks(Detector[Judgement]):
@@ -28,6 +21,12 @@ class UnequalRanks(Detector[Judgement]):
     requires = ("metrics", "log")
     position = 450
 
+    min_samples = Threshold(
+        3, "samples", "in a row: a burst is dealt out in one interval, and unequal lengths even out in the next"
+    )
+    full_usage = Threshold(0.95, "of the pool", "such a rank admits nothing while it has requests waiting")
+    room_usage = Threshold(0.5, "of the pool", "with nothing waiting: it could have taken what queues elsewhere")
+
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield nothing: one rank by itself is not unequal."""
         return iter(())
@@ -36,20 +35,35 @@ class UnequalRanks(Detector[Judgement]):
         self, ledger: EngineLedger, siblings: Sequence[EngineLedger], settings: Settings
     ) -> Iterator[Judgement]:
         """Yield one finding for the server, of its first full rank, if another has had room for some samples."""
-        if not _is_full_rank(ledger):
+        if not self._is_full(ledger, settings):
             return
-        idle = [other for other in siblings if _has_room(list(other.samples)[-SAMPLES_IN_A_ROW:])]
-        if idle and not any(other.engine < ledger.engine and _is_full_rank(other) for other in siblings):
-            yield _unequal(ledger, siblings, idle)
+        full = [other for other in siblings if self._is_full(other, settings)]
+        idle = [other for other in siblings if self._has_room(other, settings)]
+        if idle and not any(other.engine < ledger.engine for other in full):
+            yield _unequal(self._last(ledger, settings), 1 + len(full), 1 + len(siblings), idle)
+
+    def _last(self, ledger: EngineLedger, settings: Settings) -> list[Sample]:
+        return list(ledger.samples)[-round(settings(self.min_samples)) :]
+
+    def _is_full(self, ledger: EngineLedger, settings: Settings) -> bool:
+        last, usage = self._last(ledger, settings), settings(self.full_usage)
+        return len(last) >= settings(self.min_samples) and all(
+            sample.waiting and sample.usage is not None and sample.usage >= usage for sample in last
+        )
+
+    def _has_room(self, ledger: EngineLedger, settings: Settings) -> bool:
+        last, usage = self._last(ledger, settings), settings(self.room_usage)
+        return len(last) >= settings(self.min_samples) and all(
+            not sample.waiting and sample.usage is not None and sample.usage <= usage for sample in last
+        )
 
 
-def _unequal(ledger: EngineLedger, siblings: Sequence[EngineLedger], idle: Sequence[EngineLedger]) -> Judgement:
-    own = list(ledger.samples)[-SAMPLES_IN_A_ROW:]
+def _unequal(own: Sequence[Sample], full: int, ranks: int, idle: Sequence[EngineLedger]) -> Judgement:
+    """Judge the samples `own` of the first of the full ranks."""
     last, roomy = own[-1], idle[0].samples[-1]
-    full = 1 + sum(_is_full_rank(other) for other in siblings)
     return Judgement(
         code=UnequalRanks.code,
-        engine=ledger.engine,
+        engine=last.engine,
         verdict="likely",
         since_ns=own[0].at_ns or 0,
         position=own[0].position,
@@ -61,7 +75,7 @@ def _unequal(ledger: EngineLedger, siblings: Sequence[EngineLedger], idle: Seque
             Evidence("usage_of_a_rank_with_room", round(100 * (roomy.usage or 0), 1), "%", last.source, roomy.position),
         ),
         explanation=(
-            f"{counted(full, 'rank')} of {len(siblings) + 1} are full with {last.waiting or 0:,} requests"
+            f"{counted(full, 'rank')} of {ranks} are full with {last.waiting or 0:,} requests"
             f" waiting here, and"
             f" {counted(len(idle), 'rank')} have room: {idle[0].engine} uses {percent(roomy.usage or 0)} and queues"
             " nothing. The balancer does not see, or does not follow, the ranks' queues."
@@ -73,19 +87,4 @@ def _unequal(ledger: EngineLedger, siblings: Sequence[EngineLedger], idle: Seque
         ),
         wont_help=("A larger pool for all ranks: the full ones stay the same ones.",),
         missing="how requests are dealt out: sticky sessions and prefix-aware routing do the same on purpose",
-    )
-
-
-def _is_full(sample: Sample) -> bool:
-    return bool(sample.waiting) and sample.usage is not None and sample.usage >= FULL_RANK_USAGE
-
-
-def _is_full_rank(ledger: EngineLedger) -> bool:
-    last = list(ledger.samples)[-SAMPLES_IN_A_ROW:]
-    return len(last) == SAMPLES_IN_A_ROW and all(_is_full(sample) for sample in last)
-
-
-def _has_room(samples: Sequence[Sample]) -> bool:
-    return len(samples) == SAMPLES_IN_A_ROW and all(
-        not sample.waiting and sample.usage is not None and sample.usage <= ROOM_AT_USAGE for sample in samples
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from kvscope.monitor.detectors.detector import Detector
 from kvscope.monitor.detectors.judgement import TextJudgement
 from kvscope.monitor.detectors.thresholds import Settings
-from kvscope.monitor.detectors.written.refusals import other_process
+from kvscope.monitor.detectors.written.refusals import MOST_ELSEWHERE, other_process
 from kvscope.monitor.detectors.written.written_view import WrittenView
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 
@@ -21,7 +21,9 @@ class OtherProcess(Detector[TextJudgement]):
     requires = ("log", "report")
     position = 670
 
+    max_elsewhere = MOST_ELSEWHERE
+
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[TextJudgement]:
         """Yield the device that is not the engine's alone."""
         if not ledger.has_stream:
-            yield from other_process(WrittenView(ledger))
+            yield from other_process(WrittenView(ledger, settings))

@@ -24,4 +24,4 @@ class RefusedStart(Detector[TextJudgement]):
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[TextJudgement]:
         """Yield the refusal, with the engine's own numbers."""
         if not ledger.has_stream:
-            yield from refused_start(WrittenView(ledger))
+            yield from refused_start(WrittenView(ledger, settings))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from kvscope.monitor.detectors.detector import Detector
 from kvscope.monitor.detectors.judgement import TextJudgement
 from kvscope.monitor.detectors.thresholds import Settings
-from kvscope.monitor.detectors.written.refusals import smallest_worker
+from kvscope.monitor.detectors.written.refusals import MUCH_LARGER, smallest_worker
 from kvscope.monitor.detectors.written.written_view import WrittenView
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 
@@ -21,7 +21,9 @@ class SmallestWorker(Detector[TextJudgement]):
     requires = ("log", "report")
     position = 680
 
+    min_ratio = MUCH_LARGER
+
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[TextJudgement]:
         """Yield the worker that decides for all."""
         if not ledger.has_stream:
-            yield from smallest_worker(WrittenView(ledger))
+            yield from smallest_worker(WrittenView(ledger, settings))

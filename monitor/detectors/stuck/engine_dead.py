@@ -24,4 +24,4 @@ class EngineProcessDead(Detector[TextJudgement]):
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[TextJudgement]:
         """Yield the engine's end."""
         if not ledger.has_stream:
-            yield from engine_dead(WrittenView(ledger))
+            yield from engine_dead(WrittenView(ledger, settings))

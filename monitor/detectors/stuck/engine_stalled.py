@@ -31,6 +31,7 @@ from kvscope.monitor.detectors.stuck.waiting_requests import (
     watchdog_report,
 )
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
+from kvscope.monitor.detectors.written.standstill import LEAST_S, LEAST_UNKNOWN_S, TIMES_LONGEST
 from kvscope.monitor.events.samples import Sample
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.ledger.living_requests import Living
@@ -99,6 +100,9 @@ class EngineStalled(Detector[Judgement]):
     requires = ("stream", "metrics", "log")
     position = 296
 
+    text_least_s = LEAST_S
+    text_unknown_s = LEAST_UNKNOWN_S
+    text_times_longest = TIMES_LONGEST
     grace_s = Threshold(4.5, "s", "no pause between steps, a garbage collection or a swapped page, is this long")
     slower_than_expected = Threshold(
         1.5, "times", "the model of step times is this far off at most; jitter as it was measured is allowed beside it"

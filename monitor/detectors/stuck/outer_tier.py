@@ -24,4 +24,4 @@ class OuterTier(Detector[TextJudgement]):
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[TextJudgement]:
         """Yield the tier's failed allocations."""
         if not ledger.has_stream:
-            yield from outer_tier_full(WrittenView(ledger))
+            yield from outer_tier_full(WrittenView(ledger, settings))

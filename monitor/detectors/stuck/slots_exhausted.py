@@ -24,4 +24,4 @@ class SlotsExhausted(Detector[TextJudgement]):
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[TextJudgement]:
         """Yield the slots that belong to no request."""
         if not ledger.has_stream:
-            yield from slots_leaked(WrittenView(ledger))
+            yield from slots_leaked(WrittenView(ledger, settings))

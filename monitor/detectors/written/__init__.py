@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from kvscope.monitor.detectors.detector import Detector
 from kvscope.monitor.detectors.judgement import TextJudgement, Verdict
+from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.detectors.written.hypotheses import hypotheses
 from kvscope.monitor.detectors.written.lost_blocks import (
     audit_leak,
@@ -69,7 +70,10 @@ EXPLAIN: Final = ("held.endless-output", "held.pool-reserved")
 
 
 def judge_text(
-    ledger: EngineLedger, known: Mapping[str, Verdict], catalogue: Mapping[str, type[Detector[Any]]]
+    ledger: EngineLedger,
+    known: Mapping[str, Verdict],
+    catalogue: Mapping[str, type[Detector[Any]]],
+    settings: Settings,
 ) -> Iterator[TextJudgement]:
     """Yield what lines and words show of `catalogue`'s codes beyond what is `known` already, with its verdict.
 
@@ -77,7 +81,7 @@ def judge_text(
     """
     if ledger.has_stream or not (ledger.reported or ledger.facts or ledger.samples):
         return
-    view = WrittenView(ledger)
+    view = WrittenView(ledger, settings)
     verdicts = dict(known)
     for rule in RULES:
         for judged in rule(view):

@@ -7,11 +7,14 @@ from itertools import islice
 from typing import Final
 
 from kvscope.monitor.detectors.judgement import Evidence, TextJudgement
+from kvscope.monitor.detectors.thresholds import Threshold
 from kvscope.monitor.detectors.written.written_view import WrittenView, number_of, quotes
 from kvscope.monitor.events.samples import ReportedEvent
 
-ROUNDING: Final = 0.05
-"""Of the pool: the engine rounds its concurrency to two decimals and its pool to whole blocks."""
+ROUNDING: Final = Threshold(
+    0.05, "of the pool", "the engine rounds its concurrency to two decimals and its pool to whole blocks"
+)
+"""Of blind.metric-wrong."""
 METRIC_WRONG: Final = "blind.metric-wrong"
 
 
@@ -24,7 +27,8 @@ def contradictions_of(view: WrittenView) -> Iterator[TextJudgement]:
 
 def impossible_usage(view: WrittenView) -> Iterator[TextJudgement]:
     """A share of the pool that is below 0 or above 1."""
-    lines = [line for line in _usage_reads(view) if not 0 <= (number_of(line, "value") or 0) <= 1 + ROUNDING]
+    rounding = view.settings(ROUNDING)
+    lines = [line for line in _usage_reads(view) if not 0 <= (number_of(line, "value") or 0) <= 1 + rounding]
     if not lines:
         return
     value = number_of(lines[0], "value") or 0.0
@@ -55,7 +59,7 @@ def gauge_per_process(view: WrittenView) -> Iterator[TextJudgement]:
             by_engine.setdefault(str(line.fields.get("engine", "0")), {})[str(line.fields["pid"])] = line
     for lines in by_engine.values():
         values = [number_of(line, "value") or 0.0 for line in lines.values()]
-        if len(values) < 2 or max(values) - min(values) <= ROUNDING:
+        if len(values) < 2 or max(values) - min(values) <= view.settings(ROUNDING):
             continue
         zeros = sum(value == 0 for value in values)
         yield TextJudgement(
@@ -84,7 +88,12 @@ def sizes_disagree(view: WrittenView) -> Iterator[TextJudgement]:
     """The pool in tokens, and concurrency times length, are not the same number."""
     tokens, times = view.number("kv_cache_size_tokens"), view.number("max_concurrency")
     each = view.number("max_concurrency_tokens")
-    if not tokens or not times or not each or abs(times * each - tokens) <= ROUNDING * max(tokens, times * each):
+    if (
+        not tokens
+        or not times
+        or not each
+        or abs(times * each - tokens) <= view.settings(ROUNDING) * max(tokens, times * each)
+    ):
         return
     size, factor = view.facts["kv_cache_size_tokens"], view.facts["max_concurrency"]
     yield TextJudgement(

@@ -7,16 +7,16 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from kvscope.monitor.analysis.demand import capacity_tokens
+from kvscope.monitor.detectors.held.long_request import LongRequest
 from kvscope.monitor.detectors.judgement import Evidence, TextJudgement
+from kvscope.monitor.detectors.thresholds import Threshold
 from kvscope.monitor.detectors.written.refusals import REFUSAL_LINES
 from kvscope.monitor.detectors.written.written_view import WrittenView, number_of, quotes
 from kvscope.monitor.events.samples import Sample
 from kvscope.monitor.text import counted, percent
 
-LARGE_SHARE: Final = 0.25
-"""Of the pool: less does not crowd others out (as held.long-request has it)."""
-NEARLY_EMPTY: Final = 0.1
-"""Of the pool: below this nine tenths are free, and memory is not what is missing."""
+NEARLY_EMPTY: Final = Threshold(0.1, "of the pool", "nine tenths are free, so memory is not what is missing")
+"""Of held.not-memory."""
 LINES_IN_A_ROW: Final = 2
 _MORE_MEMORY: Final = (
     "Give the pool more: a higher --gpu-memory-utilization, --kv-cache-dtype fp8, more devices, or a lower"
@@ -132,7 +132,7 @@ def one_request_holds_much(view: WrittenView) -> Iterator[TextJudgement]:
         for sample in view.samples[-LINES_IN_A_ROW:]
         if sample.running == 1 and sample.waiting and sample.generation_tokens_per_s
     ]
-    if len(end) < LINES_IN_A_ROW or min(sample.usage or 0 for sample in end) < LARGE_SHARE:
+    if len(end) < LINES_IN_A_ROW or min(sample.usage or 0 for sample in end) < view.settings(LongRequest.min_share):
         return
     first, last = end[0], end[-1]
     yield TextJudgement(
@@ -192,7 +192,7 @@ def nearly_empty_pool(view: WrittenView) -> Iterator[TextJudgement]:
     if not samples or not said or len(samples) < len(view.samples):
         return
     highest = max(sample.usage or 0 for sample in samples)
-    if highest >= NEARLY_EMPTY or any(sample.waiting for sample in samples):
+    if highest >= view.settings(NEARLY_EMPTY) or any(sample.waiting for sample in samples):
         return
     last = samples[-1]
     yield TextJudgement(

@@ -6,16 +6,21 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from kvscope.monitor.detectors.judgement import Evidence, TextJudgement
+from kvscope.monitor.detectors.thresholds import Threshold
 from kvscope.monitor.detectors.written.written_view import WrittenView, number_of, quotes
 from kvscope.monitor.events.samples import ReportedEvent
 
 REFUSAL_LINES: Final = ("refused_for_length", "refused_without_pool", "refused_for_other_processes")
-MOST_ELSEWHERE: Final = 0.1
-"""Of the device: what a CUDA context and a display take beside the engine is less."""
+MOST_ELSEWHERE: Final = Threshold(
+    0.1, "of the device", "what a CUDA context and a display take beside the engine is less"
+)
+"""Of sizing.other-process."""
 
 LEAST_WORKERS: Final = 2
-MUCH_LARGER: Final = 1.5
-"""Pipeline stages differ by a layer or an embedding; half as much again is a device of another size."""
+MUCH_LARGER: Final = Threshold(
+    1.5, "times", "pipeline stages differ by a layer or an embedding, devices of another size by more"
+)
+"""Of sizing.smallest-worker."""
 
 
 def refused_start(view: WrittenView) -> Iterator[TextJudgement]:
@@ -117,7 +122,7 @@ def _printed_numbers(line: ReportedEvent) -> tuple[Evidence, ...]:
 def other_process(view: WrittenView) -> Iterator[TextJudgement]:
     """Less of the device was free than the engine's share, or an out-of-memory error counts others."""
     refused = view.lines("refused_for_other_processes", "profile_disturbed")
-    crowded = [line for line in view.lines("out_of_memory") if _held_by_others(line) > MOST_ELSEWHERE]
+    crowded = [line for line in view.lines("out_of_memory") if _held_by_others(line) > view.settings(MOST_ELSEWHERE)]
     lines = refused or crowded
     if not lines:
         return
@@ -161,7 +166,7 @@ def smallest_worker(view: WrittenView) -> Iterator[TextJudgement]:
     """Workers that print pools of very different sizes: the smallest is everyone's."""
     lines = [line for line in view.lines("worker_pool") if (number_of(line, "pool_gib") or 0) > 0]
     sizes = [number_of(line, "pool_gib") or 0.0 for line in lines]
-    if len(sizes) < LEAST_WORKERS or max(sizes) < MUCH_LARGER * min(sizes) or view.lines("start_up")[2:]:
+    if len(sizes) < LEAST_WORKERS or max(sizes) < view.settings(MUCH_LARGER) * min(sizes) or view.lines("start_up")[2:]:
         return
     yield TextJudgement(
         code="sizing.smallest-worker",
@@ -190,7 +195,7 @@ def smallest_worker(view: WrittenView) -> Iterator[TextJudgement]:
 def ran_out_of_memory(view: WrittenView) -> Iterator[TextJudgement]:
     """An out-of-memory error, by what the engine did then: loading, profiling, capturing graphs or serving."""
     lines = view.lines("out_of_memory")
-    if not lines or any(_held_by_others(line) > MOST_ELSEWHERE for line in lines):
+    if not lines or any(_held_by_others(line) > view.settings(MOST_ELSEWHERE) for line in lines):
         return
     code, sure, why = _phase_of_failure(view, lines)
     line = lines[0]

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from kvscope.monitor.detectors.judgement import Evidence, TextJudgement
+from kvscope.monitor.detectors.thresholds import Threshold
 from kvscope.monitor.detectors.written.written_view import (
     WrittenView,
     interval_of,
@@ -16,16 +17,20 @@ from kvscope.monitor.detectors.written.written_view import (
 from kvscope.monitor.events.samples import ReportedEvent, Sample
 from kvscope.monitor.text import clock_time, counted, duration, percent
 
-LEAST_S: Final = 20.0
-"""Without a token: two of vLLM's intervals, where lines before show that steps are short, or a person complains."""
-LEAST_UNKNOWN_S: Final = 60.0
-"""Where nothing shows how long a step takes here, or lines are closer together: a slow engine pauses so, too."""
+LEAST_S: Final = Threshold(
+    20, "s", "two of vLLM's intervals without a token, where lines before show short steps, or a person complains"
+)
+LEAST_UNKNOWN_S: Final = Threshold(
+    60, "s", "where no line shows how long a step takes here, a slow engine pauses for so long, too"
+)
 LINES_OF_PROGRESS: Final = 3
 """Each with tokens, just before: steps are shorter than the interval."""
 VLLM_INTERVAL_S: Final = 9.5
 """Ten seconds, as stamps without fractions show them."""
-TIMES_LONGEST: Final = 2.0
-"""A pause that was longer before and ended shows how long a step may take here."""
+TIMES_LONGEST: Final = Threshold(
+    2, "times", "a pause that was as long before and ended shows how long a step may take here"
+)
+"""All of stuck.engine-stalled."""
 TIMEOUTS: Final = ("call_timed_out", "input_dumped", "watchdog_expired")
 """Lines by which an engine gives a step up."""
 ROOT_ERRORS: Final = ("out_of_memory", "refused_for_length", "refused_without_pool", "refused_for_other_processes")
@@ -53,8 +58,9 @@ def engine_stalled(view: WrittenView) -> Iterator[TextJudgement]:
     others = [
         line for line in (*waits, *given_up) if not still or line_number(line.position) > line_number(still[0].position)
     ]
-    lasted = _stood_s(view.samples, still)
-    least = LEAST_S if view.is_report() or _steps_were_short(view.samples, still) else LEAST_UNKNOWN_S
+    lasted = _stood_s(view.samples, still, view.settings(TIMES_LONGEST))
+    is_short = view.is_report() or _steps_were_short(view.samples, still)
+    least = view.settings(LEAST_S if is_short else LEAST_UNKNOWN_S)
     shown = (lasted >= least and len(still) > 1) or (still and others) or len(others) > 1 or given_up
     if not shown or _moves_on(view.samples, others, still):
         return
@@ -79,7 +85,7 @@ def _still_lines(samples: Sequence[Sample]) -> list[Sample]:
     return still[::-1]
 
 
-def _stood_s(samples: Sequence[Sample], still: Sequence[Sample]) -> float:
+def _stood_s(samples: Sequence[Sample], still: Sequence[Sample], times_longest: float) -> float:
     """How long, the interval before the first line included; 0 if this engine has paused as long before."""
     if not still:
         return 0.0
@@ -93,7 +99,7 @@ def _stood_s(samples: Sequence[Sample], still: Sequence[Sample]) -> float:
         )
         longest = max(longest, current)
     paused = (longest + 1) * interval_of(samples) if longest else 0.0
-    return lasted if lasted > TIMES_LONGEST * paused else 0.0
+    return lasted if lasted > times_longest * paused else 0.0
 
 
 def _moves_on(samples: Sequence[Sample], others: Sequence[ReportedEvent], still: Sequence[Sample]) -> bool:

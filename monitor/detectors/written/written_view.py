@@ -8,6 +8,7 @@ from typing import Final
 
 from kvscope.monitor.detectors.judgement import Evidence
 from kvscope.monitor.detectors.sample_math import DEFAULT_INTERVAL_S, apart_s
+from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.events.samples import ReportedEvent, Sample
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.sources.text_events import SAID_PREFIX
@@ -36,7 +37,8 @@ COMPLAINTS: Final = (
 class WrittenView:
     """The lines, phrases, samples and facts of an engine that a text is all there is of."""
 
-    def __init__(self, ledger: EngineLedger) -> None:
+    def __init__(self, ledger: EngineLedger, settings: Settings | None = None) -> None:
+        self.settings = settings or Settings()
         self.engine = ledger.engine
         self.facts = ledger.facts
         self.reported = ledger.reported
