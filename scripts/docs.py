@@ -88,6 +88,12 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> Iterato
         yield "| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |"
 
 
+def _lab_only() -> frozenset[str]:
+    """Return the codes that the page of reach marks as shown on kvscope's own engine alone."""
+    page = (ROOT / "docs" / "accuracy" / "reach.md").read_text(encoding="utf-8")
+    return frozenset(line.split(" | ")[0].removeprefix("| ") for line in page.splitlines() if line.endswith("only** |"))
+
+
 def _kinds() -> Iterator[str]:
     yield from _table(
         ("kind", "name", "request", "args", "ids", "what it says"),
@@ -153,9 +159,15 @@ def _reference() -> Iterator[str]:
     yield ""
     yield "## Findings"
     yield ""
+    yield "*lab only*: [no engine in use](accuracy/reach.md) has shown it so far."
+    yield ""
+    lab_only = _lab_only()
     yield from _table(
-        ("code", "severity", "what it is"),
-        ((f"[{code}](runbooks/{code}.md)", entry.severity, entry.title) for code, entry in CATALOGUE.items()),
+        ("code", "severity", "what it is", "shown on"),
+        (
+            (f"[{code}](runbooks/{code}.md)", entry.severity, entry.title, "*lab only*" if code in lab_only else "")
+            for code, entry in CATALOGUE.items()
+        ),
     )
     yield ""
     yield "A finding has the severity of the table at its full harm. `harm` in its JSON has what was measured, and the"

@@ -96,7 +96,7 @@ def accuracy_tables(accuracy: Accuracy) -> Iterator[tuple[str, list[str], Rows]]
     codes = sorted({each.code for each in accuracy.recalls} | accuracy.reach.keys())
     yield (
         "Reach: codes that were rightly found at least once",
-        ["code", "own engine, stream", "own engine, metrics"],
+        ["code", "stream", "metrics"],
         [
             [code, *("yes" if source in accuracy.reach.get(code, []) else "–" for source in ("stream", "metrics"))]
             for code in codes
