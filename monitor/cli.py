@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 COMMANDS: Final = {
     "doctor": ("doctor", "what is wrong, and what to do"),
     "explain": ("explain", "the life of a request, or why a block is held"),
+    "plan": ("plan", "how large the KV pool is, how many requests it holds, what to set"),
     "record": ("record", "keep a stream as a recording"),
     "bundle": ("bundle", "a support bundle that names nobody"),
     "diff": ("diff", "what got better and what got worse, from one recording to another"),

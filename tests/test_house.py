@@ -27,6 +27,7 @@ ROOMS = (
     "kvscope.monitor.bounded_http",
     "kvscope.monitor.supervision",
     "kvscope.monitor.runbook_files",
+    "kvscope.monitor.planning",
     "kvscope.engine",
     "kvscope.engine.faults",
     "kvscope.engine.requests",
