@@ -45,6 +45,8 @@ ENVIRONMENT = {
     "KVSCOPE_TOKEN": "the service's token: asked for by `monitor serve`, sent by the other commands",
     "KVSCOPE_DATA": "where `monitor serve` keeps alerts and what it hears, and where `monitor sql` looks for it",
     "KVSCOPE_ALERTS": "receivers of alerts, as --alert takes them, separated by spaces",
+    "KVSCOPE_LAB_VLLM": "the Python that has vLLM, for `monitor incidents --engine vllm`",
+    "KVSCOPE_LAB_VLLM_RELEASE": "a folder with another release of vLLM, put ahead of that Python's own",
     "KVSCOPE_WEBHOOK_SECRET": "what `monitor serve` signs alerts to webhooks with (whsec_…)",
 }
 

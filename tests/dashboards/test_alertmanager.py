@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from kvscope.dashboards.prometheus.rules import GENERATED_RULES
+from kvscope.monitor.detectors.registry import CATALOGUE
 from tests.dashboards.programs import ROOT, answers, free_port, program, running, until
 
 CONFIG = ROOT / "dashboards" / "alertmanager" / "alertmanager.yml"
@@ -33,15 +34,20 @@ def alert(name: str, engine: str, **wanted: str) -> Labels:
     return {**labels, **wanted, "alertname": name, "engine": engine}
 
 
+def finding_alert(engine: str, code: str) -> Labels:
+    """What the rule of that code makes of a finding of its usual severity, which the metric has as a label."""
+    return {**alert("KvscopeFinding", engine, code=code), "severity": CATALOGUE[code].severity}
+
+
 LEAKS = [
-    alert("KvscopeFinding", GONE, code=rule["labels"]["code"])
+    finding_alert(GONE, rule["labels"]["code"])
     for rule in RULES
     if rule.get("labels", {}).get("code", "").startswith("leak.")
 ]
 SILENT = alert("KvscopeBlind", GONE, why="it is not heard")
-STALL = alert("KvscopeFinding", STALLED, code="stuck.engine-stalled")
+STALL = finding_alert(STALLED, "stuck.engine-stalled")
 BURNS = [alert("KvscopeGoodputBurn", STALLED, severity=severity) for severity in ("critical", "error", "warning")]
-LEAK = alert("KvscopeFinding", LEAKING, code="leak.finished-held")
+LEAK = finding_alert(LEAKING, "leak.finished-held")
 FAST, SLOW = (alert("KvscopeQueueTimeBurn", LEAKING, severity=severity) for severity in ("critical", "warning"))
 TOLD = {"page": [SILENT, STALL, FAST], "ticket": [LEAK]}
 SILENCED = [*LEAKS, *BURNS, SLOW]

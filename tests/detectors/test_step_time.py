@@ -147,6 +147,22 @@ def test_on_an_engine_of_any_speed_slow_steps_are_no_stall_and_a_hang_is_found_i
     assert takes / 2 < expected < takes * 2
 
 
+@pytest.mark.parametrize("step_s", [6.0, 20.0])
+def test_slow_steps_leave_a_request_time_to_reach_the_scheduler_and_a_lost_one_is_found(step_s: float) -> None:
+    scene = Timed(StepCost(step_s))
+    scene.enter(1, 100)
+    for _ in range(60):
+        scene.run({1: 1})
+    scene.log.received(9, "on-its-way", 8)
+    for _ in range(2):
+        scene.run({1: 1})
+    assert not scene.firing("stuck.front-end")
+    for _ in range(4):
+        scene.run({1: 1})
+    (finding,) = scene.firing("stuck.front-end")
+    assert finding.culprits.requests == ["on-its-way"]
+
+
 @pytest.mark.parametrize("step_s", [0.002, 1.0, 6.0, 20.0])
 def test_before_fifty_steps_a_hang_is_likely_within_a_minute_and_a_compilation_is_no_stall(step_s: float) -> None:
     scene = Timed(StepCost(step_s))

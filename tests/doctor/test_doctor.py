@@ -91,7 +91,7 @@ def test_a_recording_with_a_leak_names_its_culprits(capsys: pytest.CaptureFixtur
     code, printed = doctor_json(capsys, leaking)
     assert code == 1
     (finding,) = [f for f in printed["findings"] if f["severity"] != "info"]
-    assert (finding["code"], finding["verdict"]) == ("leak.finished-held", "confirmed")
+    assert (finding["code"], finding["verdict"]) == ("leak.finished-held", "likely")
     assert finding["culprits"]["requests"] == ["req-3", "req-4", "req-5", "req-6"]
     (balance,) = printed["balances"]
     assert balance["finished"] == len(finding["culprits"]["blocks"]) > 0
@@ -221,7 +221,7 @@ def test_short_and_markdown(capsys: pytest.CaptureFixture[str], leaking: Path) -
     assert main(["doctor", str(leaking), "--format", "short"]) == 1
     note, line = [line for line in capsys.readouterr().out.splitlines() if "leak." in line]
     assert note.startswith("note lab@127.0.0.1:0/0: Faults were switched on by hand")
-    assert line.startswith("error confirmed leak.finished-held lab@127.0.0.1:0/0 ")
+    assert line.startswith("error likely leak.finished-held lab@127.0.0.1:0/0 ")
     assert "req-3" in line
     assert main(["doctor", str(leaking), "--format", "markdown"]) == 1
     text = capsys.readouterr().out

@@ -142,7 +142,7 @@ def test_a_change_in_80_columns() -> None:
     for change in Changes().since([found], "2026-01-31T14:02:11.000Z"):
         report_table.change(change, Console(file=out, width=80))
     first, *others = out.getvalue().splitlines()
-    assert first.startswith("14:02:11 fires     error leak.finished-held, confirmed, on ")
+    assert first.startswith("14:02:11 fires     error leak.finished-held, likely, on ")
     assert max(map(len, (first, *others))) <= 80
     assert " ".join(" ".join(others).split()) == f"{found.explanation} Do now: {found.do_now[0]}"
 

@@ -72,7 +72,7 @@ UNKNOWN_LEASE_DO_NOW: Final = (
 )
 
 
-def _missing(damaged: bool, polled: bool, unknown_lease: bool) -> str:
+def _missing(damaged: bool, polled: bool, unknown_lease: bool, without_lease: bool) -> str:
     """What would confirm it."""
     if damaged:
         return "the events that were lost"
@@ -80,6 +80,8 @@ def _missing(damaged: bool, polled: bool, unknown_lease: bool) -> str:
         return "an answer of the connector: the engine does not ask it, though requests wait"
     if unknown_lease:
         return "the connector's lease, which it does not show: its consumer may renew it, and the blocks come free then"
+    if without_lease:
+        return "a lease, or the connector's own record of the transfer: without either a slow transfer looks the same"
     return ""
 
 
@@ -124,7 +126,8 @@ class FinishedHeld(Detector[HoldsBlocks]):
         held, at = kept(ledger, late), ledger.at
         count, records = len(held.deferrals), records_of(ledger, late)
         unknown_lease = any(deferral.lease_deadline_ns < 0 for deferral in late)
-        missing = _missing(state.damaged, polled, unknown_lease)
+        without_lease = any(deferral.lease_deadline_ns == 0 for deferral in late) and not ledger.description.kv_lease_s
+        missing = _missing(state.damaged, polled, unknown_lease, without_lease)
         return HoldsBlocks(
             code=self.code,
             engine=ledger.engine,

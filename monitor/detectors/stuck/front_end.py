@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kvscope.monitor.detectors.detector import Detector
+from kvscope.monitor.detectors.engine_pace import at_pace_s
 from kvscope.monitor.detectors.judgement import Evidence, Judgement
 from kvscope.monitor.detectors.stuck.waiting_requests import (
     overdue_judgement,
@@ -48,7 +49,8 @@ class FrontEndLoss(Detector[Judgement]):
         free_ns = ledger.looked_ns
         if beat is not None and not (beat.running or beat.waiting or state.in_flight):
             free_ns = max(free_ns, beat.at_ns)  # it has nothing else to do
-        late = overdue_requests(ledger, waiting, lambda r: r.received_ns, free_ns, settings(self.grace_s))
+        grace_s = at_pace_s(ledger, settings, self.grace_s)
+        late = overdue_requests(ledger, waiting, lambda r: r.received_ns, free_ns, grace_s)
         if late is None:
             return
         count, known = len(late.records), len(living.waiting) + len(living.running)

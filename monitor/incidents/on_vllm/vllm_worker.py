@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -16,6 +17,7 @@ VLLM_PYTHON: Final = "KVSCOPE_LAB_VLLM"
 """The Python that has vLLM."""
 VLLM_RELEASE: Final = "KVSCOPE_LAB_VLLM_RELEASE"
 """A folder with another release's Python files, put ahead of that Python's own. `deps` beside it has what they need."""
+MAX_ERROR_BYTES: Final = 4096
 ROOT: Final = Path(__file__).resolve().parents[3]
 
 
@@ -33,20 +35,28 @@ class VllmWorker:
             "VLLM_LOGGING_LEVEL": "ERROR",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         }
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `close`
         self._process = subprocess.Popen(
             [python, "-m", "kvscope.monitor.incidents.on_vllm.fork_server"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL if not os.environ.get("KVSCOPE_LAB_STDERR") else None,
+            stderr=self._errors,
             env=environment,
         )
         self.release = self._line().decode().strip()
         if not self.release:
-            raise ValueError(f"--vllm-python {python}: it cannot import vLLM and kvscope")
+            raise ValueError(f"--vllm-python {python}: it cannot import vLLM and kvscope{self._last_error()}")
 
     def _line(self) -> bytes:
         assert self._process.stdout is not None
         return self._process.stdout.readline()
+
+    def _last_error(self) -> str:
+        """The last line that the process wrote to its standard error, after a colon."""
+        size = self._errors.seek(0, os.SEEK_END)
+        self._errors.seek(max(0, size - MAX_ERROR_BYTES))
+        lines = self._errors.read().decode(errors="replace").split("\n")
+        return next((f": {line.strip()}" for line in reversed(lines) if line.strip()), "")
 
     def run(self, order: EpisodeOrder) -> EpisodeAnswer:
         """Run one episode and return its answer."""
@@ -57,7 +67,7 @@ class VllmWorker:
         return (
             msgspec.json.decode(answered, type=EpisodeAnswer)
             if answered
-            else EpisodeAnswer(error="vLLM's process died")
+            else EpisodeAnswer(error=f"vLLM's process died{self._last_error()}")
         )
 
     def close(self) -> None:
@@ -67,6 +77,7 @@ class VllmWorker:
         self._process.stdin.close()
         self._process.wait()
         self._process.stdout.close()
+        self._errors.close()
 
 
 @cache
