@@ -38,6 +38,7 @@ ALTERNATIVES: Final[Mapping[str, tuple[Alternative | Unless, ...]]] = {
     "leak.finished-held": (
         _LIVE_REQUEST,
         Alternative("a transfer of usual length", "the connector's lease, or the pending period, has passed"),
+        Unless("a slow transfer that no lease bounds", "the connector's lease has passed"),
         Unless("a consumer that renews its lease while its own queue is long", "the leases that the connector shows"),
     ),
     "leak.idle-not-polled": (

@@ -82,7 +82,7 @@ class OneProcess:
         return ledger
 
     def look(self) -> None:
-        self.watch.feed(list(self.stream.poll(0.1)))
+        self.watch.feed([received.frame for received in self.stream.receive(0.1)])
         for transition in self.watch.take_transitions():
             report = transition.finding.report()
             if transition.to == "firing" and report.severity != "info":
