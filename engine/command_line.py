@@ -30,6 +30,7 @@ from kvscope.engine.lab.load_bench import (
     print_bench_report,
     summarize_clients,
 )
+from kvscope.monitor.bounded_server import BoundedConfig
 from kvscope.monitor.publishing.publisher import ENGINE_RING_BYTES, EVENTS_ENDPOINT, NotPrivate, replay_endpoint_for
 
 if TYPE_CHECKING:
@@ -140,11 +141,18 @@ class _Server(uvicorn.Server):
     """Says where it listens, and ends what the engine has in hand before it waits for its connections to end."""
 
     def __init__(self, core: EngineCore, engine: str, address: str) -> None:
-        from kvscope.engine.serving.server import create_engine_app
+        from kvscope.engine.serving.server import ENGINE_LIMITS, create_engine_app
 
         app = create_engine_app(core, engine, self._stop)
         super().__init__(
-            uvicorn.Config(app, log_config=None, log_level="warning", access_log=False, timeout_graceful_shutdown=2)
+            BoundedConfig(
+                app,
+                ENGINE_LIMITS,
+                log_config=None,
+                log_level="warning",
+                access_log=False,
+                timeout_graceful_shutdown=2,
+            )
         )
         self._core = core
         self._address = address

@@ -22,9 +22,12 @@ NULL_BLOCK_COUNT = 1
 
 
 class BlockPool:
-    """`total` blocks, of which the first is reserved."""
+    """`total` blocks, of which the first is reserved.
 
-    def __init__(self, total: int, log: EventLog, faults: Faults | None = None) -> None:
+    keeps_duplicates: several blocks of one prefix can be in the cache; a lookup finds the one entered first.
+    """
+
+    def __init__(self, total: int, log: EventLog, faults: Faults | None = None, keeps_duplicates: bool = False) -> None:
         if total <= NULL_BLOCK_COUNT:
             raise ValueError(f"a pool of {total} blocks has none to hand out: it needs at least {NULL_BLOCK_COUNT + 1}")
         self.total = total
@@ -34,7 +37,10 @@ class BlockPool:
         self.digests: list[bytes | None] = [None] * total
         self.free_queue = FreeQueue(total, range(NULL_BLOCK_COUNT, total))
         self.num_cached_idle = 0
+        self.keeps_duplicates = keeps_duplicates
         self._by_digest: dict[bytes, int] = {}
+        self._duplicates: defaultdict[bytes, list[int]] = defaultdict(list)
+        """Blocks of a prefix beside the one in `_by_digest`, in the order in which they were entered."""
 
     @property
     def usable(self) -> int:
@@ -79,10 +85,17 @@ class BlockPool:
         self.log.reused(request, blocks, group)
 
     def cache(self, request: int, blocks: Sequence[int], digests: Sequence[bytes], group: int = 0) -> None:
-        """Enter full blocks in the prefix cache. One whose prefix is there already, in another block, is left out."""
+        """Enter full blocks in the prefix cache.
+
+        One whose prefix is there already, in another block, is left out unless duplicates are kept.
+        """
         entered, hashes = [], []
         for block, digest in zip(blocks, digests, strict=True):
-            if self._by_digest.setdefault(digest, block) == block and self.digests[block] is None:
+            first = self._by_digest.setdefault(digest, block)
+            if first != block and self.keeps_duplicates and self.digests[block] is None:
+                self._duplicates[digest].append(block)
+                first = block
+            if first == block and self.digests[block] is None:
                 self.digests[block] = digest
                 entered.append(block)
                 hashes.append(public_hash(digest))
@@ -117,14 +130,19 @@ class BlockPool:
             self.num_cached_idle += len(hashed)
 
     def reset_prefix_cache(self) -> bool:
-        """Forget every cached prefix; False, and nothing changed, while a cached block is in use."""
-        if any(self.refs[block] for block in self._by_digest.values()):
+        """Forget every cached prefix; False, and nothing changed, while any block is in use, as in vLLM."""
+        if self.num_free < self.usable:
             return False
         by_group: defaultdict[int, list[int]] = defaultdict(list)
         for digest, block in self._by_digest.items():
             self.digests[block] = None
             by_group[kv_group_of(digest)].append(block)
+        for digest, blocks in self._duplicates.items():
+            for block in blocks:
+                self.digests[block] = None
+                by_group[kv_group_of(digest)].append(block)
         self._by_digest.clear()
+        self._duplicates.clear()
         self.num_cached_idle = 0
         for group, blocks in by_group.items():
             self.log.evicted(blocks, Evict.RESET, group)
@@ -132,5 +150,12 @@ class BlockPool:
 
     def _forget(self, block: int, digest: bytes) -> None:
         self.digests[block] = None
+        others = self._duplicates.get(digest)
         if self._by_digest.get(digest) == block:
             del self._by_digest[digest]
+            if others:
+                self._by_digest[digest] = others.pop(0)
+        elif others:
+            others.remove(block)
+        if others is not None and not others:
+            del self._duplicates[digest]

@@ -28,6 +28,10 @@ class FreeQueue:
     def __contains__(self, block: int) -> bool:
         return self._next[block] != _NOT_IN_QUEUE
 
+    def has_each(self, first: int, end: int) -> list[bool]:
+        """Return for each block from `first` to before `end` whether it is in the queue."""
+        return [following != _NOT_IN_QUEUE for following in self._next[first:end]]
+
     def __iter__(self) -> Iterator[int]:
         block = self._next[self._end]
         while block != self._end:

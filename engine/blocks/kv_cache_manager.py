@@ -56,6 +56,7 @@ class KVCacheManager:
 
     windows: of each KV group, how many tokens its layers see; None: all. At most one, the last, has a window.
     max_tokens_ahead: of one request, tokens at most in steps that are launched and not complete.
+    settles_when_planned: see SchedulingRules.
     """
 
     def __init__(
@@ -66,8 +67,10 @@ class KVCacheManager:
         faults: Faults,
         windows: Sequence[int | None] = (None,),
         max_tokens_ahead: int = 0,
+        settles_when_planned: bool = False,
     ) -> None:
         self.pool = pool
+        self.settles_when_planned = settles_when_planned
         self.block_size = block_size
         self.hasher = hasher
         self.faults = faults
@@ -80,7 +83,9 @@ class KVCacheManager:
         self._sliding = [(group, window) for group, window in enumerate(self.windows) if window is not None]
         # The tokens that a window reaches back from the first one of a step, and the step's own, wherever they begin.
         self._most_blocks = [
-            sys.maxsize if window is None else self._blocks(window + max_tokens_ahead - 2) + 1
+            sys.maxsize
+            if window is None
+            else self._blocks(window + max_tokens_ahead - (1 if settles_when_planned else 2)) + 1
             for window in self.windows
         ]
 
@@ -149,17 +154,27 @@ class KVCacheManager:
                 backwards.append(block)
         return end, backwards[::-1]
 
-    def allocate(self, request: Request, num_new_tokens: int, prefix: Prefix | None = None, room_for: int = 0) -> bool:
+    def allocate(
+        self,
+        request: Request,
+        num_new_tokens: int,
+        prefix: Prefix | None = None,
+        room_for: int = 0,
+        fetched: bool = False,
+    ) -> bool:
         """Give the request blocks for `num_new_tokens` tokens beyond those computed or hit.
 
         The blocks of `prefix` are taken over as they are, before new ones. There must be room, besides, for `room_for`
         tokens in all (the whole prompt, at admission), though only what this step needs is taken. False if there is
-        not enough: then nothing is changed, and the log has what was needed and what was free.
+        not enough: then nothing is changed, and the log has what was needed and what was free. fetched: the tokens are
+        not computed but brought from outside, and are not in the prefix cache before they are there.
         """
         number = request.number
         tables = self.tables.get(number)
         hit = prefix.num_blocks if prefix is not None else 0
         have = hit + (len(tables[0]) if tables is not None else 0)
+        if tables is not None and self.settles_when_planned:
+            self._give_back_passed(request)
         end = max(request.num_scheduled_tokens, have * self.block_size if hit else 0) + num_new_tokens
         wanted = self._blocks(end) - have
         if room_for > end and self.faults.strikes("thrash.preemption", request.id):
@@ -169,12 +184,7 @@ class KVCacheManager:
             # A hit that nobody holds stands in the free queue: taking it over uses it up.
             free -= sum(self.pool.refs[block] == 0 for blocks in prefix.blocks for block in blocks)
         if room_for:
-            lacking = self._blocks(room_for) - have
-            hits = prefix.blocks if prefix is not None else [[] for _ in self.windows]
-            needed = sum(
-                max(wanted, min(lacking, most - len(blocks)))
-                for most, blocks in zip(self._most_blocks, hits, strict=True)
-            )
+            needed = self._needed_for_all(self._blocks(room_for), wanted, have, prefix)
         if needed > free:
             if request.shortage != (needed, free):
                 request.shortage = (needed, free)
@@ -188,7 +198,19 @@ class KVCacheManager:
         if wanted > 0:
             for group, table in enumerate(tables):
                 table += self.pool.allocate(number, wanted, group)
+        if self.settles_when_planned and self.hasher is not None and not fetched:
+            self._cache_until(request, min(end, request.num_tokens), self.hasher)
         return True
+
+    def _needed_for_all(self, blocks: int, wanted: int, have: int, prefix: Prefix | None) -> int:
+        """How many new blocks a request needs that has `have` and will have `blocks`, of which `wanted` now."""
+        if self.settles_when_planned:  # vLLM counts the whole request and the step by themselves, over all groups
+            whole = sum(max(0, min(blocks, most) - have) for most in self._most_blocks)
+            return max(whole, wanted * len(self.windows))
+        hits = prefix.blocks if prefix is not None else [[] for _ in self.windows]
+        return sum(
+            max(wanted, min(blocks - have, most - len(hit))) for most, hit in zip(self._most_blocks, hits, strict=True)
+        )
 
     def _take_over(self, number: int, prefix: Prefix) -> None:
         for group, (table, blocks) in enumerate(zip(self.tables[number], prefix.blocks, strict=True)):
@@ -205,7 +227,11 @@ class KVCacheManager:
         later one, and neither reads nor writes what the window does not reach from there: no fence is needed.
         """
         if self.hasher is not None:
-            self._cache_computed(request, self.hasher)
+            self._cache_until(request, request.num_computed_tokens, self.hasher)
+        if not self.settles_when_planned:
+            self._give_back_passed(request)
+
+    def _give_back_passed(self, request: Request) -> None:
         for group, window in self._sliding:
             table, passed = self.tables[request.number][group], []
             for place in reversed(range(self._num_passed(request.num_computed_tokens, window))):
@@ -216,9 +242,9 @@ class KVCacheManager:
             if passed:
                 self.pool.release(request.number, passed, Release.OUT_OF_WINDOW, group)
 
-    def _cache_computed(self, request: Request, hasher: PrefixHasher) -> None:
+    def _cache_until(self, request: Request, num_tokens: int, hasher: PrefixHasher) -> None:
         done = self._cached_blocks.get(request.number, 0)
-        full = request.num_computed_tokens // self.block_size
+        full = num_tokens // self.block_size
         if full > done:
             hasher.extend(request.digests, request.token_ids)
             for group, table in enumerate(self.tables[request.number]):

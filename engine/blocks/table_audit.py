@@ -65,11 +65,9 @@ class TableAuditor:
 
     def _blocks(self, first: int) -> None:
         pool = self.manager.pool
-        blocks = range(first, min(first + self.blocks_a_slice, pool.total))
-        packed = [
-            pool.refs[block] * 4 + (2 if block in pool.free_queue else 0) + (pool.digests[block] is not None)
-            for block in blocks
-        ]
+        end = min(first + self.blocks_a_slice, pool.total)
+        columns = zip(pool.refs[first:end], pool.free_queue.has_each(first, end), pool.digests[first:end], strict=True)
+        packed = [refs * 4 + queued * 2 + (digest is not None) for refs, queued, digest in columns]
         pool.log.audit_blocks(first, packed)
 
     def _requests(self, numbers: list[int]) -> None:

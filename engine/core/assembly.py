@@ -54,6 +54,7 @@ def make_manager(config: EngineConfig, loaded: LoadedModel, pool: BlockPool, fau
         faults,
         [group.window for group in loaded.config.kv_groups],
         most_in_flight(config) * config.max_num_batched_tokens,
+        pool.keeps_duplicates,
     )
 
 

@@ -34,6 +34,7 @@ from kvscope.engine.core.engine_description import describe_engine
 from kvscope.engine.core.event_stream import EventStream
 from kvscope.engine.core.idle import IdlePolicy
 from kvscope.engine.core.intake import EngineDead, Intake, PromptCheck, Refused
+from kvscope.engine.core.request_statistics import RequestStatistics
 from kvscope.engine.core.watchdog import Watchdog
 from kvscope.engine.execution.memory_plan import Device, Meter, capture_graphs, device_of
 from kvscope.engine.execution.model_runner import ModelRunner, Runner
@@ -108,6 +109,7 @@ class EngineCore:
         self.plan = capture_graphs(config, self.runner, plan, self.faults)
         self._meter = Meter(self.plan, device, self.log, clock)
         self.counts = TokenCounts()
+        self.statistics = RequestStatistics(self.max_model_len)
         self.failure = ""
         """What stopped the engine for good; empty while it works."""
         self.launched = NO_STEP_IN_FLIGHT
@@ -294,7 +296,7 @@ class EngineCore:
     def _finish(self, request: Request, status: Status, error: str = "") -> Output:
         """End it, and its last output."""
         self.scheduler.finish(request, status)
-        return self._last(Output(request.number, (), status, error))
+        return self._last(Output(request.number, (), status, error), request)
 
     def _launch(self, plan: SchedulerOutput) -> None:
         """Hand the step to the model: here, or to the thread that it runs in."""
@@ -331,7 +333,7 @@ class EngineCore:
         if failed is not None:
             error = f"step {plan.step} failed: {type(failed).__name__}: {failed}"
             logger.error("%s; its %d requests end with that", error, len(plan.shares), exc_info=failed)
-            outputs = [self._last(Output(r.number, (), r.status, error)) for r in scheduler.fail(plan)]
+            outputs = [self._last(Output(r.number, (), r.status, error), r) for r in scheduler.fail(plan)]
         else:
             # Who has ended while the step ran has had its last output.
             news = [
@@ -347,7 +349,10 @@ class EngineCore:
             tokens = [one.token_id for _, one in news]
             stops = [one.ends or self._is_stop(request, one.token_id) for request, one in news]
             scheduler.complete(plan, tokens, stops)
-            outputs += [self._news(request, one) for request, one in told]
+            of_prompts = sum(s.num_tokens for s in plan.shares if s.start < s.request.num_prompt_tokens)
+            self.statistics.step(of_prompts + len(told))
+            handed_out_ns = self.clock.monotonic_ns()
+            outputs += [self._news(request, one, handed_out_ns) for request, one in told]
         now = self.clock.monotonic_ns()
         self.log.step_completed(plan.step, now - began, plan.limit, *self.pool.counts()[:3])
         self.launched = (self._in_flight[0].plan.step, now) if self._in_flight else NO_STEP_IN_FLIGHT
@@ -358,17 +363,20 @@ class EngineCore:
         is_eos = token in self.loaded.config.eos_token_ids and not params.ignore_eos
         return is_eos or token in params.stop_token_ids
 
-    def _news(self, request: Request, sampled: Sampled) -> Output:
+    def _news(self, request: Request, sampled: Sampled, now_ns: int) -> Output:
         self.counts.generation_tokens += 1
+        self.statistics.token(request, now_ns)
         if len(request.output_token_ids) == 1:
             self.counts.prompt_tokens += request.num_prompt_tokens
         if request.is_finished:
-            return self._last(Output(request.number, (sampled,), request.status, kv_offer=request.kv_offer))
+            return self._last(Output(request.number, (sampled,), request.status, kv_offer=request.kv_offer), request)
         return Output(request.number, (sampled,))
 
-    def _last(self, output: Output) -> Output:
+    def _last(self, output: Output, request: Request | None = None) -> Output:
         """Every request gets exactly one output with a status, and this is it."""
         assert output.status is not None
+        if request is not None and output.status != Status.FINISHED_ABORTED:
+            self.statistics.finished(request, self.clock.monotonic_ns())
         self.intake.open.discard(output.number)
         self.counts.finished[output.status] += 1
         return output

@@ -111,6 +111,7 @@ class Cuda:
         import pynvml
 
         self._nvml = pynvml
+        self._nvml_failed = False
         self._index = torch.device(device).index or 0
         try:
             pynvml.nvmlInit()
@@ -123,11 +124,22 @@ class Cuda:
         """See Device. The driver does not tell processes in a container apart: the two `used` are not known there."""
         free, total = torch.cuda.mem_get_info(self._index)
         reserved, allocated = torch.cuda.memory_reserved(self._index), torch.cuda.memory_allocated(self._index)
-        processes = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
-        here = next((p.usedGpuMemory for p in processes if p.pid == os.getpid()), None)
+        here = self._used_here()
         if here is None:
             return Reading(total, free, UNMEASURED, UNMEASURED, reserved, allocated)
         return Reading(total, free, here, max(total - free - here, 0), reserved, allocated)
+
+    def _used_here(self) -> int | None:
+        """Bytes of this process; None where the driver does not say, or fails: the engine works on without it."""
+        try:
+            processes = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
+        except self._nvml.NVMLError as error:
+            if not self._nvml_failed:
+                logger.warning("NVML does not say which process has the device's memory: %s", error)
+            self._nvml_failed = True
+            return None
+        used = next((p.usedGpuMemory for p in processes if p.pid == os.getpid()), None)
+        return None if used is None else int(used)
 
     def peak_of(self, run: Callable[[], None]) -> int:
         """See Device. By torch's allocator; what it has cached is given back after."""

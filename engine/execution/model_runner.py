@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor
@@ -19,6 +19,10 @@ from kvscope.engine.models import LoadedModel, ModelConfig
 from kvscope.engine.models.layers import Model
 from kvscope.engine.requests.request_output import Sampled
 from kvscope.engine.scheduling.step_plan import SchedulerOutput
+
+COPY_BYTES: Final = 32 << 20
+"""Device memory that a copy between the pool and a connector takes at most, beside the memory plan; a block at least.
+The plan's headroom of 150 MiB has room for it."""
 
 
 def kv_bytes_per_block(model: ModelConfig, block_size: int, dtype: str) -> int:
@@ -150,7 +154,7 @@ class ModelRunner:
         logits = self._model.logits(hidden[batch.sampled_rows])
         if self._faults.strikes("sizing.elsewhere", ""):
             self._kept.append(logits)
-        return sample(logits, batch.sampled, self._seed)
+        return sample(logits, batch.sampled, self._seed, self._config.eos_token_ids)
 
     @torch.inference_mode()
     def gather(self, blocks: Sequence[int]) -> Tensor:
@@ -158,9 +162,21 @@ class ModelRunner:
 
         From any thread, as long as nobody writes to these blocks meanwhile: steps write to others.
         """
-        return self._cache.kv[:, :, list(blocks)].cpu()
+        cache = self._cache.kv
+        gathered = torch.empty((*cache.shape[:2], len(blocks), *cache.shape[3:]), dtype=cache.dtype)
+        for part in self._parts(len(blocks)):
+            gathered[:, :, part] = cache[:, :, list(blocks[part])].cpu()
+        return gathered
 
     @torch.inference_mode()
     def scatter(self, blocks: Sequence[int], kv: Tensor) -> None:
         """Put back into these blocks what `gather` gave."""
-        self._cache.kv[:, :, list(blocks)] = kv.to(self._device)
+        for part in self._parts(len(blocks)):
+            self._cache.kv[:, :, list(blocks[part])] = kv[:, :, part].to(self._device)
+
+    def _parts(self, count: int) -> Iterator[slice]:
+        """Slices of so many blocks, of COPY_BYTES each: all at once would need as much device memory again."""
+        cache = self._cache.kv
+        of_block = cache.shape[0] * cache.shape[1] * cache[0, 0, 0].numel() * cache.element_size()
+        at_once = max(1, COPY_BYTES // of_block)
+        return (slice(start, start + at_once) for start in range(0, count, at_once))

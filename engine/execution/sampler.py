@@ -1,12 +1,12 @@
 """Chooses each request's next token from its logits, and says how likely it was.
 
-Penalties, min_p, top_k and top_p go in vLLM's order, and mean what they mean there. A grammar lets the tokens be chosen
-that it allows, and moves on with the one that is.
+min_tokens, logit_bias, penalties, min_p, top_k and top_p go in vLLM's order, and mean what they mean there. A grammar
+lets the tokens be chosen that it allows, and moves on with the one that is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -47,15 +47,18 @@ class SamplingTensors(NamedTuple):
             self.output_token_ids.append(token_id)
 
 
-def sample(logits: Tensor, requests: Sequence[SamplingTensors], seed: int) -> list[Sampled]:
+def sample(
+    logits: Tensor, requests: Sequence[SamplingTensors], seed: int, eos_token_ids: Collection[int] = ()
+) -> list[Sampled]:
     """One token for each row of `logits` [requests, vocab], under that request's SamplingParams.
 
     What a request draws depends on its own seed and place only, so whoever shares the step changes nothing. `seed` is
-    the engine's, for requests without one.
+    the engine's, for requests without one. `eos_token_ids` end a sequence, and are not sampled before min_tokens.
     """
     # A step that was planned before the grammar's end was known brings what nobody takes.
     matchers = {row: r.matcher for row, r in enumerate(requests) if r.matcher is not None and not r.matcher.ended}
-    tokens = _choose(_allowed(_penalised(logits, requests), matchers), requests, seed)
+    biased = _biased(logits, requests, eos_token_ids)
+    tokens = _choose(_allowed(_penalised(biased, requests), matchers), requests, seed)
     sampled = [Sampled(token) for token in tokens]
     telling = [row for row, request in enumerate(requests) if request.params.logprobs is not None]
     if telling:
@@ -83,6 +86,22 @@ def _allowed(logits: Tensor, matchers: Mapping[int, Matcher]) -> Tensor:
     changed = logits.clone()
     changed[rows] = logits[rows].masked_fill(forbidden.to(logits.device), float("-inf"))
     return changed
+
+
+def _biased(logits: Tensor, requests: Sequence[SamplingTensors], eos_token_ids: Collection[int]) -> Tensor:
+    """The logits, with logit_bias added and ends before min_tokens at -inf in a copy."""
+    biases: list[tuple[int, int, float]] = []
+    for row, (_, params, place, _, _, matcher) in enumerate(requests):
+        biases += [(row, token, bias) for token, bias in params.logit_bias.items()]
+        if place < params.min_tokens and matcher is None:
+            ends = params.stop_token_ids if params.ignore_eos else params.stop_token_ids.union(eos_token_ids)
+            biases += [(row, token, float("-inf")) for token in ends if token < logits.shape[1]]
+    if not biases:
+        return logits
+    rows, tokens, values = zip(*biases, strict=True)
+    changed = logits.float().clone()
+    where = torch.tensor(rows, device=logits.device), torch.tensor(tokens, device=logits.device)
+    return changed.index_put_(where, torch.tensor(values, device=logits.device), accumulate=True)
 
 
 def _penalised(logits: Tensor, requests: Sequence[SamplingTensors]) -> Tensor:

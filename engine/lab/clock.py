@@ -27,14 +27,27 @@ class VirtualClock:
         """Have `call` made when it is `ns`. What is due at one time is done in the order in which it was asked for."""
         heapq.heappush(self._due, (ns, next(self._numbers), call))
 
-    def every(self, seconds: float, call: Callable[[], None]) -> None:
-        """Have `call` made after so long, and again each time that so long has passed."""
+    def every(self, seconds: float, call: Callable[[], None]) -> Callable[[], None]:
+        """Have `call` made after so long, and again each time that so long has passed. Return what ends that."""
+        interval_ns = round(seconds * 1e9)
+        repeats = True
 
         def again() -> None:
-            call()
-            self.every(seconds, call)
+            if repeats:
+                call()
+                self.at(self.ns + interval_ns, again)
 
-        self.at(self.ns + round(seconds * 1e9), again)
+        def stop() -> None:
+            nonlocal repeats
+            repeats = False
+
+        self.at(self.ns + interval_ns, again)
+        return stop
+
+    @property
+    def next_due_ns(self) -> int | None:
+        """When the next call is due; None if none is."""
+        return self._due[0][0] if self._due else None
 
     def sleep(self, seconds: float) -> None:
         """Let so much time pass."""

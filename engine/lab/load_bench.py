@@ -182,7 +182,7 @@ async def bench_offline(load: BenchLoad, config: EngineConfig) -> list[ClientRec
         async def ask(self, prompt: list[int], output_len: int, seen: ClientRecord) -> AsyncGenerator[None]:
             params = SamplingParams(temperature=0, max_tokens=output_len, ignore_eos=True)
             try:
-                texts = front_end.submit([f"bench-{id(seen)}"], [prompt], params, 0)
+                texts = await front_end.submit([f"bench-{id(seen)}"], [prompt], params, 0)
             except Refused as error:
                 raise RequestFailed(str(error)) from error
             try:

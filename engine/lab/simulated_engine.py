@@ -24,6 +24,7 @@ import torch
 from kvscope.engine.config import EngineConfig
 from kvscope.engine.connectors.host import HostConnector
 from kvscope.engine.core.engine_core import EngineCore, LaunchedStep
+from kvscope.engine.core.idle import BLOCKED_PAUSE_S
 from kvscope.engine.execution.cuda_graphs import DecodeGraphs
 from kvscope.engine.execution.input_batch import InputBatch as ModelBatch
 from kvscope.engine.execution.memory_plan import Reading
@@ -40,6 +41,10 @@ from kvscope.monitor.publishing.packer import Packer
 DRAIN_S: Final = 0.1
 """How often what was said is kept."""
 SIMULATED_HEARTBEAT_S: Final = 1.0
+MOST_DOUBLED_PAUSES: Final = 9
+"""Five seconds between passes that do nothing, at most."""
+DISCARD_S: Final = 20.0
+"""How often what was logged is dropped once nothing records it."""
 NON_TORCH: Final = 128 << 20
 ACTIVATIONS: Final = 64 << 20
 LOGITS: Final = 4 * 131_072
@@ -150,7 +155,8 @@ class SimulatedEngine(EngineCore):
     """An engine of `config` in virtual time, which passes while `run` is called; `time` tells it.
 
     step_time: of the model that it pretends to run; `loaded` gives only its settings. latencies: of what the engine
-    waits for besides the model. drain_s: how often what was logged is kept. A memory_budget is that of a
+    waits for besides the model. drain_s: how often what was logged is kept. blocked_s: seconds between passes while
+    requests wait and none can be scheduled. A memory_budget is that of a
     device which holds nothing besides. journal: a directory to keep the events in, as engine `name`. Raises ValueError
     for settings that do not go with that.
     """
@@ -166,11 +172,16 @@ class SimulatedEngine(EngineCore):
         name: str = "simulated@127.0.0.1:0/0",
         stall_s: float = 30.0,
         drain_s: float = DRAIN_S,
+        blocked_s: float = BLOCKED_PAUSE_S,
     ) -> None:
         _refuse_what_takes_real_time(config)
         self.time = VirtualClock()
         self._step_time = step_time or StepTime()
         self._until = 0
+        self._blocked_s = blocked_s
+        self._doublings = 0
+        """Of the pause between passes that do nothing, once nothing records them."""
+        self._recording_stopped = False
         self._hangs = False
         self._device = SimulatedDevice(config.memory_budget) if config.memory_budget is not None else None
         super().__init__(
@@ -190,7 +201,7 @@ class SimulatedEngine(EngineCore):
         if latencies.grammar_s:
             self._links.append(VirtualLink(self.time, self.intake.notify))
             self._grammars = DelayedGrammars(loaded, self.intake.notify, self._links[-1], latencies.grammar_s)
-        self.time.every(min(1.0, stall_s / 4), self.watchdog.look)
+        self._stop_repeating = [self.time.every(min(1.0, stall_s / 4), self.watchdog.look)]
         self._batches_to_lose = 0
         self.lost_batches = 0
         """Batches that were left out of the journal."""
@@ -199,8 +210,10 @@ class SimulatedEngine(EngineCore):
             self._packer = Packer(self.log, name, self.vitals)
             keyframe = lambda: encode(self._packer.keyframe())  # noqa: E731
             self._journal = JournalWriter(journal, self._packer.epoch, keyframe, clock=self.time)
-            self.time.every(drain_s, self._drain)
-            self.time.every(SIMULATED_HEARTBEAT_S, lambda: self._keep(self._packer.heartbeat()))
+            self._stop_repeating += (
+                self.time.every(drain_s, self._drain),
+                self.time.every(SIMULATED_HEARTBEAT_S, lambda: self._keep(self._packer.heartbeat())),
+            )
 
     @property
     def now_s(self) -> float:
@@ -219,6 +232,8 @@ class SimulatedEngine(EngineCore):
                 self.time.pass_to(self._until)
                 continue
             deliver(self.step())
+            if self._worked:
+                self._doublings = 0
             self._deliver_jobs()
             if self.scheduler.parked:
                 self._grammars.settle()
@@ -241,11 +256,19 @@ class SimulatedEngine(EngineCore):
         self._batches_to_lose = count
 
     def stop_recording(self) -> None:
-        """Close the journal with all that was logged so far; the engine can run on."""
+        """Close the journal with all that was logged so far. The engine can run on, and audits itself no more.
+
+        Nothing reads what it logs from then on, so that hours without a step cost no more than a step.
+        """
         if self._journal is not None:
             self._drain()
             self._journal.close()
             self._journal = None
+            for stop in self._stop_repeating:
+                stop()
+            self.log.on = False
+            self._recording_stopped = True
+            self.time.every(DISCARD_S, self.log.flushed.clear)
 
     @property
     def virtual_jobs(self) -> int:
@@ -288,6 +311,11 @@ class SimulatedEngine(EngineCore):
         return super()._complete(launched)
 
     def _wait(self, pause: float | None) -> None:
+        if pause is not None and self.scheduler.has_work:
+            pause = max(pause, self._blocked_s)
+        if pause is not None and self._recording_stopped:
+            pause *= 1 << self._doublings
+            self._doublings = min(self._doublings + 1, MOST_DOUBLED_PAUSES)
         end = self._until if pause is None else min(self._until, self.time.ns + round(pause * 1e9))
         while not self.intake.woken and self.time.pass_to(end):
             pass

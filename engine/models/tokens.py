@@ -23,6 +23,9 @@ NO_EOS: Final = "<|no end|>"
 class Tokenizer(Protocol):
     """What the front end asks of a tokenizer."""
 
+    max_chars_per_token: int
+    """The most characters of a text that one token stands for."""
+
     def encode(self, text: str) -> list[int]:
         """The prompt's token ids, with what the model wants at the beginning."""
         ...
@@ -48,6 +51,7 @@ class ByteTokenizer:
 
     BEGIN, END, MESSAGE = 256, 257, 258
     VOCAB_SIZE = 259
+    max_chars_per_token = 1
 
     def encode(self, text: str) -> list[int]:
         """Never empty: the prompt's beginning has a token of its own."""
@@ -94,6 +98,7 @@ class DirectoryTokenizer:
             self._tokenizer = FastTokenizer.from_file(str(path))
         except Exception as error:  # the library raises nothing narrower
             raise ValueError(f"{path} is no tokenizer: {error}") from error
+        self.max_chars_per_token = max(map(len, self._tokenizer.get_vocab()), default=1)
         config = directory / "tokenizer_config.json"
         self._config: dict[str, Any] = read_json(config) if config.is_file() else {}
         self._template = _chat_template(directory, self._config)
@@ -101,7 +106,8 @@ class DirectoryTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """As the tokenizer's own post-processing has it."""
-        ids: list[int] = self._tokenizer.encode(text).ids
+        # The batch's method lets other threads run meanwhile; `encode` keeps the interpreter to itself.
+        ids: list[int] = self._tokenizer.encode_batch([text])[0].ids
         return ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -119,7 +125,7 @@ class DirectoryTokenizer:
             text = self._template.render(messages=list(messages), add_generation_prompt=True, **special)
         except TemplateError as error:
             raise ValueError(f"the chat template of {self._name} refuses these messages: {error}") from error
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        ids: list[int] = self._tokenizer.encode_batch([text], add_special_tokens=False)[0].ids
         return ids
 
     def for_grammars(self, eos_token_ids: Collection[int]) -> LLTokenizer:

@@ -18,17 +18,23 @@ class Request:
     tokens they will sample. `last_step` is the last step that it is part of.
 
     `kv_transfer` is what it asks of a transfer between engines, `kv_offer` what its end offers to another.
+    `admitted_ns` is when it was first admitted, `first_token_ns` and `last_token_ns` when the engine handed tokens out;
+    0 before.
+
     `matcher` is there as soon as its grammar is compiled, and None if it has none.
     """
 
     __slots__ = (
+        "admitted_ns",
         "arrived_ns",
         "cause",
         "digests",
+        "first_token_ns",
         "id",
         "kv_offer",
         "kv_transfer",
         "last_step",
+        "last_token_ns",
         "matcher",
         "num_computed_tokens",
         "num_in_flight_tokens",
@@ -61,6 +67,7 @@ class Request:
         self.params = params
         self.priority = priority
         self.arrived_ns = arrived_ns
+        self.admitted_ns = self.first_token_ns = self.last_token_ns = 0
         self.kv_transfer = kv_transfer
         self.kv_offer: KVTransferParams | None = None
         self.token_ids = list(prompt_token_ids)

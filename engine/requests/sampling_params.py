@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -23,8 +23,10 @@ class SamplingParams:
     min_p: tokens less likely than this share of the likeliest are not drawn. presence_penalty and frequency_penalty are
     taken from the logit of a token that is in the output, once and for each time; repetition_penalty divides a
     positive logit, and multiplies another, of a token that is in prompt or output. n: how many outputs; each but the
-    first has a seed of its own, the next number. logprobs: how many of the likeliest tokens are told at each place,
-    besides the one that was chosen; None: nothing is told. `stop` strings end the output and are not part of it.
+    first has a seed of its own, the next number. logprobs: how many of the likeliest tokens are reported at each place,
+    besides the one that was chosen; None: none are reported. `stop` strings end the output and are not part of it,
+    unless include_stop_str_in_output. min_tokens: before so many, no stop string, stop token or end of sequence counts;
+    a grammar may end an output before. logit_bias: added to the logits of these token ids.
     structured_outputs: a schema or a regular expression that the output keeps to, and ends with.
 
     Raises ValueError, naming the parameter and what it may be.
@@ -40,9 +42,12 @@ class SamplingParams:
     n: int = 1
     logprobs: int | None = None
     max_tokens: int = 16
+    min_tokens: int = 0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int | None = None
     stop: Sequence[str] = ()
     stop_token_ids: frozenset[int] = field(default_factory=frozenset)
+    include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     structured_outputs: StructuredOutputs | None = None
 
@@ -66,6 +71,10 @@ class SamplingParams:
             raise ValueError(f"logprobs is {self.logprobs} and must be 0 to {MAX_LOGPROBS}")
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens is {self.max_tokens} and must be at least 1")
+        if not 0 <= self.min_tokens <= self.max_tokens:
+            raise ValueError(f"min_tokens is {self.min_tokens} and must be 0 to max_tokens, which is {self.max_tokens}")
+        if not all(map(math.isfinite, self.logit_bias.values())):
+            raise ValueError("logit_bias holds a number that is not finite")
         if "" in self.stop:
             raise ValueError("stop holds an empty string, which would end every output at once")
         # Lists are what JSON and callers bring.

@@ -31,18 +31,22 @@ class StructuredOutputs:
     """What an output is to be, in vLLM's words: JSON that fits a schema, or what a regular expression matches whole.
 
     json: the schema, or its text; properties come in its order. regex: in the syntax of Rust's regex crate, which has
-    neither look-around nor references back. Exactly one of them is given. Raises ValueError, saying what is wrong.
+    neither look-around nor references back. choice: the output is one of these texts. Exactly one of them is given.
+    Raises ValueError, saying what is wrong.
     """
 
     json: str | dict[str, Any] | None = None
     regex: str | None = None
+    choice: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        if (self.json is None) == (self.regex is None):
-            raise ValueError("exactly one of json, which is a schema, and regex must be given")
+        if [self.json, self.regex, self.choice].count(None) != 2:
+            raise ValueError("exactly one of json, which is a schema, regex and choice must be given")
+        if self.choice is not None and not (self.choice and all(self.choice)):
+            raise ValueError("choice must hold at least one text, and no empty one")
         if isinstance(self.json, dict):
             object.__setattr__(self, "json", dumps(self.json))  # so that equal ones are found again
-        if len(self.json or self.regex or "") > MAX_CHARACTERS:
+        if len(self.json or self.regex or "".join(self.choice or ())) > MAX_CHARACTERS:
             raise ValueError(f"{self.kind} is longer than the {MAX_CHARACTERS} characters that it may have")
         try:
             failed, why = LLMatcher.validate_grammar_with_warnings(self.grammar(), limits=_LIMITS)
@@ -53,13 +57,17 @@ class StructuredOutputs:
 
     @property
     def kind(self) -> str:
-        """Which of the two is given."""
+        """Which of them is given."""
+        if self.choice is not None:
+            return "choice"
         return "regex" if self.json is None else "json"
 
     def grammar(self) -> str:
         """As llguidance has it."""
         if self.json is not None:
             return LLMatcher.grammar_from_json_schema(self.json, overrides=WHITE_SPACE)  # type: ignore[arg-type]
+        if self.choice is not None:
+            return LLMatcher.grammar_from_lark("start: " + " | ".join(map(dumps, self.choice)))
         return LLMatcher.grammar_from_regex(self.regex or "")
 
 

@@ -32,6 +32,17 @@ class Admission:
 
     def admit(self, plan: SchedulerOutput, budget: int) -> None:
         """Add waiting requests to the plan, in order, within `budget` tokens."""
+        state = self._state
+        dropped = []
+        if state.rules.awaits_dropped_steps:
+            dropped = [r for r in state.waiting if r.num_preemptions and state.is_in_flight(r)]
+        for request in dropped:
+            state.waiting.remove(request)
+        self._admit_ready(plan, budget)
+        for request in reversed(dropped):
+            state.waiting.put_front(request)
+
+    def _admit_ready(self, plan: SchedulerOutput, budget: int) -> None:
         state, manager = self._state, self._state.manager
         while len(state.waiting):
             request = state.waiting.head()
@@ -50,7 +61,7 @@ class Admission:
             outside = 0 if known else self._transfers.find_outside(request, hits)
             to_load = outside * manager.block_size
             num_tokens = to_load or min(request.num_tokens - computed, budget)
-            if not manager.allocate(request, num_tokens, prefix, room_for):
+            if not manager.allocate(request, num_tokens, prefix, room_for, fetched=outside > 0):
                 if self._preemption.unblock(request, bool(self._transfers.loading)):
                     continue
                 plan.limit = Limit.KV
@@ -65,6 +76,7 @@ class Admission:
                 continue
             state.running.append(request)
             request.status, request.cause = Status.RUNNING, Cause.NONE
+            request.admitted_ns = request.admitted_ns or state.log.clock.monotonic_ns()
             state.log.admitted(request.number, request.num_computed_tokens)
             plan.add(request, num_tokens)
             budget -= num_tokens

@@ -27,7 +27,8 @@ class PreemptionPolicy:
         """Preempt a running request, and return the tokens that this frees of the plan's budget."""
         freed = plan.drop(victim)
         self._state.running.remove(victim)
-        self._state.seqs_allowed = max(1, len(self._state.running))
+        if self._state.rules.damps_readmission:
+            self._state.seqs_allowed = max(1, len(self._state.running))
         self._take_back(victim, beneficiary)
         return freed
 
@@ -57,5 +58,8 @@ class PreemptionPolicy:
         victim.num_computed_tokens = victim.num_in_flight_tokens = 0
         victim.num_preemptions += 1
         victim.status, victim.cause = Status.PREEMPTED, Cause.PREEMPTED
-        state.waiting.put_back(victim)
+        if state.rules.queues_at_front:
+            state.waiting.put_front(victim)
+        else:
+            state.waiting.put_back(victim)
         state.log.queued(victim.number, Cause.PREEMPTED, at_front=True)

@@ -30,6 +30,7 @@ from kvscope.engine.scheduling.admission import Admission, outgrows_pool
 from kvscope.engine.scheduling.deferred_free import ConnectorTransfers
 from kvscope.engine.scheduling.preemption import PreemptionPolicy
 from kvscope.engine.scheduling.scheduler_state import SchedulerState
+from kvscope.engine.scheduling.scheduling_rules import OWN_RULES, SchedulingRules
 from kvscope.engine.scheduling.step_plan import SchedulerOutput
 from kvscope.monitor.events.event_log import EventLog
 from kvscope.monitor.events.kinds import Cause, Limit, Release, Status
@@ -52,6 +53,7 @@ class Scheduler:
         connector: KVConnector | None = None,
         lease_s: float = 0.0,
         faults: Faults | None = None,
+        rules: SchedulingRules = OWN_RULES,
     ) -> None:
         self.manager = manager
         self.log = log
@@ -59,7 +61,7 @@ class Scheduler:
         self.max_model_len = max_model_len
         self.faults = faults or Faults()
         self.state = SchedulerState(
-            manager, log, self.faults, max_num_seqs=max_num_seqs, by_priority=policy == "priority"
+            manager, log, self.faults, max_num_seqs=max_num_seqs, by_priority=policy == "priority", rules=rules
         )
         self.requests = self.state.requests
         self.running = self.state.running

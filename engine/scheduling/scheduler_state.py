@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvscope.engine.blocks.kv_cache_manager import KVCacheManager
 from kvscope.engine.faults import Faults
 from kvscope.engine.requests.request import Request
+from kvscope.engine.scheduling.scheduling_rules import SchedulingRules
 from kvscope.engine.scheduling.waiting_queue import FCFSQueue, PriorityQueue, WaitingQueue
 from kvscope.monitor.events.event_log import EventLog
 from kvscope.monitor.events.kinds import Cause, Release, Status
@@ -19,8 +20,16 @@ class SchedulerState:
     """The requests of a scheduler and the queue that each of them is in. One thread only."""
 
     def __init__(
-        self, manager: KVCacheManager, log: EventLog, faults: Faults, *, max_num_seqs: int, by_priority: bool
+        self,
+        manager: KVCacheManager,
+        log: EventLog,
+        faults: Faults,
+        *,
+        max_num_seqs: int,
+        by_priority: bool,
+        rules: SchedulingRules,
     ) -> None:
+        self.rules = rules
         self.manager = manager
         self.log = log
         self.faults = faults
@@ -43,6 +52,10 @@ class SchedulerState:
     def in_flight(self) -> bool:
         """Whether a step was planned and is not complete."""
         return self.completed_step + 1 < self.step
+
+    def is_in_flight(self, request: Request) -> bool:
+        """Whether the request is part of a step that is not complete."""
+        return request.last_step > self.completed_step
 
     def remove(self, request: Request) -> None:
         """Take a request out of the queue that it is in."""
@@ -78,7 +91,8 @@ class SchedulerState:
 
     def free(self, request: Request, reason: Release) -> None:
         """Free a request's blocks, at once or behind the step in flight that may still write to them."""
-        self.manager.free(request, reason, request.last_step if request.last_step > self.completed_step else None)
+        fence = request.last_step if self.rules.fences_frees and self.is_in_flight(request) else None
+        self.manager.free(request, reason, fence)
 
     def pass_over(self, request: Request, cause: Cause) -> None:
         """Note why a request is not scheduled; reported when the cause changes and as the count doubles."""

@@ -24,6 +24,10 @@ class WaitingQueue(Protocol):
         """One that was taken before, at the place that it had."""
         ...
 
+    def put_front(self, request: Request) -> None:
+        """One that was taken before, ahead of all others that the queue's order allows."""
+        ...
+
     def head(self) -> Request:
         """The one whose turn it is; there must be one."""
         ...
@@ -56,6 +60,10 @@ class FCFSQueue:
         place = next((i for i, other in enumerate(self._requests) if other.number > request.number), len(self))
         self._requests.insert(place, request)
 
+    def put_front(self, request: Request) -> None:
+        """At the front."""
+        self._requests.appendleft(request)
+
     def head(self) -> Request:
         """The one that has waited longest."""
         return self._requests[0]
@@ -85,7 +93,7 @@ class PriorityQueue:
         """At the place its priority gives it, wherever it comes from."""
         heapq.heappush(self._heap, (request.priority, request.arrived_ns, request.number, request))
 
-    put_back = put
+    put_back = put_front = put
 
     def head(self) -> Request:
         """The most urgent."""

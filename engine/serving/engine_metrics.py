@@ -8,13 +8,34 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from itertools import accumulate
+from typing import Final
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from kvscope.engine.core.engine_core import EngineCore
+from kvscope.engine.core.request_statistics import BucketCounts
 from kvscope.engine.serving.text_stream import OPENAI_FINISH_REASONS
 
 logger = logging.getLogger(__name__)
+
+STATISTICS: Final = {
+    "time_to_first_token_seconds": "From arrival to the first token.",
+    "inter_token_latency_seconds": "From one token of a request to its next.",
+    "request_time_per_output_token_seconds": "The mean time from token to token of a request.",
+    "e2e_request_latency_seconds": "From arrival to the end.",
+    "request_queue_time_seconds": "From arrival to the first admission.",
+    "request_inference_time_seconds": "From the first admission to the last token.",
+    "request_prefill_time_seconds": "From the first admission to the first token.",
+    "request_decode_time_seconds": "From the first token to the last.",
+    "request_prompt_tokens": "Prompt tokens of a request.",
+    "request_generation_tokens": "Tokens generated for a request.",
+    "request_max_num_generation_tokens": "The most tokens generated for one output of a request.",
+    "request_params_max_tokens": "What requests set as max_tokens.",
+    "request_num_preemptions": "Preemptions of a request.",
+    "iteration_tokens_total": "Tokens of prompts computed, and tokens sampled, in a step.",
+}
+"""What each histogram counts, by its name in vLLM without the prefix. Aborted requests are not counted, as there."""
 
 
 class EngineCollector:
@@ -46,6 +67,9 @@ class EngineCollector:
         for status, reason in OPENAI_FINISH_REASONS.items():
             success.add_metric([*self._labels.values(), reason], counts.finished[status])
         yield success
+        yield self._waiting_by_reason()
+        for histogram_name, histogram in core.statistics.histograms.items():
+            yield self._histogram(histogram_name, histogram)
         yield self._cache_config()
         yield self._counter("kvscope_engine_steps", "Steps launched.", scheduler.step)
         yield self._counter("kvscope_engine_passes", "Passes over the queues, step or none.", scheduler.passes)
@@ -78,6 +102,26 @@ class EngineCollector:
     def _counter(self, name: str, says: str, value: float) -> CounterMetricFamily:
         family = CounterMetricFamily(name, says, labels=list(self._labels))
         family.add_metric(list(self._labels.values()), value)
+        return family
+
+    def _waiting_by_reason(self) -> GaugeMetricFamily:
+        """As vLLM has it: capacity, and what waits for something else than room; their sum is those that wait."""
+        scheduler = self.core.scheduler
+        waiting, deferred = scheduler.num_waiting, len(scheduler.parked)
+        family = GaugeMetricFamily(
+            "vllm:num_requests_waiting_by_reason",
+            "Requests that wait for room (capacity), or for a grammar or KV from elsewhere (deferred).",
+            labels=[*self._labels, "reason"],
+        )
+        for reason, count in (("capacity", max(0, waiting - deferred)), ("deferred", deferred)):
+            family.add_metric([*self._labels.values(), reason], count)
+        return family
+
+    def _histogram(self, name: str, histogram: BucketCounts) -> HistogramMetricFamily:
+        bounds = [*map(str, map(float, histogram.bounds)), "+Inf"]
+        cumulative = accumulate(histogram.counts)
+        family = HistogramMetricFamily(f"vllm:{name}", STATISTICS[name], labels=list(self._labels))
+        family.add_metric(list(self._labels.values()), list(zip(bounds, cumulative, strict=True)), histogram.total)
         return family
 
     def _cache_config(self) -> GaugeMetricFamily:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from kvscope.engine.core.engine_core import EngineCore
 from kvscope.engine.requests.kv_transfer import KVTransferParams
@@ -14,6 +15,9 @@ from kvscope.engine.requests.sampling_params import SamplingParams
 from kvscope.engine.serving.text_stream import OPENAI_FINISH_REASONS, TextStream
 from kvscope.monitor.events.kinds import Status
 from kvscope.monitor.events.trace_context import TraceContext
+
+SUBMITTED_AT_ONCE: Final = 16
+"""Requests of one client that are handed to the engine before others' are looked at."""
 
 
 class EngineError(RuntimeError):
@@ -24,13 +28,14 @@ class EngineError(RuntimeError):
 class Delta:
     """What is new of the `index`-th text: its tokens, and what is certain by now of what they say.
 
-    `reason` in its last one only.
+    `reason` and `stop_reason`, the stop string or token that ended it, in its last one only.
     """
 
     index: int
     text: str = ""
     sampled: Sequence[Sampled] = ()
     reason: str = ""
+    stop_reason: str | int | None = None
 
 
 class FrontEnd:
@@ -58,7 +63,7 @@ class FrontEnd:
 
         self.core.start(deliver)
 
-    def submit(
+    async def submit(
         self,
         names: Sequence[str],
         prompts: list[list[int]],
@@ -69,22 +74,33 @@ class FrontEnd:
     ) -> Texts:
         """Have params.n texts made for each prompt. Raises Refused, and then has none made, and EngineDead.
 
-        `names`: of the requests, one a text.
+        `names`: of the requests, one a text. Other clients are served between every few of them.
         """
         each = [(prompt, one) for prompt in prompts for one in params.each()]
-        for name, (prompt, _) in zip(names, each, strict=True):
+        for place, (name, (prompt, _)) in enumerate(zip(names, each, strict=True), 1):
             self.core.check(prompt, name)
+            await _let_others_run(place)
         texts = Texts(self, sum(len(prompt) for prompt in prompts))
-        for name, (prompt, one) in zip(names, each, strict=True):
-            number = self.core.submit(name, prompt, one, priority, kv_transfer, trace)
-            texts.made[number] = TextStream(self.core.loaded.tokenizer, one.stop)
-            texts.sampled[number] = []
-            self._queues[number] = texts.outputs
+        try:
+            for place, (name, (prompt, one)) in enumerate(zip(names, each, strict=True), 1):
+                number = self.core.submit(name, prompt, one, priority, kv_transfer, trace)
+                texts.made[number] = TextStream(self.core.loaded.tokenizer, one)
+                texts.sampled[number] = []
+                self._queues[number] = texts.outputs
+                await _let_others_run(place)
+        except BaseException:
+            texts.close(client_gone=False)
+            raise
         return texts
 
     def forget(self, number: int) -> None:
         """Nobody waits for this request's outputs any more."""
         del self._queues[number]
+
+
+async def _let_others_run(place: int) -> None:
+    if place % SUBMITTED_AT_ONCE == 0:
+        await asyncio.sleep(0)
 
 
 class Texts:
@@ -118,12 +134,13 @@ class Texts:
         if output.error or output.status == Status.FINISHED_ABORTED:
             raise EngineError(output.error or "the engine is stopping")
         self.sampled[number] += output.sampled
-        new = text.add(output.token_ids, last=output.status is not None)
+        new = text.add(output.token_ids, output.status)
         if text.stopped and output.status is None:
             self._front_end.core.end(number, Status.FINISHED_STOPPED)
         if text.stopped:
             self.reasons[number] = "stop"
-        return Delta(list(self.made).index(number), new, output.sampled, self.reasons.get(number, ""))
+        reason = self.reasons.get(number, "")
+        return Delta(list(self.made).index(number), new, output.sampled, reason, text.stop_reason)
 
     def close(self, *, client_gone: bool) -> None:
         """Wait no longer. Texts that have not ended are ended, and the engine is told if it is because nobody waits."""

@@ -101,7 +101,7 @@ class LLM:
         outputs: list[list[_Work]] = []
         for prompt_ids, params, names in zip(ids, each, names_of, strict=True):
             numbers = [self.core.submit(name, prompt_ids, p) for name, p in zip(names, params.each(), strict=True)]
-            outputs.append([_Work(TextStream(tokenizer, params.stop), params.logprobs) for _ in numbers])
+            outputs.append([_Work(TextStream(tokenizer, params), params.logprobs) for _ in numbers])
             work |= zip(numbers, outputs[-1], strict=True)
         first = self._requests - len(wanted) + 1
         try:
@@ -155,7 +155,7 @@ class _Work:
         if self.reason:
             return False
         self.sampled += output.sampled
-        self.text.add(output.token_ids, last=output.status is not None)
+        self.text.add(output.token_ids, output.status)
         if self.text.stopped:
             self.reason = "stop"
         elif output.status is not None:

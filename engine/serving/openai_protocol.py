@@ -1,13 +1,15 @@
 """What clients send and get, in OpenAI's words: https://platform.openai.com/docs/api-reference.
 
-Fields that we do not know are refused, not passed over: whoever sends one expects something of it. Fields of the API
-that we know and do not serve are taken with the value that asks for nothing.
+Unknown fields are ignored and logged once each, as vLLM does: clients send `metadata`, `store` and the like. A field
+that is known, not served, and would change the answer is refused unless it has the value that asks for nothing. What
+constrains the output (`structured_outputs`, `response_format`) has no unknown fields: it could not be kept to.
 """
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal, TypeVar
 
 import msgspec
@@ -19,13 +21,24 @@ from kvscope.engine.requests.sampling_params import SamplingParams
 from kvscope.engine.requests.structured_output import StructuredOutputs
 from kvscope.engine.serving.text_stream import UNFINISHED_CHARACTER
 
+logger = logging.getLogger(__name__)
+
 MAX_STOPS: Final = 16
 MAX_NUMBER: Final = (1 << 53) - 1
 """What JSON's readers agree on, and well within what an event carries."""
+MAX_BIAS: Final = 100.0
+"""OpenAI's limit of a logit_bias, either way."""
+IGNORED_NAMES: Final = 256
+"""Unknown fields that are remembered as logged."""
 NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
-    "best_of": (None, 1),
     "echo": (None, False),
     "suffix": (None, ""),
+    "prompt_logprobs": (None,),
+    "prompt_embeds": (None,),
+    "use_beam_search": (None, False),
+    "tools": (None, []),
+    "tool_choice": (None, "none"),
+    "functions": (None, []),
 }
 """Fields that are known and not served, with the values that ask for nothing."""
 
@@ -40,21 +53,23 @@ class BadRequest(ValueError):
         self.code = code
 
 
-class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """include_usage: one more chunk at the end, with the token counts."""
+class StreamOptions(msgspec.Struct):
+    """include_usage: one more chunk at the end, with the token counts; continuous_usage_stats: in every chunk too."""
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
 
 
 class StructuredOutputsParams(msgspec.Struct, forbid_unknown_fields=True):
-    """vLLM's field of the same meaning: a JSON schema, or its text, or a regular expression."""
+    """vLLM's field of the same meaning: a JSON schema, or its text, a regular expression, or one of some texts."""
 
     json: dict[str, Any] | str | None = None
     regex: str | None = None
+    choice: list[str] | None = None
 
     def wanted(self) -> StructuredOutputs | None:
         """As the engine takes it. Raises ValueError."""
-        return StructuredOutputs(self.json, self.regex)
+        return StructuredOutputs(self.json, self.regex, None if self.choice is None else tuple(self.choice))
 
 
 class JsonSchema(msgspec.Struct, forbid_unknown_fields=True):
@@ -81,7 +96,7 @@ class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
         return StructuredOutputs(json={"type": "object"}) if self.type == "json_object" else None
 
 
-class GenerationRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class GenerationRequest(msgspec.Struct, kw_only=True):
     """What both ways to ask have in common. null is a field left out."""
 
     model: str | None = None
@@ -97,6 +112,9 @@ class GenerationRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool = False
+    min_tokens: int | None = None
+    logit_bias: dict[int, float] | None = None
     ignore_eos: bool = False
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputsParams | None = None
@@ -104,7 +122,9 @@ class GenerationRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     stream_options: StreamOptions | None = None
     priority: int = 0
     kv_transfer_params: KVTransferParams | None = None
-    user: str | None = None
+    prompt_logprobs: int | None = None
+    prompt_embeds: Any = None
+    use_beam_search: bool | None = None
 
     def check(self, served_model_name: str) -> None:
         """Raises BadRequest for what is understood and cannot be served."""
@@ -132,6 +152,9 @@ class GenerationRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
                 raise BadRequest(f"{name} is {getattr(self, name)} and may be {MAX_NUMBER} at most", name)
         if isinstance(self.stop, list) and len(self.stop) > MAX_STOPS:
             raise BadRequest(f"stop has {len(self.stop)} strings and may have {MAX_STOPS}", "stop")
+        for bias in (self.logit_bias or {}).values():
+            if not -MAX_BIAS <= bias <= MAX_BIAS:
+                raise BadRequest(f"logit_bias holds {bias}, and may hold -{MAX_BIAS:g} to {MAX_BIAS:g}", "logit_bias")
 
     def num_logprobs(self) -> int | None:
         """How many of the likeliest tokens are to be told at each place, as SamplingParams has it."""
@@ -165,23 +188,26 @@ class GenerationRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
             "seed": self.seed,
             "stop": self.stop,
             "stop_token_ids": self.stop_token_ids,
+            "min_tokens": self.min_tokens,
+            "logit_bias": self.logit_bias,
             "max_tokens": self.max_tokens if self.max_tokens is not None else default_max_tokens,
             "structured_outputs": self.structure(),
         }
         try:
             return SamplingParams(
-                ignore_eos=self.ignore_eos, **{name: value for name, value in given.items() if value is not None}
+                ignore_eos=self.ignore_eos,
+                include_stop_str_in_output=self.include_stop_str_in_output,
+                **{name: value for name, value in given.items() if value is not None},
             )
         except ValueError as error:
             field = str(error).split(" ", 1)[0]
             raise BadRequest(str(error), field if field in given else None) from error
 
 
-class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
+class CompletionRequest(GenerationRequest, kw_only=True):
     """POST /v1/completions. `prompt`: a text, texts, token ids, or lists of token ids."""
 
     prompt: str | list[str | int | list[int]]
-    best_of: int | None = None
     echo: bool | None = None
     suffix: str | None = None
     logprobs: int | None = None
@@ -190,47 +216,56 @@ class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=T
         """As given."""
         return self.logprobs
 
-    def prompts(self, tokenizer: Tokenizer) -> list[list[int]]:
-        """The token ids of each prompt. Raises BadRequest if they are mixed or there is none."""
+    def prompts(self, encode: Callable[[str], list[int]]) -> list[list[int]]:
+        """The token ids of each prompt, texts by `encode`. Raises BadRequest if they are mixed or there is none."""
         given = [self.prompt] if isinstance(self.prompt, str) else self.prompt
         if given and all(isinstance(item, int) for item in given):
             return [[item for item in given if isinstance(item, int)]]
-        texts = [tokenizer.encode(item) for item in given if isinstance(item, str)]
+        texts = [encode(item) for item in given if isinstance(item, str)]
         ids = [item for item in given if isinstance(item, list)]
         if not given or len(given) not in (len(texts), len(ids)):
             raise BadRequest("prompt must be a text, a list of texts, token ids, or a list of lists of them", "prompt")
         return texts or ids
 
 
-class TextPart(msgspec.Struct, forbid_unknown_fields=True):
+class TextPart(msgspec.Struct):
     """A part of a message. Only text is understood."""
 
     text: str
     type: Literal["text"] = "text"
 
 
-class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
-    """One message of a chat."""
+class ChatMessage(msgspec.Struct):
+    """One message of a chat. Tool calls of past turns are for the chat template."""
 
     role: str
     content: str | list[TextPart] | None = None
     name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The content, parts joined."""
+        content = self.content
+        return "".join(part.text for part in content) if isinstance(content, list) else content or ""
 
     def as_dict(self) -> dict[str, object]:
-        """As chat templates take it: parts joined."""
-        content = self.content
-        text = "".join(part.text for part in content) if isinstance(content, list) else content or ""
-        message: dict[str, object] = {"role": self.role, "content": text}
-        return message | ({"name": self.name} if self.name else {})
+        """As chat templates take it."""
+        more = {"name": self.name, "tool_calls": self.tool_calls, "tool_call_id": self.tool_call_id}
+        return {"role": self.role, "content": self.text} | {name: value for name, value in more.items() if value}
 
 
-class ChatRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
+class ChatRequest(GenerationRequest, kw_only=True):
     """POST /v1/chat/completions. max_completion_tokens is the newer name of max_tokens."""
 
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    functions: list[Any] | None = None
 
     def num_logprobs(self) -> int | None:
         """top_logprobs, which count only if logprobs are asked for. Raises BadRequest if they are not."""
@@ -238,16 +273,49 @@ class ChatRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
             raise BadRequest("top_logprobs needs logprobs to be true", "top_logprobs")
         return (self.top_logprobs or 0) if self.logprobs else None
 
-    def prompt(self, tokenizer: Tokenizer) -> list[int]:
-        """The token ids up to where the answer begins. Raises BadRequest."""
+    def prompt(self, encode: Callable[[list[ChatMessage]], list[int]]) -> list[int]:
+        """The token ids up to where the answer begins, by `encode`. Raises BadRequest."""
         if not self.messages:
             raise BadRequest("messages is empty: send at least one", "messages")
         if self.max_completion_tokens is not None:
             self.max_tokens = self.max_completion_tokens
         try:
-            return tokenizer.encode_chat([message.as_dict() for message in self.messages])
+            return encode(self.messages)
+        except BadRequest:
+            raise
         except ValueError as error:
             raise BadRequest(str(error), "messages") from error
+
+
+class TokenizeRequest(msgspec.Struct):
+    """POST /tokenize, as in vLLM: of a prompt, or of a chat up to where the answer begins."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+    return_token_strs: bool = False
+
+    def token_ids(
+        self, encode: Callable[[str], list[int]], encode_chat: Callable[[list[ChatMessage]], list[int]]
+    ) -> list[int]:
+        """The ids. Raises BadRequest."""
+        if (self.prompt is None) == (self.messages is None):
+            raise BadRequest("exactly one of prompt and messages must be given", "prompt")
+        if self.prompt is not None:
+            return encode(self.prompt)
+        try:
+            return encode_chat(self.messages or [])
+        except BadRequest:
+            raise
+        except ValueError as error:
+            raise BadRequest(str(error), "messages") from error
+
+
+class DetokenizeRequest(msgspec.Struct):
+    """POST /detokenize, as in vLLM."""
+
+    tokens: list[int]
+    model: str | None = None
 
 
 def completion_logprobs(tokenizer: Tokenizer, sampled: Sequence[Sampled], offset: int) -> dict[str, Any]:
@@ -279,9 +347,13 @@ def chat_logprobs(tokenizer: Tokenizer, sampled: Sequence[Sampled]) -> dict[str,
     }
 
 
-RequestT = TypeVar("RequestT", CompletionRequest, ChatRequest)
+RequestT = TypeVar("RequestT", CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest)
 
-_REQUEST_DECODERS: Final = {kind: msgspec.json.Decoder(kind) for kind in (CompletionRequest, ChatRequest)}
+_REQUEST_DECODERS: Final = {
+    kind: msgspec.json.Decoder(kind) for kind in (CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest)
+}
+_NAMES_DECODER: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_ignored: set[str] = set()
 _PATH: Final = re.compile(r" - at `\$\.?(.*)`$")
 _FIELD: Final = re.compile(r"field `(.+?)`")
 
@@ -296,10 +368,20 @@ def parse_request(kind: type[RequestT], body: bytes) -> RequestT:
         name = ".".join(part for part in (path[1] if path else "", field[1] if field else "") if part)
         message = text[: path.start()] if path else text
         raise BadRequest(f"{name}: {message}" if name else message, name or None) from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest(f"the body is not JSON: {error}") from error
     assert isinstance(request, kind)
+    _log_ignored(kind, body)
     return request
+
+
+def _log_ignored(kind: type[RequestT], body: bytes) -> None:
+    """Log each field that `kind` does not have, once in the life of the process."""
+    known = kind.__struct_fields__
+    for name in _NAMES_DECODER.decode(body):
+        if name not in known and name not in _ignored and len(_ignored) < IGNORED_NAMES:
+            _ignored.add(name)
+            logger.warning("requests have the field %.64r, which is not known here and is ignored", name)
 
 
 def error_body(message: str, *, param: str | None = None, code: str | None = None, status: int = 400) -> dict[str, Any]:

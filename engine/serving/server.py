@@ -14,12 +14,14 @@ import uuid
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from importlib.metadata import version
 from typing import Any, ClassVar, Final
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -35,19 +37,32 @@ from kvscope.engine.serving.openai_protocol import (
     BadRequest,
     ChatRequest,
     CompletionRequest,
+    DetokenizeRequest,
     GenerationRequest,
+    StreamOptions,
+    TokenizeRequest,
     chat_logprobs,
     completion_logprobs,
     error_body,
     parse_request,
     usage,
 )
-from kvscope.monitor.events import trace_context
+from kvscope.engine.serving.request_reader import PromptEncoder, ReadRequest, RequestReader
+from kvscope.monitor.bounded_server import BoundedRequests, ServerLimits
+from kvscope.monitor.events import limits, trace_context
 
 STATS_S: Final = 10.0
 """Between two stats lines: vLLM's default."""
+MAX_TEXTS: Final = 2_048
+"""Prompts times n of one request."""
 DEFAULT_MAX_TOKENS: Final = 16
 """OpenAI's default for completions; a chat may go on to the model's end."""
+ENGINE_LIMITS: Final = ServerLimits(
+    body_bytes=limits.ENGINE_BODY_BYTES,
+    connections=limits.ENGINE_CONNECTIONS,
+    requests=limits.ENGINE_REQUESTS,
+    always=frozenset({"/health", "/metrics"}),
+)
 REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -67,7 +82,12 @@ def create_engine_app(core: EngineCore, engine: str, stop: Callable[[], None]) -
             Route("/v1/completions", server.completions, methods=["POST"]),
             Route("/v1/chat/completions", server.chat, methods=["POST"]),
             Route("/v1/models", server.models),
+            Route("/tokenize", server.tokenize, methods=["POST"]),
+            Route("/detokenize", server.detokenize, methods=["POST"]),
             Route("/health", server.health),
+            Route("/ping", server.health, methods=["GET", "POST"]),
+            Route("/load", server.load),
+            Route("/version", server.version),
             Route("/metrics", server.metrics),
         ],
         exception_handlers={
@@ -76,6 +96,7 @@ def create_engine_app(core: EngineCore, engine: str, stop: Callable[[], None]) -
             EngineDead: _unavailable,
             HTTPException: _http_error,
         },
+        middleware=[Middleware(BoundedRequests, server_limits=ENGINE_LIMITS)],
         lifespan=lifespan,
     )
 
@@ -96,23 +117,76 @@ class Server:
         self.front_end = FrontEnd(core)
         self._model = core.config.served_model_name
         self._created = int(time.time())
+        self._encoder = PromptEncoder(core.loaded.tokenizer, core.max_model_len)
+        self._reader = RequestReader()
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(EngineCollector(core))
 
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions: one text for each prompt."""
-        asked = parse_request(CompletionRequest, await request.body())
-        asked.check(self._model)
-        prompts = asked.prompts(self.core.loaded.tokenizer)
-        return self._answer("cmpl", request, asked, prompts, DEFAULT_MAX_TOKENS, _Completion)
+        return await self._answer("cmpl", request, self._read_completion, _Completion)
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions: the assistant's next message."""
-        asked = parse_request(ChatRequest, await request.body())
+        return await self._answer("chatcmpl", request, self._read_chat, _Chat)
+
+    def _read_completion(self, body: bytes) -> ReadRequest:
+        asked = parse_request(CompletionRequest, body)
         asked.check(self._model)
-        prompt = asked.prompt(self.core.loaded.tokenizer)
-        room = max(1, self.core.max_model_len - len(prompt))
-        return self._answer("chatcmpl", request, asked, [prompt], room, _Chat)
+        return self._checked(asked, asked.prompts(self._encoder.text), DEFAULT_MAX_TOKENS)
+
+    def _read_chat(self, body: bytes) -> ReadRequest:
+        asked = parse_request(ChatRequest, body)
+        asked.check(self._model)
+        prompt = asked.prompt(self._encoder.chat)
+        return self._checked(asked, [prompt], max(1, self.core.max_model_len - len(prompt)))
+
+    def _checked(self, asked: GenerationRequest, prompts: list[list[int]], default_max_tokens: int) -> ReadRequest:
+        """The request as the engine takes it. Raises BadRequest and Refused."""
+        params = asked.sampling(default_max_tokens)
+        if len(prompts) * params.n > MAX_TEXTS:
+            raise BadRequest(
+                f"{len(prompts):,} prompts with n {params.n} are more than the {MAX_TEXTS:,} texts of one request",
+                "prompt",
+            )
+        if asked.kv_transfer_params is not None and len(prompts) > 1:
+            raise BadRequest(f"there are {len(prompts)} prompts, and KV is transferred for one at a time", "prompt")
+        vocab = self.core.loaded.config.vocab_size
+        for token in params.logit_bias:
+            if not 0 <= token < vocab:
+                raise BadRequest(f"logit_bias has the token id {token}, and the last one is {vocab - 1}", "logit_bias")
+        return ReadRequest(asked, prompts, params)
+
+    async def tokenize(self, request: Request) -> Response:
+        """POST /tokenize: the token ids of a prompt or of a chat, as in vLLM."""
+        ids, texts = await self._reader.read(request, self._read_tokenize)
+        body = {"count": len(ids), "max_model_len": self.core.max_model_len, "tokens": ids, "token_strs": texts}
+        return _json_response(body)
+
+    def _read_tokenize(self, body: bytes) -> tuple[list[int], list[str] | None]:
+        asked = parse_request(TokenizeRequest, body)
+        ids = asked.token_ids(self._encoder.text, self._encoder.chat)
+        decode = self.core.loaded.tokenizer.decode
+        return ids, [decode([token]) for token in ids] if asked.return_token_strs else None
+
+    async def detokenize(self, request: Request) -> Response:
+        """POST /detokenize: the text of token ids, as in vLLM."""
+        return _json_response({"prompt": await self._reader.read(request, self._read_detokenize)})
+
+    def _read_detokenize(self, body: bytes) -> str:
+        asked = parse_request(DetokenizeRequest, body)
+        vocab = self.core.loaded.config.vocab_size
+        if not all(0 <= token < vocab for token in asked.tokens):
+            raise BadRequest(f"tokens has a token id outside of the vocabulary, which is 0 to {vocab - 1}", "tokens")
+        return self.core.loaded.tokenizer.decode(asked.tokens)
+
+    async def load(self, _request: Request) -> Response:
+        """GET /load: requests that are not answered in full, as in vLLM."""
+        return JSONResponse({"server_load": self.core.in_flight})
+
+    async def version(self, _request: Request) -> Response:
+        """GET /version: kvscope's own."""
+        return JSONResponse({"version": version("kvscope")})
 
     async def models(self, _request: Request) -> Response:
         """GET /v1/models: the one model."""
@@ -164,29 +238,21 @@ class Server:
         """GET /metrics: what Prometheus scrapes."""
         return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_LATEST)
 
-    def _answer(
-        self,
-        prefix: str,
-        request: Request,
-        asked: GenerationRequest,
-        prompts: list[list[int]],
-        default_max_tokens: int,
-        form: type[_Form],
+    async def _answer(
+        self, prefix: str, request: Request, parse: Callable[[bytes], ReadRequest], form: type[_Form]
     ) -> Response:
         name = f"{prefix}-{_request_id(request)}"
-        params = asked.sampling(default_max_tokens)
+        asked, prompts, params = await self._reader.read(request, parse)
         count = len(prompts) * params.n
         names = [name] if count == 1 else [f"{name}-{index}" for index in range(count)]
-        if asked.kv_transfer_params is not None and len(prompts) > 1:
-            raise BadRequest(f"there are {len(prompts)} prompts, and KV is transferred for one at a time", "prompt")
         trace = trace_context.parse_traceparent(request.headers.get("traceparent"))
-        texts = self.front_end.submit(names, prompts, params, asked.priority, asked.kv_transfer_params, trace)
+        texts = await self.front_end.submit(names, prompts, params, asked.priority, asked.kv_transfer_params, trace)
         head = {"id": name, "created": int(time.time()), "model": self._model}
         tokenizer = self.core.loaded.tokenizer if params.logprobs is not None else None
         if not asked.stream:
             return GenerationResponse(texts, lambda send: _send_whole(send, texts, form(tokenizer), head))
-        with_usage = asked.stream_options is not None and asked.stream_options.include_usage
-        return GenerationResponse(texts, lambda send: _send_stream(send, texts, form(tokenizer), head, with_usage))
+        options = asked.stream_options or StreamOptions()
+        return GenerationResponse(texts, lambda send: _send_stream(send, texts, form(tokenizer), head, options))
 
 
 class _Form(ABC):
@@ -212,9 +278,17 @@ class _Form(ABC):
     def logprobs(self, tokenizer: Tokenizer, index: int, sampled: Sequence[Sampled]) -> dict[str, Any]:
         """How likely the next tokens of the choice `index` were."""
 
-    def choice(self, index: int, content: dict[str, Any], sampled: Sequence[Sampled], reason: str) -> dict[str, Any]:
+    def choice(
+        self,
+        index: int,
+        content: dict[str, Any],
+        sampled: Sequence[Sampled] = (),
+        reason: str = "",
+        stop_reason: str | int | None = None,
+    ) -> dict[str, Any]:
         told = self.logprobs(self.tokenizer, index, sampled) if self.tokenizer is not None and sampled else None
-        return {"index": index, **content, "logprobs": told, "finish_reason": reason or None}
+        ended = {"finish_reason": reason or None, "stop_reason": stop_reason}
+        return {"index": index, **content, "logprobs": told, **ended}
 
 
 class _Completion(_Form):
@@ -287,13 +361,16 @@ async def _send_whole(send: Send, texts: Texts, form: _Form, head: Mapping[str, 
     except EngineError as error:
         return await _send_body(send, 500, error_body(str(error), status=500), head)
     choices = [
-        form.choice(index, form.whole(text.text), texts.sampled[number], texts.reasons[number])
+        form.choice(index, form.whole(text.text), texts.sampled[number], texts.reasons[number], text.stop_reason)
         for index, (number, text) in enumerate(texts.made.items())
     ]
-    counts = usage(texts.prompt_tokens, texts.completion_tokens)
     offer = {} if texts.kv_offer is None else {"kv_transfer_params": texts.kv_offer}
-    body = {**head, "object": form.whole_name, "choices": choices, "usage": counts, **offer}
+    body = {**head, "object": form.whole_name, "choices": choices, "usage": _usage(texts), **offer}
     return await _send_body(send, 200, body, head)
+
+
+def _usage(texts: Texts) -> dict[str, int]:
+    return usage(texts.prompt_tokens, texts.completion_tokens)
 
 
 async def _send_body(send: Send, status: int, body: object, head: Mapping[str, Any]) -> None:
@@ -307,7 +384,7 @@ async def _send_body(send: Send, status: int, body: object, head: Mapping[str, A
     await send({"type": "http.response.body", "body": payload})
 
 
-async def _send_stream(send: Send, texts: Texts, form: _Form, head: Mapping[str, Any], with_usage: bool) -> None:
+async def _send_stream(send: Send, texts: Texts, form: _Form, head: Mapping[str, Any], options: StreamOptions) -> None:
     """Server-sent events: a chunk for each piece of text, then [DONE]."""
     headers = [
         (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -318,16 +395,17 @@ async def _send_stream(send: Send, texts: Texts, form: _Form, head: Mapping[str,
     head = {**head, "object": form.piece_name}
     if form.first is not None:
         for index in range(len(texts.made)):
-            await _send_chunk(send, {**head, "choices": [form.choice(index, form.first, (), "")]})
+            await _send_chunk(send, {**head, "choices": [form.choice(index, form.first)]})
     try:
         while (delta := await texts.next()) is not None:
             # Also when no text is certain yet: who measures counts tokens by chunks.
             if delta.sampled or delta.reason:
-                choice = form.choice(delta.index, form.piece(delta.text), delta.sampled, delta.reason)
-                await _send_chunk(send, {**head, "choices": [choice]})
-        if with_usage:
-            counts = usage(texts.prompt_tokens, texts.completion_tokens)
-            await _send_chunk(send, {**head, "choices": [], "usage": counts})
+                piece = form.piece(delta.text)
+                choice = form.choice(delta.index, piece, delta.sampled, delta.reason, delta.stop_reason)
+                more = {"usage": _usage(texts)} if options.continuous_usage_stats else {}
+                await _send_chunk(send, {**head, "choices": [choice], **more})
+        if options.include_usage:
+            await _send_chunk(send, {**head, "choices": [], "usage": _usage(texts)})
     except EngineError as error:
         await _send_chunk(send, error_body(str(error), status=500))
     await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
@@ -336,6 +414,11 @@ async def _send_stream(send: Send, texts: Texts, form: _Form, head: Mapping[str,
 async def _send_chunk(send: Send, content: object) -> None:
     body = b"data: " + msgspec.json.encode(content) + b"\n\n"
     await send({"type": "http.response.body", "body": body, "more_body": True})
+
+
+def _json_response(body: object) -> Response:
+    """As JSON: of a long list, this takes a hundredth of the time that JSONResponse does."""
+    return Response(msgspec.json.encode(body), media_type="application/json")
 
 
 def _request_id(request: Request) -> str:

@@ -203,3 +203,18 @@ def test_a_prompt_is_admitted_that_fits_without_what_its_window_leaves_behind() 
     (arrived,) = events(lab, Kind.ARRIVED)
     assert list(arrived.args[-2:]) == [lab.manager.blocks_for(76), lab.manager.blocks_for(80)]
     books(lab)
+
+
+def test_the_prefix_cache_is_kept_while_any_block_is_in_use() -> None:
+    """As in vLLM: also where the request has no full block yet."""
+    lab = Lab(block_size=16)
+    lab.arrive(40, max_tokens=1)
+    lab.run_until_idle()
+    assert lab.pool.num_cached_idle
+    lab.arrive(5, max_tokens=20)
+    lab.step()
+    assert not lab.pool.reset_prefix_cache()
+    assert lab.pool.num_cached_idle
+    lab.run_until_idle()
+    assert lab.pool.reset_prefix_cache()
+    assert not lab.pool.num_cached_idle

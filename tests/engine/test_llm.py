@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from kvscope.engine.models.tokens import ByteTokenizer
 from kvscope.engine.requests.sampling_params import SamplingParams
 from kvscope.engine.serving.llm import LLM
 from kvscope.engine.serving.text_stream import TextStream
+from kvscope.monitor.events.kinds import Status
 from tests.engine import checkpoints
 
 ROOT = Path(__file__).parent.parent.parent
@@ -151,7 +153,10 @@ def test_text_comes_in_whole_characters_and_adds_up(pieces: int) -> None:
     text = "naïve — 今日は 🙂 end"
     ids = list(text.encode())
     stream = TextStream(tokenizer)
-    deltas = [stream.add(ids[i : i + pieces], last=i + pieces >= len(ids)) for i in range(0, len(ids), pieces)]
+    deltas = [
+        stream.add(ids[i : i + pieces], Status.FINISHED_LENGTH_CAPPED if i + pieces >= len(ids) else None)
+        for i in range(0, len(ids), pieces)
+    ]
     assert "".join(deltas) == stream.text == text
     assert all("\ufffd" not in delta for delta in deltas)
 
@@ -159,7 +164,35 @@ def test_text_comes_in_whole_characters_and_adds_up(pieces: int) -> None:
 def test_bytes_that_never_become_a_character_come_out_in_the_end() -> None:
     stream = TextStream(ByteTokenizer())
     assert stream.add([0xE4]) == ""
-    assert stream.add([0xBB], last=True) == "\ufffd"
+    assert stream.add([0xBB], Status.FINISHED_LENGTH_CAPPED) == "\ufffd"
+
+
+def test_stop_strings_count_beyond_min_tokens_and_may_be_kept() -> None:
+    def text_of(**params: Any) -> tuple[str, str | int | None]:
+        stream = TextStream(ByteTokenizer(), SamplingParams(max_tokens=99, **params))
+        for token in b"one, two, three":
+            stream.add([token])
+            if stream.stopped:
+                break
+        return stream.text, stream.stop_reason
+
+    assert text_of(stop=[", "]) == ("one", ", ")
+    assert text_of(stop=[", "], include_stop_str_in_output=True) == ("one, ", ", ")
+    assert text_of(stop=[", "], min_tokens=5) == ("one, two", ", ")
+    assert text_of(stop=["three", "two"]) == ("one, ", "two")
+    assert text_of(stop=["four"], min_tokens=5) == ("one, two, three", None)
+
+
+def test_a_stop_token_is_the_reason_and_no_part_of_the_text() -> None:
+    for include, text in ((False, "a"), (True, "a!")):
+        params = SamplingParams(stop_token_ids=frozenset(b"!"), include_stop_str_in_output=include)
+        stream = TextStream(ByteTokenizer(), params)
+        stream.add(list(b"a"))
+        stream.add(list(b"!"), Status.FINISHED_STOPPED)
+        assert (stream.text, stream.stop_reason, len(stream.token_ids)) == (text, ord("!"), 2)
+    ended = TextStream(ByteTokenizer(), SamplingParams(stop_token_ids=frozenset(b"!")))
+    ended.add(list(b"a!"), Status.FINISHED_LENGTH_CAPPED)  # the length ended it, not the token
+    assert (ended.text, ended.stop_reason) == ("a!", None)
 
 
 def test_a_stop_string_is_found_wherever_the_tokens_cut_it_and_none_of_it_leaks() -> None:
@@ -169,10 +202,10 @@ def test_a_stop_string_is_found_wherever_the_tokens_cut_it_and_none_of_it_leaks(
         stops = ["".join(rng.choice("ab€") for _ in range(rng.randint(1, 4))) for _ in range(rng.randint(0, 2))]
         ends = [text.index(stop) + len(stop) for stop in stops if stop in text]
         ids = list(text.encode())
-        stream = TextStream(ByteTokenizer(), stops)
+        stream = TextStream(ByteTokenizer(), SamplingParams(stop=stops))
         deltas = []
         for index, token in enumerate(ids):
-            deltas.append(stream.add([token], last=index == len(ids) - 1))
+            deltas.append(stream.add([token], Status.FINISHED_LENGTH_CAPPED if index == len(ids) - 1 else None))
             if stream.stopped:
                 break
         # The stop string that is complete first ends the text; of those complete at once, the longest.

@@ -20,7 +20,7 @@ from kvscope.engine.config import EngineConfig
 from kvscope.engine.core.assembly import HOST_STORE_POOLS
 from kvscope.engine.core.engine_core import EngineCore
 from kvscope.engine.execution.cuda_graphs import sizes_up_to
-from kvscope.engine.execution.memory_plan import DEVICE_HEADROOM, UNMEASURED, Host, Meter, Plan, make_plan
+from kvscope.engine.execution.memory_plan import DEVICE_HEADROOM, UNMEASURED, Cuda, Host, Meter, Plan, make_plan
 from kvscope.engine.execution.model_runner import kv_bytes_per_block, num_blocks_for
 from kvscope.engine.faults import PLACES, Faults
 from kvscope.engine.lab.clock import VirtualClock
@@ -376,3 +376,13 @@ def test_sizing_elsewhere() -> None:
     assert before[1] < before[2] / 4  # the process takes some pages by itself on a busy machine
     assert elsewhere > kept / 4
     assert used - before[0] > 0.9 * kept
+
+
+def test_an_nvml_that_fails_while_the_engine_works_leaves_its_own_share_unknown(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pynvml = pytest.importorskip("pynvml", reason="needs nvidia-ml-py: pip install -e .[engine]")
+    device = Cuda.__new__(Cuda)  # one whose driver answered at the start, and answers no longer
+    device._nvml, device._nvml_failed, device._handle = pynvml, False, None
+    assert [device._used_here() for _ in range(3)] == [None] * 3
+    assert caplog.text.count("NVML") == 1

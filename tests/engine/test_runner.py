@@ -123,3 +123,15 @@ def test_the_pool_is_as_large_as_its_memory_or_as_told() -> None:
 def test_a_setting_that_cannot_be_is_refused_by_name(setting: str, value: object) -> None:
     with pytest.raises(ValueError, match="fault" if setting == "faults" else setting):
         EngineConfig(**{setting: value})
+
+
+def test_a_copy_in_parts_is_the_copy_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = runner()
+    said(run, request(1, prompt(30, 1)), list(range(1, 9)), 30)
+    blocks = [3, 1, 8, 2, 7, 5, 4]
+    whole = run.gather(blocks)
+    monkeypatch.setattr("kvscope.engine.execution.model_runner.COPY_BYTES", 3 * whole[:, :, 0].numel() * 4)
+    assert torch.equal(run.gather(blocks), whole)
+    run.scatter([block + 20 for block in blocks], whole)
+    assert torch.equal(run.gather([block + 20 for block in blocks]), whole)
+    assert not whole.eq(0).all()

@@ -171,3 +171,23 @@ def test_logprobs_are_the_models_own_whatever_is_drawn() -> None:
     top = told[0].logprobs[1:]
     assert [one.token_id for one in top] == logits[0].argsort(descending=True)[:4].tolist()
     assert [one.rank for one in top] == [1, 2, 3, 4]
+
+
+def test_a_bias_moves_a_token_and_no_other_request() -> None:
+    logits = torch.tensor(PROBABILITIES).log().repeat(2, 1)
+    greedy: dict[str, Any] = {"temperature": 0.0}
+    pushed = request(1, logit_bias={3: 100.0, 0: -100.0}, **greedy)
+    assert tokens(logits, [pushed, request(2, **greedy)], seed=0) == [3, 0]
+
+
+def test_no_end_is_sampled_before_min_tokens_and_one_may_be_after() -> None:
+    logits = torch.tensor(PROBABILITIES).log().repeat(1, 1)  # the likeliest is token 0
+
+    def chosen(outputs: int, **params: Any) -> int:
+        asked = request(1, outputs=outputs, temperature=0.0, min_tokens=2, max_tokens=9, **params)
+        (sampled,) = sample(logits, [SamplingTensors.of(asked)], 0, eos_token_ids=frozenset({0}))
+        return sampled.token_id
+
+    assert [chosen(outputs) for outputs in (0, 1, 2)] == [1, 1, 0]
+    assert chosen(0, stop_token_ids=frozenset({1})) == 2
+    assert chosen(0, ignore_eos=True) == 0
