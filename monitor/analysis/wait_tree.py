@@ -2,6 +2,7 @@
 
 request r-9, WAITING for 12 s: lacks 8 blocks (needs 18, 10 free)
 ├ 64 blocks: the KV connector, which keeps them for 1 request that ended (r-1) and waits for a completion, 27 s at most
+│ ← not asked for 12 s
 └ 22 blocks: request r-5, RUNNING for 6.0 s
 """
 
@@ -12,6 +13,7 @@ from typing import Final
 import msgspec
 
 from kvscope.monitor.analysis.ownership import WAITS_FOR
+from kvscope.monitor.analysis.wait_graph import WaitGraph, WaitHolder
 from kvscope.monitor.events.kinds import Cause, Status, name_of
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.state.records import RequestState
@@ -23,18 +25,22 @@ MAX_WAIT_HOLDERS: Final = 5
 class Wait(msgspec.Struct, frozen=True):
     """One that is waited for, or waits: what it is, how many blocks would come back if it gave its own up, and what it
     waits for itself. Those who could give most stand first; one that waits for nothing is a root. `request`: its id, if
-    it is one.
+    it is one. resource: what it waits for. still_s: for how long it has shown no progress, as far as that is known, and
+    moves: whether it made progress when it last could.
     """
 
     text: str
     blocks: int
     waits_for: list[Wait]
     request: str = ""
+    resource: str = ""
+    still_s: float | None = None
+    moves: bool | None = None
 
 
 def wait_of(ledger: EngineLedger, record: RequestState) -> Wait:
     """The tree under `record`. One that waits for nothing is a tree of itself."""
-    return _of_request(ledger, record, ())
+    return _of_request(WaitGraph(ledger), record, ())
 
 
 def waited_s(ledger: EngineLedger, record: RequestState) -> dict[str, float]:
@@ -46,71 +52,115 @@ def waited_s(ledger: EngineLedger, record: RequestState) -> dict[str, float]:
     return {name_of(Cause, cause): seconds for cause, seconds in waited.items()}
 
 
-def _of_request(ledger: EngineLedger, record: RequestState, above: tuple[int, ...]) -> Wait:
+def _of_request(graph: WaitGraph, record: RequestState, above: tuple[int, ...]) -> Wait:
     """`above`: the numbers of those that wait for it."""
+    ledger = graph.ledger
     status = name_of(Status, record.status)
     here = f"request {record.id}, {status} for {duration(ledger.age_s(record.since_ns))}"
     blocks = _come_back(ledger, record.blocks)
     if record.number in above:
         caught = f"request {record.id}, which waits itself: neither can go on without the other"
-        return Wait(caught, blocks, [], record.id)
+        return Wait(caught, blocks, [], record.id, moves=False)
     if record.is_finished:
         deferral = ledger.state.deferrals.get(record.number)
         if deferral is None:
             return Wait(here, blocks, [], record.id)
-        name, waiting = WAITS_FOR.get(deferral.holder, ("somebody", "waits"))
+        holder = graph.of_deferral(deferral)
+        name, waiting = WAITS_FOR.get(deferral.holder, UNKNOWN_KEEPER)
         keeper = f"{name}, which {waiting}, {duration(ledger.age_s(deferral.since_ns))}"
-        return Wait(f"{here}: the free of its blocks is deferred", blocks, [Wait(keeper, 0, [])], record.id)
-    lacks, waits_for = _needs(ledger, record, (*above, record.number))
-    return Wait(f"{here}{': ' if lacks else ''}{lacks}", blocks, waits_for, record.id)
+        return Wait(f"{here}: the free of its blocks is deferred", blocks, [_wait_root(keeper, 0, holder)], record.id)
+    if record.is_running:
+        return _wait_root(here, blocks, graph.of_request(record), record.id)
+    lacks, waits_for = _needs(graph, record, (*above, record.number))
+    edge = graph.waits_for(record)
+    resource = edge.resource if edge is not None else ""
+    return Wait(f"{here}{': ' if lacks else ''}{lacks}", blocks, waits_for, record.id, resource)
 
 
-def _needs(ledger: EngineLedger, record: RequestState, above: tuple[int, ...]) -> tuple[str, list[Wait]]:
-    """What a living request needs to go on, in words, and who stands in its way."""
-    if record.status == Status.RECEIVED:
-        return "the front end has it", [Wait("the front end, which has not passed it on", 0, [])]
-    if record.status == Status.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR:
-        return "its grammar is not there", [Wait("the grammar's compiler", 0, [])]
-    if record.status == Status.WAITING_FOR_STREAMING_REQ:
-        return "its next input has not come", [Wait("the client", 0, [])]
-    if record.status == Status.WAITING_FOR_REMOTE_KVS:
-        since = duration(ledger.age_s(record.fetching_ns or record.since_ns))
-        return "its KV is being fetched", [Wait(f"the KV connector, which fetches since {since}", 0, [])]
-    cause = ledger.cause_of_wait(record)
-    head = ledger.head()
-    if (
-        record.is_waiting and head is not None and head is not record
-    ):  # a reason of its own is from when it was the head
-        return "stands behind the head of the queue", [_of_request(ledger, head, above)]
-    if cause == Cause.KV_BLOCKS:
-        lacking = max(0, record.blocks_needed - record.blocks_free_then)
-        usable = ledger.state.total - ledger.state.reserved
-        if record.blocks_needed > usable:
-            return f"needs {counted(record.blocks_needed, 'block')}, and the whole pool has {usable:,}", []
-        said = f"needs {record.blocks_needed:,}, {record.blocks_free_then:,} free"
-        return f"lacks {counted(lacking, 'block')} ({said})", _holders(ledger, above)
-    if cause == Cause.MAX_NUM_SEQS:
-        running = [r for r in ledger.state.requests.values() if r.is_running]
+def _wait_root(text: str, blocks: int, holder: WaitHolder, request: str = "") -> Wait:
+    """One that holds what is waited for, with what shows whether it moves."""
+    progress = progress_text(holder)
+    still_s = round(holder.still_s, 1) if holder.unit else None
+    return Wait(
+        f"{text}{' ← ' if progress else ''}{progress}", blocks, [], request, still_s=still_s, moves=holder.moves
+    )
+
+
+def progress_text(holder: WaitHolder) -> str:
+    """Describe the progress that a holder does not make; empty while it moves, or where nothing shows it."""
+    still = duration(holder.still_s)
+    if holder.moves or not holder.unit:
+        return ""
+    if holder.unit == "polls":
+        return f"not asked for {still}"
+    if holder.unit == "transfers":
+        return f"no transfer has ended for {still}"
+    if holder.unit == "grammars":
+        return f"no grammar has compiled for {still}"
+    if holder.unit == "tokens":
+        return f"no token for {still}"
+    return f"its step is over since {still}" if holder.kind == "fence" else "longer than any step before"
+
+
+def _needs(graph: WaitGraph, record: RequestState, above: tuple[int, ...]) -> tuple[str, list[Wait]]:
+    """What a waiting request needs to go on, in words, and who stands in its way."""
+    ledger, edge = graph.ledger, graph.waits_for(record)
+    if edge is None:
+        return "", []
+    holder = edge.holders[0] if edge.holders else None
+    if edge.resource == "place-in-queue" and holder is not None:
+        return "stands behind the head of the queue", [_of_request(graph, ledger.state.requests[holder.number], above)]
+    if edge.resource == "kv-blocks":
+        return _short_of_blocks(graph, record, above)
+    if edge.resource == "batch-slot":
+        running = ledger.living().running
         most = ledger.description.max_num_seqs or len(running)
-        places = [_of_request(ledger, r, above) for r in running]
+        places = [_of_request(graph, r, above) for r in running]
         return f"lacks a place: {len(running):,} run, of {most:,} that may (max_num_seqs)", _ranked(places)
-    if record.is_waiting and cause in (Cause.NEW, Cause.PREEMPTED, Cause.NONE):
-        steps = [
-            f"step {s.step}, in flight for {duration(ledger.age_s(s.since_ns))}"
-            for s in ledger.state.in_flight.values()
+    if edge.resource == "remote-kv" and holder is not None:
+        since = duration(ledger.age_s(record.fetching_ns or record.since_ns))
+        return NEEDS["remote-kv"], [_wait_root(f"the KV connector, which fetches since {since}", 0, holder)]
+    if edge.resource == "pass":
+        waits = [
+            _wait_root(f"{one.name}, in flight for {duration(one.still_s)}", 0, one._replace(still_s=0.0))
+            for one in edge.holders
         ]
-        return "the scheduler has not looked at it since", [Wait(text, 0, []) for text in steps]
-    return (name_of(Cause, cause) if cause != Cause.NONE else ""), []
+        return "the scheduler has not looked at it since", waits
+    if edge.resource in NEEDS and holder is not None:
+        return NEEDS[edge.resource], [_wait_root(holder.name, 0, holder)]
+    return name_of(Cause, ledger.cause_of_wait(record)), []
 
 
-def _holders(ledger: EngineLedger, above: tuple[int, ...]) -> list[Wait]:
+NEEDS: Final = {
+    "front-end": "the front end has it",
+    "grammar": "its grammar is not there",
+    "input": "its next input has not come",
+    "remote-kv": "its KV is being fetched",
+    "pause": "the engine is paused",
+}
+UNKNOWN_KEEPER: Final = ("a holder of a kind that is not known", "waits")
+
+
+def _short_of_blocks(graph: WaitGraph, record: RequestState, above: tuple[int, ...]) -> tuple[str, list[Wait]]:
+    ledger = graph.ledger
+    lacking = max(0, record.blocks_needed - record.blocks_free_then)
+    usable = ledger.state.total - ledger.state.reserved
+    if record.blocks_needed > usable:
+        return f"needs {counted(record.blocks_needed, 'block')}, and the whole pool has {usable:,}", []
+    required = f"needs {record.blocks_needed:,}, {record.blocks_free_then:,} free"
+    return f"lacks {counted(lacking, 'block')} ({required})", _holders(graph, above)
+
+
+def _holders(graph: WaitGraph, above: tuple[int, ...]) -> list[Wait]:
     """All that hold blocks, but for the one that lacks them."""
-    living = [r for r in ledger.state.requests.values() if r.blocks and not r.is_finished and r.number != above[-1]]
-    return _ranked([*_of_the_ended(ledger), *(_of_request(ledger, record, above) for record in living)])
+    requests = graph.ledger.state.requests.values()
+    living = [r for r in requests if r.blocks and not r.is_finished and r.number != above[-1]]
+    return _ranked([*_of_the_ended(graph), *(_of_request(graph, record, above) for record in living)])
 
 
-def _of_the_ended(ledger: EngineLedger) -> list[Wait]:
-    """Those who keep blocks of requests that have ended, and what nobody keeps."""
+def _of_the_ended(graph: WaitGraph) -> list[Wait]:
+    """Those who keep blocks of requests that have ended, and blocks without an owner."""
+    ledger = graph.ledger
     state = ledger.state
     waits = []
     for holder, (name, waiting) in WAITS_FOR.items():
@@ -119,10 +169,13 @@ def _of_the_ended(ledger: EngineLedger) -> list[Wait]:
             blocks = _come_back(ledger, {block for deferral in kept for block in deferral.blocks})
             since = duration(max(ledger.age_s(deferral.since_ns) for deferral in kept))
             of = f"{counted(len(kept), 'request')} that ended ({listed([deferral.id for deferral in kept])})"
-            waits.append(Wait(f"{name}, which keeps them for {of} and {waiting}, {since} at most", blocks, []))
+            stillest = max(map(graph.of_deferral, kept), key=lambda one: one.still_s)
+            waits.append(
+                _wait_root(f"{name}, which keeps them for {of} and {waiting}, {since} at most", blocks, stillest)
+            )
     lost = ledger.balance().unaccounted
     if lost:
-        waits.append(Wait("nobody: they are UNACCOUNTED, neither released nor deferred", lost, []))
+        waits.append(Wait("no owner: they are UNACCOUNTED, neither released nor deferred", lost, [], moves=False))
     return waits
 
 
@@ -135,5 +188,5 @@ def _ranked(waits: list[Wait]) -> list[Wait]:
 
 
 def _come_back(ledger: EngineLedger, blocks: list[int] | set[int]) -> int:
-    """How many of them nobody else has a reference to."""
+    """How many of them no other request has a reference to."""
     return sum(ledger.state.refs[block] == 1 for block in blocks)

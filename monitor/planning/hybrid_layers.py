@@ -60,6 +60,11 @@ def _lfm2(text: Text) -> Callable[[int], str]:
     return lambda layer: "full_attention" if layer in with_attention else "conv"
 
 
+def _delta_nets(text: Text) -> Callable[[int], str]:
+    period = text.get("full_attention_interval") or 4
+    return _every_nth(period, period - 1, "full_attention", "linear_attention")
+
+
 BY_FAMILY: Final[dict[str, Callable[[Text], Callable[[int], str]]]] = {
     "gemma2": lambda text: _alternating(text, 2),
     "gemma3_text": lambda text: _alternating(text, 6),
@@ -79,12 +84,7 @@ BY_FAMILY: Final[dict[str, Callable[[Text], Callable[[int], str]]]] = {
     "bamba": _bamba,
     "nemotron_h": _nemotron,
     "lfm2": _lfm2,
-    "qwen3_next": lambda text: _every_nth(
-        text.get("full_attention_interval") or 4,
-        (text.get("full_attention_interval") or 4) - 1,
-        "full_attention",
-        "linear_attention",
-    ),
+    **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), _delta_nets),
     "falcon_h1": lambda _: lambda _: "attention_and_state",
     "mamba": lambda _: lambda _: "mamba1",
     "falcon_mamba": lambda _: lambda _: "mamba1",

@@ -106,10 +106,15 @@ def pool_of(shape: ModelShape, settings: EngineSettings) -> KvPool:
         raise BadQuestion(f"{shape.family} keeps nothing for a request: it has no KV pool")
     kinds = Counter(shape.layers)
     per_token = max((layer.bytes_per_token for layer in kinds), default=0)
-    block_size = settings.block_size
-    for layer in kinds:
-        if layer.kind == CacheKind.STATE and per_token:
-            block_size = max(block_size, _aligned(layer, per_token, shape.is_latent, settings))
+    aligned = (
+        max(
+            (_aligned(layer, per_token, shape.is_latent, settings) for layer in kinds if layer.kind == CacheKind.STATE),
+            default=0,
+        )
+        if per_token
+        else 0
+    )
+    block_size = max(settings.block_size, aligned)
     page = max([block_size * per_token, *(layer.state_bytes for layer in kinds)])
     if len(kinds) == 1:
         group_size = len(shape.layers)
@@ -120,7 +125,8 @@ def pool_of(shape: ModelShape, settings: EngineSettings) -> KvPool:
     for layer, count in kinds.items():
         parts = -(-count // group_size)
         groups += [
-            _cache_group(layer, len(range(part, count, parts)), block_size, page, settings) for part in range(parts)
+            _cache_group(layer, len(range(part, count, parts)), block_size, aligned or block_size, page, settings)
+            for part in range(parts)
         ]
     stages = settings.pipeline_parallel
     widest = max(-(-group.layers // stages) for group in groups)
@@ -146,11 +152,13 @@ def _keeps_every_block(state: LayerCache, settings: EngineSettings) -> bool:
     return state.every_block and settings.prefix_caching and settings.release <= EVERY_BLOCK_UNTIL
 
 
-def _cache_group(layer: LayerCache, layers: int, block_size: int, page: int, settings: EngineSettings) -> CacheGroup:
+def _cache_group(
+    layer: LayerCache, layers: int, block_size: int, state_block_size: int, page: int, settings: EngineSettings
+) -> CacheGroup:
     if layer.kind == CacheKind.STATE:
         kept = 1
         if _keeps_every_block(layer, settings):
-            kept = 0
+            kept, block_size = 0, state_block_size
         elif settings.prefix_caching:
             kept = 3 if layer.checkpoints and settings.release >= CHECKPOINTS_SINCE else 2
         return CacheGroup(kind=layer.kind, layers=layers, block_size=block_size, state_blocks=kept)

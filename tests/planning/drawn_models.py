@@ -142,6 +142,18 @@ def _nemotron_h(rng: random.Random) -> Config:
     return config | {"num_hidden_layers": len(pattern), "hybrid_override_pattern": pattern}
 
 
+def _llama4(rng: random.Random) -> Config:
+    """Attention in chunks, and full attention in every fourth layer."""
+    experts = {"num_local_experts": 2, "num_experts_per_tok": 1, "interleave_moe_layer_step": 1, "moe_layers": []}
+    chunks = {"attention_chunk_size": rng.choice((128, 512, 1024)), "no_rope_layer_interval": 4}
+    more = {**experts, **chunks, "intermediate_size_mlp": 96, "use_qk_norm": False, "hidden_act": "silu"}
+    config = _base(rng, "Llama4ForCausalLM", "llama4_text", **more)
+    layers = config["num_hidden_layers"] = rng.choice((4, 8, 12))
+    config["no_rope_layers"] = [int((layer + 1) % 4 != 0) for layer in range(layers)]
+    config["layer_types"] = ["chunked_attention" if rotary else "full_attention" for rotary in config["no_rope_layers"]]
+    return config
+
+
 FAMILIES: Final[dict[str, Callable[[random.Random], Config]]] = {
     "opt": _opt,
     "gpt2": _gpt2,
@@ -151,6 +163,7 @@ FAMILIES: Final[dict[str, Callable[[random.Random], Config]]] = {
     "gemma2": _gemma2,
     "gemma3": _gemma3,
     "gpt_oss": _gpt_oss,
+    "llama4": _llama4,
     "lfm2": _lfm2,
     "qwen3_next": _qwen3_next,
     "jamba": _jamba,

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from kvscope.monitor.cli import main
-from kvscope.monitor.planning.capacity_plan import CapacityPlan, ExpectedLoad, MemoryBudget, plan_capacity
+from kvscope.monitor.planning.capacity_plan import plan_capacity
 from kvscope.monitor.planning.kv_pool import EngineSettings, pool_of
 from kvscope.monitor.planning.model_shape import shape_of
+from kvscope.monitor.planning.plan_types import CapacityPlan, ExpectedLoad, MemoryBudget
 
 GIB = 1 << 30
 LLAMA_3_8B = {
@@ -113,7 +114,8 @@ def test_what_does_not_fit_gets_the_length_that_does() -> None:
     assert found.longest_request == 1600
     assert next((one.flag, one.value) for one in found.settings) == ("--max-model-len", "1600")
     fits = planned(LLAMA_3_8B, budget=MemoryBudget(kv=1000 * 16 * 128 * 1024))
-    assert "--max-model-len" not in {one.flag for one in fits.settings}
+    (length,) = (one for one in fits.settings if one.flag == "--max-model-len")
+    assert (length.value, length.limits) == ("8192", False)
 
 
 def test_eight_bits_hold_twice_as_many_tokens() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -15,21 +16,26 @@ from kvscope.monitor.planning.model_shape import shape_of
 from tests.planning.drawn_models import FAMILIES, drawn
 from tests.probes.vllm_python import PYTHON, RELEASES, ROOT, UNPACKED, environment, needs_vllm
 
-pytestmark = [needs_vllm, pytest.mark.slow]
+pytestmark = needs_vllm
 SINCE = "0.18"
 SEED = 20
+PROVED_SEEDS = range(100, 110)
 NOT_COMPUTED = {
     ("0.18.0", "lfm2"): "vLLM 0.18 reads this family's configuration with an older transformers only",
     ("0.18.0", "deepseek_v2"): "vLLM 0.18 has no latent attention on the CPU",
 }
 
 
+def drawn_with(seeds: Iterable[int]) -> list[dict[str, Any]]:
+    return [case for seed in seeds for case in drawn(seed)]
+
+
 @cache
-def answers(release: str, seed: int) -> list[dict[str, Any]]:
+def answers(release: str, *seeds: int) -> list[dict[str, Any]]:
     path = [str(UNPACKED / release), str(UNPACKED / "deps")] if release else []
     done = subprocess.run(
         [PYTHON, "-m", "tests.planning.vllm_sizes"],
-        input=json.dumps(drawn(seed)),
+        input=json.dumps(drawn_with(seeds)),
         capture_output=True,
         text=True,
         cwd=ROOT,
@@ -40,6 +46,7 @@ def answers(release: str, seed: int) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("release", [one for one in RELEASES if not one or one >= SINCE])
 def test_layers_blocks_and_concurrency_are_those_of_vllm(release: str, family: str) -> None:
@@ -49,6 +56,19 @@ def test_layers_blocks_and_concurrency_are_those_of_vllm(release: str, family: s
         pytest.skip(NOT_COMPUTED[release, family])
     assert "error" not in answer, answer
     compare(case, answer)
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("release", [one for one in RELEASES if not one or one >= SINCE])
+def test_ten_draws_of_each_family_are_those_of_vllm(release: str, family: str) -> None:
+    if (release, family) in NOT_COMPUTED:
+        pytest.skip(NOT_COMPUTED[release, family])
+    place = list(FAMILIES).index(family)
+    both = list(zip(drawn_with(PROVED_SEEDS), answers(release, *PROVED_SEEDS), strict=True))
+    for case, answer in both[place :: len(FAMILIES)]:
+        assert "error" not in answer, answer
+        compare(case, answer)
 
 
 def compare(case: dict[str, Any], answer: dict[str, Any]) -> None:
