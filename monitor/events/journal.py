@@ -3,7 +3,8 @@
 A segment is a file `EPOCH-SEQUENCE.kvj`, named for the first batch it may hold so that names sort in time. It
 begins with the eight bytes `KVSCOPE` and 1, then has records: length (uint32), CRC-32 of the payload (uint32), the
 payload (a frame, see wire.py), all little-endian. Every segment begins with a keyframe if one can be had, so each
-can be read on its own. A record cut short or damaged ends its segment; what came before it stands.
+can be read on its own. A record cut short or damaged ends its segment; what came before it stands. So does a record of
+length 0: a power cut leaves zeros at the end of a file.
 
 A recording is a journal; so is what an engine keeps of itself, and what the service has not yet closed.
 """
@@ -68,14 +69,25 @@ class JournalWriter:
         self._keyframe = keyframe
         self._clock = clock
         self._fd = -1
+        self._path = directory
         self._size = 0
         self._opened_ns = 0
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     @property
     def size(self) -> int:
         """Bytes of the open segment."""
         return self._size
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the open segment was deleted or moved: what is appended to it is lost."""
+        if self._fd < 0:
+            return False
+        try:
+            return not os.path.samestat(os.stat(self._path), os.fstat(self._fd))
+        except FileNotFoundError:
+            return True
 
     def append(self, payload: bytes, sequence: int) -> None:
         """Keep one frame; `sequence` is its batch's (or the last one's, for what a source adds)."""
@@ -92,8 +104,8 @@ class JournalWriter:
 
     def _open(self, sequence: int) -> None:
         self.close()
-        path = self.directory / f"{self.epoch:020d}-{max(sequence, 0):015d}{SUFFIX}"
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
+        self._path = self.directory / f"{self.epoch:020d}-{max(sequence, 0):015d}{SUFFIX}"
+        self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._size = os.fstat(self._fd).st_size
         self._opened_ns = self._clock.monotonic_ns()
         if not self._size:
@@ -151,13 +163,14 @@ def _next_payload(file: BinaryIO) -> bytes | None:
         return None
     length, checksum = RECORD.unpack(record)
     payload = file.read(length) if length <= MAX_PAYLOAD else b""
-    return payload if len(payload) == length and zlib.crc32(payload) == checksum else None
+    return payload if 0 < length == len(payload) and zlib.crc32(payload) == checksum else None
 
 
 def damaged_at(path: Path) -> int | None:
     """The byte at which the first damaged record of a segment begins.
 
-    None if there is none. A writer that was killed leaves a record that ends too early, which is not damage.
+    None if there is none. A writer that was killed leaves a record that ends too early, and a power cut zeros: neither
+    is damage.
     """
     whole = len(HEADER) + sum(RECORD.size + len(payload) for payload in read_segment(path))
     with path.open("rb") as file:
@@ -166,8 +179,17 @@ def damaged_at(path: Path) -> int | None:
         if len(record) < RECORD.size:
             return None
         length, _ = RECORD.unpack(record)
+        if not length and _is_zero_to_its_end(file):
+            return None
         is_all_there = length > MAX_PAYLOAD or len(file.read(length)) == length
         return whole if is_all_there else None
+
+
+def _is_zero_to_its_end(file: BinaryIO) -> bool:
+    while piece := file.read(1 << 20):
+        if piece.count(0) != len(piece):
+            return False
+    return True
 
 
 def tail_lost(path: Path) -> int:

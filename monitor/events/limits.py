@@ -32,6 +32,9 @@ SUBSCRIBER_BYTES: Final = 8 << 20
 """Published batches that wait for one subscriber; the replay socket has those that it then misses."""
 SUBSCRIBER_MESSAGES: Final = 1_000
 """The same, in messages."""
+UNREAD_MESSAGES: Final = 1_000
+"""Published batches that wait in a reader that is behind, or for a gap before them. It asks the replay socket for those
+beyond."""
 
 # ---------------------------------------------------------------- frames of an event stream, a recording or a bundle
 
@@ -57,6 +60,22 @@ STATE_NAMES: Final = 1 << 8
 TIME_NS: Final = 1 << 62
 """Times, epochs and sequences of a frame, which are not below 0: until the year 2116."""
 
+# ---------------------------------------------------------------- what unpacks: bundles, zips, gzip
+
+LOG_RATIO: Final = 30
+"""A packed log, gzip or in a zip, unpacks to so many times its packed size, and LOG_SLACK_BYTES more. Reading ends
+there, with a note."""
+LOG_SLACK_BYTES: Final = 32 << 20
+"""Beside that."""
+BUNDLE_RATIO: Final = 100
+"""The same for each segment of a bundle. A bundle beyond it is refused."""
+BUNDLE_SLACK_BYTES: Final = 256 << 20
+"""Beside that: keyframes of large idle pools are nearly all zeros."""
+BUNDLE_BYTES: Final = 4 << 30
+"""Events in a bundle, unpacked."""
+ARCHIVE_MEMBERS: Final = 10_000
+"""Members of a bundle or zip. One with more is refused."""
+
 # ---------------------------------------------------------------- answers of HTTP servers
 
 ANSWER_BYTES: Final = 64 << 20
@@ -72,3 +91,31 @@ GONE_S: Final = 900
 """An engine known by metrics alone leaves the ledger when no source has had it for so many seconds."""
 GONE_STREAM_S: Final = 86_400
 """The same for an engine known by its event stream."""
+
+# ---------------------------------------------------------------- requests to HTTP servers of kvscope
+
+HEADER_BYTES: Final = 64 << 10
+"""The request line and headers of a request. A longer header is answered with 431."""
+HEADER_S: Final = 10.0
+"""From the first byte of a request, or from connecting, to the end of its headers. Then the connection is closed."""
+BODY_S: Final = 30.0
+"""From there to the end of the body. Then the connection is closed."""
+SERVICE_BODY_BYTES: Final = 1 << 20
+"""The body of a request to `monitor serve`, or one message of a WebSocket. A longer body is answered with 413."""
+SERVICE_CONNECTIONS: Final = 512
+"""Connections to `monitor serve`, or three quarters of the process's file descriptors if that is less. One more takes
+the place of the connection that has waited longest for its client."""
+SERVICE_REQUESTS: Final = 256
+"""Requests that `monitor serve` answers at once. Further ones are answered with 503, but `/healthz` as always."""
+SERVICE_WEBSOCKETS: Final = 128
+"""WebSockets of `monitor serve`, one for each browser. A further one is refused with 403."""
+ENGINE_BODY_BYTES: Final = 16 << 20
+"""The body of a request to the engine. A longer one is answered with 413."""
+ENGINE_CONNECTIONS: Final = 16_384
+"""Connections to the engine, or three quarters of the process's file descriptors if that is less."""
+ENGINE_REQUESTS: Final = 8_192
+"""Requests that the engine takes at once. Further ones are answered with 503, `/health` and `/metrics` as always."""
+SESSIONS: Final = 256
+"""Sessions of browsers. One more ends the oldest."""
+SESSION_S: Final = 604_800
+"""From opening a page with `?token=` to the end of the browser's session: seven days."""

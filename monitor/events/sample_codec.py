@@ -38,5 +38,5 @@ def decode_observed(payload: bytes) -> Observed | None:
     decoder = OBSERVED_DECODERS.get(chr(payload[PREFIX - 1]))
     try:
         return decoder.decode(payload[PREFIX:]) if decoder is not None else None
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None

@@ -42,6 +42,13 @@ class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
     """A counter went back since the sample before: the engine was started anew, and what was is over."""
     source: str = "log"
     aborted: int | None = None
+    measured_requests: int | None = None
+    """Requests whose lengths an engine has summed up: tokens of their prompts, tokens generated for them."""
+    request_prompt_tokens: int | None = None
+    request_output_tokens: int | None = None
+    prefix_queries: int | None = None
+    """Tokens looked up in the prefix cache, and those of them that it had, since the engine started."""
+    prefix_hits: int | None = None
 
 
 class Fact(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -143,7 +143,7 @@ def decode(payload: bytes | memoryview) -> Frame | None:
         raise NotAFrame(f"a frame of {len(payload):,} bytes: {limits.FRAME_BYTES:,} are allowed")
     try:
         frame = decoder.decode(memoryview(payload)[PREFIX:])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise NotAFrame(f"a damaged frame of {len(payload)} bytes: {error}") from error
     if isinstance(frame, Batch):
         _check_columns(frame)

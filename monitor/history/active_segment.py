@@ -7,7 +7,7 @@ import zlib
 from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Annotated, BinaryIO, Final
 
 import msgspec
 
@@ -17,22 +17,24 @@ from kvscope.monitor.history.observations import LETTER_OF_POINTS, Packed, packe
 from kvscope.monitor.history.segment_index import Index
 from kvscope.monitor.ledger.engine_ledger import Point
 
+_Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+
 
 class _BatchHead(msgspec.Struct, array_like=True):
     engine: str
     epoch: int
-    sequence: int
+    sequence: _Int64
     first_step: int
     last_step: int
-    wall_ns: int
+    wall_ns: _Int64
 
 
 class _KeyframeHead(msgspec.Struct, array_like=True):
     engine: str
     epoch: int
-    sequence: int
+    sequence: _Int64
     last_step: int
-    wall_ns: int
+    wall_ns: _Int64
 
 
 _KEYFRAME: Final = ord("K")
@@ -125,7 +127,7 @@ class Opened:
             return
         try:
             head = decoder.decode(memoryview(payload)[PREFIX:])
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return
         self.index.engine = self.index.engine or head.engine
         self.index.add(payload[4] == _KEYFRAME, head.sequence, head.wall_ns, offset)
@@ -144,7 +146,7 @@ def _active_records(path: Path, offset: int) -> Iterator[tuple[int, bytes]]:
         while len(record := file.read(RECORD.size)) == RECORD.size:
             length, checksum = RECORD.unpack(record)
             payload = file.read(length) if length <= MAX_PAYLOAD else b""
-            if len(payload) < length or length > MAX_PAYLOAD or zlib.crc32(payload) != checksum:
+            if not 0 < length == len(payload) or zlib.crc32(payload) != checksum:
                 return
             yield offset, payload
             offset += RECORD.size + length

@@ -76,7 +76,7 @@ class FindingsLog:
         for line in self.path.read_bytes().splitlines() if self.path.exists() else ():
             try:
                 each = _DECODER.decode(line)
-            except (msgspec.DecodeError, UnicodeDecodeError):
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 continue
             if each.judgement.code in catalogue():
                 told.append(each)

@@ -11,9 +11,9 @@ import threading
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from kvscope.monitor.analysis.partial_replay import first_events, observed
 from kvscope.monitor.errors import KvscopeError
@@ -21,6 +21,7 @@ from kvscope.monitor.events import journal
 from kvscope.monitor.events.sample_codec import Observed
 from kvscope.monitor.events.wire import Batch, Frame, Keyframe
 from kvscope.monitor.history.active_segment import Opened
+from kvscope.monitor.history.guarded_segment import DamagedSegments, GuardedSegment, SegmentReader
 from kvscope.monitor.history.keyframe_cutter import sound_keyframe_of
 from kvscope.monitor.history.observations import LETTER_OF_POINTS, Packed
 from kvscope.monitor.history.segment_files import (
@@ -99,6 +100,7 @@ class History:
         self._cuts: OrderedDict[tuple[str, _Place], Keyframe] = OrderedDict()
         self._point_times: dict[Path, array[int]] = {}
         """Of closed segments."""
+        self._damage: DamagedSegments = {}
         self._recorded = ""
         if not directory.is_dir():
             raise journal.NotAJournal(f"{directory} is no directory, and neither a recording nor a service's history")
@@ -131,6 +133,8 @@ class History:
             else:
                 lives.append(KeptEpoch(segment.epoch, from_ns, to_ns))
             lost = 0 if isinstance(segment, ClosedSegment) else self._open(segment).bytes_lost
+            if segment.path in self._damage:
+                gaps.append(Gap(from_ns, to_ns, self._damage[segment.path]))
         if not lives:
             return None
         if lost:
@@ -211,7 +215,7 @@ class History:
             if isinstance(segment, ClosedSegment) and not (segment.from_ns <= to_ns and from_ns <= segment.to_ns):
                 continue
             # Of a closed one nothing else is needed, so that it takes no other reader's place.
-            reader = _reader(segment) if isinstance(segment, ClosedSegment) else self._open(segment)
+            reader = _reader(segment, self._damage) if isinstance(segment, ClosedSegment) else self._open(segment)
             times = self._point_times.get(segment.path)
             if times is None:
                 try:
@@ -232,7 +236,7 @@ class History:
         try:
             yield from self._open(segment).kept_notes()
         except FileNotFoundError:  # as in _read
-            yield from _closed_since(segment).kept_notes()
+            yield from _closed_since(segment, self._damage).kept_notes()
 
     def _segments(self, engine: str) -> list[HistorySegment]:
         if not self._is_recording:
@@ -249,10 +253,10 @@ class History:
         with self._lock:
             reader = self._readers.pop(segment.path, None)
             try:
-                reader = reader or _reader(segment)
+                reader = reader or _reader(segment, self._damage)
                 reader.refresh()
             except FileNotFoundError:  # it has been closed since it was found, or is too old to be kept
-                reader = _closed_since(segment)
+                reader = _closed_since(segment, self._damage)
             self._readers[reader.path] = reader
             while len(self._readers) > MAX_READERS:
                 self._readers.popitem(last=False)
@@ -263,7 +267,7 @@ class History:
         try:
             yield from self._open(segment).frames(first, end)
         except FileNotFoundError:  # closed in this very moment, before the first of them; or too old to be kept
-            yield from _closed_since(segment).frames(first, end)
+            yield from _closed_since(segment, self._damage).frames(first, end)
 
     def _between(self, segment: HistorySegment, first: bool) -> tuple[int, int] | None:
         """From when to when it goes; of the first one, from the first frame that stands on its own."""
@@ -362,49 +366,19 @@ class History:
         return f"{what} is not kept of {engine}: what is begins at {since} and ends at {to}"
 
 
-class SegmentReader(Protocol):
-    """A segment as it is read, open or closed."""
-
-    path: Path
-
-    @property
-    def index(self) -> Index:
-        """What is where in it."""
-
-    @property
-    def point_times(self) -> array[int]:
-        """When each point of the ledger that is kept there was (wall ns), in order."""
-
-    @property
-    def bytes_lost(self) -> int:
-        """What a crash or damage has cut off."""
-
-    def refresh(self) -> None:
-        """Take in what has come since. Raises FileNotFoundError if it is not there any more."""
-
-    def frames(self, first: int, end: int) -> Iterator[tuple[int, Frame]]:
-        """The frames from number `first` up to, not including, `end`, each with its number."""
-
-    def kept_notes(self) -> Iterator[Packed]:
-        """What is kept beside the frames."""
-
-    def points(self, rows: Sequence[int]) -> Iterator[Point]:
-        """Those of the points whose times are at these places of `point_times`."""
-
-
-def _reader(segment: HistorySegment) -> SegmentReader:
+def _reader(segment: HistorySegment, damage: DamagedSegments) -> SegmentReader:
     if isinstance(segment, OpenSegment):
         return Opened(segment.path)
     from kvscope.monitor.history.sealed_segment import Closed  # a recording is read without what reads Parquet
 
-    return Closed(segment)
+    return GuardedSegment(Closed(segment), damage)
 
 
-def _closed_since(segment: HistorySegment) -> SegmentReader:
+def _closed_since(segment: HistorySegment, damage: DamagedSegments) -> SegmentReader:
     """What became of an open segment that is not there any more."""
     for closed in closed_segments(segment.path.parent) if isinstance(segment, OpenSegment) else ():
         if closed[:2] == segment[:2]:
-            return _reader(closed)
+            return _reader(closed, damage)
     return _Nothing(segment.path)
 
 

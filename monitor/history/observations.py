@@ -33,7 +33,7 @@ class Packed(NamedTuple):
         decoder = _POINT_DECODER if self.letter == LETTER_OF_POINTS else OBSERVED_DECODERS.get(self.letter)
         try:
             return decoder.decode(self.body) if decoder is not None else None
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
 
 
@@ -49,7 +49,8 @@ def encode_note(note: Note) -> bytes:
 
 
 def packed(payload: bytes) -> Packed | None:
-    """The note in a journal's payload; None for what is none."""
+    """The note in a journal's payload; None for what is none, or whose time is none."""
     found = Packed(chr(payload[PREFIX - 1]), 0, payload[PREFIX:])
     note = found.note()
-    return found._replace(at_ns=note.at_ns or 0) if note is not None else None
+    at_ns = note.at_ns or 0 if note is not None else -1
+    return found._replace(at_ns=at_ns) if 0 <= at_ns < 1 << 63 else None

@@ -19,6 +19,7 @@ from kvscope.monitor.events.samples import Record
 from kvscope.monitor.events.wire import Batch, Keyframe
 from kvscope.monitor.sources.source import POLL_WAIT_S, Source, SourceError, SourceOptions
 from kvscope.monitor.sources.source_registry import is_service, open_source
+from kvscope.monitor.text import escaped
 
 
 class Recorded(NamedTuple):
@@ -108,4 +109,4 @@ def _record_until(
         elif not recorder.has_begun and (source.status().error or time.monotonic() - started > timeout_s):
             raise SourceError(source.status().error or source.explain_silence(timeout_s))
         kept = f"{recorder.batches:,} batches, {recorder.others:,} samples and facts, {recorder.bytes:,} bytes"
-        status.update(f"{recorder.engine or source.status().target}: {kept}; Ctrl-C ends it")
+        status.update(f"{escaped(recorder.engine) or source.status().target}: {kept}; Ctrl-C ends it")

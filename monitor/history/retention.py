@@ -5,15 +5,17 @@ Closing and dropping are a thread's of their own: the readers only write to jour
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import logging
+import os
 import queue
 import shutil
 import threading
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TextIO
 
 from kvscope.monitor.errors import KvscopeError
 from kvscope.monitor.events.sample_codec import Observed
@@ -27,6 +29,9 @@ logger = logging.getLogger(__name__)
 
 RETENTION_EVERY_S: Final = 60.0
 """Between looks for what is too old."""
+REPORT_DELETION_S: Final = 60.0
+"""A deleted directory is reported for so long, though it is made anew at once."""
+LOCK_FILE: Final = ".lock"
 
 
 class HistoryInUse(KvscopeError, ValueError):
@@ -50,17 +55,13 @@ class Keeper:
         self.directory = directory
         self.keep_no_more_than = keep
         try:
-            directory.mkdir(parents=True, exist_ok=True)
-            self._held = (directory / ".lock").open("w")
+            self._held = self._lock_directory()
+            make_private(directory)
         except OSError as error:
             raise ValueError(
                 f"{directory} cannot be written: {error.strerror}; name another directory with --data"
             ) from error
-        try:
-            fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._held.close()
-            raise HistoryInUse(f"another service keeps its history in {directory}: name another with --data") from None
+        self._deleted_s = 0.0
         self._writers: dict[str, Writer] = {}
         self._lock = threading.Lock()
         self._ended: queue.SimpleQueue[Path] = queue.SimpleQueue()
@@ -98,6 +99,47 @@ class Keeper:
         """Why nothing can be kept of it just now; empty if all is well."""
         writer = self._writers.get(engine)
         return writer.error if writer is not None else ""
+
+    def problem(self) -> str:
+        """Return why history is not kept as it should be, or was not within the last minute; empty if all is well.
+
+        A directory that was deleted is made and locked again. One thread only.
+        """
+        problems = []
+        with self._lock:
+            writers = list(self._writers.values())
+        if any(writer.is_gone for writer in writers) or self._is_lock_gone():
+            self._deleted_s = time.monotonic()
+            with contextlib.suppress(OSError, HistoryInUse):
+                if self._is_lock_gone():
+                    held, self._held = self._held, self._lock_directory()
+                    held.close()
+        deleted_s = max([self._deleted_s, *(writer.deleted_s for writer in writers)])
+        if deleted_s and time.monotonic() - deleted_s < REPORT_DELETION_S:
+            problems.append(f"{self.directory} was deleted or moved: what it had is lost, and a new history begins")
+        if not os.access(self.directory, os.W_OK):
+            problems.append(f"{self.directory} cannot be written")
+        problems += dict.fromkeys(writer.error for writer in writers if writer.error)
+        return "; ".join(problems)
+
+    def _is_lock_gone(self) -> bool:
+        try:
+            return not os.path.samestat(os.stat(self.directory / LOCK_FILE), os.fstat(self._held.fileno()))
+        except FileNotFoundError:
+            return True
+
+    def _lock_directory(self) -> TextIO:
+        """Make the directory and lock it. Raises OSError and HistoryInUse."""
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        held = (self.directory / LOCK_FILE).open("w")
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            held.close()
+            raise HistoryInUse(
+                f"another service keeps its history in {self.directory}: name another with --data"
+            ) from None
+        return held
 
     def _writer(self, engine: str) -> Writer:
         with self._lock:
@@ -150,6 +192,15 @@ class Keeper:
             shutil.rmtree(gone)
             if not any(gone.parent.iterdir()):
                 gone.parent.rmdir()
+
+
+def make_private(directory: Path) -> None:
+    """Take from others what an earlier release let them read. What is another user's stays as it is."""
+    for path in (directory, *directory.rglob("*")):
+        with contextlib.suppress(OSError):
+            mode = path.stat(follow_symlinks=False).st_mode
+            if mode & 0o077 and not path.is_symlink():
+                path.chmod(mode & 0o700)
 
 
 def _size_on_disk(directory: Path) -> int:

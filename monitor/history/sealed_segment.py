@@ -107,7 +107,12 @@ def write_tables(path: Path, into: Path) -> ClosedSegment | None:
 
 def write_table(table: pa.Table, path: Path) -> None:
     """One of a segment's tables, encoded by what is in it."""
-    settings: dict[str, Any] = {"compression": "zstd", "compression_level": 3, "write_statistics": True}
+    settings: dict[str, Any] = {
+        "compression": "zstd",
+        "compression_level": 3,
+        "write_statistics": True,
+        "write_page_checksum": True,
+    }
     if path.stem == "events":
         split = ["args.list.element", "ids.list.element"]  # whose upper bytes hardly change
         deltas = ["sequence", "event", "at_ns", "request"]
@@ -319,13 +324,16 @@ class Closed:
             if isinstance(point, Point):
                 yield point
 
+    def _opened_table(self, name: str) -> pq.ParquetFile:
+        return pq.ParquetFile(self.path / f"{name}.parquet", page_checksum_verification=True)
+
     def _table(self, name: str, columns: list[str] | None = None) -> pa.Table:
-        with pq.ParquetFile(self.path / f"{name}.parquet") as file:
+        with self._opened_table(name) as file:
             return file.read(columns, use_threads=False)
 
     def _rows(self, name: str, columns: list[str] | None, first: int, end: int) -> pa.Table:
         """The rows from `first` up to, not including, `end`: no more is read than the groups that they are in."""
-        with pq.ParquetFile(self.path / f"{name}.parquet") as file:
+        with self._opened_table(name) as file:
             groups = (file.metadata.row_group(number) for number in range(file.num_row_groups))
             ends = np.cumsum([group.num_rows for group in groups])
             wanted = range(int(np.searchsorted(ends, first, "right")), int(np.searchsorted(ends, end, "left")) + 1)
@@ -349,7 +357,7 @@ class Closed:
         return np.column_stack([*about, *counts]).astype(np.int32), args, ids
 
     def _keyframe(self, row: int) -> Keyframe:
-        with pq.ParquetFile(self.path / "keyframes.parquet") as file:
+        with self._opened_table("keyframes") as file:
             rows = file.read(columns=["row"])["row"].to_pylist()
             payload = file.read_row_group(rows.index(row), columns=["payload"])["payload"][0].as_py()
         frame = decode(payload)

@@ -61,12 +61,23 @@ class Writer:
         self._keyframe_at = 0
         """Where in the segment the last keyframe ends."""
         self._points_until_ns = -1
+        self._deleted_from = -1
+        """The first batch of an open segment that was deleted, until a new segment says that it is lost."""
+        self.deleted_s = 0.0
+        """When that was noticed (monotonic)."""
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the open segment was deleted or moved. Any thread."""
+        kept = self._journal
+        return kept is not None and kept.is_gone
 
     def keep(self, received: Sequence[Received], ledger: EngineLedger | None) -> None:
         """Keep frames that the ledger is to be fed next. What cannot be written is counted, and said to be lost in
         what is written after it.
         """
         try:
+            self._leave_if_gone()
             self._keep_points(ledger)
             self._end_or_cut(ledger)
             for each in received:
@@ -82,6 +93,7 @@ class Writer:
     def note(self, records: Iterable[Observed]) -> None:
         """Keep what was read from a page, of an engine without a stream."""
         try:
+            self._leave_if_gone()
             self._end_or_cut(None)
             for record in records:
                 if self._journal is None:
@@ -162,11 +174,22 @@ class Writer:
         kept_until = self._sequence if epoch == self._epoch else ADDED_BY_SOURCE
         self._epoch, self._sequence, self._keyframe_at = epoch, kept_until, 0
         if keyframe is not None:
-            if 0 <= kept_until < keyframe.sequence:
-                lost = Run(Kind.LOST, 0, -1, [kept_until + 1, keyframe.sequence, Stage.JOURNAL], [])
+            lost_from = kept_until + 1 if kept_until >= 0 else -1
+            if self._deleted_from >= 0:
+                lost_from, self._deleted_from = self._deleted_from, -1
+            if 0 <= lost_from <= keyframe.sequence:
+                lost = Run(Kind.LOST, 0, -1, [lost_from, keyframe.sequence, Stage.JOURNAL], [])
                 self._write(encode(batch_of(keyframe.engine, epoch, [lost], wall_ns=keyframe.wall_ns)))
             self._append(encode(keyframe), keyframe)
         self.error = ""
+
+    def _leave_if_gone(self) -> None:
+        """Begin anew if the open segment is no more, and remember what was lost with it."""
+        if self._journal is not None and self._journal.is_gone:
+            self._journal.close()
+            self._journal = None
+            self._deleted_from = self._first
+            self.deleted_s = self._clock.monotonic_ns() / 1e9
 
     def _path_of(self, epoch: int) -> Path:
         return self.directory / f"{stem_of(epoch, self._first)}{SUFFIX}"

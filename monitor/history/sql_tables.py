@@ -6,7 +6,9 @@ memory, may read the history's files and no others, and cannot write.
 
 from __future__ import annotations
 
+import logging
 import os
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +27,11 @@ from kvscope.monitor.ledger.engine_ledger import Point
 
 THREADS: Final = 2
 MEMORY: Final = "2GB"
+QUERY_TIMEOUT_S: Final = 60.0
+"""How long a query may take, unless a timeout is given."""
+
+
+logger = logging.getLogger(__name__)
 
 
 class BadQuery(KvscopeError, ValueError):
@@ -44,9 +51,11 @@ def answer(
     directory: Path,
     points: Mapping[str, Sequence[Point]] | None = None,
     told: Iterable[LoggedTransition] = (),
+    timeout_s: float = QUERY_TIMEOUT_S,
 ) -> Iterator[SqlAnswer]:
     """Run `query` over the history or the recording in `directory`. Of a recording, which keeps neither, `points` by
-    engine and what was `told` of findings can be given. Raises BadQuery.
+    engine and what was `told` of findings can be given. The query and reading its rows may take `timeout_s` together.
+    Raises BadQuery.
     """
     _check_sql(query)
     with TemporaryDirectory(prefix="kvscope-sql-") as scratch, duckdb.connect(":memory:") as connection:
@@ -68,11 +77,18 @@ def answer(
             "lock_configuration = true",
         ):
             connection.execute(f"SET {setting}")
+        timer = threading.Timer(timeout_s, connection.interrupt)
+        timer.start()
         try:
             cursor = connection.execute(query)
             yield SqlAnswer([column[0] for column in cursor.description or ()], _rows(cursor))
+        except duckdb.InterruptException as error:
+            raise BadQuery(f"the query was stopped after {timeout_s:g} s: ask for less, or give --timeout") from error
         except duckdb.Error as error:
             raise BadQuery(_told_plainly(error)) from error
+        finally:
+            timer.cancel()
+            timer.join()
 
 
 def _check_sql(query: str) -> None:
@@ -211,9 +227,13 @@ def _make_views(connection: duckdb.DuckDBPyConnection, folders: list[Path], told
         files = [path for folder in folders if (path := folder / f"{name}.parquet").exists()]
         if not files:
             raise BadQuery("there is nothing to ask: no segment has been kept yet")
-        connection.execute(
-            view.format(**{name: f"read_parquet([{', '.join(map(_quoted, files))}], union_by_name = true)"})
-        )
+        try:
+            connection.execute(view.format(**{name: _parquet(files)}))
+        except duckdb.Error as error:
+            sound = [file for file in files if _is_readable(connection, file)]
+            if not sound:
+                raise BadQuery("there is nothing to ask: no segment that is kept can be read") from error
+            connection.execute(view.format(**{name: _parquet(sound)}))
     connection.execute(_REQUESTS)
     last = {each.id: each for each in told}.values()
     rows = [
@@ -232,6 +252,19 @@ def _make_views(connection: duckdb.DuckDBPyConnection, folders: list[Path], told
     ]
     connection.register("told", pa.Table.from_pylist(rows, _FINDING_COLUMNS))
     connection.execute(_FINDINGS)
+
+
+def _parquet(files: Iterable[Path]) -> str:
+    return f"read_parquet([{', '.join(map(_quoted, files))}], union_by_name = true)"
+
+
+def _is_readable(connection: duckdb.DuckDBPyConnection, file: Path) -> bool:
+    try:
+        connection.execute(f"DESCRIBE SELECT * FROM {_parquet([file])}")
+    except duckdb.Error:
+        logger.warning("%s is damaged and is left out", file)
+        return False
+    return True
 
 
 def _quoted(text: str | Path) -> str:

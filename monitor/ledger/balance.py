@@ -7,6 +7,8 @@ is UNACCOUNTED. References beyond the legitimate ones are `unexplained_reference
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from kvscope.monitor.events.kinds import FIRST_FINISHED, Status
@@ -41,8 +43,11 @@ class Balance(msgspec.Struct, frozen=True):
         return self.difference == 0
 
 
-def balance_of(state: EngineState) -> Balance:
-    """The balance of `state`. O(requests + shared blocks + blocks of requests that do not run)."""
+def balance_of(state: EngineState, unexplained: Mapping[int, int] | None = None) -> Balance:
+    """The balance of `state`. O(requests + shared blocks + blocks of requests that do not run).
+
+    unexplained: its unexplained references, where they are known.
+    """
     counts = [0, 0, 0, 0]
     rank_of: dict[int, int] = {}
     looked_at = set(state.detached)  # shared blocks of which not all owners run, or may not
@@ -93,5 +98,5 @@ def balance_of(state: EngineState) -> Balance:
         finished=counts[_FINISHED],
         reserved=state.reserved,
         unaccounted=counts[_UNACCOUNTED],
-        unexplained_references=sum(state.unexplained_references().values()),
+        unexplained_references=sum((state.unexplained_references() if unexplained is None else unexplained).values()),
     )

@@ -33,7 +33,7 @@ from kvscope.monitor.ledger.ledger_records import Loss as Loss
 from kvscope.monitor.ledger.ledger_records import Point as Point
 from kvscope.monitor.ledger.ledger_records import Position as Position
 from kvscope.monitor.ledger.living_requests import Living, sort_living
-from kvscope.monitor.ledger.pool_points import point_now
+from kvscope.monitor.ledger.pool_points import batch_bytes, point_now
 from kvscope.monitor.ledger.reported_events import ReportedEvents
 from kvscope.monitor.ledger.step_model import StepModel
 from kvscope.monitor.ledger.stream_clock import StreamClock
@@ -42,6 +42,7 @@ from kvscope.monitor.state import keyframe_codec
 from kvscope.monitor.state.engine_state import EVENT_BITS, EngineState
 from kvscope.monitor.state.evictions import Evictions
 from kvscope.monitor.state.fold import apply_events
+from kvscope.monitor.state.outside_waits import OutsideWaits
 from kvscope.monitor.state.records import (
     UNKNOWN_POSITION,
     Anomaly,
@@ -69,6 +70,7 @@ MAX_LAPSES: Final = 1_000
 MAX_PREEMPTED: Final = 4_096
 MAX_PROMPTS: Final = 4_096
 MAX_SAMPLES: Final = 2_000
+MAX_PAST_SAMPLES: Final = 8_640  # for charts, over restarts: 12 hours at a scrape each 5 s
 MAX_RECENT_BYTES: Final = 64 << 20
 RUN_BYTES: Final = 20
 EVENT_MASK: Final = (1 << EVENT_BITS) - 1
@@ -81,6 +83,10 @@ class EngineLedger:
 
     used_by_engine = -1
     """Blocks in use by the engine's own counter, which each batch carries; -1 before the first."""
+    _balance: Balance | None = None
+    _unexplained: dict[int, int] | None = None
+    """Of the state as it is: dropped with the next record."""
+    max_recent_bytes = MAX_RECENT_BYTES
 
     def __init__(self, engine: str, *, counting: bool = True, validate: bool | None = None) -> None:
         self.engine = engine
@@ -90,7 +96,7 @@ class EngineLedger:
         self.point_every_ns = POINT_EVERY_NS if counting else SPARSE_POINT_EVERY_NS
         self.epoch = 0
         self.sequence = -1
-        self.step_times = StepTimes()
+        self.step_times, self.outside_waits = StepTimes(), OutsideWaits()
         """Of this epoch, as far as received."""
         self.state = self._begun(EngineState())
         self.description = EngineDescription()
@@ -107,8 +113,7 @@ class EngineLedger:
         self.losses: deque[Loss] = deque(maxlen=MAX_LOSSES)
         self.lost_batches = dict.fromkeys(Stage, 0)
         """All that were lost in this epoch; `losses` keeps only the last of them."""
-        self.dropped_batches = 0
-        self.dropped_events = 0
+        self.dropped_batches = self.dropped_events = 0
         self.observer_failures: tuple[WorkerFailure, ...] = ()
         """Parts of the service that this engine's picture rests on and that do not work; not of the stream."""
         self.refused_records = 0
@@ -128,6 +133,7 @@ class EngineLedger:
         self.points: deque[Point] = deque(maxlen=MAX_POINTS)
         self.recent: deque[Batch] = deque()
         self.samples: deque[Sample] = deque(maxlen=MAX_SAMPLES)
+        self.past_samples: deque[Sample] = deque(maxlen=MAX_PAST_SAMPLES)
         self.facts: dict[str, Fact] = {}
         self.reported = ReportedEvents()
         self.prefixes = CachedPrefixes()
@@ -151,6 +157,7 @@ class EngineLedger:
         A ledger that validates raises InvariantError.
         """
         self._head_is_known, self._living = False, None
+        self._balance = self._unexplained = None
         try:
             self._apply(record)
         except validation.InvariantError:
@@ -174,6 +181,8 @@ class EngineLedger:
                 self.restarts += 1
                 self.samples.clear()
             self.samples.append(record)
+            if record.at_ns is not None:
+                self.past_samples.append(record)
             self.now_ns = self.heard_ns = max(self.now_ns, record.at_ns or 0)
         elif isinstance(record, KvEvents):
             self.restarts += record.restarted
@@ -247,7 +256,8 @@ class EngineLedger:
         self.preempted.extend(preempted)
         self.prompts.extend(prompts)
         self.tally.finished(finished)
-        self.tally.recompute.add(preempted, prompts, state.take_recomputed(), state.block_size)
+        self.tally.recompute.recomputed(batch.wall_ns, state.take_recomputed())
+        self.tally.recompute.add(preempted, prompts, state.block_size)
         for anomaly in state.take_anomalies():
             position = Position(batch.epoch, batch.sequence, anomaly.position)
             self._note_anomaly(FoundAnomaly(position, batch.wall_ns, anomaly))
@@ -307,6 +317,7 @@ class EngineLedger:
         """Books that are ours from here on."""
         state.evictions = Evictions() if self.counting else None
         state.step_times = self.step_times if self.counting else None
+        state.outside_waits = self.outside_waits if self.counting else None
         return state
 
     def _follows(self, frame: Batch | Keyframe) -> bool:
@@ -325,7 +336,7 @@ class EngineLedger:
         self.epoch = epoch
         self.clock.begin_epoch()
         self.sequence = -1
-        self.step_times, self._step_model = StepTimes(), None
+        self.step_times, self._step_model, self.outside_waits = StepTimes(), None, OutsideWaits()
         self.state = self._begun(EngineState())
         self.tally = Tally()
         self.description = EngineDescription()
@@ -362,9 +373,13 @@ class EngineLedger:
 
     def _keep(self, batch: Batch) -> None:
         self.recent.append(batch)
-        self._recent_bytes += _batch_bytes(batch)
-        while self._recent_bytes > MAX_RECENT_BYTES and len(self.recent) > 1:
-            self._recent_bytes -= _batch_bytes(self.recent.popleft())
+        self._recent_bytes += batch_bytes(batch)
+        self.drop_oldest_batches()
+
+    def drop_oldest_batches(self) -> None:
+        """Drop batches beyond `max_recent_bytes`."""
+        while self._recent_bytes > self.max_recent_bytes and len(self.recent) > 1:
+            self._recent_bytes -= batch_bytes(self.recent.popleft())
 
     def count_anew(self) -> None:
         """From here on is counted what is counted since we have listened: what came before was by others."""
@@ -386,7 +401,15 @@ class EngineLedger:
 
     def balance(self) -> Balance:
         """The pool now."""
-        return balance_of(self.state)
+        if self._balance is None:
+            self._balance = balance_of(self.state, self.unexplained_references())
+        return self._balance
+
+    def unexplained_references(self) -> dict[int, int]:
+        """Return by block the references that no owner explains; several detectors ask for them."""
+        if self._unexplained is None:
+            self._unexplained = self.state.unexplained_references()
+        return self._unexplained
 
     def wall(self, mono_ns: int) -> int:
         """A time of the engine's monotonic clock, as ns since 1970; 0 stays 0."""
@@ -475,7 +498,3 @@ class EngineLedger:
             refused = [r for r in self.state.requests.values() if r.times_passed_over and r.is_waiting]
             self._head, self._head_is_known = max(refused, key=lambda r: r.since_ns, default=None), True
         return self._head
-
-
-def _batch_bytes(batch: Batch) -> int:
-    return 300 + len(batch.runs) + len(batch.args) + len(batch.ids)

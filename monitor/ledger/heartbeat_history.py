@@ -19,6 +19,8 @@ class HeartbeatHistory:
         self.passes_advanced = False
         """Whether the scheduler went over its queue between the last two heartbeats."""
         self.passed_ns = 0
+        self.other_step_ns = 0
+        """When a heartbeat last reported another step in flight than the last one does, or none."""
         self.polled_ns = 0
         self.polled_at = UNKNOWN_POSITION
         """Where a heartbeat last reported polls of the KV connector since the one before."""
@@ -41,6 +43,8 @@ class HeartbeatHistory:
             self.passes_advanced = passed
             if passed:
                 self.passed_ns = before.at_ns
+            if last.step_in_flight != before.step_in_flight:
+                self.other_step_ns = before.at_ns
         self.queue_lengths.append((wall_ns, last.running + last.waiting))
         if before is None or last.connector_polls != before.connector_polls or (asks_in_passes and passed):
             self.polled_ns, self.polled_at = last.at_ns, at

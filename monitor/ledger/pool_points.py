@@ -1,12 +1,13 @@
-"""Points of the recent past: the pool and the queues after a batch."""
+"""What a ledger keeps of the recent past: points of the pool and the queues after a batch, and the size of batches."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from kvscope.monitor.events.description import EngineDescription
 from kvscope.monitor.events.kinds import FIRST_FINISHED, Status
+from kvscope.monitor.events.wire import Batch
 from kvscope.monitor.ledger.balance import balance_of
 from kvscope.monitor.ledger.fragmentation import unused_by_all
 from kvscope.monitor.ledger.ledger_records import Point, Position
@@ -41,3 +42,17 @@ def point_now(
         unused_tokens=-1 if (unused := unused_by_all(state, description)) is None else unused,
         position=position,
     )
+
+
+def thinned_points(points: Iterable[Point], every_ns: int) -> list[Point]:
+    """Return the points that are at least `every_ns` after the one returned before."""
+    kept: list[Point] = []
+    for point in points:
+        if not kept or point.at_ns - kept[-1].at_ns >= every_ns:
+            kept.append(point)
+    return kept
+
+
+def batch_bytes(batch: Batch) -> int:
+    """Return about how many bytes a batch takes in memory."""
+    return 300 + len(batch.runs) + len(batch.args) + len(batch.ids)

@@ -20,6 +20,8 @@ A field may have had several names: whichever a page has is taken. In brackets, 
     generation_tokens   vllm:generation_tokens_total                    sglang:generation_tokens_total
     prefix_queries      vllm:prefix_cache_queries_total (0.12), before  not exposed
                         vllm:gpu_prefix_cache_queries_total
+    measured_requests   vllm:request_prompt_tokens_count                not exposed
+    request_…_tokens    vllm:request_prompt_tokens_sum, _generation_…   not exposed
     prefix_hits         the same with _hits_                            not exposed
     prefix_hit_rate     from these two                                  sglang:cache_hit_rate
 
@@ -29,7 +31,6 @@ layers block_size is the smallest of them, so that blocks times block_size is no
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
@@ -51,6 +52,9 @@ FIELDS: Final[dict[str, str]] = {
     "vllm:request_success_total": "finished",
     "vllm:prompt_tokens_total": "prompt_tokens",
     "vllm:generation_tokens_total": "generation_tokens",
+    "vllm:request_prompt_tokens_count": "measured_requests",
+    "vllm:request_prompt_tokens_sum": "request_prompt_tokens",
+    "vllm:request_generation_tokens_sum": "request_output_tokens",
     "vllm:prefix_cache_queries_total": "prefix_queries",
     "vllm:gpu_prefix_cache_queries_total": "prefix_queries",
     "vllm:prefix_cache_hits_total": "prefix_hits",
@@ -96,6 +100,10 @@ NONE_KNOWN: Final = (
     "it has no metric of an engine that is known (vllm:num_requests_running, sglang:num_running_reqs). vLLM exposes"
     " none with --disable-log-stats, SGLang only with --enable-metrics"
 )
+NONE_VALID: Final = (
+    "its metrics have values that no engine has: NaN, negative, a usage above 1, or a count above 2^53. Look whether a"
+    " proxy or an exporter rewrites the page"
+)
 ExposedFigures = dict[str, float]
 
 
@@ -133,10 +141,15 @@ def engine_of(labels: Mapping[str, str], instance: str) -> ExposedEngine:
     )
 
 
+MAX_FIGURE: Final = float(1 << 53)
+"""The largest count that a float holds exactly."""
+SHARES: Final = frozenset({"usage", "prefix_hit_rate"})
+
+
 def put_figure(figures: ExposedFigures, name: str, labels: Mapping[str, str], value: float) -> None:
-    """Take one series' value in, if it is of a field. A value that is no number was not exposed."""
+    """Take one series' value in, if it is of a field. A value that is no count and no share was not exposed."""
     field = FIELDS.get(name)
-    if field is None or not math.isfinite(value):
+    if field is None or not 0 <= value <= (1 if field in SHARES else MAX_FIGURE):
         return
     if field in LABELLED and field not in labels.values():
         return
@@ -205,6 +218,11 @@ class Sampler:
             steps=whole("steps"),
             finished=whole("finished"),
             aborted=whole("aborted"),
+            measured_requests=whole("measured_requests"),
+            request_prompt_tokens=whole("request_prompt_tokens"),
+            request_output_tokens=whole("request_output_tokens"),
+            prefix_queries=whole("prefix_queries"),
+            prefix_hits=whole("prefix_hits"),
             generation_tokens=whole("generation_tokens"),
             restarted=restarted,
             source=self.source,

@@ -12,7 +12,7 @@ import httpx
 import msgspec
 import zmq
 
-from kvscope.monitor.bounded_http import bounded_client
+from kvscope.monitor.bounded_http import bounded_client, describe_failure
 from kvscope.monitor.events.event_log import Clock
 from kvscope.monitor.events.samples import KvEvents, Record
 from kvscope.monitor.events.wire import ContractError
@@ -54,7 +54,8 @@ def discover_kv_endpoints(url: str, timeout_s: float) -> list[KvEndpoint]:
         answer.raise_for_status()
         sources = msgspec.json.decode(answer.content, type=list[_AnnouncedEndpoint])
     except (httpx.HTTPError, msgspec.DecodeError) as error:
-        raise ContractError(f"{shown(url)}: it does not tell where KV events are: {shown(str(error))}") from error
+        reason = describe_failure(error) if isinstance(error, httpx.HTTPError) else "its answer is of another form"
+        raise ContractError(f"{shown(url)}: it does not tell where KV events are: {shown(reason)}") from error
     if not sources:
         raise ContractError(
             f"{shown(url)}: this engine publishes no KV events. It does with --kv-events-config"

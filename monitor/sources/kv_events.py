@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 
 from kvscope.monitor.errors import KvscopeError
+from kvscope.monitor.events import limits
 from kvscope.monitor.events.samples import KvEvent
 
 DEVICE: Final = "GPU"
@@ -87,6 +88,8 @@ def decode_kv_events(payload: bytes) -> tuple[int, list[KvEvent], int]:
     try:
         batch = (_BATCH if _is_map(payload) else _ARRAY_BATCH).decode(payload)
         at_ns = int(batch.ts * 1e9)
+        if not 0 <= at_ns < limits.TIME_NS:
+            raise NotKvEvents("its time is not one of this or the next century")
         events = [event for raw in batch.events if (event := _event(bytes(raw))) is not None]
     except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as error:
         raise NotKvEvents(str(error)) from error

@@ -45,7 +45,10 @@ ASK_AGAIN_NS: Final = 1_000_000_000
 OBSERVE_NS: Final = 1_000_000_000
 SILENT_NS: Final = 3_000_000_000
 """After so long without a frame of an engine its stack may be in a file: its thread holds the GIL."""
-MAX_BUFFERED: Final = 100_000
+EARLY_BATCHES: Final = 64
+"""An epoch first met within so many batches is received from its beginning, not from a keyframe: an engine sends 20 a
+second, and it takes a reader a second or two to connect.
+"""
 TAKEOVER_NS: Final = 5_000_000_000
 """An epoch that is silent for so long may be followed by one with an earlier clock: longer than ledgers wait for it."""
 
@@ -88,6 +91,8 @@ class LiveStream(Source):
         self._clock = clock
         self._known = known
         self._epoch = 0
+        self._follows_epoch = False
+        """Whether an earlier epoch was received here, so that nothing of this one may be missing."""
         self._next = -1
         self._behind = False
         """Whether what was said since an earlier reader's last batch is still to come: time does not pass before it."""
@@ -106,7 +111,7 @@ class LiveStream(Source):
         self._context.linger = 0  # one that is collected unclosed must not wait for its peers
         try:
             self._sub = self._context.socket(zmq.SUB)
-            self._sub.setsockopt(zmq.RCVHWM, 100_000)
+            self._sub.setsockopt(zmq.RCVHWM, limits.UNREAD_MESSAGES)
             self._sub.setsockopt(zmq.MAXMSGSIZE, limits.FRAME_BYTES)
             self._sub.setsockopt(zmq.SUBSCRIBE, b"")
             self._sub.connect(self.events)
@@ -251,14 +256,19 @@ class LiveStream(Source):
             if self._waiting:
                 self._release(out)
         elif frame.sequence > self._next:
-            if len(self._waiting) >= MAX_BUFFERED:
+            if len(self._waiting) >= limits.UNREAD_MESSAGES:
                 self._waiting.popleft()
             self._waiting.append(received)
 
     def _begin(self, first: Frame) -> None:
         """Another life of the engine, or the first one heard of."""
+        # One with an earlier clock takes over late, when its ledger has passed its first batches over.
+        self._follows_epoch = 0 < self._epoch < first.epoch
+        is_early = not self._epoch and first.sequence < EARLY_BATCHES
         self._epoch, self._next = first.epoch, self._known(first.engine, first.epoch)
-        self._behind = self._next >= 0
+        if self._next < 0 and (self._follows_epoch or is_early):
+            self._next = 0  # the engine has them still, as a rule
+        self._behind = self._next > 0
         self._waiting.clear()
 
     def _splice(self, keyframe: Received, out: list[Received]) -> None:
@@ -321,7 +331,8 @@ class LiveStream(Source):
         if 0 <= self._next <= keyframe.sequence:
             if asked != "since" and not self._unreadable:
                 return  # the batches were quicker than the keyframe, and are on their way
-            out.append(self._added(Kind.LOST, [self._next, keyframe.sequence, Stage.TRANSPORT]))
+            if self._next or self._follows_epoch:  # else nothing before our own beginning is missed
+                out.append(self._added(Kind.LOST, [self._next, keyframe.sequence, Stage.TRANSPORT]))
         if self._next <= keyframe.sequence:
             self._next = -1
             self._unreadable = False

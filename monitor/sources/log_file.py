@@ -9,6 +9,7 @@ import codecs
 import gzip
 import os
 import time
+import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -21,6 +22,7 @@ from typing import BinaryIO, Final, cast
 import msgspec
 
 from kvscope.monitor.errors import BadTarget
+from kvscope.monitor.events import limits
 from kvscope.monitor.events.samples import Fact, Record, ReportedEvent, Sample
 from kvscope.monitor.sources.engine_log import Log
 from kvscope.monitor.sources.incident_report import told_in
@@ -82,8 +84,13 @@ def lines_of(path: Path | LogInput, notes: list[str]) -> Iterator[str]:
 
     A line of more than MAX_LINE characters comes in parts. Raises OSError.
     """
-    with path.open("rb") as file:
-        head = file.read(2)
+    packed_bytes = path.stat().st_size if isinstance(path, Path) else path.packed_bytes
+    left = packed_bytes * limits.LOG_RATIO + limits.LOG_SLACK_BYTES
+    try:
+        with path.open("rb") as file:
+            head = file.read(2)
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise OSError(f"it is a damaged zip: {error}") from error
     encoding = "utf-16" if head in UTF_16 else "utf-8"
     got_any = False
     with path.open("rb") as raw, ExitStack() as stack:
@@ -93,11 +100,16 @@ def lines_of(path: Path | LogInput, notes: list[str]) -> Iterator[str]:
         try:
             while line := text.readline(MAX_LINE):
                 got_any = True
+                left -= len(line)
+                if left < 0:
+                    most = f"{limits.LOG_RATIO} times its packed size"
+                    notes.append(f"it unpacks to more than {most}, as no log does, and was read up to there")
+                    return
                 progress.count_line()
                 yield line
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        except (EOFError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile) as error:
             if not got_any:
-                raise OSError(f"it is a damaged gzip: {error}") from error
+                raise OSError(f"it is a damaged gzip or zip: {error}") from error
             notes.append(f"it is a gzip that is cut short or damaged, and was read up to there ({error})")
 
 

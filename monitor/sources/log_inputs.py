@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Final, NamedTuple
 
 from kvscope.monitor.errors import BadTarget
+from kvscope.monitor.sources.zip_members import ZIP_DAMAGE, members_of, opened_member
 
 STANDARD_INPUT: Final = "-"
 MOST_TEXTS: Final = 200
@@ -24,23 +25,28 @@ NOT_TEXT: Final = (b"\x7fELF", b"PK\x03\x04", b"\x89PNG", b"SQLite", b"PAR1")
 
 
 class LogInput(NamedTuple):
-    """A text under a name of its own; `ended` is when it was last written to."""
+    """A text under a name of its own; `ended`: when it was last written to. `packed_bytes`: its size as it lies."""
 
     name: str
     ended: datetime
     opened: Callable[[], IO[bytes]]
+    packed_bytes: int
 
     def open(self, _mode: str = "rb") -> IO[bytes]:
         """Return it from its beginning. Raises OSError."""
         try:
             return self.opened()
-        except (zipfile.BadZipFile, RuntimeError, NotImplementedError) as error:
-            raise OSError(f"the zip is damaged or locked: {error}") from error
+        except FileNotFoundError:
+            raise
+        except ZIP_DAMAGE as error:
+            raise OSError(f"the zip is damaged or locked: {error or type(error).__name__}") from error
 
 
 def file_input(path: Path, name: str = "") -> LogInput:
     """Return a file as an input. Raises OSError."""
-    return LogInput(name or path.name, datetime.fromtimestamp(path.stat().st_mtime, UTC), lambda: path.open("rb"))
+    stat = path.stat()
+    ended = datetime.fromtimestamp(stat.st_mtime, UTC)
+    return LogInput(name or path.name, ended, lambda: path.open("rb"), stat.st_size)
 
 
 def standard_input() -> LogInput:
@@ -56,7 +62,7 @@ def standard_input() -> LogInput:
         )
     if not text.strip():
         raise BadTarget("-: standard input is empty")
-    return LogInput("stdin", datetime.now(UTC), lambda: io.BytesIO(text))
+    return LogInput("stdin", datetime.now(UTC), lambda: io.BytesIO(text), len(text))
 
 
 def folder_inputs(folder: Path) -> Sequence[LogInput]:
@@ -69,12 +75,11 @@ def folder_inputs(folder: Path) -> Sequence[LogInput]:
 def zip_inputs(path: Path) -> Sequence[LogInput]:
     """Return the members of a zip in its order. Raises BadTarget for a damaged one."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            members = [each for each in archive.infolist() if not each.is_dir()]
-            if sum(each.file_size for each in members) > MOST_INPUT_BYTES:
-                raise BadTarget(f"{path}: its members are more than {MOST_INPUT_BYTES >> 30} GiB unpacked")
-    except (zipfile.BadZipFile, OSError, NotImplementedError) as error:
-        raise BadTarget(f"{path} is a damaged zip: {error}") from error
+        members = members_of(path)
+    except ZIP_DAMAGE as error:
+        raise BadTarget(f"{path} is a damaged zip: {error or type(error).__name__}") from error
+    if sum(each.file_size for each in members) > MOST_INPUT_BYTES:
+        raise BadTarget(f"{path}: its members are more than {MOST_INPUT_BYTES >> 30} GiB unpacked")
     return [each for each in (_member(path, member) for member in members) if _is_text(each)]
 
 
@@ -84,15 +89,11 @@ def holds_texts(folder: Path) -> bool:
 
 
 def _member(path: Path, member: zipfile.ZipInfo) -> LogInput:
-    def opened() -> IO[bytes]:
-        with zipfile.ZipFile(path) as archive:
-            return io.BytesIO(archive.read(member))
-
     try:
         written = datetime(*member.date_time, tzinfo=UTC)
     except ValueError:
         written = datetime.fromtimestamp(path.stat().st_mtime, UTC)
-    return LogInput(member.filename, written, opened)
+    return LogInput(member.filename, written, lambda: opened_member(path, member), member.compress_size)
 
 
 def _is_text(text: LogInput) -> bool:
@@ -100,7 +101,7 @@ def _is_text(text: LogInput) -> bool:
     try:
         with text.open() as file:
             head = file.read(HEAD_BYTES)
-    except OSError:
+    except ZIP_DAMAGE:
         return True  # it is named in a note when it is read
     if head.startswith((b"\x1f\x8b", b"\xff\xfe", b"\xfe\xff")):
         return True

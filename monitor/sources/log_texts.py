@@ -76,11 +76,19 @@ class LogTexts(Source):
         if not inputs:
             raise BadTarget(f"{self._target} has no text in it")
         records: list[Record] = []
+        unread: list[str] = []
         for text in inputs[:MOST_TEXTS]:
-            log, found = read_log(text)
+            try:
+                log, found = read_log(text)
+            except BadTarget as error:
+                unread.append(str(error))
+                continue
             self._is_log = self._is_log or bool(log.stats_lines or log.described_states)
             records += found if log.stats_lines else read_prose(text, log, found)
             self._notes += log.notes if len(inputs) == 1 else [f"{text.name}: {note}" for note in log.notes]
+        if len(unread) == len(inputs[:MOST_TEXTS]):
+            raise BadTarget(f"{self._target}: {unread[0]}")
+        self._notes += unread
         if len(inputs) > 1:
             names = ", ".join(text.name for text in inputs[:NAMED]) + (", …" if len(inputs) > NAMED else "")
             left_out = f"; {len(inputs) - MOST_TEXTS} more are left out" if len(inputs) > MOST_TEXTS else ""

@@ -6,12 +6,14 @@ A scrape that fails is counted and leaves a gap; the next one goes on from there
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import Final
 
 import httpx
+from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvscope.monitor.bounded_http import BodyTooLong, CompressedBody, bounded_client
+from kvscope.monitor.bounded_http import BodyTooLong, CompressedBody, bounded_client, describe_failure, status_text
 from kvscope.monitor.events import limits
 from kvscope.monitor.events.event_log import Clock
 from kvscope.monitor.events.samples import Fact, Record, Sample
@@ -19,6 +21,7 @@ from kvscope.monitor.sources.exposition import (
     CONFIGURATION,
     FIELDS,
     NONE_KNOWN,
+    NONE_VALID,
     ExposedEngine,
     ExposedFigures,
     Sampler,
@@ -123,7 +126,7 @@ class MetricsPage(Source):
         try:
             response = self._client.get(self._address)
             if not response.is_success:
-                said = f"{self.url} answers {response.status_code} {response.reason_phrase}"
+                said = f"{self.url} answers {status_text(response.status_code)}"
                 if response.status_code == httpx.codes.NOT_FOUND:
                     said += ": an engine's page is at http://HOST:PORT/metrics"
                 if response.has_redirect_location:
@@ -141,15 +144,21 @@ class MetricsPage(Source):
         except CompressedBody as error:
             raise BadPage(f"{self.url}: {error}") from error
         except httpx.HTTPError as error:
-            raise BadPage(f"{self.url} does not answer ({error}): is the engine's server running there?") from error
+            raise BadPage(
+                f"{self.url} does not answer ({describe_failure(error)}): is the engine's server running there?"
+            ) from error
         return response.content.decode("utf-8", errors="replace")
+
+    def _families(self, text: str) -> Iterable[Metric]:
+        """Parse a page."""
+        return text_string_to_metric_families(text)
 
     def _read(self, text: str, at_ns: int) -> list[Sample | Fact]:
         figures: dict[ExposedEngine, ExposedFigures] = {}
         configurations: dict[str, dict[str, str]] = {}
         names = set()
         try:
-            for family in text_string_to_metric_families(text):
+            for family in self._families(text):
                 for series in family.samples:
                     names.add(series.name)
                     engine = engine_of(series.labels, self._instance)
@@ -162,7 +171,7 @@ class MetricsPage(Source):
                 f"{self.url} is no metrics page that Prometheus could read: {type(error).__name__} in it"
             ) from error
         if not any(figures.values()):
-            raise BadPage(f"{self.url}: {NONE_KNOWN}")
+            raise BadPage(f"{self.url}: {NONE_VALID if figures else NONE_KNOWN}")
         position = f"scrape {self.scrapes}"
         records: list[Sample | Fact] = []
         for engine in [each for each, seen_ns in self._seen_ns.items() if at_ns - seen_ns > limits.GONE_S * 1e9]:

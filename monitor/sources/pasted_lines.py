@@ -16,7 +16,7 @@ QUOTED: Final = re.compile(r"^\s{0,8}(?:(?:>|&gt;)\s?){1,6}")
 FENCE: Final = re.compile(r"^\s{0,8}(?:`{3,}|~{3,})[\w .+-]{0,40}$")
 RECORD_START: Final = re.compile(
     r"\s{0,12}(?:[`|*-]{1,2}\s?)?(?:"
-    r"\[?\d{4}-\d\d-\d\d[T ]|\[?\d\d[-/]\d\d \d\d:\d\d|\d\d:\d\d:\d\d|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d "
+    r"\[?\d{4}-\d\d-\d\d[T ]|\[?\d\d[-/]\d\d \d\d:\d\d|\[?\d\d:\d\d:\d\d|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d "
     r"|(?:INFO|WARNING|WARN|ERROR|DEBUG|CRITICAL|FATAL)\b|\(\w[\w ()-]{0,60}pid=\d|\{\"|Traceback \(|File \""
     r"|[^\s()]{0,200}(?::\d{1,6}: \w{0,60})?(?:Error|Exception|Warning): |\[[\w./-]{1,80}\.\w{1,8}:\d{1,6}\]"
     r"|[\w.-]{1,60} {0,8}\| "
@@ -29,6 +29,7 @@ RECORD_START: Final = re.compile(
 WRAPS_FROM: Final = 60
 """Characters: no terminal or editor wraps shorter lines."""
 MOST_PARTS: Final = 6
+_SPACES: Final = re.compile(r"(?<=\S) {2,}(?=\S)")
 MOST_CHARACTERS: Final = 4_000
 
 
@@ -59,6 +60,8 @@ def pasted_lines(lines: Iterable[str], first: int = 1) -> Iterator[PastedLine]:
 def undecorated(raw: str) -> str:
     """The line without colours, marks of quotation, fences and its end."""
     text = raw.rstrip("\r\n")
+    if "  " in text and "throughput: " in text:
+        text = _SPACES.sub(" ", text)  # a web page's table pads the words of a line
     if "\x1b" in text:
         text = COLOURS.sub("", text)
     if text.lstrip().startswith((">", "&gt;")):

@@ -15,7 +15,7 @@ from typing import Annotated, Final
 import httpx
 import msgspec
 
-from kvscope.monitor.bounded_http import bounded_client
+from kvscope.monitor.bounded_http import bounded_client, describe_failure, status_text
 from kvscope.monitor.events.samples import Record
 from kvscope.monitor.sources.exposition import (
     CONFIGURATION,
@@ -58,10 +58,16 @@ class _PrometheusData(msgspec.Struct):
     result: list[_StoredSeries]
 
 
+ERROR_TYPES: Final = frozenset(
+    ("timeout", "canceled", "execution", "bad_data", "internal", "unavailable", "not_found", "not_acceptable")
+)
+"""Prometheus's own. The error's text is not repeated: it may be any server's that the address leads to."""
+
+
 class _PrometheusAnswer(msgspec.Struct):
     status: str
     data: _PrometheusData | None = None
-    error: str = ""
+    error_type: str = msgspec.field(default="", name="errorType")
 
 
 def seconds(text: str) -> int:
@@ -162,8 +168,10 @@ class PrometheusHistory(Source):
         series = _ask(self._url, f'{{__name__=~"{wanted}"}}[{seconds}s]', self._options.timeout_s, until_s)
         try:
             records = sorted(self._new_records(series), key=lambda found: found[0])
-        except ValueError as error:
-            raise BadHistory(f"{shown(self._url)} has a sample that is no number: {error}") from error
+        except (ValueError, ArithmeticError) as error:
+            raise BadHistory(
+                f"{shown(self._url)} has a sample whose time or value is no number ({type(error).__name__})"
+            ) from error
         if must_have and not records:
             raise BadHistory(
                 f"{shown(self._url)}: of these {seconds} s {NONE_KNOWN}. Is the engine's page among its scrape targets?"
@@ -217,7 +225,9 @@ def _ask(url: str, query: str, timeout_s: float, at_s: float) -> list[_StoredSer
             f"{shown(url)} did not answer within {timeout_s:g} s: ask for less (--since) or wait longer (--timeout)"
         ) from error
     except httpx.HTTPError as error:
-        raise BadHistory(f"{shown(url)} does not answer ({error}): is a Prometheus server running there?") from error
+        raise BadHistory(
+            f"{shown(url)} does not answer ({describe_failure(error)}): is a Prometheus server running there?"
+        ) from error
     try:
         answer = msgspec.json.decode(response.content, type=_PrometheusAnswer)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -226,5 +236,6 @@ def _ask(url: str, query: str, timeout_s: float, at_s: float) -> list[_StoredSer
             " address, such as http://127.0.0.1:9090"
         ) from error
     if answer.status != "success" or answer.data is None:
-        raise BadHistory(f"{shown(url)} refuses the query: {answer.error or answer.status}")
+        kind = answer.error_type if answer.error_type in ERROR_TYPES else status_text(response.status_code)
+        raise BadHistory(f"{shown(url)} refuses the query ({kind}): its own log says why")
     return answer.data.result

@@ -10,12 +10,13 @@ from typing import Final
 
 import msgspec
 
+from kvscope.monitor.errors import KvscopeError
 from kvscope.monitor.events import journal
 from kvscope.monitor.events.sample_codec import decode_observed
 from kvscope.monitor.events.samples import Record
-from kvscope.monitor.events.wire import Batch, Frame, Keyframe, NewerVersion, NotAFrame, decode
+from kvscope.monitor.events.wire import Batch, ContractError, Frame, Keyframe, NewerVersion, NotAFrame, decode
 from kvscope.monitor.sources.source import POLL_WAIT_S, Source, SourceOptions, SourceStatus
-from kvscope.monitor.sources.support_bundle import unpack_events
+from kvscope.monitor.sources.support_bundle import EVENTS_FOLDER, NotABundle, unpack_events
 from kvscope.monitor.sources.targets import TargetKind
 
 AT_ONCE: Final = 200
@@ -75,7 +76,10 @@ class Recording(Source):
             notes.append(f"{self.bad_frames} records were not of the contract and were left out")
         notes += [f"it is damaged: {where}, and nothing behind that was read" for where in self.damage]
         if self.bytes_lost:
-            notes.append(f"its last {self.bytes_lost} bytes are no whole record: the writer was stopped in mid-write")
+            notes.append(
+                f"its last {self.bytes_lost} bytes are no whole record: the writer was stopped in mid-write, or the"
+                " machine lost power"
+            )
         return SourceStatus(
             target=str(self.path),
             kind=TargetKind.RECORDING,
@@ -116,8 +120,8 @@ class Recording(Source):
             for payload in journal.read_segment(file):
                 try:
                     record: Record | None = decode(payload) or decode_observed(payload)
-                except NewerVersion:
-                    raise
+                except NewerVersion as error:
+                    raise NewerVersion(f"{file}: {error}") from error
                 except NotAFrame:
                     self.bad_frames += 1
                     continue
@@ -151,8 +155,11 @@ class Bundle(Source):
         self._opened()
 
     def poll(self, timeout_s: float = POLL_WAIT_S) -> Sequence[Record]:
-        """Return the next records."""
-        return self._opened().poll(timeout_s)
+        """Return the next records. Raises NewerVersion and NotABundle."""
+        try:
+            return self._opened().poll(timeout_s)
+        except (journal.NotAJournal, NewerVersion) as error:
+            raise self._refusal(error) from error
 
     def status(self) -> SourceStatus:
         """Report how far it was read and what of it is damaged."""
@@ -161,8 +168,11 @@ class Bundle(Source):
         return msgspec.structs.replace(self._recording.status(), target=str(self._path), kind=TargetKind.BUNDLE)
 
     def bounds(self) -> tuple[int, int]:
-        """Return when its records begin and end."""
-        return self._opened().bounds()
+        """Return when its records begin and end. Raises NewerVersion and NotABundle."""
+        try:
+            return self._opened().bounds()
+        except (journal.NotAJournal, NewerVersion) as error:
+            raise self._refusal(error) from error
 
     def close(self) -> None:
         """Remove what was unpacked."""
@@ -171,12 +181,21 @@ class Bundle(Source):
             self._folder.cleanup()
             self._folder = None
 
+    def _refusal(self, error: ContractError) -> KvscopeError:
+        """Return an error that names the bundle: the folder that it is unpacked in is gone when it is read."""
+        if isinstance(error, NewerVersion):
+            return NewerVersion(f"{self._path}: {str(error).rpartition(f'{journal.SUFFIX}: ')[2]}")
+        return NotABundle(f"{self._path}: a file in its {EVENTS_FOLDER} is no segment of a kvscope journal")
+
     def _opened(self) -> Recording:
         if self._recording is None:
             self._folder = tempfile.TemporaryDirectory(prefix="kvscope-bundle-")
             try:
                 unpack_events(self._path, Path(self._folder.name))
                 self._recording = Recording(Path(self._folder.name))
+            except journal.NotAJournal as error:
+                self.close()
+                raise self._refusal(error) from error
             except BaseException:
                 self.close()
                 raise

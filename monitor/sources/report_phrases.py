@@ -18,12 +18,15 @@ MOST_QUOTED_WORDS: Final = 90
 
 _NEAR: Final = r"[^.。\n]{0,60}?"
 _SYSTEM: Final = r"(?:KV|block|cache|memory|pool)"
+_RAM: Final = r"(?:(?:\bCPU|\bhost|\bsystem|\bserver)[ -](?:RAM|memory)|\bRAM\b|\bRSS\b|(?<!显)内存)"
+_GROWS: Final = r"(?:gr[eo]w|increas|leak|overflow|climb|exhaust|OOM|killed|不会?释放|不足|泄[漏露]|打爆)"
+_GET: Final = r"(?:pull|fetch|transfer|receiv|read|load)"
 
 PHRASES: Final[dict[str, str]] = {
     "stuck": r"\bhang(?:s|ing)?\b|\bhung\b|\bstuck|dead-?\s?lock|live-?lock|\bfro(?:ze|zen)\b|\bstall(?:s"
     r"|ed)?\b|unresponsive"
     r"|not? respon|never (?:finish|complet|return|respon|start)|stops? (?:all )?(?:processing|generating"
-    r"|serving|working)"
+    r"|serving|working|returning|responding|answering)|\bjust stops\b|zombie|encounter\w* (?:a )?(?:dead-?)?lock\b"
     r"|generates nothing|nothing (?:behind it )?is served|infinite(?:ly)? (?:loop|rollback|wait)|wait(?:s|ed"
     r"|ing)? (?:for ever|forever)"
     r"|卡住|卡死|挂起|死锁|停住|无响应|不再恢复",
@@ -33,26 +36,29 @@ PHRASES: Final[dict[str, str]] = {
     rf"|stuck in \W?waiting"
     r"|waiting queue (?:does not|doesn't|never|stops)|stops? admitting|queue (?:does not|doesn't) move"
     r"|takes no other request"
-    r"|requests? (?:stay|remain|pile|stack|queue)\w* (?:up )?in (?:the )?(?:waiting|queue)",
+    r"|requests? (?:stay|remain|pile|stack|queue)\w* (?:up )?in (?:the )?(?:waiting|queue)"
+    r"|waiting but not|not (?:being )?(?:admitted|scheduled)\b|prevented from scheduling",
     "aborted": r"\babort\w*|\bcancel\w*|disconnect\w*|client time-?\s?outs?|gateway time-?\s?out"
     r"|FINISHED_ABORTED|取消|中止|断开",
     "remote_load": rf"WAITING_FOR_REMOTE_KVS?|remote[- ]KV|KV(?:[- ]cache)? transfers?|\bload(?:s|ed|ing)?\b{_NEAR}"
     rf"(?:KV|CPU|pool|host|disk|remote|in flight|blocks?)|KV{_NEAR}\b(?:fetch|pull|load)(?:ed|ing|es)?\b"
-    rf"|load_async|finished_recving"
+    rf"|load_async|finished_recving|\b{_GET}\w* (?:the )?(?:remote )?KV\b"
     r"|on-?board(?:ing|ed)|decode (?:requests?|side|node|instance)s?" + _NEAR + r"\bwait|KVPoll|WaitingForInput",
     "transfer_lost": rf"(?:transfer|load|fetch|prefill (?:node|instance)|\bP\b|peer|notification|completion){_NEAR}"
     r"(?:fail|crash|lost|drop|never (?:arriv|report|notif|complet|com)|times? out|interrupt)|forget\w* (?:the )?request"
-    r"|never (?:reports?|set|notif)|not told",
+    r"|never (?:reports?|set|notif)|not told"
+    rf"|(?:fail\w*|unable|cannot|can't|could(?: not|n't)) (?:to )?{_GET}\w*{_NEAR}(?:KV|cache|blocks?)"
+    rf"|handshake\w*{_NEAR}fail|fail\w*{_NEAR}handshake",
     "not_freed": rf"(?:never|not|cannot|can't|won't|aren't|isn't)(?: be| been| get)? (?:freed|released"
     rf"|reclaimed|unpinned|recycled)"
     rf"|\bleak(?:s|ed|ing|age)?\b|\bheld\b(?! (?:up|back))|\bhold(?:s|ing)?\b{_NEAR}(?:blocks?|slots?|KV|cache)"
-    rf"|lost for good|pile up"
+    r"|lost for good|pile up|\b(?:do|does|did)(?: not|n't) (?:\w+ ){0,2}?(?:free|release|return|reclaim)\b"
     rf"|{_SYSTEM}\w*{_NEAR}(?:does(?:n't| not)|never|not) (?:go down|decrease|drop|shrink|fall|recover|return)"
     rf"|{_SYSTEM}\w*{_NEAR}(?:keeps?|kept) (?:on )?(?:grow|increas|ris|climb)"
     r"|不释放|未释放|没有释放|无法释放|泄[漏露]|不下降|没有自己降|持续升高"
-    r"|still (?:occup|allocated|in use|held)",
+    r"|(?:still|remains?|remained|could remain) (?:occup|allocated|in use|held)|\bstranded\b|unable to free",
     "finished_request": r"\bfinished\b|FINISHED_\w+|complet(?:ed|ion of) requests?"
-    r"|after (?:all )?(?:the )?requests? (?:complete|finish|end)"
+    r"|after (?:all )?(?:the )?requests? (?:complete|finish|end)|after (?:\w+ )?(?:complet|finish)ing\b"
     r"|delay(?:s|ed|ing)? (?:the )?free|request_finished|delay_free",
     "lease": r"\bleases?\b|ABORT_REQUEST_TIMEOUT|DISAGGREGATION_\w*TIMEOUT|\bexpir(?:e|es|ed|y|ation)\b"
     r"|kv_lease|pinned until"
@@ -67,7 +73,8 @@ PHRASES: Final[dict[str, str]] = {
     r"|Redis|disk tier|secondary tier",
     "encoder_cache": r"encoder(?:'s)?[ _-]?cache\w*|encoder[ _](?:compute )?budget|num_freeable_slots"
     r"|encoder_cache_size|mm_embed\w*",
-    "multimodal": r"\bimages?\b|\bvideos?\b|multi-?modal|\bvision\b|\bVLM?\b|\bMM data\b",
+    "multimodal": r"(?<!docker )(?<!container )\bimages?\b(?! ?:)"
+    r"|\bvideos?\b|multi-?modal|\bvision\b|\bVLM?\b|\bMM data\b",
     "zero_tokens": r"num_new_tokens ?(?:==?|is|to) ?0|\b(?:0|zero|no) (?:new )?tokens? (?:at|in|each|every"
     r"|again)|scheduled with 0"
     r"|gets? 0 tokens|(?:which|rounds?|rounded)[^.]{0,40} (?:is|to) 0\b",
@@ -82,9 +89,9 @@ PHRASES: Final[dict[str, str]] = {
     "prefix_misses": r"(?:prefix|cache)[- _]?(?:cach\w*|hits?)"
     + _NEAR
     + r"(?:\b0 ?%|\bzero\b|\b0/\d|no hits?|never hits?|miss(?:es|ed)\b|"
-    r"ineffective|not (?:work|hit)|drops? to|useless|no-op|disappear)|\b(?:0 ?%|zero"
+    r"ineffective|(?:not|n't) (?:work|hit)|drops? to|useless|no-op|disappear)|\b(?:0 ?%|zero"
     r"|no)[- ](?:prefix[- ])?(?:cache[- ])?hits?"
-    r"|hit rate\W{1,3}(?:of )?(?:0\b|0\.0|near(?:ly)? 0|drop)|命中率[^。\n]{0,10}(?:0|低|下降)|缓存失效",
+    r"|hit rate\W{1,3}(?:of )?(?:0\b|0\.0|near(?:ly)? 0|drop)|命中率?[^。\n]{0,10}(?:0|低|下降)|缓存失效",
     "shared_prompts": r"same (?:token ids|prompt|prefix|request|system prompt)|identical (?:prompt|request"
     r"|prefix)|shared (?:system )?prefix"
     r"|repeated (?:prompt|request)|multi-?turn|多轮",
@@ -117,7 +124,9 @@ PHRASES: Final[dict[str, str]] = {
     "slots": r"max[_-]num[_-]seqs|max[_-]running[_-]requests|req_to_token_pool|\bslots?\b"
     + _NEAR
     + r"(?:leak|exhaust|run out|never|full|held)"
-    r"|max_loras|lora slots?|deferred (?:together )?|skipped_waiting|as many as max",
+    r"|max_loras|lora slots?|deferred (?:together )?|skipped_waiting|as many as max"
+    rf"|(?:adapters?|loras?)\b{_NEAR}(?:\bfull\b|fill\w*|permanent\w*|no free)"
+    rf"|(?:fill\w*|permanent\w*|no free){_NEAR}(?:adapter|lora)",
     "pool_free": rf"(?:KV[- ]?cache|cache|pool|memory){_NEAR}(?:mostly |nearly |almost |largely )(?:free|empty|unused)"
     r"|KV cache usage\W{1,3}(?:is |falls to |at |only )?0(?:\.0)? ?%|plenty of (?:free )?(?:KV|blocks|memory)",
     "pool_full": rf"(?:KV[- ]?cache|cache|usage|pool|blocks){_NEAR}(?:\b100(?:\.0)? ?%|\b9\d(?:\.\d)? ?%"
@@ -144,17 +153,22 @@ PHRASES: Final[dict[str, str]] = {
     "endless_output": r"(?:keeps?|never stops?|endless\w*|infinite\w*|won't stop|does(?:n't"
     r"| not) stop) (?:on )?(?:reason|generat|output|repeat"
     r"|think|talk|print)\w*|until (?:the )?(?:token cap|max[_ -]?(?:new[_ -])?tokens|max_model_len|the limit)"
-    r"|repeats? itself|(?:无限|一直|不停)(?:地)?(?:输出|生成|重复|思考)",
+    r"|repeats? itself|(?:infinite|endless|never-ending) (?:response|generation|output|reasoning|answer)"
+    r"|(?:无限|一直|不停)(?:地)?(?:输出|生成|重复|思考)",
     "memory_taken": rf"(?:takes?|took|uses?|used|eats?|eaten up|occup\w*|consum\w*|reserv\w*"
     rf"|alloc\w*){_NEAR}(?:\d+ ?(?:GB|GiB|G)\b|by the KV|all (?:of )?(?:the )?"
     r"(?:GPU )?(?:memory|VRAM)|(?:most|much|chunk|bulk|share|fraction|part) of (?:the |your |its |my )?"
-    r"(?:GPU |device )?(?:memory|VRAM))|limit (?:the )?(?:total )?(?:GPU )?memory"
+    r"(?:GPU |device )?(?:memory|VRAM))"
+    r"|(?:limit|control|restrict|measure|cap) (?:the |max |maximum |total |actual )*(?:GPU |device )?memory"
+    r"|(?:as much|too much|allocat\w+ all)(?: \w+){0,4}? (?:memory|RAM|VRAM|storage)\b|(?:memory|RAM) usage is too high"
+    r"|gpu[-_ ]memory[-_ ]utili[sz]ation\W{0,3} does(?:n't| not) (?:work|pick)"
     r"|占用[^。\n]{0,12}(?:显存|内存)|显存[^。\n]{0,10}占",
     "slow": r"\bslow(?:s|ly|er|down)?\b|latency|\bTTFT\b|throughput"
     + _NEAR
     + r"(?:drop|fall|fell|low|collaps|degrad|decreas)\w*|degrad\w+|变慢|很慢|goes on after",
-    "tier_misses": rf"(?:lmcache|external|offload\w*|CPU cache|remote|store|hicache|L[23]){_NEAR}(?:\b0 ?%|\bno"
-    rf"|never|zero|0) {_NEAR}(?:hits?|retriev\w*|reus\w*)"
+    "tier_misses": rf"(?:lmcache|external|offload\w*|CPU cache|remote|store|hicache|ucm|kvbm|mooncake"
+    rf"|L[23]){_NEAR}(?:\b0 ?%|\bno|never|zero|0) {_NEAR}(?:hits?|retriev\w*|reus\w*)"
+    r"|none of (?:the )?(?:\w+ ){1,4}(?:is|are|was|were|gets?) hit\b"
     r"|stor(?:es|ed|ing)" + _NEAR + r"(?:never|not|no) (?:hit|retriev|read|reus|found)\w*",
     "tier_full": rf"(?:staging|pinned|CPU|host|allocator|lmcache|local cpu|tier){_NEAR}(?:buffer|memory"
     rf"|allocator|pool|backend)?{_NEAR}(?:\bfull\b|exhaust\w*|out of memory|no (?:free )?(?:memory|space))"
@@ -170,13 +184,17 @@ PHRASES: Final[dict[str, str]] = {
     "metric_wrong": rf"(?:metrics?|gauges?|counters?|usage|cache size|size log|hit rate|statistics|log"
     rf"|histogram|占用率){_NEAR}(?:\bwrong\b|incorrect|negative|always (?:0|zero)"
     r"|stays? (?:at )?(?:0|zero)|not (?:updated|reported|exposed|reset|exported)|double[- ]count|mislead"
-    r"|inaccurate|NaN|> ?100|负数|不准|错误|异常)",
+    r"|inaccurate|NaN|> ?100|负数|不准|错误|异常|over-?count\w*|not wired)"
+    rf"|\b(?:wrong|incorrect|inaccurate)\b{_NEAR}(?:metric|gauge|counter|_perc\b|statistic)"
+    r"|\b(?:over|under|double|mis)-?count(?:s|ed|ing)?\b|\bcounts? re-?comput\w+",
     "out_of_memory": r"out[- ]of[- ]memory|\bOOM\w*\b|OutOfMemory\w*|显存(?:不足|溢出)|爆显存",
     "graphs": r"\b(?:CUDA|NPU|HIP|ACL) ?graphs?\b|graph capture|captur\w+ (?:the )?(?:CUDA )?graphs?|cudagraphs?",
     "start_fails": r"(?:fail\w*|crash\w*|unable|cannot|can't|refus\w*|error\w*|won't|not able)"
     + _NEAR
-    + r"(?:to )?(?:start|launch|load|boot|init\w*|deploy|run\b)|(?:at|on|during) (?:start-?up|launch"
-    r"|startup|initiali[sz]ation)|deployment failed|启动(?:失败|报错|不了)|无法启动",
+    + r"(?:(?:to )?(?:start|launch|load|boot|init\w*|deploy|run\b)|(?:at|on|during) (?:start-?up|launch"
+    r"|initiali[sz]ation))|(?:at|on|during) (?:start-?up|launch|initiali[sz]ation)"
+    + _NEAR
+    + r"(?:fail|crash|error|abort|exception|out of memory|OOM)|deployment failed|启动(?:失败|报错|不了)|无法启动",
     "no_room_for_pool": r"not enough (?:GPU )?(?:memory|room|space) (?:for|to) "
     + _NEAR
     + r"(?:KV|cache|blocks|pool)|KV cache"
@@ -190,7 +208,9 @@ PHRASES: Final[dict[str, str]] = {
     + _NEAR
     + r"(?:same|one|a single|shared?) (?:GPU|device|card|machine)"
     r"|(?:shared?|sharing) (?:the |a |one )?(?:GPU|device|card)|(?:same|one) GPU\b|co-?locat\w*"
-    r"|already (?:in use|used|occupied) by",
+    r"|already (?:in use|used|occupied) by"
+    r"|\b(?:two|multiple|several|second) (?:(?:vllm|llm|sglang|model) )?(?:instances|engines|servers|containers)\b",
+    "memory_left_behind": rf"memory (?:is|was) not (?:freed|released){_NEAR}(?:launch|start|engine|utili)",
     "unlike_devices": r"(?:different|unlike|mixed|heterogeneous|unequal|mismatched) (?:GPUs?|devices?|cards?"
     r"|VRAM|memory sizes?)|smallest (?:GPU|worker|rank|device|card|stage)|pipeline (?:stage|parallel)\w*"
     + _NEAR
@@ -210,12 +230,20 @@ PHRASES: Final[dict[str, str]] = {
     r"|increases)|even (?:when|with|after) (?:idle|no (?:requests?|load|traffic))"
     r"|空闲[^。\n]{0,20}(?:占用|不为|使用率)",
     "audit": r"memory leak detected|check_memory|available_size|pool (?:audit|check)",
-    "skipped_free": r"(?:skip\w*|forg[eo]t\w*|miss(?:es|ed|ing)|without|lacks?|no|never calls?) (?:the |a "
+    "skipped_free": rf"skip\w*{_NEAR}(?:clean-?up|dealloc\w*|release)\b|"
+    r"(?:skip\w*|forg[eo]t\w*|miss(?:es|ed|ing)|without|lacks?|no|never calls?) (?:the |a "
     r"|to )?(?:call(?:ing)? )?(?:free|release|dec_lock_ref|cache_finished_req|unref\w*)\w*",
     "rank_stops": r"(?:one|a|single|another) (?:DP )?rank"
     + _NEAR
     + r"(?:hang|stuck|stop|die|exit|wait|fall)\w*|(?:rest|other ranks|others) (?:wait|go on|continue|block)\w*"
     r"|collective" + _NEAR + r"(?:hang|mismatch|time)",
+    "crashes": r"\bcrash(?:es|ed|ing)?\b|encounter(?:s|ed)? (?:an? )?(?:fatal )?(?:issue|error|exception)|崩溃|报错",
+    "watchdog": r"\bwatchdog (?:timeout|time-out|expired|fired)",
+    "usage_low": rf"usage{_NEAR}(?:small|low)\b|\blow{_NEAR}KV[- ]?cache usage",
+    "fails": r"\bfail(?:s|ed|ing|ures?)?\b|\berrors?\b|\bissues?\b|\bproblems?\b|失败|错误",
+    "asks_for_help": r"how (?:to|do (?:I|we)|can (?:I|we)|should (?:I|we)) (?:solve|fix|avoid|resolve|prevent|handle)\b"
+    r"|怎么解决|如何解决|解决办法|什么原因|什么bug",
+    "host_memory_grows": rf"{_RAM}{_NEAR}{_GROWS}|(?:leak|unbounded|grow|increas|overflow)\w*{_NEAR}{_RAM}",
     "flushed": r"(?:evict|flush|push)\w*"
     + _NEAR
     + r"(?:useful|hot|other|whole|entire|all) "
@@ -246,6 +274,8 @@ _DENIES_ITSELF: Final = (
     "prefix_misses",
     "skipped_free",
     "tier_misses",
+    "memory_left_behind",
+    "transfer_lost",
 )
 """Concepts whose phrases contain the denial."""
 _SUPPOSABLE: Final = ("out_of_memory", "no_room_for_pool")
@@ -254,7 +284,8 @@ _SUPPOSED: Final = re.compile(r"\b(?:if (?:you|your|this|it)|might|may|could|wou
 _UNLIKELY: Final = re.compile(r"\W+(?:less|more|un) ?likely", re.IGNORECASE)
 _NEGATED: Final = re.compile(r"\b(?:not|no|without)\b|n't\b", re.IGNORECASE)
 _CODE_LINE: Final = re.compile(
-    r"^\s*(?:File \"|raise |return |import |from \w+ import|def |class |at \w|\w+\(|\^+|--[a-z])"
+    r"^\s*(?:File \"|raise |return |import |from \w+ import|def |class |at \w|\w+\(|\^+|--[a-z]"
+    r"|(?:export )?[A-Z][A-Z0-9_]{3,60}=)"
 )
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path
 from typing import Final
 
 from kvscope.monitor.errors import BadTarget
-from kvscope.monitor.events import journal
+from kvscope.monitor.events import journal, limits
+from kvscope.monitor.sources.zip_members import ZIP_DAMAGE, members_of, pieces_of
 
 EVENTS_FOLDER: Final = "events/"
 """The folder in it that is a journal."""
+OTHER_MEMBERS: Final = frozenset(("README.txt", "report.txt", "report.json", "configuration.json", "versions.json"))
+"""What else it has. Other archives may have one or two files of these names."""
+BEGINNING_BYTES: Final = 1 << 20
 ZIP: Final = b"PK\x03\x04"
-MOST_BYTES: Final = 8 << 30
 
 
 class NotABundle(BadTarget):
@@ -20,27 +22,37 @@ class NotABundle(BadTarget):
 
 
 def is_bundle(path: Path) -> bool:
-    """Return whether the zip at `path` has events in it, or cannot be read. Raises OSError."""
+    """Return whether the zip at `path` has events in it, or cannot be read. Raises OSError.
+
+    A bundle whose directory is damaged may lack the name of its events: its reports are no logs of an engine. The names
+    also stand before each member, the first of them at the file's beginning.
+    """
+    with path.open("rb") as file:
+        beginning = file.read(BEGINNING_BYTES)
     try:
-        with zipfile.ZipFile(path) as bundle:
-            names = bundle.namelist()
-    except zipfile.BadZipFile:
+        names = [member.filename for member in members_of(path)]
+    except ZIP_DAMAGE:
         return True  # reading it explains why
-    return not names or any(name.startswith(EVENTS_FOLDER) for name in names)
+    written = sum(name.encode() in beginning for name in OTHER_MEMBERS)
+    return not names or written > 2 or any(name.startswith(EVENTS_FOLDER) for name in names)
 
 
 def unpack_events(path: Path, directory: Path) -> None:
     """Write the journal that is in the bundle at `path` into `directory`. Raises NotABundle."""
+    left = limits.BUNDLE_BYTES
     try:
-        with zipfile.ZipFile(path) as bundle:
-            segments = [each for each in bundle.infolist() if each.filename.startswith(EVENTS_FOLDER)]
-            if sum(each.file_size for each in segments) > MOST_BYTES:
-                raise NotABundle(f"{path}: its events are more than {MOST_BYTES >> 30} GiB")
-            for each in segments:
-                name = Path(each.filename).name
-                if name.endswith(journal.SUFFIX):
-                    (directory / name).write_bytes(bundle.read(each))
-    except (zipfile.BadZipFile, RuntimeError, NotImplementedError, EOFError, OSError) as error:
-        raise NotABundle(f"{path} is a damaged zip, or none: {error}") from error
+        for member in members_of(path):
+            name = Path(member.filename).name
+            if member.filename.startswith(EVENTS_FOLDER) and name.endswith(journal.SUFFIX):
+                with (directory / name).open("wb") as file:
+                    for piece in pieces_of(path, member):
+                        left -= len(piece)
+                        if left < 0:
+                            raise NotABundle(f"{path}: its events are more than {limits.BUNDLE_BYTES >> 30} GiB")
+                        file.write(piece)
+    except NotABundle:
+        raise
+    except ZIP_DAMAGE as error:
+        raise NotABundle(f"{path} is a damaged zip, or none: {error or type(error).__name__}") from error
     if not any(directory.iterdir()):
         raise NotABundle(f"{path} is a zip without events: `monitor bundle TARGET FILE` makes one that has them")

@@ -16,7 +16,7 @@ from kvscope.monitor.sources.described_states import (
     metric_readings,
 )
 from kvscope.monitor.sources.log_patterns import matched_lines
-from kvscope.monitor.sources.log_patterns.pattern import LineFields
+from kvscope.monitor.sources.log_patterns.pattern import LineFields, MatchedLine
 from kvscope.monitor.sources.pasted_lines import PastedLine
 from kvscope.monitor.sources.report_phrases import said_phrases
 
@@ -26,7 +26,11 @@ LINES_OF_A_LIST: Final = 5
 """A list of an engine's state on several lines is no longer."""
 WORDS_BEFORE: Final = 2
 """A bullet, a number or a name may stand before a pasted line; a sentence has more words."""
-LOG_HEAD: Final = re.compile(r"\b(?:INFO|WARNING|ERROR|DEBUG)\b.{0,40}\d\d:\d\d|(?:Error|Exception|Warning): ")
+LOG_HEAD: Final = re.compile(
+    r"\b(?:INFO|WARNING|ERROR|DEBUG)\b.{0,40}\d\d:\d\d|(?:Error|Exception|Warning)(?:: |\([\"'])"
+    r"|\[TensorRT-LLM\]\[\w{1,10}\]|\bERROR \w{1,40}\{"
+)
+"""What stands before an engine's message: its logger's head, or the exception's name."""
 SAID_PREFIX: Final = "said:"
 """What the names of phrases begin with."""
 METRIC_READ: Final = "metric_read"
@@ -76,7 +80,7 @@ class TextEvents:
         self._lines = line.number
         self._first_line = self._first_line or line.number
         found = [
-            TextEvent(line.number, match.name, match.fields, match.quote, self._is_told(line, text, match.start))
+            TextEvent(line.number, match.name, match.fields, match.quote, self._is_told(line, text, match))
             for match in matched_lines(text, joined, spaced)
         ]
         readings = [reading for reading in metric_readings(text) if reading.metric in KEPT_METRICS]
@@ -133,11 +137,15 @@ class TextEvents:
             self._told.append(DescribedState(self._listed_at, self._listed, ""))
         self._listed = {}
 
-    def _is_told(self, line: PastedLine, text: str, start: int) -> bool:
-        """Whether a sentence mentions it. A log's line may stand within one, with its level before it."""
-        if line.is_record or LOG_HEAD.search(text[:start]) is not None:
+    def _is_told(self, line: PastedLine, text: str, match: MatchedLine) -> bool:
+        """Whether a sentence mentions it. A log's line may stand within one, with its level before it; a title that has
+        the message's numbers is the message.
+        """
+        if line.is_record or LOG_HEAD.search(text[: match.start + len("Error: ")]) is not None:
             return False
-        return self._first_line == line.number or len(text[:start].split()) > WORDS_BEFORE
+        if len(text[: match.start].split()) > WORDS_BEFORE:
+            return True
+        return self._first_line == line.number and not match.fields.keys() - {"seconds"}
 
 
 def _metric_fields(reading: MetricReading) -> LineFields:

@@ -12,6 +12,7 @@ No I/O and no clock: time enters with the events. Anything impossible becomes an
     audit_events.py       the engine's own tables, compared with the state, or adopted after a loss
     evictions.py          which prompt evicted which cached content
     step_times.py         what recent steps computed and how long each took, for a reader that judges them
+    outside_waits.py      how long recent transfers and grammars took, for the same reader
     residency_samples.py  when blocks came and went, for a reader that counts residency
     keyframe_codec.py     EngineState as bytes and back; part of the wire contract
 """

@@ -15,6 +15,7 @@ from typing import Final
 
 from kvscope.monitor.events.kinds import FIRST_FINISHED, EngineMode, Holder
 from kvscope.monitor.state.evictions import Evictions
+from kvscope.monitor.state.outside_waits import OutsideWaits
 from kvscope.monitor.state.records import (
     UNKNOWN_POSITION,
     Anomaly,
@@ -87,6 +88,7 @@ class EngineState:
         "more",
         "now_ns",
         "orphans",
+        "outside_waits",
         "owner",
         "pending_drops",
         "places",
@@ -141,6 +143,7 @@ class EngineState:
         self.evictions: Evictions | None = None  # set by a reader that wants evictions attributed to prompts
         self.in_flight: dict[int, StepInFlight] = {}
         self.step_times: StepTimes | None = None  # set by a reader that judges how long steps take
+        self.outside_waits: OutsideWaits | None = None  # and how long waits for transfers and grammars take
         self.heartbeat: Heartbeat | None = None
         self.memory: list[int] = []
         self.tiers: dict[int, TierState] = {}
@@ -220,8 +223,18 @@ class EngineState:
 
     def unexplained_references(self) -> dict[int, int]:
         """By block, the number of references that no live request and no announced deferral explains."""
-        surplus = {b: self.refs[b] - self._holders(b) for b in self._suspects()}
+        plain = self._plainly_lost()
+        surplus = {b: self.refs[b] - self._holders(b) for b in self._suspects() - plain}
+        surplus |= {block: self.refs[block] for block in plain}
         return {block: extra for block, extra in sorted(surplus.items()) if extra > 0}
+
+    def _plainly_lost(self) -> set[int]:
+        """Return the blocks whose only owner has ended, without a deferral: most of those that a leak leaves."""
+        lost: set[int] = set()
+        for record in self.requests.values():
+            if record.status >= FIRST_FINISHED and record.number not in self.deferrals:
+                lost.update([block for block in record.blocks if self.owner[block] == record.number])
+        return lost - self.more.keys() - self.detached.keys()
 
     def _suspects(self) -> set[int]:
         """The only blocks whose references can be unexplained."""
@@ -375,6 +388,15 @@ class EngineState:
             deferral.changed_at = self.position
             if not deferral.blocks:
                 del self.deferrals[number]
+                if self.outside_waits is not None and deferral.holder == Holder.CONNECTOR:
+                    self._note_send(self.outside_waits, deferral)
+
+    def _note_send(self, waits: OutsideWaits, deferral: Deferral) -> None:
+        """Keep how long the connector took, unless the request was being fetched or the lease ended the wait."""
+        record = self.requests.get(deferral.request)
+        lapsed = 0 < deferral.lease_deadline_ns <= self.now_ns + LEASE_SLACK_NS
+        if not lapsed and (record is None or not record.fetching_ns):
+            waits.sends.note(deferral.since_ns, self.now_ns, record.ended_blocks if record is not None else 0)
 
     def rebuild_fences(self) -> None:
         """Derive `fences` from the deferrals, after a keyframe or an audit replaced them."""

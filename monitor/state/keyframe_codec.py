@@ -163,7 +163,7 @@ def load_state(packed: memoryview) -> EngineState:
     """Load a state that `dump_state` packed. Raises NotAFrame for anything else."""
     try:
         dump = _STATE_DECODER.decode(packed)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise NotAFrame(f"a keyframe whose state cannot be read: {error}") from error
     _check_ranges(dump)
     state = EngineState()

@@ -204,6 +204,7 @@ def _fold_waiting_on(state: EngineState, record: RequestState, args: list[int]) 
 
 
 def _fold_ready(state: EngineState, record: RequestState, _args: list[int]) -> None:
+    _note_wait(state, record)
     move_request(state, record, Status.WAITING, Cause.NEW)
     record.fetching_ns = record.fetch_ended_ns = 0
     if not record.ready_ns:
@@ -211,9 +212,21 @@ def _fold_ready(state: EngineState, record: RequestState, _args: list[int]) -> N
 
 
 def _fold_remote_load(state: EngineState, record: RequestState, _args: list[int]) -> None:
+    _note_wait(state, record)
     record.fetching_ns = record.fetch_ended_ns = 0
     if not record.is_finished:
         record.ready_ns, record.ready_at = state.now_ns, state.position
+
+
+def _note_wait(state: EngineState, record: RequestState) -> None:
+    """Keep how long a fetch, or a grammar, that is there now took."""
+    waits = state.outside_waits
+    if waits is None:
+        return
+    if record.fetching_ns:
+        waits.fetches.note(record.fetching_ns, state.now_ns, len(record.blocks))
+    elif record.status == Status.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR:
+        waits.grammars.note(record.arrived_ns, state.now_ns)
 
 
 def _fold_finished(state: EngineState, record: RequestState, args: list[int]) -> None:

@@ -41,7 +41,8 @@ class StepTimes:
         """When a step last completed, on the engine's monotonic clock."""
         self.last_work: StepWork | None = None
         """What the step computes whose launch was received last."""
-        self._in_flight: dict[int, tuple[int, StepWork]] = {}
+        self._in_flight: dict[int, tuple[int, StepWork, dict[int, int]]] = {}
+        """By step: when it was launched, its work, and its tokens of each request."""
         self._decode: deque[tuple[StepWork, float]] = deque(maxlen=MAX_STEPS_OF_A_KIND)
         self._prefill: deque[tuple[StepWork, float]] = deque(maxlen=MAX_STEPS_OF_A_KIND)
 
@@ -50,22 +51,25 @@ class StepTimes:
     ) -> None:
         """Note a step that computes `tokens` of the requests `ids`."""
         context = pairs = 0
+        ahead = [tokens_of for _, _, tokens_of in self._in_flight.values()]
         for number, count in zip(ids, tokens, strict=False):
             record = requests.get(number)
             computed = record.computed_tokens if record is not None else 0
+            for tokens_of in ahead:  # an engine that schedules ahead has not computed these yet
+                computed += tokens_of.get(number, 0)
             context += computed + count
             if count > 1:
                 pairs += count * (computed + count // 2)
         if len(self._in_flight) >= MAX_IN_FLIGHT:  # their ends were lost
             self._in_flight.clear()
         self.last_work = StepWork(sum(tokens), context, pairs)
-        self._in_flight[step] = at_ns, self.last_work
+        self._in_flight[step] = at_ns, self.last_work, dict(zip(ids, tokens, strict=False))
 
     def complete(self, step: int, at_ns: int) -> None:
         """Note the end of a step."""
         launched = self._in_flight.pop(step, None)
         if launched is not None:
-            launched_ns, work = launched
+            launched_ns, work, _ = launched
             seconds = max((at_ns - max(launched_ns, self.completed_ns)) / 1e9, LEAST_SECONDS)
             (self._prefill if work.pairs else self._decode).append((work, seconds))
             self.count += 1

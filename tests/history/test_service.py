@@ -183,7 +183,7 @@ def test_engines_that_are_gone_are_known_as_they_were_last(tmp_path: Path) -> No
     assert all(view.id in shown for view in watch.requests(ENGINE))
     assert watch.requests(ENGINE)
     overview = asyncio.run(Pages(watch).page(PagePlace("")))
-    assert "No engine is heard" in overview.sections["main head"]
+    assert "No engine is received" in overview.sections["main head"]
     # One that is heard again is not gone.
     watch.feed(scene.lab.frames)
     assert watch.past_engines() == []

@@ -40,7 +40,7 @@ def redirect(connection: socket.socket) -> None:
         (trickle(b""), "did not answer within"),
         (trickle(b"HTTP/1.1 200 OK\r\nX-Slow: "), "did not answer within"),
         (sending(gzip.compress(gzip.compress(b"\0" * (8 << 20))), "gzip, gzip"), "compressed"),
-        (sending(page_of(range(1), "9" * 400).encode()), "no metrics page"),
+        (sending(page_of(range(1), "9" * 400).encode()), "values that no engine has"),
         (sending(b"AKIASECRETSECRET"), "no metrics page"),
         (redirect, "follows no redirect"),
     ],

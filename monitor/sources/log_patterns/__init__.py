@@ -6,6 +6,8 @@ health_patterns.py       engines, workers and front ends that stand still, die o
 pressure_patterns.py     preemptions, retractions, pools and blocks
 connector_patterns.py    KV connectors, leases, outer tiers
 audit_patterns.py        SGLang's audits of its own pools
+corruption_patterns.py   blocks freed twice, free lists that contradict their counters
+setting_patterns.py      models and shares of the device that a command or code names
 """
 
 from __future__ import annotations
@@ -15,10 +17,12 @@ from typing import Final
 
 from kvscope.monitor.sources.log_patterns.audit_patterns import AUDIT_PATTERNS
 from kvscope.monitor.sources.log_patterns.connector_patterns import CONNECTOR_PATTERNS
+from kvscope.monitor.sources.log_patterns.corruption_patterns import CORRUPTION_PATTERNS
 from kvscope.monitor.sources.log_patterns.health_patterns import HEALTH_PATTERNS
 from kvscope.monitor.sources.log_patterns.pattern import LogPattern, MatchedLine, Prefilter
 from kvscope.monitor.sources.log_patterns.pressure_patterns import PRESSURE_PATTERNS
 from kvscope.monitor.sources.log_patterns.refusal_patterns import REFUSAL_PATTERNS
+from kvscope.monitor.sources.log_patterns.setting_patterns import SETTING_PATTERNS
 
 PATTERNS: Final[tuple[LogPattern, ...]] = (
     *REFUSAL_PATTERNS,
@@ -26,6 +30,8 @@ PATTERNS: Final[tuple[LogPattern, ...]] = (
     *PRESSURE_PATTERNS,
     *CONNECTOR_PATTERNS,
     *AUDIT_PATTERNS,
+    *CORRUPTION_PATTERNS,
+    *SETTING_PATTERNS,
 )
 _PREFILTER: Final = Prefilter(PATTERNS)
 

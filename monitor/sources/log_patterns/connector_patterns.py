@@ -20,10 +20,19 @@ CONNECTOR_PATTERNS: Final = (
         "vllm",
         "NIXL connector, 0.10 to 0.33",
         "Releasing expired KV blocks",
-        r"Releasing expired KV blocks for request \S{1,120} which were retrieved by (?P<readers>\d{1,6}) decode"
-        r"(?:.{0,40}?within (?P<seconds>\d{1,6}) seconds)?",
+        r"Releasing expired KV blocks for request\s{1,12}\S{1,120} which were retrieved by (?P<readers>\d{1,6})"
+        r" (?:decode|remote)(?:.{0,40}?within (?P<seconds>\d{1,6}) seconds)?",
         "WARNING 11-19 10:12:21 [nixl_connector.py:1180] Releasing expired KV blocks for request chatcmpl-1 which were"
         " retrieved by 0 decode worker(s) within 480 seconds.",
+    ),
+    LogPattern(
+        "lease_expired",
+        "vllm",
+        "Mooncake connector, 0.12 to 0.33",
+        "without being sent",
+        r"Request \S{1,120} timed out after (?P<seconds>\d{1,6}) seconds without being sent",
+        "WARNING 02-11 10:12:21 [mooncake_connector.py:910] Request chatcmpl-1 timed out after 480 seconds without"
+        " being sent. Freeing its blocks on the producer side.",
     ),
     LogPattern(
         "stale_read",
@@ -39,10 +48,12 @@ CONNECTOR_PATTERNS: Final = (
         "transfer_failed",
         "vllm",
         "0.9 to 0.33",
-        "fail",
-        r"(?:NIXL transfer (?:setup )?failed|KV (?:cache )?(?:transfer|load) fail(?:ed|ure)"
-        r"|Failed to (?:transfer|receive|load)"
-        r" KV|Mooncake transfer (?:engine )?(?:returned |failed))",
+        "ail",
+        r"(?:NIXL transfer (?:setup )?fail(?:ed|ure)|KV (?:cache )?(?:transfer|load) fail(?:ed|ure)"
+        r"|Failed to (?:transfer|receive|load|pull|send|read|fetch)"
+        r" (?:the )?KV|Failed to get kv_?cache from (?:the )?prefill"
+        r"|Mooncake transfer (?:engine )?(?:returned |failed)|Handshake with \S{1,120} failed"
+        r"|pulling kv_caches for .{1,120} failed)",
         "ERROR 11-19 10:12:21 [scheduler.py:1600] Failing 1 request(s) due to KV load failure",
     ),
     LogPattern(
@@ -52,6 +63,41 @@ CONNECTOR_PATTERNS: Final = (
         "transfer failed for request",
         r"(?:Prefill|Decode) transfer failed for request",
         "[2025-09-01 10:00:00 TP0] Decode transfer failed for request rank=0 decode_req.req.rid='1'",
+    ),
+    LogPattern(
+        "transfer_failed",
+        "sglang",
+        "0.4.5 to 0.5",
+        "failed for request",
+        r"(?:Prefill bootstrap|Decode handshake) failed for request",
+        "[2025-08-31 07:26:45 TP0] Prefill bootstrap failed for request rank=0 req.rid='1' req.bootstrap_room=7",
+    ),
+    LogPattern(
+        "transfer_timed_out",
+        "sglang",
+        "0.5",
+        "transfer done signal",
+        r"[Ss]ome requests fail to receive KV Cache transfer done signal",
+        "[2025-08-31 07:32:08 TP6] Some requests fail to receive KV Cache transfer done signal after bootstrapping. If"
+        " a greater mean TTFT is acceptable, you can 'export SGLANG_DISAGGREGATION_WAITING_TIMEOUT=600'",
+    ),
+    LogPattern(
+        "transfer_timed_out",
+        "sglang",
+        "0.4.5 to 0.5",
+        "out when bootstrapping",
+        r"[Ss]ome requests timed? out when bootstrapping",
+        "[2025-08-31 07:32:08 TP6] Some requests timed out when bootstrapping, which means prefill instances fail to"
+        " receive the KV indices from the decode instance of this request.",
+    ),
+    LogPattern(
+        "transfer_timed_out",
+        "vllm",
+        "NIXL push connector, 0.20 to 0.33",
+        "without a push completion",
+        r"registration for request \S{1,120} timed out after (?P<seconds>[\d.]{1,9})s without a push completion",
+        "WARNING 06-21 10:12:21 [push_worker.py:300] NixlPushConnector: registration for request cmpl-1 timed out"
+        " after 480.0s without a push completion",
     ),
     LogPattern(
         "transfer_timed_out",

@@ -19,7 +19,8 @@ PRESSURE_PATTERNS: Final = (
         "vllm",
         "0.3 to 0.10",
         "is preempted by",
-        r"is preempted by PreemptionMode\.(?P<mode>\w{1,20}) mode because there is not enough KV ?cache space"
+        r"(?:Sequence group \S{1,120} )?is preempted by"
+        r" PreemptionMode\.(?P<mode>\w{1,20}) mode because there is not enough KV ?cache space"
         r"(?:.{0,240}?total_num_cumulative_preemption=(?P<total>\d{1,12}))?",
         "WARNING 10-28 11:16:41 scheduler.py:1483] Sequence group chat-1 is preempted by PreemptionMode.SWAP"
         " mode because"
@@ -45,6 +46,22 @@ PRESSURE_PATTERNS: Final = (
         "out of memory. Try to lower your batch size",
         r"(?P<phase>Prefill|Decode) out of memory\. Try to lower your batch size",
         "[2025-03-01 10:00:00 TP0] Prefill out of memory. Try to lower your batch size.",
+    ),
+    LogPattern(
+        "last_request_too_large",
+        "sglang",
+        "0.3 to 0.5",
+        "No space left for only one request",
+        r"No space left for only one request",
+        "AssertionError: No space left for only one request, self.token_to_kv_pool_allocator.available_size()=0",
+    ),
+    LogPattern(
+        "swap_space_exhausted",
+        "vllm",
+        "0.1 to 0.10",
+        "lack of CPU swap space",
+        r"Aborted due to the lack of CPU swap space",
+        "RuntimeError: Aborted due to the lack of CPU swap space. Please increase the swap space to avoid this error.",
     ),
     LogPattern(
         "prompt_rejected",
@@ -114,5 +131,13 @@ PRESSURE_PATTERNS: Final = (
         "in paged KV cache",
         r"Allocated (?P<pool_gib>[\d.]{1,12}) GiB for max tokens in paged KV cache \((?P<tokens>\d{1,12})\)",
         "[TensorRT-LLM][INFO] [MemUsageChange] Allocated 12.35 GiB for max tokens in paged KV cache (1011712).",
+    ),
+    LogPattern(
+        "pool_allocated",
+        "tensorrt-llm",
+        "0.5 to 0.8",
+        "tokens in paged KV cache",
+        r"Using (?P<tokens>\d{1,12}) (?:total )?tokens in paged KV cache",
+        "[TensorRT-LLM][INFO] Using 132608 tokens in paged KV cache.",
     ),
 )

@@ -117,6 +117,34 @@ REFUSAL_PATTERNS: Final = (
     ),
     LogPattern(
         "refused_without_pool",
+        "sglang",
+        "0.4 to 0.5",
+        "is larger than the profiled value",
+        r"max_total_tokens=\d{1,12} is larger than the profiled value (?P<pool_tokens>-\d{1,12}|0)\b",
+        "[2025-07-02 07:41:59 TP0] max_total_tokens=131072 is larger than the profiled value -561981. Use the profiled"
+        " value instead.",
+    ),
+    LogPattern(
+        "refused_without_pool",
+        "text-generation-inference",
+        "0.9 to 3.2",
+        "Not enough memory to handle",
+        r"Not enough memory to handle (?P<prefill_tokens>\d{1,9}) (?:prefill|total|input) tokens",
+        "RuntimeError: Not enough memory to handle 4096 prefill tokens. You need to decrease"
+        " `--max-batch-prefill-tokens`",
+    ),
+    LogPattern(
+        "refused_without_pool",
+        "tensorrt-llm",
+        "0.5 to 0.20",
+        "must be large enough to process at least 1 sequence",
+        r"maxTokensInPagedKvCache(?: \((?P<configured_tokens>\d{1,12})\))? must be large enough to process at least 1"
+        r" sequence",
+        "[TensorRT-LLM][ERROR] maxTokensInPagedKvCache must be large enough to process at least 1 sequence to"
+        " completion (i.e. must be larger than beam_width * tokensPerBlock * maxBlocksPerSeq)",
+    ),
+    LogPattern(
+        "refused_without_pool",
         "tensorrt-llm",
         "0.17 to 1.2",
         "insufficient GPU memory",
@@ -128,7 +156,8 @@ REFUSAL_PATTERNS: Final = (
         "any",
         "PyTorch 1.8 to 2.9",
         "out of memory",
-        r"(?:CUDA|HIP|XPU|NPU|MUSA|GPU)(?: error:)? out of memory\.(?: Tried to allocate .{0,40})?",
+        r"(?:CUDA|HIP|XPU|NPU|MUSA|GPU)(?: [Ee]rror:)? out of memory"
+        r"(?:\.(?: Tried to allocate .{0,40})?|\"| occurred when warming up)",
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.74 GiB. GPU 1 has a total capacity of"
         " 23.57 GiB"
         " of which 605.88 MiB is free. Process 133288 has 22.97 GiB memory in use. Of the allocated memory 20.21 GiB is"
@@ -156,6 +185,14 @@ REFUSAL_PATTERNS: Final = (
         '  File "/usr/lib/python3/vllm/worker/worker.py", line 229, in determine_num_available_blocks',
     ),
     LogPattern(
+        "frame_of_profile",
+        "text-generation-inference",
+        "0.9 to 3.2",
+        "Method Warmup",
+        r"Method Warmup encountered an error",
+        "2024-04-19T11:06:25Z ERROR text_generation_launcher: Method Warmup encountered an error.",
+    ),
+    LogPattern(
         "frame_of_pool",
         "vllm, sglang",
         "0.2 to 0.33",
@@ -163,6 +200,15 @@ REFUSAL_PATTERNS: Final = (
         r'File "[^"]{1,300}", line \d{1,6}, in (?P<function>initialize_kv_cache\w{0,20}|_allocate_kv_cache\w{0,20}'
         r"|initialize_from_config|initialize_cache|init_memory_pool|_create_buffers)\b",
         '  File "/usr/lib/python3/vllm/v1/worker/gpu_model_runner.py", line 4123, in initialize_kv_cache',
+    ),
+    LogPattern(
+        "frame_of_graphs",
+        "vllm",
+        "0.8 to 0.33",
+        "occurred when warming up",
+        r"out of memory occurred when warming up (?P<function>sampler|pooler) with",
+        "RuntimeError: CUDA out of memory occurred when warming up sampler with 1024 dummy requests. Please try"
+        " lowering `max_num_seqs` or `gpu_memory_utilization` when initializing the engine.",
     ),
     LogPattern(
         "frame_of_graphs",
