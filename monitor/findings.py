@@ -359,7 +359,8 @@ def severity_at_least(severity: Severity, bar: Severity) -> bool:
     return SEVERITIES.index(severity) >= SEVERITIES.index(bar)
 
 
-def _worst_first(finding: Finding) -> tuple[int, int, int]:
-    """What is shown by severity; then hypotheses, by how probable they are."""
+def _worst_first(finding: Finding) -> tuple[int, int, int, int]:
+    """What is shown by severity, then by effects, then by age; then hypotheses, by how probable they are."""
     rank = finding.judgement.rank if isinstance(finding.judgement, TextJudgement) else 0
-    return rank, 0 if rank else -SEVERITIES.index(finding.severity), finding.first_seen_ns
+    severity = 0 if rank else -SEVERITIES.index(finding.severity)
+    return rank, severity, -len(finding.effects), finding.first_seen_ns

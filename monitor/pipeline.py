@@ -19,7 +19,7 @@ from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.events.samples import Fact, Record, ReportedEvent
 from kvscope.monitor.findings import Transition
 from kvscope.monitor.history.history import History
-from kvscope.monitor.ledger.engine_ledger import MAX_POINTS, EngineLedger, Point
+from kvscope.monitor.ledger.engine_ledger import EngineLedger, Point
 from kvscope.monitor.queries.handlers import QueryHandlers
 from kvscope.monitor.state.records import RequestState
 from kvscope.monitor.supervision import Supervisor, WorkerKind
@@ -85,7 +85,7 @@ class Pipeline(QueryHandlers):
                 ledger.count_anew()
                 first_ns = ledger.points[0].at_ns if ledger.points else ledger.now_ns
                 older = [point for point in points if point.at_ns < first_ns]
-                ledger.points = deque((*older, *ledger.points), MAX_POINTS)
+                ledger.points = deque((*older, *ledger.points), ledger.points.maxlen)
 
     def settle(self) -> None:
         """Run the detectors over every engine as it stands: at the end of a recording or a log."""

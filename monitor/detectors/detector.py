@@ -12,6 +12,7 @@ from importlib.resources.abc import Traversable
 from typing import Any, ClassVar, Final, Generic, Literal, NamedTuple, TypeVar, get_args
 
 from kvscope.monitor.detectors.judgement import Judgement, Severity
+from kvscope.monitor.detectors.sample_needs import SampleNeed
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.ledger.engine_snapshot import EngineSnapshot
@@ -50,7 +51,8 @@ class Detector(Generic[JudgementT]):
 
     code: `family.name`; of a plug-in `vendor.name`. requires: any one of these signals is enough. position: the place
     in the catalogue and in the order of detection. runbook: Markdown, or the resource that has it; kvscope's own codes
-    have theirs in docs/runbooks. Thresholds are attributes of type Threshold.
+    have theirs in docs/runbooks. sample_need: what it takes to decide from metrics alone, if it can. Thresholds are
+    attributes of type Threshold.
 
     A detector has no state: `detect` reads the ledger, which it must not change, and yields what is wrong now. Pending
     periods over time, resolving and merging belong to kvscope.monitor.findings.
@@ -62,6 +64,7 @@ class Detector(Generic[JudgementT]):
     requires: ClassVar[tuple[Signal, ...]]
     position: ClassVar[int] = 10_000
     runbook: ClassVar[str | Traversable] = ""
+    sample_need: ClassVar[SampleNeed | None] = None
     thresholds: ClassVar[Mapping[str, Threshold]] = {}
     """By attribute name; derived from the attributes."""
 

@@ -20,5 +20,13 @@ def mean_step_s(ledger: EngineLedger) -> float:
 
 
 def at_pace_s(ledger: EngineLedger, settings: Settings, grace: Threshold, steps: Threshold = MIN_STEPS) -> float:
-    """Return the pending period: `grace` in seconds, and at least so many steps."""
-    return max(settings(grace), settings(steps) * mean_step_s(ledger))
+    """Return the pending period: `grace` in seconds, or the engine's own pace if that is longer."""
+    return max(settings(grace), pace_s(ledger, settings, steps))
+
+
+def pace_s(ledger: EngineLedger, settings: Settings, steps: Threshold = MIN_STEPS) -> float:
+    """Return the seconds of so many steps, and at least of the longest step of this epoch or the one in flight."""
+    since_ns = min((step.since_ns for step in ledger.state.in_flight.values()), default=0)
+    in_flight_s = ledger.age_s(max(since_ns, ledger.step_times.completed_ns)) if since_ns else 0.0
+    longest_s = max(ledger.step_times.longest_s, in_flight_s)
+    return max(settings(steps) * mean_step_s(ledger), longest_s)

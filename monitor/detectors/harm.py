@@ -8,6 +8,7 @@ Corruption and an engine that serves no request have no small amounts: these sta
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from statistics import median
 from typing import Final, NamedTuple
 
 import msgspec
@@ -16,7 +17,9 @@ from kvscope.monitor.detectors.alternative_table import with_alternatives
 from kvscope.monitor.detectors.judgement import FindingHarm, HoldsBlocks, Judgement, Severity
 from kvscope.monitor.events.kinds import Cause
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.ledger.pool_forecast import PoolForecast, forecast_full
 from kvscope.monitor.state.records import RequestState
+from kvscope.monitor.text import duration
 
 
 class HarmBar(NamedTuple):
@@ -37,6 +40,8 @@ HARM_BARS: Final = (
 """An *error* that reaches none of these is a *warning*."""
 HELD_BAR: Final = HarmBar("error", "share_of_pool", 0.5, "of the pool", "half of the load has no room left")
 """A *warning* about blocks that do not return and that reaches this is an *error*."""
+FORECAST_POINTS: Final = 600
+"""Points of the recent past that the forecast reads: more would not change it."""
 _SHORT_OF_BLOCKS: Final = frozenset((int(Cause.KV_BLOCKS), int(Cause.BEHIND_HEAD)))
 
 
@@ -52,7 +57,16 @@ def _graded(waiting: _Waiting, judged: Judgement, severity: Severity | None) -> 
     if severity not in ("error", "warning") or not waiting.ledger.has_stream:
         return judged
     harm = waiting.harm_of(judged)
-    return msgspec.structs.replace(judged, harm=harm, severity=severity_by_harm(judged, severity, harm))
+    text = judged.explanation + _forecast_text(harm.forecast)
+    graded_severity = judged.severity if judged.severity == "info" else severity_by_harm(judged, severity, harm)
+    return msgspec.structs.replace(judged, harm=harm, severity=graded_severity, explanation=text)
+
+
+def _forecast_text(forecast: PoolForecast | None) -> str:
+    if forecast is None:
+        return ""
+    band = f"{duration(forecast.earliest_s)} to {duration(forecast.latest_s)}"
+    return f" At this rate the pool is full in {duration(forecast.full_in_s)} (9 in 10: {band})."
 
 
 def severity_by_harm(judged: Judgement, severity: Severity, harm: FindingHarm) -> Severity:
@@ -71,6 +85,8 @@ class _Waiting:
         self.ledger = ledger
         self._by_id: dict[str, RequestState] | None = None
         self._for_blocks: list[RequestState] = []
+        self._has_forecast = False
+        self._pool_forecast: PoolForecast | None = None
 
     def harm_of(self, judged: Judgement) -> FindingHarm:
         """Measure what it does to requests and to the pool."""
@@ -86,7 +102,24 @@ class _Waiting:
             requests_waiting=len(harmed),
             share_of_requests=round(len(harmed) / max(len(self._sorted()), 1), 4),
             lost_s=round(max(lost, 0.0), 1),
+            forecast=self._forecast() if isinstance(judged, HoldsBlocks) and not judged.pending else None,
         )
+
+    def _forecast(self) -> PoolForecast | None:
+        """Forecast when all blocks without a living request fill what living ones usually leave of the pool."""
+        if not self._has_forecast:
+            self._has_forecast = True
+            points = list(self.ledger.points)
+            points = points[:: -(-len(points) // FORECAST_POINTS) or 1]
+            if len(points) > 1:
+                state, balances = self.ledger.state, [point.balance for point in points]
+                live = median([one.running + one.waiting for one in balances])
+                self._pool_forecast = forecast_full(
+                    [point.at_ns / 1e9 for point in points],
+                    [one.finished + one.unaccounted for one in balances],
+                    round(state.total - state.reserved - live),
+                )
+        return self._pool_forecast
 
     def _harmed(self, judged: Judgement) -> Iterator[RequestState]:
         """The requests that it names and that still live; and for blocks that are gone, or a head of the queue that

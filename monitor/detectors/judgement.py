@@ -7,6 +7,7 @@ from typing import Final, Literal
 import msgspec
 
 from kvscope.monitor.detectors.evidence_names import OLD_EVIDENCE_NAMES
+from kvscope.monitor.ledger.pool_forecast import PoolForecast
 
 Severity = Literal["info", "warning", "error", "critical"]
 Verdict = Literal["confirmed", "likely", "cannot-tell"]
@@ -37,13 +38,15 @@ class Evidence(msgspec.Struct, frozen=True):
 
 class FindingHarm(msgspec.Struct, frozen=True):
     """What a finding costs: its share of the pool, the requests that wait for it now, these as a share of all living
-    ones, and how long they have waited for it together (request-seconds).
+    ones, and how long they have waited for it together (request-seconds). forecast: when blocks that do not return will
+    have filled the pool, if they go on as they have.
     """
 
     share_of_pool: float
     requests_waiting: int
     share_of_requests: float
     lost_s: float
+    forecast: PoolForecast | None = None
 
 
 class Alternative(msgspec.Struct, frozen=True):
@@ -98,7 +101,7 @@ class HoldsBlocks(Judgement, frozen=True, kw_only=True):
 
 
 class ShortOfBlocks(Judgement, frozen=True, kw_only=True):
-    """A request needs more blocks than are free for it."""
+    """A request needs more blocks than are free for it. Both are 0 where only metrics are known."""
 
     blocks_needed: int
     blocks_free_for_it: int

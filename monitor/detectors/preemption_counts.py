@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 from kvscope.monitor.detectors.judgement import Evidence
 from kvscope.monitor.detectors.sample_math import FEWEST_SAMPLES, apart_s
+from kvscope.monitor.detectors.sample_needs import SampleNeed
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
 from kvscope.monitor.events.samples import Sample
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
@@ -21,6 +22,9 @@ COUNT_WINDOW_S: Final = Threshold(
 )
 MIN_COUNTED: Final = Threshold(
     10, "preemptions", "where only the counter is known: fewer are long requests met by chance"
+)
+COUNTED_NEED: Final = SampleNeed(
+    FEWEST_SAMPLES + 1, COUNT_WINDOW_S, "the pool is full, and preemptions are counted in each third of the time"
 )
 FULL_AT: Final = Threshold(0.9, "of the pool", "a pool that preempts for want of blocks is full between preemptions")
 
@@ -61,6 +65,8 @@ class CountedPreemptions(NamedTuple):
 
 def counted_preemptions(ledger: EngineLedger, settings: Settings) -> CountedPreemptions | None:
     """Return the counts of the last window; None where they are too few, not exposed, or in one burst."""
+    if not ledger.samples or (ledger.samples[-1].preemptions or 0) < settings(MIN_COUNTED):
+        return None
     window: list[Sample] = []
     for sample in reversed(ledger.samples):
         if sample.preemptions is None or sample.finished is None or sample.usage is None or not sample.at_ns:

@@ -33,6 +33,8 @@ class Moment(NamedTuple):
     finished: int
     aborted: int = 0
     preemptions: int = 0
+    prefix_queries: float = 0.0
+    prefix_hits: float = 0.0
 
 
 @dataclass
@@ -158,8 +160,11 @@ def as_metrics(moments: Sequence[Moment], *hidden: str, source: str = "metrics")
     ]
 
 
-def log_lines(moments: Sequence[Moment]) -> list[str]:
-    """As the engine would have logged them at these moments; it says nothing while nothing moves."""
+def log_lines(moments: Sequence[Moment], *, while_still: bool = True) -> list[str]:
+    """Return the lines of these moments.
+
+    while_still: lines go on while requests run without a token. vLLM since 0.10.2 logs one such line, and then none.
+    """
     lines: list[str] = []
     before = Moment(0.0, 0, 0, 0, 0.0, 0.0, 0.0, 0, 0)
     was_quiet = True
@@ -167,7 +172,7 @@ def log_lines(moments: Sequence[Moment]) -> list[str]:
         seconds = moment.t - before.t
         prompt = (moment.prompt_tokens - before.prompt_tokens) / seconds
         generated = (moment.generation_tokens - before.generation_tokens) / seconds
-        quiet = not (prompt or generated or moment.running)
+        quiet = not (prompt or generated or (while_still and moment.running))
         if not (quiet and was_quiet):
             deferred = f", Deferred: {moment.deferred} reqs" if moment.deferred else ""
             lines.append(

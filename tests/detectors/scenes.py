@@ -7,75 +7,27 @@ there, for what the real pool never does.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from kvscope.engine.lab.clock import VirtualClock
 from kvscope.engine.requests.request import Request
-from kvscope.monitor.detectors.registry import parse_settings
 from kvscope.monitor.detectors.thresholds import Settings
-from kvscope.monitor.events.description import EngineDescription
-from kvscope.monitor.events.event_log import EventLog
 from kvscope.monitor.events.kinds import Kind
-from kvscope.monitor.events.wire import Batch, Run, batch_of, decode, encode
-from kvscope.monitor.findings import FindingReport, severity_at_least
-from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.pipeline import Pipeline
-from kvscope.monitor.publishing.packer import Packer, Vitals
+from kvscope.monitor.events.wire import Batch, Run, batch_of
+from tests.detectors.spoken import ENGINE as ENGINE
+from tests.detectors.spoken import INSTANT_COPIES as INSTANT_COPIES
+from tests.detectors.spoken import NOTHING_SAID as NOTHING_SAID
+from tests.detectors.spoken import Observer as Observer
+from tests.detectors.spoken import Spoken as Spoken
+from tests.detectors.spoken import value as value
+from tests.detectors.spoken import with_instant_copies
 from tests.lab import Lab
-
-ENGINE = "lab@127.0.0.1:0/0"
-NOTHING_SAID = ("has not spoken", "not heard", 0, -1)
-"""Evidence that there is no event of."""
-
-
-class Observer:
-    """A Pipeline and what a test asks of it."""
-
-    def __init__(self, settings: Settings | None = None) -> None:
-        self.watch = Pipeline(settings)
-
-    @property
-    def ledger(self) -> EngineLedger:
-        return self.watch.fleet.engines[ENGINE]
-
-    def firing(self, code: str = "") -> list[FindingReport]:
-        return [f for f in self.watch.findings("firing") if code in ("", f.code)]
-
-    def only(self, code: str) -> FindingReport:
-        """The one finding of that code that fires; nothing else of warning or above may."""
-        graver = [f for f in self.firing() if f.code == code or severity_at_least(f.severity, "warning")]
-        assert [f.code for f in graver] == [code]
-        self.is_borne_out(graver[0])
-        return graver[0]
-
-    def is_borne_out(self, finding: FindingReport) -> None:
-        """What was read of the stream has the position of an event of it, where nothing was lost."""
-        ledger = self.watch.fleet.engines.get(finding.engine)
-        if ledger is None or not ledger.recent or ledger.losses:
-            return
-        counts = {(batch.epoch, batch.sequence): len(batch.runs) // 20 for batch in ledger.recent}
-        for item in finding.evidence:
-            if item.source in ("stream", "audit") and item.value not in NOTHING_SAID:
-                epoch, sequence, event = map(int, item.position.split("/"))
-                came_before_us = sequence < ledger.recent[0].sequence
-                assert came_before_us or event < max(counts[epoch, sequence], 1), item
-
-    def alarms(self) -> list[str]:
-        """Codes of warning or above that ever fired, or are about to."""
-        found = self.watch.findings() + self.watch.findings("pending")
-        return [f.code for f in found if severity_at_least(f.severity, "warning")]
-
-
-def value(finding: FindingReport, name: str) -> float | int | str:
-    """The evidence of that name."""
-    return next(e.value for e in finding.evidence if e.name == name)
 
 
 class Watched(Observer):
     """A lab whose every frame goes to a Pipeline at once. `settings` as `--set` takes them."""
 
     def __init__(self, settings: Iterable[str] | Settings = (), **lab: object) -> None:
-        super().__init__(settings if isinstance(settings, Settings) else parse_settings(settings))
+        super().__init__(with_instant_copies(settings))
         self.lab = Lab(engine=ENGINE, **lab)  # type: ignore[arg-type]
         self._fed = 0
         self.look()
@@ -147,45 +99,6 @@ class Watched(Observer):
 def observed(wall_ns: int, epoch: int) -> Batch:
     """What a source adds while it hears nothing."""
     return batch_of(ENGINE, epoch, [Run(Kind.OBSERVED, 0, -1, [wall_ns], [])], wall_ns=wall_ns)
-
-
-class Spoken(Observer):
-    """An engine's words, one by one: `log` takes them, `say` sends them. Blocks of 4 tokens, one reserved.
-
-    `described`: what its description says besides.
-    """
-
-    def __init__(self, total: int = 33, settings: Iterable[str] | Settings = (), **described: Any) -> None:
-        super().__init__(settings if isinstance(settings, Settings) else parse_settings(settings))
-        self.total = total
-        self.clock = VirtualClock()
-        self.log = EventLog(self.clock)
-        self.packer = Packer(self.log, ENGINE, lambda: Vitals(-1, 0, 0, 0, 0, 0, 0))
-        description = EngineDescription(engine="other", kv_connector="NixlConnector", **described)
-        self.log.started(total, 1, 4, description.to_json())
-        self.say()
-
-    def arrive(self, number: int, blocks: list[int]) -> None:
-        """Request `r-NUMBER` arrives, is admitted and has these blocks."""
-        tokens = 4 * len(blocks)
-        self.log.arrived(number, f"r-{number}", tokens, 8, 0, len(blocks), len(blocks) + 2)
-        self.log.allocated(number, blocks)
-        self.log.admitted(number, 0)
-
-    def say(self, counts: tuple[int, int, int, int] = (-1, -1, -1, -1)) -> None:
-        """Send what was logged, with the pool's own counts (free, cached-idle, used, total) if it says any."""
-        self.log.tick()
-        self.log.flush(-1, -1, counts)
-        for batch in self.packer.pack():
-            frame = decode(encode(batch))
-            assert isinstance(frame, Batch)
-            self.watch.feed([frame])
-        self.watch.settle()
-
-    def wait(self, seconds: float) -> None:
-        """That much later."""
-        self.clock.sleep(seconds)
-        self.say()
 
 
 # -------------------------------------------------------------------- incidents

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from kvscope.monitor.detectors.registry import THRESHOLDS
-from kvscope.monitor.events.kinds import Status
+from kvscope.monitor.events.kinds import Preempt, Release, Status
 from tests.detectors.scenes import Watched, lockstep, value
+from tests.detectors.spoken import Spoken
 
 LOCKSTEP = "collapse.lockstep"
 
@@ -90,3 +93,36 @@ def test_short_requests_that_end_by_chance_within_a_second_are_no_collapse() -> 
     assert spread < scene.watch.settings(THRESHOLDS[f"{LOCKSTEP}.within_s"]) * 1e9
     scene.live(5)
     assert not scene.alarms()
+
+
+def wave_ends(*, together: int, preempted: int) -> Spoken:
+    """Requests hold a pool of 80 blocks in equal parts; they end at once, some by preemption; then eight wait."""
+    scene = Spoken(total=81)
+    numbers = range(1, together + preempted + 1)
+    each = 80 // len(numbers)
+    held = {number: list(range(1 + each * (number - 1), 1 + each * number)) for number in numbers}
+    for number, blocks in held.items():
+        scene.arrive(number, blocks)
+    for _ in range(12):
+        scene.wait(1)
+    for number, blocks in held.items():
+        if number > together:
+            scene.log.released(number, blocks, Release.PREEMPTED)
+            scene.log.preempted(number, Preempt.KV_BLOCKS, 0, each, 4 * each)
+        else:
+            scene.log.finished(number, Status.FINISHED_STOPPED)
+            scene.log.released(number, blocks, Release.FINISHED)
+    scene.wait(1)
+    for number in range(21, 29):
+        scene.log.arrived(number, f"r-{number}", 40, 8, 0, 10, 12)
+    scene.wait(1)
+    scene.wait(1)
+    return scene
+
+
+@pytest.mark.parametrize(("together", "preempted", "fires"), [(8, 0, True), (7, 1, False), (4, 0, True), (3, 0, False)])
+def test_four_requests_that_end_together_without_a_preemption_are_a_wave(
+    together: int, preempted: int, fires: bool
+) -> None:
+    scene = wave_ends(together=together, preempted=preempted)
+    assert bool(scene.firing(LOCKSTEP)) == fires

@@ -134,7 +134,7 @@ def test_an_idle_engine_that_does_not_ask_its_connector() -> None:
     held = [request.id for request in scene.lab.scheduler.requests.values()]
     scene.live(12)
     finding = scene.only(IDLE_NOT_POLLED)
-    assert (finding.severity, finding.verdict) == ("warning", "confirmed")
+    assert (finding.severity, finding.verdict) == ("warning", "likely")
     assert finding.culprits.requests == held
     assert finding.culprits.blocks == kept_blocks(scene)
     assert scene.lab.connector is not None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kvscope.monitor.events.kinds import Holder, Release, Status
-from tests.detectors.scenes import Spoken, Watched, value
+from tests.detectors.scenes import Watched
+from tests.detectors.spoken import Spoken, value
 
 LARGE = 9_001
 """Blocks: an audit of so many takes about a thousand steps."""

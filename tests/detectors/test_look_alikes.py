@@ -102,7 +102,7 @@ CASES: Final = (
         held=["held.prefix-cache"],
         named=(("leak.unaccounted", ownerless_blocks),),
     ),
-    case(LEAK_LONG, "one", {**MEDIUM, **HOST}, (CHAT,), "leak.finished-held"),
+    case(LEAK_LONG, "one", {**MEDIUM, **HOST}, (CHAT,), "leak.finished-held", seconds=100),
     case(LEAK_LONG, "other", {**SMALL, "num_gpu_blocks_override": 301}, (LONG,), held=["held.long-request"]),
     case(
         LEAK_LONG,
@@ -110,6 +110,7 @@ CASES: Final = (
         {**MEDIUM, **HOST},
         (CHAT, LONG),
         "leak.finished-held",
+        seconds=100,
         held=["held.long-request"],
         named=(
             ("leak.finished-held", struck),

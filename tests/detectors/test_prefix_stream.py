@@ -27,6 +27,30 @@ def test_lookups_that_miss_what_is_stored() -> None:
     assert [f.code for f in scene.watch.findings("resolved")] == [PREFIX_HITS]
 
 
+def test_the_last_block_of_a_prompt_is_always_computed_and_is_no_miss() -> None:
+    scene = Watched(total=201)
+    prompt = list(range(40))
+    for _ in range(12):
+        scene.lab.arrive(prompt, max_tokens=1)
+        scene.run_until_idle()
+    assert [computed.again for computed in scene.ledger.prompts] == [0] + 11 * [1]
+    scene.watch.settle()
+    assert scene.alarms() == []
+
+
+@pytest.mark.parametrize(("struck", "fresh", "fires"), [(4, 0, True), (3, 0, False), (4, 2, True), (4, 3, False)])
+def test_three_prompts_and_half_of_what_is_computed_are_missed_at_least(struck: int, fresh: int, fires: bool) -> None:
+    """The first of those struck has nothing to miss. Each other misses ten blocks, and each prompt computes ten."""
+    scene = Watched(total=201, faults=[PREFIX_HITS])
+    shared = list(range(40))
+    for number in range(struck + fresh):
+        prompt = shared if number < struck else [scene.lab.rng.randrange(1000, 9000) for _ in shared]
+        scene.lab.arrive([*prompt, scene.lab.rng.randrange(1000)], max_tokens=1)
+        scene.run_until_idle()
+    scene.watch.settle()
+    assert bool(scene.firing(PREFIX_HITS)) == fires
+
+
 @pytest.mark.parametrize("shared", [True, False])
 def test_sound_lookups_and_prompts_that_share_nothing(shared: bool) -> None:
     """Without the fault prefixes are hit. With it and nothing shared, hits are 0 all the same, and nothing is wrong."""
@@ -118,7 +142,7 @@ def test_a_cache_too_small_for_what_is_shared_is_no_flush() -> None:
         scene.run_until_idle()
     evictions = scene.ledger.state.evictions
     assert evictions is not None
-    assert sum(one.missed for one in evictions.culprits) > THRESHOLDS[f"{CACHE_FLUSHED}.min_blocks"].value
+    assert sum(one.missed for one in evictions.culprits) > 0
     scene.watch.settle()
     assert scene.alarms() == []
 

@@ -90,7 +90,12 @@ def test_one_prompt_that_pushes_out_what_is_needed() -> None:
 
 def test_what_is_pushed_out_and_never_asked_for_again_is_no_loss() -> None:
     assert judged(flush(needed_again=0)).alarms() == []
-    assert judged(flush(needed_again=1)).alarms() == []
+
+
+def test_a_loss_that_is_a_small_part_of_the_work_is_no_finding() -> None:
+    assert judged(flush(needed_again=4)).firing(CACHE_FLUSHED)
+    more = [store(120 + n, range(10_000 + 100 * n, 10_100 + 100 * n)) for n in range(120)]
+    assert judged([*flush(needed_again=4), *more]).firing(CACHE_FLUSHED) == []
 
 
 def test_a_flush_is_forgotten() -> None:

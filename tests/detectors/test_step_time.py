@@ -14,8 +14,9 @@ import pytest
 
 from kvscope.monitor.events.kinds import Limit, Status
 from kvscope.monitor.events.wire import decode, encode
+from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.publishing.packer import Vitals
-from tests.detectors.scenes import Spoken, value
+from tests.detectors.spoken import Spoken, value
 
 STALLED = "stuck.engine-stalled"
 
@@ -225,7 +226,7 @@ def test_a_step_scheduled_ahead_counts_from_the_end_of_the_one_before() -> None:
     assert scene.found_after(60) <= 12
 
 
-def test_an_engine_with_rare_slow_steps_stalls_only_likely_until_a_step_is_longer_than_any() -> None:
+def test_an_engine_with_rare_slow_steps_stalls_only_likely_until_a_step_takes_three_times_the_longest() -> None:
     scene = Timed(StepCost(0.1))
     scene.enter(1, 100)
     for step in range(120):
@@ -235,5 +236,79 @@ def test_an_engine_with_rare_slow_steps_stalls_only_likely_until_a_step_is_longe
     scene.launch({1: 1})
     assert scene.found_after(20) <= 5
     assert scene.firing(STALLED)[0].verdict == "likely"
+    scene.hang(20)
+    assert scene.firing(STALLED)[0].verdict == "likely"
     scene.hang(6)
     assert scene.firing(STALLED)[0].verdict == "confirmed"
+
+
+def test_a_step_of_an_engine_that_schedules_ahead_reads_what_the_step_before_it_computes() -> None:
+    """The request's computed tokens lag by the step in flight: its context counts all the same."""
+    scene = Timed(StepCost(0.5))
+    scene.enter(1)
+    scene.launch({1: 400})
+    scene.launch({1: 1})
+    works = scene.ledger.step_times
+    assert works.work_of(1) == (400, 400, 400 * 200)
+    assert works.work_of(2) == (1, 401, 0)
+
+
+@pytest.mark.parametrize("first_s", [50.0, 200.0])
+def test_a_first_step_that_hangs_is_information_within_a_minute_and_critical_after_five(first_s: float) -> None:
+    """Whether it compiles for minutes or hangs, it looks the same."""
+    scene = Timed(StepCost(first_s))
+    scene.enter(1)
+    scene.run({1: 64})
+    assert {finding.severity for finding in scene.watch.findings() if finding.code == STALLED} <= {"info"}
+    hung = Timed(StepCost(1.0))
+    hung.enter(1)
+    hung.launch({1: 64})
+    assert hung.found_after(60) <= 60
+    (finding,) = hung.firing(STALLED)
+    assert (finding.verdict, finding.severity) == ("likely", "info")
+    hung.hang(250)
+    (finding,) = hung.firing(STALLED)
+    assert (finding.verdict, finding.severity) == ("likely", "critical")
+    assert "the first may load, compile or capture" in finding.explanation
+
+
+def test_a_hang_that_a_late_reader_finds_is_critical_as_the_engine_had_compiled_before() -> None:
+    """The second clause of a first step: the engine made steps, though this reader received none."""
+    scene = Timed(StepCost(0.1))
+    scene.enter(1)
+    for _ in range(60):
+        scene.run({1: 1})
+    scene.watch = Pipeline()
+    scene.watch.feed([decode(encode(scene.packer.keyframe()))])
+    scene.launch({1: 1})
+    assert scene.found_after(60) >= 40  # how long its steps take is not known
+    (finding,) = scene.firing(STALLED)
+    assert (finding.verdict, finding.severity) == ("likely", "critical")
+    assert "the first may load" not in finding.explanation
+
+
+def test_an_engine_whose_steps_differ_much_is_not_stalled_by_its_slow_ones() -> None:
+    scene = Timed(StepCost(2.0, jitter=0.5), seed=5)
+    for number in range(1, 5):
+        scene.enter(number, 500)
+    for _ in range(400):
+        scene.run(dict.fromkeys(range(1, 5), 1))
+    assert scene.never_alarmed()
+    takes = scene.launch(dict.fromkeys(range(1, 5), 1))
+    assert scene.found_after(120) <= max(60.0, 3 * takes)
+
+
+def test_a_heartbeat_that_overtakes_the_end_of_a_step_does_not_make_the_next_one_late() -> None:
+    """Two steps in flight. The heartbeat that names the second arrives before the events that end the first."""
+    scene = Timed(StepCost(0.1))
+    scene.enter(1, 100)
+    for _ in range(60):
+        scene.run({1: 1})
+    scene.launch({1: 150})
+    scene.log.step_launched(scene.step_number + 1, [1], [1])
+    scene.say()
+    scene.hang(8.0)
+    scene.step_number += 1
+    scene.hang(0.1)
+    assert not scene.firing(STALLED)
+    assert scene.found_after(30) <= 8

@@ -25,6 +25,7 @@ from tests.detectors.scenes import Observer, Watched
 from tests.detectors.test_figures import figures, spoken
 from tests.detectors.test_logs import line, log
 from tests.detectors.test_prefixes import computed_again, flush
+from tests.detectors.test_queue_metrics import held_back, hits, served
 from tests.detectors.test_relative import flushed_by_one_prompt
 from tests.detectors.test_without_a_stream import idle_with, preempting, trends
 
@@ -84,6 +85,12 @@ def test_every_threshold_is_used_by_some_detector(monkeypatch: pytest.MonkeyPatc
     stuck.head_of_line(asked)[0].live(70, every=2)
     stalled = scenes.stalled(settings=asked)
     stalled.beat(10)
+    larger = Watched(asked)
+    larger.lab.arrive(8, max_tokens=100)
+    larger.live(2)
+    larger.lab.arrive(200)
+    larger.launch()
+    larger.beat(3)
     first = Watched(asked)
     first.lab.arrive(8)
     first.launch()
@@ -105,6 +112,9 @@ def test_every_threshold_is_used_by_some_detector(monkeypatch: pytest.MonkeyPatc
     pages = [figures("lockstep-collapse", 1.0), as_metrics(idle_with(0.5, 20)), as_log(trends(1, 8, 0)), *drained()]
     pages += [
         as_metrics(every(preempting(60, 20), 15)),
+        as_metrics(every(served(1, 2.6, 600), 15)),
+        as_metrics(every(held_back(), 15)),
+        as_metrics(every(hits(lambda t: 0.7 if t < 1500 else 0.05), 30)),
         figures("frozen-engine", 1.0),
         spoken({"running": 1}, again=3),
         spoken({"waiting": 1}, again=3),

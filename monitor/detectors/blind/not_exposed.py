@@ -21,11 +21,18 @@ class NeededMetric(NamedTuple):
 
 NEEDED_METRICS: Final[dict[str, NeededMetric]] = {
     "running": NeededMetric("vllm:num_requests_running", "every judgement"),
-    "waiting": NeededMetric("vllm:num_requests_waiting", "collapse.lockstep and stuck.never-fits"),
-    "usage": NeededMetric("vllm:kv_cache_usage_perc", "leak.finished-held, collapse.lockstep and stuck.never-fits"),
+    "waiting": NeededMetric(
+        "vllm:num_requests_waiting", "collapse.lockstep, stuck.never-fits, stuck.head-of-line and sizing.overload"
+    ),
+    "usage": NeededMetric(
+        "vllm:kv_cache_usage_perc",
+        "leak.finished-held, collapse.lockstep, stuck.never-fits, stuck.head-of-line and sizing.overload",
+    ),
     "steps": NeededMetric("vllm:iteration_tokens_total_count", "stuck.engine-stalled (with it: likely)"),
-    "deferred": NeededMetric("vllm:num_requests_waiting_by_reason", "stuck.never-fits (with it: likely)"),
-    "finished": NeededMetric("vllm:request_success_total", "how requests of collapse.lockstep ended"),
+    "deferred": NeededMetric("vllm:num_requests_waiting_by_reason", "stuck.head-of-line (with it: likely)"),
+    "finished": NeededMetric(
+        "vllm:request_success_total", "how requests of collapse.lockstep ended, stuck.head-of-line and sizing.overload"
+    ),
     "preemptions": NeededMetric("vllm:num_preemptions_total", "whether collapse.lockstep was preemption"),
 }
 

@@ -14,6 +14,7 @@ from statistics import median
 from kvscope.monitor.detectors.collapse.prefix_hits import KV_EVENTS
 from kvscope.monitor.detectors.detector import Detector
 from kvscope.monitor.detectors.judgement import Evidence, Judgement
+from kvscope.monitor.detectors.preemptions import point_at
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
 from kvscope.monitor.ledger.cached_prefixes import Chain
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
@@ -46,9 +47,14 @@ class CacheFlushed(Detector[Judgement]):
 
     min_share = Threshold(0.5, "of the kept", "a prompt that evicts less leaves most prefixes in place")
     min_missed = Threshold(
-        0.1, "of the evicted", "prefixes that nobody asks for again are no loss: this is what an LRU is for"
+        0.1, "of the evicted", "prefixes that no request asks for again are no loss: this is what an LRU is for"
     )
-    min_blocks = Threshold(64, "blocks", "less to compute again costs nobody much")
+    min_blocks = Threshold(
+        64, "blocks", "1,024 tokens in vLLM's blocks of 16 are computed again in about a tenth of a second"
+    )
+    min_recomputed = Threshold(
+        0.01, "of the computed since", "of less work that is done again, a client notices nothing in its latency"
+    )
     min_pool_share = Threshold(
         0.1, "of the pool", "no prompt evicts half of a large pool: so much computed again is minutes of prefill there"
     )
@@ -79,6 +85,11 @@ class CacheFlushed(Detector[Judgement]):
             and missed >= settings(self.min_missed) * evicted
         )
 
+    def _is_felt(self, ledger: EngineLedger, began_ns: int, missed: int, settings: Settings) -> bool:
+        """Whether so many blocks are a part of all that was computed since then (wall)."""
+        computed = ledger.state.totals.computed_tokens - point_at(ledger, began_ns).computed_tokens
+        return missed * ledger.state.block_size >= max(settings(self.min_recomputed) * computed, 1)
+
     def _is_large_loss(self, ledger: EngineLedger, one: Evictor, usable: int, settings: Settings) -> bool:
         """Whether one prompt, much larger than those of the load, evicted a part of a large pool that was needed."""
         needed = max(settings(self.min_pool_share) * usable, settings(self.min_needed) * one.evicted)
@@ -104,6 +115,7 @@ class CacheFlushed(Detector[Judgement]):
                 self._is_loss(one.evicted, one.cached_before, one.missed, settings)
                 or self._is_large_loss(ledger, one, usable, settings)
             )
+            and self._is_felt(ledger, ledger.wall(one.at_ns), one.missed, settings)
         ]
         if not flushes:
             return
@@ -139,7 +151,9 @@ class CacheFlushed(Detector[Judgement]):
         usable = max(1, ledger.state.total - ledger.state.reserved)
         needless = [one for one in evictors if one.unused >= settings(self.min_unused) * usable]
         missed = sum(one.missed for one in needless)
-        if missed < settings(self.min_blocks):
+        if missed < settings(self.min_blocks) or not self._is_felt(
+            ledger, ledger.wall(needless[0].at_ns), missed, settings
+        ):
             return
         least = min(needless, key=lambda one: one.unused)
         unused, evicted_at = least.unused, ledger.at(*(one.evicted_at for one in needless))
@@ -220,4 +234,7 @@ class CacheFlushed(Detector[Judgement]):
 
     def _is_flush(self, chain: Chain, ledger: EngineLedger, settings: Settings) -> bool:
         is_recent = ledger.now_ns - chain.began_ns <= settings(self.remember_s) * 1e9
-        return is_recent and self._is_loss(chain.evicted, chain.kept_before, chain.missed, settings)
+        if not is_recent or not self._is_loss(chain.evicted, chain.kept_before, chain.missed, settings):
+            return False
+        stored = sum(step.stored for step in ledger.prefixes.steps if step.at_ns >= chain.began_ns)
+        return chain.missed >= settings(self.min_recomputed) * stored

@@ -16,8 +16,10 @@ from typing import Final
 from kvscope.monitor.analysis.demand import Demand, capacity_tokens, demands, number_fact, tokens_per_request
 from kvscope.monitor.detectors.advice import smaller_budget
 from kvscope.monitor.detectors.detector import Detector
+from kvscope.monitor.detectors.engine_pace import at_pace_s
 from kvscope.monitor.detectors.judgement import Evidence, Judgement
 from kvscope.monitor.detectors.sample_math import apart_s, prompt_tokens_until
+from kvscope.monitor.detectors.sample_needs import SampleNeed
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
 from kvscope.monitor.events.kinds import Status
 from kvscope.monitor.events.samples import Fact, Sample
@@ -64,17 +66,28 @@ class Lockstep(Detector[Judgement]):
     requires = ("stream", "metrics", "log", "report")
     position = 400
 
-    within_s = Threshold(1, "s", "requests that end by chance do not end within one second of each other")
+    within_s = Threshold(
+        1, "s", "answers of one wave end within a step of each other; independent lengths spread the ends over seconds"
+    )
     max_spread = Threshold(
         0.1, "of their lives", "requests that live for a second end within one by chance; those in step end closer"
     )
-    min_requests = Threshold(4, "requests", "fewer end together by chance")
+    min_requests = Threshold(
+        4, "requests", "of four with independent lengths, 4 in 1,000 groups end within a tenth of their lives by chance"
+    )
+    within_steps = Threshold(2, "steps", "steps that overlap end the requests of one wave in two steps")
     min_share = Threshold(0.5, "of the pool", "a smaller fall is ordinary traffic")
     next_wave_s = Threshold(
         30, "s", "what makes it an incident is the wave that queues next; if none comes, the load has ended"
     )
     max_interval_s = Threshold(
         20, "s", "between samples further apart than that, requests that end one after the other look the same"
+    )
+    sample_need = SampleNeed(
+        3,
+        None,
+        "usage falls from one sample to the next, and the wave that queued fills the pool again",
+        max_interval_s,
     )
     remember_s = Threshold(120, "s", "waves come minutes apart; between them it is the same trouble")
 
@@ -101,7 +114,7 @@ class Lockstep(Detector[Judgement]):
         """
         remember_s, fewest = settings(self.remember_s), settings(self.min_requests)
         least = settings(self.min_share)
-        within_ns = settings(self.within_s) * 1e9
+        within_ns = at_pace_s(ledger, settings, self.within_s, self.within_steps) * 1e9
         usable = max(1, ledger.state.total - ledger.state.reserved)
         ended = [record for record in ledger.ended if record.status in NATURAL_ENDS]
         ended.sort(key=lambda record: record.finished_ns)
@@ -130,7 +143,7 @@ class Lockstep(Detector[Judgement]):
     def _fell(self, ledger: EngineLedger, burst: Sequence[RequestState], settings: Settings) -> bool:
         """Whether most of what ran ended with the burst and the pool emptied, and by no preemption."""
         before, after = _around_burst(ledger, burst)
-        if before is None or after is None:
+        if before is None or after is None or after.at_ns == before.at_ns:
             return False
         fall = (_held_by_living(before) - _held_by_living(after)) / max(
             1, before.balance.total - before.balance.reserved
@@ -144,7 +157,7 @@ class Lockstep(Detector[Judgement]):
     def _next_wave(self, ledger: EngineLedger, settings: Settings, burst: Sequence[RequestState]) -> Point | None:
         """The moment after the burst when most of a next wave stood waiting with little running, if there was one."""
         end = _burst_end(ledger, burst)
-        until = end + settings(self.next_wave_s) * 1e9
+        until = end + at_pace_s(ledger, settings, self.next_wave_s) * 1e9
         for point in ledger.points:
             if end < point.at_ns <= until and point.waiting >= len(burst) / 2 and point.running < point.waiting:
                 return point
@@ -272,9 +285,12 @@ class Lockstep(Detector[Judgement]):
 
     def _wave_after(self, samples: Sequence[Sample], fall: int, settings: Settings) -> int | None:
         """If usage collapsed at line `fall`, the line after it at which most of a next wave stood waiting."""
-        before, low = _before_fall(samples, fall), samples[fall]
-        running_before, running = before.running or 0, low.running or 0
-        previous = samples[fall - 1].running or 0
+        low = samples[fall]
+        running, previous = low.running or 0, samples[fall - 1].running or 0
+        if previous <= running:
+            return None
+        before = _before_fall(samples, fall)
+        running_before = before.running or 0
         if (
             running_before < settings(self.min_requests)
             or (before.usage or 0) - (low.usage or 0) < settings(self.min_share)
@@ -343,16 +359,21 @@ class Lockstep(Detector[Judgement]):
         )
 
 
+BURST_SHOWN_NS: Final = 2_000_000_000
+"""Points of the recent past are at most a second apart, or a step."""
+
+
 def _around_burst(ledger: EngineLedger, burst: Sequence[RequestState]) -> tuple[Point | None, Point | None]:
     """The recent past just before the burst, and the lowest held just after it."""
     first, last = ledger.wall(burst[0].finished_ns), _burst_end(ledger, burst)
+    shown_ns = max(BURST_SHOWN_NS, ledger.step_times.longest_s * 1e9)
     before = None
     after = None
     for point in reversed(ledger.points):
         if point.at_ns < first:
             before = point
             break
-        if last <= point.at_ns <= last + 2_000_000_000 and (
+        if last <= point.at_ns <= last + shown_ns and (
             after is None or _held_by_living(point) <= _held_by_living(after)
         ):
             after = point

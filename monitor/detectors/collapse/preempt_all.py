@@ -36,7 +36,9 @@ class PreemptAll(Detector[Judgement]):
 
     min_requests = Threshold(4, "requests", "of two or three, a prompt that needs many blocks may well preempt all")
     min_share = Threshold(
-        0.9, "of the running", "who lacks a block need preempt one request, or as many as have the blocks it lacks"
+        0.9,
+        "of the running",
+        "a request short of a block preempts one other, or as many as have the blocks that it needs",
     )
     remember_s = Threshold(120, "s", "waves come minutes apart; it is the same trouble")
 

@@ -1,7 +1,8 @@
 """collapse.prefix-hits: prompts are computed again though their prefixes are in the cache.
 
 Confirmed by the event stream, where prompts were looked up and too few of their blocks entered the cache: the others
-were there. Likely by KV events, where contents are stored while they are kept, since these name no hits.
+were there. Likely by KV events, where contents are stored while they are kept, since these name no hits. From metrics
+the hit rate fell against the engine's own level, which does not show why.
 """
 
 from __future__ import annotations
@@ -10,8 +11,18 @@ from collections.abc import Iterator
 from itertools import takewhile
 from typing import Final
 
+from kvscope.monitor.detectors.collapse.hit_rate_drop import (
+    HIT_RATE_SPAN_S,
+    MAX_HIT_SHARE_LEFT,
+    MIN_HIT_LEVEL,
+    MIN_LOOKED_UP,
+    PREFIX_HITS_NEED,
+    SAME_LOAD,
+    prefix_hits_by_samples,
+)
 from kvscope.monitor.detectors.detector import Detector
 from kvscope.monitor.detectors.judgement import Evidence, Judgement
+from kvscope.monitor.detectors.preemptions import point_at
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.text import clock_time, counted, percent
@@ -35,23 +46,34 @@ class PrefixHits(Detector[Judgement]):
     code = "collapse.prefix-hits"
     severity = "warning"
     title = "Prompts are computed again though their prefixes are in the cache"
-    requires = ("stream", "kv-events")
+    requires = ("stream", "kv-events", "metrics")
     position = 420
+    sample_need = PREFIX_HITS_NEED
 
     window_s = Threshold(60, "s", "what was computed again before is past")
-    min_blocks = Threshold(
-        64, "blocks", "fewer are a prompt or two that were not looked up, for a request of its own wish"
+    min_prompts = Threshold(3, "prompts", "one or two may have asked not to be looked up, as for prompt_logprobs")
+    min_recomputed = Threshold(
+        0.01, "of the computed", "of less work that is done again, a client notices nothing in its latency"
     )
     min_share = Threshold(0.5, "of the stored", "where prefixes are hit, next to nothing that is kept is stored again")
+    hit_rate_span_s = HIT_RATE_SPAN_S
+    min_hit_level = MIN_HIT_LEVEL
+    max_hit_share_left = MAX_HIT_SHARE_LEFT
+    min_looked_up = MIN_LOOKED_UP
+    same_load = SAME_LOAD
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield what is cached and computed again."""
         found = list(self._from_stream(ledger, settings)) if ledger.has_stream else []
         # vLLM stores again what is there already, which its KV events report and the stream does not.
-        yield from found or (self._from_kv_events(ledger, settings) if ledger.prefixes.stored else ())
+        found = found or list(self._from_kv_events(ledger, settings) if ledger.prefixes.stored else ())
+        yield from found
+        if not (found or ledger.has_stream or ledger.prefixes.stored):
+            fallen = prefix_hits_by_samples(ledger, self.code, settings, PREFIX_HITS_CHANGE, PREFIX_HITS_WONT_HELP)
+            yield from () if fallen is None else (fallen,)
 
-    def _enough(self, again: int, of: int, settings: Settings) -> bool:
-        return again >= settings(self.min_blocks) and again >= settings(self.min_share) * of
+    def _enough(self, prompts: int, again: int, of: int, settings: Settings) -> bool:
+        return prompts >= settings(self.min_prompts) and again >= settings(self.min_share) * of
 
     def _from_stream(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         since_ns = ledger.now_ns - settings(self.window_s) * 1e9 - (ledger.wall(1) - 1)  # on the engine's clock
@@ -60,7 +82,11 @@ class PrefixHits(Detector[Judgement]):
         missed = [prompt for prompt in recent if prompt.again > 1]
         again = sum(prompt.again for prompt in missed)
         computed = sum(prompt.blocks - prompt.hit for prompt in recent)
-        if not self._enough(again, computed, settings):
+        if not self._enough(len(missed), again, computed, settings):
+            return
+        in_all = ledger.state.totals.computed_tokens
+        in_all -= point_at(ledger, ledger.now_ns - settings(self.window_s) * 1e9).computed_tokens
+        if again * ledger.state.block_size < settings(self.min_recomputed) * in_all:
             return
         began, last_at = ledger.wall(missed[0].at_ns), ledger.at(recent[-1].at)
         hit, asked = sum(prompt.hit for prompt in recent), sum(prompt.blocks for prompt in recent)
@@ -101,7 +127,7 @@ class PrefixHits(Detector[Judgement]):
         since_ns = ledger.now_ns - settings(self.window_s) * 1e9
         recent = list(takewhile(lambda step: step.at_ns >= since_ns, reversed(ledger.prefixes.steps)))
         stored, again = sum(step.stored for step in recent), sum(step.again for step in recent)
-        if not self._enough(again, stored, settings):
+        if not self._enough(sum(step.again > 0 for step in recent), again, stored, settings):
             return
         first = next(step for step in reversed(recent) if step.again)
         yield Judgement(

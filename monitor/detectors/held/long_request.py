@@ -21,7 +21,7 @@ class LongRequest(Detector[Judgement]):
     position = 710
 
     min_share = Threshold(0.25, "of the pool", "less does not crowd others out")
-    min_age_s = Threshold(5, "s", "shorter requests are gone before they are read about")
+    min_age_s = Threshold(5, "s", "shorter requests end before a person reads the finding")
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield the requests that hold much and go on."""

@@ -34,7 +34,7 @@ def _pool_of_log(ledger: EngineLedger) -> ReservedPool | None:
         bill, _ = bill_of(ledger.facts.values())
     except NoBill:
         return None
-    if bill.kv_cache is None:
+    if bill.kv_cache is None or not bill.device_total:
         return None
     return ReservedPool(bill.kv_cache, bill.device_total, "log", ledger.facts["memory_total_gib"].position)
 
@@ -48,7 +48,7 @@ class PoolReserved(Detector[Judgement]):
     requires = ("stream", "log", "report")
     position = 720
 
-    min_share = Threshold(0.25, "of the device", "who wonders where the memory went does not mean less")
+    min_share = Threshold(0.25, "of the device", "a smaller pool is not where most of the device's memory went")
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield the pool's share of the device."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from kvscope.monitor.detectors.detector import Detector
 from kvscope.monitor.detectors.judgement import Evidence, Judgement
+from kvscope.monitor.detectors.sample_needs import SampleNeed
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
 from kvscope.monitor.events.samples import Sample
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
@@ -20,6 +21,7 @@ class UnequalRanks(Detector[Judgement]):
     title = "Some ranks are full and queue while others have room"
     requires = ("metrics", "log")
     position = 450
+    sample_need = SampleNeed(3, None, "one rank is full with a queue, and another has half of its pool free and none")
 
     min_samples = Threshold(
         3, "samples", "in a row: a burst is dealt out in one interval, and unequal lengths even out in the next"

@@ -7,20 +7,16 @@ from typing import Final, NamedTuple
 
 from kvscope.monitor.detectors.engine_pace import at_pace_s
 from kvscope.monitor.detectors.leak.connector_holds import connector_holds
+from kvscope.monitor.detectors.outside_pace import HELD_GRACE_S, UNPROVEN_SHARE, OutsideWaitLimit, outside_wait_limit
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.state.records import Deferral
 from kvscope.monitor.text import clock_time, duration
 
-HELD_GRACE_S: Final = Threshold(
-    10,
-    "s",
-    "a transfer of one request's KV takes milliseconds to seconds; a lease, if there is one, counts instead",
-)
 HELD_LEASE_SLACK_S: Final = Threshold(
     5, "s", "an engine looks at expired leases between steps, and one step can take seconds"
 )
-"""Of leak.finished-held, as the one before."""
+"""Of leak.finished-held."""
 
 
 class Kept(NamedTuple):
@@ -76,7 +72,7 @@ def overdue_sends(ledger: EngineLedger, settings: Settings) -> tuple[list[Deferr
     holds = connector_holds(ledger)
     sending = holds.sending
     if holds.idle and not holds.polled:
-        sending = overdue_when_polled(ledger, sending, settings(HELD_GRACE_S))
+        sending = overdue_when_polled(ledger, settings, sending)
     elif not holds.polled and ledger.state.in_flight:
         return [], False
     return overdue_deferrals(ledger, sending, lambda deferral: _beyond_lease_s(ledger, settings, deferral))
@@ -88,7 +84,27 @@ def _beyond_lease_s(ledger: EngineLedger, settings: Settings, deferral: Deferral
     if deferral.lease_deadline_ns > 0:
         return heard_s(ledger, deferral.lease_deadline_ns), slack
     least = ledger.description.kv_lease_s
-    return heard_s(ledger, deferral.since_ns), max(settings(HELD_GRACE_S), least + slack if least else 0)
+    if least:
+        return heard_s(ledger, deferral.since_ns), max(settings(HELD_GRACE_S), least + slack)
+    limit = send_limit(ledger, settings, deferral, HELD_GRACE_S)
+    return heard_s(ledger, limit.still_since_ns), limit.allowed_s
+
+
+def send_limit(ledger: EngineLedger, settings: Settings, deferral: Deferral, grace: Threshold) -> OutsideWaitLimit:
+    """Return how long the connector may take to send the blocks of a deferral without a lease."""
+    history = ledger.outside_waits.sends
+    return outside_wait_limit(ledger, settings, history, grace, deferral.since_ns, max(len(deferral.blocks), 1))
+
+
+def may_be_first_transfers(ledger: EngineLedger, settings: Settings, held: Kept) -> bool:
+    """Return whether all that is kept may be slow transfers, of which few have ended, and is not half of the pool."""
+    if held.share >= settings(UNPROVEN_SHARE) or ledger.description.kv_lease_s:
+        return False
+    return all(
+        deferral.lease_deadline_ns <= 0
+        and heard_s(ledger, deferral.since_ns) < send_limit(ledger, settings, deferral, HELD_GRACE_S).information_s
+        for deferral in held.deferrals
+    )
 
 
 def heard_s(ledger: EngineLedger, mono_ns: int) -> float:
@@ -103,8 +119,12 @@ def oldest_deferral_text(ledger: EngineLedger, kept: Kept) -> str:
     return f"The oldest, {first.id}, ended at {since}, {duration(ledger.age_s(first.since_ns))} ago."
 
 
-def overdue_when_polled(ledger: EngineLedger, deferrals: Iterable[Deferral], grace_s: float) -> list[Deferral]:
-    """Those that had been kept for longer than that when the engine last asked its connector."""
+def overdue_when_polled(ledger: EngineLedger, settings: Settings, deferrals: Iterable[Deferral]) -> list[Deferral]:
+    """Those that had been kept for too long when the engine last asked its connector."""
     beat = ledger.state.heartbeat
     polled_ns = (beat.at_ns if beat is not None else 0) - ledger.unpolled_s() * 1e9
-    return [deferral for deferral in deferrals if (polled_ns - deferral.since_ns) / 1e9 > grace_s]
+    return [
+        deferral
+        for deferral in deferrals
+        if (polled_ns - deferral.since_ns) / 1e9 > send_limit(ledger, settings, deferral, HELD_GRACE_S).allowed_s
+    ]

@@ -25,7 +25,9 @@ class EncoderCache(Detector[Judgement]):
     requires = ("stream",)
     position = 170
 
-    grace_s = Threshold(30, "s", "the encoder's work on a long video takes seconds, in which nobody else may advance")
+    grace_s = Threshold(
+        30, "s", "the encoder's work on a long video takes seconds, in which no other request may advance"
+    )
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield the requests that hold the encoder's cache against one another."""

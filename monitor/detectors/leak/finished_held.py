@@ -22,10 +22,10 @@ from kvscope.monitor.detectors.leak.connector_holds import (
     records_of,
 )
 from kvscope.monitor.detectors.leak.deferred_blocks import (
-    HELD_GRACE_S,
     HELD_LEASE_SLACK_S,
     Kept,
     kept,
+    may_be_first_transfers,
     oldest_deferral_text,
     overdue_sends,
 )
@@ -50,7 +50,16 @@ from kvscope.monitor.detectors.leak.usage_series import (
     METRICS_MISSING,
     idle_usage_floors,
 )
+from kvscope.monitor.detectors.outside_pace import (
+    FEWEST_SEEN,
+    HELD_GRACE_S,
+    TIMES_LONGEST_WAIT,
+    UNKNOWN_PACE,
+    UNPROVEN_SHARE,
+    UNSEEN_TIMES,
+)
 from kvscope.monitor.detectors.sample_math import DEFAULT_INTERVAL_S
+from kvscope.monitor.detectors.sample_needs import SampleNeed
 from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.state.records import Deferral, RequestState
@@ -93,9 +102,16 @@ class FinishedHeld(Detector[HoldsBlocks]):
     title = "Finished requests keep their blocks"
     requires = ("stream", "metrics", "log")
     position = 110
+    sample_need = SampleNeed(
+        3, STARVED_S, "nothing runs while requests wait for room; at idle, where a KV connector may hold blocks, 8 min"
+    )
 
     grace_s = HELD_GRACE_S
     lease_slack_s = HELD_LEASE_SLACK_S
+    times_longest = TIMES_LONGEST_WAIT
+    unseen_times = UNSEEN_TIMES
+    fewest_seen = FEWEST_SEEN
+    unproven_share = UNPROVEN_SHARE
     starved_s = STARVED_S
     lease_s = LEASE_S
     min_samples = MIN_CHANGES
@@ -113,7 +129,7 @@ class FinishedHeld(Detector[HoldsBlocks]):
         if ledger.has_stream:
             late, pending = overdue_sends(ledger, settings)
             if late:
-                yield self._from_stream(ledger, late, pending, connector_holds(ledger).polled)
+                yield self._from_stream(ledger, settings, late, pending)
         elif ledger.samples:
             yield from self._from_samples(ledger, settings)
 
@@ -121,9 +137,12 @@ class FinishedHeld(Detector[HoldsBlocks]):
         """Return what it may cause."""
         return ROOM_IS_GONE_FOR_GOOD
 
-    def _from_stream(self, ledger: EngineLedger, late: list[Deferral], pending: bool, polled: bool) -> HoldsBlocks:
-        state = ledger.state
+    def _from_stream(
+        self, ledger: EngineLedger, settings: Settings, late: list[Deferral], pending: bool
+    ) -> HoldsBlocks:
+        state, polled = ledger.state, connector_holds(ledger).polled
         held, at = kept(ledger, late), ledger.at
+        first = may_be_first_transfers(ledger, settings, held)
         count, records = len(held.deferrals), records_of(ledger, late)
         unknown_lease = any(deferral.lease_deadline_ns < 0 for deferral in late)
         without_lease = any(deferral.lease_deadline_ns == 0 for deferral in late) and not ledger.description.kv_lease_s
@@ -131,7 +150,8 @@ class FinishedHeld(Detector[HoldsBlocks]):
         return HoldsBlocks(
             code=self.code,
             engine=ledger.engine,
-            verdict="likely" if missing else "confirmed",
+            verdict="cannot-tell" if first else "likely" if missing else "confirmed",
+            severity="info" if first else None,
             pending=pending,
             since_ns=ledger.wall(held.deferrals[0].since_ns),
             position=at(held.kept_at[0]),
@@ -153,7 +173,7 @@ class FinishedHeld(Detector[HoldsBlocks]):
                 f" {at_hand(ledger, vllm='--kv-transfer-config', kvscope='--kv-connector')}.",
             ),
             wont_help=KEPT_WONT_HELP,
-            missing=missing,
+            missing=UNKNOWN_PACE if first else missing,
         )
 
     def _from_failed_reset(self, ledger: EngineLedger) -> Iterator[HoldsBlocks]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from kvscope.monitor.detectors.detector import Detector
 from kvscope.monitor.detectors.judgement import Evidence, Judgement
@@ -13,12 +14,14 @@ from kvscope.monitor.detectors.leak.deferred_blocks import (
     oldest_deferral_text,
     overdue_deferrals,
     overdue_when_polled,
+    send_limit,
 )
-from kvscope.monitor.detectors.leak.finished_held import FinishedHeld
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.state.records import Deferral
 from kvscope.monitor.text import counted, duration, percent
+
+TRANSFER_END: Final = "the connector's own record of the transfers: one that still sends looks the same"
 
 
 class IdleNotPolled(Detector[Judgement]):
@@ -45,24 +48,30 @@ class IdleNotPolled(Detector[Judgement]):
 
     def _held_before(self, ledger: EngineLedger, settings: Settings, sending: list[Deferral]) -> list[Deferral]:
         """Those that the connector kept for too long while it was asked: leak.finished-held."""
-        return overdue_when_polled(ledger, sending, settings(FinishedHeld.grace_s))
+        return overdue_when_polled(ledger, settings, sending)
 
     def _judge_idle(self, ledger: EngineLedger, settings: Settings, sending: list[Deferral]) -> Iterator[Judgement]:
         state = ledger.state
         unpolled = ledger.unpolled_s()
         grace = settings(self.grace_s)
-        late, pending = overdue_deferrals(
-            ledger, sending, lambda deferral: (min(unpolled, heard_s(ledger, deferral.since_ns)), grace)
-        )
+
+        def beyond_transfer_s(deferral: Deferral) -> tuple[float, float]:
+            """How long the engine has not asked since the transfer should have ended, and how long it may not."""
+            takes_s = send_limit(ledger, settings, deferral, self.grace_s).allowed_s - grace
+            return min(unpolled, heard_s(ledger, deferral.since_ns) - takes_s), grace
+
+        late, pending = overdue_deferrals(ledger, sending, beyond_transfer_s)
         if not late:
             return
         held, at = kept(ledger, late), ledger.at
         count = len(held.deferrals)
         assert state.heartbeat is not None
+        over = all(0 < deferral.lease_deadline_ns < state.heartbeat.at_ns for deferral in held.deferrals)
+        missing = "the events that were lost" if state.damaged else "" if over else TRANSFER_END
         yield Judgement(
             code=self.code,
             engine=ledger.engine,
-            verdict="likely" if state.damaged else "confirmed",
+            verdict="likely" if missing else "confirmed",
             pending=pending,
             since_ns=ledger.wall(state.heartbeat.at_ns) - round(unpolled * 1e9),
             position=at(ledger.beats.polled_at),
@@ -83,7 +92,7 @@ class IdleNotPolled(Detector[Judgement]):
                 f"The engine has nothing to run and has not asked {connector_text(ledger)} for {duration(unpolled)}:"
                 f" {counted(count, 'finished request')} {'keeps' if count == 1 else 'keep'}"
                 f" {counted(len(held.blocks), 'block')} ({percent(held.share)} of the pool). The transfers may"
-                f" be done by now, and nobody hears it. {oldest_deferral_text(ledger, held)}"
+                f" be done by now, and the engine does not ask. {oldest_deferral_text(ledger, held)}"
             ),
             do_now=(
                 "Send the engine any request, of one token: it asks again as long as that runs, and the blocks come.",
@@ -98,5 +107,5 @@ class IdleNotPolled(Detector[Judgement]):
                 "A lease: it is looked at only when the engine wakes.",
                 "Resetting the prefix cache: it fails while these blocks are referenced.",
             ),
-            missing="the events that were lost" if state.damaged else "",
+            missing=missing,
         )

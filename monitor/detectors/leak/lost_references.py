@@ -21,7 +21,9 @@ MIN_RISES: Final = Threshold(
 """Of leak.rising-floor; what is no trend yet is leak.unaccounted."""
 
 
-UNACCOUNTED_GRACE_S: Final = Threshold(2, "s", "a free may be said in the batch after the one that ended its request")
+UNACCOUNTED_GRACE_S: Final = Threshold(
+    2, "s", "a free may be reported in the batch after the one that ended its request"
+)
 """Of leak.unaccounted."""
 
 
@@ -49,6 +51,8 @@ class LostReferences(NamedTuple):
     def certain(self, ledger: EngineLedger) -> LostReferences:
         """Return those of them that no lost event can have freed."""
         state = ledger.state
+        if not state.damaged:
+            return self
         certain = {block: count for block, count in self.references.items() if state.is_certain_block(block)}
         return LostReferences(certain, [r for r in self.culprits if not certain.keys().isdisjoint(r.blocks)])
 
@@ -62,7 +66,7 @@ class LostByCode(NamedTuple):
 
 def lost_references(ledger: EngineLedger, settings: Settings) -> LostByCode:
     """Find the references that no owner explains, and which of the two codes they are."""
-    unexplained: Mapping[int, int] = ledger.state.unexplained_references()
+    unexplained: Mapping[int, int] = ledger.unexplained_references()
     if not unexplained:
         return LostByCode(None, None)
     culprits = [

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from kvscope.monitor.detectors.detector import Causes, Detector
-from kvscope.monitor.detectors.judgement import Evidence, HoldsBlocks
+from kvscope.monitor.detectors.judgement import Evidence, HoldsBlocks, Verdict
 from kvscope.monitor.detectors.leak.block_effects import ROOM_IS_GONE_FOR_GOOD
 from kvscope.monitor.detectors.leak.connector_holds import (
     KEPT_WONT_HELP,
@@ -19,6 +19,12 @@ from kvscope.monitor.detectors.leak.connector_holds import (
     records_of,
 )
 from kvscope.monitor.detectors.leak.deferred_blocks import Kept, heard_s, kept, oldest_deferral_text, overdue_deferrals
+from kvscope.monitor.detectors.outside_pace import (
+    UNKNOWN_PACE,
+    UNPROVEN_SHARE,
+    OutsideWaitLimit,
+    outside_wait_limit,
+)
 from kvscope.monitor.detectors.stuck.fetch_waits import TRANSFER_PROGRESS
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
@@ -55,7 +61,9 @@ class RemoteLoadLost(Detector[HoldsBlocks]):
     position = 100
 
     grace_s = Threshold(
-        10, "s", "the fetch of one request's KV takes milliseconds to seconds, and nobody waits for this one any more"
+        10,
+        "s",
+        "the fetch of one request's KV takes milliseconds to seconds, and no request waits for this one any more",
     )
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[HoldsBlocks]:
@@ -69,14 +77,36 @@ class RemoteLoadLost(Detector[HoldsBlocks]):
         """Return what it may cause."""
         return ROOM_IS_GONE_FOR_GOOD
 
+    def _waited_s(self, ledger: EngineLedger, settings: Settings, deferral: Deferral) -> tuple[float, float]:
+        """Return for how long the fetch has shown no progress since its request ended, and how long it may not."""
+        limit = self._limit(ledger, settings, deferral)
+        return heard_s(ledger, max(limit.still_since_ns, deferral.since_ns)), limit.allowed_s
+
+    def _limit(self, ledger: EngineLedger, settings: Settings, deferral: Deferral) -> OutsideWaitLimit:
+        record = ledger.state.requests.get(deferral.request)
+        if record is None or record.fetch_ended_ns:
+            return OutsideWaitLimit(deferral.since_ns, settings(self.grace_s))
+        return outside_wait_limit(
+            ledger,
+            settings,
+            ledger.outside_waits.fetches,
+            self.grace_s,
+            record.fetching_ns or deferral.since_ns,
+            max(len(deferral.blocks), 1),
+        )
+
+    def _may_be_first(self, ledger: EngineLedger, settings: Settings, held: Kept) -> bool:
+        """Return whether all may be slow fetches, of which few have ended, and do not hold half of the pool."""
+        limits = [self._limit(ledger, settings, deferral) for deferral in held.deferrals]
+        return held.share < settings(UNPROVEN_SHARE) and all(
+            heard_s(ledger, limit.still_since_ns) < limit.information_s for limit in limits
+        )
+
     def _judge_fetches(
         self, ledger: EngineLedger, settings: Settings, fetching: list[Deferral]
     ) -> Iterator[HoldsBlocks]:
         state = ledger.state
-        grace = settings(self.grace_s)
-        late, pending = overdue_deferrals(
-            ledger, fetching, lambda deferral: (heard_s(ledger, deferral.since_ns), grace)
-        )
+        late, pending = overdue_deferrals(ledger, fetching, lambda deferral: self._waited_s(ledger, settings, deferral))
         if not late:
             return
         held, at = kept(ledger, late), ledger.at
@@ -85,10 +115,13 @@ class RemoteLoadLost(Detector[HoldsBlocks]):
         first = min(records, key=lambda record: record.fetching_ns)
         began = first.fetching_ns
         ended = [record for record in records if record.fetch_ended_ns]
+        is_first = self._may_be_first(ledger, settings, held)
+        verdict: Verdict = "confirmed" if len(ended) == len(records) and not state.damaged else "likely"
         yield HoldsBlocks(
             code=self.code,
             engine=ledger.engine,
-            verdict="confirmed" if len(ended) == len(records) and not state.damaged else "likely",
+            verdict="cannot-tell" if is_first else verdict,
+            severity="info" if is_first else None,
             pending=pending,
             since_ns=ledger.wall(held.deferrals[0].since_ns),
             position=at(held.kept_at[0]),
@@ -112,6 +145,8 @@ class RemoteLoadLost(Detector[HoldsBlocks]):
                 if state.damaged
                 else ""
                 if len(ended) == len(records)
+                else UNKNOWN_PACE
+                if is_first
                 else TRANSFER_PROGRESS
             ),
         )

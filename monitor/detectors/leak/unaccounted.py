@@ -52,7 +52,8 @@ class Unaccounted(Detector[HoldsBlocks]):
         state = ledger.state
         certain = lost.certain(ledger)
         lost = certain if certain.references else lost
-        unaccounted = set(state.unaccounted()).intersection(lost.references)
+        unexplained = ledger.unexplained_references()
+        unaccounted = {block for block in lost.references if unexplained.get(block) == state.refs[block]}
         references = sum(lost.references.values())
         since = lost.since_ns(ledger)
         age = (ledger.now_ns - since) / 1e9

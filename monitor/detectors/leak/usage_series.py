@@ -92,10 +92,12 @@ def connector_knowledge(ledger: EngineLedger) -> ConnectorKnowledge:
 
 def idle_usage_floors(ledger: EngineLedger) -> list[Floor]:
     """Return the rising series of usage at which the engine drained to idle; `at` is an index of the samples above."""
-    floors = IdleFloors()
+    floors, was_idle = IdleFloors(), False
     for index, sample in enumerate(samples_with_usage(ledger)):
         idle = not (sample.running or sample.waiting or sample.deferred)
-        floors.look(index, idle=idle, worked=bool(sample.generation_tokens_per_s), in_use=usage_of(sample))
+        if idle or was_idle:  # a busy sample after another changes no floor
+            floors.look(index, idle=idle, worked=bool(sample.generation_tokens_per_s), in_use=usage_of(sample))
+        was_idle = idle
     return floors.rising()
 
 

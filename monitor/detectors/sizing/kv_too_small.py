@@ -8,6 +8,7 @@ from kvscope.monitor.detectors.detector import Detector
 from kvscope.monitor.detectors.judgement import Evidence, Judgement
 from kvscope.monitor.detectors.preemption_counts import (
     COUNT_WINDOW_S,
+    COUNTED_NEED,
     FULL_AT,
     MIN_COUNTED,
     CountedPreemptions,
@@ -28,11 +29,12 @@ class KvTooSmall(Detector[Judgement]):
     title = "The pool holds fewer requests than may run, and preemptions pay for it"
     requires = ("stream", "metrics")
     position = 600
+    sample_need = COUNTED_NEED
 
     window_s = Threshold(60, "s", "what it costs now counts")
     min_preemptions = Threshold(3, "preemptions", "one or two are long requests met by chance")
     min_share = Threshold(0.1, "of the computed", "the tax of 10 to 23 % that is reported of full pools begins here")
-    over_s = Threshold(10, "s", "nothing is lost by telling of a size later; what else preempts them is known by then")
+    over_s = Threshold(10, "s", "a size is no emergency, and what else preempts the requests is known by then")
 
     counted_window_s = COUNT_WINDOW_S
     min_counted = MIN_COUNTED
@@ -55,16 +57,20 @@ class KvTooSmall(Detector[Judgement]):
         # Several groups take blocks each, as many as its kind of layer needs: the sum below would be wrong.
         if not (described.max_model_len and described.max_num_seqs and state.block_size) or len(described.groups) > 1:
             return
-        window_s = settings(self.window_s)
+        window_s, over_s = settings(self.window_s), settings(self.over_s)
         recent = recent_preemptions(ledger, window_s)
         usable = state.total - state.reserved
         longest = -(-described.max_model_len // state.block_size)
         concurrency = usable / longest
         if len(recent) < settings(self.min_preemptions) or concurrency >= described.max_num_seqs:
             return
+        since_ns = ledger.now_ns - window_s * 1e9
+        again = ledger.tally.recompute.since(round(since_ns))
         lost = sum(one.tokens_lost for one in recent)
-        computed = state.totals.computed_tokens - point_at(ledger, ledger.now_ns - window_s * 1e9).computed_tokens
+        computed = state.totals.computed_tokens - point_at(ledger, since_ns).computed_tokens
         if lost < settings(self.min_share) * max(computed, 1):
+            return
+        if again < settings(self.min_share) * lost:  # the prefix cache gives nearly all of it back, at no cost
             return
         began = ledger.wall(recent[0].at_ns)
         wanted = longest * described.max_num_seqs
@@ -73,16 +79,17 @@ class KvTooSmall(Detector[Judgement]):
             code=self.code,
             engine=ledger.engine,
             verdict="likely" if state.damaged else "confirmed",
-            pending=ledger.now_ns - began < settings(self.over_s) * 1e9,
+            pending=ledger.now_ns - began < over_s * 1e9,
             since_ns=began,
             position=ledger.at(recent[0].at),
             requests=preempted_names(recent),
-            evidence=_pool_evidence(ledger, recent, concurrency, wanted, lost, computed),
+            evidence=_pool_evidence(ledger, recent, concurrency, wanted, again, computed),
             explanation=(
                 f"The pool holds {counted(usable * state.block_size, 'token')}, {concurrency:.1f} requests of"
                 f" max_model_len {described.max_model_len:,}, and up to {described.max_num_seqs} may run: since"
-                f" {clock_time(began)} there were {counted(len(recent), 'preemption')} for want of blocks, which cost"
-                f" {counted(lost, 'token')}, {percent(min(lost / max(computed, 1), 1))} of what was computed."
+                f" {clock_time(began)} there were {counted(len(recent), 'preemption')} for want of blocks, after which"
+                f" {counted(again, 'token')} had to be computed again, {percent(min(again / max(computed, 1), 1))} of"
+                " what was computed."
             ),
             do_now=("Send this engine less at once: what cannot be held together is computed twice.",),
             change=(
@@ -125,7 +132,7 @@ def _by_counters(ledger: EngineLedger, counts: CountedPreemptions) -> Judgement:
 
 
 def _pool_evidence(
-    ledger: EngineLedger, recent: list[Preemption], concurrency: float, wanted: int, lost: int, computed: int
+    ledger: EngineLedger, recent: list[Preemption], concurrency: float, wanted: int, again: int, computed: int
 ) -> tuple[Evidence, ...]:
     state, described = ledger.state, ledger.description
     usable = state.total - state.reserved
@@ -141,6 +148,7 @@ def _pool_evidence(
         Evidence("pool_blocks", usable, "blocks", position=ledger.at(state.places.started)),
         Evidence("full_length_blocks", wanted, "blocks", position=ledger.at(state.places.started)),
         Evidence("preemptions", len(recent), "preemptions", position=ledger.at(recent[-1].at)),
-        Evidence("tokens_lost", lost, "tokens", position=ledger.at(recent[-1].at)),
+        Evidence("tokens_lost", sum(one.tokens_lost for one in recent), "tokens", position=ledger.at(recent[-1].at)),
+        Evidence("tokens_recomputed", again, "tokens", position=ledger.at(state.places.moved)),
         Evidence("tokens_computed", computed, "tokens", position=ledger.at(state.places.progressed)),
     )

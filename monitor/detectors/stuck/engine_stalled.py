@@ -13,6 +13,7 @@ from typing import Final
 from kvscope.monitor.detectors.detector import Causes, Detector
 from kvscope.monitor.detectors.judgement import Evidence, Judgement, Verdict
 from kvscope.monitor.detectors.sample_math import FEWEST_SAMPLES
+from kvscope.monitor.detectors.sample_needs import SampleNeed
 from kvscope.monitor.detectors.stuck.rank_steps import AFTER_S, last_step_ns
 from kvscope.monitor.detectors.stuck.sample_windows import (
     LEAST_SCRAPES,
@@ -113,11 +114,20 @@ class EngineStalled(Detector[Judgement]):
     first_step_s = Threshold(
         50, "s", "how long a step of a kind not seen before may take: it may compile, and large models take 30 s a step"
     )
+    first_of_epoch_s = Threshold(
+        300,
+        "s",
+        "the first step may compile for minutes in a large model; a stall in it is information until then",
+    )
+    most_growth = Threshold(
+        5, "times", "a step larger than any before takes in proportion more at most; far larger ones are another kind"
+    )
     longest_times = LONGEST_TIMES
     least_scrapes = LEAST_SCRAPES
     pause_s = Threshold(
         60, "s", "where only metrics are known, a pause for new weights, a profile or a compilation looks the same"
     )
+    sample_need = SampleNeed(6, pause_s, "requests run, and neither steps nor tokens move")
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield the stall of the engine, whatever its server's other ranks do."""
@@ -177,13 +187,18 @@ class EngineStalled(Detector[Judgement]):
         allowed = allowance.allowed_s if allowance is not None else grace
         if age < allowed / 2:
             return
-        known = allowance is None or (not allowance.unseen and age > allowance.longest_s)
+        longest = settings(self.longest_times) * allowance.longest_s if allowance is not None else 0.0
+        known = allowance is None or (not allowance.unseen and age > longest)
         verdict: Verdict = "confirmed" if heard and known and not state.damaged else "likely"
+        if age < allowed and allowance is not None and allowance.unseen:
+            verdict = "cannot-tell"
+        quiet = allowance is not None and age < allowance.information_s
         alive = PROCESS_LIVES if heard else f"{NOTHING_HEARD} for {duration(silent_s)}: it is frozen, dead or cut off."
         yield Judgement(
             code=self.code,
             engine=ledger.engine,
             verdict=verdict,
+            severity="info" if quiet else None,
             pending=age < allowed,
             since_ns=ledger.wall(since),
             position=since_at,
@@ -206,7 +221,13 @@ class EngineStalled(Detector[Judgement]):
 
     def _step_limits(self) -> StepLimits:
         return StepLimits(
-            self.grace_s, self.slower_than_expected, self.early_steps, self.first_step_s, self.longest_times
+            self.grace_s,
+            self.slower_than_expected,
+            self.early_steps,
+            self.first_of_epoch_s,
+            self.first_step_s,
+            self.longest_times,
+            self.most_growth,
         )
 
     def _from_samples(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
@@ -228,11 +249,13 @@ class EngineStalled(Detector[Judgement]):
         if age < allowed / 4:
             return
         sure = counts_steps and age >= settings(self.pause_s)
+        quiet = not moving_pause_s(samples[: start + 1]) and age < settings(self.first_of_epoch_s)
         what = "no step has ended" if counts_steps else "no token was generated"
         yield Judgement(
             code=self.code,
             engine=ledger.engine,
             verdict="likely" if sure else "cannot-tell",
+            severity="info" if quiet else None,
             pending=age < allowed or len(samples) - start < FEWEST_SAMPLES,
             since_ns=first.at_ns or 0,
             position=first.position,
@@ -282,7 +305,8 @@ def _halt(
     """
     step = min(steps_in_flight(ledger), key=lambda s: s.since_ns, default=None)
     if step is not None:
-        since = max(step.since_ns, ledger.step_times.completed_ns)
+        # A heartbeat may overtake the events of the step that ended before this one.
+        since = max(step.since_ns, ledger.step_times.completed_ns, ledger.beats.other_step_ns)
         tokens = f" ({counted(step.tokens, 'token')})" if step.tokens else ""
         return step, since, f"step {step.step}{tokens} was launched and has not completed"
     if ledger.state.mode:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from kvscope.monitor.detectors.detector import Detector
 from kvscope.monitor.detectors.judgement import Evidence, Judgement
+from kvscope.monitor.detectors.outside_pace import outside_wait_limit
 from kvscope.monitor.detectors.stuck.fetch_waits import could_report_until_ns
 from kvscope.monitor.detectors.stuck.waiting_requests import (
     overdue_judgement,
@@ -47,8 +48,14 @@ class GrammarWait(Detector[Judgement]):
     def _from_stream(
         self, ledger: EngineLedger, settings: Settings, waiting: list[RequestState]
     ) -> Iterator[Judgement]:
+        history = ledger.outside_waits.grammars
+        limits = {r.number: outside_wait_limit(ledger, settings, history, self.grace_s, r.arrived_ns) for r in waiting}
         late = overdue_requests(
-            ledger, waiting, lambda r: r.since_ns, could_report_until_ns(ledger), settings(self.grace_s)
+            ledger,
+            waiting,
+            lambda r: max(r.since_ns, limits[r.number].still_since_ns),
+            could_report_until_ns(ledger),
+            lambda r: limits[r.number].allowed_s,
         )
         if late is None:
             return

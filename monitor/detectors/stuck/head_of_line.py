@@ -1,4 +1,7 @@
-"""stuck.head-of-line: the head of the queue waits for blocks, and the room meanwhile would do for those behind it."""
+"""stuck.head-of-line: the head of the queue waits for blocks, and the room meanwhile would do for those behind it.
+
+From metrics, by a queue that stands still beside a pool with room.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,12 @@ from kvscope.monitor.detectors.detector import Detector
 from kvscope.monitor.detectors.engine_pace import at_pace_s
 from kvscope.monitor.detectors.judgement import Evidence, ShortOfBlocks
 from kvscope.monitor.detectors.stuck.queue_room import blocks_to_run, head_short_of_blocks
+from kvscope.monitor.detectors.stuck.unadmitted_queue import (
+    HEAD_OF_LINE_NEED,
+    MIN_ROOM,
+    UNADMITTED_S,
+    head_of_line_by_samples,
+)
 from kvscope.monitor.detectors.stuck.waiting_requests import (
     is_outside,
     missing_after_loss,
@@ -32,17 +41,26 @@ class HeadOfLine(Detector[ShortOfBlocks]):
     code = "stuck.head-of-line"
     severity = "warning"
     title = "One request that needs many blocks holds back others that would fit"
-    requires = ("stream",)
+    requires = ("stream", "metrics")
     position = 210
+    sample_need = HEAD_OF_LINE_NEED
 
     grace_s = Threshold(
-        120, "s", "first come first served is the rule, and who needs much may wait for others to end; not for minutes"
+        120,
+        "s",
+        "first come first served is the rule, and a large request waits for others to end; not for minutes",
     )
     min_steps = Threshold(50, "steps", "so many times others may end and give the head their blocks, at any pace")
     min_free = Threshold(0.1, "of the pool", "less room is no loss to those that wait")
+    unadmitted_s = UNADMITTED_S
+    min_room = MIN_ROOM
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[ShortOfBlocks]:
         """Yield the head of the queue if running requests keep it waiting."""
+        if not ledger.has_stream and ledger.samples and ledger.samples[-1].source != "log":
+            steps, wont_help = settings(self.min_steps), HEAD_OF_LINE_WONT_HELP
+            found = head_of_line_by_samples(ledger, self.code, steps, settings, wont_help)
+            yield from () if found is None else (found,)
         if not ledger.has_stream or (head := head_short_of_blocks(ledger)) is None:
             return
         living = ledger.living()

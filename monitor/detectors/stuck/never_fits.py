@@ -15,6 +15,7 @@ from kvscope.monitor.detectors.detector import Detector
 from kvscope.monitor.detectors.judgement import Evidence, Judgement
 from kvscope.monitor.detectors.leak.leaked_blocks import leaked_blocks
 from kvscope.monitor.detectors.sample_math import FEWEST_SAMPLES
+from kvscope.monitor.detectors.sample_needs import SampleNeed
 from kvscope.monitor.detectors.stuck.queue_room import NEVER_FITS_WONT_HELP, blocks_to_run
 from kvscope.monitor.detectors.stuck.sample_windows import (
     LEAST_SCRAPES,
@@ -53,6 +54,7 @@ class NeverFits(Detector[Judgement]):
     figures_grace_s = Threshold(
         30, "s", "a pause for new weights is shorter, and in one long step the queue may look like this"
     )
+    sample_need = SampleNeed(6, figures_grace_s, "requests wait, none runs, and the pool is empty")
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield the requests that can never run."""

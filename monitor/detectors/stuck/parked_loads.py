@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from kvscope.monitor.analysis.wait_graph import WaitGraph
 from kvscope.monitor.detectors.detector import Detector
 from kvscope.monitor.detectors.judgement import Evidence, ShortOfBlocks
 from kvscope.monitor.detectors.stuck.queue_room import head_short_of_blocks
@@ -43,17 +44,16 @@ class ParkedLoads(Detector[ShortOfBlocks]):
         """Yield the requests that hold fetched KV against the head of the queue."""
         if not ledger.has_stream or (head := head_short_of_blocks(ledger)) is None:
             return
-        living = ledger.living()
-        if not living.running:
-            yield from self._judge_holders(ledger, settings, living, head)
+        if WaitGraph(ledger).cycle_of(head):
+            yield from self._judge_holders(ledger, settings, ledger.living(), head)
 
     def _judge_holders(
         self, ledger: EngineLedger, settings: Settings, living: Living, head: RequestState
     ) -> Iterator[ShortOfBlocks]:
-        """Nothing is launched, though the scheduler looks: those who wait with blocks hold what the head lacks."""
+        """Each waits for the other: those who wait behind the head with blocks hold what it lacks."""
         state, at = ledger.state, ledger.at
         holders = [record for record in living.waiting if record is not head and record.blocks]
-        if not holders or any(record.fetching_ns for record in living.waiting):
+        if not holders:
             return
         held = sorted({block for record in holders for block in record.blocks})
         if head.blocks_needed > head.blocks_free_then + len(held):

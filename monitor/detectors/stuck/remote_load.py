@@ -7,6 +7,12 @@ from typing import Final
 
 from kvscope.monitor.detectors.detector import Causes, Detector
 from kvscope.monitor.detectors.judgement import Evidence, Judgement
+from kvscope.monitor.detectors.outside_pace import (
+    UNKNOWN_PACE,
+    UNPROVEN_SHARE,
+    OutsideWaitLimit,
+    outside_wait_limit,
+)
 from kvscope.monitor.detectors.stuck.fetch_waits import (
     TRANSFER_PROGRESS,
     blocks_of_requests,
@@ -15,6 +21,7 @@ from kvscope.monitor.detectors.stuck.fetch_waits import (
 )
 from kvscope.monitor.detectors.stuck.head_of_line import HeadOfLine
 from kvscope.monitor.detectors.stuck.waiting_requests import (
+    Overdue,
     overdue_judgement,
     overdue_requests,
     requests_text,
@@ -77,38 +84,55 @@ class RemoteLoad(Detector[Judgement]):
         """Return what it may cause."""
         return Causes[Judgement]().of(HeadOfLine, holds_what_it_needs)
 
+    def _limits(
+        self, ledger: EngineLedger, settings: Settings, fetching: list[RequestState]
+    ) -> dict[int, OutsideWaitLimit]:
+        """Return how long each fetch may take, by the number of its request."""
+        history = ledger.outside_waits.fetches
+        return {
+            r.number: OutsideWaitLimit(r.fetching_ns or r.since_ns, settings(self.grace_s))
+            if r.fetch_ended_ns
+            else outside_wait_limit(
+                ledger, settings, history, self.grace_s, r.fetching_ns or r.since_ns, max(len(r.blocks), 1)
+            )
+            for r in fetching
+        }
+
+    def _overdue(
+        self, ledger: EngineLedger, fetching: list[RequestState], limits: dict[int, OutsideWaitLimit]
+    ) -> Overdue | None:
+        """Those that take longer than fetches of this engine do, or whose reported end is not processed."""
+        return overdue_requests(
+            ledger,
+            fetching,
+            lambda r: limits[r.number].still_since_ns,
+            could_report_until_ns(ledger),
+            lambda r: limits[r.number].allowed_s,
+        )
+
     def _from_stream(
         self, ledger: EngineLedger, settings: Settings, fetching: list[RequestState]
     ) -> Iterator[Judgement]:
-        grace = settings(self.grace_s)
-        late = overdue_requests(
-            ledger, fetching, lambda r: r.fetching_ns or r.since_ns, could_report_until_ns(ledger), grace
-        )
+        limits = self._limits(ledger, settings, fetching)
+        late = self._overdue(ledger, fetching, limits)
         if late is None:
             return
         state, at, count = ledger.state, ledger.at, len(late.records)
         blocks = blocks_of_requests(late.records)
         share = len(blocks) / (state.total - state.reserved)
-        ended = [record for record in late.records if record.fetch_ended_ns]
-        by = (
-            f"the KV connector ({ledger.description.kv_connector})"
-            if ledger.description.kv_connector
-            else "the connector"
+        until_ns = could_report_until_ns(ledger)
+        is_first = share < settings(UNPROVEN_SHARE) and all(
+            (until_ns - limits[r.number].still_since_ns) / 1e9 < limits[r.number].information_s for r in late.records
         )
-        if not ended:
-            what = f"{by} has said neither that it is delivered nor that it has failed"
-        elif len(ended) == count:
-            what = f"{by} has said that it is done, and the engine, which goes on, has not taken that in"
-        else:
-            what = (
-                f"of {listed([r.id for r in ended])} {by} has said that it is done; of the others it has said nothing"
-            )
+        ended = [record for record in late.records if record.fetch_ended_ns]
+        what = _reported_text(ledger, ended, count)
         yield overdue_judgement(
             ledger,
             late,
             code=self.code,
             began_at=_began_at(late.records[0]),
-            unseen="" if len(ended) == count else TRANSFER_PROGRESS,
+            unseen="" if len(ended) == count else UNKNOWN_PACE if is_first else TRANSFER_PROGRESS,
+            severity="info" if is_first else None,
             blocks=tuple(blocks),
             evidence=(
                 Evidence("requests_waiting", count, "requests", position=at(*map(_began_at, late.records))),
@@ -137,3 +161,14 @@ class RemoteLoad(Detector[Judgement]):
             change=REMOTE_LOAD_CHANGE,
             wont_help=REMOTE_LOAD_WONT_HELP,
         )
+
+
+def _reported_text(ledger: EngineLedger, ended: list[RequestState], count: int) -> str:
+    """Describe what the connector reported of `count` fetches, of which these have ended."""
+    name = ledger.description.kv_connector
+    by = f"the KV connector ({name})" if name else "the connector"
+    if not ended:
+        return f"{by} has reported neither that it is delivered nor that it has failed"
+    if len(ended) == count:
+        return f"{by} has reported that it is done, and the engine, which goes on, has not processed that"
+    return f"{by} has reported the end of {listed([record.id for record in ended])}, and nothing of the others"

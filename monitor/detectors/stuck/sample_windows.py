@@ -46,14 +46,15 @@ def moving_pause_s(samples: Sequence[Sample]) -> float:
     """Return the longest time that the count of steps stood still with requests running and then moved again, at least
     1 ms; 0 until enough pauses were seen from their beginning to their end.
 
-    Watching may begin in the middle of a step, so that the first pause seen is shorter than it was.
+    Watching may begin in the middle of a step, so that the first pause seen is shorter than it was. Several steps
+    between two samples are as many pauses, each shorter than the time between the two.
     """
     longest = 0.0
     began, ends_seen = 0, 0
     for index in range(1, len(samples)):
         before, sample = samples[index - 1], samples[index]
         moved = sample.steps != before.steps
-        ends_seen += moved
+        ends_seen += max((sample.steps or 0) - (before.steps or 0), 0)
         if before.running:
             longest = max(longest, seconds_apart(samples[began], sample))
         if moved or not before.running:

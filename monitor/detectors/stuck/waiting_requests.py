@@ -56,10 +56,11 @@ def overdue_requests(
     records: Iterable[RequestState],
     since: Callable[[RequestState], int],
     until_ns: int,
-    grace_s: float,
+    grace_s: float | Callable[[RequestState], float],
 ) -> Overdue | None:
     """Those that have stood still for longer than `grace_s`, from `since` until `until_ns`, the last moment at which
     they could have moved; if there are none, those beyond half of it. None if there are none of these either.
+    grace_s: of all, or of each.
 
     After a loss those that an event has named since are counted from it; others may have moved in it, and are pending.
     """
@@ -67,7 +68,11 @@ def overdue_requests(
     aged = sorted(((since(r), r.number, r) for r in records), key=lambda entry: entry[:2])
     certain = [(max(began, state.lost_ns), n, r) for began, n, r in aged if state.is_certain_request(r)]
     for entries, share, pending in ((certain, 1.0, False), (aged, 0.5, True)):
-        late = [record for began, _, record in entries if until_ns - began > share * grace_s * 1e9]
+        late = [
+            record
+            for began, _, record in entries
+            if until_ns - began > share * (grace_s(record) if callable(grace_s) else grace_s) * 1e9
+        ]
         if late:
             return Overdue(late, (until_ns - entries[0][0]) / 1e9, entries[0][0], pending)
     return None
@@ -89,9 +94,10 @@ def overdue_judgement(ledger: EngineLedger, late: Overdue, *, began_at: int, uns
     unseen: the signal that would exclude a slow but sound wait, which a time alone does not. With one, the verdict is
     likely.
     """
+    surest: Verdict = "likely" if unseen else stream_verdict(ledger)
     return Judgement(
         engine=ledger.engine,
-        verdict="likely" if unseen else stream_verdict(ledger),
+        verdict="cannot-tell" if own.get("severity") == "info" else surest,
         pending=late.pending,
         since_ns=ledger.wall(late.since_ns),
         position=ledger.at(began_at),

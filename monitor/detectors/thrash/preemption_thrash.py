@@ -13,7 +13,7 @@ from typing import Final
 from kvscope.monitor.detectors.advice import whole_prompts_only
 from kvscope.monitor.detectors.detector import Causes, Detector
 from kvscope.monitor.detectors.judgement import Evidence, Judgement
-from kvscope.monitor.detectors.preemption_counts import CountedPreemptions, counted_preemptions
+from kvscope.monitor.detectors.preemption_counts import COUNTED_NEED, CountedPreemptions, counted_preemptions
 from kvscope.monitor.detectors.preemptions import LOST_EVENTS, point_at, preempted_names, recent_preemptions
 from kvscope.monitor.detectors.sizing.kv_too_small import KvTooSmall
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
@@ -49,10 +49,11 @@ class PreemptionThrash(Detector[Judgement]):
     title = "Requests are preempted again and again before they give a token"
     requires = ("stream", "metrics")
     position = 300
+    sample_need = COUNTED_NEED
 
     window_s = Threshold(60, "s", "what was thrown away before is past")
     min_requests = Threshold(
-        4, "requests", "a few lose their blocks so early when decodes grow while their prompts are computed"
+        4, "requests", "a few lose their blocks so early as decodes grow while prompts are computed"
     )
     min_share = Threshold(
         0.1, "of the computed", "where a pool is merely full, a twentieth of the work or less is thrown away so early"

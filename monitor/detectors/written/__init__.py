@@ -5,6 +5,9 @@ profile_sums.py        memory profiles that leave something out
 refusals.py            engines that did not start, devices out of memory
 standstill.py          engines that stand still or died
 lost_blocks.py         audits, connectors, leases, outer tiers
+broken_pools.py        blocks freed twice, free lists that contradict themselves
+failed_transfers.py    KV transfers that fail or never end
+host_memory.py         growth of memory that is not the device's
 pool_pressure.py       pools and blocks of the wrong size, long requests, empty pools
 contradictions.py      numbers that cannot be right
 hypothesis_table.py    which concepts of a report suggest which finding
@@ -19,6 +22,9 @@ from typing import Any, Final
 from kvscope.monitor.detectors.detector import Detector
 from kvscope.monitor.detectors.judgement import TextJudgement, Verdict
 from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.detectors.written.broken_pools import block_freed_twice, free_list_contradicts
+from kvscope.monitor.detectors.written.failed_transfers import transfers_fail
+from kvscope.monitor.detectors.written.host_memory import host_memory_grows
 from kvscope.monitor.detectors.written.hypotheses import hypotheses
 from kvscope.monitor.detectors.written.lost_blocks import (
     audit_leak,
@@ -49,9 +55,12 @@ from kvscope.monitor.ledger.engine_ledger import EngineLedger
 RULES: Final[tuple[Callable[[WrittenView], Iterator[TextJudgement]], ...]] = (
     audit_surplus,
     audit_leak,
+    block_freed_twice,
+    free_list_contradicts,
     held_after_finish,
     leases_ran_out,
     pins_kept,
+    transfers_fail,
     engine_stalled,
     request_above_pool,
     front_end_keeps_requests,
@@ -64,8 +73,9 @@ RULES: Final[tuple[Callable[[WrittenView], Iterator[TextJudgement]], ...]] = (
     block_above_prompts,
     one_request_holds_much,
     pool_is_the_memory,
+    host_memory_grows,
 )
-EXPLAIN: Final = ("held.endless-output", "held.pool-reserved")
+EXPLAIN: Final = ("held.endless-output", "held.pool-reserved", "held.not-memory")
 """Information that answers the report by itself."""
 
 

@@ -7,6 +7,7 @@ from typing import Final
 
 from kvscope.monitor.detectors.judgement import TextJudgement
 from kvscope.monitor.detectors.written.hypothesis_table import HYPOTHESES, Hypothesis
+from kvscope.monitor.detectors.written.refusals import REFUSAL_LINES
 from kvscope.monitor.detectors.written.written_view import COMPLAINTS, WrittenView, quotes
 from kvscope.monitor.events.samples import ReportedEvent
 from kvscope.monitor.sources.text_events import SAID_PREFIX
@@ -25,6 +26,30 @@ _NEXT: Final = {
     "blind": "Compare it with the blocks themselves: monitor doctor tcp://HOST:5757",
 }
 """The one command to run next, by family."""
+_SHOWN_BY: Final = (
+    (("engine_died", "worker_died"), ("process_gone", "crashes")),
+    (REFUSAL_LINES, ("refused", "start_fails")),
+    (("out_of_memory",), ("out_of_memory",)),
+    (("request_preempted", "requests_retracted"), ("preempted",)),
+    (("swap_space_exhausted", "last_request_too_large"), ("preempted", "pool_full")),
+    (("transfer_failed", "transfer_timed_out"), ("transfer_lost", "remote_load")),
+    (("pool_audit_failed",), ("audit", "not_freed")),
+    (("freed_twice", "free_list_broken"), ("double_free",)),
+    (("tier_allocation_failed",), ("tier_full", "offload")),
+)
+"""Concepts that lines of these classes show, whether printed or mentioned in a sentence."""
+_TROUBLES: Final = (
+    "fails",
+    "head_blocks",
+    "transfer_lost",
+    "flushed",
+    "double_free",
+    "skipped_free",
+    "watchdog",
+    "tier_misses",
+)
+"""Concepts that say too little to count as a complaint, and enough to ask what may be behind them."""
+_FAILURES: Final = tuple(name for names, _ in _SHOWN_BY for name in names)
 _NEXT_OF: Final = {
     "stuck.engine-dead": "See whether the engine's process is there: ps -eo pid,ppid,stat,cmd | grep -i enginecore",
     "stuck.engine-stalled": "Take the stacks while it stands: py-spy dump --pid PID of the engine's process",
@@ -39,12 +64,13 @@ _NEXT_OF: Final = {
 
 def hypotheses(view: WrittenView, known: Collection[str], titles: Mapping[str, str]) -> Iterator[TextJudgement]:
     """What may be behind the report; nothing of `known`, which is judged already."""
-    if not view.said(*COMPLAINTS):
+    if not (view.said(*COMPLAINTS, *_TROUBLES) or view.mentioned(*_FAILURES)):
         return
     concepts = _concepts(view)
     scored = [(score, row) for row in HYPOTHESES if row.code not in known and (score := _score(row, concepts))]
     scored.sort(key=lambda pair: -pair[0])
-    worth = [row for score, row in scored if score >= WORTH * scored[0][0]][:MOST]
+    best = {row.code: row for score, row in reversed(scored) if score >= WORTH * scored[0][0]}
+    worth = [best[code] for code in dict.fromkeys(row.code for _, row in scored) if code in best][:MOST]
     for rank, row in enumerate(worth, 1):
         yield _hypothesis(view, row, rank, titles[row.code], [other.code for other in worth if other is not row])
 
@@ -58,14 +84,10 @@ def _concepts(view: WrittenView) -> set[str]:
         found |= {"hybrid", "large_block"}
     if view.mentioned("worker_wait", "call_timed_out", "input_dumped", "watchdog_expired"):
         found.add("stands_in_log")
-    if view.mentioned("engine_died", "worker_died"):
-        found.add("process_gone")
-    if view.mentioned("refused_for_length", "refused_without_pool", "refused_for_other_processes"):
-        found.add("refused")
-    if view.mentioned("out_of_memory"):
-        found.add("out_of_memory")
-    if view.mentioned("request_preempted", "requests_retracted"):
-        found.add("preempted")
+    for names, concepts in _SHOWN_BY:
+        asked_to_end = "engine_died" in names and view.mentioned("shut_down")
+        if view.mentioned(*names) and not asked_to_end:
+            found |= set(concepts)
     if view.samples:
         found |= _of_samples(view)
     return found

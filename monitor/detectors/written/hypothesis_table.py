@@ -71,7 +71,7 @@ HYPOTHESES: Final = (
     # ---- stuck
     Hypothesis(
         "stuck.remote-load",
-        (("remote_load", "connector"), (*STANDS, "lease")),
+        (("remote_load", "connector"), (*STANDS, "lease", "transfer_lost")),
         {"remote_load": 2, "transfer_lost": 2, "disaggregated": 1},
         ("front_end_only",),
     ),
@@ -85,12 +85,23 @@ HYPOTHESES: Final = (
     Hypothesis(
         "stuck.promotion-starved", (("waits_unserved",), ("slots", "loads_done")), {"loads_done": 2, "slots": 1}
     ),
-    Hypothesis("stuck.slots-exhausted", (("slots",), STANDS), {"slots": 2, "pool_free": 2}, ("encoder_cache",)),
+    Hypothesis(
+        "stuck.slots-exhausted",
+        (("slots",), (*STANDS, "head_blocks")),
+        {"slots": 2, "pool_free": 2},
+        ("encoder_cache",),
+    ),
     Hypothesis(
         "stuck.never-fits",
         (("too_large", "pool_overridden", "pool_full", "waits_unserved"), STANDS),
         {"too_large": 3, "pool_overridden": 3, "head_blocks": 1, "pool_free": 0.5},
         ("computes", "encoder_cache", "grammar", "process_gone", "multimodal"),
+    ),
+    Hypothesis(
+        "stuck.never-fits",
+        (("too_large",), STANDS),
+        {"too_large": 3, "multimodal": 1},
+        ("computes", "encoder_cache", "grammar", "process_gone"),
     ),
     Hypothesis(
         "stuck.self-preempt",
@@ -114,14 +125,14 @@ HYPOTHESES: Final = (
     ),
     Hypothesis(
         "stuck.engine-dead",
-        (("process_gone",), ("answers_health", "waits_unserved", *STANDS)),
+        (("process_gone",), ("answers_health", "waits_unserved", "crashes", "fails", *STANDS)),
         {"process_gone": 3, "answers_health": 2},
     ),
     Hypothesis("stuck.rank-diverged", (("rank_stops",), ("ranks",), STANDS), {"rank_stops": 2}),
     Hypothesis(
         "stuck.engine-stalled",
-        (STANDS,),
-        {"stands_in_log": 4, "answers_health": 1, "stuck": 0.5},
+        ((*STANDS, "stands_in_log", "watchdog"),),
+        {"stands_in_log": 4, "watchdog": 4, "answers_health": 1, "stuck": 0.5},
         ("unequal", "prefix_misses"),
     ),
     Hypothesis(
@@ -157,8 +168,8 @@ HYPOTHESES: Final = (
     Hypothesis("corrupt.use-after-free", (("reused_early",),), {"reused_early": 3, "wrong_output": 2}),
     Hypothesis(
         "corrupt.stale-remote-read",
-        (("read_late",), ("connector", "disaggregated", "wrong_output")),
-        {"read_late": 4, "wrong_output": 1},
+        (("read_late", "transfer_lost"), ("connector", "disaggregated", "remote_load"), ("wrong_output", "read_late")),
+        {"read_late": 2, "wrong_output": 1},
     ),
     # ---- sizing
     Hypothesis(
@@ -175,7 +186,10 @@ HYPOTHESES: Final = (
     Hypothesis("sizing.elsewhere", (("out_of_memory",),), {"out_of_memory": 1}, ("no_room_for_pool",)),
     Hypothesis(
         "sizing.other-process",
-        (("other_process",), ("out_of_memory", "start_fails", "no_room_for_pool", "memory_taken")),
+        (
+            ("other_process", "memory_left_behind"),
+            ("out_of_memory", "start_fails", "no_room_for_pool", "memory_taken", "fails", "refused"),
+        ),
         {"other_process": 3},
     ),
     Hypothesis("sizing.smallest-worker", (("unlike_devices",),), {"unlike_devices": 2}),

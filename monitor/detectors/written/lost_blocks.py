@@ -6,15 +6,13 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from kvscope.monitor.detectors.judgement import Evidence, TextJudgement
+from kvscope.monitor.detectors.leak.held_from_samples import IDLE_FLOOR
 from kvscope.monitor.detectors.written.written_view import WrittenView, number_of, quotes, seconds_between
 from kvscope.monitor.events.samples import ReportedEvent, Sample
 from kvscope.monitor.text import counted, percent
 
-IDLE_USAGE: Final = 0.02
-"""Of the pool: with nothing running, usage above this is not rounding."""
 HELD_LINES: Final = 2
-EVERY_ITEM: Final = 1.0
-MOST_LOOKUPS_MISSED: Final = 0.0
+"""Not a threshold: one line shows a state, and two that it lasts."""
 
 
 def audit_leak(view: WrittenView) -> Iterator[TextJudgement]:
@@ -130,7 +128,7 @@ def slots_leaked(view: WrittenView) -> Iterator[TextJudgement]:
 
 def held_after_finish(view: WrittenView) -> Iterator[TextJudgement]:
     """The pool stays in use with nothing running, and a connector delays frees."""
-    idle = _idle_end(view.samples)
+    idle = _idle_end(view.samples, view.settings(IDLE_FLOOR))
     delayed = view.lines("free_delayed")
     if len(idle) < HELD_LINES or not (delayed or view.mentioned("connector_named") or "kv_connector" in view.facts):
         return
@@ -176,11 +174,11 @@ def held_after_finish(view: WrittenView) -> Iterator[TextJudgement]:
     )
 
 
-def _idle_end(samples: Sequence[Sample]) -> list[Sample]:
+def _idle_end(samples: Sequence[Sample], least_usage: float) -> list[Sample]:
     """The last lines with nothing running or waiting and blocks in use."""
     idle: list[Sample] = []
     for sample in reversed(samples):
-        if sample.running or sample.waiting or sample.deferred or (sample.usage or 0) <= IDLE_USAGE:
+        if sample.running or sample.waiting or sample.deferred or (sample.usage or 0) <= least_usage:
             break
         idle.append(sample)
     return idle[::-1]
@@ -247,7 +245,7 @@ def stale_reads(view: WrittenView) -> Iterator[TextJudgement]:
 def pins_kept(view: WrittenView) -> Iterator[TextJudgement]:
     """An outer tier in which every item is pinned."""
     states = [line for line in view.lines("tier_state") if number_of(line, "items")]
-    full = [line for line in states if (number_of(line, "pinned") or 0) >= EVERY_ITEM * (number_of(line, "items") or 1)]
+    full = [line for line in states if (number_of(line, "pinned") or 0) >= (number_of(line, "items") or 1)]
     stuck = view.lines("tier_has_no_candidates")
     if not full:
         return
@@ -305,7 +303,7 @@ def outer_misses(view: WrittenView) -> Iterator[TextJudgement]:
     """Look-ups in an outer tier that stored before, none with a hit."""
     lookups, stored = view.lines("tier_lookup"), view.lines("tier_stored")
     hits = sum(number_of(line, "hits") or 0 for line in lookups)
-    if len(lookups) < HELD_LINES or not stored or hits > MOST_LOOKUPS_MISSED:
+    if len(lookups) < HELD_LINES or not stored or hits:
         return
     if not view.said("shared_prompts", "tier_misses", "prefix_misses"):
         return  # prompts that share nothing miss too

@@ -9,15 +9,24 @@ from typing import Final
 from kvscope.monitor.analysis.demand import capacity_tokens
 from kvscope.monitor.detectors.held.long_request import LongRequest
 from kvscope.monitor.detectors.judgement import Evidence, TextJudgement
+from kvscope.monitor.detectors.preemption_counts import FULL_AT
 from kvscope.monitor.detectors.thresholds import Threshold
+from kvscope.monitor.detectors.written.planned_settings import planned_shares
 from kvscope.monitor.detectors.written.refusals import REFUSAL_LINES
 from kvscope.monitor.detectors.written.written_view import WrittenView, number_of, quotes
-from kvscope.monitor.events.samples import Sample
+from kvscope.monitor.events.samples import ReportedEvent, Sample
 from kvscope.monitor.text import counted, percent
 
-NEARLY_EMPTY: Final = Threshold(0.1, "of the pool", "nine tenths are free, so memory is not what is missing")
+NEARLY_EMPTY: Final = Threshold(0.5, "of the pool", "half of it is free and no request waits: memory is not missing")
+"""Of held.not-memory."""
+STANDING_USAGE: Final = Threshold(
+    0.1, "of the pool", "nine tenths are free, so memory is not what is missing, even where no token is computed"
+)
 """Of held.not-memory."""
 LINES_IN_A_ROW: Final = 2
+"""Not a threshold: one line shows a state, and two that it lasts."""
+REPEATED_PREEMPTIONS: Final = 51
+"""Not a threshold: vLLM before V1 logs the first preemption and then each fiftieth, so this is its second line."""
 _MORE_MEMORY: Final = (
     "Give the pool more: a higher --gpu-memory-utilization, --kv-cache-dtype fp8, more devices, or a lower"
     " --max-num-batched-tokens."
@@ -96,8 +105,14 @@ def _waits_unserved(samples: Sequence[Sample]) -> bool:
 
 def preempted_for_space(view: WrittenView) -> Iterator[TextJudgement]:
     """The engine preempts or retracts for want of space, and somebody notices."""
-    lines = view.lines("request_preempted", "requests_retracted", "batch_out_of_memory")
-    if not lines or not view.is_report():
+    lines = view.lines(
+        "request_preempted",
+        "requests_retracted",
+        "batch_out_of_memory",
+        "last_request_too_large",
+        "swap_space_exhausted",
+    )
+    if not lines or not (view.is_report() or _ends_full(view, lines)):
         return
     waiting = max((sample.waiting or 0 for sample in view.samples), default=0)
     yield TextJudgement(
@@ -122,6 +137,20 @@ def preempted_for_space(view: WrittenView) -> Iterator[TextJudgement]:
         wont_help=("Restarting: the same load fills the same pool.",),
         missing="how often each request was preempted: vllm:num_preemptions_total twice, or the event stream of"
         " a probe",
+    )
+
+
+def _ends_full(view: WrittenView, lines: Sequence[ReportedEvent]) -> bool:
+    """Whether the lines themselves show that it goes on, or ends: a full pool before, many preemptions, an error."""
+    names = {line.name for line in lines}
+    total = max((number_of(line, "total") or 0 for line in lines), default=0)
+    full_at = view.settings(FULL_AT)
+    full = [sample for sample in view.samples[-LINES_IN_A_ROW:] if (sample.usage or 0) >= full_at]
+    retracted = "requests_retracted" in names and len(full) == LINES_IN_A_ROW and not any(s.waiting for s in full)
+    return (
+        retracted
+        or total >= REPEATED_PREEMPTIONS
+        or bool(names & {"last_request_too_large", "swap_space_exhausted", "batch_out_of_memory"})
     )
 
 
@@ -187,8 +216,16 @@ def endless_output(view: WrittenView) -> Iterator[TextJudgement]:
 
 def nearly_empty_pool(view: WrittenView) -> Iterator[TextJudgement]:
     """Somebody finds it slow or stuck while nine tenths of the pool are free."""
-    samples = [sample for sample in view.samples if sample.usage is not None and sample.running]
-    said = view.phrases("slow", "stuck")
+    samples = [
+        sample
+        for sample in view.samples
+        if sample.usage is not None
+        and sample.running
+        and (
+            sample.generation_tokens_per_s or sample.prompt_tokens_per_s or sample.usage < view.settings(STANDING_USAGE)
+        )
+    ]
+    said = view.phrases("slow", "stuck", "usage_low")
     if not samples or not said or len(samples) < len(view.samples):
         return
     highest = max(sample.usage or 0 for sample in samples)
@@ -332,9 +369,9 @@ def pool_is_the_memory(view: WrittenView) -> Iterator[TextJudgement]:
         None,
     )
     said = view.phrases("memory_taken")
-    if view.is_report() or view.samples or view.lines(*REFUSAL_LINES, "out_of_memory"):
+    if view.is_report() or view.samples or view.mentioned(*REFUSAL_LINES, "out_of_memory", "engine_died"):
         return
-    if not said and (pool is None or not view.said("question")):
+    if not said and (pool is None or not (view.said("question") or view.lines("start_up_done"))):
         return
     yield TextJudgement(
         code="held.pool-reserved",
@@ -358,7 +395,7 @@ def pool_is_the_memory(view: WrittenView) -> Iterator[TextJudgement]:
             " leaves after"
             " weights and activations, and keeps it: usage of the pool, not of the device, shows what requests need."
         ),
-        do_now=("Nothing has to be done.",),
+        do_now=("Nothing has to be done.", *planned_shares(view)),
         change=("To take less, set the pool's size: --kv-cache-memory-bytes, or a lower --gpu-memory-utilization.",),
         wont_help=("A shorter --max-model-len or fewer sequences: the pool takes what is left.",),
         missing="" if pool is not None else "the engine's start-up lines: its memory profile has the pool's size",

@@ -17,7 +17,9 @@ from kvscope.monitor.analysis.memory_breakdown import (
     use_all,
 )
 from kvscope.monitor.detectors.judgement import Evidence, TextJudgement
+from kvscope.monitor.detectors.written.planned_settings import planned_pool
 from kvscope.monitor.detectors.written.written_view import WrittenView, quotes
+from kvscope.monitor.text import percent
 
 PURPOSES_OF_SUGGESTIONS: Final = {
     "suggested_fit_requested_bytes": "to fit into the requested share",
@@ -62,6 +64,9 @@ def graphs_above_the_share(view: WrittenView) -> Iterator[TextJudgement]:
         do_now=(
             f"Start with --kv-cache-memory-bytes {fits}: the pool and the graphs then fit into the share, with"
             f" {HEADROOM >> 20} MiB to spare.",
+            f"Graphs take {bill.graphs / GIB_B:.2f} GiB, {percent(bill.graphs / bill.device_total)} of the device: as a"
+            f" share, --gpu-memory-utilization {(bill.requested - over) / bill.device_total:.4f} leaves room for them.",
+            *planned_pool(view, fits, position),
         ),
         change=(
             f"At most --kv-cache-memory-bytes {largest} fits the device, if nothing else uses it.",

@@ -7,6 +7,7 @@ from typing import Final
 
 from kvscope.monitor.detectors.judgement import Evidence, TextJudgement
 from kvscope.monitor.detectors.thresholds import Threshold
+from kvscope.monitor.detectors.written.planned_settings import remedies_of
 from kvscope.monitor.detectors.written.written_view import WrittenView, number_of, quotes
 from kvscope.monitor.events.samples import ReportedEvent
 
@@ -17,6 +18,7 @@ MOST_ELSEWHERE: Final = Threshold(
 """Of sizing.other-process."""
 
 LEAST_WORKERS: Final = 2
+"""Not a threshold: a single worker has no other to differ from."""
 MUCH_LARGER: Final = Threshold(
     1.5, "times", "pipeline stages differ by a layer or an embedding, devices of another size by more"
 )
@@ -38,7 +40,7 @@ def refused_start(view: WrittenView) -> Iterator[TextJudgement]:
         position=line.position,
         evidence=(*_printed_numbers(line), *quotes(lines)),
         explanation=_why_refused(line),
-        do_now=_what_fits(line),
+        do_now=remedies_of(view, line),
         change=(
             "Leave more memory to the pool: a higher --gpu-memory-utilization (SGLang: --mem-fraction-static), a lower"
             " --max-num-batched-tokens, weights or KV in 8 bits, or more devices.",
@@ -88,25 +90,6 @@ def _why_refused(line: ReportedEvent) -> str:
     return (
         "The engine refused to start: weights, activations and what else is on the device leave no memory for the KV"
         " pool within the share that it was given."
-    )
-
-
-def _what_fits(line: ReportedEvent) -> tuple[str, ...]:
-    fits = number_of(line, "fitting_len") or number_of(line, "pool_tokens")
-    if fits and fits > 0:
-        return (f"Start it with --max-model-len {fits:.0f}: that is what the pool holds.",)
-    needed, available = number_of(line, "needed_gib"), number_of(line, "available_gib")
-    length = number_of(line, "max_len")
-    if needed and available and length:
-        return (
-            f"Start it with a shorter --max-model-len (about {int(length * available / needed):,} tokens fit if"
-            f" KV grows"
-            " evenly with length), or give the pool the missing"
-            f" {needed - available:.2f} GiB.",
-        )
-    return (
-        "See what holds the device (nvidia-smi), then raise the engine's share of it, or give the pool a size of its"
-        " own (--kv-cache-memory-bytes).",
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Final
 
 from kvscope.monitor.detectors.judgement import Evidence, TextJudgement
@@ -24,15 +25,19 @@ LEAST_UNKNOWN_S: Final = Threshold(
     60, "s", "where no line shows how long a step takes here, a slow engine pauses for so long, too"
 )
 LINES_OF_PROGRESS: Final = 3
-"""Each with tokens, just before: steps are shorter than the interval."""
+"""Each with tokens, just before: steps are shorter than the interval. Not a threshold: least_unknown_s applies where
+fewer lines show it.
+"""
 VLLM_INTERVAL_S: Final = 9.5
-"""Ten seconds, as stamps without fractions show them."""
+"""Ten seconds, as stamps without fractions show them. Not a threshold: a fact of vLLM's logger."""
 TIMES_LONGEST: Final = Threshold(
     2, "times", "a pause that was as long before and ended shows how long a step may take here"
 )
 """All of stuck.engine-stalled."""
 TIMEOUTS: Final = ("call_timed_out", "input_dumped", "watchdog_expired")
 """Lines by which an engine gives a step up."""
+REPORTED_HANGS: Final = ("stuck", "waits_unserved", "unanswered", "process_gone")
+"""Concepts by which a person reports that nothing moves, in contrast to a slow engine."""
 ROOT_ERRORS: Final = ("out_of_memory", "refused_for_length", "refused_without_pool", "refused_for_other_processes")
 
 _DO_NOW: Final = (
@@ -55,23 +60,55 @@ def engine_stalled(view: WrittenView) -> Iterator[TextJudgement]:
         return
     still = _still_lines(view.samples)
     waits, given_up = view.lines("worker_wait"), view.lines(*TIMEOUTS)
+    if _ended_by_an_error(view, given_up) and not waits:
+        return
     others = [
         line for line in (*waits, *given_up) if not still or line_number(line.position) > line_number(still[0].position)
     ]
     lasted = _stood_s(view.samples, still, view.settings(TIMES_LONGEST))
-    is_short = view.is_report() or _steps_were_short(view.samples, still)
+    before = view.samples[: len(view.samples) - len(still)]
+    is_short = view.is_report() or (bool(still) and _steps_were_short(before) and _none_admitted(before, still))
     least = view.settings(LEAST_S if is_short else LEAST_UNKNOWN_S)
-    shown = (lasted >= least and len(still) > 1) or (still and others) or len(others) > 1 or given_up
+    by_others = bool((still and others) or len(others) > 1 or given_up)
+    shown = (lasted >= least and len(still) > 1) or by_others
     if not shown or _moves_on(view.samples, others, still):
         return
-    yield _stalled(view, still, others, lasted)
+    sure = by_others or view.said(*REPORTED_HANGS) or _usage_moves_with_tokens(before)
+    yield _stalled(view, still, others, lasted, sure=sure)
 
 
-def _steps_were_short(samples: Sequence[Sample], still: Sequence[Sample]) -> bool:
+def _ended_by_an_error(view: WrittenView, given_up: Sequence[ReportedEvent]) -> bool:
+    """Whether the input was dumped because a worker died: any exception of a step does that, not only a time-out."""
+    return bool(given_up) and all(line.name == "input_dumped" for line in given_up) and bool(view.lines("worker_died"))
+
+
+def _steps_were_short(before: Sequence[Sample]) -> bool:
     """Whether each line before the pause, at vLLM's interval at least, counted tokens."""
-    before = samples[: len(samples) - len(still)][-LINES_OF_PROGRESS:]
-    progress = [sample.generation_tokens_per_s or sample.prompt_tokens_per_s for sample in before]
-    return len(before) == LINES_OF_PROGRESS and all(progress) and interval_of(samples) >= VLLM_INTERVAL_S
+    return _counted_tokens(before[-LINES_OF_PROGRESS:]) and interval_of(before) >= VLLM_INTERVAL_S
+
+
+def _counted_tokens(lines: Sequence[Sample]) -> bool:
+    return len(lines) == LINES_OF_PROGRESS and all(
+        sample.generation_tokens_per_s or sample.prompt_tokens_per_s for sample in lines
+    )
+
+
+def _none_admitted(before: Sequence[Sample], still: Sequence[Sample]) -> bool:
+    """Whether the requests of the pause are those that had tokens before it: no more run, and none was freed.
+
+    A prompt that was admitted since is computed in steps that may be longer than those seen.
+    """
+    last, first = before[-1], still[0]
+    return (first.running or 0) <= (last.running or 0) and (first.usage or 0.0) >= (last.usage or 0.0)
+
+
+def _usage_moves_with_tokens(before: Sequence[Sample]) -> bool:
+    """Whether usage changed from line to line as tokens were computed, so that a prefill in chunks would show in it.
+
+    Lines give usage with one decimal. In a large pool, or on a slow host, a long prefill changes none for minutes.
+    """
+    last = before[-LINES_OF_PROGRESS:]
+    return _counted_tokens(last) and all(one.usage != two.usage for one, two in pairwise(last))
 
 
 def _still_lines(samples: Sequence[Sample]) -> list[Sample]:
@@ -113,8 +150,9 @@ def _moves_on(samples: Sequence[Sample], others: Sequence[ReportedEvent], still:
 
 
 def _stalled(
-    view: WrittenView, still: Sequence[Sample], others: Sequence[ReportedEvent], lasted: float
+    view: WrittenView, still: Sequence[Sample], others: Sequence[ReportedEvent], lasted: float, *, sure: bool
 ) -> TextJudgement:
+    """sure: what a prefill in chunks would look like is excluded."""
     first = still[0] if still else None
     at_ns = (first.at_ns if first is not None else others[0].at_ns) or 0
     last_ns = max((line.at_ns or 0 for line in others), default=0)
@@ -137,7 +175,7 @@ def _stalled(
     return TextJudgement(
         code="stuck.engine-stalled",
         engine=view.engine,
-        verdict="likely",
+        verdict="likely" if sure else "cannot-tell",
         since_ns=at_ns,
         position=first.position if first is not None else others[0].position,
         evidence=(*evidence, *quotes(list(others))),
@@ -145,11 +183,16 @@ def _stalled(
             (state or "A step of the engine does not end.")
             + confirmed_by
             + f" It has lasted {duration(lasted)} at least."
-            " A kernel that compiles in its first use, or a prefill of minutes, would end by itself."
+            + (
+                " A kernel that compiles in its first use, or a prefill of minutes, would end by itself."
+                if sure
+                else " A long prompt looks the same: it gives no token until its last chunk, and the lines before do"
+                " not show that usage would move meanwhile."
+            )
         ),
-        do_now=_DO_NOW,
+        do_now=_DO_NOW if sure else _DO_NOW[:2],
         change=_CHANGE,
-        wont_help=_WONT_HELP,
+        wont_help=_WONT_HELP if sure else _WONT_HELP[1:],
         missing="whether a step is in flight, and the workers' stacks: py-spy dump, or the event stream of a probe",
     )
 
@@ -170,26 +213,36 @@ def _by_whom(others: Sequence[ReportedEvent]) -> str:
 
 
 def engine_dead(view: WrittenView) -> Iterator[TextJudgement]:
-    """The engine's process reported its end, and the front end goes on answering."""
+    """The engine's process reported its end, or the front end noticed it."""
     died = view.lines("engine_died", "worker_died")
-    if not died or view.mentioned(*ROOT_ERRORS, "pool_audit_failed", *TIMEOUTS):
+    timed_out = view.lines(*TIMEOUTS)
+    if not died or view.mentioned(*ROOT_ERRORS, "pool_audit_failed", "freed_twice", "free_list_broken"):
+        return
+    if (timed_out and not _ended_by_an_error(view, timed_out)) or view.lines("worker_wait"):
         return
     after = line_number(died[0].position)
     answers = [line for line in view.lines("front_end_answers") if line_number(line.position) > after]
     restarted = [line for line in view.lines("start_up") if line_number(line.position) > after]
-    if restarted or not (answers or view.is_report()):
-        return  # an engine that was told to end looks the same
+    ended = [line for line in view.lines("shut_down") if line_number(line.position) <= after]
+    begins = view.mentioned("start_up") and not view.samples and not view.mentioned("start_up_done")
+    if restarted or ended or begins:
+        return  # an engine that was asked to end looks the same, and one that failed to start is another finding
+    by_itself = [line for line in died if line.name == "worker_died" or line.fields.get("kind") == "fatal error"]
+    sure = bool(answers or by_itself or len(died) > 1)
+    if not sure and not view.is_report():
+        return
     yield TextJudgement(
         code="stuck.engine-dead",
         engine=view.engine,
-        verdict="likely" if answers else "cannot-tell",
+        verdict="likely" if sure else "cannot-tell",
         since_ns=died[0].at_ns or 0,
         position=died[0].position,
         evidence=quotes([*died[:2], *answers[:2]]),
         explanation=(
             "The engine's process ended with an error"
             + (", and the front end answers all the same: its last metrics stay as they were." if answers else ".")
-            + " Its cause stands above that line in the log."
+            + " Its cause stands above that line in the log. Requests in flight are lost, and new ones are not served"
+            " until it is started again."
         ),
         do_now=("Restart it; the front end does not bring the process back.",)
         if answers

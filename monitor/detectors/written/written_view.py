@@ -30,6 +30,8 @@ COMPLAINTS: Final = (
     "preempted",
     "metric_wrong",
     "no_room_for_pool",
+    "crashes",
+    "asks_for_help",
 )
 """Concepts that say something is wrong; the others only describe."""
 

@@ -1,0 +1,109 @@
+"""How long a transfer or a grammar may take: by the engine's own earlier ones, and in their order."""
+
+from __future__ import annotations
+
+from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.events.kinds import Cause, Holder, Release, Status
+from tests.detectors.spoken import Spoken
+
+HELD, GRAMMAR = "leak.finished-held", "stuck.grammar"
+
+
+def send(scene: Spoken, number: int, block: int) -> None:
+    """A request ends, and the connector keeps its block."""
+    scene.arrive(number, [block])
+    scene.log.finished(number, Status.FINISHED_STOPPED)
+    scene.log.free_deferred(number, [block], Holder.CONNECTOR)
+    scene.say()
+
+
+def sent(scene: Spoken, number: int, block: int) -> None:
+    scene.log.released(number, [block], Release.TRANSFER_DONE)
+    scene.say()
+
+
+def test_the_first_transfer_of_an_engine_is_information_for_a_minute() -> None:
+    scene = Spoken(settings=Settings())
+    send(scene, 7, 3)
+    scene.wait(55)
+    (finding,) = scene.firing(HELD)
+    assert (finding.verdict, finding.severity) == ("cannot-tell", "info")
+    assert "too few have ended" in finding.missing
+    scene.wait(10)
+    (finding,) = scene.firing(HELD)
+    assert (finding.verdict, finding.severity) == ("likely", "error")
+    assert finding.culprits.requests == ["r-7"]
+
+
+def test_first_transfers_that_hold_half_of_the_pool_are_no_information() -> None:
+    scene = Spoken(settings=Settings())
+    for number in range(16):
+        send(scene, 10 + number, 1 + number)
+    scene.wait(12)
+    (finding,) = scene.firing(HELD)
+    assert (finding.verdict, finding.severity) == ("likely", "error")
+
+
+def test_a_first_transfer_that_ends_within_its_minute_was_information_only() -> None:
+    scene = Spoken(settings=Settings())
+    send(scene, 7, 3)
+    scene.wait(30)
+    sent(scene, 7, 3)
+    scene.wait(5)
+    assert not scene.firing(HELD)
+
+
+def test_transfers_that_take_long_here_give_the_others_as_long() -> None:
+    scene = Spoken(settings=Settings())
+    send(scene, 7, 3)
+    scene.wait(20)
+    sent(scene, 7, 3)
+    scene.wait(5)
+    send(scene, 8, 4)
+    scene.wait(55)
+    assert not scene.firing(HELD)
+    scene.wait(10)
+    assert scene.firing(HELD)[0].culprits.requests == ["r-8"]
+
+
+def test_quick_transfers_leave_the_lost_one_only_its_pending_period_and_a_queue_is_no_leak() -> None:
+    scene = Spoken(settings=Settings())
+    for number in range(4):
+        send(scene, 10 + number, 3 + number)
+    for number in range(3):  # one after the other over one link: the last waits for 24 s
+        scene.wait(6)
+        sent(scene, 10 + number, 3 + number)
+        assert not scene.firing(HELD)
+    scene.wait(6)
+    sent(scene, 13, 6)
+    for number in range(2):
+        send(scene, 20 + number, 8 + number)
+    scene.wait(3)
+    sent(scene, 21, 9)  # the later of the two: nothing stands before the other
+    scene.wait(80)
+    assert scene.firing(HELD)[0].culprits.requests == ["r-20"]
+
+
+def wants_grammar(scene: Spoken, number: int) -> None:
+    scene.log.arrived(number, f"r-{number}", 8, 8, 0, 2, 4)
+    scene.log.waiting_on(number, Status.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR)
+    scene.log.not_scheduled(number, Cause.GRAMMAR, 1)
+    scene.say()
+
+
+def test_grammars_that_compile_one_after_the_other_are_not_stuck_and_one_that_was_overtaken_is() -> None:
+    scene = Spoken()
+    for number in range(1, 6):
+        wants_grammar(scene, number)
+    for number in range(1, 4):
+        scene.wait(20)
+        assert not scene.firing(GRAMMAR)
+        scene.log.ready(number)
+        scene.say()
+    wants_grammar(scene, 9)
+    scene.wait(10)
+    scene.log.ready(9)
+    scene.log.ready(5)
+    scene.say()
+    scene.wait(200)
+    assert scene.firing(GRAMMAR)[0].culprits.requests == ["r-4"]

@@ -1,0 +1,117 @@
+"""Log lines of no token with requests running: a long prefill that ends by itself, or an engine that stands still."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from kvscope.monitor.findings import FindingReport
+from kvscope.monitor.pipeline import Pipeline
+from kvscope.monitor.sources.engine_log import Log
+from tests.detectors.paper_engine import BEGAN, Moment, as_metrics, log_lines
+
+ENGINE_STALLED = "stuck.engine-stalled"
+HANGS = "The server hangs and never responds again."
+
+
+def found(moments: Sequence[Moment], *said: str) -> list[FindingReport]:
+    """All findings above information, from the log of these moments and what a person wrote above it."""
+    watch = Pipeline()
+    watch.feed(Log("paper.log", BEGAN.replace(day=BEGAN.day + 1)).records([*said, *log_lines(moments)]))
+    watch.settle()
+    return [finding for finding in watch.findings() if finding.severity != "info"]
+
+
+def chats(lines: int, usage_each: float = 0.01) -> list[Moment]:
+    """Four chats that are answered; each line of 10 s has tokens, and usage rises by so much."""
+    return [Moment(10.0 * n, 4, 0, 0, 0.2 + usage_each * n, 400.0, 1200.0 * n, 0, 0) for n in range(1, lines + 1)]
+
+
+def pause(after: Sequence[Moment], lines: int, running: int = 4, usage_each: float = 0.0) -> list[Moment]:
+    """Lines without a token after others."""
+    last = after[-1]
+    return [
+        last._replace(t=last.t + 10.0 * n, running=running, usage=last.usage + usage_each * n)
+        for n in range(1, lines + 1)
+    ]
+
+
+def first_prompt(lines: int) -> list[Moment]:
+    """One prompt computed in chunks on a slow host, in a pool so large that usage stays at 0.0 %."""
+    return [Moment(10.0 * n, 1, 0, 0, 0.0, 0.0, 0.0, 0, 0) for n in range(1, lines + 1)]
+
+
+@pytest.mark.parametrize("lines", [4, 8, 30])
+def test_a_first_prompt_in_a_large_pool_is_never_likely_a_stall(lines: int) -> None:
+    assert {finding.verdict for finding in found(first_prompt(lines))} <= {"cannot-tell"}
+
+
+def test_what_a_long_prefill_looks_like_advises_no_restart() -> None:
+    (finding,) = found(first_prompt(8))
+    assert (finding.code, finding.verdict) == (ENGINE_STALLED, "cannot-tell")
+    assert "long prompt" in finding.explanation
+    assert not any("restart" in step.lower() for step in finding.do_now)
+
+
+def test_a_prefill_in_a_pool_where_tokens_move_no_usage_is_not_likely_a_stall() -> None:
+    before = chats(6, usage_each=0.0)
+    assert {finding.verdict for finding in found([*before, *pause(before, 9)])} == {"cannot-tell"}
+
+
+def test_a_prompt_admitted_after_the_last_token_may_take_steps_of_half_a_minute() -> None:
+    before = chats(6)
+    assert found([*before, *pause(before, 4, running=5)]) == []
+    assert [finding.code for finding in found([*before, *pause(before, 4)])] == [ENGINE_STALLED]
+
+
+def test_a_prefill_whose_chunks_take_blocks_is_no_stall() -> None:
+    before = chats(6)
+    assert found([*before, *pause(before, 12, running=5, usage_each=0.002)]) == []
+
+
+def test_requests_that_had_tokens_and_stop_are_likely_stalled() -> None:
+    before = chats(6)
+    (finding,) = found([*before, *pause(before, 3)])
+    assert (finding.code, finding.verdict) == (ENGINE_STALLED, "likely")
+
+
+def test_a_request_admitted_into_a_stall_does_not_hide_it() -> None:
+    before = chats(6)
+    (finding,) = found([*before, *pause(before, 8, running=5)])
+    assert (finding.code, finding.verdict) == (ENGINE_STALLED, "likely")
+
+
+def test_two_lines_and_a_person_who_reports_a_hang_are_likely_a_stall() -> None:
+    (finding,) = found(first_prompt(2), HANGS)
+    assert (finding.code, finding.verdict) == (ENGINE_STALLED, "likely")
+
+
+# -------------------------------------------------------------------- metrics, scraped seldom
+
+
+def stopped(every_s: int, steps_each: int, before: int, still: int) -> list[Moment]:
+    """A page scraped so often: so many steps between two scrapes at first, and none in the end."""
+    return [
+        Moment(float(every_s * n), 4, 0, 0, 0.3, 500.0, 4.0 * steps, steps, 0)
+        for n in range(1, before + still + 1)
+        for steps in [steps_each * min(n, before)]
+    ]
+
+
+def codes_in(moments: Sequence[Moment]) -> list[str]:
+    watch = Pipeline()
+    watch.feed(as_metrics(moments))
+    watch.settle()
+    return [finding.code for finding in watch.findings() if finding.severity != "info"]
+
+
+@pytest.mark.parametrize("every_s", [5, 15, 30, 60])
+def test_a_stall_is_found_soon_after_many_steps_between_two_scrapes(every_s: int) -> None:
+    assert codes_in(stopped(every_s, 40, before=2, still=10)) == [ENGINE_STALLED]
+
+
+@pytest.mark.parametrize("every_s", [5, 15, 30])
+def test_the_first_step_that_is_watched_may_take_minutes(every_s: int) -> None:
+    """No step was seen to end, so that nothing shows how long one takes here."""
+    assert codes_in(stopped(every_s, 1, before=1, still=150 // every_s)) == []
