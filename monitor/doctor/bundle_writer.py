@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import msgspec
-from rich.console import Console
 
 from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.doctor import report_table
 from kvscope.monitor.doctor.frame_reader import frames_of
 from kvscope.monitor.doctor.redaction import Redactor
 from kvscope.monitor.doctor.report import Report, examine
-from kvscope.monitor.doctor.terminal import WIDTH
+from kvscope.monitor.doctor.terminal import WIDTH, terminal_console
 from kvscope.monitor.doctor.time_window import ALWAYS, Window
 from kvscope.monitor.errors import CannotTell
 from kvscope.monitor.events.journal import JournalWriter
@@ -81,7 +80,9 @@ def make(
             raise CannotTell(f"{target} has no events there")
         report = examine([folder], settings)
         shown = msgspec.json.decode(msgspec.json.encode(report).replace(folder.encode(), b"the bundle"), type=Report)
-        out = "host and model names, callers' traces" + ("" if keep_ids else ", requests' ids")
+        out = "host and model names, callers' traces, words of no public vocabulary" + (
+            "" if keep_ids else ", requests' ids"
+        )
         texts = {
             "README.txt": README.format(out=out),
             "report.txt": _as_text(shown),
@@ -120,7 +121,7 @@ def _keep(frames: Iterable[Frame], directory: Path) -> int:
 
 def _as_text(report: Report) -> str:
     out = io.StringIO()
-    report_table.report_table(report, Console(file=out, width=WIDTH, highlight=False))
+    report_table.report_table(report, terminal_console(file=out, width=WIDTH))
     return out.getvalue()
 
 

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from kvscope.monitor.analysis.usage_drop import UsageDrop
 from kvscope.monitor.analysis.wait_tree import Wait
+from kvscope.monitor.doctor.breakdown_text import show_accounting, show_terms
 from kvscope.monitor.doctor.event_report import EventReport
 from kvscope.monitor.doctor.memory_report import MemoryReport, Pool
 from kvscope.monitor.doctor.terminal import WIDTH, clock, put_line, wrapped
@@ -177,6 +178,8 @@ def memory(report: MemoryReport, console: Console) -> None:
     if report.over_requested_bytes is not None and report.over_requested_bytes > 0:
         over = f"The engine, its KV included, takes {_gib(report.over_requested_bytes).strip()} more than it was given."
         wrapped(console, over, "  ! ", "bold red")
+    show_terms(report.terms, console)
+    show_accounting(report.graphs_counted, report.contradictions, console)
     if report.suggestions is not None:
         console.print()
         put_line(console, "SUGGESTIONS", "bold")

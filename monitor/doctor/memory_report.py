@@ -7,7 +7,9 @@ from typing import Any
 
 import msgspec
 
+from kvscope.monitor.analysis.graph_accounting import graph_accounting
 from kvscope.monitor.analysis.memory_breakdown import (
+    BILL,
     Bill,
     NoBill,
     bill_of,
@@ -17,6 +19,8 @@ from kvscope.monitor.analysis.memory_breakdown import (
     rounding,
     use_all,
 )
+from kvscope.monitor.analysis.partial_breakdown import TERM_FACTS, MemoryTerm, breakdown_terms
+from kvscope.monitor.analysis.size_contradictions import size_contradictions
 from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.doctor.observe import observe
 from kvscope.monitor.errors import BadTarget, NotKnown
@@ -38,6 +42,7 @@ SIZING_CODES = (
     "gpu_memory_utilization",
 )
 """Facts of a log that tell how large the pool is, and by what."""
+TERMS_OR_SIZES = {name for sources in TERM_FACTS.values() for name in sources} | {"kv_cache_size_tokens"}
 OF_A_BILL = {name for name, _ in MEMORY_FACTS}
 """What there is of a bill that is not whole is shown as it stands in the log."""
 HOW_TO_GET_IT = (
@@ -70,7 +75,9 @@ class MemoryReport(msgspec.Struct, kw_only=True):
     parts: the device's memory by what it went to; they add up to its total; `devices` has the same of each engine at a
     target, where it said enough, and `pools` what is in use of it. printed: the engine's own suggestions,
     against which those made here can be held. rounding_bytes: how far off a suggestion may be, since a log's figures
-    are rounded. missing: the words that a log has not, and a bill needs.
+    are rounded. terms: the breakdown of a log that does not state it whole. graphs_counted: whether the release keeps
+    memory for graphs. contradictions: the engine's own sizes that cannot all be right. missing: the words that a log
+    has not, and a bill needs.
     """
 
     schema_version: str = SCHEMA_VERSION
@@ -85,6 +92,9 @@ class MemoryReport(msgspec.Struct, kw_only=True):
     engines: dict[str, dict[str, int]] = {}
     devices: dict[str, dict[str, int]] = {}
     pools: dict[str, Pool] = {}
+    terms: list[MemoryTerm] = []
+    graphs_counted: str = ""
+    contradictions: list[str] = []
     notes: list[str] = []
     missing: list[str] = []
 
@@ -97,10 +107,17 @@ def bill_in_log(path: str) -> MemoryReport:
     facts = [record for record in records if isinstance(record, Fact)]
     values = {fact.name: fact.value for fact in facts}
     report = MemoryReport(source=path, sizing={name: values[name] for name in SIZING_CODES if name in values})
+    last = {fact.name: fact for fact in facts}
+    if any(name in TERMS_OR_SIZES for name in values):
+        graphs = graph_accounting(last)
+        report.graphs_counted = graphs.sentence
+        report.contradictions = size_contradictions(last, bool(graphs.in_pool))
     try:
         bill, notes = bill_of(facts)
     except NoBill as error:
-        report.missing = [f'"{words}"' for words in error.missing]
+        report.terms = breakdown_terms(facts, bool(graph_accounting(last).in_pool))
+        unstated = {words for name, words in BILL.items() if name not in values}
+        report.missing = [f'"{words}"' for words in error.missing if words in unstated or words not in BILL.values()]
         report.sizing |= {name: value for name, value in values.items() if name in OF_A_BILL}
         report.notes = [f"{HOW_TO_GET_IT}"]
         return report

@@ -1,4 +1,5 @@
-"""Takes out of events what names anybody: host, model, requests, callers' traces. What is left is numbers.
+"""Takes out of events what may name anybody: host, model, requests, callers' traces, and every word of an engine's
+description that is not of a fixed vocabulary (kvscope.monitor.doctor.public_words). What is left is numbers.
 
 The same name becomes the same word throughout a bundle, and another word in the next: it is hashed with a key that is
 thrown away.
@@ -7,10 +8,11 @@ thrown away.
 from __future__ import annotations
 
 import hashlib
-import socket
 
 import msgspec
 
+from kvscope.monitor.detectors.registry import catalogue
+from kvscope.monitor.doctor import public_words
 from kvscope.monitor.doctor.merged_findings import HERE
 from kvscope.monitor.events.description import EngineDescription, parse_description
 from kvscope.monitor.events.kinds import Kind
@@ -24,8 +26,6 @@ class Redactor:
     def __init__(self, key: bytes, keep_ids: bool = False) -> None:
         self._key = key
         self._keep_ids = keep_ids
-        self._names = {name for name in (socket.gethostname(), socket.getfqdn()) if name not in HERE}
-        """What must not be left in any text: this machine's names, and whatever was replaced."""
 
     def frame(self, frame: Frame) -> Frame:
         """The same, of nobody."""
@@ -42,7 +42,7 @@ class Redactor:
         """`model-…@host-…:8000/0` of `tiny@somewhere:8000/0`; an address of this machine names nobody and stays."""
         model, at, where = name.rpartition("@")
         host, colon, port_and_rank = where.rpartition(":")
-        if not (at and colon):
+        if not (at and colon and public_words.PORT_AND_RANK.fullmatch(port_and_rank)):
             return self._hashed("engine", name)
         shown = host if host in HERE else self._hashed("host", host)
         return f"{self._hashed('model', model)}@{shown}:{port_and_rank}"
@@ -52,7 +52,7 @@ class Redactor:
         return name if self._keep_ids or not name else self._hashed("req", name)
 
     def description(self, text: str) -> str:
-        """Of what an engine says of itself: figures, switches, and the words that are of a small vocabulary."""
+        """An engine's description: figures, switches, and words of fixed vocabularies. Other words are hashed."""
         try:
             told = parse_description(text)
         except NotAFrame:
@@ -60,16 +60,41 @@ class Redactor:
         if told == EngineDescription():
             return ""
         model, served = (self._hashed("model", name) if name else "" for name in (told.model, told.served_model_name))
-        words = ("engine", "version", "device", "scheduling_policy", "kv_connector")
         return msgspec.structs.replace(
             told,
+            engine=self._word("engine", told.engine, public_words.ENGINES),
+            version=self._version(told.version),
             model=model,
             served_model_name=served,
+            device=self._word("device", told.device, public_words.DEVICES),
+            scheduling_policy=self._word("policy", told.scheduling_policy, public_words.POLICIES),
+            kv_connector=self._word("connector", told.kv_connector, public_words.CONNECTORS),
+            groups=[
+                msgspec.structs.replace(group, kind=self._word("kind", group.kind, public_words.GROUP_KINDS))
+                for group in told.groups
+            ],
             pid=0,
-            faults=[self._scrubbed(fault) for fault in told.faults],
-            other={name: value for name, value in told.other.items() if isinstance(value, bool | int | float)},
-            **{word: self._scrubbed(getattr(told, word)) for word in words},
+            faults=[self._fault(fault) for fault in told.faults],
+            other={
+                self._hashed("key", name): value
+                for name, value in told.other.items()
+                if isinstance(value, bool | int | float)
+            },
         ).to_json()
+
+    def _word(self, kind: str, word: str, public: frozenset[str]) -> str:
+        """Return a word of a fixed vocabulary as it is, and any other hashed."""
+        return word if word in public else self._hashed(kind, word)
+
+    def _version(self, version: str) -> str:
+        match = public_words.RELEASE_NUMBER.match(version)
+        number = match[0] if match is not None else ""
+        rest = version.removeprefix(number)
+        return f"{number}+{self._hashed('build', rest)}" if rest else number
+
+    def _fault(self, fault: str) -> str:
+        match = public_words.FAULT_SETTING.fullmatch(fault)
+        return fault if match is not None and match["code"] in catalogue() else self._hashed("fault", fault)
 
     def _state(self, keyframe: Keyframe) -> memoryview:
         state = keyframe_codec.load_state(keyframe.state)
@@ -83,13 +108,7 @@ class Redactor:
         return keyframe_codec.dump_state(state)
 
     def _hashed(self, kind: str, name: str) -> str:
-        self._names.add(name)
         return f"{kind}-{hashlib.blake2b(f'{kind} {name}'.encode(), key=self._key, digest_size=5).hexdigest()}"
-
-    def _scrubbed(self, text: str) -> str:
-        for name in sorted(filter(None, self._names), key=len, reverse=True):
-            text = text.replace(name, "redacted")
-        return text
 
 
 def _without_traces(batch: Batch) -> memoryview:

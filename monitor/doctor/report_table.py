@@ -72,7 +72,7 @@ def markdown(report: Report, console: Console) -> None:
     for target in report.targets:
         if target.status != "ok":
             out += [f"**{target.target}**: {target.error}", ""]
-        out += [f"Note: {note}.\n" for note in target.notes]
+        out += [line for note in target.notes for line in (f"Note: {note}.", "")]
     for balance in report.balances:
         out += [f"## {balance.engine}", "", _headline(balance), ""]
         if balance.faults:

@@ -7,7 +7,6 @@ import io
 import threading
 from typing import ClassVar, NamedTuple
 
-from rich.console import Console
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
@@ -15,11 +14,12 @@ from textual.screen import Screen
 from textual.widgets import DataTable, Footer, Static
 
 from kvscope.monitor.doctor import explain_text, top_text
-from kvscope.monitor.doctor.terminal import WIDTH
+from kvscope.monitor.doctor.terminal import WIDTH, terminal_console
 from kvscope.monitor.doctor.watch_mode import Live
 from kvscope.monitor.errors import NotKnown, Unreachable
 from kvscope.monitor.findings import FindingReport
 from kvscope.monitor.schema import EngineView, RequestView
+from kvscope.monitor.text import escaped
 
 LOOK_EVERY_S = 0.5
 SORTS = {"blocks": "blocks held", "for_s": "time in state"}
@@ -148,7 +148,7 @@ class Top(App[None]):
         requests = [request for request in view.requests if not request.ended]
         requests.sort(key=lambda request: (getattr(request, self.sort), request.blocks, request.for_s), reverse=True)
         said = f"{len(requests):,} requests live or hold blocks, by {SORTS[self.sort]}"
-        self._sorted.update(view.failure or said)
+        self._sorted.update(escaped(view.failure) or said)
         table = self._table
         at = table.cursor_row
         chosen = self._chosen()
@@ -185,8 +185,8 @@ class Top(App[None]):
         try:
             detail = await asyncio.to_thread(self.looker.live.query.request, self._shown.engine, name)
         except (NotKnown, Unreachable) as error:
-            self.notify(str(error), severity="warning")
+            self.notify(escaped(str(error)), severity="warning")
             return
         out = io.StringIO()
-        explain_text.request(detail, Console(file=out, width=WIDTH, highlight=False))
+        explain_text.request(detail, terminal_console(file=out, width=WIDTH))
         await self.push_screen(Story(out.getvalue()))

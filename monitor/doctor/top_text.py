@@ -12,7 +12,7 @@ from kvscope.monitor.doctor.report_table import SIGNS, STYLES
 from kvscope.monitor.doctor.terminal import WIDTH
 from kvscope.monitor.findings import FindingReport
 from kvscope.monitor.schema import EngineView, RequestView
-from kvscope.monitor.text import counted, duration, percent
+from kvscope.monitor.text import counted, duration, escaped, percent
 
 TOP_BAR: Final = 60
 TOP_HOLDERS: Final = (
@@ -41,7 +41,7 @@ def engines(views: Sequence[EngineView], chosen: str) -> Text:
     out = Text()
     for view in views:
         mark = "▸" if view.engine == chosen else " "
-        out.append(f"{mark} {view.engine}\n", "bold" if view.engine == chosen else "")
+        out.append(f"{mark} {escaped(view.engine)}\n", "bold" if view.engine == chosen else "")
         out.append(f"  {_doing(view)}\n")
         out.append_text(_top_bar(view))
         out.append("\n")
@@ -91,7 +91,7 @@ def findings(reports: Sequence[FindingReport], engine: str) -> Text:
     for report in here:
         head = f"{SIGNS[report.severity]} {report.severity} {report.code} ({report.verdict})\n"
         out.append(head, STYLES[report.severity])
-        sentence = report.explanation.split(". ")[0].rstrip(".") + "."
+        sentence = escaped(report.explanation.split(". ")[0].rstrip(".") + ".")
         out.append("\n".join(textwrap.wrap(sentence, WIDTH - 4, initial_indent="  ", subsequent_indent="  ")) + "\n")
     if not here:
         out.append("Nothing is wrong with this engine as far as can be seen.\n")
@@ -101,4 +101,5 @@ def findings(reports: Sequence[FindingReport], engine: str) -> Text:
 
 
 def _cut_to_width(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 1] + "…"
+    plain = escaped(text)
+    return plain if len(plain) <= width else plain[: width - 1] + "…"

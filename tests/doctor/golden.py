@@ -41,7 +41,7 @@ def _commands(explain: str, *windows: str) -> dict[str, tuple[str, ...]]:
 
 
 TOLD: Final = {
-    "leak.finished-held": Told("leak.finished-held chat", _commands("request r-0", "..22:13:24", "22:13:24..22:13:42")),
+    "leak.finished-held": Told("leak.finished-held chat", _commands("request r-0", "..22:13:24", "22:13:24..22:14:42")),
     "stuck.never-fits": Told("stuck.never-fits chat", _commands("request large-0", "..22:13:25", "22:13:25..")),
     "collapse.lockstep": Told("collapse.lockstep bare", _commands("drop", "20s..")),
     "thrash.preemption": Told("thrash.preemption bare", _commands("request r-1", "20s..")),

@@ -95,6 +95,8 @@ def test_a_stream_a_page_and_a_service_until_ctrl_c(tmp_path: Path) -> None:
                 "--set",
                 "leak.finished-held.grace_s=0.3",
                 "--set",
+                "leak.finished-held.unseen_times=1",
+                "--set",
                 "leak.finished-held.lease_s=0.3",
                 "--set",
                 "leak.finished-held.starved_s=0.3",
