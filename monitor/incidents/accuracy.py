@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from kvscope.monitor.incidents.confidence_bounds import Bounds, rate_bounds, share_bounds
+from kvscope.monitor.confidence_bounds import Bounds, rate_bounds, share_bounds
 from kvscope.monitor.incidents.trial import TRIAL_SOURCES, HarmSeen, SourceResult, Trial
 
 LARGE_HARM: Final = 0.01
@@ -61,7 +61,10 @@ class FalseRate(msgspec.Struct):
 
 
 class Accuracy(msgspec.Struct):
-    """What a batch of trials comes to. Hours are those in which a request ran or waited."""
+    """What a batch of trials comes to. Hours are those in which a request ran or waited.
+
+    failed: trials that could not be run. unfinished: those that took too long. Neither counts for anything else.
+    """
 
     trials: int
     failed: int
@@ -75,6 +78,7 @@ class Accuracy(msgspec.Struct):
     false_rates: list[FalseRate]
     reach: dict[str, list[str]]
     wrong_trials: list[int]
+    unfinished: int = 0
 
 
 def accuracy_of(trials: Sequence[Trial]) -> Accuracy:
@@ -83,7 +87,7 @@ def accuracy_of(trials: Sequence[Trial]) -> Accuracy:
     healthy = [trial for trial in ran if trial.healthy]
     return Accuracy(
         trials=len(trials),
-        failed=len(trials) - len(ran),
+        failed=sum(bool(trial.error) and trial.finished for trial in trials),
         healthy_trials=len(healthy),
         hours=sum(trial.busy_s for trial in ran) / 3600,
         healthy_hours=sum(trial.busy_s for trial in healthy) / 3600,
@@ -98,6 +102,7 @@ def accuracy_of(trials: Sequence[Trial]) -> Accuracy:
             for trial in ran
             if any(not claim.right for result in trial.results.values() for claim in result.claims)
         ],
+        unfinished=sum(not trial.finished for trial in trials),
     )
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.table import Table
 
+from kvscope.monitor.confidence_bounds import Bounds
 from kvscope.monitor.incidents.accuracy import LARGE_HARM, Accuracy, CodeRecall
-from kvscope.monitor.incidents.confidence_bounds import Bounds
 
 Rows = list[list[str]]
 
@@ -39,7 +39,7 @@ def extent(accuracy: Accuracy) -> list[str]:
     short = accuracy.short_steps / accuracy.steps if accuracy.steps else 0.0
     return [
         f"{accuracy.trials} drawn runs, {accuracy.healthy_trials} of them without a fault, {accuracy.failed} failed to"
-        " run",
+        f" run, {accuracy.unfinished} did not finish in time",
         f"{accuracy.hours:.1f} engine-hours in which a request ran or waited, {accuracy.healthy_hours:.1f} of them"
         " healthy",
         f"{accuracy.steps:,} steps, {100 * short:.0f} % of them shorter than 50 ms",

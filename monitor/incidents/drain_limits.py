@@ -1,4 +1,4 @@
-"""When the drain of an episode ends, on any engine under test."""
+"""Limits of an episode on any engine under test: of its drain, and of passes that do nothing."""
 
 from __future__ import annotations
 
@@ -14,6 +14,18 @@ ENOUGH_STEPS: Final = 2
 MOST_DRAIN_STEPS: Final = 40_000
 """Beyond that the truth is not decided, and the run is not counted."""
 
+EMPTY_PASS_S: Final = (0.05, 0.25)
+"""From least to most. An engine that can schedule nothing passes a hundred times a second or more, in the lab less."""
+
+
+def empty_pass_s(base_s: float) -> float:
+    """Return the seconds of a pass that schedules nothing, for an engine whose steps take `base_s` and more."""
+    return min(max(EMPTY_PASS_S[0], 4 * base_s), EMPTY_PASS_S[1])
+
 
 class DrainCut(RuntimeError):
     """What happened cannot be decided, because the drain would have taken too long."""
+
+
+class NotFinished(BaseException):
+    """A run took longer than it may. No handler of an engine's or a detector's errors catches it."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import islice
+from itertools import chain, islice, takewhile
 from typing import Any, Final
 
 from kvscope.engine.blocks.kv_cache_manager import Prefix
@@ -18,6 +18,7 @@ from kvscope.engine.lab.simulated_engine import SimulatedEngine
 from kvscope.engine.requests.request import Request
 from kvscope.engine.scheduling.step_plan import SchedulerOutput
 from kvscope.monitor.events.kinds import Cause, Release, Status
+from kvscope.monitor.incidents.eviction_causes import EvictionCauses
 from kvscope.monitor.incidents.truth.episode_end import FreedBy
 from kvscope.monitor.incidents.waste_log import WasteLog
 
@@ -66,7 +67,10 @@ class EngineWitness:
         """Computed tokens that a preempted request had and when it lost them, until it is admitted again."""
         self._freed_twice = False
         self._outputs_before: dict[int, int] = {}
-        self._evicted: set[bytes] = set()
+        self._evictions = EvictionCauses()
+        self._allocating, self._unused = -1, 0
+        """The request that is being allocated blocks, and how many more blocks without content are free than it takes.
+        """
         self._preempted_in_pass = 0
         self._ran_before = 0
         self._planned_s = self._passed_s = 0.0
@@ -124,6 +128,8 @@ class EngineWitness:
             return
         head = scheduler.waiting.head()
         free = manager.pool.num_free
+        if head.cause == Cause.KV_BLOCKS:
+            self.waste.add("queued-for-blocks", now_s, len(scheduler.waiting) * passed_s, (head.id,))
         if head.cause == Cause.KV_BLOCKS and len(scheduler.waiting) > 1:
             behind = islice(scheduler.waiting, 1, 1 + INSPECTED_BEHIND)
             fitting = sum(manager.blocks_for(request.num_tokens) <= free for request in behind)
@@ -208,6 +214,8 @@ class EngineWitness:
         outputs = len(victim.output_token_ids)
         if outputs == self._outputs_before.get(number, 0) and victim.num_computed_tokens:
             self.waste.add("preempted-in-vain", now_s, victim.num_computed_tokens, (victim.id,))
+        if victim is beneficiary:
+            self.waste.add("preempted-for-itself", now_s, victim.num_computed_tokens, (victim.id,))
         self._outputs_before[number] = outputs
         if victim is not beneficiary and self.engine.manager.num_fenced:
             self.waste.add("preempted-behind-fence", now_s, victim.num_computed_tokens, (victim.id,))
@@ -217,7 +225,8 @@ class EngineWitness:
     def _wrap_blocks(self) -> None:
         pool, manager = self.engine.pool, self.engine.manager
         _tap_before(manager, "free", self._frees)
-        _tap_before(pool, "_forget", lambda _block, digest: self._evicted.add(digest))
+        _tap_before(pool, "allocate", self._allocates)
+        _tap_before(pool, "_forget", self._forgets)
         _tap_after(pool, "allocate", self._allocated)
         original = pool._unreference
 
@@ -240,6 +249,13 @@ class EngineWitness:
         for blocks in self.engine.manager.held(request.number):
             self.last_free.update(dict.fromkeys(blocks, last))
 
+    def _allocates(self, request: int, count: int, _group: int = 0) -> None:
+        pool = self.engine.pool
+        self._allocating, self._unused = request, pool.num_free - pool.num_cached_idle - count
+
+    def _forgets(self, _block: int, digest: bytes) -> None:
+        self._evictions.evicted(digest, self._allocating, needless=self._unused >= 0)
+
     def _allocated(self, blocks: list[int]) -> None:
         for written in self._being_written.values():
             used = [block for block in blocks if block in written]
@@ -252,29 +268,33 @@ class EngineWitness:
     def _handed_out_twice(self, blocks: list[int]) -> None:
         """Note blocks that are handed out while they are in a request's table, as a free too many lets them be."""
         manager, taken = self.engine.manager, set(blocks)
+        if len(taken) < len(blocks):  # the free queue had one of them twice
+            self.waste.add("handed-out-in-use", self.now_s, len(blocks) - len(taken))
         for number in manager.tables:
             used = [block for held in manager.held(number) for block in held if block in taken]
             if used:
                 self.waste.add("handed-out-in-use", self.now_s, len(used), (self.names[number],), used)
 
     def _looked_up(self, request: Request, prefix: Prefix, *_hits: int) -> None:
-        """Compare what the lookup found with what the pool has and had. Only where one group sees everything.
+        """Compare what the lookup found with what the pool has and had. A miss is seen only where one group sees
+        everything: elsewhere a window that another group has left behind looks the same.
 
         What was evicted and is fetched from outside counts too: it is brought a second time.
         """
-        manager = self.engine.manager
-        if len(manager.windows) != 1:
-            return
-        most = (request.num_tokens - 1) // manager.block_size
-        digests = [in_group(digest, 0) for digest in request.digests[prefix.num_blocks : most]]
-        there = next((n for n, digest in enumerate(digests) if manager.pool.find(digest) is None), len(digests))
-        if there:
-            self.waste.add("prefix-missed", self.now_s, there * manager.block_size, (request.id,))
+        manager, size = self.engine.manager, self.engine.manager.block_size
+        groups = range(len(manager.windows))
+        most = (request.num_tokens - 1) // size
+        wanted = [[in_group(digest, group) for group in groups] for digest in request.digests[prefix.num_blocks : most]]
+        there = next((n for n, each in enumerate(wanted) if manager.pool.find(each[0]) is None), len(wanted))
+        if there and len(groups) == 1:
+            self.waste.add("prefix-missed", self.now_s, there * size, (request.id,))
         elif not request.num_preemptions:
-            gone = next((n for n, digest in enumerate(digests) if digest not in self._evicted), len(digests))
+            latest = self._evictions.latest
+            gone = list(takewhile(bool, ([digest for digest in each if digest in latest] for each in wanted)))
             if gone:
                 # The request that pushed it out and the one that needed it differ: it concerns the cache as a whole.
-                self.waste.add("prefix-flushed", self.now_s, gone * manager.block_size)
+                kind = self._evictions.kind_of_loss(chain(*gone), manager.blocks_for(request.num_tokens))
+                self.waste.add(kind, self.now_s, len(gone) * size)
 
     # ---------------------------------------------------------------- the connector
 
@@ -296,8 +316,10 @@ class EngineWitness:
             self.waste.add("outer-pin", self.now_s, connector.num_pinned)
 
     def _lease_ends(self, number: int) -> None:
-        blocks = [block for held in self.engine.manager.held(number) for block in held]
-        self.waste.add("freed-by-lease", self.now_s, len(blocks), (self.names[number],), blocks)
+        blocks, names = [block for held in self.engine.manager.held(number) for block in held], (self.names[number],)
+        self.waste.add("freed-by-lease", self.now_s, len(blocks), names, blocks)
+        since_s = min((self.last_free[block].at_s for block in blocks if block in self.last_free), default=self.now_s)
+        self.waste.add_even_late("kept-until-lease", since_s, len(blocks), names, blocks)
 
 
 def _tap_before(part: Any, method: str, see: Callable[..., Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -49,15 +49,16 @@ def unmarked_records(directory: Path) -> Iterator[Record]:
 
 def find_in_recording(directory: Path) -> list[FoundCode]:
     """Return what a monitor finds in an event stream, recorded in `directory`."""
-    return _find(unmarked_records(directory))
+    return find_in_records(unmarked_records(directory))
 
 
 def find_in_pages(pages: Sequence[tuple[int, str]], began_ns: int) -> list[FoundCode]:
     """Return what a monitor finds that only scraped metrics pages, each at its wall time in ns."""
-    return _find(pages_as_records(pages), began_ns)
+    return find_in_records(pages_as_records(pages), began_ns)
 
 
-def _find(records: Iterator[Record], began_ns: int = 0) -> list[FoundCode]:
+def find_in_records(records: Iterable[Record], began_ns: int = 0) -> list[FoundCode]:
+    """Return what a monitor finds in records that are in order; `began_ns`: wall time of the episode's begin."""
     watch = Pipeline()
     found: dict[str, FoundCode] = {}
     due, last_ns = 0, began_ns
@@ -88,8 +89,12 @@ def _note_transitions(watch: Pipeline, found: dict[str, FoundCode], began_ns: in
 
 
 def _note_reports(watch: Pipeline, found: dict[str, FoundCode], at_s: float) -> None:
-    """Add who the firing findings name now, and the effects that they name instead of letting them fire."""
+    """Add who the firing findings name now, those that are no longer information, and the effects that they name
+    instead of letting them fire.
+    """
     for report in watch.findings("firing"):
+        if report.code not in found and severity_at_least(report.severity, "warning"):  # it was information at first
+            found[report.code] = FoundCode(report.code, at_s, report.verdict, report.explanation)
         if report.code in found:
             _merge(found[report.code], report.verdict, report.culprits.requests, report.culprits.blocks)
             _note_effects(report, found, at_s)

@@ -27,6 +27,7 @@ from kvscope.monitor.incidents.drain_limits import (
     SLICES,
     STILL_S,
     DrainCut,
+    empty_pass_s,
 )
 from kvscope.monitor.incidents.draws import Draw
 from kvscope.monitor.incidents.engine_witness import NATURAL_STATUSES, EngineWitness
@@ -72,6 +73,7 @@ class OwnEpisode:
             journal=directory,
             name="lab@127.0.0.1:0/0",
             drain_s=min(max(DRAIN_S, draw.step_time.base_s / 4), 0.5),
+            blocked_s=empty_pass_s(draw.step_time.base_s),
         )
         self.draw = draw
         self.faults = draw.faults
@@ -87,11 +89,10 @@ class OwnEpisode:
             self.engine.at(at_s, lambda count=count: self.engine.lose_batches(count))  # type: ignore[misc]
         self._registry = CollectorRegistry()
         self._registry.register(EngineCollector(self.engine))
-        self.engine.time.every(draw.scrape_s, self._scrape)
+        self._stop_scraping = self.engine.time.every(draw.scrape_s, self._scrape)
 
     def _scrape(self) -> None:
-        if not self.witness.waste.closed:
-            self.pages.append((self.engine.time.time_ns(), generate_latest(self._registry).decode()))
+        self.pages.append((self.engine.time.time_ns(), generate_latest(self._registry).decode()))
 
     def watch(self) -> None:
         """Run the watched part: no more than the drawn seconds and steps. The recording ends with it."""
@@ -103,6 +104,7 @@ class OwnEpisode:
         if engine.failure:
             self._failed_s = self._watched_s
         self.witness.waste.closed = True
+        self._stop_scraping()
         if self._keep_recording:
             return
         engine.stop_recording()

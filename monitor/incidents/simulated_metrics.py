@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from typing import Final
+
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
 
 from kvscope.monitor.events.samples import Record
 from kvscope.monitor.sources.metrics_page import MetricsPage
+
+FAMILY_BEGINS: Final = "\n# HELP "
+FAMILIES_KEPT: Final = 2_048
 
 
 class ScrapeClock:
@@ -32,6 +40,18 @@ class KeptPages(MetricsPage):
 
     def _get(self) -> str:
         return self.text
+
+    def _families(self, text: str) -> Iterable[Metric]:
+        """Parse a page, the text of each family only once. Most families stay as they are from scrape to scrape."""
+        beginning, *families = text.split(FAMILY_BEGINS)
+        yield from text_string_to_metric_families(beginning)
+        for family in families:
+            yield from _parsed_family(FAMILY_BEGINS + family)
+
+
+@lru_cache(FAMILIES_KEPT)
+def _parsed_family(text: str) -> tuple[Metric, ...]:
+    return tuple(text_string_to_metric_families(text))
 
 
 def pages_as_records(pages: Sequence[tuple[int, str]]) -> Iterator[Record]:

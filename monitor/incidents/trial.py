@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
+import signal
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Final, Literal
 
 import msgspec
 
+from kvscope.monitor.incidents.drain_limits import NotFinished
 from kvscope.monitor.incidents.episode import ENGINES_UNDER_TEST
 from kvscope.monitor.incidents.lab_watch import FoundCode, find_in_pages, find_in_recording
 from kvscope.monitor.incidents.truth.claims import codes_named, harms_behind
@@ -20,6 +25,8 @@ from kvscope.monitor.incidents.truth.what_happened import Harm, decide
 TrialSource = Literal["stream", "metrics"]
 TRIAL_SOURCES: Final[tuple[TrialSource, ...]] = ("stream", "metrics")
 ROUNDING_S: Final = 1.0
+RETRY_LIMIT_S: Final = 0.01
+"""After which the limit of real time is looked at again if it came where nothing can be raised."""
 """What a finding may seem too early by: the recording is flushed, and the witness looks, at intervals."""
 
 
@@ -57,7 +64,7 @@ class SourceResult(msgspec.Struct):
 
 
 class Trial(msgspec.Struct):
-    """What came of one drawn run. kinds: of all harms. error: why it could not be run."""
+    """What came of one drawn run. kinds: of all harms. error: why it has none. finished: false if it ran too long."""
 
     number: int
     seed: int
@@ -73,6 +80,7 @@ class Trial(msgspec.Struct):
     lost_batches: int = 0
     real_s: float = 0.0
     error: str = ""
+    finished: bool = True
 
     @property
     def healthy(self) -> bool:
@@ -80,20 +88,41 @@ class Trial(msgspec.Struct):
         return not self.faults
 
 
-def run_trial(number: int, seed: int, engine: str = "own", keep: Path | None = None) -> Trial:
-    """Run one trial on the engine under test of that name. keep: a directory for its recording."""
+@contextmanager
+def _limited_to(seconds: float) -> Iterator[None]:
+    """Raise NotFinished in the block after so many seconds of real time. In a main thread only; 0: no limit."""
+
+    def stop(_signal: int, frame: FrameType | None) -> None:
+        # What a callback of the garbage collector raises is lost: the timer comes again.
+        if frame is None or frame.f_code not in {getattr(one, "__code__", None) for one in gc.callbacks}:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            raise NotFinished(f"not finished within {seconds:g} s")
+
+    if not seconds:
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds, RETRY_LIMIT_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def run_trial(number: int, seed: int, engine: str = "own", keep: Path | None = None, limit_s: float = 0.0) -> Trial:
+    """Run one trial on the engine under test of that name.
+
+    keep: a directory for its recording. limit_s: real seconds after which it is reported as not finished; 0: none.
+    """
     began = time.perf_counter()
     trial = Trial(number, seed, engine=engine)
     directory = Path(tempfile.mkdtemp(prefix="kvscope-trial-"))
     try:
-        episode = ENGINES_UNDER_TEST[engine.partition(" ")[0]](number, seed, directory)
-        trial.faults = list(episode.faults)
-        episode.watch()
-        found = {
-            "stream": find_in_recording(directory),
-            "metrics": find_in_pages(episode.pages, episode.began_ns),
-        }
-        note_outcome(trial, episode.drain(), found)
+        with _limited_to(limit_s):
+            _run_episode(trial, directory)
+    except NotFinished as error:
+        trial.error, trial.finished = str(error), False
     except Exception as error:  # a drawn run that cannot be run is shown, and the others go on
         trial.error = f"{type(error).__name__}: {error}"
     finally:
@@ -103,6 +132,17 @@ def run_trial(number: int, seed: int, engine: str = "own", keep: Path | None = N
         shutil.rmtree(directory)
     trial.real_s = time.perf_counter() - began
     return trial
+
+
+def _run_episode(trial: Trial, directory: Path) -> None:
+    episode = ENGINES_UNDER_TEST[trial.engine.partition(" ")[0]](trial.number, trial.seed, directory)
+    trial.faults = list(episode.faults)
+    episode.watch()
+    found = {
+        "stream": find_in_recording(directory),
+        "metrics": find_in_pages(episode.pages, episode.began_ns),
+    }
+    note_outcome(trial, episode.drain(), found)
 
 
 def note_outcome(trial: Trial, end: EpisodeEnd, found: dict[str, list[FoundCode]]) -> None:

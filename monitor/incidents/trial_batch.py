@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Final
@@ -36,9 +36,18 @@ def read_trials(directory: Path, seed: int, engine: str) -> dict[int, Trial]:
 
 
 def run_trials(
-    numbers: Sequence[int], seed: int, engine: str, directory: Path | None, processes: int, console: Console
+    numbers: Sequence[int],
+    seed: int,
+    engine: str,
+    directory: Path | None,
+    processes: int,
+    console: Console,
+    limit_s: float = 0.0,
 ) -> list[Trial]:
-    """Run those trials that `directory` does not have yet, add them to it, and return all in order of their numbers."""
+    """Run those trials that `directory` does not have yet, add them to it, and return all in order of their numbers.
+
+    limit_s: see run_trial.
+    """
     done = read_trials(directory, seed, engine) if directory is not None else {}
     left = [number for number in numbers if number not in done]
     if directory is not None:
@@ -57,12 +66,18 @@ def run_trials(
         Progress(*columns, console=console) as progress,
     ):
         bar = progress.add_task("trials", total=len(numbers), completed=len(numbers) - len(left))
-        futures = [pool.submit(run_trial, number, seed, engine) for number in left]
+        futures = [pool.submit(run_trial, number, seed, engine, None, limit_s) for number in left]
         for future in as_completed(futures):
             trial = future.result()
             done[trial.number] = trial
             if directory is not None:
                 with (directory / TRIALS_FILE).open("ab") as file:
                     file.write(msgspec.json.encode(trial) + b"\n")
-            progress.update(bar, advance=1)
+            progress.update(bar, advance=1, description=_progress_text(done.values()))
     return [done[number] for number in numbers]
+
+
+def _progress_text(trials: Collection[Trial]) -> str:
+    steps, hours = sum(trial.steps for trial in trials), sum(trial.busy_s for trial in trials) / 3600
+    left_out = sum(bool(trial.error) for trial in trials)
+    return f"trials: {steps:,} steps, {hours:.1f} engine-hours" + (f", {left_out} not counted" if left_out else "")

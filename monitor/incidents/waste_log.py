@@ -24,8 +24,13 @@ class WasteLog:
         self, kind: WasteKind, at_s: float, amount: float, requests: Iterable[str] = (), blocks: Iterable[int] = ()
     ) -> None:
         """Add one observation."""
-        if self.closed:
-            return
+        if not self.closed:
+            self.add_even_late(kind, at_s, amount, requests, blocks)
+
+    def add_even_late(
+        self, kind: WasteKind, at_s: float, amount: float, requests: Iterable[str] = (), blocks: Iterable[int] = ()
+    ) -> None:
+        """Add one observation of the drain: of something that began while the episode was watched."""
         seen = self._seen.get(kind)
         if seen is None:
             seen = self._seen[kind] = ObservedWaste(kind, at_s, at_s)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from kvscope.monitor.incidents.confidence_bounds import rate_bounds, share_bounds
+from kvscope.monitor.confidence_bounds import rate_bounds, share_bounds
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from kvscope.monitor.incidents.truth.episode_end import (
     WasteKind,
 )
 from kvscope.monitor.incidents.truth.what_happened import decide
+from kvscope.monitor.incidents.waste_log import WasteLog
 
 SOUND = EpisodeEnd(
     watched_s=100,
@@ -115,3 +116,24 @@ def test_a_harm_is_named_by_one_code_and_bears_others_out() -> None:
 def test_the_final_state_travels_as_bytes() -> None:
     whole = end(unfinished=[UnfinishedRequest("r", "ready", 5.0)], kept=[KeptBlocks("fetch", [3], 5.0)])
     assert msgspec.json.decode(msgspec.json.encode(whole), type=EpisodeEnd) == whole
+
+
+def test_a_request_that_needs_what_is_kept_has_no_room_left() -> None:
+    waits = UnfinishedRequest("r", "waiting", 5.0, needs_blocks=60)
+    kept = KeptBlocks("connector", list(range(50)), 4.0, "s")
+    kinds = {harm.kind for harm in decide(end(unfinished=[waits], kept=[kept]))}
+    assert kinds == {"kept-by-connector", "needs-more-than-is-left"}
+    fits = msgspec.structs.replace(waits, needs_blocks=50)
+    assert "waits-behind-another" in {harm.kind for harm in decide(end(unfinished=[fits], kept=[kept]))}
+
+
+def test_a_hold_that_only_its_lease_ends_counts_from_the_request_s_end_even_in_the_drain() -> None:
+    waste = WasteLog()
+    waste.closed = True
+    waste.add("freed-by-lease", 110.0, 3, ["r"], [1, 2, 3])
+    waste.add_even_late("kept-until-lease", 90.0, 3, ["r"], [1, 2, 3])
+    waste.add_even_late("kept-until-lease", 95.0, 1, ["s"], [4])
+    (harm,) = decide(end(observed=waste.all()))
+    assert (harm.kind, harm.since_s, harm.size, harm.requests) == ("kept-until-lease", 90.0, 0.04, {"r", "s"})
+    assert harms_behind("leak.finished-held", [harm])
+    assert not harms_behind("leak.lease-burst", [harm])

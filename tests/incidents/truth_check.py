@@ -1,6 +1,7 @@
 """Compare the truth of drawn runs with two other methods: a replay of the raw events, and the run without its faults.
 
-`python -m tests.incidents.truth_check --runs 50 --write docs/truth-check.md` writes the list.
+`python -m tests.incidents.truth_check --runs 50 --write docs/accuracy/truth-check-table.md` writes the list. What
+is known to be wrong or blind is written by hand, in truth-check.md beside it.
 """
 
 from __future__ import annotations
@@ -138,7 +139,8 @@ def main() -> None:
         runs.append(check_run(number, parsed.seed))
         print(number, runs[-1].draw.faults, *disagreements(runs[-1]), flush=True, file=sys.stderr)
         if parsed.write is not None:  # after each, since all take an hour
-            command = f"python -m tests.incidents.truth_check --runs {parsed.runs} --seed {parsed.seed}"
+            span = f"--first {parsed.first} --runs {parsed.runs}"
+            command = f"python -m tests.incidents.truth_check {span} --seed {parsed.seed}"
             parsed.write.write_text(truth_page(runs, command))
     sys.exit(not all(each.agrees for each in runs))
 

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 import traceback
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from kvscope.monitor.incidents.on_vllm.vllm_draws import draw_vllm_run
 from kvscope.monitor.incidents.on_vllm.vllm_end import VllmRun
+
+WARM_UP_FAULT: Final = "sending-never-reported"
+"""A fault of every release whose engine has a connector."""
 
 
 class EpisodeOrder(msgspec.Struct):
@@ -64,14 +69,24 @@ def _in_a_fork(order: EpisodeOrder) -> EpisodeAnswer:
     return msgspec.json.decode(answered, type=EpisodeAnswer) if answered else EpisodeAnswer(error="the episode died")
 
 
+def _warm_up(release: str) -> None:
+    """Make a scheduler, for what that imports: an episode imports nothing, since each is a fork of this process.
+
+    The imports of vLLM 0.18 alone take most of a minute on a busy core, and a fork would repeat them.
+    """
+    with tempfile.TemporaryDirectory(prefix="kvscope-vllm-") as directory:
+        draw = draw_vllm_run(0, 0, release, WARM_UP_FAULT)
+        run = VllmRun(draw, Path(directory), Path(directory) / "model")
+        run.engine.stop_recording()
+
+
 def main() -> None:
     """Serve until the input ends."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what vLLM prints is no answer
     import vllm
-    import vllm.v1.core.sched.async_scheduler
-    import vllm.v1.structured_output
 
+    _warm_up(vllm.__version__)
     print(vllm.__version__, file=answers)
     for line in sys.stdin.buffer:
         answer = _in_a_fork(msgspec.json.decode(line, type=EpisodeOrder))

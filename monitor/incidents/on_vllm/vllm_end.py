@@ -37,6 +37,7 @@ class VllmRun:
         self.draw = draw
         self._crowd = Crowd(self.engine, draw.base.load, draw.base.seed)
         self._watched_s = 0.0
+        self._failed_s: float | None = None
         self._preemptions: dict[str, int] = {}
         self._polls = 0
         Breaker(self.engine).install()
@@ -44,9 +45,11 @@ class VllmRun:
     def watch(self) -> None:
         """Run the watched part: no more than the drawn seconds and steps."""
         base, witness = self.draw.base, self.witness
-        while witness.now_s < base.seconds - 1e-6 and witness.steps < base.steps:
+        while witness.now_s < base.seconds - 1e-6 and witness.steps < base.steps and not self.engine.failure:
             self.engine.run(base.seconds / SLICES, self._deliver)
         self._watched_s = witness.now_s
+        if self.engine.failure:
+            self._failed_s = self._watched_s
         witness.waste.closed = True
         self.engine.stop_recording()
 
@@ -63,8 +66,9 @@ class VllmRun:
         enough = ENOUGH_STEPS * sum(map(self._steps_alone, living)) + 1_000
         most = engine.steps + min(enough, MOST_DRAIN_STEPS)
         moved_s, before = witness.now_s, self._mark()
-        while engine.steps < most and not self._is_over():
+        while engine.steps < most and not engine.failure and not self._is_over():
             engine.run(DRAIN_SLICE_S, self._deliver)
+            engine.log.flushed.clear()  # nothing records it
             now = self._mark()
             if now != before or (not engine.hangs and (engine.other.pending or engine.grammars.pending)):
                 moved_s, before = witness.now_s, now
@@ -102,6 +106,8 @@ class VllmRun:
             request_s=witness.request_s,
             polled=engine.other.polls > self._polls,
             hangs_since_s=engine.launched_ns / 1e9 - witness.began_s if engine.hangs else None,
+            failed_s=self._failed_s,
+            failure=engine.failure,
             lost_batches=engine.lost_batches,
             unfinished=[*self._unfinished()],
             kept=[*self._kept()],

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import random
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterable
+from math import inf
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
@@ -18,6 +20,7 @@ from kvscope.monitor.events.event_log import EventLog
 from kvscope.monitor.events.journal import JournalWriter
 from kvscope.monitor.events.kinds import Status
 from kvscope.monitor.events.wire import Batch, encode
+from kvscope.monitor.incidents.drain_limits import empty_pass_s
 from kvscope.monitor.incidents.on_vllm.cache_groups import cache_config, takes
 from kvscope.monitor.incidents.on_vllm.scheduler_maker import configured, save_config, scheduler_of
 from kvscope.monitor.incidents.on_vllm.vllm_draws import VllmDraw
@@ -27,10 +30,7 @@ from kvscope.monitor.publishing.packer import Packer
 
 LAB_ENGINE_NAME: Final = "vllm@127.0.0.1:0/0"
 BEAT_S: Final = 1.0
-EMPTY_PASS_S: Final = (0.05, 0.25)
-"""From least to most, by the length of steps. An engine that schedules nothing passes a thousand times a second, the
-lab less often.
-"""
+MOST_DOUBLINGS: Final = 8
 CONNECTOR_SETTINGS: Final = {
     "kv_connector": "LabConnector",
     "kv_connector_module_path": "kvscope.monitor.incidents.on_vllm.lab_connector",
@@ -65,6 +65,8 @@ class VllmEngine:
         self.grammars = CompilerStandIn(self.vllm, self.time, draw.base.latencies.grammar_s)
         self._read_release()
         self.sampler = ModelStandIn(draw, self._takes_arrays)
+        self.failure = ""
+        """Why the scheduler can do no more: the exception that ended it."""
         self.hangs = False
         self.hang_after = 0
         """The step that never returns; 0: none."""
@@ -85,8 +87,11 @@ class VllmEngine:
         self._packer = Packer(self.log, LAB_ENGINE_NAME, self.probe.vitals)
         keyframe = lambda: encode(self._packer.keyframe())  # noqa: E731
         self._journal: JournalWriter | None = JournalWriter(directory, self._packer.epoch, keyframe, clock=self.time)
-        self.time.every(min(max(0.1, draw.base.step_time.base_s / 4), 0.5), self._drain)
-        self.time.every(BEAT_S, lambda: self._keep(self._packer.heartbeat()))
+        self._stop_repeating = (
+            self.time.every(min(max(0.1, draw.base.step_time.base_s / 4), 0.5), self._drain),
+            self.time.every(BEAT_S, lambda: self._keep(self._packer.heartbeat())),
+        )
+        self._empty_passes = 0
         for at_s, seconds in draw.pauses:
             self.at(at_s, lambda: self._pause("PAUSED_ALL"))
             self.at(at_s + seconds, lambda: self._pause("UNPAUSED"))
@@ -197,18 +202,32 @@ class VllmEngine:
         """Let so much time pass. `deliver` gets the outputs of each step."""
         until = self.time.ns + round(seconds * 1e9)
         ahead = 2 if self.draw.base.engine["async_scheduling"] else 1
-        while self.time.ns < until:
+        while self.time.ns < until and not self.failure:
             if self.hangs:
                 self.time.sleep((until - self.time.ns) / 1e9)
                 return
-            while len(self._in_flight) < ahead and self.vllm.has_requests():
-                self._schedule()
-            if self._in_flight:
-                deliver(self._complete())
-            else:  # as the engine core's loop, which waits for a request
-                self.time.pass_to(until)
-            while self.time.pass_to(self.time.ns):
+            try:
+                deliver(self._pass(ahead, until))
+            except Exception as error:  # as the engine core's loop, whose process ends
+                self._fails(error)
+            while not self.failure and self.time.pass_to(self.time.ns):
                 pass
+
+    def _pass(self, ahead: int, until: int) -> list[Output]:
+        while len(self._in_flight) < ahead and self.vllm.has_requests():
+            self._schedule()
+        if self._in_flight:
+            return self._complete()
+        self.time.pass_to(until)  # until a request comes
+        return []
+
+    def _fails(self, error: Exception) -> None:
+        """End as a process that dies: without a word, and without another heartbeat."""
+        raised = traceback.extract_tb(error.__traceback__)[-1]
+        if "/vllm/" not in raised.filename:
+            raise error  # a defect of the lab's own
+        self.failure = f"{type(error).__name__} in {raised.name}"
+        self.stop_recording()
 
     def _schedule(self) -> None:
         requests = self.vllm.requests
@@ -230,7 +249,8 @@ class VllmEngine:
 
     def _seconds(self, plan: Any) -> float:
         if not plan.total_num_scheduled_tokens:
-            return min(max(EMPTY_PASS_S[0], 4 * self.draw.base.step_time.base_s), EMPTY_PASS_S[1])
+            return self._empty_pass_s()
+        self._empty_passes = 0
         requests = self.vllm.requests
         shares = [
             SimpleNamespace(num_tokens=count, start=max(requests[name].num_computed_tokens - count, 0))
@@ -238,6 +258,16 @@ class VllmEngine:
         ]
         planned: Any = SimpleNamespace(shares=shares, step=self.steps + len(self._in_flight))
         return self.draw.base.step_time.of(planned)
+
+    def _empty_pass_s(self) -> float:
+        """Return how long an empty pass takes. Unrecorded, each takes twice the one before, until something is due."""
+        usual = empty_pass_s(self.draw.base.step_time.base_s)
+        if self._journal is not None:
+            return usual
+        self._empty_passes += 1
+        due_ns = self.time.next_due_ns
+        until_due = inf if due_ns is None else max(due_ns - self.time.ns, 0) / 1e9
+        return max(usual, min(until_due, usual * float(1 << min(self._empty_passes, MOST_DOUBLINGS))))
 
     def _complete(self) -> list[Output]:
         step = self._in_flight[0]
@@ -280,6 +310,8 @@ class VllmEngine:
             self._drain()
             self._journal.close()
             self._journal = None
+            for stop in self._stop_repeating:
+                stop()
 
     def _drain(self) -> None:
         if self._journal is not None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from kvscope.engine.lab.clock import VirtualClock
+from kvscope.monitor.incidents.drain_limits import NotFinished
 from kvscope.monitor.incidents.on_vllm.fork_server import EpisodeOrder
 from kvscope.monitor.incidents.on_vllm.vllm_draws import draw_vllm_run
 from kvscope.monitor.incidents.on_vllm.vllm_worker import shared_worker
@@ -40,6 +41,10 @@ class VllmEpisode:
             if answer.error:
                 raise RuntimeError(answer.error)
             self._end = msgspec.json.decode(Path(answer.end).read_bytes(), type=EpisodeEnd)
+        except NotFinished:  # its process runs on, and would give its answer to the next episode
+            shared_worker().kill()
+            shared_worker.cache_clear()
+            raise
         finally:
             shutil.rmtree(self._scratch)
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any, Final, NamedTuple
 
 from kvscope.engine.requests.request_output import Output
 from kvscope.monitor.events.kinds import Status
+from kvscope.monitor.incidents.eviction_causes import EvictionCauses
 from kvscope.monitor.incidents.on_vllm.vllm_engine import PlannedStep, VllmEngine
 from kvscope.monitor.incidents.truth.episode_end import FreedBy
 from kvscope.monitor.incidents.waste_log import WasteLog
@@ -61,7 +62,7 @@ class VllmWitness:
         self._before: dict[str, RanBefore] = {}
         self._lost: dict[str, tuple[int, float]] = {}
         self._outputs_before: dict[str, int] = {}
-        self._blocked: tuple[str, int] | None = None
+        self._blocked: tuple[str, int, int] | None = None
         self._ended, self._ended_s = 0, 0.0
         self._held = 0
         self._released_s: dict[int, float] = {}
@@ -69,8 +70,11 @@ class VllmWitness:
         self._freed_twice = False
         self._freed_s: dict[int, float] = {}
         """By block, the last time that it was freed. Of two frees, the first may be the one too many."""
-        self._evicted: set[bytes] = set()
-        self._lookups: dict[str, tuple[int, int]] = {}
+        self._evictions = EvictionCauses()
+        self._allocating, self._refused = "", ""
+        """The request that is being allocated blocks, and the last one that got none."""
+        self._lookups: dict[str, tuple[int, list[bytes]]] = {}
+        """By request, the tokens that its last lookup missed though they were cached, and the contents evicted."""
         self._one_group = len(self.tables()) == 1
         self._wrap()
 
@@ -103,6 +107,8 @@ class VllmWitness:
         if kind == "freed-by-lease":
             blocks = self.blocks_of(name)
             self.waste.add("freed-by-lease", self.now_s, len(blocks), (client_name(name),), blocks)
+            since_s = self.moved_s.get(name, self.now_s)
+            self.waste.add_even_late("kept-until-lease", since_s, len(blocks), (client_name(name),), blocks)
         if kind == "sent-while-asleep":
             blocks = self.blocks_of(name)
             self.waste.add("sent-while-asleep", self.now_s, len(blocks), (client_name(name),), blocks)
@@ -116,13 +122,15 @@ class VllmWitness:
         scheduler, now_s = self.vllm, self.now_s
         present = sum(not request.is_finished() for request in scheduler.requests.values())
         self._passed_s = max(0.0, now_s - self._planned_s)
-        self._planned_s = now_s
+        self._planned_s, self._refused = now_s, ""
         if present and not self.waste.closed:
             self.busy_s += self._passed_s
             self.request_s += self._passed_s * present
             if self._blocked is not None:
-                head, fitting = self._blocked
-                self.waste.add("head-of-line", now_s, fitting * self._passed_s, (head,))
+                head, waiting, fitting = self._blocked
+                self.waste.add("queued-for-blocks", now_s, waiting * self._passed_s, (head,))
+                if fitting:
+                    self.waste.add("head-of-line", now_s, fitting * self._passed_s, (head,))
         self._before = {
             request.request_id: RanBefore(request.num_computed_tokens, len(request.output_token_ids))
             for request in scheduler.running
@@ -164,11 +172,12 @@ class VllmWitness:
         lost, lost_s = self._lost.pop(name, (0, 0.0))
         if lost > start:
             self.waste.add("recomputed-after-preemption", lost_s, lost - start, (client_name(name),))
-        missed, flushed = self._lookups.pop(name, (0, 0))
+        missed, gone = self._lookups.pop(name, (0, []))
         if missed:
             self.waste.add("prefix-missed", self.now_s, missed, (client_name(name),))
-        elif flushed and not self.preemptions[name]:
-            self.waste.add("prefix-flushed", self.now_s, flushed)
+        elif gone and not self.preemptions[name]:
+            kind = self._evictions.kind_of_loss(gone, self._blocks_to_admit(self.vllm.requests[name]))
+            self.waste.add(kind, self.now_s, len(gone) * self.block_size)
 
     def _starved(self, plan: Any, now_s: float) -> None:
         """Note requests that got no next token in a step that computed prompts."""
@@ -188,8 +197,11 @@ class VllmWitness:
         waiting = (request for request in self.vllm.waiting if request.status.name in PLAIN_WAITS)
         return list(islice(waiting, most))
 
-    def _blocked_head(self, plan: Any) -> tuple[str, int] | None:
-        """Return the head that has no room and how many behind it would fit. Only where one group sees everything."""
+    def _blocked_head(self, plan: Any) -> tuple[str, int, int] | None:
+        """Return the head that has no room, how many wait and how many behind it would fit.
+
+        Only where one group sees everything.
+        """
         scheduler = self.vllm
         paused = getattr(getattr(scheduler, "_pause_state", None), "name", "UNPAUSED") != "UNPAUSED"
         full = len(scheduler.running) >= scheduler.max_num_running_reqs
@@ -199,10 +211,10 @@ class VllmWitness:
         waiting = self._plain_waiting(1 + LOOKED_BEHIND)
         free = self.pool.get_num_free_blocks()
         needs = [self._blocks_to_admit(request) for request in waiting]
-        if len(needs) < 2 or needs[0] <= free:
+        if not needs or needs[0] <= free:
             return None
         fitting = sum(need <= free for need in needs[1:])
-        return (client_name(waiting[0].request_id), fitting) if fitting else None
+        return client_name(waiting[0].request_id), len(waiting), fitting
 
     def _blocks_to_admit(self, request: Any) -> int:
         tokens = request.num_tokens
@@ -229,7 +241,8 @@ class VllmWitness:
         pool, scheduler = self.pool, self.vllm
         free, get_new, touch = pool.free_blocks, pool.get_new_blocks, pool.touch
         free_request, evict = scheduler._free_request, pool._maybe_evict_cached_block
-        look_up = self.manager.get_computed_blocks
+        look_up, allocate = self.manager.get_computed_blocks, self.manager.allocate_slots
+        preempt: Any = getattr(scheduler, "_preempt_request", None)
 
         def freed(ordered: Iterable[Any], *args: Any, **named: Any) -> Any:
             blocks = list(ordered)
@@ -257,15 +270,30 @@ class VllmWitness:
 
         def evicted(block: Any, *args: Any, **named: Any) -> Any:
             if block.block_hash is not None:
-                self._evicted.add(bytes(block.block_hash)[:-GROUP_BYTES])
+                self._evictions.evicted(bytes(block.block_hash)[:-GROUP_BYTES], self._allocating)
             return evict(block, *args, **named)
 
         def looked_up(request: Any, *args: Any, **named: Any) -> Any:
             found = look_up(request, *args, **named)
-            if self._one_group:
-                self._looked_up(request, int(found[1]))
+            self._looked_up(request, int(found[1]))
             return found
 
+        def allocated(request: Any, *args: Any, **named: Any) -> Any:
+            self._allocating = request.request_id
+            given = allocate(request, *args, **named)
+            if given is None:
+                self._refused = request.request_id
+            return given
+
+        def preempted(request: Any, *args: Any, **named: Any) -> Any:
+            name = request.request_id
+            if name == self._refused:
+                self.waste.add("preempted-for-itself", self.now_s, request.num_computed_tokens, (client_name(name),))
+            return preempt(request, *args, **named)
+
+        self.manager.allocate_slots = allocated
+        if preempt is not None:
+            scheduler._preempt_request = preempted
         pool.free_blocks, pool.get_new_blocks, pool.touch = freed, taken, touched
         pool._maybe_evict_cached_block, scheduler._free_request = evicted, request_freed
         self.manager.get_computed_blocks = looked_up
@@ -283,6 +311,8 @@ class VllmWitness:
 
     def _handed_out_twice(self, blocks: Sequence[int]) -> None:
         new = set(blocks)
+        if len(new) < len(blocks):  # the free queue had one of them twice
+            self.waste.add("handed-out-in-use", self.now_s, len(blocks) - len(new))
         for name in self.vllm.requests:
             used = [block for block in self.blocks_of(name) if block in new]
             if used:
@@ -295,14 +325,18 @@ class VllmWitness:
             self.waste.add("counters-differ", now_s, 1)
 
     def _looked_up(self, request: Any, tokens: int) -> None:
-        """Compare what a lookup found with what the pool has and had."""
+        """Compare what a lookup found with what the pool has and had. A miss is seen only where one group sees
+        everything: elsewhere a window that another group has left behind looks the same.
+        """
         most, first = (request.num_tokens - 1) // self.block_size, tokens // self.block_size
         digests = getattr(request, "block_hashes", ())[first:most]
-        there = next((n for n, each in enumerate(digests) if not self.pool.get_cached_block(each, [0])), len(digests))
-        gone = 0
-        if not there:
-            gone = next((n for n, each in enumerate(digests) if bytes(each) not in self._evicted), len(digests))
-        self._lookups[request.request_id] = there * self.block_size, gone * self.block_size
+        there = 0
+        if self._one_group:
+            kept = (n for n, each in enumerate(digests) if not self.pool.get_cached_block(each, [0]))
+            there = next(kept, len(digests))
+        latest = self._evictions.latest
+        gone = [] if there else list(takewhile(latest.__contains__, map(bytes, digests)))
+        self._lookups[request.request_id] = there * self.block_size, gone
 
 
 def client_name(name: str) -> str:

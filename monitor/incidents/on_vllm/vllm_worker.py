@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import tempfile
 from functools import cache
@@ -42,6 +43,7 @@ class VllmWorker:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             env=environment,
+            start_new_session=True,
         )
         self.release = self._line().decode().strip()
         if not self.release:
@@ -69,6 +71,11 @@ class VllmWorker:
             if answered
             else EpisodeAnswer(error=f"vLLM's process died{self._last_error()}")
         )
+
+    def kill(self) -> None:
+        """End the process and the episode that it runs."""
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self.close()
 
     def close(self) -> None:
         """End the process."""

@@ -42,7 +42,8 @@ LEAKS: Final = (
         Way("chat", {**SMALL, **HOST}, (CHAT,)),
         Way("busy", {**MEDIUM, **HOST}, (BUSY,), ":every=3"),
         Way("urgent", {**FINE, **HOST}, (URGENT, LEAVING), ":after=5:limit=4"),
-        grace=("leak.finished-held.grace_s",),
+        seconds=100,
+        waits_s=60,  # no transfer has shown the pace
         blocks=exactly(blocks_struck),
     ),
     *incident(
@@ -50,7 +51,8 @@ LEAKS: Final = (
         Way("all", FETCHED_POOL, (FETCHED, GONE)),
         Way("urgent", FETCHED_URGENT, (FETCHED, GONE), ":every=2"),
         Way("fine", FETCHED_FINE, (FETCHED, GONE), ":limit=2"),
-        grace=("leak.remote-load-lost.grace_s",),
+        seconds=100,
+        waits_s=60,  # no transfer has shown the pace
         blocks=exactly(blocks_struck),
     ),
     *incident(
@@ -67,7 +69,8 @@ LEAKS: Final = (
         Way("chat", {**SMALL, **HOST}, (CHAT,)),
         Way("busy", {**MEDIUM, **HOST}, (BUSY,), ":after=2"),
         Way("four at once", {**FINE, **HOST}, (Clients(times=(3.0,) * 4, prompt=(60, 60), output=(20, 20)),)),
-        grace=("leak.idle-not-polled.grace_s",),
+        seconds=100,
+        waits_s=60,  # no transfer has shown the pace
         onset=idle_with_deferrals,
         requests=exactly(deferred),
         blocks=exactly(blocks_of(deferred)),

@@ -22,6 +22,7 @@ BY_HAND: Final = (
     ShownByHand("stuck.outer-tier", "the log of an outer tier shows it"),
     ShownByHand("collapse.outer-hits", "the log of an outer tier shows it"),
     ShownByHand("corrupt.stale-remote-read", "the log of a KV connector shows it"),
+    ShownByHand("sizing.overload", "a load shows it and no fault: the metrics of a paper engine in tests/detectors"),
     ShownByHand("imbalance.ranks", "one engine has no other ranks"),
     ShownByHand("blind.*", "they concern the observer"),
     ShownByHand("held.*", "they are no incidents"),

@@ -82,8 +82,8 @@ STUCK: Final = (
         Way("and then nothing", FETCHED_POOL, (FETCHED,), ":limit=2"),
         Way("urgent", FETCHED_URGENT, (FETCHED, ON_AND_ON), ":every=5:limit=3"),
         Way("fine", FETCHED_FINE, (FETCHED, ON_AND_ON), ":after=4:limit=2"),
-        seconds=60,
-        grace=("stuck.remote-load.grace_s",),
+        seconds=100,
+        waits_s=60,  # no transfer has shown the pace
         blocks=exactly(blocks_struck),
     ),
     *incident(

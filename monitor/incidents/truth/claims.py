@@ -30,9 +30,12 @@ CLAIMS: Final[dict[str, Claim]] = {
     "lost-at-end": Claim("leak.rising-floor", ("leak.unaccounted",)),
     "lost-at-abort": Claim("leak.unaccounted", ("leak.rising-floor",)),
     "freed-by-lease": Claim("leak.lease-burst", ("leak.finished-held",)),
+    # Held to no purpose since its request ended, though the burst comes only when the leases end.
+    "kept-until-lease": Claim("", ("leak.finished-held", "leak.rising-floor")),
     "outer-pin": Claim("leak.external-pins"),
     # Requests that never finish.
     "needs-more-than-the-pool": Claim("stuck.never-fits"),
+    "needs-more-than-is-left": Claim("", ("stuck.never-fits", "stuck.head-of-line")),
     "preempts-itself": Claim("stuck.self-preempt", (*PREEMPTIONS_COST, "thrash.preemption")),
     "waits-with-blocks": Claim("stuck.parked-loads"),
     "waits-behind-another": Claim(""),
@@ -48,14 +51,19 @@ CLAIMS: Final[dict[str, Claim]] = {
     # Work done twice, and time lost.
     "recomputed-after-preemption": Claim("sizing.kv-too-small"),
     "preempted-in-vain": Claim("thrash.preemption", PREEMPTIONS_COST),
+    "preempted-for-itself": Claim("", ("stuck.self-preempt", *PREEMPTIONS_COST)),
     "preempted-behind-fence": Claim("thrash.cascade", PREEMPTIONS_COST),
     "preempted-all": Claim("collapse.preempt-all", PREEMPTIONS_COST),
     "capped-after-preemption": Claim("thrash.after-retract"),
     "head-of-line": Claim("stuck.head-of-line"),
+    # Any queue for blocks: only one that grows without end is an incident, which no single run shows.
+    "queued-for-blocks": Claim("", ("sizing.overload",)),
     "decode-starved": Claim("collapse.lockstep"),
     "ended-together": Claim("", ("collapse.lockstep",)),
     "prefix-missed": Claim("collapse.prefix-hits"),
     "prefix-flushed": Claim("collapse.cache-flushed"),
+    # A cache that is too small for its prefixes: one more block would have kept them a little longer.
+    "prefix-evicted": Claim("", ("collapse.cache-flushed",)),
     # Accounts that are wrong, and memory.
     "freed-twice": Claim("corrupt.double-free", ("corrupt.counter-drift", "corrupt.conservation")),
     "handed-out-in-use": Claim("corrupt.use-after-free"),

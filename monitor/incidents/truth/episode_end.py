@@ -27,15 +27,19 @@ FreedBy = Literal["", "completed", "aborted", "preempted", "fence"]
 WasteKind = Literal[
     "recomputed-after-preemption",
     "preempted-in-vain",
+    "preempted-for-itself",
     "preempted-behind-fence",
     "preempted-all",
     "capped-after-preemption",
     "head-of-line",
+    "queued-for-blocks",
     "decode-starved",
     "ended-together",
     "prefix-missed",
     "prefix-flushed",
+    "prefix-evicted",
     "freed-by-lease",
+    "kept-until-lease",
     "sent-while-asleep",
     "outer-pin",
     "freed-twice",
@@ -79,8 +83,8 @@ class KeptBlocks(msgspec.Struct, frozen=True):
 class ObservedWaste(msgspec.Struct):
     """What of one kind was observed: first and last time, how much (in the kind's unit), who and which blocks.
 
-    Units: tokens for recomputed, in-vain, missed and flushed; request-seconds for head-of-line, capped and starved;
-    bytes for memory; a count for the rest.
+    Units: tokens for recomputed, in-vain, missed and flushed; request-seconds for head-of-line, queued, capped and
+    starved; bytes for memory; a count for the rest.
     """
 
     kind: WasteKind

@@ -14,9 +14,19 @@ import msgspec
 from kvscope.monitor.incidents.truth.episode_end import EpisodeEnd, KeptBlocks, UnfinishedRequest
 
 SIZED_BY_TOKENS: Final = frozenset(
-    ("recomputed-after-preemption", "preempted-in-vain", "prefix-missed", "prefix-flushed", "preempted-behind-fence")
+    (
+        "recomputed-after-preemption",
+        "preempted-in-vain",
+        "preempted-for-itself",
+        "preempted-behind-fence",
+        "prefix-missed",
+        "prefix-flushed",
+        "prefix-evicted",
+    )
 )
-SIZED_BY_REQUEST_SECONDS: Final = frozenset(("head-of-line", "decode-starved", "capped-after-preemption"))
+SIZED_BY_REQUEST_SECONDS: Final = frozenset(
+    ("head-of-line", "queued-for-blocks", "decode-starved", "capped-after-preemption")
+)
 SIZED_BY_BYTES: Final = frozenset(
     ("pool-smaller-than-planned", "graphs-outgrew", "graphs-overreserved", "advice-wrong", "memory-unnamed")
 )
@@ -72,6 +82,8 @@ def _kind_of_wait(request: UnfinishedRequest, end: EpisodeEnd) -> str:
     if request.place == "waiting":
         if request.needs_blocks > end.usable_blocks:
             return "needs-more-than-the-pool"
+        if request.needs_blocks > end.usable_blocks - sum(len(kept.blocks) for kept in end.kept):
+            return "needs-more-than-is-left"
         if request.blocks and not any(other.place == "running" for other in end.unfinished):
             return "waits-with-blocks"
         return "waits-behind-another"
@@ -115,7 +127,7 @@ def _wasted(end: EpisodeEnd) -> Iterator[Harm]:
             whole = end.request_s
         elif seen.kind in SIZED_BY_BYTES:
             whole = end.device_bytes
-        elif seen.kind in ("freed-by-lease", "sent-while-asleep"):
+        elif seen.kind in ("freed-by-lease", "kept-until-lease", "sent-while-asleep"):
             whole = end.usable_blocks
         elif seen.kind in ("ended-together", "preempted-all"):
             whole = end.asked

@@ -1,0 +1,44 @@
+"""Whose evictions cost a prefix: one request's, or a cache's that is too small."""
+
+from __future__ import annotations
+
+from kvscope.monitor.incidents.eviction_causes import EvictionCauses
+
+
+def content(*numbers: int) -> list[bytes]:
+    return [bytes([number]) for number in numbers]
+
+
+def evicted(causes: EvictionCauses, by: str, *numbers: int) -> None:
+    for each in content(*numbers):
+        causes.evicted(each, by)
+
+
+def test_a_prefix_that_one_large_prompt_pushed_out_was_flushed() -> None:
+    causes = EvictionCauses()
+    evicted(causes, "large", *range(50))
+    evicted(causes, "small", 60, 61)
+    assert causes.kind_of_loss(content(48, 49), 4) == "prefix-flushed"
+
+
+def test_a_prefix_that_would_have_gone_without_it_was_not() -> None:
+    causes = EvictionCauses()
+    evicted(causes, "large", *range(50))
+    for number in range(60, 120):
+        evicted(causes, f"small-{number}", number)
+    assert causes.kind_of_loss(content(48, 49), 4) == "prefix-evicted"
+
+
+def test_prompts_of_one_size_push_out_one_another() -> None:
+    causes = EvictionCauses()
+    for prompt in range(10):
+        evicted(causes, f"p-{prompt}", *range(10 * prompt, 10 * prompt + 10))
+    assert causes.kind_of_loss(content(*range(90, 100)), 10) == "prefix-evicted"
+
+
+def test_an_eviction_while_blocks_without_content_were_free_is_a_flush() -> None:
+    causes = EvictionCauses()
+    causes.evicted(b"a", "small", needless=True)
+    assert causes.kind_of_loss([b"a"], 10) == "prefix-flushed"
+    causes.evicted(b"a", "small")  # the latest eviction counts
+    assert causes.kind_of_loss([b"a"], 10) == "prefix-evicted"
