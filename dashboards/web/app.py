@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from dash import ClientsideFunction, Dash, Input, Output, ctx
-from fastapi import FastAPI
+from dash.exceptions import DependencyException
+from fastapi import FastAPI, Request, Response
+from starlette.responses import PlainTextResponse
 
 from kvscope.dashboards.web.history_panel import point_here
 from kvscope.dashboards.web.links import place_of
@@ -36,6 +38,10 @@ def mount(app: FastAPI, query: Query) -> None:
         websocket_inactivity_timeout=0,  # a page on a wall is looked at, not clicked
     )
     dash.layout = layout()
+
+    @app.exception_handler(DependencyException)
+    async def no_such_file(_request: Request, _error: Exception) -> Response:
+        return PlainTextResponse("There is no such file.", 404)
 
     @dash.callback(persistent=True)
     async def push() -> None:
@@ -69,6 +75,7 @@ def mount(app: FastAPI, query: Query) -> None:
         dash.clientside_callback(ClientsideFunction("kvscope", shows), Input(store, "data"))  # type: ignore[no-untyped-call]
     # Dash looks for its assets when its start page is asked for first, and a link may lead elsewhere.
     dash._setup_server()  # type: ignore[no-untyped-call]
+    app.state.inline_scripts = tuple(dash.csp_hashes())
 
 
 def _send(viewer: Any, address: str, page: Page, sent: dict[str, str]) -> None:

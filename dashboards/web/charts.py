@@ -21,12 +21,12 @@ AXIS_PX: Final = 26
 
 class Trace(NamedTuple):
     """One figure over time. `drawn`: `band` stacks it on those before, `line` draws it over them. `after` says that a
-    value is of the stretch that ends at its moment; otherwise it holds from then on.
+    value is of the stretch that ends at its moment; otherwise it holds from then on. A value of None is not known.
     """
 
     label: str
     rgb: tuple[int, int, int]
-    values: Sequence[float]
+    values: Sequence[float | None]
     drawn: Literal["band", "line"] = "band"
     after: bool = False
     opacity: float = 1.0
@@ -72,21 +72,26 @@ def over_time(
     at_ns: int | None = None,
     says: str = "",
     times: tuple[str, str] = ("from", "to"),
+    gaps: Sequence[tuple[int, int]] = (),
 ) -> html.Div:
     """The chart `name`, of `rows` over the window; a value of each trace for every moment. `says`: it in words.
-    `times`: by which names the address has the window that is chosen on it.
+    `times`: by which names the address has the window that is chosen on it. `gaps`: times without data (wall ns), each
+    from one of the moments to the next; nothing is drawn in them.
     """
     height = MARKS_PX + sum(row.height_px + GAP_PX for row in rows) + AXIS_PX
-    at = [moment // 1_000_000 for moment in moments_ns]
-    chosen = len(at) - 1
+    chosen = len(moments_ns) - 1
     if at_ns is not None:
         chosen = max((index for index, moment in enumerate(moments_ns) if moment <= at_ns), default=0)
+    at, index_of, ended = _with_ends(moments_ns, {since for since, _ in gaps})
+    chosen = index_of.index(chosen) if index_of else -1
     traces: list[dict[str, Any]] = []
     axes: dict[str, Any] = {}
     top = height - MARKS_PX
     for number, row in enumerate(rows, start=1):
         axis = f"y{number}" if number > 1 else "y"
-        traces += [_trace(trace, at, axis) for trace in row.traces]
+        for trace in row.traces:
+            values = [None if place in ended else trace.values[index] for place, index in enumerate(index_of)]
+            traces.append(_trace(trace._replace(values=values), at, axis))
         highest = max(_most(row), default=0)
         most = row.top or highest * 1.08 or 1
         axes[axis.replace("y", "yaxis")] = _AXIS | {
@@ -101,7 +106,7 @@ def over_time(
         top -= row.height_px + GAP_PX
     figure: dict[str, Any] = {
         "data": [*traces, _chart_marks(marks, len(rows) + 1)],
-        "layout": _layout(height, window, at_ns, marks),
+        "layout": _layout(height, window, at_ns, marks, gaps),
     }
     figure["layout"] |= axes | {
         f"yaxis{len(rows) + 1}": _AXIS
@@ -115,16 +120,35 @@ def over_time(
         style={"height": f"{height}px"},
         **aria(label=says),
     )
-    return html.Div([_chart_legend(name, rows, chosen), plot], className="chart")
+    shown = index_of[chosen] if index_of else -1
+    return html.Div([_chart_legend(name, rows, shown), plot], className="chart")
 
 
 _AXIS: Final = {"showline": False, "zeroline": False, "fixedrange": True, "ticks": "", "rangemode": "tozero"}
 
 
+def _with_ends(moments_ns: Sequence[int], ends: set[int]) -> tuple[list[int], list[int], set[int]]:
+    """The moments in ms, with one more behind each of `ends`, where what was known ends; of each, the index of the
+    moment it is of; and the places of those that were added.
+    """
+    at: list[int] = []
+    index_of: list[int] = []
+    added: set[int] = set()
+    for index, moment in enumerate(moments_ns):
+        at.append(moment // 1_000_000)
+        index_of.append(index)
+        if moment in ends:
+            added.add(len(at))
+            at.append(moment // 1_000_000 + 1)
+            index_of.append(index)
+    return at, index_of, added
+
+
 def _most(row: ChartRow) -> list[float]:
     """The highest that the row reaches, of its bands together and of each line."""
-    bands = [trace.values for trace in row.traces if trace.drawn == "band"]
-    lines = [max(trace.values, default=0) for trace in row.traces if trace.drawn == "line"]
+    known = [(trace.drawn, [value or 0 for value in trace.values]) for trace in row.traces]
+    bands = [values for drawn, values in known if drawn == "band"]
+    lines = [max(values, default=0) for drawn, values in known if drawn == "line"]
     return [max(map(sum, zip(*bands, strict=True)), default=0), *lines] if bands else lines
 
 
@@ -167,7 +191,13 @@ def _chart_marks(marks: Sequence[ChartMark], row: int) -> dict[str, Any]:
     }
 
 
-def _layout(height: int, window: PageWindow, at_ns: int | None, marks: Sequence[ChartMark]) -> dict[str, Any]:
+def _layout(
+    height: int,
+    window: PageWindow,
+    at_ns: int | None,
+    marks: Sequence[ChartMark],
+    gaps: Sequence[tuple[int, int]],
+) -> dict[str, Any]:
     lines = [(mark.at_ns, _MARKS[mark.kind][1], "dot") for mark in marks if mark.kind in ("error", "warning")]
     if at_ns is not None:
         lines.append((at_ns, "rgb(128, 134, 146)", "solid"))
@@ -210,7 +240,25 @@ def _layout(height: int, window: PageWindow, at_ns: int | None, marks: Sequence[
                 "line": {"color": colour, "width": 1.5, "dash": dash},
             }
             for at, colour, dash in lines
-        ],
+        ]
+        + [_gap_shape(since, until, height) for since, until in gaps],
+    }
+
+
+def _gap_shape(since_ns: int, until_ns: int, height: int) -> dict[str, Any]:
+    """A grey field over all rows, with the words in it where there is room."""
+    return {
+        "type": "rect",
+        "x0": since_ns // 1_000_000,
+        "x1": until_ns // 1_000_000,
+        "y0": AXIS_PX / height,
+        "y1": 1 - MARKS_PX / height,
+        "xref": "x",
+        "yref": "paper",
+        "fillcolor": "rgba(128,134,146,0.16)",
+        "line": {"width": 1, "dash": "dot", "color": "rgba(128,134,146,0.6)"},
+        "layer": "below",
+        "label": {"text": "no data", "font": {"size": 11, "color": "rgb(128,134,146)"}},
     }
 
 
@@ -221,13 +269,14 @@ def _chart_legend(name: str, rows: Sequence[ChartRow], chosen: int) -> html.Div:
         items = []
         for trace in row.traces:
             value = trace.values[chosen] if trace.values else 0
+            written = "not exposed" if value is None else f"{value:,.0f}{row.unit}"
             colour = {"backgroundColor": css(trace.rgb, trace.opacity)}
             items.append(
                 html.Li(
                     [
                         html.Span(className=f"swatch {trace.drawn}", style=colour),
                         html.Span(trace.label, className="what"),
-                        html.Span(f"{value:,.0f}{row.unit}", className="count", **data(trace=number, unit=row.unit)),
+                        html.Span(written, className="count", **data(trace=number, unit=row.unit)),
                     ],
                     title=trace.title,
                     className="bad" if trace.bad else "",

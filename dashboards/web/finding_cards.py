@@ -10,7 +10,7 @@ from dash import html
 from kvscope.dashboards.web.display_text import age, clock_text
 from kvscope.dashboards.web.links import PagePlace
 from kvscope.dashboards.web.markup import and_more, block_links, event_link, headings, request_link
-from kvscope.dashboards.web.view import Here
+from kvscope.dashboards.web.view import UNSERVED, Here
 from kvscope.monitor.findings import FindingReport
 from kvscope.monitor.text import counted
 
@@ -23,7 +23,11 @@ def cards(here: Here, findings: Sequence[FindingReport], in_full: int) -> list[A
     others = [finding for finding in findings if finding.severity == "info"]
     parts: list[Any] = [_card(here, finding) for finding in grave[:in_full]]
     if not grave:
-        parts.append(html.P("Nothing is wrong that can be seen.", className="all-well"))
+        unserved = [engine.engine for engine in here.engines if engine.status in UNSERVED]
+        if unserved:
+            parts.append(html.P(f"No finding explains yet why {unserved[0]} serves no client.", className="note"))
+        else:
+            parts.append(html.P("No finding is open.", className="all-well"))
     parts += [_folded(here, finding) for finding in [*grave[in_full:], *others]]
     return parts
 

@@ -12,7 +12,7 @@ from kvscope.dashboards.web.display_text import clock_text, sentence
 from kvscope.dashboards.web.links import PagePlace, PageWindow, rfc3339
 from kvscope.dashboards.web.markup import aria, field, key
 from kvscope.dashboards.web.view import Here, open_findings
-from kvscope.dashboards.web.view_registry import TABLE, tab_of
+from kvscope.dashboards.web.view_registry import tab_of, views_of
 from kvscope.monitor.schema import EngineView
 from kvscope.monitor.text import counted, duration
 
@@ -98,7 +98,7 @@ def _choice(engine: EngineView) -> list[Any]:
 def _tabs(here: Here) -> html.Ul:
     chosen = tab_of(here.place.view)
     links = []
-    for number, entry in enumerate((entry for entry in TABLE if entry.label), start=1):
+    for number, entry in enumerate(views_of(here.engine.signal), start=1):
         count = open_findings(here.engine) if entry.path == "findings" else 0
         links.append(
             html.Li(
@@ -106,7 +106,7 @@ def _tabs(here: Here) -> html.Ul:
                     [entry.label, html.Span(f"{count:,}", className="badge")] if count else entry.label,
                     href=here.place.to(entry.path),
                     **aria(current="page" if entry is chosen else "false"),
-                    **key(str(number), entry.label),
+                    **key(str(number % 10), entry.label),
                 )
             )
         )
@@ -140,8 +140,7 @@ def health(engine: EngineView, every_s: float) -> list[Any]:
         return [html.Span("not read now", className="health unsure"), *slow]
     if engine.signal == "metrics":
         return [
-            html.Span("figures only", className="health unsure"),
-            html.Span("no event stream", className="lost"),
+            html.Span("seen through /metrics only", className="health unsure"),
             *slow,
         ]
     if engine.uncertain_since:
@@ -183,7 +182,10 @@ def _time_menu(here: Here) -> list[Any]:
     place, window = here.place, here.window
     parts: list[Any] = []
     if window.live:
-        summary: list[Any] = [html.Span("live", className="live"), _span_in_words(place, window)]
+        ended = here.engine.status in QUIET_STATUS and here.place.view
+        kind = html.Span("as it was", className="past") if ended else html.Span("live", className="live")
+        until = f", until {clock_text(here.engine.at)} UTC" if ended and here.engine.at else ""
+        summary: list[Any] = [kind, f"{_span_in_words(place, window)}{until}"]
     else:
         summary = [html.Span("as it was", className="past"), _past_in_words(here)]
         back = place.but(since="", until="", at="")

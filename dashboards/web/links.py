@@ -79,7 +79,7 @@ class PagePlace(NamedTuple):
 
     def window(self, now_ns: int) -> PageWindow:
         """What its times mean when it is `now_ns`. Raises BadTime."""
-        if self.at and not (self.since or self.until) and not _STREAM_POSITION.fullmatch(self.at):
+        if self.at and not (self.since or self.until) and not is_stream_position(self.at):
             at_ns, half_ns = wall_ns(self.at, now_ns), round(DEFAULT_S / 2 * 1e9)
             return PageWindow(at_ns - half_ns, min(at_ns + half_ns, max(now_ns, at_ns)), False)
         until_ns = wall_ns(self.until, now_ns) if self.until else now_ns
@@ -95,6 +95,11 @@ def place_of(address: str) -> PagePlace:
     asked = {name: value for name, value in parse_qsl(parts.query) if value and name != "token"}
     known = {field: asked.pop(name) for name, field in _PARAMETERS.items() if name in asked}
     return PagePlace(parts.path.strip("/"), **known, more=tuple(sorted(asked.items())))
+
+
+def is_stream_position(text: str) -> bool:
+    """Return whether a text is the position of an event: epoch/sequence, or epoch/sequence/event."""
+    return _STREAM_POSITION.fullmatch(text) is not None
 
 
 def wall_ns(text: str, now_ns: int) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 from dash import dcc, html
 
 from kvscope.dashboards.web.display_text import spans
-from kvscope.dashboards.web.links import PagePlace
+from kvscope.dashboards.web.links import PagePlace, is_stream_position
 
 
 def aria(**names: str) -> dict[str, Any]:
@@ -68,8 +68,10 @@ def block_links(place: PagePlace, engine: str, blocks: Sequence[int], most: int)
     return links + and_more(len(runs) - most)
 
 
-def event_link(place: PagePlace, engine: str, position: str) -> html.A:
-    """The position of an event, which leads to the pool as it was then."""
+def event_link(place: PagePlace, engine: str, position: str) -> html.A | html.Span:
+    """The position of an event, which leads to the pool as it was then. A scrape or a line of a log leads nowhere."""
+    if not is_stream_position(position):
+        return html.Span(position)
     # Without the life of the engine, which is long, and the same for nearly all that a page has.
     words = position.partition("/")[2] or position
     there = place.to("blocks", engine=engine, at=position)

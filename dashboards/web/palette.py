@@ -52,6 +52,8 @@ REASONS: Final = {
     "GRAMMAR": (140, 150, 60),
     "ENCODER": (95, 165, 90),
     "STREAMING_INPUT": (120, 170, 200),
+    "CAPACITY": (230, 140, 40),
+    "DEFERRED": (45, 160, 150),
 }
 """Why requests wait; any other reason is OTHER."""
 OTHER: Final = (120, 126, 138)

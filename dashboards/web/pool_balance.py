@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from dash import html
 
 from kvscope.dashboards.web.markup import aria
-from kvscope.dashboards.web.palette import PALETTE_SHADES
+from kvscope.dashboards.web.palette import PALETTE_SHADES, css
+from kvscope.dashboards.web.pool_traces import IN_USE
 from kvscope.monitor.schema import EngineView
 from kvscope.monitor.text import counted, percent
+
+NOT_IN_USE: Final = ((128, 140, 160), 0.22)
 
 
 def legend(engine: EngineView) -> list[Any]:
     """Every state that a block can be in, with its count: together the whole pool."""
     balance = engine.balance
     if balance is None:
-        return [html.Li("The balance needs the event stream: this engine is known by its figures alone.")]
+        return _usage_legend(engine)
     items = []
     for shade in PALETTE_SHADES:
         blocks = getattr(balance, shade.field)
@@ -52,7 +55,9 @@ def legend(engine: EngineView) -> list[Any]:
 def balance_bar(engine: EngineView) -> html.Div | str:
     """The pool as one bar, as wide as its share for each state."""
     balance = engine.balance
-    if balance is None or not balance.total:
+    if balance is None:
+        return _usage_bar(engine)
+    if not balance.total:
         return ""
     there = [(shade, blocks) for shade in PALETTE_SHADES if (blocks := getattr(balance, shade.field))]
     return html.Div(
@@ -67,3 +72,44 @@ def balance_bar(engine: EngineView) -> html.Div | str:
         role="img",
         **aria(label=", ".join(f"{blocks:,} {shade.label}" for shade, blocks in there)),
     )
+
+
+def _usage_bar(engine: EngineView) -> html.Div | str:
+    """The pool of an engine whose holders are not known: in use, and the rest."""
+    if engine.usage is None:
+        return ""
+    used = round(1000 * engine.usage)
+    return html.Div(
+        [
+            html.Span(style={"backgroundColor": colour, "flexGrow": str(part)}, title=words)
+            for part, colour, words in (
+                (used, css(IN_USE), f"{percent(engine.usage)} in use"),
+                (1000 - used, css(*NOT_IN_USE), f"{percent(1 - engine.usage)} free, or cached and idle"),
+            )
+            if part > 0
+        ],
+        className="pool-bar",
+        role="img",
+        **aria(label=f"{percent(engine.usage)} of the pool in use"),
+    )
+
+
+def _usage_legend(engine: EngineView) -> list[Any]:
+    """In use and not, by the engine's page."""
+    if engine.usage is None:
+        return [html.Li("Usage of the pool is not exposed.")]
+    rows = (
+        ("in use", css(IN_USE), engine.usage, "of requests; who holds them is in the event stream"),
+        ("free, or cached and idle", css(*NOT_IN_USE), 1 - engine.usage, "ready to be handed out"),
+    )
+    return [
+        html.Li(
+            [
+                html.Span(className="swatch", style={"backgroundColor": colour}),
+                html.Span(label, className="what"),
+                html.Span(percent(share), className="share"),
+            ],
+            title=meaning,
+        )
+        for label, colour, share, meaning in rows
+    ]

@@ -3,13 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
+from statistics import median
 from typing import Final
 
-from kvscope.dashboards.web.charts import Trace
+from kvscope.dashboards.web.charts import ChartRow, Trace
 from kvscope.dashboards.web.palette import OTHER, PALETTE_SHADES, REASONS
 from kvscope.monitor.schema import PointView
 
 RUNNING_TRACE: Final = (58, 130, 220)
+IN_USE: Final = (104, 168, 235)
+POOL_SIZE: Final = (112, 118, 130)
+LEAST_GAP_NS: Final = 3_500_000_000
+"""An engine is silent after that long: its stream says something each second."""
+GAP_TIMES: Final = 4
+"""A pause of so many times the usual distance of points is a gap in what is known."""
+
+
+def pool_row(points: Sequence[PointView], height_px: int) -> ChartRow:
+    """The pool by holder where holders are known, else how much of it is in use. The axis ends at the largest pool."""
+    if any(point.free is not None for point in points):
+        totals = [sum(getattr(point, shade.field) or 0 for shade in PALETTE_SHADES) for point in points]
+        traces = block_traces(points)
+        if len(set(totals)) > 1:  # restarted with another size
+            traces.append(Trace("the pool", POOL_SIZE, totals, "line", title="its size then"))
+        return ChartRow("Blocks", height_px, traces, max(totals, default=0))
+    used = [None if point.usage is None else 100 * point.usage for point in points]
+    title = "blocks of requests, as the engine's page has it; who holds them is in the event stream"
+    return ChartRow("Pool", height_px, [Trace("in use", IN_USE, used, title=title)], 100, " %")
+
+
+def gaps_between(points: Sequence[PointView]) -> list[tuple[int, int]]:
+    """Return the times without data, from a point to the next: the engine, or its reader, was down."""
+    pairs = [(before, after, after.at_ns - before.at_ns) for before, after in pairwise(points)]
+    usual_ns = median(apart for _, _, apart in pairs) if pairs else 0
+    return [
+        (before.at_ns, after.at_ns) for before, after, apart in pairs if apart > max(LEAST_GAP_NS, GAP_TIMES * usual_ns)
+    ]
+
+
+def pool_text(point: PointView) -> str:
+    """The pool at a point in words: its blocks by holder, or its usage."""
+    if point.free is None:
+        return "in use: not exposed" if point.usage is None else f"in use: {100 * point.usage:.1f} % of the pool"
+    held = ", ".join(f"{count:,} {shade.label}" for shade in PALETTE_SHADES if (count := getattr(point, shade.field)))
+    return f"blocks: {held}"
+
+
+def queue_text(point: PointView) -> str:
+    """How many requests run and wait at a point."""
+    known = [(point.requests_running, "running"), (point.requests_waiting, "waiting")]
+    return ", ".join(f"{count:,} {word}" for count, word in known if count is not None) or "not exposed"
 
 
 def block_traces(points: Sequence[PointView]) -> list[Trace]:

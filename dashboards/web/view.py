@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from kvscope.dashboards.web.links import PagePlace, PageWindow
 from kvscope.monitor.errors import NotKnown
@@ -48,23 +48,28 @@ class PageView(NamedTuple):
 
 class ViewEntry(NamedTuple):
     """A view in the table: the path of its address, its name in the navigation (empty: it is not in it, but under
-    `tab`), and what makes it.
+    `tab`), and what makes it. It is in the navigation of engines that are attached by one of `signals`.
     """
 
     path: str
     label: str
     make: Callable[[Query, Here], PageView]
     tab: str = ""
+    signals: tuple[str, ...] = ("stream", "metrics")
+
+
+UNSERVED: Final = ("stuck", "silent", "stopped")
+"""Statuses in which clients of an engine get nothing."""
 
 
 def worst_first(engines: Sequence[EngineView]) -> list[EngineView]:
-    """Engines in need of attention before others: by their open findings, then silent ones, then by name; those that
-    only history knows last.
+    """Engines in need of attention before others: by their open findings, then those that serve no client, then by
+    their queues and names; those that only history knows last.
     """
 
     def need(engine: EngineView) -> tuple[Any, ...]:
         grave = tuple(-engine.findings.get(severity, 0) for severity in ("critical", "error", "warning"))
-        return engine.status == "gone", *grave, engine.status not in ("silent", "stopped"), engine.engine
+        return engine.status == "gone", *grave, engine.status not in UNSERVED, -(engine.waiting or 0), engine.engine
 
     return sorted(engines, key=need)
 

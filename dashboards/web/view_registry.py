@@ -14,7 +14,9 @@ from kvscope.dashboards.web.views import (
     finding_view,
     findings_view,
     memory_view,
+    missing_stream_view,
     overview_view,
+    planner_view,
     prefix_cache_view,
     request_view,
     requests_view,
@@ -22,21 +24,29 @@ from kvscope.dashboards.web.views import (
     timeline_view,
 )
 
+BY_STREAM: Final = ("stream",)
 TABLE: Final = (
     ViewEntry("", "Overview", overview_view.view),
     ViewEntry("engine", "Over time", timeline_view.view),
-    ViewEntry("blocks", "Blocks", block_map_view.view),
+    ViewEntry("blocks", "Blocks", block_map_view.view, signals=BY_STREAM),
     ViewEntry("block", "", block_map_view.view, tab="blocks"),
-    ViewEntry("held", "Never freed", retained_blocks_view.view),
-    ViewEntry("requests", "Requests", requests_view.view),
+    ViewEntry("held", "Never freed", retained_blocks_view.view, signals=BY_STREAM),
+    ViewEntry("requests", "Requests", requests_view.view, signals=BY_STREAM),
     ViewEntry("request", "", request_view.view, tab="requests"),
-    ViewEntry("prefixes", "Prefix cache", prefix_cache_view.view),
+    ViewEntry("prefixes", "Prefix cache", prefix_cache_view.view, signals=BY_STREAM),
     ViewEntry("memory", "Memory", memory_view.view),
+    ViewEntry("plan", "Planner", planner_view.view),
     ViewEntry("findings", "Findings", findings_view.view),
     ViewEntry("finding", "", finding_view.view, tab="findings"),
     ViewEntry("compare", "Compare", compare_view.view),
+    ViewEntry("stream", "With the stream", missing_stream_view.view, signals=("metrics",)),
 )
 PATHS: Final = {entry.path: entry for entry in TABLE}
+
+
+def views_of(signal: str) -> list[ViewEntry]:
+    """Return the views in the navigation of an engine that is attached by `signal`."""
+    return [entry for entry in TABLE if entry.label and signal in entry.signals]
 
 
 def tab_of(path: str) -> ViewEntry | None:

@@ -10,16 +10,22 @@ import msgspec
 
 from kvscope.monitor.detectors.judgement import SEVERITIES
 from kvscope.monitor.findings import FindingReport
-from kvscope.monitor.ledger.balance import Balance
 from kvscope.monitor.schema import SCHEMA_VERSION, Diff, FindingRow, MetricChange, MetricRow, WindowStats
 
+THROUGHPUT: Final = ("tokens generated", "tokens computed", "requests served")
 SAME_WITHIN: Final = 0.05
 """Of the larger: less is not worth a word, and two runs under the same load are not alike to the last token."""
 
 
 def compare(before: WindowStats, after: WindowStats) -> Diff:
-    """Hold one against the other."""
-    return Diff(SCHEMA_VERSION, before, after, _finding_rows(before, after), list(_metric_rows(before, after)))
+    """Compare two windows. Where the engine computed nothing in the second, nothing but its throughput can be better:
+    fewer preemptions of no work are not.
+    """
+    rows = list(_metric_rows(before, after))
+    if after.computed_nothing:
+        idle = [row.change == "better" and row.name not in THROUGHPUT for row in rows]
+        rows = [msgspec.structs.replace(row, change="") if drop else row for row, drop in zip(rows, idle, strict=True)]
+    return Diff(SCHEMA_VERSION, before, after, _finding_rows(before, after), rows)
 
 
 def _finding_rows(before: WindowStats, after: WindowStats) -> list[FindingRow]:
@@ -88,7 +94,7 @@ def _metric_rows(before: WindowStats, after: WindowStats) -> Iterator[MetricRow]
         ("held by finished at peak", ("finished",), "down"),
         ("UNACCOUNTED at peak", ("unaccounted",), "down"),
     ):
-        yield _metric_row_of(name, "share", good, (_held_share(stretch.peak, held) for stretch in (before, after)))
+        yield _metric_row_of(name, "share", good, (_held_share(stretch, held) for stretch in (before, after)))
 
 
 def _of_durations(name: str, median: bool, before: Sequence[float], after: Sequence[float]) -> MetricRow:
@@ -112,7 +118,8 @@ def _change(before: float | None, after: float | None, good: str) -> MetricChang
 
 
 def _count_rate(stretch: WindowStats, count: str, per_s: int) -> float | None:
-    return stretch.counts.get(count, 0) * per_s / stretch.seconds if stretch.seconds else None
+    happened = stretch.counts.get(count)
+    return happened * per_s / stretch.seconds if stretch.seconds and happened is not None else None
 
 
 def _count_share(stretch: WindowStats, part: str, whole: str) -> float | None:
@@ -125,6 +132,9 @@ def _quantile(values: Sequence[float], quantile: float) -> float | None:
     return sorted(values)[ceil(quantile * len(values)) - 1] if values else None
 
 
-def _held_share(peak: Balance | None, holders: Sequence[str]) -> float | None:
+def _held_share(stretch: WindowStats, holders: Sequence[str]) -> float | None:
+    peak = stretch.peak
+    if peak is None and len(holders) > 1:
+        return stretch.peak_usage
     usable = peak.total - peak.reserved if peak is not None else 0
     return sum(getattr(peak, holder) for holder in holders) / usable if usable else None

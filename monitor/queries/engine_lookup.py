@@ -22,6 +22,11 @@ BatchesSince = Callable[[int], Iterator[Batch]]
 """Gives the batches that were packed from a time on (wall ns)."""
 
 
+def is_without_stream(ledger: EngineLedger) -> bool:
+    """Return whether an engine is known from metrics or a log alone."""
+    return bool(ledger.samples) and not ledger.has_stream
+
+
 class EngineLookup:
     """Finds the ledgers of live and past engines. `lock` guards the live ones in `fleet`."""
 
@@ -44,8 +49,8 @@ class EngineLookup:
     def streamed(self, engine: str) -> EngineLedger:
         """Return the same, of an engine with an event stream. Raises NotKnown for one known from metrics only."""
         found = self.ledger(engine)
-        if found.samples and not found.has_stream:
-            raise NotKnown(f"{engine} is known by its figures alone: requests and blocks are in its event stream")
+        if is_without_stream(found):
+            raise NotKnown(f"{engine} is seen through its metrics only: requests and blocks are in its event stream")
         return found
 
     def all(self, seen_since_ns: int = 0) -> Iterator[EngineLedger]:
@@ -105,6 +110,8 @@ class EngineLookup:
 
     def first_ns(self, live: EngineLedger) -> int:
         """Return since when an engine's past is known (wall ns)."""
+        if is_without_stream(live) and live.past_samples:
+            return live.past_samples[0].at_ns or live.now_ns
         first = self._past.span(live).first
         return parse_stream_time(first, live.now_ns).at_ns if first else live.now_ns
 

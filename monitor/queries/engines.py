@@ -11,6 +11,8 @@ from kvscope.monitor.analysis.memory_breakdown import measured
 from kvscope.monitor.events.kinds import Cause, Status, name_of
 from kvscope.monitor.events.samples import Sample
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.queries.client_progress import metrics_progress, stream_progress
+from kvscope.monitor.queries.metrics_windows import sample_then, waiting_by_reason
 from kvscope.monitor.schema import EngineView
 from kvscope.monitor.text import timestamp
 
@@ -20,7 +22,16 @@ RATE_OVER_NS: Final = 5_000_000_000
 
 def engine_view(ledger: EngineLedger, findings: dict[str, int]) -> EngineView:
     """By its stream where there is one, else by its figures; `findings` counts those that fire, by severity."""
-    return _stream_view(ledger, findings) if ledger.has_stream else _figures_view(ledger, findings)
+    if ledger.has_stream:
+        return _stream_view(ledger, findings)
+    return _figures_view(ledger, findings, ledger.samples[-1] if ledger.samples else Sample(ledger.engine, ""))
+
+
+def past_metrics_view(ledger: EngineLedger, findings: dict[str, int], at_ns: int) -> EngineView:
+    """Return an engine without a stream as it was at a time (wall). Raises NotKnown where no sample of it is kept."""
+    last = sample_then(ledger, at_ns)
+    at = timestamp(last.at_ns or 0)
+    return msgspec.structs.replace(_figures_view(ledger, findings, last), at=at, last_seen_s_ago=0.0)
 
 
 def _stream_view(ledger: EngineLedger, findings: dict[str, int]) -> EngineView:
@@ -29,14 +40,17 @@ def _stream_view(ledger: EngineLedger, findings: dict[str, int]) -> EngineView:
     reasons = {name_of(Cause, cause): count for cause, count in ledger.waiting_by_cause().items()}
     running = sum([record.status == Status.RUNNING for record in state.requests.values()])
     silent_s = (ledger.now_ns - ledger.heard_ns) / 1e9
+    since_ns = 0
     if _is_reader_down(ledger):
         status = "unknown"
     elif state.stopped_ns:
-        status = "stopped"
+        status, since_ns = "stopped", ledger.wall(state.stopped_ns)
     elif silent_s > SILENT_AFTER_S:
-        status = "silent"
+        status, since_ns = "silent", ledger.heard_ns
+    elif running or reasons:
+        status, since_ns = stream_progress(ledger, running)
     else:
-        status = "serving" if running or reasons else "idle"
+        status = "idle"
     totals = state.totals
     recent = [point for point in ledger.points if point.at_ns >= ledger.now_ns - RATE_OVER_NS]
     over_s = (recent[-1].at_ns - recent[0].at_ns) / 1e9 if len(recent) > 1 else 0.0
@@ -74,6 +88,7 @@ def _stream_view(ledger: EngineLedger, findings: dict[str, int]) -> EngineView:
         },
         findings=findings,
         memory=measured(state.memory),
+        status_since=timestamp(since_ns) if since_ns else None,
     )
 
 
@@ -88,13 +103,15 @@ def _sample_age_s(ledger: EngineLedger, last: Sample) -> float:
     return round(max(now_ns - (last.at_ns or now_ns), 0) / 1e9, 3)
 
 
-def _figures_view(ledger: EngineLedger, findings: dict[str, int]) -> EngineView:
-    last = ledger.samples[-1] if ledger.samples else Sample(ledger.engine, "")
+def _figures_view(ledger: EngineLedger, findings: dict[str, int], last: Sample) -> EngineView:
     facts = {name: fact.value for name, fact in ledger.facts.items() if name not in ("last_stamp", "exposition")}
+    since_ns, at_ns = 0, last.at_ns or 0
     if _is_reader_down(ledger) or last.running is None:
         status = "unknown"
+    elif last.running or last.waiting:
+        status, since_ns = metrics_progress([sample for sample in ledger.samples if (sample.at_ns or 0) <= at_ns])
     else:
-        status = "serving" if last.running or last.waiting else "idle"
+        status = "idle"
     return EngineView(
         engine=ledger.engine,
         model=str(facts.get("served_model_name", facts.get("model", ""))),
@@ -108,7 +125,7 @@ def _figures_view(ledger: EngineLedger, findings: dict[str, int]) -> EngineView:
         step=last.steps,
         running=last.running,
         waiting=last.waiting,
-        waiting_by_reason={"DEFERRED": last.deferred} if last.deferred else {},
+        waiting_by_reason=waiting_by_reason(last),
         usage=last.usage,
         balance=None,
         output_tokens_per_s=last.generation_tokens_per_s,
@@ -121,4 +138,5 @@ def _figures_view(ledger: EngineLedger, findings: dict[str, int]) -> EngineView:
         faults=[],
         configuration=dict(facts),
         findings=findings,
+        status_since=timestamp(since_ns) if since_ns else None,
     )

@@ -15,17 +15,21 @@ from kvscope.monitor.findings import FindingReport, Findings
 from kvscope.monitor.history.history import History
 from kvscope.monitor.ledger.engine_ledger import MAX_POINTS, EngineLedger
 from kvscope.monitor.ledger.fleet import Fleet
+from kvscope.monitor.planning.plan_request import PlanRequest
+from kvscope.monitor.planning.plan_types import CapacityPlan
 from kvscope.monitor.queries.block_colours import COLOURINGS, by_prefix
 from kvscope.monitor.queries.blocks import block_detail, block_map
 from kvscope.monitor.queries.comparison import compare
-from kvscope.monitor.queries.engine_lookup import WINDOW_NS, EngineLookup
-from kvscope.monitor.queries.engines import engine_view
+from kvscope.monitor.queries.engine_lookup import WINDOW_NS, EngineLookup, is_without_stream
+from kvscope.monitor.queries.engines import engine_view, past_metrics_view
 from kvscope.monitor.queries.event_list import AROUND_NS, events_around, events_between, names_until, wanted
 from kvscope.monitor.queries.finding_list import FOREVER, findings_between, fired_between, firing_by_severity
 from kvscope.monitor.queries.memory_usage import calculator_view, memory_view
+from kvscope.monitor.queries.metrics_windows import sample_explanation, sample_points, sample_stats
 from kvscope.monitor.queries.past import Past
 from kvscope.monitor.queries.points import point_views
 from kvscope.monitor.queries.request_details import request_detail, request_views
+from kvscope.monitor.queries.running_plan import plan_of_engine
 from kvscope.monitor.queries.stream_time import StreamTime
 from kvscope.monitor.queries.window_explanation import explanation
 from kvscope.monitor.queries.window_stats import WindowStatsCache
@@ -58,10 +62,13 @@ BLOCK_HISTORY_NS: Final = 600_000_000_000
 """How much of a block's event history is read from disk. What is in memory is always included."""
 MARGIN_NS: Final = 30_000_000_000
 """The least that is shown of the time before and after a finding."""
+MAX_PAST_S: Final = 10_000_000_000
+"""The longest past that a question may be about."""
 MAX_FINDING_POINTS: Final = 600
 PACKED_WITHIN_NS: Final = 1_000_000_000
 MAX_FALL_WINDOW_S: Final = 60.0
 """Of a longer window, this much around where usage fell furthest is analysed event by event."""
+MIN_DROP_WINDOW_S: Final = 1e-3
 MAX_DROP_WINDOW_S: Final = 86_400.0
 
 
@@ -97,6 +104,10 @@ class QueryHandlers(Query):
         for live in self._lookup.all(seen_since_ns=time.at_ns):
             then = time if live.engine == owner else StreamTime(min(time.at_ns, live.now_ns))
             try:
+                if is_without_stream(live):
+                    with self._lock:
+                        views.append(past_metrics_view(live, self._firing(live.engine, then.at_ns), then.at_ns))
+                    continue
                 ledger = self._past.ledger_at(live, then)
             except NotKnown:
                 continue
@@ -147,8 +158,7 @@ class QueryHandlers(Query):
             return FindingDetail(report, [])
         began_ns, ended_ns = found.life(live.now_ns)
         margin = max(MARGIN_NS, (ended_ns - began_ns) // 10)
-        points = self._past.points(live, began_ns - margin, ended_ns + margin, MAX_FINDING_POINTS)
-        return FindingDetail(report, point_views(points, MAX_FINDING_POINTS))
+        return FindingDetail(report, self._points(live, began_ns - margin, ended_ns + margin, MAX_FINDING_POINTS))
 
     def notifications(self, finding: str) -> NotificationsView:
         """Notifications about one finding."""
@@ -164,10 +174,18 @@ class QueryHandlers(Query):
         self, engine: str, seconds: float = 600.0, limit: int = 600, since: str = "", until: str = ""
     ) -> list[PointView]:
         """The pool and the queues over time, evenly thinned."""
+        if not abs(seconds) <= MAX_PAST_S:  # nor is it NaN
+            raise BadQuestion(f"seconds is a number up to {MAX_PAST_S:,}")
         live = self._lookup.ledger(engine)
         last = self._lookup.time(live, until)
         since_ns = self._lookup.time(live, since).at_ns if since else round(last.at_ns - seconds * 1e9)
-        return point_views(self._past.points(live, since_ns, last.at_ns, limit), limit)
+        return self._points(live, since_ns, last.at_ns, limit)
+
+    def _points(self, live: EngineLedger, since_ns: int, until_ns: int, limit: int) -> list[PointView]:
+        if is_without_stream(live):
+            with self._lock:
+                return sample_points(live, since_ns, until_ns, limit)
+        return point_views(self._past.points(live, since_ns, until_ns, limit), limit)
 
     def requests(self, engine: str, at: str = "") -> list[RequestView]:
         """Requests that are active or hold blocks, then those that ended recently."""
@@ -245,8 +263,8 @@ class QueryHandlers(Query):
 
     def usage_drop(self, engine: str, at: str = "", window_s: float = 10.0) -> UsageDrop:
         """Why usage fell, or throughput stopped, around a time."""
-        if not 0 < window_s <= MAX_DROP_WINDOW_S:
-            raise BadQuestion(f"window_s={window_s:g} is not a number of seconds from 0 to 86400")
+        if not MIN_DROP_WINDOW_S <= window_s <= MAX_DROP_WINDOW_S:
+            raise BadQuestion(f"window_s={window_s:g} is not a number of seconds from 0.001 to 86400")
         live = self._lookup.streamed(engine)
         if at:
             at_ns = self._lookup.time(live, at).at_ns
@@ -258,8 +276,12 @@ class QueryHandlers(Query):
 
     def explain(self, engine: str, since: str = "", until: str = "") -> ExplanationView:
         """A summary of a window."""
-        live = self._lookup.streamed(engine)
+        live = self._lookup.ledger(engine)
         first, last = self._lookup.window(live, since, until)
+        if is_without_stream(live):
+            with self._lock:
+                found = findings_between(self.lifecycle, None, engine, first.at_ns, last.at_ns)
+                return sample_explanation(live, first.at_ns, last.at_ns, found)
         points = self._past.points(live, first.at_ns, last.at_ns, MAX_POINTS)
         width_s = min((last.at_ns - first.at_ns) / 1e9, MAX_FALL_WINDOW_S)
         half_ns = round(width_s * 5e8)
@@ -284,8 +306,8 @@ class QueryHandlers(Query):
         other_until: str = "",
     ) -> Diff:
         """What improved and what regressed in a window."""
-        live = self._lookup.streamed(engine)
-        against = live if other in ("", engine) else self._lookup.streamed(other)
+        live = self._lookup.ledger(engine)
+        against = live if other in ("", engine) else self._lookup.ledger(other)
         last_ns = self._lookup.time(live, until).at_ns
         if since:
             first_ns = self._lookup.time(live, since).at_ns
@@ -313,6 +335,8 @@ class QueryHandlers(Query):
             )
         with self._lock:
             found = fired_between(self.lifecycle, live.engine, since_ns, until_ns)
+            if is_without_stream(live):
+                return sample_stats(live, since_ns, until_ns, found)
         return self._window_stats.of(live, since_ns, until_ns, found)
 
     # ---------------------------------------------------------------- memory, history
@@ -326,6 +350,52 @@ class QueryHandlers(Query):
         """How many blocks a number of requests need, and how many of them fit."""
         with self._lookup.as_of(engine, "") as (ledger, _):
             return calculator_view(ledger, prompt_tokens, max_tokens, concurrency)
+
+    def plan(
+        self,
+        engine: str,
+        model: str = "",
+        layers: int | None = None,
+        kv_heads: int | None = None,
+        head_dim: int | None = None,
+        device_memory: int | None = None,
+        gpu_memory_utilization: float | None = None,
+        weights: int | None = None,
+        other: int | None = None,
+        kv_cache_memory: int | None = None,
+        tensor_parallel_size: int = 1,
+        block_size: int | None = None,
+        kv_cache_dtype: str = "auto",
+        max_num_batched_tokens: int | None = None,
+        max_num_seqs: int | None = None,
+        max_model_len: int | None = None,
+        prompt_len: int | None = None,
+        output_len: int | None = None,
+        shared_prefix: int | None = None,
+    ) -> CapacityPlan:
+        """The capacity plan of the engine, or of the model that is named, with the engine's load."""
+        request = PlanRequest(
+            model=model,
+            layers=layers,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            device_memory=device_memory,
+            gpu_memory_utilization=gpu_memory_utilization,
+            weights=weights,
+            other=other,
+            kv_cache_memory=kv_cache_memory,
+            tensor_parallel_size=tensor_parallel_size,
+            block_size=block_size,
+            kv_cache_dtype=kv_cache_dtype,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len,
+            prompt_len=prompt_len,
+            output_len=output_len,
+            shared_prefix=shared_prefix,
+        )
+        with self._lookup.as_of(engine, "") as (ledger, _):
+            return plan_of_engine(ledger, request)
 
     def history(self, engine: str) -> HistoryView:
         """Which past of an engine can be queried."""

@@ -6,9 +6,13 @@ from kvscope.monitor.analysis.concurrency import blocks_of_request
 from kvscope.monitor.analysis.memory_breakdown import NoBill, bill_of, measured, parts, unnamed
 from kvscope.monitor.errors import BadQuestion, NotKnown
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.planning.kv_pool import RESERVED_NULL_BLOCKS
+from kvscope.monitor.queries.running_plan import running_pool
 from kvscope.monitor.schema import CalculatorView, MemoryView
 from kvscope.monitor.text import counted, percent, timestamp
 
+MAX_ASKED = 1 << 40
+"""Tokens of a request, or requests at once, that the calculator takes."""
 PARTS = {
     "weights": "weights",
     "activations_peak": "peak activations",
@@ -69,14 +73,17 @@ def _in_log(ledger: EngineLedger) -> tuple[dict[str, int], dict[str, int]]:
 
 
 def calculator_view(ledger: EngineLedger, prompt_tokens: int, max_tokens: int, concurrency: int) -> CalculatorView:
-    """Raises BadQuestion for lengths that no request has, and NotKnown where the engine has not said its block size."""
+    """Raises BadQuestion for lengths that no request has, and NotKnown if the block size is not known."""
     if prompt_tokens < 1 or max_tokens < 1 or concurrency < 1:
         raise BadQuestion("prompt_tokens, max_tokens and concurrency are each 1 or more")
+    if max(prompt_tokens, max_tokens, concurrency) > MAX_ASKED:
+        raise BadQuestion(f"prompt_tokens, max_tokens and concurrency are each {MAX_ASKED:,} or less")
     state, described = ledger.state, ledger.description
-    if not state.block_size:
-        raise NotKnown(f"{ledger.engine} has not said how large its blocks and its pool are")
-    usable = state.total - state.reserved
-    each = blocks_of_request(prompt_tokens + max_tokens, state.block_size, described)
+    block_size, usable = state.block_size, state.total - state.reserved
+    if not block_size:
+        running = running_pool(ledger)
+        block_size, usable = running.pool.block_size, running.blocks - RESERVED_NULL_BLOCKS
+    each = blocks_of_request(prompt_tokens + max_tokens, block_size, described)
     by_pool = usable // each
     most = min(by_pool, described.max_num_seqs or by_pool)
     notes = []
@@ -99,7 +106,7 @@ def calculator_view(ledger: EngineLedger, prompt_tokens: int, max_tokens: int, c
         prompt_tokens=prompt_tokens,
         max_tokens=max_tokens,
         concurrency=concurrency,
-        block_size=state.block_size,
+        block_size=block_size,
         usable_blocks=usable,
         blocks_per_request=each,
         bytes_per_request=each * described.kv_bytes_per_block or None,

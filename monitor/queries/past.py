@@ -258,6 +258,8 @@ class Past:
         """What can be asked about one engine."""
         with self._lock:
             memory_ns = self._since_ns(live.engine)
+            if not memory_ns and live.past_samples:
+                memory_ns = live.past_samples[0].at_ns or 0
             first_ns, last_ns, epoch = memory_ns, live.now_ns, live.epoch
         kept = self.history.span(live.engine) if self.history is not None else None
         lives = []

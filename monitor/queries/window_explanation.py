@@ -26,7 +26,7 @@ def explanation(
         engine=told.engine,
         since=timestamp(since_ns),
         until=timestamp(until_ns),
-        sentences=list(filter(None, (fall.strip(), _queue_in_words(points), _findings_in_words(findings)))),
+        sentences=list(filter(None, (fall.strip(), _queue_in_words(points), findings_in_words(findings)))),
         findings=findings,
     )
 
@@ -97,7 +97,8 @@ def _queue_in_words(points: Sequence[Point]) -> str:
     return said
 
 
-def _findings_in_words(findings: Sequence[FindingReport]) -> str:
+def findings_in_words(findings: Sequence[FindingReport]) -> str:
+    """Return the first findings with their explanations, and how many more there are."""
     told = [f"{finding.code}: {finding.explanation}" for finding in findings[:MOST_FINDINGS]]
     if len(findings) > MOST_FINDINGS:
         told.append(f"{counted(len(findings) - MOST_FINDINGS, 'more finding')} touched this window.")

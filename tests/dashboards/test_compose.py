@@ -95,7 +95,7 @@ def _docker_compose(**variables: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_docker_compose_accepts_the_file() -> None:
-    told = _docker_compose(KVSCOPE_TOKEN=TOKEN)
+    told = _docker_compose(KVSCOPE_TOKEN=TOKEN, GRAFANA_PASSWORD="another")
     assert told.returncode == 0, told.stderr
 
 
@@ -111,7 +111,7 @@ def test_engine_monitor_and_prometheus_run_by_their_commands(tmp_path: Path) -> 
     program("prometheus", "prometheus")
     here = Here(tmp_path)
     here.configuration()
-    token = {"KVSCOPE_TOKEN": TOKEN}
+    token = {"KVSCOPE_TOKEN": TOKEN, "GRAFANA_PASSWORD": "another"}
     with (
         running(here.command("engine"), tmp_path / "engine.log") as engine,
         running(here.command("monitor"), tmp_path / "monitor.log", token) as monitor,

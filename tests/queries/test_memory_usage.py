@@ -85,7 +85,7 @@ def test_the_bill_of_a_log() -> None:
     view = watch.memory(engine.engine)
     assert view.parts == parts(bill)
     assert sum(view.parts.values()) == view.measured["device_total"] == bill.device_total
-    with pytest.raises(NotKnown, match="how large its blocks"):
+    with pytest.raises(NotKnown, match="states neither its blocks nor their size"):
         watch.calculator(engine.engine, 10, 10)
 
 

@@ -270,7 +270,7 @@ def test_a_silence_that_is_past_is_one() -> None:
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """States whose batches are gone are dropped with them, and what is left is answered."""
-    monkeypatch.setattr("kvscope.monitor.ledger.engine_ledger.MAX_RECENT_BYTES", 60_000)
+    monkeypatch.setattr("kvscope.monitor.ledger.engine_ledger.EngineLedger.max_recent_bytes", 60_000)
     scene = Watched(total=40, block_size=4)
     for _ in range(600):
         scene.lab.arrive(20, max_tokens=8)

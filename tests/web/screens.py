@@ -59,7 +59,7 @@ def main(wanted: list[str]) -> None:
             with served(SHOWN[name], Path(folder) / name) as incident:
                 for scheme in SCHEMES:
                     page = browser.new_page(viewport=SIZE, color_scheme=scheme)
-                    for entry in TABLE:
+                    for entry in (entry for entry in TABLE if "stream" in entry.signals):
                         file = SCREENS / f"{name}-{entry.path or 'overview'}-{scheme}.png"
                         keep(take(page, incident, entry.path), file)
                     page.close()

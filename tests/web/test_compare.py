@@ -83,7 +83,7 @@ def test_it_shows_what_the_command_prints(
     account = Account(page)
     (leak,) = (one for one in incident.ask("findings", engine=ENGINE) if one["code"] == LEAK)
     began_ns, first = wall_ns(leak["since"], 0), incident.ask("span", engine=ENGINE)["first"]
-    since, until = rfc3339(began_ns + 10 * SECOND), rfc3339(began_ns + 20 * SECOND)
+    since, until = rfc3339(began_ns + 70 * SECOND), rfc3339(began_ns + 80 * SECOND)
     before = {"with_from": first, "with_to": leak["since"]}
     page.goto(incident.url + PagePlace("compare", ENGINE, since, until, more=tuple(before.items())).but())
     windows = ("--window", f"{first}..{leak['since']}", "--window", f"{since}..{until}")

@@ -164,7 +164,7 @@ def test_of_an_engine_known_by_figures_alone_every_view_says_what_it_can(path: s
     page = look(Pages(watch), PagePlace(path, "vllm", id="1"))
     assert page.told["main"]
     assert "could not be made" not in str(page.sections)
-    assert "figures only" in page.sections["bar"]
+    assert "seen through /metrics only" in page.sections["bar"]
     if path == "":
         assert "not exposed" in page.sections["main engines"]
     if path in ("blocks", "held", "requests", "prefixes"):

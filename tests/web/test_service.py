@@ -179,6 +179,7 @@ def test_the_token_is_asked_for_over_http_and_websocket() -> None:
         assert upgrade(url, {"Authorization": f"Bearer {TOKEN}"}) == 101
         # As a browser has it: once in the address, then in the cookie that this sets.
         with httpx.Client(base_url=url, trust_env=False) as browser:
-            assert browser.get("/", params={"token": TOKEN}).status_code == 200
+            first = browser.get("/", params={"token": TOKEN}, headers={"Accept": "text/html"}, follow_redirects=True)
+            assert (first.status_code, first.url.query) == (200, b"")
             assert browser.get("/_dash-layout").status_code == 200
             assert upgrade(url, {"Cookie": "; ".join(f"{n}={v}" for n, v in browser.cookies.items())}) == 101

@@ -15,6 +15,7 @@ from kvscope.dashboards.web.views import (
     findings_view,
     memory_view,
     overview_view,
+    planner_view,
     prefix_cache_view,
     request_view,
     requests_view,
@@ -23,6 +24,8 @@ from kvscope.dashboards.web.views import (
 from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.text import counted, duration
 from tests.lab import Lab
+from tests.pages import rows as page_rows
+from tests.pages import scraped
 from tests.web.parts import ENGINE
 
 
@@ -146,6 +149,40 @@ def test_the_calculator_answers_by_the_address_and_says_what_it_cannot_read() ->
         assert f"{told.blocks_needed:,}" in answer
     wrong = text(memory_view.view(watch, at(watch, "/memory?prompt_tokens=many")), "calculator")
     assert "Each is a whole number, 1 or more." in wrong
+
+
+def test_the_planner_shows_what_the_plan_computes_and_names_bad_input_at_its_field() -> None:
+    lab = Lab()
+    lab.arrive(20)
+    lab.run_until_idle()
+    watch = looked_at(lab)
+    plan = watch.plan(ENGINE, prompt_len=40, output_len=10)
+    view = planner_view.view(watch, at(watch, "/plan?prompt_len=40&output_len=10"))
+    assert f"{plan.requests_at_once:,} requests of 50 tokens fit at once" in text(view, "plan")
+    assert [row[0] for row in rows(view, "lengths")] == [f"{one.tokens:,} tokens" for one in plan.requests_by_length]
+    assert all(one.flag in text(view, "settings") for one in plan.settings)
+    assert "prompt length 40 tokens given" in " ".join(text(view, "inputs").split())
+    other = planner_view.view(watch, at(watch, "/plan?model=gpt2&kv_cache_memory=4"))
+    assert f"{(4 << 30) // (36_864 * 16):,} blocks" in text(other, "plan")
+    for address, sentence in (
+        ("/plan?layers=x", "Layers is a whole number, not 'x'."),
+        ("/plan?model=novel", "The plan does not know the model novel"),
+        ("/plan?model=gpt2&device_memory=-1", "Device is a size in GiB, 0 or more, not '-1'."),
+        ("/plan?model=gpt2&device_memory=16&gpu_memory_utilization=3", "--gpu-memory-utilization is a share above 0"),
+    ):
+        wrong = planner_view.view(watch, at(watch, address))
+        assert sentence in text(wrong, "form")
+        assert "plan" not in wrong.sections
+
+
+def test_a_plain_vllm_is_planned_by_its_metrics() -> None:
+    watch = Pipeline()
+    watch.feed(scraped(page_rows("healthy-shared-prefix")))
+    (engine,) = (view.engine for view in watch.engines())
+    plan = watch.plan(engine)
+    assert (plan.blocks, plan.block_size) == (513, 32)
+    assert {one.name for one in plan.inputs if one.origin == "measured"} >= {"concurrency", "blocks", "block size"}
+    assert watch.calculator(engine, 100, 28, 3).blocks_per_request == 4
 
 
 def test_a_bill_that_was_never_said_is_not_made_up() -> None:

@@ -16,8 +16,7 @@ from kvscope.dashboards.web.charts import ChartMark, ChartRow, over_time
 from kvscope.dashboards.web.display_text import clock_text, sentence
 from kvscope.dashboards.web.links import PagePlace, PageWindow, rfc3339, wall_ns
 from kvscope.dashboards.web.markup import and_more, aria, choice, data, field, request_link
-from kvscope.dashboards.web.palette import PALETTE_SHADES
-from kvscope.dashboards.web.pool_traces import block_traces, request_traces
+from kvscope.dashboards.web.pool_traces import gaps_between, pool_row, pool_text, queue_text, request_traces
 from kvscope.dashboards.web.view import Here, PageView
 from kvscope.monitor.errors import BadQuestion, NotKnown
 from kvscope.monitor.findings import FindingReport
@@ -82,6 +81,8 @@ def _comparison_headline(told: Diff) -> list[Any]:
     if went:
         words += f", {went:,} went"
     figures = f"{counted(worse, 'figure')} worse, {better:,} better, {same:,} the same"
+    if told.after.computed_nothing and not told.before.computed_nothing:
+        figures = "no token was computed after"
     return [html.H1(f"{words}; {figures}", className="bad" if told.is_worse else "well" if not worse else "")]
 
 
@@ -286,8 +287,8 @@ def _link(place: PagePlace, told: Diff, finding: FindingReport) -> html.A:
 def _pools(here: Here, both: Sequence[WindowStats], points: Sequence[Sequence[PointView]]) -> list[Any]:
     """One above the other, a second as wide and a block as high in both."""
     longest_ns = max(round(side.seconds * 1e9) for side in both)
-    totals = [sum(getattr(point, shade.field) for shade in PALETTE_SHADES) for side in points for point in side[-1:]]
-    queues = [max(point.requests_waiting, point.requests_running) for side in points for point in side]
+    tops = [pool_row(side, 130).top or 0 for side in points]
+    queues = [max(point.requests_waiting or 0, point.requests_running or 0) for side in points for point in side]
     parts: list[Any] = [html.H2("Both pools, to the same scale")]
     for name, words, side, there in zip(("before", "after"), ("Before", "After"), both, points, strict=True):
         parts.append(html.H3(f"{words}: {side.engine}, from {clock_text(side.since)} to {clock_text(side.until)} UTC"))
@@ -297,7 +298,7 @@ def _pools(here: Here, both: Sequence[WindowStats], points: Sequence[Sequence[Po
         since_ns = wall_ns(side.since, 0)
         window = PageWindow(since_ns, since_ns + max(longest_ns, 1_000_000), False)
         rows = [
-            ChartRow("Blocks", 130, block_traces(there), max(totals, default=0)),
+            pool_row(there, 130)._replace(top=max(tops, default=0)),
             ChartRow("Requests", 70, request_traces(there), max(queues, default=0)),
         ]
         at_ns = _chosen_windows(here.place, window)
@@ -312,6 +313,7 @@ def _pools(here: Here, both: Sequence[WindowStats], points: Sequence[Sequence[Po
                 at_ns=at_ns,
                 says=_says(words, there),
                 times=times,
+                gaps=gaps_between(there),
             )
         )
     return parts
@@ -340,7 +342,5 @@ def _window_marks(place: PagePlace, side: WindowStats, window: PageWindow) -> li
 def _says(words: str, points: Sequence[PointView]) -> str:
     """What the chart shows, for who cannot see it."""
     last = points[-1]
-    held = ", ".join(f"{count:,} {shade.label}" for shade in PALETTE_SHADES if (count := getattr(last, shade.field)))
-    queue = f"{last.requests_running:,} running, {last.requests_waiting:,} waiting"
     times = f"from {clock_text(points[0].at)} to {clock_text(last.at)} UTC"
-    return f"{words}, {times}. At its end, blocks: {held}; requests: {queue}."
+    return f"{words}, {times}. At its end, {pool_text(last)}; requests: {queue_text(last)}."

@@ -12,8 +12,7 @@ from kvscope.dashboards.web.display_text import clock_text, sentence
 from kvscope.dashboards.web.finding_cards import advice, alternatives, culprits, evidence, marks
 from kvscope.dashboards.web.links import PagePlace, PageWindow, rfc3339, wall_ns
 from kvscope.dashboards.web.markup import aria, data, field
-from kvscope.dashboards.web.palette import PALETTE_SHADES
-from kvscope.dashboards.web.pool_traces import block_traces, request_traces
+from kvscope.dashboards.web.pool_traces import gaps_between, pool_row, request_traces
 from kvscope.dashboards.web.view import Here, PageView
 from kvscope.monitor.errors import BadTime, NotKnown
 from kvscope.monitor.findings import FindingReport
@@ -193,9 +192,7 @@ def _finding_chart(here: Here, finding: FindingReport, points: Sequence[PointVie
     if not (here.place.since or here.place.until):
         window = PageWindow(points[0].at_ns, max(points[-1].at_ns, points[0].at_ns + 1_000_000), False)
     rows = [
-        ChartRow(
-            "Blocks", 190, block_traces(points), sum(getattr(points[-1], shade.field) for shade in PALETTE_SHADES)
-        ),
+        pool_row(points, 190),
         ChartRow("Requests", 110, request_traces(points)),
     ]
     try:
@@ -205,7 +202,14 @@ def _finding_chart(here: Here, finding: FindingReport, points: Sequence[PointVie
     marked = _onset(here.place, finding, window)
     says = f"Blocks by who holds them, and requests, from {clock_text(window.since)} to {clock_text(window.until)} UTC."
     chart = over_time(
-        "meanwhile", [point.at_ns for point in points], rows, window, marks=marked, at_ns=at_ns, says=says
+        "meanwhile",
+        [point.at_ns for point in points],
+        rows,
+        window,
+        marks=marked,
+        at_ns=at_ns,
+        says=says,
+        gaps=gaps_between(points),
     )
     return [heading, chart]
 

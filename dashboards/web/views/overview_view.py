@@ -8,11 +8,11 @@ from typing import Any, Final
 from dash import html
 
 from kvscope.dashboards.web import pool_balance
-from kvscope.dashboards.web.display_text import no_rate, number_text
+from kvscope.dashboards.web.display_text import clock_text, no_rate, number_text
 from kvscope.dashboards.web.finding_cards import cards
 from kvscope.dashboards.web.markup import aria, data
 from kvscope.dashboards.web.palette import LIMITS, css
-from kvscope.dashboards.web.view import Here, PageView, worst_first
+from kvscope.dashboards.web.view import UNSERVED, Here, PageView, worst_first
 from kvscope.monitor.findings import FindingReport
 from kvscope.monitor.query import Query
 from kvscope.monitor.schema import EngineView
@@ -34,10 +34,11 @@ def view(query: Query, here: Here) -> PageView:
     found = [finding for finding in found if finding.severity != "info"]
     rows = [_engine_row(query, here, engine, [f for f in found if f.engine == engine.engine]) for engine in engines]
     head = html.Thead(html.Tr([html.Th(name, scope="col") for name in ENGINE_COLUMNS]))
-    how = "bad" if found else "well" if _heard(engines) else ""
+    unserved = any(engine.status in UNSERVED for engine in engines)
+    how = "bad" if found or unserved else "well" if _heard(engines) else ""
     return PageView(
         {
-            "head": html.H1(_in_a_sentence(engines, found), className=how),
+            "head": html.H1(_overview_headline(engines, found), className=how),
             "engines": html.Section(html.Table([head, html.Tbody(rows)]), id="engines", className="card"),
             "findings": html.Section(
                 cards(here, found, FULL_FINDINGS) if found or _heard(engines) else [],
@@ -48,15 +49,37 @@ def view(query: Query, here: Here) -> PageView:
     )
 
 
-def _in_a_sentence(engines: Sequence[EngineView], found: Sequence[FindingReport]) -> str:
+def _overview_headline(engines: Sequence[EngineView], found: Sequence[FindingReport]) -> str:
+    """The worst engine in terms of its clients, and how many others have open findings."""
     there = _heard(engines)
     if not there:
-        return f"No engine is heard; the past of {counted(len(engines), 'engine')} is kept"
-    if not found:
-        return f"All is well with {counted(there, 'engine')}"
-    what = counted(len(found), "open finding")
-    troubled = {finding.engine for finding in found}
-    return f"{what} on {len(troubled):,} of {counted(there, 'engine')}"
+        return f"No engine is received; the past of {counted(len(engines), 'engine')} is kept"
+    worst = engines[0]
+    if found or worst.status in UNSERVED:
+        gravest = next((finding.title for finding in found if finding.engine == worst.engine), "")
+        state = _unserved_text(worst)
+        others = len({finding.engine for finding in found} - {worst.engine})
+        more = f" ({counted(others, 'other engine')} with open findings)" if others else ""
+        return f"{worst.engine}{state or ': '}{': ' if state and gravest else ''}{_in_line(gravest)}{more}"
+    queue = max(engines, key=lambda engine: engine.waiting or 0)
+    known = f"No known fault on {counted(there, 'engine')}"
+    return f"{known}; {counted(queue.waiting, 'request')} waiting on {queue.engine}" if queue.waiting else known
+
+
+def _unserved_text(engine: EngineView) -> str:
+    """That clients of the engine get nothing, since when and how many; empty if they are served."""
+    if engine.status not in UNSERVED:
+        return ""
+    since = f" since {clock_text(engine.status_since)} UTC" if engine.status_since else ""
+    if engine.status != "stuck":
+        return f" {'has stopped' if engine.status == 'stopped' else 'is silent'}{since}"
+    queue = (engine.running or 0) + (engine.waiting or 0)
+    return f" has computed no token{since} with {counted(queue, 'unfinished request')}"
+
+
+def _in_line(title: str) -> str:
+    """A title in the middle of a sentence: names that are all capitals stay as they are."""
+    return title[:1].lower() + title[1:] if title[1:2].islower() else title
 
 
 def _heard(engines: Sequence[EngineView]) -> int:
@@ -68,6 +91,8 @@ def _engine_row(query: Query, here: Here, engine: EngineView, found: Sequence[Fi
     link = html.A(engine.engine, href=here.place.to("engine", engine=engine.engine), className="name")
     name = [html.Span(className=f"status {engine.status}", **aria(hidden="true")), link]
     status = f"gone, last heard {engine.at[:19].replace('T', ' ')} UTC" if engine.status == "gone" and engine.at else ""
+    if not status and engine.status_since:
+        status = f"{engine.status} since {clock_text(engine.status_since)} UTC"
     about = " · ".join(filter(None, (status or engine.status, engine.model, engine.version)))
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(engine.waiting_by_reason.items()))
     used = "not exposed" if engine.usage is None else f"{percent(engine.usage)} in use"

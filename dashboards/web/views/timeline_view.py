@@ -13,8 +13,15 @@ from kvscope.dashboards.web.charts import ChartMark, ChartRow, Trace, over_time
 from kvscope.dashboards.web.display_text import clock_text, no_rate, number_text
 from kvscope.dashboards.web.links import rfc3339, wall_ns
 from kvscope.dashboards.web.markup import aria, key
-from kvscope.dashboards.web.palette import LIMITS, PALETTE_SHADES, REASONS
-from kvscope.dashboards.web.pool_traces import RUNNING_TRACE, block_traces, request_traces
+from kvscope.dashboards.web.palette import LIMITS, REASONS
+from kvscope.dashboards.web.pool_traces import (
+    RUNNING_TRACE,
+    gaps_between,
+    pool_row,
+    pool_text,
+    queue_text,
+    request_traces,
+)
 from kvscope.dashboards.web.view import Here, PageView, engine_then
 from kvscope.monitor.errors import BadTime
 from kvscope.monitor.findings import FindingReport
@@ -27,6 +34,7 @@ MOST_MARKS: Final = 40
 QUIET_TIMELINE: Final = 20
 """Preemptions closer together than this part of the window are told of as one run."""
 LOST_MARK: Final = REASONS["PREEMPTED"]
+PREFIX_HITS: Final = (58, 145, 134)
 MEANT: Final = {
     "KV": "the next request lacked KV blocks",
     "TOKENS": "max_num_batched_tokens was used up",
@@ -46,11 +54,11 @@ def view(query: Query, here: Here) -> PageView:
         shown = here.window._replace(since_ns=max(here.window.since_ns, points[0].at_ns))
         here = here._replace(window=shown)
     marks = _timeline_marks(query, here, points)
-    told = query.explain(here.name, since, until) if engine.signal == "stream" else None
+    told = query.explain(here.name, since, until)
     return PageView(
         {
             "summary": html.Section(_summary(engine), id="summary", **aria(label="The engine")),
-            "told": html.Section(_timeline_summary(here, told), id="told", className="card") if told else "",
+            "told": html.Section(_timeline_summary(here, told), id="told", className="card"),
             "chart": html.Section(_timeline_chart(here, points, marks), className="card", **aria(label="Over time")),
             "marks": html.Section(_timeline_list(here, marks), id="marks", className="card"),
         }
@@ -139,6 +147,12 @@ def _timeline_marks(query: Query, here: Here, points: Sequence[PointView]) -> li
         ChartMark(life.epoch, "configuration", "The engine was started", _timeline_then(here, life.epoch))
         for life in query.history(here.name).epochs
     ]
+    if here.engine.signal == "metrics":
+        marks += [
+            ChartMark(point.at_ns, "configuration", "The engine was restarted", _timeline_then(here, point.at_ns))
+            for point in points
+            if point.restarted
+        ]
     inside = [mark for mark in marks if here.window.since_ns <= mark.at_ns <= here.window.until_ns]
     return sorted(inside)[-MOST_MARKS:]
 
@@ -187,21 +201,18 @@ def _timeline_list(here: Here, marks: Sequence[ChartMark]) -> list[Any]:
 
 
 def _timeline_chart(here: Here, points: Sequence[PointView], marks: Sequence[ChartMark]) -> list[Any]:
-    if here.engine.signal == "metrics":
-        return [
-            html.P("The chart needs the event stream: this engine is known by its figures alone.", className="note")
-        ]
     if not points:
         return [html.P("Nothing is known of this time.", className="note")]
     rows = [
-        ChartRow(
-            "Blocks", 230, block_traces(points), sum(getattr(points[-1], shade.field) for shade in PALETTE_SHADES)
-        ),
+        pool_row(points, 230),
         ChartRow("Requests", 120, request_traces(points)),
         ChartRow("Tokens per second", 84, _token_traces(points)),
         ChartRow("Setbacks per second", 58, _lost(points)),
-        ChartRow("Steps, by what bound them", 64, _limits(points), 100, " %"),
     ]
+    if limits := _limits(points):
+        rows.append(ChartRow("Steps, by what bound them", 64, limits, 100, " %"))
+    if any(point.prefix_hit_rate is not None for point in points):
+        rows.append(ChartRow("Prefix hits since its start", 64, [_hit_rate(points)], 100, " %"))
     try:
         at_ns = wall_ns(here.place.at, here.window.until_ns) if here.place.at else None
     except BadTime:  # the position of an event
@@ -214,6 +225,7 @@ def _timeline_chart(here: Here, points: Sequence[PointView], marks: Sequence[Cha
         marks=marks,
         at_ns=at_ns,
         says=_timeline_headline(points),
+        gaps=gaps_between(points),
     )
     hint = "Drag over the chart to look at a part of the time, click to choose a moment."
     before = here.place.to("compare", since=here.window.since, until=here.window.until, at="")
@@ -222,6 +234,13 @@ def _timeline_chart(here: Here, points: Sequence[PointView], marks: Sequence[Cha
 
 
 def _token_traces(points: Sequence[PointView]) -> list[Trace]:
+    if all(point.computed_tokens is None for point in points):  # a page's counters, as rates since the scrape before
+        return [
+            Trace(
+                "prompt", (128, 160, 200), [point.computed_tokens_per_s for point in points], after=True, opacity=0.45
+            ),
+            Trace("output", RUNNING_TRACE, [point.output_tokens_per_s for point in points], "line", after=True),
+        ]
     return [
         Trace(
             "computed",
@@ -235,15 +254,23 @@ def _token_traces(points: Sequence[PointView]) -> list[Trace]:
     ]
 
 
+def _hit_rate(points: Sequence[PointView]) -> Trace:
+    rates = [None if point.prefix_hit_rate is None else 100 * point.prefix_hit_rate for point in points]
+    return Trace("hits", PREFIX_HITS, rates, "line", title="share of looked-up prompt tokens that were in the cache")
+
+
 def _lost(points: Sequence[PointView]) -> list[Trace]:
+    preemptions = Trace(
+        "preemptions",
+        LOST_MARK,
+        _token_rate(points, lambda point: point.preemptions),
+        after=True,
+        title="requests that lost their blocks",
+    )
+    if points[-1].free is None:
+        return [preemptions]
     return [
-        Trace(
-            "preemptions",
-            LOST_MARK,
-            _token_rate(points, lambda point: point.preemptions),
-            after=True,
-            title="requests that lost their blocks",
-        ),
+        preemptions,
         Trace(
             "failed allocations",
             REASONS["KV_BLOCKS"],
@@ -271,12 +298,13 @@ def _bound_by(limit: str, point: PointView) -> int:
     return point.limits.get(limit, 0)
 
 
-def _differences(points: Sequence[PointView], total: Callable[[PointView], int]) -> list[int]:
+def _differences(points: Sequence[PointView], total: Callable[[PointView], int | None]) -> list[int]:
     """By how much a sum grew until each moment; it begins anew with a new life of the engine."""
-    return [0, *(max(0, total(point) - total(before)) for before, point in pairwise(points))][: len(points)]
+    sums = [total(point) or 0 for point in points]
+    return [0, *(max(0, after - before) for before, after in pairwise(sums))][: len(points)]
 
 
-def _token_rate(points: Sequence[PointView], total: Callable[[PointView], int]) -> list[float]:
+def _token_rate(points: Sequence[PointView], total: Callable[[PointView], int | None]) -> list[float]:
     spans = [1.0, *((point.at_ns - before.at_ns) / 1e9 or 1.0 for before, point in pairwise(points))]
     rates = [grew / seconds for grew, seconds in zip(_differences(points, total), spans, strict=True)]
     return rates[1:2] + rates[1:] if len(rates) > 1 else rates  # what grew until the first moment is not known
@@ -285,9 +313,5 @@ def _token_rate(points: Sequence[PointView], total: Callable[[PointView], int]) 
 def _timeline_headline(points: Sequence[PointView]) -> str:
     """What the chart shows, for who cannot see it."""
     last = points[-1]
-    blocks = ", ".join(
-        f"{blocks:,} {shade.label}" for shade in PALETTE_SHADES if (blocks := getattr(last, shade.field))
-    )
-    queue = f"{last.requests_running:,} running, {last.requests_waiting:,} waiting"
     times = f"From {clock_text(points[0].at)} to {clock_text(last.at)} UTC"
-    return f"{times}. At the end, blocks: {blocks}; requests: {queue}."
+    return f"{times}. At the end, {pool_text(last)}; requests: {queue_text(last)}."

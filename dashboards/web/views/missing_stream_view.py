@@ -1,0 +1,46 @@
+"""What the event stream adds to an engine that is seen through its metrics only, and how to attach it."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from dash import html
+
+from kvscope.dashboards.web.view import Here, PageView
+from kvscope.monitor.query import Query
+
+ADDED_BY_STREAM: Final = (
+    ("Blocks", "the state and the owner of every block, at any moment, and why it is not free"),
+    ("Never freed", "blocks that were allocated in a window and not freed by its end, by owner"),
+    ("Requests", "each request: what it waits for and who holds that, its blocks, its times"),
+    ("Prefix cache", "which prefixes the pool keeps, who uses them, and who evicted what is needed again"),
+    ("Over time", "the pool by holder, waiting requests by cause, and what limits the steps"),
+    ("Findings", "confirmed verdicts: a metrics page shows how much is in use, never by whom"),
+)
+
+
+def view(_query: Query, here: Here) -> PageView:
+    """The table of what is added, and the two lines that attach it."""
+    rows = [html.Tr([html.Th(name, scope="row"), html.Td(text)]) for name, text in ADDED_BY_STREAM]
+    attached = here.engine.signal == "stream"
+    known = (
+        "attached by its event stream, which adds:" if attached else "seen through its metrics. Its event stream adds:"
+    )
+    table = html.Table(html.Tbody(rows), className="facts-table")
+    return PageView(
+        {
+            "head": html.H1("What the event stream adds"),
+            "added": html.Section([html.P(f"{here.name} is {known}"), table], className="card"),
+            "attach": "" if attached else html.Section(_how_to_attach(), className="card"),
+        }
+    )
+
+
+def _how_to_attach() -> list[Any]:
+    commands = "KVSCOPE_EVENTS=tcp://0.0.0.0:5757 vllm serve MODEL\nkvscope serve --events tcp://HOST:5757"
+    return [
+        html.H2("Attach it to a vLLM"),
+        html.P("Install kvscope beside vLLM, start vLLM with the probe, and read its stream:"),
+        html.Pre(commands),
+        html.P("The probe changes nothing that vLLM computes. docs/probe.md has its cost.", className="note"),
+    ]

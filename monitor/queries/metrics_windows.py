@@ -1,0 +1,187 @@
+"""Windows of an engine that is known from its metrics alone: points, statistics and a summary, from its samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Final
+
+from kvscope.monitor.errors import BadTime, NotKnown
+from kvscope.monitor.events.samples import Sample
+from kvscope.monitor.findings import FindingReport
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.planning.kv_pool import RESERVED_NULL_BLOCKS
+from kvscope.monitor.queries.points import evenly_thinned
+from kvscope.monitor.queries.running_plan import running_pool
+from kvscope.monitor.queries.window_explanation import findings_in_words
+from kvscope.monitor.schema import ExplanationView, PointView, WindowStats
+from kvscope.monitor.text import clock_time, counted, percent, timestamp
+
+WINDOW_COUNTERS: Final[dict[str, Callable[[Sample], int | None]]] = {
+    "output_tokens": lambda sample: sample.generation_tokens,
+    "served": lambda sample: sample.finished,
+    "not_served": lambda sample: sample.aborted,
+    "preemptions": lambda sample: sample.preemptions,
+    "looked_up_tokens": lambda sample: sample.prefix_queries,
+    "hit_tokens": lambda sample: sample.prefix_hits,
+}
+"""What a window counts, by the names of WindowStats.counts. All are sums since the engine's start."""
+
+
+def samples_between(ledger: EngineLedger, since_ns: int, until_ns: int) -> list[Sample]:
+    """Return the samples from one time to another (wall), in order, as far as they are kept."""
+    return [sample for sample in ledger.past_samples if since_ns <= (sample.at_ns or 0) <= until_ns]
+
+
+def sample_then(ledger: EngineLedger, at_ns: int) -> Sample:
+    """Return the last sample until a time (wall). Raises NotKnown where none is kept."""
+    before = samples_between(ledger, 0, at_ns)
+    if not before:
+        first = ledger.past_samples[0].at_ns if ledger.past_samples else None
+        since = f": its samples begin at {timestamp(first)}" if first else ""
+        raise NotKnown(f"of {ledger.engine} nothing is kept until {timestamp(at_ns)}{since}")
+    return before[-1]
+
+
+def waiting_by_reason(sample: Sample) -> dict[str, int]:
+    """Return how many wait for each reason that vLLM's page has: for capacity, or deferred. Empty if it has none."""
+    if sample.deferred is None or sample.waiting is None:
+        return {}
+    reasons = {"CAPACITY": max(sample.waiting - sample.deferred, 0), "DEFERRED": sample.deferred}
+    return {reason: count for reason, count in reasons.items() if count}
+
+
+def usable_blocks(ledger: EngineLedger) -> int | None:
+    """Return the blocks that requests can have, by the configuration on the page; None where it states none."""
+    try:
+        return running_pool(ledger).blocks - RESERVED_NULL_BLOCKS
+    except NotKnown:
+        return None
+
+
+def sample_points(ledger: EngineLedger, since_ns: int, until_ns: int, most: int) -> list[PointView]:
+    """Return at most `most` points of a window (wall), evenly thinned, the last among them."""
+    samples = samples_between(ledger, since_ns, until_ns)
+    restarts = {sample.at_ns for sample in samples[1:] if sample.restarted}
+    usable = usable_blocks(ledger)
+    points, before_ns = [], 0
+    for sample in evenly_thinned(samples, most):
+        at_ns = sample.at_ns or 0
+        restarted = any(before_ns < (moment or 0) <= at_ns for moment in restarts)
+        points.append(_sample_point(sample, at_ns, usable, restarted))
+        before_ns = at_ns
+    return points
+
+
+def _sample_point(sample: Sample, at_ns: int, usable: int | None, restarted: bool) -> PointView:
+    return PointView(
+        at=timestamp(at_ns) or "",
+        at_ns=at_ns,
+        requests_running=sample.running,
+        requests_waiting=sample.waiting,
+        preemptions=sample.preemptions,
+        output_tokens=sample.generation_tokens,
+        waiting_by_reason=waiting_by_reason(sample),
+        steps=sample.steps,
+        usable=usable,
+        usage=sample.usage,
+        restarted=restarted,
+        output_tokens_per_s=sample.generation_tokens_per_s,
+        computed_tokens_per_s=sample.prompt_tokens_per_s,
+        prefix_hit_rate=sample.prefix_hit_rate,
+    )
+
+
+def sample_stats(ledger: EngineLedger, since_ns: int, until_ns: int, findings: Sequence[FindingReport]) -> WindowStats:
+    """Return the statistics of a window (wall). What the page does not expose is absent. Raises BadTime where fewer
+    than two samples of it are kept: a rate needs both ends.
+    """
+    samples = samples_between(ledger, since_ns, until_ns)
+    if len(samples) < 2:
+        kept = [timestamp(sample.at_ns or 0) for sample in ledger.past_samples]
+        raise BadTime(
+            f"from {timestamp(since_ns)} to {timestamp(until_ns)} there are fewer than two samples of {ledger.engine}"
+            + (f": they begin at {kept[0]} and end at {kept[-1]}" if kept else "")
+        )
+    first, last = samples[0].at_ns or 0, samples[-1].at_ns or 0
+    peak = max((sample for sample in samples if sample.usage is not None), key=lambda s: s.usage or 0.0, default=None)
+    counts = {name: _grown(samples, counter) for name, counter in WINDOW_COUNTERS.items()}
+    return WindowStats(
+        source="",
+        since=timestamp(first),
+        until=timestamp(last),
+        seconds=(last - first) / 1e9,
+        engine=ledger.engine,
+        findings=list(findings),
+        counts={name: count for name, count in counts.items() if count is not None},
+        peak_at=timestamp(peak.at_ns or 0) if peak is not None else None,
+        peak_usage=peak.usage if peak is not None else None,
+    )
+
+
+def _grown(samples: Sequence[Sample], counter: Callable[[Sample], int | None]) -> int | None:
+    """By how much a counter grew in a window, restarts included; None where the page does not have it."""
+    grown, known = 0, False
+    for before, after in pairwise(samples):
+        then, now = counter(before), counter(after)
+        if now is None:
+            continue
+        if after.restarted:
+            grown, known = grown + now, True
+        elif then is not None:
+            grown, known = grown + max(now - then, 0), True
+    return grown if known else None
+
+
+def sample_explanation(
+    ledger: EngineLedger, since_ns: int, until_ns: int, findings: list[FindingReport]
+) -> ExplanationView:
+    """Summarize a window (wall): usage, the queue, preemptions, restarts, and the findings whose life touches it."""
+    samples = samples_between(ledger, since_ns, until_ns)
+    sentences = [_usage_text(samples), _queue_text(samples), _events_text(samples), findings_in_words(findings)]
+    return ExplanationView(
+        engine=ledger.engine,
+        since=timestamp(since_ns),
+        until=timestamp(until_ns),
+        sentences=list(filter(None, sentences)),
+        findings=findings,
+    )
+
+
+def _usage_text(samples: Sequence[Sample]) -> str:
+    used = [(sample.usage, sample.at_ns or 0) for sample in samples if sample.usage is not None]
+    if not used:
+        return "No sample of this window has the pool's usage."
+    (highest, top_ns), (lowest, low_ns) = max(used, key=lambda one: one[0]), min(used, key=lambda one: one[0])
+    if percent(highest) == percent(lowest):
+        return f"Usage was {percent(highest)} of the pool throughout."
+    return (
+        f"Usage was {percent(highest)} of the pool at most, at {clock_time(top_ns)}, {percent(lowest)} at least, at"
+        f" {clock_time(low_ns)}, and {percent(used[-1][0])} at the end."
+    )
+
+
+def _queue_text(samples: Sequence[Sample]) -> str:
+    queues = [(sample.waiting, sample) for sample in samples if sample.waiting is not None]
+    if not queues:
+        return ""
+    most, longest = max(queues, key=lambda one: one[0])
+    if not most:
+        return "No request waited at any scrape."
+    reasons = waiting_by_reason(longest)
+    why = f" ({', '.join(f'{count:,} {reason}' for reason, count in reasons.items())})" if reasons else ""
+    return (
+        f"{counted(most, 'request')} waited{why} at {clock_time(longest.at_ns or 0)}; {queues[0][0]:,} at the"
+        f" beginning, {queues[-1][0]:,} at the end."
+    )
+
+
+def _events_text(samples: Sequence[Sample]) -> str:
+    preemptions = _grown(samples, WINDOW_COUNTERS["preemptions"]) or 0
+    restarts = sum(sample.restarted for sample in samples)
+    parts = []
+    if preemptions:
+        parts.append(f"{counted(preemptions, 'preemption')} in the window.")
+    if restarts:
+        parts.append(f"The engine was restarted {counted(restarts, 'time')}.")
+    return " ".join(parts)

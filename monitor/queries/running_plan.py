@@ -1,0 +1,170 @@
+"""The plan of an engine that runs: its pool as it described it, and its load as it was measured."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Final
+
+from kvscope.monitor.errors import NotKnown
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.planning.kv_pool import CacheGroup, KvPool
+from kvscope.monitor.planning.layer_caches import CacheKind
+from kvscope.monitor.planning.plan_request import (
+    DEFAULT_RELEASE_OF_PLAN,
+    MeasuredLoad,
+    PlanRequest,
+    RunningPool,
+    plan_from_request,
+)
+from kvscope.monitor.planning.plan_types import CapacityPlan
+
+FEWEST_REQUESTS: Final = 1
+STATES_PER_REQUEST: Final = {False: 1, True: 2}
+"""Blocks of a state, by whether prefixes are cached (vLLM from 0.29 on)."""
+
+
+def running_pool(ledger: EngineLedger) -> RunningPool:
+    """Return the engine's pool. Raises NotKnown where nothing states its blocks and their size."""
+    return _described_pool(ledger) if ledger.has_stream else _exposed_pool(ledger)
+
+
+def measured_load(ledger: EngineLedger) -> MeasuredLoad | None:
+    """Return the load that the ledger has seen, None where it has seen none."""
+    return _load_of_stream(ledger) if ledger.has_stream else _load_of_samples(ledger)
+
+
+def plan_of_engine(ledger: EngineLedger, request: PlanRequest) -> CapacityPlan:
+    """Return the plan, with what the engine states and what was measured of it. Raises BadQuestion and NotKnown."""
+    try:
+        running = running_pool(ledger)
+    except NotKnown:
+        if not (request.model or request.layers):
+            raise
+        running = None
+    return plan_from_request(request, running=running, measured=measured_load(ledger))
+
+
+def _described_pool(ledger: EngineLedger) -> RunningPool:
+    state, described = ledger.state, ledger.description
+    if not state.block_size or not state.total:
+        raise NotKnown(f"{ledger.engine} does not state its blocks and their size")
+    kept = STATES_PER_REQUEST[described.enable_prefix_caching]
+    groups = tuple(_group(group.kind, group.layers, group.window, state.block_size, kept) for group in described.groups)
+    whole = CacheGroup(kind=CacheKind.FULL, layers=1, block_size=state.block_size)
+    per_block = described.kv_bytes_per_block
+    return RunningPool(
+        model=described.served_model_name or described.model,
+        release=_release_of(described.version),
+        pool=KvPool(
+            groups=groups or (whole,),
+            bytes_per_block=per_block,
+            block_size=state.block_size,
+            in_flight=described.max_num_batched_tokens,
+        ),
+        blocks=state.total,
+        max_model_len=described.max_model_len or state.total * state.block_size,
+        max_num_seqs=described.max_num_seqs,
+        max_num_batched_tokens=described.max_num_batched_tokens,
+        kv_bytes=state.total * per_block or None,
+        assumed=() if described.max_model_len else (_unlimited(state.total * state.block_size),),
+    )
+
+
+def _group(kind: str, layers: int, window: int, block_size: int, kept: int) -> CacheGroup:
+    if "mamba" in kind.lower() or "state" in kind.lower():
+        return CacheGroup(kind=CacheKind.STATE, layers=layers, block_size=block_size, state_blocks=kept)
+    if "chunk" in kind.lower() and window:
+        return CacheGroup(kind=CacheKind.CHUNK, layers=layers, block_size=block_size, reach=window)
+    reach = CacheKind.WINDOW if window else CacheKind.FULL
+    return CacheGroup(kind=reach, layers=layers, block_size=block_size, reach=window)
+
+
+def _exposed_pool(ledger: EngineLedger) -> RunningPool:
+    """The pool of a plain vLLM, by its metrics or its log: full attention in every layer is assumed."""
+    size, blocks = _whole_fact(ledger, "block_size"), _whole_fact(ledger, "num_gpu_blocks")
+    tokens = _whole_fact(ledger, "kv_cache_size_tokens")
+    blocks = blocks or _whole_fact(ledger, "num_gpu_blocks_override")
+    if not blocks and tokens and size:
+        blocks = tokens // size
+    if not (blocks and size):
+        raise NotKnown(
+            f"{ledger.engine} states neither its blocks nor their size: its metrics page has both in"
+            " vllm:cache_config_info"
+        )
+    length = _whole_fact(ledger, "max_model_len") or _whole_fact(ledger, "max_concurrency_tokens")
+    fact = ledger.facts.get("served_model_name") or ledger.facts.get("model")
+    version = ledger.facts.get("version")
+    assumed = () if tokens and tokens == blocks * size else ("every layer keeps full attention: metrics do not say",)
+    return RunningPool(
+        model=str(fact.value) if fact is not None else "",
+        release=_release_of(str(version.value)) if version is not None else DEFAULT_RELEASE_OF_PLAN,
+        pool=KvPool(
+            groups=(CacheGroup(kind=CacheKind.FULL, layers=1, block_size=size),),
+            bytes_per_block=0,
+            block_size=size,
+            in_flight=0,
+        ),
+        blocks=blocks,
+        max_model_len=length or blocks * size,
+        max_num_seqs=_whole_fact(ledger, "max_num_seqs") or 0,
+        assumed=assumed if length else (*assumed, _unlimited(blocks * size)),
+    )
+
+
+def _unlimited(tokens: int) -> str:
+    return f"a request has up to {tokens:,} tokens, the whole pool"
+
+
+def _load_of_stream(ledger: EngineLedger) -> MeasuredLoad | None:
+    ended = [request for request in ledger.ended if request.prompt_tokens and request.output_tokens]
+    running = max([_most_at_once(ledger), *(point.running for point in ledger.points)])
+    if len(ended) < FEWEST_REQUESTS and not running:
+        return None
+    totals = ledger.state.totals
+    count = len(ended)
+    return MeasuredLoad(
+        source="the event stream",
+        requests=count,
+        prompt_len=round(sum(one.prompt_tokens for one in ended) / count) if count else None,
+        output_len=round(sum(one.output_tokens for one in ended) / count) if count else None,
+        hit_rate=totals.hit_tokens / totals.looked_up_tokens if totals.looked_up_tokens else None,
+        peak_running=running or None,
+        peak_waiting=max((point.waiting for point in ledger.points), default=0),
+    )
+
+
+def _most_at_once(ledger: EngineLedger) -> int:
+    """The most requests that ran at the same time, of those that ended recently: between points, short ones run too."""
+    ran = [one for one in ledger.ended if one.admitted_ns and one.finished_ns]
+    changes = sorted([(one.admitted_ns, 1) for one in ran] + [(one.finished_ns, -1) for one in ran])
+    return max(accumulate((change for _, change in changes), initial=0))
+
+
+def _load_of_samples(ledger: EngineLedger) -> MeasuredLoad | None:
+    samples = list(ledger.samples)
+    if not samples:
+        return None
+    last = samples[-1]
+    counted = last.measured_requests or 0
+    prompts, outputs = last.request_prompt_tokens, last.request_output_tokens
+    return MeasuredLoad(
+        source="the engine's log" if last.source == "log" else "the engine's metrics",
+        requests=counted,
+        prompt_len=round(prompts / counted) if counted and prompts else None,
+        output_len=round(outputs / counted) if counted and outputs else None,
+        hit_rate=last.prefix_hit_rate,
+        peak_running=max((sample.running for sample in samples if sample.running is not None), default=None),
+        peak_waiting=max((sample.waiting for sample in samples if sample.waiting is not None), default=None),
+    )
+
+
+def _whole_fact(ledger: EngineLedger, name: str) -> int | None:
+    fact = ledger.facts.get(name)
+    return None if fact is None or isinstance(fact.value, str) else round(fact.value)
+
+
+def _release_of(version: str) -> tuple[int, int]:
+    parts = version.split(".")
+    if len(parts) < 2 or not (parts[0].isdecimal() and parts[1].isdecimal()):
+        return DEFAULT_RELEASE_OF_PLAN
+    return int(parts[0]), int(parts[1])
