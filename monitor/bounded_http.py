@@ -7,6 +7,8 @@ nested gzip can become gigabytes.
 
 from __future__ import annotations
 
+import functools
+import http
 import ssl
 import threading
 import time
@@ -17,6 +19,12 @@ import httpcore
 import httpx
 
 from kvscope.monitor.events import limits
+
+
+@functools.cache
+def _tls_context() -> ssl.SSLContext:
+    """Return the context of all connections: to read the certificates takes longer than most exchanges."""
+    return httpx.create_ssl_context(trust_env=False)
 
 
 class BodyTooLong(httpx.HTTPError):
@@ -115,7 +123,7 @@ class BoundedTransport(httpx.BaseTransport):
         self._deadline_s = deadline_s
         self._max_bytes = max_bytes
         self._deadline = _Deadline()
-        self._transport = httpx.HTTPTransport(trust_env=False)
+        self._transport = httpx.HTTPTransport(verify=_tls_context(), trust_env=False)
         self._transport._pool._network_backend = _BoundedBackend(self._deadline)
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
@@ -136,6 +144,21 @@ class BoundedTransport(httpx.BaseTransport):
     def close(self) -> None:
         """Disconnect."""
         self._transport.close()
+
+
+def describe_failure(error: httpx.HTTPError) -> str:
+    """Describe why an exchange failed without a word of what was fetched, which may be any server's secret."""
+    if isinstance(error, httpx.ProtocolError | httpx.DecodingError):
+        return "what answers there does not speak HTTP"
+    return str(error)
+
+
+def status_text(status: int) -> str:
+    """Return a status with its standard name: that in an answer is whatever the server likes."""
+    try:
+        return f"{status} {http.HTTPStatus(status).phrase}"
+    except ValueError:
+        return str(status)
 
 
 def bounded_client(

@@ -51,6 +51,7 @@ def main(
     given = list(sys.argv[1:] if arguments is None else arguments)
     command = next((text for text in given if not text.startswith("-")), "")
     parsed = parser(prog, only=(command,), others=others).parse_args(given)
+    others_may_read = os.umask(0o077)  # what commands write holds names of hosts, models and requests
     try:
         code: int = parsed.run(parsed)
     except KeyboardInterrupt:
@@ -62,7 +63,11 @@ def main(
         code, message = _explained(error)
         if not message:
             raise
-        print(f"{prog}: {message}", file=sys.stderr)
+        from kvscope.monitor.text import escaped
+
+        print(f"{prog}: {escaped(message)}", file=sys.stderr)
+    finally:
+        os.umask(others_may_read)
     return code
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from kvscope.monitor.bounded_http import bounded_client
+from kvscope.monitor.bounded_http import bounded_client, status_text
 from kvscope.monitor.errors import BadQuestion, BadTime, NotKnown, Unreachable
 from kvscope.monitor.events import limits
 from kvscope.monitor.query import Query, Question
@@ -44,7 +44,7 @@ class ServiceClient(Query):
         try:
             return msgspec.json.decode(response.content, type=question.answer)
         except msgspec.DecodeError as error:
-            raise Unreachable(f"{self.url} does not answer as a kvscope service does: {error}") from error
+            raise Unreachable(f"{self.url} does not answer as a kvscope service of this release does") from error
 
     def _check(self, response: httpx.Response) -> None:
         """Raise what the service refused with. Raises Unreachable for what no kvscope service answers."""
@@ -57,7 +57,7 @@ class ServiceClient(Query):
             raise REFUSALS[kind](response.json()["detail"])
         if not response.is_success:
             raise Unreachable(
-                f"{self.url} answers {response.status_code} {response.reason_phrase}, as no kvscope service does. If an"
+                f"{self.url} answers {status_text(response.status_code)}, as no kvscope service does. If an"
                 f" engine is there, give its metrics page: {self.url}/metrics"
             )
 

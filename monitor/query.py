@@ -26,6 +26,7 @@ import msgspec
 
 from kvscope.monitor.analysis.usage_drop import UsageDrop
 from kvscope.monitor.findings import FindingReport
+from kvscope.monitor.planning.plan_types import CapacityPlan
 from kvscope.monitor.schema import (
     BlockColours,
     BlockDetail,
@@ -248,6 +249,34 @@ class Query:
     @question()
     def calculator(self, engine: str, prompt_tokens: int, max_tokens: int, concurrency: int = 1) -> CalculatorView:
         """How many blocks a number of requests of one length need, and how many of them fit."""
+
+    @question()
+    def plan(
+        self,
+        engine: str,
+        model: str = "",
+        layers: int | None = None,
+        kv_heads: int | None = None,
+        head_dim: int | None = None,
+        device_memory: int | None = None,
+        gpu_memory_utilization: float | None = None,
+        weights: int | None = None,
+        other: int | None = None,
+        kv_cache_memory: int | None = None,
+        tensor_parallel_size: int = 1,
+        block_size: int | None = None,
+        kv_cache_dtype: str = "auto",
+        max_num_batched_tokens: int | None = None,
+        max_num_seqs: int | None = None,
+        max_model_len: int | None = None,
+        prompt_len: int | None = None,
+        output_len: int | None = None,
+        shared_prefix: int | None = None,
+    ) -> CapacityPlan:
+        """The capacity plan: requests at once by length, and the settings that follow. Sizes are in bytes.
+
+        Without a model, the plan is of the engine's own pool. Lengths that are not given are those of its requests.
+        """
 
     @question(old_name="span")
     def history(self, engine: str) -> HistoryView:

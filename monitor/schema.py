@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from kvscope.monitor.analysis.point_view import PointView as PointView
 from kvscope.monitor.analysis.prefix_tree import EvictionView as EvictionView
 from kvscope.monitor.analysis.prefix_tree import PrefixCacheView as PrefixCacheView
 from kvscope.monitor.analysis.prefix_tree import PrefixNode as PrefixNode
@@ -21,6 +22,8 @@ from kvscope.monitor.detectors.judgement import Severity, Verdict
 from kvscope.monitor.findings import FindingReport, severity_at_least
 from kvscope.monitor.findings import FindingState as FindingState
 from kvscope.monitor.ledger.balance import Balance
+from kvscope.monitor.planning.plan_types import CapacityPlan as CapacityPlan
+from kvscope.monitor.planning.plan_types import PlanInput as PlanInput
 
 SCHEMA_VERSION: Final = "2"
 """The version of all JSON: the reports of doctor, diff and memory, and the answers of the API."""
@@ -36,7 +39,8 @@ class EngineView(msgspec.Struct, frozen=True):
     model: str
     version: str
     signal: Literal["stream", "metrics"]
-    status: Literal["serving", "idle", "silent", "stopped", "gone", "unknown"]
+    status: Literal["serving", "idle", "paused", "stuck", "silent", "stopped", "gone", "unknown"]
+    """stuck: requests run or wait, and no token is computed. unknown: its reader is down, or nothing is exposed."""
     at: str | None
     last_seen_s_ago: float
     epoch: int
@@ -59,33 +63,7 @@ class EngineView(msgspec.Struct, frozen=True):
     findings: dict[str, int]
     memory: dict[str, int] = {}
     """Bytes, by the names of the MEMORY event, and `elsewhere`; what is not known is not in it."""
-
-
-class PointView(msgspec.Struct, frozen=True):
-    """The pool and the queues at a moment of the past, in blocks and requests; preemptions, tokens, failed allocations
-    and steps (`limits`: by what kept each from being larger) are sums since the engine began. `unused_tokens`: that the
-    blocks of living requests have room for; None where KV groups differ in what they keep.
-    """
-
-    at: str
-    at_ns: int
-    free: int
-    cached_idle: int
-    running: int
-    waiting: int
-    finished: int
-    reserved: int
-    unaccounted: int
-    requests_running: int
-    requests_waiting: int
-    preemptions: int
-    output_tokens: int
-    computed_tokens: int
-    waiting_by_reason: dict[str, int] = {}
-    allocation_failures: int = 0
-    steps: int = 0
-    limits: dict[str, int] = {}
-    unused_tokens: int | None = None
+    status_since: str | None = None
 
 
 class RequestView(msgspec.Struct, frozen=True):
@@ -339,13 +317,28 @@ class SourceView(msgspec.Struct, frozen=True):
     notes: list[str] = []
 
 
+class MemoryBudgetView(msgspec.Struct, kw_only=True, frozen=True):
+    """The memory budget of the service, what it bounds for each engine, and what was given up for it.
+
+    budget_bytes   0 without a budget. recent_bytes: of batches in memory. point_every_s, max_points: of the timeline.
+    """
+
+    budget_bytes: int = 0
+    resident_bytes: int = 0
+    engines: int = 0
+    recent_bytes: int = 0
+    point_every_s: float = 0.0
+    max_points: int = 0
+    given_up: list[str] = []
+
+
 class WindowStats(msgspec.Struct, kw_only=True):
     """One stretch of one engine. Times are RFC 3339, durations in seconds.
 
     source: the recording it is of; empty where a service has answered. findings: those told of in it.
     waits: by what was waited for, how long each request did that ended in the stretch or was there at its end.
     first_tokens: from arrival to the first token, of those whose first token was in it. counts: of what happened in it.
-    peak: the pool when most of it was in use; None if nothing is known of it.
+    peak: the pool when most of it was in use; None if not known. peak_usage: the share in use then, from metrics.
     """
 
     source: str
@@ -359,6 +352,13 @@ class WindowStats(msgspec.Struct, kw_only=True):
     counts: dict[str, int] = {}
     peak: Balance | None = None
     peak_at: str | None = None
+    peak_usage: float | None = None
+
+    @property
+    def computed_nothing(self) -> bool:
+        """Whether no token was computed in it, as far as is known."""
+        counts = [self.counts[name] for name in ("output_tokens", "computed_tokens") if name in self.counts]
+        return bool(counts) and not any(counts)
 
 
 MetricChange = Literal["better", "worse", "same", "differs", ""]

@@ -5,6 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from typing import Final
+
+_UNPRINTABLE: Final = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
+"""Control characters of ASCII and C1, line and paragraph separators, characters of no width, and those that change the
+direction of text: a terminal obeys some, and others make text look like another."""
+_UNPRINTABLE_IN_JSON: Final = re.compile(_UNPRINTABLE.pattern.replace("\x00-\x1f", ""))
+_UNPRINTABLE_BUT_LINES: Final = re.compile(_UNPRINTABLE.pattern.replace("\x00-\x1f", "\x00-\x09\x0b-\x1f"))
 
 
 def clock_time(wall_ns: int) -> str:
@@ -78,3 +85,22 @@ def percent(share: float) -> str:
     if text == "100.0 %" and share < 1:
         return "> 99.9 %"
     return text
+
+
+def escaped(text: str) -> str:
+    """Text from elsewhere for a line of a terminal or a log: characters that a terminal obeys become `\\x1b`, `\\n`."""
+    return _UNPRINTABLE.sub(_python_escape, text)
+
+
+def escaped_lines(text: str) -> str:
+    """The same for text of several lines."""
+    return _UNPRINTABLE_BUT_LINES.sub(_python_escape, text)
+
+
+def escaped_json(text: str) -> str:
+    """JSON for a terminal. Its encoder escapes control characters of ASCII alone, and the value remains the same."""
+    return _UNPRINTABLE_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def _python_escape(found: re.Match[str]) -> str:
+    return found[0].encode("unicode_escape", "surrogatepass").decode()

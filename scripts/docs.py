@@ -1,15 +1,18 @@
 """Writes what the docs say that the code knows better: `make docs`. A test holds the files to it.
 
 docs/contract.md                     the tables of kinds and names, between its markers
+docs/attach.md                       when a rule decides from metrics, between its markers
 docs/limits.md                       the tables of limits, between its markers
 docs/renames.md                      renamed routes, parameters and JSON keys, between its markers
 docs/reference.md                    commands, environment, metrics, findings, thresholds
 monitor/doctor/report.schema.json    the schema of doctor's JSON
+monitor/planning/plan.schema.json    the schema of the plan's JSON
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,12 +30,15 @@ from kvscope.monitor.doctor import report
 from kvscope.monitor.events import kinds, limits
 from kvscope.monitor.exporters.prometheus import WatchCollector
 from kvscope.monitor.pipeline import Pipeline
+from kvscope.monitor.planning.plan_types import plan_schema
 from kvscope.monitor.query import QUESTIONS
 from kvscope.monitor.schema import OLD_VALUES, RENAMED_KEYS, SCHEMA_VERSION
 from kvscope.monitor.service.http_api import create_app
 from kvscope.monitor.service.query_routes import SCHEMA_HEADER
+from kvscope.monitor.text import duration
 
 ROOT = Path(__file__).parent.parent
+DECISION_INTERVALS_S = (1, 5, 15, 30, 60)
 
 ENVIRONMENT = {
     "KVSCOPE_EVENTS": "where the engine binds its event stream, and what the monitor reads (several: comma-separated)",
@@ -64,16 +70,20 @@ def generated() -> dict[Path, str]:
     text = between(text, "kinds", "\n".join(_kinds()))
     text = between(text, "enums", "\n".join(_enums()))
     limits_page = ROOT / "docs" / "limits.md"
+    attach = ROOT / "docs" / "attach.md"
     renames = ROOT / "docs" / "renames.md"
     renamed = between(renames.read_text(encoding="utf-8"), "renamed routes", "\n".join(_renamed_routes()))
     renamed = between(renamed, "renamed keys", "\n".join(_renamed_keys()))
     schema = msgspec.json.format(msgspec.json.encode(report.schema()), indent=2).decode() + "\n"
+    planned = msgspec.json.format(msgspec.json.encode(plan_schema()), indent=2).decode() + "\n"
     return {
         contract: text,
+        attach: between(attach.read_text(encoding="utf-8"), "sample needs", "\n".join(_sample_needs())),
         limits_page: between(limits_page.read_text(encoding="utf-8"), "limits", "\n".join(_limits())),
         renames: renamed,
         ROOT / "docs" / "reference.md": "\n".join(_reference()) + "\n",
         ROOT / "monitor" / "doctor" / "report.schema.json": schema,
+        ROOT / "monitor" / "planning" / "plan.schema.json": planned,
     }
 
 
@@ -94,6 +104,26 @@ def _lab_only() -> frozenset[str]:
     """Return the codes that the page of reach marks as shown on kvscope's own engine alone."""
     page = (ROOT / "docs" / "accuracy" / "reach.md").read_text(encoding="utf-8")
     return frozenset(line.split(" | ")[0].removeprefix("| ") for line in page.splitlines() if line.endswith("only** |"))
+
+
+def _sample_needs() -> Iterator[str]:
+    """When each rule decides from metrics alone, by the interval of the samples."""
+    needs = [(code, each.sample_need) for code, each in CATALOGUE.items() if each.sample_need is not None]
+    yield from _table(
+        ("finding", "state of the engine", "samples", *(f"at {interval} s" for interval in DECISION_INTERVALS_S)),
+        (
+            (
+                f"[{code}](runbooks/{code}.md)",
+                need.what,
+                need.samples,
+                *(
+                    duration(after_s) if (after_s := need.decides_after_s(interval)) < math.inf else "never"
+                    for interval in DECISION_INTERVALS_S
+                ),
+            )
+            for code, need in needs
+        ),
+    )
 
 
 def _kinds() -> Iterator[str]:

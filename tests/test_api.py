@@ -161,7 +161,7 @@ def test_what_is_asked_wrongly_is_said_over_http_too(leaking: Watched, get: http
 def test_each_question_has_one_signature_everywhere() -> None:
     """In process, over HTTP and in the API: the same names in the same order, and the old ones beside them."""
     document = create_app(Pipeline(), list).openapi()["paths"]
-    assert len(QUESTIONS) == 20
+    assert len(QUESTIONS) == 21
     for name, question in QUESTIONS.items():
         signature = inspect.signature(getattr(Query, name))
         assert inspect.signature(getattr(Pipeline, name)) == signature
@@ -284,12 +284,16 @@ def test_a_bearer(leaking: Watched) -> None:
             remote.close()
 
 
-def test_a_token_in_the_address_sets_a_cookie_that_is_enough(leaking: Watched) -> None:
+def test_a_token_in_the_address_begins_a_session_and_leaves_the_address(leaking: Watched) -> None:
     with served(leaking.watch, TOKEN) as url, httpx.Client(trust_env=False) as browser:
-        first = browser.get(f"{url}/api/engines", params={"token": TOKEN})
-        assert first.status_code == 200
-        cookie = SimpleCookie(first.headers["set-cookie"])[COOKIE]
+        asked = {"token": TOKEN, "engine": "a b"}
+        first = browser.get(f"{url}/api/findings", params=asked, headers={"accept": "text/html"})
+        assert (first.status_code, first.headers["location"]) == (303, "/api/findings?engine=a+b")
+        (cookie,) = SimpleCookie(first.headers["set-cookie"]).values()
+        assert cookie.key.startswith(COOKIE)
         assert (cookie["httponly"], cookie["samesite"], cookie["path"]) == (True, "Strict", "/")
+        assert not cookie["secure"]
+        assert TOKEN not in first.headers["set-cookie"]
         assert browser.get(f"{url}/api/engines").status_code == 200
         sent = first.headers["set-cookie"].partition("; ")[0]
         browser.cookies.clear()
@@ -299,6 +303,13 @@ def test_a_token_in_the_address_sets_a_cookie_that_is_enough(leaking: Watched) -
             assert browser.get(f"{url}/api/engines", headers={"cookie": others + sent}).status_code == 200
 
 
+def test_a_program_may_send_the_token_in_the_address_and_gets_no_cookie(leaking: Watched, get: httpx.Client) -> None:
+    with served(leaking.watch, TOKEN) as url:
+        answer = get.get(f"{url}/api/engines", params={"token": TOKEN})
+        assert answer.status_code == 200
+        assert "set-cookie" not in answer.headers
+
+
 def test_websockets_need_it_too(leaking: Watched) -> None:
     token = "a-token"
     with served(leaking.watch, token) as url:
@@ -306,12 +317,17 @@ def test_websockets_need_it_too(leaking: Watched) -> None:
         refused: tuple[dict[str, str], ...] = (
             {},
             {"Authorization": "Bearer b-token"},
-            {"Cookie": f"{COOKIE}=b-token"},
+            {"Cookie": f"{COOKIE}={token}"},
+            {"Cookie": f"{COOKIE}_{url.rpartition(':')[2]}={token}"},
+            {"Authorization": f"Bearer {token}", "Origin": "http://127.0.0.1:1"},
+            {"Authorization": f"Bearer {token}", "Sec-Fetch-Site": "same-site"},
         )
         for bad in refused:
             with pytest.raises((InvalidStatus, ConnectionClosed)), connect(address, additional_headers=bad) as socket:
                 socket.recv()
-        for good in ({"Authorization": f"Bearer {token}"}, {"Cookie": f"{COOKIE}={token}"}):
+        begun = httpx.get(url, params={"token": token}, headers={"accept": "text/html"}, trust_env=False)
+        session = begun.headers["set-cookie"].partition("; ")[0]
+        for good in ({"Authorization": f"Bearer {token}"}, {"Cookie": session}):
             with connect(address, additional_headers=good) as socket:
                 assert socket.recv() == "hello"
         with connect(f"{address}?token={token}") as socket:

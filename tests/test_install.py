@@ -56,6 +56,7 @@ def test_the_wheel_installs_kvscope_and_nothing_else(wheel: Path) -> None:
         "kvscope/engine/command_line.py",
         "kvscope/kernels/paged_decode.py",
         "kvscope/monitor/doctor/report.schema.json",
+        "kvscope/monitor/planning/plan.schema.json",
         "kvscope/monitor/runbooks/leak.finished-held.md",
         "kvscope/dashboards/grafana/generated/fleet.json",
         "kvscope/dashboards/web/app.py",

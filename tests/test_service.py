@@ -182,3 +182,14 @@ def test_record_keeps_what_doctor_reads(tmp_path: Path) -> None:
         assert main(["record", events, str(tmp_path / "run"), "--seconds", "3"]) == 0
         assert main(["record", events, str(tmp_path / "run"), "--seconds", "3"]) == 2
     assert main(["doctor", str(tmp_path / "run"), "--set", "leak.finished-held.grace_s=0.5", "--format", "json"]) == 1
+
+
+@pytest.mark.parametrize("wanted", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_before_the_server_runs_ends_it_too(wanted: signal.Signals) -> None:
+    """From its announcement on a service can be stopped: its threads start before its server takes signals."""
+    with process("kvscope.monitor", "serve", "--port", "0", "--events", "tcp://127.0.0.1:9") as served_by:
+        assert served_by.stderr is not None
+        assert any("kvscope serves" in line for line in served_by.stderr)
+        served_by.send_signal(wanted)
+        served_by.communicate(timeout=30)
+        assert served_by.returncode in (0, -wanted)

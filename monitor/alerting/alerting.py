@@ -88,6 +88,13 @@ class Alerts:
             one.close()
         self.outbox.close()
 
+    def restore_deleted(self) -> bool:
+        """Write the outbox anew if its file was deleted; whether it was. Raises OSError and sqlite3.Error."""
+        is_deleted = self.outbox.is_deleted()
+        if is_deleted:
+            self.outbox.write_again()
+        return is_deleted
+
     def _wake(self) -> None:
         for one in self._senders:
             one.wake()

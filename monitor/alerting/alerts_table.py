@@ -7,6 +7,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from kvscope.monitor.alerting.alert_schema import AlertsView
+from kvscope.monitor.text import escaped
 
 MOST_DELIVERIES = 20
 
@@ -70,6 +71,6 @@ def _terminal_table(console: Console, title: str, columns: tuple[str, ...], rows
         for column in columns:
             table.add_column(column, style="", header_style="dim", overflow="fold")
         for row in rows:
-            table.add_row(*(escape(cell) for cell in row))
+            table.add_row(*(escape(escaped(cell)) for cell in row))
         console.print(table)
     console.print()

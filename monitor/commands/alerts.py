@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 
-from rich.console import Console
-
 from kvscope.monitor.alerting.alerts_client import AlertsClient
 from kvscope.monitor.alerting.alerts_table import alerts_table
 from kvscope.monitor.commands.shared_flags import DEFAULT_URL, Commands, default_url, length
 from kvscope.monitor.doctor.report import FINDINGS, NOTHING
+from kvscope.monitor.doctor.terminal import terminal_console
+from kvscope.monitor.text import escaped
 
 
 def add(commands: Commands) -> None:
@@ -58,14 +58,14 @@ def _client(parsed: argparse.Namespace) -> AlertsClient:
 
 
 def _list(parsed: argparse.Namespace) -> int:
-    alerts_table(_client(parsed).view(), Console(highlight=False))
+    alerts_table(_client(parsed).view(), terminal_console())
     return NOTHING
 
 
 def _test(parsed: argparse.Namespace) -> int:
     tried = _client(parsed).test(parsed.receiver)
     for one in tried:
-        print(f"{'delivered' if one.delivered else 'NOT delivered'}  {one.receiver}  {one.answer}")
+        print(escaped(f"{'delivered' if one.delivered else 'NOT delivered'}  {one.receiver}  {one.answer}"))
     return NOTHING if all(one.delivered for one in tried) else FINDINGS
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from rich.console import Console
-
 from kvscope.monitor.commands.shared_flags import Commands, add_thresholds, print_json
 from kvscope.monitor.detectors.registry import parse_settings
 from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.doctor.diff_table import diff_table
 from kvscope.monitor.doctor.report import FINDINGS, NOTHING
+from kvscope.monitor.doctor.terminal import terminal_console
 from kvscope.monitor.doctor.time_window import ALWAYS, Span, Window, when
 from kvscope.monitor.errors import BadTarget, CannotTell
 from kvscope.monitor.events.wire import ContractError
@@ -69,7 +68,7 @@ def _run(parsed: argparse.Namespace) -> int:
     if parsed.format == "json":
         print_json(diff)
     else:
-        diff_table(diff, Console(highlight=False))
+        diff_table(diff, terminal_console())
     return FINDINGS if diff.is_worse else NOTHING
 
 

@@ -7,7 +7,6 @@ import time
 from typing import Final
 
 import msgspec
-from rich.console import Console
 
 from kvscope.monitor.commands.shared_flags import (
     Commands,
@@ -22,10 +21,10 @@ from kvscope.monitor.detectors.registry import parse_settings
 from kvscope.monitor.doctor import report_table
 from kvscope.monitor.doctor.finding_changes import Change
 from kvscope.monitor.doctor.report import FINDINGS, NOTHING, examine
-from kvscope.monitor.doctor.terminal import wrapped
+from kvscope.monitor.doctor.terminal import terminal_console, wrapped
 from kvscope.monitor.doctor.watch_mode import look_on
 from kvscope.monitor.findings import severity_at_least
-from kvscope.monitor.text import clock_time
+from kvscope.monitor.text import clock_time, escaped, escaped_json
 
 EXIT_CODES: Final = """\
 exit codes
@@ -87,7 +86,7 @@ def _doctor(parsed: argparse.Namespace) -> int:
     if parsed.format == "json":
         print_json(report)
     else:
-        _RENDERERS[parsed.format](report, Console(highlight=False))
+        _RENDERERS[parsed.format](report, terminal_console())
     return report.exit_code(parsed.fail_on)
 
 
@@ -96,11 +95,11 @@ def _watch_targets(parsed: argparse.Namespace) -> int:
         raise ValueError("--watch looks on from now: --since, --until and --prometheus are for what is over")
     if parsed.format not in ("table", "json"):
         raise ValueError(f"--watch prints lines, or JSON with --format json, and has no --format {parsed.format}")
-    console, errors = Console(highlight=False), Console(highlight=False, stderr=True)
+    console, errors = terminal_console(), terminal_console(stderr=True)
 
     def tell(change: Change) -> None:
         if parsed.format == "json":
-            print(msgspec.json.encode(change).decode(), flush=True)
+            print(escaped_json(msgspec.json.encode(change).decode()), flush=True)
         else:
             report_table.change(change, console)
 
@@ -112,7 +111,7 @@ def _watch_targets(parsed: argparse.Namespace) -> int:
             token=parsed.token,
             tell=tell,
             note=lambda text: wrapped(errors, text, f"{clock_time(time.time_ns())} "),
-            beat=status.update,
+            beat=lambda text: status.update(escaped(text)),
         )
     bar = parsed.fail_on
     return FINDINGS if bar != "never" and any(severity_at_least(f.severity, bar) for f in fired) else NOTHING

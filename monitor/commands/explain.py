@@ -23,6 +23,7 @@ from kvscope.monitor.doctor.event_report import EventReport, event_at
 from kvscope.monitor.doctor.memory_report import bill_in_log, bill_of_engines
 from kvscope.monitor.doctor.observe import observe
 from kvscope.monitor.doctor.report import NOTHING
+from kvscope.monitor.doctor.terminal import terminal_console
 from kvscope.monitor.errors import CannotTell, NotKnown
 from kvscope.monitor.query import Query
 from kvscope.monitor.schema import BlockDetail, RequestDetail
@@ -112,7 +113,7 @@ def _run(parsed: argparse.Namespace) -> int:
     if parsed.format == "json":
         print_json(told)
     else:
-        SHOWN[parsed.thing](told, Console(highlight=False))
+        SHOWN[parsed.thing](told, terminal_console())
     return NOTHING
 
 
@@ -150,7 +151,7 @@ def _drop(parsed: argparse.Namespace) -> int:
         print_json(drops)
     else:
         for drop in drops:
-            explain_text.drop(drop, Console(highlight=False))
+            explain_text.drop(drop, terminal_console())
     return NOTHING
 
 
@@ -170,7 +171,7 @@ def _memory(parsed: argparse.Namespace) -> int:
     if parsed.format == "json":
         print_json(report)
     else:
-        explain_text.memory(report, Console(highlight=False))
+        explain_text.memory(report, terminal_console())
     if report.missing:
         raise CannotTell(f"{report.source} has no whole memory bill: {'; '.join(report.missing)}")
     return NOTHING

@@ -10,7 +10,7 @@ from kvscope.monitor.detectors.registry import parse_settings
 from kvscope.monitor.doctor.frame_reader import frames_of
 from kvscope.monitor.errors import CannotTell
 from kvscope.monitor.events.wire import ContractError
-from kvscope.monitor.text import counted
+from kvscope.monitor.text import counted, escaped
 
 
 def add(commands: Commands) -> None:
@@ -56,6 +56,7 @@ def _run(parsed: argparse.Namespace) -> int:
         unfinished.unlink(missing_ok=True)
     print(
         f"{counted(exported.requests, 'request')}, {counted(exported.points, 'moment')} and"
-        f" {counted(exported.findings, 'finding')} of {exported.engine} in {parsed.file}: open it at ui.perfetto.dev"
+        f" {counted(exported.findings, 'finding')} of {escaped(exported.engine)} in {parsed.file}:"
+        " open it at ui.perfetto.dev"
     )
     return 0

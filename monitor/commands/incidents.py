@@ -12,6 +12,7 @@ from rich.console import Console
 
 from kvscope.monitor.commands.shared_flags import Commands
 from kvscope.monitor.doctor.report import FINDINGS, NOTHING
+from kvscope.monitor.doctor.terminal import terminal_console
 
 
 def add(commands: Commands) -> None:
@@ -34,15 +35,7 @@ def add(commands: Commands) -> None:
         help="the engine under test, in virtual time: own, which is kvscope's own, or vllm, which is vLLM's scheduler"
         " with the probe (own)",
     )
-    parser.add_argument(
-        "--vllm-python", metavar="PYTHON", help="with --engine vllm: the Python that has vLLM (KVSCOPE_LAB_VLLM)"
-    )
-    parser.add_argument(
-        "--release",
-        metavar="DIR",
-        help="with --engine vllm: a folder with the Python files of another release, and `deps` beside it"
-        " (KVSCOPE_LAB_VLLM_RELEASE)",
-    )
+    _add_vllm_flags(parser)
     parser.add_argument("--first", type=int, default=0, metavar="RUN", help="the first run's number (0)")
     parser.add_argument(
         "--resume", type=Path, metavar="DIR", help="keep each run's outcome in DIR, and go on with those it has not"
@@ -61,6 +54,13 @@ def add(commands: Commands) -> None:
         metavar="DIR",
         help="where recordings go (failed-incidents): monitor doctor and explain read them",
     )
+    parser.add_argument(
+        "--run-seconds",
+        type=float,
+        default=600.0,
+        metavar="SECONDS",
+        help="real seconds that a run may take before it is reported as not finished (600); 0 for no limit",
+    )
     parser.add_argument("--jobs", type=int, default=0, metavar="N", help="processes (as many as there are cores)")
     parser.add_argument("--scenarios", action="store_true", help="the fixed table: every scenario once")
     parser.add_argument("--full", action="store_true", help="with --scenarios: each under five seeds, from --seed on")
@@ -68,6 +68,18 @@ def add(commands: Commands) -> None:
         "--code", action="append", default=[], metavar="CODE", help="with --scenarios: only this code's; repeatable"
     )
     parser.set_defaults(run=_run)
+
+
+def _add_vllm_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--vllm-python", metavar="PYTHON", help="with --engine vllm: the Python that has vLLM (KVSCOPE_LAB_VLLM)"
+    )
+    parser.add_argument(
+        "--release",
+        metavar="DIR",
+        help="with --engine vllm: a folder with the Python files of another release, and `deps` beside it"
+        " (KVSCOPE_LAB_VLLM_RELEASE)",
+    )
 
 
 def _run(parsed: argparse.Namespace) -> int:
@@ -79,7 +91,7 @@ def _run(parsed: argparse.Namespace) -> int:
             f"`monitor incidents` runs kvscope's own engine, which needs {error.name}: pip install 'kvscope[engine]'"
         ) from error
     processes = max(parsed.jobs, 0) or lab_report.cores()
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
+    console = terminal_console(width=None if sys.stdout.isatty() else 140)
     if parsed.engine not in ENGINES_UNDER_TEST:
         raise ValueError(f"--engine {parsed.engine}: there are {', '.join(ENGINES_UNDER_TEST)}")
     if parsed.engine == "vllm":
@@ -90,7 +102,7 @@ def _run(parsed: argparse.Namespace) -> int:
         return _draw_trials(parsed, processes, console)
     seeds = range(parsed.seed, parsed.seed + (lab_report.SEEDS if parsed.full else 1))
     jobs = lab_report.jobs(seeds, parsed.code)
-    runs = lab_report.do(jobs, parsed.keep, processes, Console(stderr=True))
+    runs = lab_report.do(jobs, parsed.keep, processes, terminal_console(stderr=True))
     lab_report.show(runs, console)
     return FINDINGS if any(run.problems for run in runs) else NOTHING
 
@@ -117,7 +129,9 @@ def _draw_trials(parsed: argparse.Namespace, processes: int, console: Console) -
     if parsed.runs < 1:
         raise ValueError(f"--runs {parsed.runs}: at least 1")
     numbers = range(parsed.first, parsed.first + parsed.runs)
-    trials = run_trials(numbers, parsed.seed, parsed.engine, parsed.resume, processes, Console(stderr=True))
+    trials = run_trials(
+        numbers, parsed.seed, parsed.engine, parsed.resume, processes, terminal_console(stderr=True), parsed.run_seconds
+    )
     accuracy = accuracy_of(trials)
     show_accuracy(accuracy, console)
     if parsed.write is not None:

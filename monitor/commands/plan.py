@@ -4,28 +4,35 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from rich.console import Console
+import msgspec
 
-from kvscope.monitor.commands.shared_flags import Commands, print_json, size
+from kvscope.monitor.commands.shared_flags import Commands, positive, print_json, size
+from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.doctor.memory_report import bill_in_log
+from kvscope.monitor.doctor.observe import observe
 from kvscope.monitor.doctor.plan_text import show_plan
 from kvscope.monitor.doctor.report import NOTHING
-from kvscope.monitor.errors import BadQuestion, BadTarget
-from kvscope.monitor.planning.capacity_plan import ExpectedLoad, MemoryBudget, plan_capacity
-from kvscope.monitor.planning.kv_pool import EngineSettings
-from kvscope.monitor.planning.model_shape import ModelShape, shape_of, shape_of_numbers
+from kvscope.monitor.doctor.terminal import terminal_console
+from kvscope.monitor.errors import BadQuestion, BadTarget, CannotTell
+from kvscope.monitor.planning.known_models import known_model
+from kvscope.monitor.planning.plan_request import PlanRequest, load_in_plan, plan_from_request
+from kvscope.monitor.planning.plan_types import GIB_BYTES, CapacityPlan, MemoryBudget
 
 MAX_CONFIG_BYTES: Final = 4 << 20
 MAX_INDEX_BYTES: Final = 64 << 20
 INDEXES: Final = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 """Where a model's directory has the size of its weights."""
+MEASURED_FOR_S: Final = 3.0
+NOT_ASKED_OF_AN_ENGINE: Final = ("release", "pipeline_parallel_size", "prefix_caching", "async_scheduling")
 EPILOG: Final = """examples:
   monitor plan ./Llama-3.1-8B --device-memory 80G --prompt-len 2000 --output-len 500
   monitor plan config.json --log server.log --shared-prefix 1500 --prompt-len 2000 --output-len 300
+  monitor plan --from http://127.0.0.1:8000/metrics
   monitor plan --layers 32 --kv-heads 8 --head-dim 128 --kv-cache-memory 20G --max-model-len 131072
 
 Sizes are of one rank. `--log` takes the memory breakdown from the engine's start-up. exit codes: 0, 2 for bad input"""
@@ -41,7 +48,12 @@ def add(commands: Commands) -> None:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("model", nargs="?", metavar="MODEL", help="a config.json, or a directory that has one")
+    parser.add_argument(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="a config.json, a directory that has one, or a known name such as gpt2",
+    )
     numbers = parser.add_argument_group("instead of MODEL")
     for flag, help in (
         ("--layers", "layers with full attention"),
@@ -55,75 +67,103 @@ def add(commands: Commands) -> None:
     memory.add_argument("--weights", type=size, metavar="SIZE", help="of the model on one rank (default: its files)")
     memory.add_argument("--other", type=size, metavar="SIZE", help="activations, graphs, libraries (2G is assumed)")
     memory.add_argument("--kv-cache-memory", type=size, metavar="SIZE", help="for KV; the rest is not needed then")
+    measured = parser.add_argument_group("from what was measured")
+    measured.add_argument(
+        "--from",
+        dest="source",
+        metavar="TARGET",
+        help="a log, a metrics page, a recording or a service: its lengths, hits and concurrency are taken",
+    )
+    measured.add_argument("--engine", default="", metavar="NAME", help="of several at TARGET")
+    measured.add_argument("--timeout", type=positive, default=10.0, metavar="S", help="wait so long for TARGET (10)")
+    measured.add_argument("--token", default=os.environ.get("KVSCOPE_TOKEN", ""), metavar="TOKEN", help="of a service")
     memory.add_argument("--log", metavar="FILE", help="an engine's log: its memory breakdown is taken")
-    engine = parser.add_argument_group("engine")
-    engine.add_argument("--release", default="0.33", metavar="X.Y", help="of vLLM (0.33)")
-    for flag, default in (
-        ("--tensor-parallel-size", 1),
-        ("--pipeline-parallel-size", 1),
-        ("--block-size", 16),
-        ("--max-num-batched-tokens", 8192),
-        ("--max-num-seqs", 0),
-        ("--max-model-len", 0),
-    ):
-        engine.add_argument(flag, type=int, default=default, metavar="N", help=f"({default})" if default else None)
-    engine.add_argument("--kv-cache-dtype", default="auto", metavar="DTYPE", help="auto, fp8, bfloat16, … (auto)")
-    engine.add_argument("--no-prefix-caching", action="store_true", help="prefixes are not cached")
-    engine.add_argument("--no-async-scheduling", action="store_true", help="one step at a time")
+    _add_engine_flags(parser)
     load = parser.add_argument_group("requests that are expected, in tokens")
     for flag in ("--prompt-len", "--output-len", "--shared-prefix"):
-        load.add_argument(flag, type=int, default=0, metavar="N")
+        load.add_argument(flag, type=int, metavar="N")
     parser.add_argument("--format", choices=("table", "json"), default="table", help="(default: table)")
     parser.set_defaults(run=_run)
 
 
+def _add_engine_flags(parser: argparse.ArgumentParser) -> None:
+    engine = parser.add_argument_group("engine")
+    engine.add_argument("--release", default="", metavar="X.Y", help="of vLLM (0.33)")
+    for flag, default in (
+        ("--tensor-parallel-size", 1),
+        ("--pipeline-parallel-size", 1),
+    ):
+        engine.add_argument(flag, type=int, default=default, metavar="N", help=f"({default})")
+    for flag, without in (
+        ("--block-size", "(16)"),
+        ("--max-num-batched-tokens", "(8192)"),
+        ("--max-num-seqs", "(not limited)"),
+        ("--max-model-len", "(the model's own)"),
+    ):
+        engine.add_argument(flag, type=int, metavar="N", help=without)
+    engine.add_argument("--kv-cache-dtype", default="auto", metavar="DTYPE", help="auto, fp8, bfloat16, … (auto)")
+    engine.add_argument("--no-prefix-caching", action="store_true", help="prefixes are not cached")
+    engine.add_argument("--no-async-scheduling", action="store_true", help="one step at a time")
+
+
 def _run(parsed: argparse.Namespace) -> int:
-    release = _release(parsed.release)
-    for name in ("tensor_parallel_size", "pipeline_parallel_size", "block_size", "max_num_batched_tokens"):
-        if getattr(parsed, name) < 1:
-            raise BadQuestion(f"--{name.replace('_', '-')} is {getattr(parsed, name)}: it is at least 1")
-    shape = _shape(parsed)
-    settings = EngineSettings(
-        release=release,
-        block_size=parsed.block_size,
-        max_num_batched_tokens=parsed.max_num_batched_tokens,
-        pipeline_parallel=parsed.pipeline_parallel_size,
-        prefix_caching=not parsed.no_prefix_caching,
-        steps_in_flight=1 if parsed.no_async_scheduling else 2,
-    )
-    demand = ExpectedLoad(
-        prompt=parsed.prompt_len,
-        output=parsed.output_len,
-        shared_prefix=parsed.shared_prefix,
-        max_model_len=parsed.max_model_len,
-        max_num_seqs=parsed.max_num_seqs,
-    )
-    found = plan_capacity(shape, settings, _budget(parsed, release), demand)
+    config = _config(parsed)
+    request = _plan_request(parsed, config is None)
+    if parsed.source is not None:
+        found = _measured_plan(parsed, request, config)
+    else:
+        found = plan_from_request(request, config=config, budget=_budget_of_log(parsed, request))
     if parsed.format == "json":
         print_json(found)
     else:
-        show_plan(found, Console(highlight=False))
+        show_plan(found, terminal_console())
     return NOTHING
 
 
-def _release(text: str) -> tuple[int, int]:
-    parts = text.removeprefix("v").split(".")
-    if len(parts) < 2 or not all(part.isdecimal() for part in parts[:2]):
-        raise BadQuestion(f"--release {text} is no release of vLLM: write 0.33")
-    return int(parts[0]), int(parts[1])
+def _plan_request(parsed: argparse.Namespace, by_name: bool) -> PlanRequest:
+    given = {name: getattr(parsed, name) for name in PlanRequest.__struct_fields__ if hasattr(parsed, name)}
+    given |= {"prefix_caching": not parsed.no_prefix_caching, "async_scheduling": not parsed.no_async_scheduling}
+    given["model"] = (parsed.model or "") if by_name else ""
+    if parsed.weights is None:
+        given["weights"] = _size_of_files(parsed)
+    return PlanRequest(**given)
 
 
-def _shape(parsed: argparse.Namespace) -> ModelShape:
-    numbers = (parsed.layers, parsed.kv_heads, parsed.head_dim)
-    if parsed.model is None:
-        if None in numbers:
-            raise BadQuestion("give a MODEL, or --layers, --kv-heads and --head-dim")
-        if min(numbers) < 1:
-            raise BadQuestion("--layers, --kv-heads and --head-dim are at least 1")
-        return shape_of_numbers(*numbers, parsed.kv_cache_dtype, parsed.tensor_parallel_size)
-    if any(number is not None for number in numbers):
-        raise BadQuestion("give a MODEL or its numbers, not both")
-    return shape_of(_read_json(_config_path(parsed.model)), parsed.kv_cache_dtype, parsed.tensor_parallel_size)
+def _config(parsed: argparse.Namespace) -> Mapping[str, Any] | None:
+    """The configuration of a model in a file; None for one that is known by name, and where no model is given."""
+    if parsed.model is None or (known_model(parsed.model) is not None and not Path(parsed.model).exists()):
+        return None
+    return _read_json(_config_path(parsed.model))
+
+
+def _measured_plan(parsed: argparse.Namespace, request: PlanRequest, config: Mapping[str, Any] | None) -> CapacityPlan:
+    """The plan with the load of the engine at `--from`, and its pool where no model is given."""
+    observation = observe(
+        parsed.source, Settings(), timeout_s=parsed.timeout, watch_s=MEASURED_FOR_S, token=parsed.token
+    )
+    try:
+        engines = [view.engine for view in observation.engines()]
+        if not engines:
+            raise CannotTell(f"{parsed.source} shows no engine whose load could be measured")
+        engine = engines[0]
+        if len(engines) > 1 and parsed.engine not in engines:
+            raise BadQuestion(f"{parsed.source} has {len(engines)} engines: give --engine, one of {', '.join(engines)}")
+        engine = parsed.engine or engine
+        if config is None:
+            asked = {
+                name: value
+                for name, value in msgspec.structs.asdict(request).items()
+                if name not in NOT_ASKED_OF_AN_ENGINE and value is not None
+            }
+            return observation.query.plan(engine, **asked)
+        return plan_from_request(
+            request,
+            config=config,
+            budget=_budget_of_log(parsed, request),
+            measured=load_in_plan(observation.query.plan(engine)),
+        )
+    finally:
+        observation.close()
 
 
 def _config_path(model: str) -> Path:
@@ -147,37 +187,27 @@ def _read_json(path: Path, limit: int = MAX_CONFIG_BYTES) -> Mapping[str, Any]:
     return dict(found)
 
 
-def _budget(parsed: argparse.Namespace, release: tuple[int, int]) -> MemoryBudget:
-    share = parsed.gpu_memory_utilization
-    if share is None:
-        share = 0.92 if release >= (0, 32) else 0.9
-    given = MemoryBudget(
-        device=parsed.device_memory,
-        utilization=share,
-        weights=parsed.weights if parsed.weights is not None else _size_of_files(parsed),
-        other=parsed.other,
-        kv=parsed.kv_cache_memory,
-    )
+def _budget_of_log(parsed: argparse.Namespace, request: PlanRequest) -> MemoryBudget | None:
+    """The memory breakdown of `--log`; None without one, or where it states less than the flags do."""
     if parsed.log is None:
-        return given
+        return None
     report = bill_in_log(parsed.log)
     if (bill := report.breakdown) is not None:
-        if parsed.gpu_memory_utilization is None:
-            share = bill.requested / bill.device_total
+        share = request.gpu_memory_utilization
         return MemoryBudget(
             device=bill.device_total,
             free_at_start=bill.free_at_start,
-            utilization=share,
+            utilization=share if share is not None else bill.requested / bill.device_total,
             weights=bill.weights,
             other=bill.without_kv - bill.weights,
-            kv=given.kv,
+            kv=request.kv_cache_memory,
             source="measured",
         )
-    if given.kv is None and (gib := report.sizing.get("available_kv_cache_gib")) is not None:
-        return MemoryBudget(kv=round(float(gib) * (1 << 30)), source="measured")
-    if given.kv is None and given.device is None:
+    if request.kv_cache_memory is None and (gib := report.sizing.get("available_kv_cache_gib")) is not None:
+        return MemoryBudget(kv=round(float(gib) * GIB_BYTES), source="measured")
+    if request.kv_cache_memory is None and request.device_memory is None:
         raise BadTarget(f"{parsed.log} states no memory for KV: it lacks {'; '.join(report.missing)}")
-    return given
+    return None
 
 
 def _size_of_files(parsed: argparse.Namespace) -> int | None:

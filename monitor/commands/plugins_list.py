@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
-from rich.console import Console
 from rich.table import Table
 
 from kvscope.monitor import plugins
 from kvscope.monitor.commands.shared_flags import Commands, print_json
+from kvscope.monitor.doctor.terminal import terminal_console
 
 
 def add(commands: Commands) -> None:
@@ -40,5 +41,5 @@ def _list_plugins(parsed: argparse.Namespace) -> int:
         table = Table("group", "name", "distribution", "version", "status", "error", box=None)
         for one in found:
             table.add_row(one.group, one.name, one.distribution, one.version, one.status, one.error)
-        Console(highlight=False, width=None if Console().is_terminal else 200).print(table)
+        terminal_console(width=None if sys.stdout.isatty() else 200).print(table)
     return int(any(one.status == "failed" for one in found))

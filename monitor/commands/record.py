@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from rich.console import Console
-
 from kvscope.monitor.commands.shared_flags import Commands, positive
 from kvscope.monitor.doctor.report import NOTHING
+from kvscope.monitor.doctor.terminal import terminal_console
 from kvscope.monitor.publishing.publisher import EVENTS_ENDPOINT
+from kvscope.monitor.text import escaped
 
 
 def add(commands: Commands) -> None:
@@ -36,8 +36,13 @@ def _run(parsed: argparse.Namespace) -> int:
     from kvscope.monitor.history.recorder import record
 
     recorded = record(
-        parsed.target, parsed.directory, seconds=parsed.seconds, timeout_s=parsed.timeout, console=Console(stderr=True)
+        parsed.target,
+        parsed.directory,
+        seconds=parsed.seconds,
+        timeout_s=parsed.timeout,
+        console=terminal_console(stderr=True),
     )
     others = f", {recorded.others:,} samples and facts" if recorded.others else ""
-    print(f"{recorded.batches:,} batches{others} of {recorded.engine} in {parsed.directory} ({recorded.bytes:,} bytes)")
+    engine = escaped(recorded.engine)
+    print(f"{recorded.batches:,} batches{others} of {engine} in {parsed.directory} ({recorded.bytes:,} bytes)")
     return NOTHING

@@ -13,6 +13,7 @@ from kvscope.monitor.history.replay_publisher import Replayer
 from kvscope.monitor.publishing.publisher import EVENTS_ENDPOINT
 from kvscope.monitor.sources.recording import Recording
 from kvscope.monitor.sources.targets import TargetKind, kind_of
+from kvscope.monitor.text import escaped
 
 
 def add(commands: Commands) -> None:
@@ -56,5 +57,5 @@ def _replay_recording(parsed: argparse.Namespace) -> int:
             engine = frame.engine
     finally:
         replayer.close()
-    print(f"{replayer.published:,} batches of {engine}: the recording is over", file=sys.stderr)
+    print(f"{replayer.published:,} batches of {escaped(engine)}: the recording is over", file=sys.stderr)
     return 0

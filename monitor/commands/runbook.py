@@ -6,11 +6,11 @@ import argparse
 import difflib
 import sys
 
-from rich.console import Console
 from rich.markdown import Markdown
 
 from kvscope.monitor.commands.shared_flags import Commands
 from kvscope.monitor.detectors.registry import catalogue, runbook_of
+from kvscope.monitor.doctor.terminal import terminal_console
 
 
 def add(commands: Commands) -> None:
@@ -39,7 +39,7 @@ def _print_runbook(parsed: argparse.Namespace) -> int:
         hint = f": did you mean {' or '.join(near)}?" if near else "; `monitor runbook` lists all codes"
         raise ValueError(f"there is no runbook for {parsed.code}{hint}")
     if sys.stdout.isatty():
-        Console().print(Markdown(text))
+        terminal_console().print(Markdown(text))
     else:
         sys.stdout.write(text)
     return 0

@@ -79,6 +79,13 @@ def _add_service_flags(parser: argparse.ArgumentParser) -> None:
         help="and no more of it than this, the oldest goes first: 500M, 2G (10G)",
     )
     parser.add_argument(
+        "--memory-budget",
+        type=size,
+        metavar="SIZE",
+        help="keep the process within this much memory: less of the recent past in memory, the more engines report"
+        " (GET /api/memory-budget lists what is given up)",
+    )
+    parser.add_argument(
         "--recording",
         action="append",
         type=Path,
@@ -166,6 +173,7 @@ def _run(parsed: argparse.Namespace) -> int:
                 port=parsed.port,
                 token=parsed.token,
                 settings=parse_settings(parsed.thresholds),
+                memory_budget=parsed.memory_budget,
             ),
             mount,
         )
@@ -189,6 +197,7 @@ def _run(parsed: argparse.Namespace) -> int:
             settings=parse_settings(parsed.thresholds),
             data=data,
             keep=Keep(**keep),
+            memory_budget=parsed.memory_budget,
         ),
         mount,
     )

@@ -16,7 +16,7 @@ from kvscope.monitor.doctor.time_window import Window, when
 from kvscope.monitor.json_names import encode_answer
 from kvscope.monitor.sources.prometheus_history import seconds
 from kvscope.monitor.sources.source_registry import source_help
-from kvscope.monitor.text import moment
+from kvscope.monitor.text import escaped_json, moment
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 """What a command is added to."""
@@ -155,4 +155,4 @@ def default_url() -> str:
 
 def print_json(answer: Any) -> None:
     """An answer, indented."""
-    sys.stdout.write(msgspec.json.format(encode_answer(answer)).decode() + "\n")
+    sys.stdout.write(escaped_json(msgspec.json.format(encode_answer(answer)).decode()) + "\n")

@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from kvscope.monitor.commands.shared_flags import Commands
+from kvscope.monitor.commands.shared_flags import Commands, positive
+from kvscope.monitor.doctor.terminal import terminal_console
 from kvscope.monitor.errors import BadTarget
 from kvscope.monitor.ledger.engine_ledger import Point
 from kvscope.monitor.sources.recording import Recording
+from kvscope.monitor.text import escaped, escaped_json
 
 if TYPE_CHECKING:
     from kvscope.monitor.history.findings_log import LoggedTransition
@@ -41,6 +43,13 @@ def add(commands: Commands) -> None:
         type=Path,
         metavar="DIR",
         help="or the history that `monitor serve --data DIR` keeps (KVSCOPE_DATA)",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=positive,
+        default=60.0,
+        metavar="S",
+        help="stop the query after so many seconds (60)",
     )
     parser.add_argument("--format", choices=("table", "csv", "json"), default="table", help="(default: table)")
     parser.set_defaults(run=_sql)
@@ -72,7 +81,7 @@ def _sql(parsed: argparse.Namespace) -> int:
             raise BadTarget(f"{data} holds no history: `monitor serve --data {data}` keeps one there")
     else:
         raise BadTarget("name a RECORDING, or the directory that `monitor serve --data DIR` keeps its history in")
-    with answer(parsed.query, directory, points, told) as found:
+    with answer(parsed.query, directory, points, told, parsed.timeout) as found:
         _PRINT[parsed.format](found)
     return 0
 
@@ -99,27 +108,29 @@ def _judged(directory: Path) -> tuple[dict[str, list[Point]], list[LoggedTransit
 
 
 def _table(answer: SqlAnswer) -> None:
-    table = Table(*answer.columns)
+    table = Table()
+    for column in answer.columns:
+        table.add_column(Text(escaped(column)))
     for row in answer.rows:
-        table.add_row(*("" if value is None else _text(value) for value in row))
-    Console(highlight=False, width=None if sys.stdout.isatty() else 1_000).print(table)
+        table.add_row(*(Text("" if value is None else _text(value)) for value in row))
+    terminal_console(width=None if sys.stdout.isatty() else 1_000).print(table)
 
 
 def _csv(answer: SqlAnswer) -> None:
     writer = csv.writer(sys.stdout)
-    writer.writerow(answer.columns)
+    writer.writerow(map(escaped, answer.columns))
     writer.writerows(["" if value is None else _text(value) for value in row] for row in answer.rows)
 
 
 def _print_sql_json(answer: SqlAnswer) -> None:
     rows = [dict(zip(answer.columns, row, strict=True)) for row in answer.rows]
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(rows, enc_hook=str)).decode() + "\n")
+    sys.stdout.write(escaped_json(msgspec.json.format(msgspec.json.encode(rows, enc_hook=str)).decode()) + "\n")
 
 
 def _text(value: Any) -> str:
     if isinstance(value, datetime):
         return value.isoformat(sep=" ")
-    return msgspec.json.encode(value, enc_hook=str).decode() if isinstance(value, (list, dict)) else str(value)
+    return escaped(msgspec.json.encode(value, enc_hook=str).decode() if isinstance(value, (list, dict)) else str(value))
 
 
 _PRINT = {"table": _table, "csv": _csv, "json": _print_sql_json}

@@ -73,7 +73,7 @@ def serve_alerts(app: FastAPI, alerts: Alerts | None) -> None:
                 asked = _silence_of_form(parse_qs(body.decode()))
             else:
                 asked = msgspec.json.decode(body, type=SilenceRequest)
-        except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise BadSilence(f"a silence is {{matchers: [NAME=PATTERN], seconds, comment}}: {error}") from error
         return _redirected(request, await json_answer(sent().silence, asked.matchers, asked.seconds, asked.comment))
 

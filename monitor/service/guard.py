@@ -2,80 +2,139 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
+import re
+import time
+from collections.abc import Mapping
 from http.cookies import SimpleCookie
 from typing import Final
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qsl, quote, urlencode
 
 from starlette.requests import cookie_parser
-from starlette.responses import PlainTextResponse
+from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-COOKIE: Final = "kvscope_token"
+from kvscope.monitor.bounded_server import refuse
+from kvscope.monitor.service.browser_sessions import BrowserSessions
+
+COOKIE: Final = "kvscope_session"
 OPEN_PATHS: Final = frozenset({"/healthz"})
+SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+OWN_PAGE: Final = frozenset({"", "same-origin", "none"})
+"""Sec-Fetch-Site of a request that our own page, the user, or a program other than a browser sent."""
+_HOST: Final = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::(\d{1,5}))?", re.IGNORECASE)
+_ORIGIN: Final = re.compile(r"(https?)://([^/?#@\s]+)", re.IGNORECASE)
 
 
 class Guard:
     """Admits or rejects each HTTP request and WebSocket (pure ASGI: Starlette's own middleware sees no WebSocket).
 
-    With a token, a client sends it as a bearer, as `?token=` (which sets a cookie, so that the page works), or in that
-    cookie. Without one, the request must name this machine by one of its own names. A web page elsewhere then cannot
-    reach the service by pointing its own name at 127.0.0.1.
+    With a token, a program sends it as a bearer. A browser opens a page with `?token=` once: the answer sets a cookie
+    with a random session and leads to the same page without the token. Without a token, the request must name this
+    machine by one of its own names, so that a web page elsewhere cannot reach the service by pointing a name of its own
+    at 127.0.0.1. In both modes a browser's request that changes something, and each WebSocket, must come from a page of
+    this service: cookies are sent to every port of a host.
     """
 
     def __init__(self, app: ASGIApp, token: str, host: str) -> None:
         self.app = app
         self.token = token
         self.hosts = {"localhost", "127.0.0.1", "::1", host.strip("[]").lower()} - {""}
+        self.sessions = BrowserSessions()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or reject it without revealing what is behind."""
         if scope["type"] not in ("http", "websocket") or scope["path"] in OPEN_PATHS:
             return await self.app(scope, receive, send)
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        if sum(name == b"host" for name, _ in scope["headers"]) > 1:
+            return await refuse(scope, receive, send, 400, "The request has more than one Host.")
+        if not self._is_from_here(scope, headers):
+            return await refuse(scope, receive, send, 403, "The page that sent this is not one of this service.")
         if not self.token:
-            if _host_name(headers.get("host", "")) in self.hosts and self._same_origin(headers):
+            if _host_name(headers.get("host", "")) in self.hosts:
                 return await self.app(scope, receive, send)
-            return await self._refuse(scope, receive, send, 403, "This name is not one that kvscope answers to.")
-        asked = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
-        if self._is_token(asked):
-            return await self.app(scope, receive, self._with_cookie(send))
-        cookie = cookie_parser(headers.get("cookie", "")).get(COOKIE, "")
-        bearer = headers.get("authorization", "").removeprefix("Bearer ")
-        if self._is_token(bearer) or self._is_token(cookie):
+            return await refuse(scope, receive, send, 403, "This name is not one that kvscope answers to.")
+        if self._is_token(_bearer(headers)):
             return await self.app(scope, receive, send)
-        return await self._refuse(scope, receive, send, 401, "A token is needed: open this page with ?token=….")
+        query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        if self._is_token(next((value for name, value in query if name == "token"), "")):
+            if _is_page_load(scope, headers):
+                return await self._begin_session(scope, receive, send, headers)
+            return await self.app(scope, receive, send)
+        left_s = self.sessions.left_s(cookie_parser(headers.get("cookie", "")).get(_cookie_name(headers), ""))
+        if left_s > 0:
+            return await self.app(scope, _ending(scope, receive, send, left_s), send)
+        return await refuse(scope, receive, send, 401, "A token is needed: open this page with ?token=….")
 
     def _is_token(self, text: str) -> bool:
         return bool(text) and hmac.compare_digest(text.encode(), self.token.encode())
 
-    def _same_origin(self, headers: dict[str, str]) -> bool:
-        """Whether a script of our own page sent the request: a browser names the script's origin."""
-        origin = headers.get("origin", "")
-        return not origin or origin.partition("://")[2] == headers.get("host", "")
+    def _is_from_here(self, scope: Scope, headers: Mapping[str, str]) -> bool:
+        """Whether no script or form of another page sent the request: a browser names the page's origin."""
+        changes = scope["type"] == "websocket" or scope["method"] not in SAFE_METHODS
+        if changes and headers.get("sec-fetch-site", "") not in OWN_PAGE:
+            return False
+        origin = headers.get("origin")
+        if origin is None:
+            return True
+        match = _ORIGIN.fullmatch(origin)
+        # Behind TLS that a proxy ends, the page's scheme is not the one that the request has here.
+        schemes = {"http", "https"} if self.token else {"https" if scope["scheme"] in ("https", "wss") else "http"}
+        return match is not None and match[1].lower() in schemes and match[2].lower() == headers.get("host", "").lower()
 
-    def _with_cookie(self, send: Send) -> Send:
-        async def sending(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                cookie = SimpleCookie({COOKIE: self.token})
-                for attribute, value in (("httponly", True), ("samesite", "Strict"), ("path", "/")):
-                    cookie[COOKIE][attribute] = value
-                line = cookie[COOKIE].OutputString().encode()
-                message["headers"] = [*message.get("headers", []), (b"set-cookie", line)]
-            await send(message)
+    async def _begin_session(self, scope: Scope, receive: Receive, send: Send, headers: Mapping[str, str]) -> None:
+        """Set the cookie of a new session, and lead to the same page without the token."""
+        query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        others = urlencode([(name, value) for name, value in query if name != "token"])
+        path = "/" + quote(scope["path"].lstrip("/\\"))  # one slash: two would name another host
+        name = _cookie_name(headers)
+        cookie = SimpleCookie({name: self.sessions.begin()})
+        attributes = {"httponly": True, "samesite": "Strict", "path": "/", "max-age": self.sessions.seconds}
+        for attribute, value in attributes.items():
+            cookie[name][attribute] = value
+        if scope["scheme"] == "https":
+            cookie[name]["secure"] = True
+        answer = RedirectResponse(f"{path}?{others}".rstrip("?"), 303, headers={"cache-control": "no-store"})
+        answer.raw_headers.append((b"set-cookie", cookie[name].OutputString().encode()))
+        await answer(scope, receive, send)
 
-        return sending
 
-    async def _refuse(self, scope: Scope, receive: Receive, send: Send, status: int, why: str) -> None:
-        if scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1008, "reason": why})
-        else:
-            await PlainTextResponse(why, status)(scope, receive, send)
+def _bearer(headers: Mapping[str, str]) -> str:
+    """Return the token of an Authorization header of the scheme Bearer, in any case (RFC 9110); empty: none."""
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
+
+
+def _is_page_load(scope: Scope, headers: Mapping[str, str]) -> bool:
+    """Whether a browser loads a page, whose address it then shows and keeps."""
+    return scope["type"] == "http" and scope["method"] in ("GET", "HEAD") and "text/html" in headers.get("accept", "")
+
+
+def _cookie_name(headers: Mapping[str, str]) -> str:
+    """Name the cookie by the port: a browser sends those of one host to all of its ports."""
+    match = _HOST.fullmatch(headers.get("host", ""))
+    return f"{COOKIE}_{match[2]}" if match and match[2] else COOKIE
 
 
 def _host_name(host: str) -> str:
-    """Return the name in a Host header, in lower case; empty if it holds none."""
-    try:
-        return urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return ""
+    """Return the name in a Host header, in lower case; empty if it holds none, or anything else."""
+    match = _HOST.fullmatch(host)
+    return match[1].strip("[]").lower() if match else ""
+
+
+def _ending(scope: Scope, receive: Receive, send: Send, left_s: float) -> Receive:
+    """Receive for a WebSocket until its session ends, and close it then."""
+    if scope["type"] != "websocket":
+        return receive
+    end_s = time.monotonic() + left_s
+
+    async def receiving() -> Message:
+        try:
+            return await asyncio.wait_for(receive(), max(0.0, end_s - time.monotonic()))
+        except TimeoutError:
+            await send({"type": "websocket.close", "code": 1008, "reason": "The session has ended."})
+            return {"type": "websocket.disconnect", "code": 1008}
+
+    return receiving

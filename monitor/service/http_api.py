@@ -4,22 +4,53 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Final
 
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from starlette.responses import JSONResponse, PlainTextResponse
+from starlette.types import Receive, Scope, Send
 
 from kvscope.monitor.alerting.alert_schema import AlertFigures
 from kvscope.monitor.alerting.alerting import Alerts
+from kvscope.monitor.bounded_server import BoundedRequests, ServerLimits
 from kvscope.monitor.detectors.registry import runbook_of
+from kvscope.monitor.events import limits
 from kvscope.monitor.exporters.prometheus import WatchCollector
 from kvscope.monitor.pipeline import Pipeline
-from kvscope.monitor.schema import SCHEMA_VERSION, SourceView
+from kvscope.monitor.schema import SCHEMA_VERSION, MemoryBudgetView, SourceView
 from kvscope.monitor.service.alert_routes import json_answer, serve_alerts
-from kvscope.monitor.service.guard import Guard
+from kvscope.monitor.service.browser_headers import BrowserHeaders
+from kvscope.monitor.service.guard import OPEN_PATHS, Guard
 from kvscope.monitor.service.query_routes import describe_answers, serve_questions
 from kvscope.monitor.supervision import LATE_FACTOR
+
+SERVICE_LIMITS: Final = ServerLimits(
+    body_bytes=limits.SERVICE_BODY_BYTES,
+    connections=limits.SERVICE_CONNECTIONS,
+    requests=limits.SERVICE_REQUESTS,
+    websockets=limits.SERVICE_WEBSOCKETS,
+    always=OPEN_PATHS,
+)
+
+
+class ServiceApp(FastAPI):
+    """The app behind its guard.
+
+    The guard is no middleware: the web app adds one of its own, which would come before it and read the bodies of
+    requests that the guard rejects. `state.inline_scripts`: hashes of the inline scripts of pages that are mounted.
+    """
+
+    def protect(self, token: str, host: str) -> None:
+        """Put the guard before the app."""
+        self.state.inline_scripts = ()
+        guarded = Guard(BoundedRequests(super().__call__, SERVICE_LIMITS), token, host)
+        self._outermost = BrowserHeaders(guarded, lambda: self.state.inline_scripts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request that the guard admits."""
+        await self._outermost(scope, receive, send)
 
 
 def create_app(
@@ -27,12 +58,13 @@ def create_app(
     sources: Callable[[], list[SourceView]],
     alerts: Alerts | None = None,
     collector: WatchCollector | None = None,
+    memory: Callable[[], MemoryBudgetView] = MemoryBudgetView,
     *,
     token: str = "",
     host: str = "",
-) -> FastAPI:
+) -> ServiceApp:
     """Make the app. Its own routes come first, those that are mounted later after them."""
-    app = FastAPI(
+    app = ServiceApp(
         title="kvscope", version=SCHEMA_VERSION, docs_url=None, redoc_url=None, openapi_url="/api/openapi.json"
     )
     registry = CollectorRegistry(auto_describe=False)
@@ -59,11 +91,7 @@ def create_app(
 
     serve_questions(app, watch)
 
-    @app.get("/api/sources")
-    async def all_sources() -> Response:
-        """The status of each source."""
-        return await json_answer(sources)
-
+    serve_own_state(app, sources, memory)
     serve_alerts(app, alerts)
 
     @app.get("/api/{path:path}")
@@ -78,5 +106,21 @@ def create_app(
         return PlainTextResponse(f"There is no runbook {name}.", 404) if text is None else PlainTextResponse(text)
 
     describe_answers(app)
-    app.add_middleware(Guard, token=token, host=host)
+    app.protect(token, host)
     return app
+
+
+def serve_own_state(
+    app: FastAPI, sources: Callable[[], list[SourceView]], memory: Callable[[], MemoryBudgetView]
+) -> None:
+    """Add the routes about the service itself."""
+
+    @app.get("/api/sources")
+    async def all_sources() -> Response:
+        """The status of each source."""
+        return await json_answer(sources)
+
+    @app.get("/api/memory-budget")
+    async def memory_budget() -> Response:
+        """The memory budget of the service, and what was given up for it."""
+        return await json_answer(memory)

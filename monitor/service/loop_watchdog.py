@@ -21,7 +21,7 @@ WATCH_EVERY_S: Final = 0.25
 
 
 class LoopWatchdog(threading.Thread):
-    """Watches the heartbeats of `readers` four times a second; `deliver` hands on what it finds."""
+    """Watches the heartbeats of `readers` four times a second, and calls `checks`; `deliver` hands on what it finds."""
 
     def __init__(
         self,
@@ -29,11 +29,13 @@ class LoopWatchdog(threading.Thread):
         readers: Sequence[SourceReader],
         deliver: Callable[[], None],
         monotonic_s: Callable[[], float] = time.monotonic,
+        checks: Sequence[Callable[[], None]] = (),
     ) -> None:
         super().__init__(name="kvscope-watchdog", daemon=True)
         self._pipeline = pipeline
         self._readers = readers
         self._deliver = deliver
+        self._checks = checks
         self._monotonic_s = monotonic_s
         self._gone_s: dict[str, float] = {}
         """Since when no source has an engine."""
@@ -52,6 +54,8 @@ class LoopWatchdog(threading.Thread):
         """Look once."""
         for reader in self._readers:
             reader.report_if_late()
+        for check in self._checks:
+            check()
         if not self._pipeline.supervisor.late(LATE_FACTOR):
             notify_systemd("WATCHDOG=1")
         self._forget_gone()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from itertools import chain
-from typing import Final
+from typing import Final, NamedTuple
 
 from kvscope.monitor.events.kinds import Kind
 from kvscope.monitor.events.wire import Run, batch_of
 from kvscope.monitor.history.history import History
-from kvscope.monitor.ledger.engine_ledger import MAX_POINTS
+from kvscope.monitor.ledger.engine_ledger import MAX_POINTS, Position
 from kvscope.monitor.pipeline import Pipeline
 
 RESUME_NS: Final = 600_000_000_000
@@ -23,14 +23,24 @@ POINTS_NS: Final = 3_600_000_000_000
 """So much comes with it of its points, and of a page's samples."""
 
 
+class ResumedEngine(NamedTuple):
+    """An engine as it was taken up: where in its stream, and by how much this clock is ahead of stream time.
+
+    A clock that was set since the engine was first received is ahead or behind by that much, and no time has passed.
+    """
+
+    position: Position
+    ahead_ns: int
+
+
 class Resumption:
     """The engines of `past`, taken up in `watch`."""
 
     def __init__(self, watch: Pipeline) -> None:
         self._watch = watch
         self._began_ns = self._observed_ns = time.time_ns()
-        self._resumed: dict[str, int] = {}
-        """Engines that were taken up and are still to be received, and when they last were."""
+        self._resumed: dict[str, ResumedEngine] = {}
+        """Engines that were taken up and are still to be received."""
 
     def resume(self, past: History) -> None:
         """Take up every engine of `past` that was received until just now: its findings were reported then."""
@@ -41,7 +51,8 @@ class Resumption:
             records = chain(past.notes(engine, until_ns - POINTS_NS, until_ns), past.tail(engine, until_ns - TAIL_NS))
             self._watch.resume(records, past.points(engine, until_ns - POINTS_NS, until_ns, MAX_POINTS))
             if engine in self._watch.fleet.engines and self._watch.fleet.engines[engine].has_stream:
-                self._resumed[engine] = self._watch.fleet.engines[engine].heard_ns
+                ledger = self._watch.fleet.engines[engine]
+                self._resumed[engine] = ResumedEngine(ledger.position(), until_ns - ledger.now_ns)
 
     def watch_for_silence(self) -> None:
         """Let time pass for an engine that was taken up and is gone: no stream knows that it should be there."""
@@ -49,13 +60,14 @@ class Resumption:
         if not self._resumed or now_ns - self._observed_ns < SILENCE_EVERY_NS:
             return
         self._observed_ns = now_ns
-        for engine, heard_ns in list(self._resumed.items()):
+        for engine, resumed in list(self._resumed.items()):
             ledger = self._watch.fleet.engines[engine]
-            if ledger.heard_ns > heard_ns:
+            if ledger.position() != resumed.position:
                 self._resumed.pop(engine, None)
             elif now_ns - self._began_ns > COME_BACK_NS:
-                silence = Run(Kind.OBSERVED, 0, -1, [now_ns], [])
-                self._watch.feed([batch_of(engine, ledger.epoch, [silence], wall_ns=now_ns)])
+                stream_ns = now_ns - resumed.ahead_ns
+                silence = Run(Kind.OBSERVED, 0, -1, [stream_ns], [])
+                self._watch.feed([batch_of(engine, ledger.epoch, [silence], wall_ns=stream_ns)])
 
     def next_of(self, engine: str, epoch: int) -> int:
         """Return the next batch of that epoch of an engine that its ledger lacks; -1 if none was received before."""

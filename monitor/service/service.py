@@ -21,9 +21,11 @@ from kvscope.monitor.history.history import History
 from kvscope.monitor.history.recordings import Recordings
 from kvscope.monitor.history.retention import Keep, Keeper
 from kvscope.monitor.pipeline import Pipeline
-from kvscope.monitor.schema import SourceView
+from kvscope.monitor.schema import MemoryBudgetView, SourceView
+from kvscope.monitor.service.data_directory import DataDirectoryCheck
 from kvscope.monitor.service.deliveries import Deliveries
 from kvscope.monitor.service.loop_watchdog import LoopWatchdog
+from kvscope.monitor.service.memory_budget import ServiceMemory, resident_bytes
 from kvscope.monitor.service.resumption import Resumption
 from kvscope.monitor.service.source_reader import SourceReader
 from kvscope.monitor.sources.recording import Recording
@@ -51,6 +53,8 @@ class ServiceConfig:
     data: Path | None = None
     keep: Keep = field(default_factory=Keep)
     recordings: tuple[Path, ...] = ()
+    memory_budget: int | None = None
+    """Bytes that the process may take, or None: the default bounds on each engine, however many there are."""
 
 
 class Service:
@@ -91,7 +95,10 @@ class Service:
             SourceReader(Recording(directory, engine), self.watch, after=self._deliveries.discard)
             for engine, directory in recorded.items()
         ]
-        self._watchdog = LoopWatchdog(self.watch, self.readers, self._deliver)
+        self.budget = ServiceMemory(self.watch, config.memory_budget) if config.memory_budget is not None else None
+        data = DataDirectoryCheck(self.watch, self.keeper, self.alerts)
+        checks = [data.check, *([self.budget.check] if self.budget is not None else [])]
+        self._watchdog = LoopWatchdog(self.watch, self.readers, self._deliver, checks=checks)
         if config.otlp is not None:  # it has threads from here on
             self._deliveries.otel = OtelOutlet(config.otlp, self.watch, self.collector.collect)
 
@@ -121,6 +128,10 @@ class Service:
             self.alerts.close()
         if self.otel is not None:
             self.otel.close()
+
+    def memory(self) -> MemoryBudgetView:
+        """Return the memory budget and what was given up for it."""
+        return self.budget.view() if self.budget is not None else MemoryBudgetView(resident_bytes=resident_bytes())
 
     def sources(self) -> list[SourceView]:
         """How each source is."""

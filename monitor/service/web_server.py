@@ -9,13 +9,14 @@ import sys
 from collections.abc import Callable
 from typing import Final
 
-import uvicorn
 from fastapi import FastAPI
 
+from kvscope.monitor.bounded_server import bounded_server
 from kvscope.monitor.errors import BadTarget, CannotTell, ContractError
 from kvscope.monitor.query import Query
-from kvscope.monitor.service.http_api import create_app
+from kvscope.monitor.service.http_api import SERVICE_LIMITS, create_app
 from kvscope.monitor.service.service import Service, ServiceConfig
+from kvscope.monitor.service.service_log import log_to_stderr
 
 COLLECT: Final = 50_000, 20, 10
 """When the garbage collector looks at what is young, older, and old. With its own thresholds it walks the columns of
@@ -38,14 +39,29 @@ def serve(config: ServiceConfig, mount: Mount) -> int:
     except (BadTarget, CannotTell, ContractError) as error:
         raise ValueError(str(error)) from error
     app = create_app(
-        service.watch, service.sources, service.alerts, service.collector, token=config.token, host=config.host
+        service.watch,
+        service.sources,
+        service.alerts,
+        service.collector,
+        service.memory,
+        token=config.token,
+        host=config.host,
     )
     mount(app, service.watch)
     collect_rarely()
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2))
+    log_to_stderr()
+    server = bounded_server(
+        app, SERVICE_LIMITS, log_config=None, log_level="warning", access_log=False, timeout_graceful_shutdown=2
+    )
+
+    def stop(_number: int, _frame: object) -> None:
+        """End the server, if it does not run yet: once it runs it takes both signals itself, and raises them again
+        when it has ended. There is still work to do then.
+        """
+        server.should_exit = True
+
     for wanted in (signal.SIGINT, signal.SIGTERM):
-        # The server takes both while it runs, and raises them again when it has ended: there is still work to do then.
-        signal.signal(wanted, lambda _number, _frame: None)
+        signal.signal(wanted, stop)
     try:
         with _listening(config) as listener:
             # Whoever connects from now on is answered as soon as the server runs.

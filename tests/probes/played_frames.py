@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.events.samples import Sample
 from kvscope.monitor.events.wire import Batch, Frame, decode
 from kvscope.monitor.findings import FindingReport
 from kvscope.monitor.ledger.balance import balance_of
 from kvscope.monitor.ledger.engine_ledger import EngineLedger, Point
 from kvscope.monitor.pipeline import Pipeline
+
+INSTANT_COPIES = Settings({"leak.finished-held.unseen_times": 0})
+"""The connectors of these incidents would send at once."""
 
 
 def frames_in(path: Path) -> Iterator[Frame]:
@@ -24,7 +28,7 @@ class Played:
     """A Pipeline that was fed the frames of one incident. Findings of severity info are left out."""
 
     def __init__(self, path: Path) -> None:
-        self.watch = Pipeline()
+        self.watch = Pipeline(INSTANT_COPIES)
         self.fired: dict[str, FindingReport] = {}
         """By code, each finding that ever fired, as it was then."""
         self.fired_s: dict[str, float] = {}

@@ -13,7 +13,7 @@ import pytest
 from kvscope.monitor.events.kinds import Cause, EngineMode
 from kvscope.monitor.findings import FindingReport
 from kvscope.monitor.pipeline import Pipeline
-from tests.probes.played_frames import Played, sampled
+from tests.probes.played_frames import INSTANT_COPIES, Played, sampled
 from tests.probes.vllm_python import needs_vllm, run, save_model
 
 pytestmark = [needs_vllm, pytest.mark.slow]
@@ -316,13 +316,13 @@ def test_ranks_under_one_engine_id_both_appear(played: Played) -> None:
 @pytest.mark.parametrize("every_s", [1, 2, 5, 10, 15])
 def test_a_healthy_load_by_priority_is_no_lock_step_on_its_metrics_page(directory: Path, every_s: int) -> None:
     for offset in range(6):
-        watch = Pipeline()
+        watch = Pipeline(INSTANT_COPIES)
         watch.feed(sampled(directory / "by_priority", every_s, offset * every_s / 6))
         assert not [finding for finding in watch.findings() if finding.code == LOCKSTEP]
 
 
 def test_waves_are_lock_step_on_their_metrics_page(directory: Path) -> None:
-    watch = Pipeline()
+    watch = Pipeline(INSTANT_COPIES)
     watch.feed(sampled(directory / "waves", 0.5, 0))
     assert LOCKSTEP in {finding.code for finding in watch.findings()}
 

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from kvscope.monitor.detectors.registry import THRESHOLDS
+from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.events.kinds import Kind, Status
 from kvscope.monitor.events.wire import Batch, Frame
 from kvscope.monitor.findings import FindingReport
@@ -36,6 +37,8 @@ PHASES = {
     Kind.PREEMPTED: "preempted",
 }
 CLIENTS = 12
+INSTANT_COPIES = Settings({"leak.finished-held.unseen_times": 0})
+"""The connectors of these incidents would send at once."""
 LOCKSTEP = "collapse.lockstep"
 STALLED = "stuck.engine-stalled"
 TRIES = 20
@@ -58,7 +61,7 @@ class Observed:
     def __init__(self, server: Server) -> None:
         self.server = server
         self.stream = LiveStream(server.events)
-        self.watch = Pipeline()
+        self.watch = Pipeline(INSTANT_COPIES)
         self.clients: dict[str, asyncio.Task[None]] = {}
         """By the id that the engine knows them by."""
         self.phases: dict[str, str] = {}

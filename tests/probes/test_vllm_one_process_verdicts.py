@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.events.kinds import Cause, EngineMode
 from kvscope.monitor.findings import FindingReport
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
@@ -19,6 +20,8 @@ from tests.probes.vllm_python import needs_vllm
 pytestmark = [needs_vllm, pytest.mark.slow]
 
 LOST_BLOCKS, NEVER_FITS, TOO_SMALL = "leak.unaccounted", "stuck.never-fits", "sizing.kv-too-small"
+INSTANT_COPIES = Settings({"leak.finished-held.unseen_times": 0})
+"""The connectors of these incidents would send at once."""
 LOCKSTEP = "collapse.lockstep"
 SCRAPED_S = 0.5
 EARLY_STEPS = 60
@@ -231,7 +234,7 @@ class Scraped:
 
     def __init__(self, engine: Incident) -> None:
         self.engine = engine
-        self.watch = Pipeline()
+        self.watch = Pipeline(INSTANT_COPIES)
         self.page = MetricsPage(f"http://127.0.0.1:{engine.metrics_port}/metrics", every_s=SCRAPED_S)
 
     def look(self) -> bool:

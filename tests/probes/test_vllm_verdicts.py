@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.events.kinds import EngineMode
 from kvscope.monitor.findings import FindingReport
 from kvscope.monitor.ledger.balance import balance_of
@@ -22,6 +23,8 @@ from tests.probes.vllm_python import PYTHON, ROOT, environment, free_ports, need
 
 pytestmark = [needs_vllm, pytest.mark.slow]
 
+INSTANT_COPIES = Settings({"leak.finished-held.unseen_times": 0})
+"""The connectors of these incidents would send at once."""
 PATIENCE_S = 240
 HELD, STALLED, LOST = "leak.finished-held", "stuck.engine-stalled", "stuck.lost-request"
 
@@ -41,7 +44,7 @@ class OneProcess:
         self.fired: dict[str, FindingReport] = {}
         """By code, what has ever fired, as it was at first; info left out."""
         self.stream = LiveStream(self.events)
-        self.watch = Pipeline()
+        self.watch = Pipeline(INSTANT_COPIES)
         save_model(directory / "model")
         self.start(event)
 
