@@ -51,6 +51,7 @@ bench: .venv/.ready
 
 docs: .venv/.ready
 	.venv/bin/python -m scripts.docs
+	.venv/bin/python -m scripts.sbom
 	.venv/bin/python -m kvscope.dashboards.prometheus
 	.venv/bin/python -m kvscope.dashboards.grafana
 	.venv/bin/python -m tests.doctor.by_source

@@ -32,8 +32,10 @@ def head_constants(
 ) -> dict[str, int]:
     """What both attention kernels are compiled for, with `tile` tokens a tile if they are not too many bytes.
 
-    Raises ValueError for heads that are too wide.
+    Raises ValueError for heads that are too wide, or that the key heads do not divide evenly.
     """
+    if heads % kv_heads:
+        raise ValueError(f"{heads} query heads cannot share {kv_heads} key heads evenly")
     if head_size > MAX_HEAD_SIZE:
         raise ValueError(f"the head size is {head_size} and may be {MAX_HEAD_SIZE} at most")
     padded = max(MIN_SIDE, triton.next_power_of_2(head_size))
