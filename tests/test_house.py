@@ -67,6 +67,7 @@ ROOMS = (
     "kvscope.monitor.commands",
     "kvscope.monitor.cli",
     "kvscope.monitor.__main__",
+    "kvscope.dashboards.objectives",
     "kvscope.dashboards",
     "kvscope.dashboards.prometheus",
     "kvscope.command",
@@ -89,6 +90,7 @@ ONLY = {
     "kvscope.monitor.incidents.truth": {"kvscope.monitor.incidents.truth"},
     "kvscope.dashboards": {
         "kvscope.dashboards",
+        "kvscope.dashboards.objectives",
         "kvscope.monitor.errors",
         "kvscope.monitor.text",
         "kvscope.monitor.query",
@@ -97,6 +99,7 @@ ONLY = {
     },
     "kvscope.dashboards.prometheus": {
         "kvscope.dashboards.prometheus",
+        "kvscope.dashboards.objectives",
         "kvscope.monitor.detectors",
         "kvscope.monitor.findings",
     },

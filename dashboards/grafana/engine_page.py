@@ -4,22 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from grafana_foundation_sdk.builders.dashboard import Dashboard
+from grafana_foundation_sdk.builders.dashboard import Dashboard, Row
 
 from kvscope.dashboards.grafana import panels
+from kvscope.dashboards.grafana.dashboard_frame import grafana_page
 from kvscope.dashboards.grafana.kv_cache_page import balance_panel
-from kvscope.dashboards.grafana.panels import BAD, GRID_WIDTH, SELECTED, Panel, lines, rate, stacked, stat
+from kvscope.dashboards.grafana.panels import (
+    BAD,
+    GRID_WIDTH,
+    SELECTED,
+    STEPS_S,
+    TARGETS,
+    TOKENS_S,
+    Panel,
+    lines,
+    rate,
+    row_heading,
+    stacked,
+    stat,
+)
 from kvscope.dashboards.grafana.requests_page import by_state
+from kvscope.dashboards.objectives import MISSED_AFTER_S
 
 
 def engine_page() -> Dashboard:
     """The page."""
-    return panels.grafana_page("engine", "kvscope / Engine", "One engine at a glance.", _engine_panels(), view="engine")
+    return grafana_page("engine", "kvscope / Engine", "One engine at a glance.", _engine_panels(), view="engine")
 
 
-def _engine_panels() -> Iterator[Panel]:
+def _engine_panels() -> Iterator[Panel | Row]:
+    yield row_heading("Now")
     yield from _engine_state_panels()
+    yield row_heading("Pool and queue")
+    yield balance_panel()
+    yield by_state()
+    yield row_heading("Work")
     yield from _engine_work_panels()
+    yield row_heading("Memory, GPU and stream")
+    yield from _engine_memory_panels()
 
 
 def _engine_state_panels() -> Iterator[Panel]:
@@ -56,8 +78,6 @@ def _engine_state_panels() -> Iterator[Panel]:
         (f"min by (engine) (kvscope_ledger_exact{{{SELECTED}}})", "{{engine}}"),
         good_from=1,
     )
-    yield balance_panel()
-    yield by_state()
 
 
 def _engine_work_panels() -> Iterator[Panel]:
@@ -67,12 +87,14 @@ def _engine_work_panels() -> Iterator[Panel]:
         " how many of them a client was still waiting for.",
         (rate("kvscope_output_tokens_total"), "generated, {{engine}}"),
         (rate("kvscope_computed_tokens_total"), "computed, {{engine}}"),
+        unit=TOKENS_S,
     )
     yield stacked(
         "What kept steps from being larger",
         "Steps a second by their binding limit: KV means that blocks ran out, NONE that there was no more to do. A step"
         " has one limit only, though a second may have been near.",
         (rate("kvscope_steps_total", "limit"), "{{limit}}"),
+        unit=STEPS_S,
         width=GRID_WIDTH // 3,
     )
     yield lines(
@@ -81,6 +103,9 @@ def _engine_work_panels() -> Iterator[Panel]:
         (f"{rate('kvscope_step_seconds_total')} / {rate('kvscope_steps_total')}", "{{engine}}"),
         unit="s",
     )
+
+
+def _engine_memory_panels() -> Iterator[Panel]:
     yield lines(
         "Memory bill",
         "Device memory by what it went to, as the engine measured it at its start; device_total and device_free are the"
@@ -96,19 +121,20 @@ def _engine_work_panels() -> Iterator[Panel]:
         (f"time() - kvscope_engine_last_heard_timestamp_seconds{{{SELECTED}}}", "{{engine}}"),
         unit="s",
         width=GRID_WIDTH // 2,
+        bad_from=MISSED_AFTER_S,
     )
     yield stacked(
         "GPU memory, by who has it",
         "As the driver of each GPU of kvscope's own machine counts it: engines that are followed, with their workers,"
         " and other processes. In a container it cannot tell them apart. No data: no GPU there.",
-        ("sum by (gpu, owner) (kvscope_gpu_process_memory_bytes)", "GPU {{gpu}}, {{owner}}"),
+        (f"sum by (gpu, owner) (kvscope_gpu_process_memory_bytes{{{TARGETS}}})", "GPU {{gpu}}, {{owner}}"),
         unit="bytes",
     )
     yield lines(
         "GPU busy",
         "Share of time in which the GPU ran a kernel, or moved memory. A kernel that waits is busy too: it does not"
         " tell how well the GPU is used. No data: no GPU on kvscope's own machine.",
-        ("max by (gpu, of) (kvscope_gpu_utilization_ratio)", "GPU {{gpu}}, {{of}}"),
+        (f"max by (gpu, of) (kvscope_gpu_utilization_ratio{{{TARGETS}}})", "GPU {{gpu}}, {{of}}"),
         unit="percentunit",
         width=GRID_WIDTH // 2,
     )

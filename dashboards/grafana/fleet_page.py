@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from grafana_foundation_sdk.builders.dashboard import Dashboard
+from grafana_foundation_sdk.builders.dashboard import Dashboard, Row
 
 from kvscope.dashboards.grafana import panels
+from kvscope.dashboards.grafana.dashboard_frame import grafana_page
 from kvscope.dashboards.grafana.panels import (
     BAD,
+    GRID_WIDTH,
+    REQUESTS,
     SELECTED,
+    TOKENS_S,
     Panel,
     PanelQuery,
+    heatmap,
     lines,
+    now_in_buckets,
+    row_heading,
     stat,
     table_panel,
     to_web_app,
@@ -21,14 +28,25 @@ from kvscope.dashboards.grafana.panels import (
 
 def fleet_page() -> Dashboard:
     """The overview."""
-    return panels.grafana_page(
-        "fleet", "kvscope / Fleet", "All engines: which one needs a look.", _fleet_panels(), view=""
-    )
+    return grafana_page("fleet", "kvscope / Fleet", "All engines: which one needs a look.", _fleet_panels(), view="")
 
 
-def _fleet_panels() -> Iterator[Panel]:
+def _fleet_panels() -> Iterator[Panel | Row]:
+    yield row_heading("Now")
     yield from _fleet_summary_panels()
+    yield row_heading("Findings")
+    yield from _fleet_finding_panels()
+    yield row_heading("Engines")
     yield from _fleet_engine_panels()
+    yield row_heading("Waiting requests")
+    yield heatmap(
+        "Waiting requests by age, all engines",
+        "How many requests have waited for how long, at each moment: a band that climbs is a queue that does not move."
+        " It does not tell them apart by engine or by reason.",
+        now_in_buckets("kvscope_request_waiting_seconds"),
+        counted=REQUESTS,
+        width=GRID_WIDTH,
+    )
 
 
 def _fleet_summary_panels() -> Iterator[Panel]:
@@ -63,7 +81,7 @@ def _fleet_summary_panels() -> Iterator[Panel]:
     )
 
 
-def _fleet_engine_panels() -> Iterator[Panel]:
+def _fleet_finding_panels() -> Iterator[Panel]:
     yield to_web_app(
         table_panel(
             "Engines with findings",
@@ -79,6 +97,9 @@ def _fleet_engine_panels() -> Iterator[Panel]:
         " does not tell how bad it is.",
         (f"sum by (engine) (kvscope_findings{{{SELECTED}, {BAD}}})", "{{engine}}"),
     )
+
+
+def _fleet_engine_panels() -> Iterator[Panel]:
     over_engines: dict[str, tuple[str, str, PanelQuery]] = {
         "Pool in use": (
             "Blocks in use as a share of those that can be: what vLLM calls KV cache usage. It cannot tell use from"
@@ -88,12 +109,12 @@ def _fleet_engine_panels() -> Iterator[Panel]:
         ),
         "Requests waiting": (
             "Requests in any waiting state. Why they wait is not told here: the page of requests does.",
-            "short",
+            REQUESTS,
             (f'sum by (engine) (kvscope_requests{{{SELECTED}, state=~"WAITING.*|PREEMPTED"}})', "{{engine}}"),
         ),
         "Tokens generated per second": (
             "Output only. It does not tell how many of them a client was still waiting for.",
-            "short",
+            TOKENS_S,
             (panels.rate("kvscope_output_tokens_total"), "{{engine}}"),
         ),
     }

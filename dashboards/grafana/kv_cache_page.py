@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from grafana_foundation_sdk.builders.dashboard import Dashboard
+from grafana_foundation_sdk.builders.dashboard import Dashboard, Row
 from grafana_foundation_sdk.builders.timeseries import Panel as TimeSeries
 
-from kvscope.dashboards.grafana import panels
+from kvscope.dashboards.grafana.dashboard_frame import grafana_page
 from kvscope.dashboards.grafana.panels import (
+    BLOCKS,
+    BLOCKS_S,
     GRID_WIDTH,
     SELECTED,
     Panel,
+    heatmap,
     lines,
+    now_in_buckets,
     quantile,
     rate,
+    row_heading,
     stacked,
     with_colours,
 )
@@ -33,7 +38,7 @@ HOLDER_COLOURS: Final = {
 
 def kv_cache_page() -> Dashboard:
     """The page."""
-    return panels.grafana_page(
+    return grafana_page(
         "kv-cache", "kvscope / KV cache", "Who holds the pool, and for how long.", _kv_cache_panels(), view="blocks"
     )
 
@@ -47,17 +52,22 @@ def balance_panel() -> TimeSeries:
         " that was announced. cached_idle: content that a later request may reuse, free to be taken. It does not tell"
         " which request holds which block: the web app does.",
         (f"sum by (holder) (kvscope_blocks{{{SELECTED}}})", "{{holder}}"),
+        unit=BLOCKS,
     )
     return with_colours(panel, HOLDER_COLOURS)
 
 
-def _kv_cache_panels() -> Iterator[Panel]:
+def _kv_cache_panels() -> Iterator[Panel | Row]:
+    yield row_heading("Who holds the pool")
+    yield balance_panel()
+    yield _held_panel()
+    yield row_heading("Age of blocks")
     yield from _block_age_panels()
+    yield row_heading("Prefix cache")
     yield from _prefix_cache_panels()
 
 
-def _block_age_panels() -> Iterator[Panel]:
-    yield balance_panel()
+def _held_panel() -> Panel:
     older = [
         (
             f'sum by (engine) (kvscope_block_age_seconds_bucket{{{SELECTED}, state="held", le="+Inf"}})'
@@ -66,14 +76,27 @@ def _block_age_panels() -> Iterator[Panel]:
         )
         for bound in (1, 60, 900, 3600)
     ]
-    yield lines(
+    return lines(
         "Blocks held for so long",
         "Blocks that have been in use without a break, by how long. A leak is a step here that moves on to the next"
         " line and never comes down; a long request looks alike until it ends, and so does a prefix that is always in"
         " use.",
         *older,
+        unit=BLOCKS,
         width=GRID_WIDTH // 2,
     )
+
+
+def _block_age_panels() -> Iterator[Panel]:
+    for state, words in (("held", "Held blocks by age"), ("cached_idle", "Cached, idle blocks by age")):
+        yield heatmap(
+            words,
+            "How many blocks have been in this state for how long, at each moment: what is never freed is a band that"
+            " climbs. It does not tell which request holds them: the web app does.",
+            now_in_buckets("kvscope_block_age_seconds", f', state="{state}"'),
+            counted=BLOCKS,
+            width=GRID_WIDTH // 2,
+        )
     for title, says, histogram in (
         (
             "Lifetime of blocks that are over",
@@ -95,7 +118,7 @@ def _block_age_panels() -> Iterator[Panel]:
         ),
     ):
         median, most = quantile(0.5, histogram), quantile(0.95, histogram)
-        yield lines(title, says, (median, "half within, {{engine}}"), (most, "95 % within, {{engine}}"), unit="s")
+        yield lines(title, says, (median, "p50, {{engine}}"), (most, "p95, {{engine}}"), unit="s")
 
 
 def _prefix_cache_panels() -> Iterator[Panel]:
@@ -116,6 +139,7 @@ def _prefix_cache_panels() -> Iterator[Panel]:
         (rate("kvscope_blocks_cached_total"), "cached, {{engine}}"),
         (rate("kvscope_blocks_reused_total"), "reused, {{engine}}"),
         (rate("kvscope_blocks_evicted_total"), "evicted, {{engine}}"),
+        unit=BLOCKS_S,
     )
     yield lines(
         "Blocks handed out and given back, per second",
@@ -123,4 +147,5 @@ def _prefix_cache_panels() -> Iterator[Panel]:
         " back once by each that had it.",
         (rate("kvscope_blocks_allocated_total"), "handed out, {{engine}}"),
         (rate("kvscope_block_references_released_total", "reason"), "back, {{reason}}"),
+        unit=BLOCKS_S,
     )

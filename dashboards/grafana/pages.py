@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -25,6 +26,13 @@ ANNOTATIONS: Final = {
         "textFormat": "its figures are not sure until its next whole audit",
         "step": "15s",
     },
+    "vLLM restarts": {"titleFormat": "{{model_name}} started", "textFormat": "{{instance}}", "step": "15s"},
+    "vLLM configuration changes": {
+        "titleFormat": "{{instance}} is configured",
+        "textFormat": "{{num_gpu_blocks}} blocks of {{block_size}}, gpu_memory_utilization {{gpu_memory_utilization}}",
+        "step": "15s",
+    },
+    "Findings of kvscope": {"titleFormat": "{{code}}", "textFormat": "{{severity}} on {{engine}}", "step": "15s"},
 }
 """What each annotation is drawn with."""
 GENERATED_PAGES: Final = Path(__file__).parent / "generated"
@@ -38,10 +46,20 @@ PAGES: Final[dict[str, Callable[[], Dashboard]]] = {
 }
 
 
+PANEL_IDS: Final = 1_000_000
+
+
+def panel_id(title: str) -> int:
+    """The id in links to a panel. It depends on the title alone, so that links outlive other panels."""
+    return 1 + zlib.crc32(title.encode()) % PANEL_IDS
+
+
 def as_json(name: str) -> str:
     """A page as Grafana reads it, the same for the same code."""
     text = json.dumps(PAGES[name]().build(), cls=JSONEncoder)
     page = json.loads(text)
     for annotation in page["annotations"].get("list", []):  # what the SDK has no words for
         annotation |= ANNOTATIONS[annotation["name"]]
+    for panel in page["panels"]:
+        panel["id"] = panel_id(panel["title"])
     return json.dumps(page, sort_keys=True, indent=2) + "\n"

@@ -1,22 +1,19 @@
-"""How a page and a panel are made. A query of kvscope's metrics goes through the variable `engine`; `kvscope` is where
-the web app is, for links, which lead to the view that shows the same closer, of the same engine and time range.
-"""
+"""How panels and queries of dashboards are made. dashboard_frame.py has the variables that queries go through."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from grafana_foundation_sdk.builders.common import ReduceDataOptions, StackingConfig, VizLegendOptions
-from grafana_foundation_sdk.builders.dashboard import (
-    AnnotationQuery,
-    Dashboard,
-    DashboardLink,
-    DatasourceVariable,
-    QueryVariable,
-    TextBoxVariable,
-    ThresholdsConfig,
+from grafana_foundation_sdk.builders.common import (
+    GraphThresholdsStyleConfig,
+    ReduceDataOptions,
+    StackingConfig,
+    VizLegendOptions,
 )
+from grafana_foundation_sdk.builders.dashboard import DashboardLink, Row, ThresholdsConfig
+from grafana_foundation_sdk.builders.heatmap import HeatmapColorOptions, YAxisConfig
+from grafana_foundation_sdk.builders.heatmap import Panel as Heatmap
 from grafana_foundation_sdk.builders.prometheus import Dataquery
 from grafana_foundation_sdk.builders.stat import Panel as Stat
 from grafana_foundation_sdk.builders.table import Panel as Table
@@ -24,26 +21,28 @@ from grafana_foundation_sdk.builders.timeseries import Panel as TimeSeries
 from grafana_foundation_sdk.models.common import (
     BigValueColorMode,
     BigValueGraphMode,
+    GraphThresholdsStyleMode,
     LegendDisplayMode,
     LegendPlacement,
     StackingMode,
 )
 from grafana_foundation_sdk.models.dashboard import (
-    DashboardLinkType,
     DataSourceRef,
     DataTransformerConfig,
     DynamicConfigValue,
     Threshold,
     ThresholdsMode,
-    VariableRefresh,
 )
+from grafana_foundation_sdk.models.heatmap import HeatmapColorMode, HeatmapColorScale
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
-Panel = Stat | Table | TimeSeries
+Panel = Stat | Table | TimeSeries | Heatmap
 PanelQuery = tuple[str, str]
 """An expression, and what its series are called."""
 
-SELECTED: Final = 'engine=~"$engine"'
+TARGETS: Final = ", ".join(f'{label}=~"${label}"' for label in ("cluster", "namespace", "job", "instance"))
+"""Series of the selected targets."""
+SELECTED: Final = f'engine=~"$engine", {TARGETS}'
 BAD: Final = 'severity=~"warning|error|critical"'
 SEVERITY_COLOURS: Final = {"info": "blue", "warning": "yellow", "error": "orange", "critical": "red"}
 GRID_WIDTH: Final = 24
@@ -54,89 +53,14 @@ POOL_USAGE: Final = (
     f'1 - sum by (engine) (kvscope_blocks{{{SELECTED}, holder=~"free|cached_idle"}})'
     f' / sum by (engine) (kvscope_blocks{{{SELECTED}, holder!="reserved"}})'
 )
-_RANGE: Final = "${__url_time_range}"
-
-
-def grafana_page(name: str, title: str, says: str, panels: Iterable[Panel], view: str) -> Dashboard:
-    """A page about engines that kvscope watches; on its time axis are findings, changes of configuration, and when its
-    figures are not sure. `view`: which of the web app's views shows the same.
-    """
-    dashboard = (
-        bare(name, title, says)
-        .with_variable(
-            QueryVariable("engine")
-            .label("Engine")
-            .datasource(DATA_SOURCE)
-            .query("label_values(kvscope_blocks, engine)")
-            .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
-            .multi(True)
-            .include_all(True)
-            .all_value(".*")
-        )
-        .with_variable(TextBoxVariable("kvscope").label("Web app").default_value("http://127.0.0.1:8765"))
-        .annotation(
-            AnnotationQuery()
-            .name("Findings")
-            .datasource(DATA_SOURCE)
-            .enable(True)
-            .icon_color("red")
-            .expr(f"sum by (engine, code, severity) (kvscope_findings{{{SELECTED}, {BAD}}}) > 0")
-        )
-        .annotation(
-            AnnotationQuery()
-            .name("Configuration changes")
-            .datasource(DATA_SOURCE)
-            .enable(True)
-            .icon_color("blue")
-            .expr(
-                f"kvscope_engine_info{{{SELECTED}}}"
-                f" unless present_over_time(kvscope_engine_info{{{SELECTED}}}[10m] offset 1m)"
-            )
-        )
-        .annotation(
-            AnnotationQuery()
-            .name("Figures inexact")
-            .datasource(DATA_SOURCE)
-            .enable(True)
-            .icon_color("orange")
-            .expr(f"1 - kvscope_ledger_exact{{{SELECTED}}} > 0")
-        )
-        .link(
-            DashboardLink("Open kvscope: blocks, requests and their stories")
-            .type(DashboardLinkType.LINK)
-            .icon("external link")
-            .url(f"${{kvscope:raw}}/{view}?engine=${{engine:percentencode}}&{_RANGE}")
-            .target_blank(True)
-        )
-    )
-    for panel in panels:
-        dashboard.with_panel(panel)
-    return dashboard
-
-
-def bare(name: str, title: str, says: str) -> Dashboard:
-    """A page with links to the others, and nothing that is kvscope's own."""
-    return (
-        Dashboard(title)
-        .uid(f"kvscope-{name}")
-        .description(says)
-        .tags(["kvscope", "llm"])
-        .readonly()
-        .time("now-30m", "now")
-        .refresh("10s")
-        .timezone("browser")
-        .with_variable(DatasourceVariable("datasource").label("Prometheus").type("prometheus"))
-        .link(
-            DashboardLink("kvscope")
-            .type(DashboardLinkType.DASHBOARDS)
-            .tags(["kvscope"])
-            .include_vars(True)
-            .keep_time(True)
-        )
-    )
-
-
-# -------------------------------------------------------------------- panels
+URL_TIME_RANGE: Final = "${__url_time_range}"
+TOKENS_S: Final = "suffix: tokens/s"
+BLOCKS: Final = "suffix: blocks"
+BLOCKS_S: Final = "suffix: blocks/s"
+REQUESTS: Final = "suffix: requests"
+REQUESTS_S: Final = "reqps"
+STEPS_S: Final = "suffix: steps/s"
+EVENTS_S: Final = "cps"
 
 
 def stat(
@@ -148,11 +72,6 @@ def stat(
     good_from: float | None = None,
 ) -> Stat:
     """Figures of now; red from `bad_from` on, or below `good_from`."""
-    steps = [Threshold(value=None, color="green" if good_from is None else "red")]
-    if bad_from is not None:
-        steps.append(Threshold(value=bad_from, color="red"))
-    if good_from is not None:
-        steps.append(Threshold(value=good_from, color="green"))
     panel = (
         Stat()
         .title(title)
@@ -164,16 +83,30 @@ def stat(
         .graph_mode(BigValueGraphMode.NONE)
         .color_mode(BigValueColorMode.VALUE)
         .reduce_options(ReduceDataOptions().calcs(["lastNotNull"]))
-        .thresholds(ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(steps))
+        .thresholds(_thresholds(bad_from, good_from))
     )
     for ref, (expr, legend) in zip("ABCDEF", queries, strict=False):
         panel = panel.with_target(Dataquery().ref_id(ref).expr(expr).instant().legend_format(legend))
     return panel
 
 
-def lines(title: str, says: str, *queries: PanelQuery, unit: str = "short", width: int = GRID_WIDTH // 3) -> TimeSeries:
-    """Figures over time."""
-    legend = VizLegendOptions().display_mode(LegendDisplayMode.LIST).placement(LegendPlacement.BOTTOM).show_legend(True)
+def lines(
+    title: str,
+    says: str,
+    *queries: PanelQuery,
+    unit: str = "short",
+    width: int = GRID_WIDTH // 3,
+    bad_from: float | None = None,
+    good_from: float | None = None,
+) -> TimeSeries:
+    """Figures over time, with a dashed line where they become bad. A series of an engine leads to that engine."""
+    legend = (
+        VizLegendOptions()
+        .display_mode(LegendDisplayMode.TABLE)
+        .placement(LegendPlacement.BOTTOM)
+        .show_legend(True)
+        .calcs(["lastNotNull", "max"])
+    )
     panel = (
         TimeSeries()
         .title(title)
@@ -186,9 +119,55 @@ def lines(title: str, says: str, *queries: PanelQuery, unit: str = "short", widt
         .line_width(1)
         .legend(legend)
     )
+    if bad_from is not None or good_from is not None:
+        style = GraphThresholdsStyleConfig().mode(GraphThresholdsStyleMode.DASHED)
+        panel = panel.thresholds(_thresholds(bad_from, good_from)).thresholds_style(style)
+    if all(SELECTED in expr and "{{engine}}" in name for expr, name in queries):
+        url = f"${{kvscope:raw}}/engine?engine=${{__field.labels.engine:percentencode}}&{URL_TIME_RANGE}"
+        panel = panel.data_links([DashboardLink("Open in kvscope").url(url).target_blank(True)])
     for ref, (expr, name) in zip("ABCDEF", queries, strict=False):
-        panel = panel.with_target(Dataquery().ref_id(ref).expr(expr).range().legend_format(name))
+        query = Dataquery().ref_id(ref).expr(expr).range().legend_format(name)
+        panel = panel.with_target(query.exemplar(True) if "histogram_quantile" in expr else query)
     return panel
+
+
+def heatmap(title: str, says: str, buckets: str, *, counted: str, width: int = GRID_WIDTH // 3) -> Heatmap:
+    """Return a panel of how a histogram's buckets fill over time. `counted` is the unit of a cell."""
+    target = Dataquery().ref_id("A").expr(buckets).range().format(PromQueryFormat.HEATMAP).legend_format("{{le}}")
+    return (
+        Heatmap()
+        .title(title)
+        .description(says)
+        .datasource(DATA_SOURCE)
+        .height(HEIGHT)
+        .span(width)
+        .calculate(False)
+        .color(
+            HeatmapColorOptions()
+            .mode(HeatmapColorMode.SCHEME)
+            .scheme("Oranges")
+            .scale(HeatmapColorScale.EXPONENTIAL)
+            .exponent(0.5)
+            .steps(64)
+        )
+        .unit(counted)
+        .y_axis(YAxisConfig().unit("s"))
+        .with_target(target.exemplar(True) if "increase(" in buckets else target)
+    )
+
+
+def row_heading(title: str) -> Row:
+    """Return the heading of the panels that follow."""
+    return Row(title)
+
+
+def _thresholds(bad_from: float | None, good_from: float | None) -> ThresholdsConfig:
+    steps = [Threshold(value=None, color="green" if good_from is None else "red")]
+    if bad_from is not None:
+        steps.append(Threshold(value=bad_from, color="red"))
+    if good_from is not None:
+        steps.append(Threshold(value=good_from, color="green"))
+    return ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(steps)
 
 
 def stacked(
@@ -236,7 +215,7 @@ def linked(panel: Table, column: str, title: str, url: str) -> Table:
 
 def to_web_app(panel: Table, view: str = "engine") -> Table:
     """The engine leads to a view of it in the web app, at the time that is looked at."""
-    url = f"${{kvscope:raw}}/{view}?engine=${{__value.raw:percentencode}}&{_RANGE}"
+    url = f"${{kvscope:raw}}/{view}?engine=${{__value.raw:percentencode}}&{URL_TIME_RANGE}"
     return linked(panel, "engine", "Open in kvscope", url)
 
 
@@ -251,3 +230,13 @@ def rate(counter: str, by: str = "engine", more: str = "") -> str:
 def quantile(share: float, histogram: str, more: str = "") -> str:
     """Of what a histogram took in over the last five minutes, by engine."""
     return f"histogram_quantile({share}, sum by (engine, le) (rate({histogram}_bucket{{{SELECTED}{more}}}[5m])))"
+
+
+def in_buckets(histogram: str, more: str = "") -> str:
+    """How many fell into each bucket in each step of the chart."""
+    return f"sum by (le) (increase({histogram}_bucket{{{SELECTED}{more}}}[$__rate_interval]))"
+
+
+def now_in_buckets(gauge_histogram: str, more: str = "") -> str:
+    """How many are in each bucket of a gauge histogram now."""
+    return f"sum by (le) ({gauge_histogram}_bucket{{{SELECTED}{more}}})"

@@ -13,14 +13,12 @@ from typing import Any, Final
 
 import yaml
 
+from kvscope.dashboards.objectives import MISSED_AFTER_S, OBJECTIVE, OBJECTIVE_FIRST_TOKEN_S, QUEUE_S, UNTOLD_AFTER_S
 from kvscope.monitor.detectors.registry import CATALOGUE
 from kvscope.monitor.findings import runbook
 
 GENERATED_RULES: Final = Path(__file__).parent / "rules" / "kvscope.yml"
 KUBERNETES: Final = Path(__file__).parent.parent / "kubernetes" / "prometheusrule.yaml"
-OBJECTIVE: Final = 0.99
-OBJECTIVE_FIRST_TOKEN_S: Final = 2.0
-QUEUE_S: Final = 5.0
 BURNS: Final = (("1h", "5m", 14.4, "critical"), ("6h", "30m", 6.0, "error"), ("3d", "6h", 1.0, "warning"))
 """Long window, short window, how many times too fast, and how grave that is: 2, 5 and 10 % of a month's budget."""
 WINDOWS: Final = ("5m", "30m", "1h", "6h", "3d")
@@ -134,7 +132,7 @@ def _blind() -> Rule:
     """While any of these holds, no findings mean nothing. An engine that said that it ends is not missed."""
     reasons = {
         "its ledger is not exact": "kvscope_ledger_exact == 0",
-        "it is not heard": "time() - kvscope_engine_last_heard_timestamp_seconds > 15"
+        "it is not heard": f"time() - kvscope_engine_last_heard_timestamp_seconds > {MISSED_AFTER_S}"
         " unless kvscope_engine_stopped == 1",
         "none was ever heard": 'up{job="kvscope"} == 1 unless on (job, instance) kvscope_ledger_exact',
         "kvscope does not answer": 'up{job="kvscope"} == 0',
@@ -156,7 +154,7 @@ def _blind() -> Rule:
 def _untold() -> Rule:
     """kvscope's own alerts do not arrive. This one goes another way, by Prometheus, and may."""
     reasons = {
-        "the oldest has waited for 10 minutes": "kvscope_alerts_oldest_pending_seconds > 600",
+        "the oldest has waited for 10 minutes": f"kvscope_alerts_oldest_pending_seconds > {UNTOLD_AFTER_S}",
         "some were given up": 'increase(kvscope_alerts_deliveries_total{outcome="given-up"}[1h]) > 0',
         "the receiver said that it is gone": "kvscope_alerts_receiver_disabled == 1",
     }

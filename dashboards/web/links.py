@@ -97,6 +97,13 @@ def place_of(address: str) -> PagePlace:
     return PagePlace(parts.path.strip("/"), **known, more=tuple(sorted(asked.items())))
 
 
+def is_of_many(engine: str) -> bool:
+    """Return whether an `engine` of an address stands for several, as Grafana writes All and a choice of more than one:
+    `.*` and `{a,b}`.
+    """
+    return engine == ".*" or (engine.startswith("{") and engine.endswith("}"))
+
+
 def is_stream_position(text: str) -> bool:
     """Return whether a text is the position of an event: epoch/sequence, or epoch/sequence/event."""
     return _STREAM_POSITION.fullmatch(text) is not None

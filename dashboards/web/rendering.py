@@ -22,7 +22,7 @@ from dash.development.base_component import Component
 
 from kvscope.dashboards.web import header, history_panel
 from kvscope.dashboards.web.display_text import sentence
-from kvscope.dashboards.web.links import PagePlace, wall_ns
+from kvscope.dashboards.web.links import PagePlace, is_of_many, wall_ns
 from kvscope.dashboards.web.view import Here, PageView, Tree, worst_first
 from kvscope.dashboards.web.view_registry import PATHS, tab_of
 from kvscope.monitor.errors import BadQuestion, BadTime, NotKnown
@@ -167,6 +167,8 @@ def _notices(
 def _here(place: PagePlace, known: list[EngineView]) -> tuple[Here, str]:
     """Where that is; what is wrong with the address, if anything."""
     complaints = []
+    if is_of_many(place.engine) and place.engine not in (view.engine for view in known):
+        place = place._replace(view=place.view if len(known) == 1 else "", engine="", id="")
     engine = next((view for view in known if view.engine == place.engine), known[0])
     if place.engine not in ("", engine.engine):
         complaints.append(f"No engine '{place.engine[:80]}' is known here. This is {engine.engine}.")

@@ -44,8 +44,22 @@ WIDTH: Final = 1600
 ROW: Final = 34
 """Pixels of a column's and a row's unit of Grafana's grid."""
 COLOURS: Final = ("#73bf69", "#f2cc0c", "#8ab8ff", "#ff9830", "#f2495c", "#5794f2", "#b877d9", "#96d98d", "#ffee52")
-NAMED: Final = {"green": "#73bf69", "yellow": "#f2cc0c", "orange": "#ff9830", "blue": "#5794f2", "red": "#f2495c"}
-UNITS: Final = {"percentunit": (".0%", ""), "bytes": ("~s", "B"), "s": ("~s", "s"), "short": (".3~r", "")}
+NAMED: Final = {
+    "green": "#73bf69",
+    "yellow": "#f2cc0c",
+    "orange": "#ff9830",
+    "blue": "#5794f2",
+    "red": "#f2495c",
+    "purple": "#b877d9",
+}
+UNITS: Final = {
+    "percentunit": (".0%", ""),
+    "bytes": ("~s", "B"),
+    "s": ("~s", "s"),
+    "short": (".3~r", ""),
+    "reqps": (".3~r", " req/s"),
+    "cps": (".3~r", " c/s"),
+}
 STYLE: Final = """
 body { margin: 0; background: #111217; color: #ccccdc; font: 13px Inter, sans-serif; position: relative }
 .panel { position: absolute; box-sizing: border-box; border: 4px solid #111217; background: #181b1f; overflow: hidden }
@@ -53,7 +67,7 @@ h2 { font-size: 13px; font-weight: 500; margin: 6px 10px 0 }
 .figure { font-size: 26px; padding: 8px 10px; line-height: 30px } .figure small { font-size: 12px; color: #9fa7b3 }
 table { border-collapse: collapse; margin: 8px 10px; width: 95% } td, th { text-align: left; padding: 3px 8px }
 th { color: #6e9fff; font-weight: 500 } tr + tr { border-top: 1px solid #2c3235 }
-.none { padding: 30px; color: #9fa7b3 }
+.row { position: absolute; left: 8px } .none { padding: 30px; color: #9fa7b3 }
 """
 
 Mark = tuple[float, float, str]
@@ -108,8 +122,14 @@ def as_html(dashboard: dict[str, Any], prometheus: Prometheus) -> str:
         for series in prometheus.series(filled_in(one["expr"]))
         for since, until in _stretches([at for at, _ in series["values"]], 1 if one["iconColor"] == "orange" else 15)
     ]
-    panels = "".join(_panel(panel, prometheus, marks) for panel in dashboard["panels"])
+    panels = "".join(
+        _row(panel) if panel["type"] == "row" else _panel(panel, prometheus, marks) for panel in dashboard["panels"]
+    )
     return f"<style>{STYLE}</style><script>{get_plotlyjs()}</script>{panels}"
+
+
+def _row(row: dict[str, Any]) -> str:
+    return f'<h2 class="row" style="top:{row["gridPos"]["y"] * ROW}px">{html.escape(row["title"])}</h2>'
 
 
 def _panel(panel: dict[str, Any], prometheus: Prometheus, marks: list[Mark]) -> str:
@@ -121,8 +141,11 @@ def _panel(panel: dict[str, Any], prometheus: Prometheus, marks: list[Mark]) -> 
         for series in prometheus.series(filled_in(target["expr"]))
         if not target.get("instant") or series["values"][-1][0] > time.time() - 2
     ]
-    drawn = {"stat": _stat, "table": _table}.get(panel["type"])
-    inside = drawn(panel, found) if drawn else _lines(panel, found, marks, width, height - 30)
+    if panel["type"] == "heatmap":
+        inside = _heatmap(panel, found, width, height - 30)
+    else:
+        drawn = {"stat": _stat, "table": _table}.get(panel["type"])
+        inside = drawn(panel, found) if drawn else _lines(panel, found, marks, width, height - 30)
     if not found:
         inside = f'<div class="none">{panel["fieldConfig"]["defaults"].get("noValue", "No data")}</div>'
     place = f"left:{x:.0f}px;top:{y}px;width:{width:.0f}px;height:{height}px"
@@ -135,7 +158,7 @@ def _stat(panel: dict[str, Any], found: list[tuple[str, dict[str, Any]]]) -> str
     for legend, series in found:
         value = float(series["values"][-1][1])
         passed = [step["color"] for step in of["thresholds"]["steps"] if value >= (step["value"] or 0)]
-        shown = f"{value:.0%}" if of["unit"] == "percentunit" else f"{value:g}"
+        shown = f"{value:.0%}" if of["unit"] == "percentunit" else f"{value:g}{_unit(of['unit'])[1]}"
         told.append(f'<span style="color:{NAMED[passed[-1]]}">{shown}</span> <small>{html.escape(legend)}</small>')
     return f'<div class="figure">{"<br>".join(told)}</div>'
 
@@ -176,7 +199,7 @@ def _lines(
             figure.add_vrect(_time(since), _time(end + 0.5), fillcolor=NAMED[colour], opacity=0.3, line_width=0)
         else:
             figure.add_vline(_time(since), line={"color": NAMED[colour], "dash": "dash", "width": 1})
-    tick, suffix = UNITS[of["defaults"]["unit"]]
+    tick, suffix = _unit(of["defaults"]["unit"])
     figure.update_layout(
         template="plotly_dark",
         paper_bgcolor="#181b1f",
@@ -193,6 +216,45 @@ def _lines(
     figure.update_xaxes(gridcolor="#2c3235", tickformat="%H:%M:%S")
     text: str = figure.to_html(full_html=False, include_plotlyjs=False, config={"displayModeBar": False})
     return text
+
+
+def _heatmap(panel: dict[str, Any], found: list[tuple[str, dict[str, Any]]], width: float, height: float) -> str:
+    """Each bucket without the one below it, as Grafana draws buckets that add up."""
+    bounds = sorted(found, key=lambda one: float(one[0]))
+    below: dict[float, float] = {}
+    rows: list[list[float | None]] = []
+    for _, series in bounds:
+        values = {at: float(value) for at, value in series["values"]}
+        rows.append([max(0.0, values[at] - below.get(at, 0.0)) or None for at in values])
+        below = values
+    figure = go.Figure(
+        go.Heatmap(
+            x=[_time(at) for at, _ in bounds[-1][1]["values"]] if bounds else [],
+            y=[f"{legend} s" for legend, _ in bounds],
+            z=rows,
+            colorscale=panel["options"]["color"]["scheme"],
+            reversescale=True,
+            showscale=False,
+        )
+    )
+    figure.update_layout(
+        template="plotly_dark",
+        paper_bgcolor="#181b1f",
+        plot_bgcolor="#181b1f",
+        width=width - 8,
+        height=height,
+        margin={"l": 60, "r": 10, "t": 10, "b": 20},
+        font={"size": 11},
+    )
+    figure.update_xaxes(tickformat="%H:%M:%S")
+    figure.update_yaxes(type="category")
+    text: str = figure.to_html(full_html=False, include_plotlyjs=False, config={"displayModeBar": False})
+    return text
+
+
+def _unit(unit: str) -> tuple[str, str]:
+    """How Plotly writes a unit of Grafana's: the format and what stands behind."""
+    return (".3~r", unit.removeprefix("suffix:")) if unit.startswith("suffix:") else UNITS[unit]
 
 
 def _stretches(times: list[float], apart_s: float) -> Iterator[tuple[float, float]]:

@@ -28,7 +28,9 @@ def lab(events: str) -> list[str]:
 @contextmanager
 def vllm_page(first: int = 90, every_s: float = 0.25) -> Iterator[str]:
     """Where a vLLM's page is, as it was while blocks leaked, from its `first` scrape on: another one `every_s`."""
-    histograms = [line for line in whole_page().splitlines() if re.match(r"vllm:\w+_seconds_(bucket|sum|count)", line)]
+    histograms = [
+        line for line in whole_page().splitlines() if re.match(r"vllm:\w+_(seconds|tokens)_(bucket|sum|count)", line)
+    ]
     pages = []
     for number, row in enumerate(rows("never-freed", 0.5)[first:], 1):
         grown = (f"{series} {float(value) * number}" for series, _, value in (h.rpartition(" ") for h in histograms))
@@ -41,6 +43,7 @@ def vllm_page(first: int = 90, every_s: float = 0.25) -> Iterator[str]:
                 server.answer = text
                 if stop.wait(every_s):
                     return
+            server.answer = pages[0]  # it is restarted
 
         thread = threading.Thread(target=go_on)
         thread.start()
@@ -51,6 +54,5 @@ def vllm_page(first: int = 90, every_s: float = 0.25) -> Iterator[str]:
 
 def filled_in(expr: str) -> str:
     """A dashboard's expression, as Grafana asks it of all engines."""
-    for variable, value in (("$engine", ".*"), ("$model", ".*"), ("$__rate_interval", "3s")):
-        expr = expr.replace(variable, value)
-    return expr
+    expr = expr.replace("$__rate_interval", "3s")
+    return re.sub(r"\$(engine|model|cluster|namespace|job|instance)\b", ".*", expr)

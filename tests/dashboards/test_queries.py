@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from kvscope.dashboards.grafana.kv_cache_page import HOLDER_COLOURS
-from kvscope.dashboards.grafana.pages import ANNOTATIONS, GENERATED_PAGES, PAGES, as_json
+from kvscope.dashboards.grafana.pages import ANNOTATIONS, GENERATED_PAGES, PAGES, as_json, panel_id
 from kvscope.dashboards.grafana.panels import GRID_WIDTH, HEIGHT
 from kvscope.dashboards.prometheus.rules import GENERATED_RULES as RULES_FILE
 from kvscope.monitor.exporters.prometheus import METRIC_HOLDERS
@@ -36,7 +36,9 @@ from tests.dashboards.scene import filled_in, lab, service, vllm_page
 from tests.receiving import Server
 
 DASHBOARDS = {name: json.loads((GENERATED_PAGES / f"{name}.json").read_text()) for name in PAGES}
-PANELS = [(name, panel) for name, dashboard in DASHBOARDS.items() for panel in dashboard["panels"]]
+EVERY_PANEL = [(name, panel) for name, dashboard in DASHBOARDS.items() for panel in dashboard["panels"]]
+PANELS = [(name, panel) for name, panel in EVERY_PANEL if panel["type"] != "row"]
+SCOPE = ("cluster", "namespace", "job", "instance")
 NEVER = {
     "In use with nothing running",
     "Batches that had to be asked for, per second",
@@ -64,7 +66,7 @@ def _shown() -> list[Shown]:
     """All of the dashboards, and those of the rules that need no finding, variables filled in."""
     found = [Shown(panel["title"], tuple(target["expr"] for target in panel["targets"])) for _, panel in PANELS]
     for dashboard in DASHBOARDS.values():
-        found += [Shown("annotation", (one["expr"],)) for one in dashboard["annotations"].get("list", [])]
+        found += [Shown(one["name"], (one["expr"],)) for one in dashboard["annotations"]["list"]]
     found += [Shown(rule["record"], (rule["expr"],)) for rule in RULES if "record" in rule]
     found.append(Shown("KvscopeBlind", (BLIND["expr"],)))
     return [Shown(title, tuple(map(filled_in, of))) for title, of in dict.fromkeys(found)]
@@ -136,10 +138,31 @@ def test_a_query_returns_data_that_is_not_all_zero(prometheus: Prometheus, shown
 def test_the_variables_find_the_engines(prometheus: Prometheus) -> None:
     for name, dashboard in DASHBOARDS.items():
         variables = {variable["name"]: variable for variable in dashboard["templating"]["list"]}
-        query = variables["model" if name == "vllm" else "engine"]["query"]
-        found = re.fullmatch(r"label_values\(([\w:]+), (\w+)\)", query)
-        assert found is not None
-        assert prometheus.label(found[1], found[2]) == {"tiny" if name == "vllm" else "lab@127.0.0.1:0/0"}
+        values = {}
+        for variable in variables.values():
+            if variable["type"] != "query":
+                continue
+            found = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"])
+            assert found is not None
+            values[variable["name"]] = prometheus.label(filled_in(found[1]), found[2])
+            assert (variable["multi"], variable["includeAll"], variable["allValue"]) == (True, True, ".*")
+        assert values.pop("model" if name == "vllm" else "engine") == {
+            "tiny" if name == "vllm" else "lab@127.0.0.1:0/0"
+        }
+        assert values.pop("job") == {"vllm" if name == "vllm" else "kvscope"}
+        assert len(values.pop("instance")) == 1
+        assert values == {"cluster": set(), "namespace": set()}  # without Kubernetes: All, and nothing to choose from
+
+
+def test_a_choice_of_one_instance_leaves_the_others_out(prometheus: Prometheus) -> None:
+    """And none of them without a choice: each query of a panel goes through the variables."""
+    for name, panel in PANELS:
+        for target in panel["targets"]:
+            for label in SCOPE:
+                expression = target["expr"].replace(f'{label}=~"${label}"', f'{label}=~"nowhere"')
+                assert expression != target["expr"], (name, panel["title"], label)
+            nowhere = target["expr"].replace('instance=~"$instance"', 'instance=~"nowhere"')
+            assert prometheus.values(filled_in(nowhere)) == [], (name, panel["title"])
 
 
 def test_a_query_that_need_not_have_data_can_be_asked(prometheus: Prometheus) -> None:
@@ -208,16 +231,66 @@ def test_titles_are_one_panels_each_but_for_what_pages_share() -> None:
 
 def test_pages_lead_to_each_other_and_to_the_web_app_with_engine_and_time() -> None:
     for name, dashboard in DASHBOARDS.items():
+        names = [one["name"] for one in dashboard["annotations"]["list"]]
+        assert set(names) <= set(ANNOTATIONS)
+        assert len(names) == 3
         assert dashboard["uid"] == f"kvscope-{name}"
         links = {link["type"]: link for link in dashboard["links"]}
         assert set(links["dashboards"]["tags"]) <= set(dashboard["tags"])
         assert links["dashboards"]["keepTime"]
         assert links["dashboards"]["includeVars"]
-        if name != "vllm":
-            view, _, query = links["link"]["url"].removeprefix("${kvscope:raw}/").partition("?")
-            assert view == LEADS_TO[name]
-            assert query == "engine=${engine:percentencode}&${__url_time_range}"
-            assert [one["name"] for one in dashboard["annotations"]["list"]] == list(ANNOTATIONS)
+        view, _, query = links["link"]["url"].removeprefix("${kvscope:raw}/").partition("?")
+        assert view == LEADS_TO.get(name, "")
+        assert query == ("engine=${engine:percentencode}&" * (name != "vllm")) + "${__url_time_range}"
+
+
+def test_a_dashboard_can_be_edited_and_shares_its_crosshair() -> None:
+    for dashboard in DASHBOARDS.values():
+        assert dashboard["editable"]
+        assert dashboard["graphTooltip"] == 1
+        names = [variable["name"] for variable in dashboard["templating"]["list"]]
+        assert set(SCOPE) <= set(names)
+        rows = [panel for panel in dashboard["panels"] if panel["type"] == "row"]
+        assert len(rows) >= 2
+        assert dashboard["panels"][0] is rows[0]
+
+
+def test_a_panel_keeps_its_id_whatever_else_a_dashboard_has() -> None:
+    for dashboard in DASHBOARDS.values():
+        ids = {panel["id"]: panel["title"] for panel in dashboard["panels"]}
+        assert len(ids) == len(dashboard["panels"])
+        assert ids == {panel_id(title): title for title in ids.values()}
+
+
+def test_gauge_histograms_are_heatmaps_and_no_unit_is_left_out() -> None:
+    drawn = {target["expr"] for _, panel in PANELS if panel["type"] == "heatmap" for target in panel["targets"]}
+    for histogram in ("kvscope_block_age_seconds", "kvscope_request_waiting_seconds"):
+        assert any(histogram in expr for expr in drawn)
+    for _, panel in PANELS:
+        if panel["type"] == "heatmap":
+            assert panel["options"]["yAxis"]["unit"] == "s"
+            assert {target["format"] for target in panel["targets"]} == {"heatmap"}
+        elif "second" in panel["title"]:
+            assert panel["fieldConfig"]["defaults"]["unit"] not in ("short", ""), panel["title"]
+
+
+def test_latencies_show_exemplars_and_no_other_query_asks_for_them() -> None:
+    for _, panel in PANELS:
+        for target in panel["targets"]:
+            is_latency = "histogram_quantile" in target["expr"] or "increase(" in target["expr"]
+            is_drawn = panel["type"] == "heatmap" or "histogram_quantile" in target["expr"]
+            assert target.get("exemplar", False) == (is_latency and is_drawn), panel["title"]
+
+
+def test_a_series_of_an_engine_leads_to_that_engine() -> None:
+    linked = [
+        panel for _, panel in PANELS if panel["type"] == "timeseries" and panel["fieldConfig"]["defaults"].get("links")
+    ]
+    assert linked
+    for panel in linked:
+        (link,) = panel["fieldConfig"]["defaults"]["links"]
+        assert "engine=${__field.labels.engine:percentencode}" in link["url"]
+        assert all("{{engine}}" in target["legendFormat"] for target in panel["targets"])
 
 
 def test_every_holder_has_its_colour() -> None:

@@ -57,6 +57,28 @@ def look(pages: Pages, place: PagePlace) -> Page:
     return asyncio.run(pages.page(place))
 
 
+@pytest.mark.parametrize("several", [".*", "{lab@127.0.0.1:0/0,lab@127.0.0.1:0/1}"])
+def test_a_link_about_several_engines_leads_to_the_overview(several: str) -> None:
+    watch = CountingWatch()
+    watch.feed(Lab(engine="lab@127.0.0.1:0/1").frames)
+    page = look(Pages(watch), place_of(PagePlace("engine", several, since="now-30m", id="7").but()))
+    assert page.told["title"].endswith("Overview")
+    assert "No engine" not in page.sections["alarms"]
+    assert "main engines" in page.told["main"]
+    assert "now-30m" in page.sections["bar"]
+
+
+def test_a_link_about_all_engines_leads_to_the_only_one() -> None:
+    page = look(Pages(CountingWatch()), PagePlace("requests", ".*"))
+    assert "Requests" in page.told["title"]
+    assert page.told["engine"] == ENGINE
+
+
+def test_an_unknown_engine_is_named_even_in_braces_that_are_no_list() -> None:
+    page = look(Pages(CountingWatch()), PagePlace("engine", "{another"))
+    assert "No engine '{another' is known here" in page.sections["alarms"]
+
+
 def test_only_the_view_that_is_looked_at_is_made() -> None:
     watch = CountingWatch()
     look(Pages(watch), PagePlace("requests", ENGINE))
