@@ -7,10 +7,9 @@ WebSocket. Callbacks are coroutines: a slow query holds up nobody's scrape.
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
-from dash import ClientsideFunction, Dash, Input, Output, ctx
+from dash import Dash, Input, Output, ctx
 from dash.exceptions import DependencyException
 from fastapi import FastAPI, Request, Response
 from starlette.responses import PlainTextResponse
@@ -19,6 +18,7 @@ from kvscope.dashboards.web.history_panel import point_here
 from kvscope.dashboards.web.links import place_of
 from kvscope.dashboards.web.page_frame import INDEX, layout
 from kvscope.dashboards.web.rendering import TICK_S, Page, Pages
+from kvscope.dashboards.web.static_assets import ASSETS_FOLDER, ASSETS_PATH, StaticAssets
 from kvscope.monitor.query import Query
 
 
@@ -29,7 +29,8 @@ def mount(app: FastAPI, query: Query) -> None:
         "kvscope",
         server=app,  # type: ignore[arg-type]  # annotated for Flask alone
         backend="fastapi",
-        assets_folder=str(Path(__file__).parent / "assets"),
+        assets_folder=str(ASSETS_FOLDER),
+        assets_url_path=ASSETS_PATH,
         title="kvscope",
         update_title="",
         index_string=INDEX,
@@ -64,18 +65,17 @@ def mount(app: FastAPI, query: Query) -> None:
         """A link was followed: show it now, not at the next tick."""
         _send(ctx.websocket, address, await pages.page(place_of(address)), {})
 
-    @dash.callback(
-        Output("pointed-told", "data"), Input("pointed", "data"), Input("told", "data"), prevent_initial_call=True
-    )
-    async def point(block: int | None, told: dict[str, Any]) -> list[Any]:
+    @dash.callback(Output("pointed-told", "data"), Input("pointed", "data"), prevent_initial_call=True)
+    async def point(pointed: dict[str, Any]) -> list[Any]:
         """The block that somebody points at, as it is then."""
-        return point_here() if block is None else await pages.pointed(place_of(told["pointing"]), block)
+        if pointed["block"] is None:
+            return point_here()
+        return await pages.pointed(place_of(pointed["pointing"]), pointed["block"])
 
-    for shows, store in (("told", "told"), ("pointed", "pointed-told")):
-        dash.clientside_callback(ClientsideFunction("kvscope", shows), Input(store, "data"))  # type: ignore[no-untyped-call]
     # Dash looks for its assets when its start page is asked for first, and a link may lead elsewhere.
     dash._setup_server()  # type: ignore[no-untyped-call]
     app.state.inline_scripts = tuple(dash.csp_hashes())
+    app.add_middleware(StaticAssets)
 
 
 def _send(viewer: Any, address: str, page: Page, sent: dict[str, str]) -> None:

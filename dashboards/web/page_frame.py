@@ -6,6 +6,8 @@ from dash import dcc, html
 
 from kvscope.dashboards.web.markup import aria, data
 from kvscope.dashboards.web.palette import PALETTE_SHADES
+from kvscope.dashboards.web.pushed_data import PushedData
+from kvscope.dashboards.web.static_assets import ASSETS_PATH, plotly_address
 from kvscope.dashboards.web.view_registry import PATHS
 
 _SHADES = "".join(f"--{shade.field.replace('_', '-')}: {shade.css};" for shade in PALETTE_SHADES)
@@ -18,7 +20,9 @@ INDEX = (
   <meta name="viewport" content="width=device-width, initial-scale=1">
   <meta name="color-scheme" content="light dark">
   <title>{%title%}</title>
-  <link rel="icon" type="image/svg+xml" href="/assets/kvscope.svg">
+  <link rel="icon" type="image/svg+xml" href="/"""
+    + ASSETS_PATH
+    + """/kvscope.svg">
   <style>:root {"""
     + _SHADES
     + """}</style>
@@ -39,9 +43,9 @@ def layout() -> html.Div:
     return html.Div(
         [
             dcc.Location(id="url", refresh="callback-nav"),
-            dcc.Store(id="told"),
+            PushedData("told", shows="told"),
             dcc.Store(id="pointed"),
-            dcc.Store(id="pointed-told"),
+            PushedData("pointed-told", shows="pointed"),
             html.A("Skip to the view", href="#main", className="skip"),
             html.Header(id="bar"),
             html.Div(id="stale", role="alert", hidden=True, className="banner quiet"),
@@ -66,7 +70,7 @@ def layout() -> html.Div:
             ),
         ],
         id="page",
-        **data(paths=" ".join(f"/{path}" for path in PATHS)),
+        **data(paths=" ".join(f"/{path}" for path in PATHS), plotly=plotly_address()),
     )
 
 

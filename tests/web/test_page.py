@@ -229,3 +229,15 @@ def test_long_names_fit_into_narrow_windows_and_into_their_tables(page: Page, tm
             assert tables.evaluate_all("all => all.every(one => one.scrollWidth <= one.clientWidth)"), path
             names = page.locator("#requests tbody th")
             assert names.evaluate_all("all => all.every(one => one.offsetWidth < innerWidth / 3)"), path
+
+
+def test_a_page_keeps_nothing_of_what_it_has_shown(page: Page, leaking: tuple[Engine, str]) -> None:
+    """Dash keeps what Inputs of callbacks were, to undo it; each second's page must not be one."""
+    _, url = leaking
+    page.goto(url + address("engine"))
+    expect(page.locator("#history .scatterlayer .trace").first).to_be_attached()
+    length = "window.store.getState().history.past.length"
+    before = page.evaluate(length)
+    for _ in range(3):
+        next_tick(page)
+    assert page.evaluate(length) == before

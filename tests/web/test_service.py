@@ -17,6 +17,7 @@ from fastapi import FastAPI
 from kvscope.dashboards.web.app import mount
 from kvscope.dashboards.web.links import PagePlace
 from kvscope.dashboards.web.rendering import Page, Pages
+from kvscope.dashboards.web.static_assets import ASSETS_PATH
 from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.schema import BlockDetail, EngineView
 from kvscope.monitor.service.http_api import create_app
@@ -59,8 +60,7 @@ POINT_AT_A_BLOCK = {
     "output": "pointed-told.data",
     "outputs": {"id": "pointed-told", "property": "data"},
     "inputs": [
-        {"id": "pointed", "property": "data", "value": 5},
-        {"id": "told", "property": "data", "value": {"pointing": "/blocks?engine=an-engine"}},
+        {"id": "pointed", "property": "data", "value": {"block": 5, "pointing": "/blocks?engine=an-engine"}},
     ],
     "changedPropIds": ["pointed.data"],
 }
@@ -169,7 +169,7 @@ def test_without_a_token_to_ask_for_the_page_may_open_its_websocket(open_service
 
 def test_the_token_is_asked_for_over_http_and_websocket() -> None:
     with service("--events", NOWHERE, "--token", TOKEN) as url:
-        for path in ("/", "/_dash-layout", "/api/engines", "/metrics", "/assets/kvscope.css"):
+        for path in ("/", "/_dash-layout", "/api/engines", "/metrics", f"/{ASSETS_PATH}/kvscope.css"):
             assert httpx.get(url + path, trust_env=False).status_code == 401
             with_token = httpx.get(url + path, headers={"Authorization": f"Bearer {TOKEN}"}, trust_env=False)
             assert with_token.status_code == 200

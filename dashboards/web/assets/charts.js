@@ -3,14 +3,13 @@
 (function () {
   "use strict";
 
-  const PLOTLY = "/_dash-component-suites/plotly/package_data/plotly.min.js";
   const CONFIG = { displayModeBar: false, responsive: true, scrollZoom: false, doubleClick: false };
   let loading = null;
 
   function plotly() {
     loading = loading || new Promise((resolve, reject) => {
       const script = document.createElement("script");
-      script.src = PLOTLY;
+      script.src = document.getElementById("page").dataset.plotly;
       script.onload = () => resolve(window.Plotly);
       script.onerror = reject;
       document.head.append(script);

@@ -64,6 +64,8 @@
     render("view", data.main.map((name) => section(name)));
     if (engine && data.engine !== engine) point(null);
     engine = data.engine;
+    pointing = data.pointing;
+    if (block !== null && byId("map-frame")) sendPoint();
     if (view !== location.pathname + engine) {
       view = location.pathname + engine;
       byId("arrived").textContent = data.title;
@@ -71,7 +73,16 @@
   }
 
   function pointed(tree) {
-    if (tree) render("pointed-block", element(tree));
+    render("pointed-block", element(tree));
+  }
+
+  const SHOWS = { told, pointed };
+
+  function PushedData({ data, shows }) {
+    React.useEffect(() => {
+      if (data) SHOWS[shows](data);
+    }, [data]);
+    return null;
   }
 
   // ------------------------------------------------------------------ addresses
@@ -200,6 +211,7 @@
 
   let block = null;
   let sentBlock = null;
+  let pointing = "";
   let timer = null;
 
   function grid(frame) {
@@ -233,12 +245,15 @@
     if (timer === null) {
       timer = setTimeout(() => {
         timer = null;
-        if (block !== sentBlock) {
-          sentBlock = block;
-          setProps("pointed", { data: block });
-        }
+        if (block !== sentBlock) sendPoint();
       }, POINT_MS);
     }
+  }
+
+  // Also with each page that is told: what is pointed at is as it is then.
+  function sendPoint() {
+    sentBlock = block;
+    setProps("pointed", { data: { block, pointing, at: toldAt } });
   }
 
   function openStory(of) {
@@ -295,7 +310,7 @@
     }
   });
 
-  window.dash_clientside = Object.assign({}, window.dash_clientside, { kvscope: { told, pointed } });
+  window.kvscopePage = { PushedData };
   setInterval(checkService, 1000);
   setInterval(showSources, SOURCES_MS);
   const firstLook = setInterval(() => {
