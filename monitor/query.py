@@ -135,6 +135,13 @@ class Query:
         """Answer a question of the table. Arguments that are not given have their defaults."""
         raise NotImplementedError
 
+    def snapshot(self, engine: str) -> Query:
+        """Return what answers about an engine as it is now, at one position of its stream, whenever it is asked.
+
+        What asks over HTTP has no snapshots: each of its answers is of its own moment.
+        """
+        return self
+
     @question()
     def engines(self, at: str = "") -> list[EngineView]:
         """Every engine at a glance, by name."""

@@ -64,6 +64,8 @@ class EngineView(msgspec.Struct, frozen=True):
     memory: dict[str, int] = {}
     """Bytes, by the names of the MEMORY event, and `elsewhere`; what is not known is not in it."""
     status_since: str | None = None
+    position: str | None = None
+    """Of the last event in its stream that counts here."""
 
 
 class RequestView(msgspec.Struct, frozen=True):

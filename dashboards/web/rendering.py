@@ -50,6 +50,13 @@ class Page(NamedTuple):
     """By name, each as the JSON of a tree."""
 
 
+class ShownView(NamedTuple):
+    """A view as it is sent, and the position in the engine's stream that all of it belongs to; empty: of the past."""
+
+    sections: dict[str, str]
+    position: str
+
+
 class _Shared:
     """One thing to show: whoever asks while it is made waits for it, whoever asks soon after gets the same."""
 
@@ -92,12 +99,12 @@ class Pages:
         here, complaint = _here(place, known)
         goes_on = here.window.live or here.window.until_ns > _now_ns(here.engine)
         rests_s = 0 if goes_on else PAST_RESTS_S
-        shown: dict[str, str] = await self._once(here.place, lambda: _shown(self._query, here), rests_s, in_turn=True)
+        view: ShownView = await self._once(here.place, lambda: _shown(self._query, here), rests_s, in_turn=True)
         every_s = self._every_s(here.place) if goes_on else 0
         around: dict[str, str] = await self._once(("around", place, every_s), lambda: _around(here, complaint, every_s))
-        main = [name for name in shown if name.startswith("main ")]
-        told = _notices(header.title(here), place, main, engine=here.name, moment=here.moment)
-        return Page(told, around | shown)
+        main = [name for name in view.sections if name.startswith("main ")]
+        told = _notices(header.title(here), place, main, engine=here.name, moment=here.moment, position=view.position)
+        return Page(told, around | view.sections)
 
     async def pointed(self, place: PagePlace, block: int) -> list[Any]:
         """The block that somebody points at, in a few lines."""
@@ -152,13 +159,21 @@ class Pages:
 
 
 def _notices(
-    title: str, place: PagePlace, main: list[str], *, engine: str = "", moment: str = "", empty: bool = False
+    title: str,
+    place: PagePlace,
+    main: list[str],
+    *,
+    engine: str = "",
+    moment: str = "",
+    position: str = "",
+    empty: bool = False,
 ) -> dict[str, Any]:
     return {
         "title": title,
         "pointing": place._replace(engine=engine, at=moment).to("blocks"),
         "main": main,
         "engine": engine,
+        "position": position,
         "empty": empty,
         "at": time.time(),
     }
@@ -191,7 +206,19 @@ def _around(here: Here, complaint: str, every_s: float) -> dict[str, str]:
     return {"bar": _encoded(header.header_bar(here, every_s)), "alarms": _encoded(header.alarms(here, complaint))}
 
 
-def _shown(query: Query, here: Here) -> dict[str, str]:
+def _at_one_position(query: Query, here: Here) -> tuple[Query, Here]:
+    """What to ask, and where one is, so that all that is live on a page belongs to one position of the stream."""
+    if here.engine.status == "gone":
+        return query, here
+    still = query.snapshot(here.name)
+    live = still.engines()
+    engine = next((view for view in live if view.engine == here.name), here.engine)
+    gone = [view for view in here.engines if view.status == "gone"]
+    return still, Here(here.place, here.place.window(_now_ns(engine)), engine, worst_first([*live, *gone]))
+
+
+def _shown(query: Query, here: Here) -> ShownView:
+    query, here = _at_one_position(query, here)
     entry = PATHS.get(here.place.view)
     try:
         if entry is None:
@@ -202,7 +229,8 @@ def _shown(query: Query, here: Here) -> dict[str, str]:
     except Exception:  # a fault of ours in one view, which is no reason to show nothing at all
         logger.exception("the view /%s could not be made", here.place.view)
         view = _sentence(here, "This view could not be made: it is a fault in kvscope, and its log says which.")
-    return {f"main {name}": _encoded(tree) for name, tree in view.sections.items()} | {"aside": _encoded(view.aside)}
+    sections = {f"main {name}": _encoded(tree) for name, tree in view.sections.items()}
+    return ShownView(sections | {"aside": _encoded(view.aside)}, "" if here.moment else here.engine.position or "")
 
 
 def _known(query: Query, here: Here) -> list[Any]:

@@ -48,6 +48,20 @@ def fork(ledger: EngineLedger) -> EngineLedger:
     return other
 
 
+def still_ledger(ledger: EngineLedger) -> EngineLedger:
+    """The ledger as it is now, with its batches, points and samples: what asks several questions gets answers of one
+    position. It is not to be applied to.
+    """
+    still = fork(ledger)
+    still.now_ns, still.counting = ledger.now_ns, ledger.counting
+    still.recent, still.points = ledger.recent.copy(), ledger.points.copy()
+    still.samples, still.past_samples = ledger.samples.copy(), ledger.past_samples.copy()
+    still.facts = ledger.facts.copy()
+    # These are not shown by position: they describe the engine's pace and its KV events, and are not copied.
+    still.step_times, still.tally, still.prefixes = ledger.step_times, ledger.tally, ledger.prefixes
+    return still
+
+
 def _fork(record: RequestState) -> RequestState:
     return replace(record, blocks=record.blocks.copy(), waited_ns=record.waited_ns.copy())
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
+from kvscope.monitor.analysis.partial_replay import still_ledger
 from kvscope.monitor.analysis.retained_blocks import retained_blocks
 from kvscope.monitor.analysis.usage_drop import UsageDrop, steepest_fall, usage_drop, usage_fall
 from kvscope.monitor.errors import BadQuestion, BadTime, NotKnown
@@ -93,6 +95,18 @@ class QueryHandlers(Query):
     def answer(self, question: Question, arguments: Mapping[str, Any]) -> Any:
         """Call the handler of a question."""
         return getattr(self, question.name)(**arguments)
+
+    def snapshot(self, engine: str) -> Query:
+        """Return handlers for which the engine stays as it is now."""
+        with self._lock:
+            live = self.fleet.engines.get(engine)
+            if live is None:
+                return self
+            still = copy.copy(self)
+            still.fleet = Fleet()
+            still.fleet.engines = self.fleet.engines | {engine: still_ledger(live)}
+        still._lookup = EngineLookup(still.fleet, self._past, self._lock)
+        return still
 
     def engines(self, at: str = "") -> list[EngineView]:
         """Every engine at a glance, by name."""
