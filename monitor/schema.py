@@ -65,7 +65,7 @@ class EngineView(msgspec.Struct, frozen=True):
     """Bytes, by the names of the MEMORY event, and `elsewhere`; what is not known is not in it."""
     status_since: str | None = None
     position: str | None = None
-    """Of the last event in its stream that counts here."""
+    """Epoch and sequence of the last batch that counts here: `at` takes it."""
 
 
 class RequestView(msgspec.Struct, frozen=True):

@@ -180,10 +180,10 @@ def look(directory: Path) -> Seen:
         _note_fired(watch, seen, began, step)
         if frame.wall_ns >= due:
             due = frame.wall_ns + LOOK_EVERY_NS
-            _note_reports(watch, seen, (frame.wall_ns - began) / 1e9, step)
+            _note_firing(watch, seen, (frame.wall_ns - began) / 1e9, step)
     watch.settle()  # an engine whose books have failed says no more
     _note_fired(watch, seen, began, step)
-    _note_reports(watch, seen, (due - LOOK_EVERY_NS - began) / 1e9, step)
+    _note_firing(watch, seen, (due - LOOK_EVERY_NS - began) / 1e9, step)
     return seen
 
 
@@ -194,7 +194,7 @@ def _note_fired(watch: Pipeline, seen: Seen, began_ns: int, step: int) -> None:
             seen.fired.append(Fired(judged.code, (at_ns - began_ns) / 1e9, step, judged.explanation))
 
 
-def _note_reports(watch: Pipeline, seen: Seen, at_s: float, step: int) -> None:
+def _note_firing(watch: Pipeline, seen: Seen, at_s: float, step: int) -> None:
     """Add whom the firing findings name now, and those that were information at first and no longer are."""
     noted = {fired.code for fired in seen.fired}
     for report in watch.findings("firing"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from kvscope.monitor.events.kinds import EngineMode
+from kvscope.monitor.events.kinds import FIRST_FINISHED, EngineMode
 from kvscope.monitor.events.samples import Sample
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 
@@ -22,16 +22,13 @@ def stream_progress(ledger: EngineLedger, running: int) -> tuple[str, int]:
     state = ledger.state
     if state.mode in (EngineMode.PAUSED_ALL, EngineMode.ASLEEP) or (state.mode and not running):
         return "paused", ledger.wall(state.mode_since_ns)
-    computed = state.totals.computed_tokens
-    since_ns = ledger.now_ns
-    for point in reversed(ledger.points):
-        if point.computed_tokens != computed or not (point.running or point.waiting):
-            break
-        if point.position is not None and point.position.epoch != ledger.epoch:
-            break
-        since_ns = point.at_ns
-    allowed_s = max(NO_PROGRESS_S, LONGEST_STEPS * ledger.step_times.longest_s)
-    return ("stuck", since_ns) if ledger.now_ns - since_ns > allowed_s * 1e9 else ("serving", 0)
+    waits_ns = min(
+        (record.arrived_ns or record.since_ns for record in state.requests.values() if record.status < FIRST_FINISHED),
+        default=state.now_ns,
+    )
+    since_ns = ledger.wall(max(state.computed_ns, waits_ns, state.mode_since_ns))
+    allowed_ns = max(NO_PROGRESS_S * 1e9, LONGEST_STEPS * state.longest_step_ns)
+    return ("stuck", since_ns) if ledger.now_ns - since_ns > allowed_ns else ("serving", 0)
 
 
 def metrics_progress(samples: Sequence[Sample]) -> tuple[str, int]:

@@ -89,7 +89,7 @@ def _stream_view(ledger: EngineLedger, findings: dict[str, int]) -> EngineView:
         findings=findings,
         memory=measured(state.memory),
         status_since=timestamp(since_ns) if since_ns else None,
-        position=str(ledger.heard_at) if ledger.ready else None,
+        position=f"{ledger.epoch}/{ledger.sequence}" if ledger.ready else None,
     )
 
 

@@ -61,6 +61,7 @@ class EngineState:
         "born",
         "cached_idle",
         "columns",
+        "computed_ns",
         "computed_prompts",
         "damaged",
         "deferrals",
@@ -79,6 +80,7 @@ class EngineState:
         "last_preemption",
         "last_step",
         "launched_ns",
+        "longest_step_ns",
         "lost_at",
         "lost_ns",
         "lost_tokens",
@@ -120,7 +122,7 @@ class EngineState:
         self.started_ns = 0
         self.stopped_ns = 0
         self.last_step = -1
-        self.launched_ns = 0  # when the last step was launched
+        self.launched_ns = self.computed_ns = self.longest_step_ns = 0  # computed: when tokens last were
         self.mode = int(EngineMode.UNPAUSED)
         self.mode_since_ns = 0
         self.stack: EngineStack | None = None  # of the last step that was late

@@ -187,6 +187,7 @@ def load_state(packed: memoryview) -> EngineState:
     state.lost_ns = dump.now_ns if dump.damaged else 0
     state.audited_ns, state.orphans = dump.audited_ns, set(dump.orphans)
     state.early, state.launched_ns = dump.early, dump.launched_ns
+    state.computed_ns = dump.launched_ns  # as far as a keyframe shows
     state.prompt_blocks_cached, state.places = dump.prompt_blocks_cached, dump.places
     state.mode, state.mode_since_ns, state.stack = dump.mode, dump.mode_since_ns, dump.stack
     state.rebuild_fences()

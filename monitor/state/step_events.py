@@ -45,6 +45,7 @@ def fold_completed(state: EngineState, _ids: list[int], args: list[int]) -> None
     totals = state.totals
     totals.steps += 1
     totals.step_ns += duration_ns
+    state.longest_step_ns = max(state.longest_step_ns, duration_ns)
     totals.limits[limit] = totals.limits.get(limit, 0) + 1
     free, cached_idle, used = (*counts, -1, -1, -1)[:3]
     if not state.counts_match(free, cached_idle, used):
@@ -80,6 +81,8 @@ def fold_progressed(state: EngineState, ids: list[int], args: list[int]) -> None
             record.stalled_ns = 0
         if record.cause and record.is_running:  # was passed over for a while, and no longer is
             move_request(state, record, record.status, Cause.NONE)
+    if more_computed:
+        state.computed_ns = now
     state.totals.computed_tokens += more_computed
     state.totals.output_tokens += more_outputs
 
