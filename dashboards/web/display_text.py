@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
+from kvscope.monitor.reason_words import in_words
 from kvscope.monitor.schema import EngineView, RequestView
 from kvscope.monitor.text import duration
 
@@ -53,8 +54,14 @@ def spans(numbers: Sequence[int]) -> list[tuple[int, int]]:
 def reason_of(request: RequestView) -> str:
     """The reason that goes with its state; who waits for blocks, how many."""
     if request.reason == "KV_BLOCKS" and request.blocks_needed:
-        return f"KV_BLOCKS, needs {request.blocks_needed:,}"
-    return request.reason
+        return f"{in_words(request.reason)}, needs {request.blocks_needed:,}"
+    return in_words(request.reason) if request.reason else ""
+
+
+def queue_reasons(engine: EngineView) -> str:
+    """How many requests wait for each reason, the most first."""
+    most = sorted(engine.waiting_by_reason.items(), key=lambda pair: (-pair[1], pair[0]))
+    return ", ".join(f"{count:,} {in_words(reason)}" for reason, count in most)
 
 
 def family_of(request: RequestView) -> str:

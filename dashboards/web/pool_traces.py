@@ -9,6 +9,7 @@ from typing import Final
 
 from kvscope.dashboards.web.charts import ChartRow, Trace
 from kvscope.dashboards.web.palette import OTHER, PALETTE_SHADES, REASONS
+from kvscope.monitor.reason_words import in_words
 from kvscope.monitor.schema import PointView
 
 RUNNING_TRACE: Final = (58, 130, 220)
@@ -76,10 +77,10 @@ def request_traces(points: Sequence[PointView]) -> list[Trace]:
     met = {reason for point in points for reason in point.waiting_by_reason}
     waiting = [
         Trace(
-            reason,
+            in_words(reason),
             REASONS.get(reason, OTHER),
             [point.waiting_by_reason.get(reason, 0) for point in points],
-            title="waiting, for this reason",
+            title=f"waiting requests of this reason: {reason}",
         )
         for reason in [*(name for name in REASONS if name in met), *sorted(met - set(REASONS))]
     ]

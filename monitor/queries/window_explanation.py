@@ -9,6 +9,7 @@ from kvscope.monitor.analysis.usage_drop import UsageDrop, UsageFall
 from kvscope.monitor.events.kinds import Cause, Limit, name_of
 from kvscope.monitor.findings import FindingReport
 from kvscope.monitor.ledger.engine_ledger import Point
+from kvscope.monitor.reason_words import in_words
 from kvscope.monitor.schema import ExplanationView
 from kvscope.monitor.text import clock_time, counted, duration, percent, timestamp
 
@@ -35,7 +36,7 @@ def drop_in_words(told: UsageDrop) -> str:
     """How usage fell in a window and why, and what the steps did, in a sentence or two."""
     said = _fall_in_words(told)
     if told.freed_in_drop:
-        preempted = counted(told.preemptions, "preemption") if told.preemptions else "nobody was preempted"
+        preempted = counted(told.preemptions, "preemption") if told.preemptions else "no preemption"
         said += f" In the whole window: {preempted}."
     return f"{said} {_work_in_words(told)}".strip()
 
@@ -49,9 +50,9 @@ def _fall_in_words(told: UsageFall) -> str:
     top, bottom = (f"{percent(level.used / told.usable)} of the pool" for level in (told.highest, told.lowest))
     top_at, bottom_at = (_clock(level.at) for level in (told.highest, told.lowest))
     freed = sum(told.freed_in_drop.values())
-    by = " and ".join(f"{blocks:,} as {reason}" for reason, blocks in told.freed_in_drop.items() if blocks)
+    by = ", ".join(f"{blocks:,} {in_words(reason)}" for reason, blocks in told.freed_in_drop.items() if blocks)
     fell = f"Usage fell from {top} at {top_at} to {bottom} at {bottom_at}"
-    return f"{fell}: {counted(freed, 'block')} became free, {by}." if freed else f"{fell}."
+    return f"{fell}: {counted(freed, 'block')} became free ({by})." if freed else f"{fell}."
 
 
 def _work_in_words(told: UsageFall) -> str:
@@ -79,13 +80,10 @@ def _queue_in_words(points: Sequence[Point]) -> str:
     first, last = points[0], points[-1]
     longest = max(points, key=lambda point: point.waiting)
     if not longest.waiting:
-        said = "Nobody waited."
+        said = "No request waited."
     else:
-        # Who stands behind the head of the queue waits for what the head waits for.
-        causes = [pair for pair in longest.waiting_by if pair[0] != Cause.BEHIND_HEAD]
-        cause = f" for {name_of(Cause, max(causes, key=lambda pair: pair[1])[0])}" if causes else ""
         said = (
-            f"{counted(longest.waiting, 'request')} waited{cause} at {clock_time(longest.at_ns)};"
+            f"{counted(longest.waiting, 'request')} waited at {clock_time(longest.at_ns)} ({_causes(longest)}):"
             f" {first.waiting:,} at the beginning, {last.waiting:,} at the end."
         )
     before = dict(first.limits)
@@ -93,8 +91,15 @@ def _queue_in_words(points: Sequence[Point]) -> str:
     steps = sum(bound.values())
     limit = max(bound, key=bound.__getitem__, default=Limit.NONE)
     if limit != Limit.NONE and bound[limit] > 0:
-        said += f" {percent(bound[limit] / steps)} of {counted(steps, 'step')} were bound by {name_of(Limit, limit)}."
+        name = in_words(name_of(Limit, limit))
+        said += f" {percent(bound[limit] / steps)} of {counted(steps, 'step')} were limited by {name}."
     return said
+
+
+def _causes(point: Point) -> str:
+    """How many waited for what, those behind the head of the queue last."""
+    by_count = sorted(point.waiting_by, key=lambda pair: (pair[0] == Cause.BEHIND_HEAD, -pair[1]))
+    return ", ".join(f"{count:,} {in_words(name_of(Cause, cause))}" for cause, count in by_count) or "reasons unknown"
 
 
 def findings_in_words(findings: Sequence[FindingReport]) -> str:

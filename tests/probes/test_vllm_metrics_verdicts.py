@@ -25,8 +25,8 @@ PROMPT, OUTPUT = 500, 400
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """64 blocks of 32 tokens: two such requests at once."""
-    server = Server(tmp_path_factory.mktemp("vllm"), "--num-gpu-blocks-override", "64", "--no-enable-prefix-caching")
+    """128 blocks of 32 tokens: five such requests at once."""
+    server = Server(tmp_path_factory.mktemp("vllm"), "--num-gpu-blocks-override", "128", "--no-enable-prefix-caching")
     try:
         server.wait(3 * PATIENCE_S)
         yield server
@@ -62,10 +62,15 @@ async def overload(server: Server) -> tuple[FindingReport, float, float]:
             assert answer.status_code == httpx.codes.OK
             answered_s.append(loop.time())
 
+        async def ask_steadily() -> None:
+            while True:  # whatever a scrape of the busy server takes
+                clients.append(asyncio.create_task(ask()))
+                await asyncio.sleep(ASKED_EVERY_S)
+
         clients: list[asyncio.Task[None]] = []
+        clients.append(asyncio.create_task(ask_steadily()))
         try:
             while loop.time() - began_s < PATIENCE_S:
-                clients.append(asyncio.create_task(ask()))
                 watch.feed(await asyncio.to_thread(page.poll, 0.0))
                 firing = [each for each in watch.findings("firing") if each.code == OVERLOAD]
                 if firing:
@@ -78,4 +83,5 @@ async def overload(server: Server) -> tuple[FindingReport, float, float]:
             for each in clients:
                 each.cancel()
             page.close()
-    raise AssertionError(watch.findings())
+    (ledger,) = watch.fleet.engines.values()
+    raise AssertionError([(s.at_ns, s.running, s.waiting, s.deferred, s.finished, s.usage) for s in ledger.samples])

@@ -9,6 +9,7 @@ from kvscope.monitor.events.kinds import Cause, Kind, Limit
 from kvscope.monitor.events.wire import Batch
 from kvscope.monitor.ledger.engine_ledger import Position
 from kvscope.monitor.queries.event_list import MAX_EVENT_IDS
+from kvscope.monitor.reason_words import in_words
 from kvscope.monitor.text import percent, timestamp
 from tests.detectors.scenes import ENGINE, Watched, finished_held, never_fits
 from tests.queries.test_retained_blocks import busy
@@ -130,7 +131,7 @@ def test_a_long_window_is_explained_by_where_usage_fell_furthest() -> None:
     assert told.highest
     assert told.highest.at
     assert f"at {told.highest.at[11:23]} to" in text
-    assert all(f"{blocks:,} as {reason}" in text for reason, blocks in told.freed_in_drop.items())
+    assert all(f"{blocks:,} {in_words(reason)}" in text for reason, blocks in told.freed_in_drop.items())
 
 
 def test_usage_that_did_not_fall_is_told_as_it_is_at_the_end() -> None:
@@ -159,7 +160,8 @@ def test_the_queue_is_explained_by_what_its_head_waits_for() -> None:
     assert point.waiting_by_reason[Cause.KV_BLOCKS.name] == 1
     assert point.waiting_by_reason[Cause.BEHIND_HEAD.name] == point.requests_waiting - 1
     (sentence,) = (text for text in scene.watch.explain(ENGINE).sentences if "waited" in text)
-    assert f"{point.requests_waiting} requests waited for KV_BLOCKS" in sentence
+    assert f"{point.requests_waiting} requests waited" in sentence
+    assert f"(1 for KV blocks, {point.requests_waiting - 1} behind the first)" in sentence
     assert request
 
 

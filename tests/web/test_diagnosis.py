@@ -22,11 +22,11 @@ MOST_CLICKS = 3
 MOST_TABS = 300
 # What whoever is behind it is seen to be, or to have gone through, where the finding leads to.
 SEEN = {
-    "leak.finished-held": "FREE_DEFERRED",
-    "stuck.never-fits": "KV_BLOCKS, needs",
+    "leak.finished-held": "kept for a transfer",
+    "stuck.never-fits": "for KV blocks, needs",
     "collapse.lockstep": "finished",
     "thrash.preemption": "preempted",
-    "stuck.engine-stalled": "STEP_IN_FLIGHT",
+    "stuck.engine-stalled": "step in flight",
     "corrupt.double-free": "released",
 }
 

@@ -117,6 +117,6 @@ def test_old_links_lead_to_the_same_thing(page: Page, leaking: Leaking) -> None:
     engine, url = leaking
     held = next(iter(engine.lab.faults.on.values())).struck[0]
     page.goto(f"{url}/request?engine={ENGINE}&id={held}")
-    expect(page.locator("#page")).to_contain_text("FREE_DEFERRED")
+    expect(page.locator("#page")).to_contain_text("kept for a transfer")
     page.goto(f"{url}/?engine={ENGINE}&from=1763733600000&to=1763737200000")  # as Grafana's links have it
     expect(page.locator("#time")).to_contain_text("2025-11-21 14:00:00 – 15:00:00 UTC")

@@ -124,7 +124,7 @@ def test_the_chart_has_usage_queue_and_tokens_and_marks_the_restart() -> None:
     watch = plain_vllm()
     drawn = figure(watch, "/engine")
     assert trace(drawn, "in use") == pytest.approx([number / 2 for number in range(120)])
-    assert trace(drawn, "CAPACITY")[-1] == 11 - 2
+    assert trace(drawn, "for capacity")[-1] == 11 - 2
     assert set(trace(drawn, "output")) == {20.0}
     assert set(trace(drawn, "hits")) == {25.0}
     (marks,) = (one for one in drawn["data"] if one.get("meta") == "marks")

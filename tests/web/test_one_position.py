@@ -163,8 +163,9 @@ def figures_of(page: Page, view: str) -> dict[str, Any]:
             "usage": named["Pool in use"][1],
         }
     if view == "requests":
-        rows = [[text_of(cell) for cell in row["children"]] for row in nodes(shown(page, "requests"), "Tr")]
-        return {"blocks": {row[0]: int(row[4].replace(",", "")) for row in rows[1:] if "FINISHED" not in row[1]}}
+        rows = [row["children"] for row in nodes(shown(page, "requests"), "Tr")][1:]
+        alive = [cells for cells in rows if "FINISHED" not in cells[1]["props"]["title"]]
+        return {"blocks": {text_of(cells[0]): int(text_of(cells[4]).replace(",", "")) for cells in alive}}
     (row,) = (row for row in nodes(shown(page, "engines"), "Tr") if ENGINE in text_of(row["children"]))
     cells = [text_of(cell) for cell in row["children"]]
     running, waiting = re.findall(r"(\d+) running, (\d+) waiting", cells[2])[0]

@@ -75,7 +75,7 @@ def test_a_culprit_leads_to_its_story_and_back(page: Page, leaking: tuple[Engine
     finding(page, LEAK).locator(".culprits").get_by_role("link", name=held, exact=True).click()
     story = page.get_by_role("complementary", name="Story")
     expect(story.get_by_role("heading", name=f"Request {held}")).to_be_visible()
-    expect(story).to_contain_text("FREE_DEFERRED")
+    expect(story).to_contain_text("kept for a transfer")
     assert page.url == url + address("request", id=held)
     page.keyboard.press("Escape")
     expect(story).to_be_hidden()

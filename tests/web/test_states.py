@@ -22,6 +22,7 @@ from kvscope.dashboards.web.views import (
     retained_blocks_view,
 )
 from kvscope.monitor.pipeline import Pipeline
+from kvscope.monitor.reason_words import in_words
 from kvscope.monitor.text import counted, duration
 from tests.lab import Lab
 from tests.pages import rows as page_rows
@@ -258,7 +259,7 @@ def test_who_waits_is_led_to_the_root() -> None:
     for name in ("last", "next", "large"):
         assert f"request {name}" in tree
     assert tree.index("last") < tree.index("next") < tree.index("large")
-    assert [row[0] for row in rows(view, "life")[1:]] == [phase.state for phase in told.phases]
+    assert [row[0] for row in rows(view, "life")[1:]] == [in_words(phase.state) for phase in told.phases]
     assert [row[1] for row in rows(view, "conditions")] == ["yes" if one.holds else "no" for one in told.conditions]
     assert told.waits is not None
     assert (told.waits.request, told.waits.waits_for[0].request) == ("last", "next")

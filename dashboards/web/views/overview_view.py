@@ -8,13 +8,14 @@ from typing import Any, Final
 from dash import html
 
 from kvscope.dashboards.web import pool_balance
-from kvscope.dashboards.web.display_text import clock_text, no_rate, number_text
+from kvscope.dashboards.web.display_text import clock_text, no_rate, number_text, queue_reasons
 from kvscope.dashboards.web.finding_cards import cards
 from kvscope.dashboards.web.markup import aria, data
 from kvscope.dashboards.web.palette import LIMITS, css
 from kvscope.dashboards.web.view import UNSERVED, Here, PageView, worst_first
 from kvscope.monitor.findings import FindingReport
 from kvscope.monitor.query import Query
+from kvscope.monitor.reason_words import in_words
 from kvscope.monitor.schema import EngineView
 from kvscope.monitor.text import counted, percent
 
@@ -94,7 +95,6 @@ def _engine_row(query: Query, here: Here, engine: EngineView, found: Sequence[Fi
     if not status and engine.status_since:
         status = f"{engine.status} since {clock_text(engine.status_since)} UTC"
     about = " · ".join(filter(None, (status or engine.status, engine.model, engine.version)))
-    reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(engine.waiting_by_reason.items()))
     used = "not exposed" if engine.usage is None else f"{percent(engine.usage)} in use"
     cells: list[Any] = [
         html.Th([*name, html.Span(about, className="note")], scope="row"),
@@ -102,7 +102,7 @@ def _engine_row(query: Query, here: Here, engine: EngineView, found: Sequence[Fi
         html.Td(
             [
                 f"{number_text(engine.running)} running, {number_text(engine.waiting)} waiting",
-                html.Span(reasons, className="note"),
+                html.Span(queue_reasons(engine), className="note"),
             ]
         ),
         html.Td(_output(engine)),
@@ -134,10 +134,9 @@ def _bound(query: Query, engine: EngineView, then: str) -> list[Any]:
     if not steps:
         return [html.Span("no steps", className="note")]
     most = max(grew, key=lambda limit: grew[limit])
-    words = "nothing" if most == "NONE" else most
     return [
         html.Span(className="swatch", style={"backgroundColor": css(LIMITS[most])}, **aria(hidden="true")),
-        words,
+        html.Span(in_words(most), title=most),
         html.Span(f"{percent(grew[most] / steps)} of {counted(steps, 'step')}", className="note"),
     ]
 

@@ -15,6 +15,7 @@ from kvscope.dashboards.web.markup import aria, request_link
 from kvscope.dashboards.web.view import Here, PageView
 from kvscope.monitor.errors import NotKnown
 from kvscope.monitor.query import Query
+from kvscope.monitor.reason_words import in_words
 from kvscope.monitor.schema import ConditionView, PhaseView, RequestDetail, Wait
 from kvscope.monitor.text import counted, duration
 
@@ -104,8 +105,8 @@ def _phase(phase: PhaseView, starts: float, lasts: float) -> html.Tr:
         computed += f" ({phase.recomputed_tokens:,} again)"
     return html.Tr(
         [
-            html.Th(phase.state, scope="row"),
-            html.Td(html.Code(phase.reason)),
+            html.Th(in_words(phase.state), scope="row", title=phase.state),
+            html.Td(in_words(phase.reason) if phase.reason else "", title=phase.reason),
             html.Td(bar, className="rod"),
             html.Td(duration(phase.for_s), className="n"),
             html.Td(f"{phase.blocks:,}", className="n"),

@@ -18,6 +18,7 @@ from kvscope.dashboards.web.markup import aria, choice, dot, field, request_link
 from kvscope.dashboards.web.view import Here, PageView
 from kvscope.monitor.errors import NotKnown
 from kvscope.monitor.query import Query
+from kvscope.monitor.reason_words import in_words
 from kvscope.monitor.schema import RequestView
 from kvscope.monitor.text import counted, duration
 
@@ -124,7 +125,7 @@ def _requests_filter(place: PagePlace, every: Sequence[RequestView]) -> html.For
         ("state", "State", sorted({one.state for one in every})),
         ("reason", "Reason", sorted({one.reason for one in every if one.reason})),
     ):
-        fields.append(choice(name, words, [(value, value) for value in values], place.get(name)))
+        fields.append(choice(name, words, [(value, in_words(value)) for value in values], place.get(name)))
     fields.append(choice("holding", "Holds blocks", [("1", "yes")], place.get("holding")))
     fields.append(html.Button("Show", type="submit"))
     if any(place.get(name) for name in REQUEST_FILTERS if name != "sort"):
@@ -178,8 +179,8 @@ def _request_row(place: PagePlace, request: RequestView, culprit: bool) -> html.
     lost = f" (−{request.tokens_lost:,})" if request.tokens_lost else ""
     cells: list[Any] = [
         html.Th(request_link(place, place.engine, request.id), scope="row"),
-        html.Td([dot(family_of(request)), request.state]),
-        html.Td(html.Code(reason_of(request))),
+        html.Td([dot(family_of(request)), in_words(request.state)], title=request.state),
+        html.Td(reason_of(request), title=request.reason),
         html.Td(duration(request.for_s), className="n"),
         html.Td(f"{request.blocks:,}", className="n"),
         html.Td(f"{request.prompt_tokens:,}", className="n"),
@@ -195,5 +196,5 @@ def _request_row(place: PagePlace, request: RequestView, culprit: bool) -> html.
 def _waited(request: RequestView) -> str:
     """The reasons that took longest."""
     longest = sorted(request.waited_s.items(), key=lambda wait: -wait[1])
-    told = [f"{duration(seconds)} {cause}" for cause, seconds in longest[:MOST_REASONS] if seconds > 0]
+    told = [f"{duration(seconds)} {in_words(cause)}" for cause, seconds in longest[:MOST_REASONS] if seconds > 0]
     return ", ".join(told)

@@ -13,6 +13,7 @@ from kvscope.dashboards.web.links import PagePlace
 from kvscope.dashboards.web.markup import aria, block_links, dot, headings, request_link
 from kvscope.dashboards.web.view import Here, PageView
 from kvscope.monitor.query import Query
+from kvscope.monitor.reason_words import in_words
 from kvscope.monitor.schema import IdleFloorView, RetainedBlocksView, RetainedGroup
 from kvscope.monitor.text import counted, duration
 
@@ -81,11 +82,12 @@ def _retained_groups(place: PagePlace, told: RetainedBlocksView) -> list[Any]:
 def _retained_row(place: PagePlace, engine: str, one: RetainedGroup) -> html.Tr:
     family = RETAINED_SHADES.get(one.reason, "running" if one.state == "RUNNING" else "waiting")
     owner = request_link(place, engine, one.owner) if one.owner else "nobody known"
+    state = in_words(one.state) if one.state else "no owner"
     return html.Tr(
         [
             html.Th(owner, scope="row"),
-            html.Td([dot(family), one.state or "no owner"], className="state"),
-            html.Td(one.reason or "it lives"),
+            html.Td([dot(family), state], className="state", title=one.state),
+            html.Td(in_words(one.reason) if one.reason else "it is alive", title=one.reason),
             html.Td(clock_text(one.since)),
             html.Td(duration(one.for_s)),
             html.Td(f"{one.blocks:,}", className="n"),

@@ -10,7 +10,7 @@ from typing import Any, Final
 from dash import html
 
 from kvscope.dashboards.web.charts import ChartMark, ChartRow, Trace, over_time
-from kvscope.dashboards.web.display_text import clock_text, no_rate, number_text
+from kvscope.dashboards.web.display_text import clock_text, no_rate, number_text, queue_reasons
 from kvscope.dashboards.web.links import rfc3339, wall_ns
 from kvscope.dashboards.web.markup import aria, key
 from kvscope.dashboards.web.palette import LIMITS, REASONS
@@ -26,6 +26,7 @@ from kvscope.dashboards.web.view import Here, PageView, engine_then
 from kvscope.monitor.errors import BadTime
 from kvscope.monitor.findings import FindingReport
 from kvscope.monitor.query import Query
+from kvscope.monitor.reason_words import in_words
 from kvscope.monitor.schema import EngineView, ExplanationView, PointView
 from kvscope.monitor.text import counted
 
@@ -79,10 +80,9 @@ def _summary(engine: EngineView) -> list[Any]:
             ),
         )
     )
-    reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(engine.waiting_by_reason.items()))
     tiles = (
         ("Running", number_text(engine.running), ""),
-        ("Waiting", number_text(engine.waiting), reasons),
+        ("Waiting", number_text(engine.waiting), queue_reasons(engine)),
         ("Pool in use", _percent(engine.usage), "cached, idle blocks not counted"),
         ("Output", number_text(engine.output_tokens_per_s, "tok/s", no_rate(engine)), ""),
         ("Computed", number_text(engine.computed_tokens_per_s, "tok/s", no_rate(engine)), ""),
@@ -290,7 +290,7 @@ def _limits(points: Sequence[PointView]) -> list[Trace]:
             bound = _differences(points, partial(_bound_by, limit))
             share = [100 * part / whole if whole else 0.0 for part, whole in zip(bound, steps, strict=True)]
             faint = 0.25 if limit == "NONE" else 1.0
-            traces.append(Trace(limit, LIMITS[limit], share, after=True, opacity=faint, title=MEANT[limit]))
+            traces.append(Trace(in_words(limit), LIMITS[limit], share, after=True, opacity=faint, title=MEANT[limit]))
     return traces
 
 
