@@ -50,6 +50,11 @@ def rate_bounds(count: int, exposure: float) -> Bounds:
     return Bounds(low / exposure, high / exposure)
 
 
+def binomial_tail(hits: int, of: int, share: float) -> float:
+    """Return the probability of `hits` or more among `of`, each with the probability `share`."""
+    return 1.0 if hits <= 0 else max(0.0, 1 - _binomial_cdf(hits - 1, of, share))
+
+
 def _wilson_hilferty(count: int, z: float) -> float:
     return count * math.pow(1 - 1 / (9 * count) + z / (3 * math.sqrt(count)), 3)
 

@@ -6,6 +6,7 @@ that it was taken for, which is still found.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -190,6 +191,48 @@ def test_requests_that_end_together_are() -> None:
     (finding,) = found(as_log(retried(40, 0)))
     assert (finding.code, finding.verdict) == (LOCKSTEP, "cannot-tell")
     assert "time out" in finding.explanation
+
+
+def test_a_wave_that_waits_for_something_other_than_room_does_not_queue() -> None:
+    """Its grammars compile, or its KV is fetched: no prompt of another request holds it back."""
+    fetched = [moment._replace(deferred=moment.waiting) for moment in retried(40, 0)]
+    assert LOCKSTEP not in codes(as_metrics(fetched))
+
+
+def ends(running: int, life_s: float, fall_s: int) -> list[Moment]:
+    """Requests of such a life come and go for two minutes; those that run then end within `fall_s`, and as many wait."""
+    steady = [
+        Moment(float(t), running, 0, 0, 0.8, 1000.0 * t, 90.0 * t, 30 * t, int(t * running / life_s))
+        for t in range(1, 121)
+    ]
+    last = steady[-1]
+    ended = [min(running, math.ceil(running * second / fall_s)) for second in range(1, fall_s + 1)]
+    fall = [
+        last._replace(
+            t=120.0 + n, running=running - gone, usage=0.8 * (1 - gone / running), finished=last.finished + gone
+        )
+        for n, gone in enumerate(ended, 1)
+    ]
+    queued = fall[-1]._replace(running=1, waiting=running, usage=0.2)
+    return [
+        *steady,
+        *fall,
+        *(
+            queued._replace(t=queued.t + n, prompt_tokens=queued.prompt_tokens + 500 * n, steps=queued.steps + n)
+            for n in range(1, 16)
+        ),
+    ]
+
+
+@pytest.mark.parametrize("first", range(5))
+def test_few_short_requests_that_end_between_two_scrapes_are_not_in_lock_step(first: int) -> None:
+    """Four that run for half a minute each all end within ten seconds now and then."""
+    assert LOCKSTEP not in codes(as_metrics(every(ends(4, 30.0, 8), 5, first)))
+
+
+def test_few_requests_that_ran_for_long_and_end_together_are() -> None:
+    assert likely(as_metrics(ends(4, 600.0, 1))) == [LOCKSTEP]
+    assert likely(as_metrics(every(ends(4, 600.0, 4), 5))) == [LOCKSTEP]
 
 
 # -------------------------------------------------------------------- F4, F5: one long step, and pauses

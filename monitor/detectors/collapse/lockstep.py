@@ -15,6 +15,14 @@ from typing import Final
 
 from kvscope.monitor.analysis.demand import Demand, capacity_tokens, demands, number_fact, tokens_per_request
 from kvscope.monitor.detectors.advice import smaller_budget
+from kvscope.monitor.detectors.arrival_rates import for_room
+from kvscope.monitor.detectors.collapse.usage_fall import (
+    before_fall,
+    counter_moved,
+    end_together_by_chance,
+    generations_passed,
+    is_new_work,
+)
 from kvscope.monitor.detectors.detector import Detector
 from kvscope.monitor.detectors.engine_pace import at_pace_s
 from kvscope.monitor.detectors.judgement import Evidence, Judgement
@@ -26,10 +34,6 @@ from kvscope.monitor.events.samples import Fact, Sample
 from kvscope.monitor.ledger.engine_ledger import EngineLedger, Point
 from kvscope.monitor.state.records import RequestState
 from kvscope.monitor.text import clock_time, counted, duration, percent
-
-FALL_SHOWN_S = 2.0
-"""What figures may take to show a fall that took within_s: gauges are those of the last step that ended."""
-
 
 LOCKSTEP_DO_NOW = ("Nothing is broken and nothing is lost: every one of these requests was answered. Do not restart.",)
 
@@ -224,12 +228,12 @@ class Lockstep(Detector[Judgement]):
     def _judge_fall(
         self, ledger: EngineLedger, samples: Sequence[Sample], fall: int, wave: int, *, times: int
     ) -> Judgement:
-        before, low, high = _before_fall(samples, fall), samples[fall], samples[wave]
+        before, low, high = before_fall(samples, fall), samples[fall], samples[wave]
         taken_in = prompt_tokens_until(samples[fall : wave + 1])[-1]
         took_s = apart_s(before, low)
         within = " from one line to the next" if took_s is None else f" within {duration(took_s)}"
-        preemptions = _counter_moved(before, low, "preemptions")
-        finished = _counter_moved(before, low, "finished")
+        preemptions = counter_moved(before, low, "preemptions")
+        finished = counter_moved(before, low, "finished")
         ended = isinstance(finished, int)
         return Judgement(
             code=self.code,
@@ -242,17 +246,17 @@ class Lockstep(Detector[Judgement]):
                 Evidence("usage_after", round(100 * (low.usage or 0), 1), "%", low.source, low.position),
                 Evidence("running_before", before.running or 0, "requests", low.source, before.position),
                 Evidence("running_after", low.running or 0, "requests", low.source, low.position),
-                Evidence("next_wave_waiting", high.waiting or 0, "requests", low.source, high.position),
+                Evidence("next_wave_waiting", for_room(high), "requests", low.source, high.position),
                 Evidence("next_wave_running", high.running or 0, "requests", low.source, high.position),
                 Evidence("next_wave_prompt_tokens", round(taken_in), "tokens", low.source, high.position),
                 Evidence("finished_during_drop", finished, "requests", low.source, low.position),
-                Evidence("aborted_during_drop", _counter_moved(before, low, "aborted"), "requests", low.source),
+                Evidence("aborted_during_drop", counter_moved(before, low, "aborted"), "requests", low.source),
                 Evidence("preemptions_during_drop", preemptions, "preemptions", low.source, low.position),
                 Evidence("collapses_seen", times, "times", low.source),
             ),
             explanation=(
                 f"Usage fell from {percent(before.usage or 0)} to {percent(low.usage or 0)}{within} while"
-                f" {before.running} requests were running. Then {high.waiting} waited with {high.running} running and"
+                f" {before.running} requests were running. Then {for_room(high)} waited with {high.running} running and"
                 " were admitted a few at a time, and prompt tokens were counted again, so these were new requests."
                 + (
                     f" {counted(int(finished), 'request')} reached their end meanwhile: alike requests that start"
@@ -289,14 +293,14 @@ class Lockstep(Detector[Judgement]):
         running, previous = low.running or 0, samples[fall - 1].running or 0
         if previous <= running:
             return None
-        before = _before_fall(samples, fall)
+        before = before_fall(samples, fall)
         running_before = before.running or 0
         if (
             running_before < settings(self.min_requests)
             or (before.usage or 0) - (low.usage or 0) < settings(self.min_share)
             or running > running_before / 4
             or previous <= running_before / 4  # it had fallen before this line
-            or _generations_passed(before, low)
+            or generations_passed(before, low)
             or (apart_s(samples[fall - 1], low) or 0) > settings(self.max_interval_s)
         ):
             return None
@@ -305,10 +309,19 @@ class Lockstep(Detector[Judgement]):
             late = apart_s(low, sample)
             if (late if late is not None else index - fall) > settings(self.next_wave_s):
                 return None
-            waiting = sample.waiting or 0
+            waiting = for_room(sample)
             if waiting >= running_before / 2 and (sample.running or 0) < waiting:
-                return index if _is_new_work(samples, before, fall, index) else None
+                is_wave = is_new_work(samples, before, fall, index) and not self._ended_by_chance(
+                    samples, before, fall, settings
+                )
+                return index if is_wave else None
         return None
+
+    def _ended_by_chance(self, samples: Sequence[Sample], before: Sample, fall: int, settings: Settings) -> bool:
+        """Whether requests with independent lengths would end so as often as the fewest and the widest that count."""
+        fewest, spread = settings(self.min_requests), settings(self.max_spread)
+        chance = end_together_by_chance(samples[: fall + 1], before)
+        return chance is not None and chance > fewest * spread ** (fewest - 1)
 
     def _from_report(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         facts = ledger.facts
@@ -395,41 +408,6 @@ def _burst_end(ledger: EngineLedger, burst: Sequence[RequestState]) -> int:
 def _held_by_living(point: Point) -> int:
     balance = point.balance
     return balance.running + balance.waiting
-
-
-def _counter_moved(before: Sample, low: Sample, counter: str) -> int | str:
-    """How far a counter moved in the fall."""
-    first, last = getattr(before, counter), getattr(low, counter)
-    return "not exposed" if first is None or last is None else last - first
-
-
-def _before_fall(samples: Sequence[Sample], fall: int) -> Sample:
-    """The fullest sample before a fall: one of two lines, or of as long as a fall may take if they are closer."""
-    first = max(0, fall - 2)
-    while first > 0 and (apart_s(samples[first - 1], samples[fall]) or FALL_SHOWN_S) < FALL_SHOWN_S:
-        first -= 1
-    return max(samples[first:fall], key=lambda sample: sample.usage or 0)
-
-
-def _generations_passed(before: Sample, low: Sample) -> bool:
-    """Return whether more requests ended in the fall than ran before it: they did not all run, or end, together."""
-    finished = _counter_moved(before, low, "finished")
-    return isinstance(finished, int) and finished > (before.running or 0)
-
-
-def _is_new_work(samples: Sequence[Sample], before: Sample, fall: int, wave: int) -> bool:
-    """Whether the wave is of new requests: the old ones are counted as finished, and hardly any other.
-
-    Where that is not exposed: prompt tokens are counted meanwhile, which those of preempted requests are not.
-    """
-    running = before.running or 0
-    finished = _counter_moved(before, samples[fall], "finished")
-    aborted = _counter_moved(before, samples[fall], "aborted")
-    if isinstance(aborted, int) and aborted >= running / 2:
-        return False  # clients that gave up
-    if isinstance(finished, int):
-        return finished >= running / 2
-    return prompt_tokens_until(samples[fall : wave + 6])[-1] > 0
 
 
 def _demands_text(asked: Sequence[Demand]) -> str:
