@@ -11,6 +11,7 @@ import random
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
+import msgspec
 import pytest
 
 from kvscope.monitor.events.samples import Fact, ReportedEvent, Sample
@@ -166,6 +167,52 @@ def test_requests_starved_by_blocks_that_nobody_runs_with_are_a_leak() -> None:
     assert likely(as_metrics(idle_with(0.97, 20, waiting=8))) == []
 
 
+def stands_full(seconds: int, deferred: int = 3) -> list[Moment]:
+    """Nothing runs or moves in a full pool, 110 requests wait, and so many of them for something other than room."""
+    return idle_with(0.99, seconds, waiting=110, deferred=deferred)
+
+
+@pytest.mark.parametrize("deferred", [3, 110])
+def test_a_full_pool_behind_fetches_that_do_not_end_is_a_fetch_or_a_leak(deferred: int) -> None:
+    for seconds in (1, 5, 15, 30):
+        (finding,) = found(as_metrics(every(stands_full(150, deferred), seconds, 1)))
+        assert (finding.code, finding.verdict) == (FINISHED_HELD, "cannot-tell")
+        assert "stuck.remote-load" in finding.explanation
+        assert "a leak" in finding.explanation
+        assert "--kv-transfer-config" in finding.missing
+        assert not any("restart" in step.lower() for step in finding.do_now)
+    assert found(as_metrics(stands_full(40, deferred))) == []
+
+
+def test_requests_that_come_to_such_a_pool_show_no_progress() -> None:
+    moments = [moment._replace(waiting=20 + n, deferred=3 + n // 10) for n, moment in enumerate(stands_full(150))]
+    assert codes(as_metrics([moments[0]._replace(waiting=0, deferred=0), *moments[1:]])) == [FINISHED_HELD]
+
+
+@pytest.mark.parametrize("field", ["deferred", "steps", "finished", "generation_tokens", "prompt_tokens"])
+@pytest.mark.parametrize("every_s", [1, 15, 30])
+def test_a_decode_side_whose_fetches_end_is_silent(field: str, every_s: int) -> None:
+    """What was fetched runs for less than the time between two scrapes, so that nothing seems to run."""
+    moments = [
+        moment._replace(**{field: getattr(moment, field) + (-1 if field == "deferred" else 1) * (n // 40)})
+        for n, moment in enumerate(stands_full(400, 50))
+    ]
+    assert codes(as_metrics(every(moments, every_s, 1))) == []
+
+
+def test_an_engine_that_was_put_to_sleep_with_a_full_pool_is_silent() -> None:
+    asleep = [msgspec.structs.replace(sample, awake=False) for sample in as_metrics(stands_full(150))]
+    assert codes(asleep) == []
+
+
+def test_a_consumer_with_a_full_pool_may_hold_it_for_its_queue() -> None:
+    consumer = Fact("paper@x:1/0", "paper.log:1", "kv_role", "kv_consumer")
+    for deferred in (0, 3):
+        samples = as_metrics(stands_full(150, deferred))
+        (finding,) = found([msgspec.structs.replace(consumer, engine=samples[0].engine), *samples])
+        assert (finding.code, finding.verdict) == (FINISHED_HELD, "cannot-tell")
+
+
 # -------------------------------------------------------------------- F2: clients that give up together
 
 
@@ -200,7 +247,7 @@ def test_a_wave_that_waits_for_something_other_than_room_does_not_queue() -> Non
 
 
 def ends(running: int, life_s: float, fall_s: int) -> list[Moment]:
-    """Requests of such a life come and go for two minutes; those that run then end within `fall_s`, and as many wait."""
+    """Requests come and go for two minutes; those that run then end within `fall_s`, and as many others wait."""
     steady = [
         Moment(float(t), running, 0, 0, 0.8, 1000.0 * t, 90.0 * t, 30 * t, int(t * running / life_s))
         for t in range(1, 121)

@@ -33,6 +33,17 @@ def test_a_page_is_watched_until_it_is_clear(capsys: pytest.CaptureFixture[str])
         assert "--timeout" in printed["targets"][0]["error"]
 
 
+@pytest.mark.parametrize("deferred", [0, 3, 110])
+def test_a_page_of_a_full_pool_that_serves_nothing_is_not_healthy(
+    capsys: pytest.CaptureFixture[str], deferred: int
+) -> None:
+    waits = {"waiting": 110.0, "wait_capacity": 110.0 - deferred, "wait_deferred": float(deferred)}
+    with served(page({**rows("never-freed")[-1], **waits, "running": 0.0, "kv_usage": 0.99})) as server:
+        code, printed = doctor_json(capsys, server.url, "--for", "0.1", "--timeout", "1")
+    assert code == 3
+    assert "leak.finished-held" in printed["targets"][0]["error"]
+
+
 def test_a_healthy_page(capsys: pytest.CaptureFixture[str]) -> None:
     with served(page(rows("never-freed")[0])) as server:
         code, printed = doctor_json(capsys, server.url, "--for", "0.1")

@@ -5,6 +5,8 @@ Two series that both rise show nothing: long generations and growing contexts ra
     sign       usage stays up while                                         decides after
     ---------  -----------------------------------------------------------  ------------------------------------------
     starved    nothing runs and requests wait for room                      starved_s, three samples
+    loading    the same, and some wait for something other than room: they  starved_s, three samples: cannot-tell
+               may hold the pool for KV that is fetched
     idle       nothing runs or waits; blocks may wait for a KV connector    starved_s: cannot-tell, lease_s: likely;
                                                                             grace_s where no connector is configured
     drain      requests leave and usage does not fall, after each rise      min_samples, starved_s, one deep drain
@@ -69,6 +71,26 @@ FULL_POOL: Final = Threshold(
 )
 
 
+IDLE_DO_NOW: Final = (
+    "Watch usage with nothing running: monitor doctor http://HOST:8000/metrics --timeout 60. A hold for a consumer"
+    " ends; a leak does not.",
+)
+IDLE_MISSING: Final = (
+    "whether a KV connector holds them: the engine's start-up log, or the event stream (monitor doctor tcp://HOST:5757)"
+)
+LOADING_DO_NOW: Final = (
+    "Inspect the side that sends the KV: its queue, its metrics page and its log. If it died or lost the requests,"
+    " close their connections here and send them again.",
+    "If usage stays when no request waits any more, it is a leak: monitor doctor http://HOST:8000/metrics --timeout"
+    " 600.",
+)
+LOADING_MISSING: Final = (
+    "which request holds each block, and since when each fetch waits: the event stream (monitor doctor"
+    " tcp://HOST:5757); whether a connector fetches KV at all: the engine's start-up log with its --kv-transfer-config;"
+    " and the metrics page of the side that sends"
+)
+
+
 class UsageSigns(NamedTuple):
     """What the samples show, and from which of them on."""
 
@@ -79,6 +101,9 @@ class UsageSigns(NamedTuple):
     pending: bool = False
     from_drains: bool = False
     """Whether it rests on usage at idle alone, as leak.rising-floor does."""
+    do_now: tuple[str, ...] = ()
+    missing: str = ""
+    """Both of a cannot-tell that is not about a hold at idle."""
 
 
 def held_by_samples(
@@ -102,6 +127,7 @@ def usage_signs(
     knowledge = connector_knowledge(ledger)
     found = (
         _starved(ledger, samples, settings, knowledge),
+        _loading(ledger, samples, settings, knowledge),
         _drained(samples, settings, knowledge),
         _overfull(ledger, samples, settings, knowledge),
         _idle(ledger, samples, settings, grace, knowledge),
@@ -136,8 +162,6 @@ def _starved(
     if len(for_room) < 2 or usage_of(samples[-1]) < usage_of(samples[start]) - settings(MAX_FALL):
         return None
     lasted, allowed = lasted_s(ledger, samples, start), settings(STARVED_S)
-    if lasted < allowed / 2:
-        return None
     waited, last = for_room[-1], samples[-1]
     return UsageSigns(
         start,
@@ -152,6 +176,60 @@ def _starved(
         ),
         pending=lasted < allowed,
     )
+
+
+def _loading(
+    ledger: EngineLedger, samples: Sequence[Sample], settings: Settings, knowledge: ConnectorKnowledge
+) -> UsageSigns | None:
+    """Nothing runs or moves in a full pool, and requests that wait for KV from elsewhere may hold it."""
+
+    def holds(sample: Sample) -> bool:
+        is_full = usage_of(sample) >= settings(FULL_POOL) and sample.awake is not False
+        may_hold = bool(sample.deferred) or (bool(sample.waiting) and knowledge == "consumer")
+        return not sample.running and may_hold and is_full
+
+    start = _moved_last(samples, _computed_nothing_since(samples, holds))
+    if start > len(samples) - 2:
+        return None
+    lasted, allowed = lasted_s(ledger, samples, start), settings(STARVED_S)
+    last = samples[-1]
+    waiting, deferred = last.waiting or 0, last.deferred
+    of_which = (
+        ""
+        if deferred is None
+        else f", of which {deferred:,} {'waits' if deferred == 1 else 'wait'} for something other than room"
+    )
+    return UsageSigns(
+        start,
+        "cannot-tell",
+        f"For {duration(lasted)} nothing was running and nothing moved, {counted(waiting, 'request')} waited{of_which},"
+        f" and usage stayed at {percent(usage_of(last))}. Either the requests that wait hold the pool for KV that is"
+        " fetched from elsewhere, and the side that sends it is behind, died or lost them (stuck.remote-load). Or"
+        " blocks of finished or aborted requests were never freed: a leak. Metrics show how much is held, and not by"
+        " whom.",
+        (
+            Evidence("idle_usage", round(100 * usage_of(last), 1), "%", last.source, samples[start].position),
+            Evidence("waiting", waiting, "requests", last.source, last.position),
+            Evidence(
+                "deferred", "not exposed" if deferred is None else deferred, "requests", last.source, last.position
+            ),
+            Evidence("held_for", round(lasted, 1), "s", last.source, last.position),
+            Evidence("connector", knowledge, "", last.source),
+        ),
+        pending=lasted < allowed or len(samples) - start < FEWEST_SAMPLES,
+        do_now=LOADING_DO_NOW,
+        missing=LOADING_MISSING,
+    )
+
+
+def _moved_last(samples: Sequence[Sample], start: int) -> int:
+    """Return the last sample from `start` on before which a step or a request ended, or fewer waited for KV."""
+    for index in range(len(samples) - 1, start, -1):
+        before, after = samples[index - 1], samples[index]
+        fewer = (after.deferred or 0) < (before.deferred or 0)
+        if fewer or after.steps != before.steps or after.finished != before.finished:
+            return index
+    return start
 
 
 def _idle(
@@ -306,19 +384,11 @@ def _judgement(
         evidence=(*signs.evidence, *(ratchet_evidence(series) if rises else ())),
         explanation=f"{signs.text}{course}"
         + (" A warm prefix cache does not count: vLLM reports cached blocks without a user as free." if sure else ""),
-        do_now=METRICS_DO_NOW
-        if sure
-        else (
-            "Watch usage with nothing running: monitor doctor http://HOST:8000/metrics --timeout 60. A hold for a"
-            " consumer ends; a leak does not.",
-        ),
+        do_now=METRICS_DO_NOW if sure else signs.do_now or IDLE_DO_NOW,
         change=METRICS_CHANGE if sure else (),
         wont_help=(
             "Lowering max_num_seqs, or adding capacity: the running requests do not fill the pool.",
             "A larger gpu_memory_utilization: it only takes longer to fill.",
         ),
-        missing=METRICS_MISSING
-        if sure
-        else "whether a KV connector holds them: the engine's start-up log, or the event stream (monitor doctor"
-        " tcp://HOST:5757)",
+        missing=METRICS_MISSING if sure else signs.missing or IDLE_MISSING,
     )
