@@ -18,6 +18,15 @@ from kvscope.monitor.text import timestamp
 
 SILENT_AFTER_S: Final = 3.5
 RATE_OVER_NS: Final = 5_000_000_000
+NO_SETTINGS: Final = (
+    "last_stamp",
+    "exposition",
+    "probed_for_s",
+    "probed_since_request_s",
+    "requests_since_statistics",
+    "halted",
+)
+"""Facts of how a log ends and how a page is written."""
 
 
 def engine_view(ledger: EngineLedger, findings: dict[str, int]) -> EngineView:
@@ -105,7 +114,7 @@ def _sample_age_s(ledger: EngineLedger, last: Sample) -> float:
 
 
 def _figures_view(ledger: EngineLedger, findings: dict[str, int], last: Sample) -> EngineView:
-    facts = {name: fact.value for name, fact in ledger.facts.items() if name not in ("last_stamp", "exposition")}
+    facts = {name: fact.value for name, fact in ledger.facts.items() if name not in NO_SETTINGS}
     since_ns, at_ns = 0, last.at_ns or 0
     if _is_reader_down(ledger) or last.running is None:
         status = "unknown"

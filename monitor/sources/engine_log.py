@@ -33,6 +33,7 @@ from itertools import chain, islice
 from typing import Any, Final, NamedTuple
 
 from kvscope.monitor.events.samples import Fact, ReportedEvent, Sample
+from kvscope.monitor.sources.front_end_lines import RUN_ENDS, FrontEndFact, FrontEndLines
 from kvscope.monitor.sources.line_timestamps import Stamps
 from kvscope.monitor.sources.memory_log import MEMORY_FACTS, memory_facts
 from kvscope.monitor.sources.pasted_lines import PastedLine, pasted_lines
@@ -116,6 +117,8 @@ class Log:
         self.described_states = 0
         self._restarted = False
         self._processes: dict[str, str] = {}
+        self._front_end = FrontEndLines()
+        self._has_tail = False
 
     def records(self, lines: Iterable[str], *, grows: bool = False) -> Iterator[Sample | Fact | ReportedEvent]:
         """Yield samples in the order of the lines, then facts and events; other lines are skipped. Of a log that grows,
@@ -139,14 +142,18 @@ class Log:
             for match in found:
                 self.stats_lines += 1
                 self._notice_run(line.text)
+                self._front_end.statistics(at_ns)
                 yield self._sample(match, position, at_ns)
             if not found:
+                self._front_end.line(text, position, at_ns)
                 rank = int(process[1]) if (process := PROCESS.search(line.text)) is not None else None
                 facts = list(self._facts(text))
                 told += [_Told(position, rank, name, value, at_ns) for name, value in facts]
                 joined, spaced = (text, text) if is_json else (line.joined, line.spaced)
                 for event in self.text_events.events(line, text, joined, spaced, bool(facts)):
                     self._restarted = self._restarted or event.name == "start_up"
+                    if event.name in RUN_ENDS and not event.told:
+                        self._front_end.end_run()
                     events.append((event, rank, at_ns))
                 for state in self.text_events.states(line, text, joined, at_ns) if line.number > read_until else ():
                     yield from self._described(state, line.text)
@@ -154,6 +161,7 @@ class Log:
             yield from self._described(state, "")
         if last_position and self._last_stamp is not None:
             told.append(_Told(last_position, None, "last_stamp", "", self._last_stamp))
+        told += [_Told(fact.position, None, *fact[:2], fact.at_ns) for fact in self._tail_facts()]
         self._take_notes()
         if not grows:
             events += [(phrase, None, None) for phrase in self.text_events.phrases()]
@@ -250,6 +258,12 @@ class Log:
     def _was_restarted(self) -> bool:
         restarted, self._restarted = self._restarted and bool(self._engines), False
         return restarted
+
+    def _tail_facts(self) -> list[FrontEndFact]:
+        """What the front end logged after the last statistics, where there is something."""
+        facts = list(self._front_end.facts()) if self.stats_lines else []
+        self._has_tail = self._has_tail or any(fact.value for fact in facts)
+        return facts if self._has_tail else []
 
     def _take_notes(self) -> None:
         note = ""

@@ -173,6 +173,14 @@ def test_a_log_that_goes_on_without_figures_is_told() -> None:
     assert finding.position == "a.log:2"
 
 
+def test_probes_show_the_silence_where_lines_have_no_times() -> None:
+    probe = 'INFO:     192.0.2.1:1 - "GET /health HTTP/1.1" 200 OK'
+    lines = (stats("10:00:00", 3), probe, stats("10:00:10", 3), probe, stats("10:00:20", 3))
+    (finding,) = log_of(*lines, *[probe] * 4).firing()
+    assert (finding.code, finding.verdict, value(finding, "silent_s")) == (LOG_SILENCE, "confirmed", 40)
+    assert not log_of(*lines, probe, probe).firing()
+
+
 def test_a_log_that_ends_with_a_line_of_no_tokens_cannot_tell() -> None:
     (finding,) = log_of(stats("10:00:00", 3), stats("10:00:10", 3, tokens=0.0)).firing()
     assert (finding.code, finding.verdict) == (LOG_SILENCE, "cannot-tell")

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Final
 
+from kvscope.monitor.analysis.demand import number_fact
 from kvscope.monitor.detectors.detector import Detector
 from kvscope.monitor.detectors.judgement import Evidence, Judgement
 from kvscope.monitor.detectors.sample_math import DEFAULT_INTERVAL_S, apart_s
@@ -49,7 +50,8 @@ class LogSilence(Detector[Judgement]):
         if not (last.running or last.waiting):
             return
         goes_on = ledger.facts.get("last_stamp")
-        silent_s = (goes_on.at_ns - last.at_ns) / 1e9 if goes_on and goes_on.at_ns and last.at_ns else 0.0
+        stamped_s = (goes_on.at_ns - last.at_ns) / 1e9 if goes_on and goes_on.at_ns and last.at_ns else 0.0
+        silent_s = max(stamped_s, number_fact(ledger.facts, "probed_for_s") or 0.0)
         allowed = max(settings(self.silent_s), LINES_MISSING * _line_interval_s(list(ledger.samples)))
         stood_still = last.prompt_tokens_per_s == 0 and last.generation_tokens_per_s == 0
         if silent_s < allowed and not stood_still:

@@ -8,6 +8,7 @@ from typing import Final
 
 from kvscope.monitor.detectors.judgement import Evidence, TextJudgement
 from kvscope.monitor.detectors.thresholds import Threshold
+from kvscope.monitor.detectors.written.silent_tail import NO_TAIL, SilentTail, longest_silence_s, silent_tail
 from kvscope.monitor.detectors.written.written_view import (
     WrittenView,
     interval_of,
@@ -45,6 +46,11 @@ _DO_NOW: Final = (
     "See whether its processes are there, and their state: ps -o pid,stat,etime,cmd -C python.",
     "Then restart it: requests in flight are lost either way.",
 )
+WOULD_END: Final = " A kernel that compiles in its first use, or a prefill of minutes, would end by itself."
+LONG_PROMPT: Final = (
+    " A long prompt looks the same: it gives no token until its last chunk, and the lines before do not show that usage"
+    " would move meanwhile."
+)
 _CHANGE: Final = (
     "Give the liveness probe a request of one token instead of /health, which the front end answers by itself.",
 )
@@ -55,9 +61,11 @@ _WONT_HELP: Final = (
 
 
 def engine_stalled(view: WrittenView) -> Iterator[TextJudgement]:
-    """Steps stopped with requests running: two lines of no token, or one that others' lines confirm."""
+    """Steps stopped with requests running: two lines of no token, or one that others' lines confirm or follow."""
     if view.mentioned("start_up") and not view.samples and not view.mentioned("start_up_done", *TIMEOUTS):
         return
+    if view.number("halted"):
+        return  # its operator has paused it, or put it to sleep
     still = _still_lines(view.samples)
     waits, given_up = view.lines("worker_wait"), view.lines(*TIMEOUTS)
     if _ended_by_an_error(view, given_up) and not waits:
@@ -65,16 +73,21 @@ def engine_stalled(view: WrittenView) -> Iterator[TextJudgement]:
     others = [
         line for line in (*waits, *given_up) if not still or line_number(line.position) > line_number(still[0].position)
     ]
-    lasted = _stood_s(view.samples, still, view.settings(TIMES_LONGEST))
+    tail = silent_tail(view) if still else NO_TAIL
+    lasted = _stood_s(view.samples, still, view.settings(TIMES_LONGEST), tail.seconds)
     before = view.samples[: len(view.samples) - len(still)]
     is_short = view.is_report() or (bool(still) and _steps_were_short(before) and _none_admitted(before, still))
     least = view.settings(LEAST_S if is_short else LEAST_UNKNOWN_S)
     by_others = bool((still and others) or len(others) > 1 or given_up)
-    shown = (lasted >= least and len(still) > 1) or by_others
+    unknown_s = view.settings(LEAST_UNKNOWN_S)
+    is_silent = tail.seconds >= unknown_s
+    shown = (lasted >= least and (len(still) > 1 or is_silent)) or by_others
     if not shown or _moves_on(view.samples, others, still):
         return
-    sure = by_others or view.said(*REPORTED_HANGS) or _usage_moves_with_tokens(before)
-    yield _stalled(view, still, others, lasted, sure=sure)
+    starved = is_silent and tail.after_request_s >= unknown_s and tail.requests > 1 and _steps_were_short(before)
+    long_prompt = len(still) == 1 or not _usage_moves_with_tokens(before)
+    sure = by_others or view.said(*REPORTED_HANGS) or starved or not long_prompt
+    yield _stalled(view, still, others, lasted, tail if is_silent else NO_TAIL, sure=sure)
 
 
 def _ended_by_an_error(view: WrittenView, given_up: Sequence[ReportedEvent]) -> bool:
@@ -122,11 +135,13 @@ def _still_lines(samples: Sequence[Sample]) -> list[Sample]:
     return still[::-1]
 
 
-def _stood_s(samples: Sequence[Sample], still: Sequence[Sample], times_longest: float) -> float:
-    """How long, the interval before the first line included; 0 if this engine has paused as long before."""
+def _stood_s(samples: Sequence[Sample], still: Sequence[Sample], times_longest: float, silent_s: float = 0.0) -> float:
+    """How long, the interval before the first line and the silence after the last included; 0 if this engine has paused
+    as long before.
+    """
     if not still:
         return 0.0
-    lasted = seconds_between(still[0], still[-1], len(still)) + interval_of(samples)
+    lasted = seconds_between(still[0], still[-1], len(still)) + interval_of(samples) + silent_s
     longest = current = 0
     for sample in samples[: len(samples) - len(still)]:
         current = (
@@ -136,6 +151,7 @@ def _stood_s(samples: Sequence[Sample], still: Sequence[Sample], times_longest: 
         )
         longest = max(longest, current)
     paused = (longest + 1) * interval_of(samples) if longest else 0.0
+    paused = max(paused, longest_silence_s(samples[: len(samples) - len(still)]))
     return lasted if lasted > times_longest * paused else 0.0
 
 
@@ -150,7 +166,13 @@ def _moves_on(samples: Sequence[Sample], others: Sequence[ReportedEvent], still:
 
 
 def _stalled(
-    view: WrittenView, still: Sequence[Sample], others: Sequence[ReportedEvent], lasted: float, *, sure: bool
+    view: WrittenView,
+    still: Sequence[Sample],
+    others: Sequence[ReportedEvent],
+    lasted: float,
+    tail: SilentTail,
+    *,
+    sure: bool,
 ) -> TextJudgement:
     """sure: what a prefill in chunks would look like is excluded."""
     first = still[0] if still else None
@@ -169,6 +191,9 @@ def _stalled(
         ]
         since = f" since {clock_time(at_ns)}" if at_ns else ""
         state = f"No token was computed{since} with {counted(first.running or 0, 'request')} running."
+        if tail.seconds:
+            evidence += tail.evidence()
+            state += f" {tail.text()}"
         if first.usage is not None and first.usage < 0.5:
             state += f" {percent(first.usage)} of the pool is in use, so memory is not what is missing."
     confirmed_by = f" {_by_whom(others)}" if others else ""
@@ -183,12 +208,7 @@ def _stalled(
             (state or "A step of the engine does not end.")
             + confirmed_by
             + f" It has lasted {duration(lasted)} at least."
-            + (
-                " A kernel that compiles in its first use, or a prefill of minutes, would end by itself."
-                if sure
-                else " A long prompt looks the same: it gives no token until its last chunk, and the lines before do"
-                " not show that usage would move meanwhile."
-            )
+            + (WOULD_END if sure else "" if tail.seconds and not tail.requests else LONG_PROMPT)
         ),
         do_now=_DO_NOW if sure else _DO_NOW[:2],
         change=_CHANGE,
