@@ -69,11 +69,11 @@ def find_in_records(records: Iterable[Record], began_ns: int = 0) -> list[FoundC
         _note_transitions(watch, found, began_ns)
         if at_ns >= due:
             due = at_ns + REPORT_EVERY_NS
-            _note_reports(watch, found, (at_ns - began_ns) / 1e9)
+            _note_found_codes(watch, found, (at_ns - began_ns) / 1e9)
         last_ns = at_ns
     watch.settle()
     _note_transitions(watch, found, began_ns)
-    _note_reports(watch, found, (last_ns - began_ns) / 1e9)
+    _note_found_codes(watch, found, (last_ns - began_ns) / 1e9)
     return list(found.values())
 
 
@@ -88,7 +88,7 @@ def _note_transitions(watch: Pipeline, found: dict[str, FoundCode], began_ns: in
             _merge(fired, judged.verdict, judged.requests, judged.blocks)
 
 
-def _note_reports(watch: Pipeline, found: dict[str, FoundCode], at_s: float) -> None:
+def _note_found_codes(watch: Pipeline, found: dict[str, FoundCode], at_s: float) -> None:
     """Add who the firing findings name now, those that are no longer information, and the effects that they name
     instead of letting them fire.
     """
