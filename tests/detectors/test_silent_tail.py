@@ -69,6 +69,14 @@ def test_requests_that_came_just_now_show_no_stall() -> None:
     assert [finding.verdict for finding in found(lines)] == ["cannot-tell"]
 
 
+@pytest.mark.parametrize(("before", "running"), [(1, 1), (4, 5)])
+def test_a_long_prompt_before_which_others_wait_is_not_likely_a_stall(before: int, running: int) -> None:
+    """Of a million tokens: its chunks take all of each step for minutes, or one step computes it without chunks."""
+    chat = [moment._replace(running=before) for moment in BUSY]
+    lines = [*probed([*chat, *pause(chat, 1, running=running)]), REQUEST, REQUEST, *[PROBE] * 20]
+    assert {finding.verdict for finding in found(lines)} == {"cannot-tell"}
+
+
 def test_an_engine_whose_first_prompt_is_long_is_not_likely_stalled() -> None:
     first = [Moment(10.0 * n, 1, 0, 0, 0.01, 10.0, 0.0, 0, 0) for n in (1, 2)]
     lines = [*probed(first), REQUEST, REQUEST, *[PROBE] * 8]

@@ -84,7 +84,7 @@ def engine_stalled(view: WrittenView) -> Iterator[TextJudgement]:
     shown = (lasted >= least and (len(still) > 1 or is_silent)) or by_others
     if not shown or _moves_on(view.samples, others, still):
         return
-    starved = is_silent and tail.after_request_s >= unknown_s and tail.requests > 1 and _steps_were_short(before)
+    starved = is_silent and tail.after_request_s >= unknown_s and _is_no_prefill(before, still, tail)
     long_prompt = len(still) == 1 or not _usage_moves_with_tokens(before)
     sure = by_others or view.said(*REPORTED_HANGS) or starved or not long_prompt
     yield _stalled(view, still, others, lasted, tail if is_silent else NO_TAIL, sure=sure)
@@ -113,6 +113,16 @@ def _none_admitted(before: Sequence[Sample], still: Sequence[Sample]) -> bool:
     """
     last, first = before[-1], still[0]
     return (first.running or 0) <= (last.running or 0) and (first.usage or 0.0) >= (last.usage or 0.0)
+
+
+def _is_no_prefill(before: Sequence[Sample], still: Sequence[Sample], tail: SilentTail) -> bool:
+    """Whether a prefill in chunks explains neither the running requests nor those that came since.
+
+    It may take all of each step's tokens, so that a request that comes waits, and leaves those that decode theirs. So
+    two or more that had tokens and have none are no prefill.
+    """
+    is_batch = bool(still) and (still[0].running or 0) > 1
+    return is_batch and tail.requests > 1 and _steps_were_short(before) and _none_admitted(before, still)
 
 
 def _usage_moves_with_tokens(before: Sequence[Sample]) -> bool:
