@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
+from kvscope.monitor.findings import FindingReport
 from kvscope.monitor.reason_words import in_words
 from kvscope.monitor.schema import EngineView, RequestView
 from kvscope.monitor.text import duration
@@ -56,6 +57,16 @@ def reason_of(request: RequestView) -> str:
     if request.reason == "KV_BLOCKS" and request.blocks_needed:
         return f"{in_words(request.reason)}, needs {request.blocks_needed:,}"
     return in_words(request.reason) if request.reason else ""
+
+
+def pool_full_in(findings: Sequence[FindingReport]) -> tuple[str, str]:
+    """When the pool will be full of blocks that do not return, and the band for 9 in 10; empty without a forecast."""
+    for finding in findings:
+        forecast = finding.harm.forecast if finding.harm else None
+        if forecast is not None:
+            band = f"9 in 10: {duration(forecast.earliest_s)} to {duration(forecast.latest_s)}"
+            return duration(forecast.full_in_s), band
+    return "", ""
 
 
 def queue_reasons(engine: EngineView) -> str:

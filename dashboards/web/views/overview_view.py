@@ -8,7 +8,7 @@ from typing import Any, Final
 from dash import html
 
 from kvscope.dashboards.web import pool_balance
-from kvscope.dashboards.web.display_text import clock_text, no_rate, number_text, queue_reasons
+from kvscope.dashboards.web.display_text import clock_text, no_rate, number_text, pool_full_in, queue_reasons
 from kvscope.dashboards.web.finding_cards import cards
 from kvscope.dashboards.web.markup import aria, data
 from kvscope.dashboards.web.palette import LIMITS, css
@@ -60,8 +60,10 @@ def _overview_headline(engines: Sequence[EngineView], found: Sequence[FindingRep
         gravest = next((finding.title for finding in found if finding.engine == worst.engine), "")
         state = _unserved_text(worst)
         others = len({finding.engine for finding in found} - {worst.engine})
+        full_in, band = pool_full_in([finding for finding in found if finding.engine == worst.engine])
+        full = f"; its pool is full in {full_in} ({band})" if full_in else ""
         more = f" ({counted(others, 'other engine')} with open findings)" if others else ""
-        return f"{worst.engine}{state or ': '}{': ' if state and gravest else ''}{_in_line(gravest)}{more}"
+        return f"{worst.engine}{state or ': '}{': ' if state and gravest else ''}{_in_line(gravest)}{full}{more}"
     queue = max(engines, key=lambda engine: engine.waiting or 0)
     known = f"No known fault on {counted(there, 'engine')}"
     return f"{known}; {counted(queue.waiting, 'request')} waiting on {queue.engine}" if queue.waiting else known

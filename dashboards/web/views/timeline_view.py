@@ -10,7 +10,7 @@ from typing import Any, Final
 from dash import html
 
 from kvscope.dashboards.web.charts import ChartMark, ChartRow, Trace, over_time
-from kvscope.dashboards.web.display_text import clock_text, no_rate, number_text, queue_reasons
+from kvscope.dashboards.web.display_text import clock_text, no_rate, number_text, pool_full_in, queue_reasons
 from kvscope.dashboards.web.links import rfc3339, wall_ns
 from kvscope.dashboards.web.markup import aria, key
 from kvscope.dashboards.web.palette import LIMITS, REASONS
@@ -56,9 +56,10 @@ def view(query: Query, here: Here) -> PageView:
         here = here._replace(window=shown)
     marks = _timeline_marks(query, here, points)
     told = query.explain(here.name, since, until)
+    found = _open_findings(query, here)
     return PageView(
         {
-            "summary": html.Section(_summary(engine), id="summary", **aria(label="The engine")),
+            "summary": html.Section(_summary(engine, found), id="summary", **aria(label="The engine")),
             "told": html.Section(_timeline_summary(here, told), id="told", className="card"),
             "chart": html.Section(_timeline_chart(here, points, marks), className="card", **aria(label="Over time")),
             "marks": html.Section(_timeline_list(here, marks), id="marks", className="card"),
@@ -66,8 +67,14 @@ def view(query: Query, here: Here) -> PageView:
     )
 
 
-def _summary(engine: EngineView) -> list[Any]:
+def _open_findings(query: Query, here: Here) -> list[FindingReport]:
+    """The engine's findings that fire now; none for a moment of the past, whose forecast is over."""
+    return [] if here.moment else query.findings("firing", here.name)
+
+
+def _summary(engine: EngineView, found: Sequence[FindingReport]) -> list[Any]:
     """What it is, and its main figures."""
+    full_in, band = pool_full_in(found)
     about = " · ".join(
         filter(
             None,
@@ -84,6 +91,7 @@ def _summary(engine: EngineView) -> list[Any]:
         ("Running", number_text(engine.running), ""),
         ("Waiting", number_text(engine.waiting), queue_reasons(engine)),
         ("Pool in use", _percent(engine.usage), "cached, idle blocks not counted"),
+        *([("Pool full in", full_in, band)] if full_in else []),
         ("Output", number_text(engine.output_tokens_per_s, "tok/s", no_rate(engine)), ""),
         ("Computed", number_text(engine.computed_tokens_per_s, "tok/s", no_rate(engine)), ""),
         ("Preemptions", number_text(engine.preemptions), ""),

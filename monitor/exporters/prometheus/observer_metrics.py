@@ -11,6 +11,7 @@ from kvscope.monitor.events.kinds import Stage
 from kvscope.monitor.exporters.prometheus.metric_families import counter, gauge
 from kvscope.monitor.findings import Findings
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.ledger.pool_forecast import PoolForecast
 from kvscope.monitor.schema import SourceView
 from kvscope.monitor.supervision import Supervisor
 
@@ -20,9 +21,24 @@ class FindingFamilies:
 
     def __init__(self) -> None:
         self.findings = gauge("findings", "Findings that are firing.", "code", "severity", "verdict")
+        self.pool_full = gauge(
+            "pool_full_seconds",
+            "Seconds until the pool is full of blocks that do not return: the estimate, and the earliest and latest for"
+            " 9 in 10. No series without such a finding.",
+            "bound",
+        )
 
     def add(self, findings: Findings) -> None:
         """All engines'."""
+        forecasts: dict[str, PoolForecast] = {}
+        for found in findings.firing():
+            harm = found.judgement.harm
+            if harm is not None and harm.forecast is not None:
+                forecasts[found.judgement.engine] = harm.forecast
+        for engine, forecast in forecasts.items():
+            for bound in ("full_in_s", "earliest_s", "latest_s"):
+                name = "estimate" if bound == "full_in_s" else bound.removesuffix("_s")
+                self.pool_full.add_metric((engine, name), getattr(forecast, bound))
         counts = Counter(
             (found.judgement.engine, found.judgement.code, str(found.severity), str(found.judgement.verdict))
             for found in findings.firing()
