@@ -366,11 +366,14 @@ class EngineCore:
     def _news(self, request: Request, sampled: Sampled, now_ns: int) -> Output:
         self.counts.generation_tokens += 1
         self.statistics.token(request, now_ns)
+        prompt_logprobs = None
         if len(request.output_token_ids) == 1:
             self.counts.prompt_tokens += request.num_prompt_tokens
+            prompt_logprobs, request.prompt_logprobs = request.prompt_logprobs, None
+        news = Output(request.number, (sampled,), prompt_logprobs=prompt_logprobs)
         if request.is_finished:
-            return self._last(Output(request.number, (sampled,), request.status, kv_offer=request.kv_offer), request)
-        return Output(request.number, (sampled,))
+            return self._last(news._replace(status=request.status, kv_offer=request.kv_offer), request)
+        return news
 
     def _last(self, output: Output, request: Request | None = None) -> Output:
         """Every request gets exactly one output with a status, and this is it."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kvscope.engine.blocks.block_pool import NULL_BLOCK
 from kvscope.engine.execution.sampler import SamplingTensors
+from kvscope.engine.requests.request_output import PromptLogprobs
 from kvscope.engine.scheduling.step_plan import SchedulerOutput
 from kvscope.kernels import run_on
 
@@ -73,6 +74,19 @@ class InGroup(NamedTuple):
     reach: Reach
 
 
+class PromptRows(NamedTuple):
+    """Rows of one prompt from which the likelihood of its tokens is computed: each row's is that of the token after."""
+
+    first_row: int
+    token_ids: list[int]
+    """The tokens after, of as many rows."""
+    likeliest: int
+    """How many of the likeliest are reported beside them."""
+    into: PromptLogprobs
+    place: int
+    """Where in `into` the first of them belongs."""
+
+
 class InputBatch(NamedTuple):
     """One row a token: decodes first, then chunks by length."""
 
@@ -86,6 +100,7 @@ class InputBatch(NamedTuple):
     """Requests whose next token is to be sampled, in the order of the plan."""
     sampled_rows: Tensor
     """Their last rows."""
+    prompts: Sequence[PromptRows] = ()
 
 
 class _TokenRange(NamedTuple):
@@ -114,7 +129,12 @@ def lay_out(
     carried: list[tuple[int, int]] = []
     positions: list[int] = []
     last_rows: dict[int, int] = {}
+    prompts: list[PromptRows] = []
     for request, start, count, *_ in by_length:
+        if request.prompt_logprobs is not None and start < request.num_prompt_tokens - 1:
+            after = request.token_ids[start + 1 : min(start + count + 1, request.num_prompt_tokens)]
+            asked = request.params.prompt_logprobs or 0
+            prompts.append(PromptRows(len(token_ids), after, asked, request.prompt_logprobs, start + 1))
         known = request.token_ids[start : start + count]
         if len(known) < count:
             carried.append((len(token_ids) + count - 1, request.number))
@@ -141,6 +161,7 @@ def lay_out(
         ],
         [SamplingTensors.of(request) for request in sampled],
         _int64([last_rows[request.number] for request in sampled], device),
+        prompts,
     )
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from kvscope.engine.config import DEFAULT_KV_BYTES, EngineConfig
 from kvscope.engine.execution.attention import BatchAttention, PagedKV
 from kvscope.engine.execution.cuda_graphs import DecodeGraphs
-from kvscope.engine.execution.input_batch import UNKNOWN_TOKEN, InputBatch, lay_out
-from kvscope.engine.execution.sampler import sample
+from kvscope.engine.execution.input_batch import UNKNOWN_TOKEN, InputBatch, PromptRows, lay_out
+from kvscope.engine.execution.sampler import logprobs_of, sample
 from kvscope.engine.faults import Faults
 from kvscope.engine.models import LoadedModel, ModelConfig
 from kvscope.engine.models.layers import Model
@@ -23,6 +23,10 @@ from kvscope.engine.scheduling.step_plan import SchedulerOutput
 COPY_BYTES: Final = 32 << 20
 """Device memory that a copy between the pool and a connector takes at most, beside the memory plan; a block at least.
 The plan's headroom of 150 MiB has room for it."""
+LOGITS_BYTES: Final = 32 << 20
+"""Device memory that the log probabilities of prompts take at most, beside the memory plan; a row at least."""
+LOGITS_COPIES: Final = 4
+"""In float32: the logits, their log probabilities, what is compared, and what is sorted."""
 
 
 def kv_bytes_per_block(model: ModelConfig, block_size: int, dtype: str) -> int:
@@ -149,12 +153,23 @@ class ModelRunner:
     def _compute(self, batch: InputBatch) -> list[Sampled]:
         graphs = self._graphs
         hidden = graphs.replay(batch) if graphs is not None and graphs.take(batch) else self._forward(batch)
+        for prompt in batch.prompts:
+            self._compute_prompt(hidden, prompt)
         if not batch.sampled:
             return []
         logits = self._model.logits(hidden[batch.sampled_rows])
         if self._faults.strikes("sizing.elsewhere", ""):
             self._kept.append(logits)
         return sample(logits, batch.sampled, self._seed, self._config.eos_token_ids)
+
+    def _compute_prompt(self, hidden: Tensor, prompt: PromptRows) -> None:
+        """Enter how likely the prompt's tokens were; a few rows at a time, since a row has a logit for each token."""
+        at_once = max(1, LOGITS_BYTES // (LOGITS_COPIES * 4 * self._config.vocab_size))
+        for first in range(0, len(prompt.token_ids), at_once):
+            tokens = prompt.token_ids[first : first + at_once]
+            rows = hidden[prompt.first_row + first : prompt.first_row + first + len(tokens)]
+            told = logprobs_of(self._model.logits(rows), tokens, [prompt.likeliest] * len(tokens))
+            prompt.into[prompt.place + first : prompt.place + first + len(tokens)] = told
 
     @torch.inference_mode()
     def gather(self, blocks: Sequence[int]) -> Tensor:

@@ -63,7 +63,7 @@ def sample(
     telling = [row for row, request in enumerate(requests) if request.params.logprobs is not None]
     if telling:
         counts = [requests[row].params.logprobs or 0 for row in telling]
-        told = _logprobs(logits[telling], [tokens[row] for row in telling], counts)
+        told = logprobs_of(logits[telling], [tokens[row] for row in telling], counts)
         for row, logprobs in zip(telling, told, strict=True):
             sampled[row] = Sampled(tokens[row], logprobs)
     for row, matcher in matchers.items():
@@ -122,7 +122,7 @@ def _penalised(logits: Tensor, requests: Sequence[SamplingTensors]) -> Tensor:
     return logits
 
 
-def _logprobs(logits: Tensor, tokens: Sequence[int], counts: Sequence[int]) -> list[list[Logprob]]:
+def logprobs_of(logits: Tensor, tokens: Sequence[int], counts: Sequence[int]) -> list[list[Logprob]]:
     """For each row the chosen token, and then as many of the likeliest as its count."""
     logprobs = logits.float().log_softmax(-1)
     own = logprobs.gather(1, torch.tensor(tokens, device=logits.device).unsqueeze(1))

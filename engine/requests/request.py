@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvscope.engine.requests.kv_transfer import KVTransferParams
+from kvscope.engine.requests.request_output import PromptLogprobs
 from kvscope.engine.requests.sampling_params import SamplingParams
 from kvscope.engine.requests.structured_output import Matcher
 from kvscope.monitor.events.kinds import FIRST_FINISHED, Cause, Status
@@ -20,6 +21,8 @@ class Request:
     `kv_transfer` is what it asks of a transfer between engines, `kv_offer` what its end offers to another.
     `admitted_ns` is when it was first admitted, `first_token_ns` and `last_token_ns` when the engine handed tokens out;
     0 before.
+
+    `prompt_logprobs` has those of each token of the prompt, if asked for; None once they were handed out.
 
     `matcher` is there as soon as its grammar is compiled, and None if it has none.
     """
@@ -46,6 +49,7 @@ class Request:
         "params",
         "priority",
         "progressed_step",
+        "prompt_logprobs",
         "shortage",
         "status",
         "times_passed_over",
@@ -79,6 +83,9 @@ class Request:
         self.num_preemptions = 0
         self.last_step = -1
         self.digests: list[bytes] = []
+        self.prompt_logprobs: PromptLogprobs | None = None
+        if params.prompt_logprobs is not None:
+            self.prompt_logprobs = [()] * len(prompt_token_ids)
         self.matcher: Matcher | None = None
         self.status = Status.WAITING
         self.cause = Cause.NEW

@@ -17,6 +17,11 @@ class Logprob(NamedTuple):
     rank: int
 
 
+PromptLogprobs = list[Sequence[Logprob]]
+"""Of each token of a prompt: its own, then those of the likeliest by rank. Nothing precedes the first, which has none.
+"""
+
+
 class Sampled(NamedTuple):
     """A token that was chosen. `logprobs`, if asked for: its own, then those of the likeliest by rank.
 
@@ -31,7 +36,7 @@ class Sampled(NamedTuple):
 
 class Output(NamedTuple):
     """News of one request: the tokens that came, and, in its last news only, how it ended, what went wrong, and which
-    KV it leaves for another engine.
+    KV it leaves for another engine. With the first token, the prompt's log probabilities, if asked for.
     """
 
     number: int
@@ -39,6 +44,7 @@ class Output(NamedTuple):
     status: Status | None = None
     error: str = ""
     kv_offer: KVTransferParams | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
     @property
     def token_ids(self) -> list[int]:

@@ -24,9 +24,10 @@ class SamplingParams:
     taken from the logit of a token that is in the output, once and for each time; repetition_penalty divides a
     positive logit, and multiplies another, of a token that is in prompt or output. n: how many outputs; each but the
     first has a seed of its own, the next number. logprobs: how many of the likeliest tokens are reported at each place,
-    besides the one that was chosen; None: none are reported. `stop` strings end the output and are not part of it,
-    unless include_stop_str_in_output. min_tokens: before so many, no stop string, stop token or end of sequence counts;
-    a grammar may end an output before. logit_bias: added to the logits of these token ids.
+    besides the one that was chosen; None: none are reported. prompt_logprobs: the same of each token of the prompt but
+    the first. All of the prompt is computed then, whatever the prefix cache has. `stop` strings end the output and are
+    not part of it, unless include_stop_str_in_output. min_tokens: before so many, no stop string, stop token or end of
+    sequence counts; a grammar may end an output before. logit_bias: added to the logits of these token ids.
     structured_outputs: a schema or a regular expression that the output keeps to, and ends with.
 
     Raises ValueError, naming the parameter and what it may be.
@@ -41,6 +42,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     n: int = 1
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     max_tokens: int = 16
     min_tokens: int = 0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
@@ -67,8 +69,9 @@ class SamplingParams:
             raise ValueError(f"repetition_penalty is {self.repetition_penalty} and must be above 0; 1 is none")
         if not 1 <= self.n <= MAX_N:
             raise ValueError(f"n is {self.n} and must be 1 to {MAX_N}")
-        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
-            raise ValueError(f"logprobs is {self.logprobs} and must be 0 to {MAX_LOGPROBS}")
+        for name in ("logprobs", "prompt_logprobs"):
+            if not 0 <= (getattr(self, name) or 0) <= MAX_LOGPROBS:
+                raise ValueError(f"{name} is {getattr(self, name)} and must be 0 to {MAX_LOGPROBS}")
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens is {self.max_tokens} and must be at least 1")
         if not 0 <= self.min_tokens <= self.max_tokens:

@@ -54,7 +54,8 @@ class Admission:
                 return state.pass_over(request, Cause.MAX_NUM_SEQS)
             room_for = self._room_for(request)
             # What one has fetched is in its blocks; and there are no hits for one that only a chunk has room of.
-            known = request.number in manager.tables or not room_for
+            # Nor for one whose prompt's log probabilities are asked for: they come of computing all of it.
+            known = request.number in manager.tables or not room_for or request.prompt_logprobs is not None
             prefix = None if known else manager.find_prefix(request)
             hits = prefix.num_blocks if prefix is not None else 0
             computed = request.num_computed_tokens + hits * manager.block_size

@@ -10,7 +10,7 @@ from typing import Final
 
 from kvscope.engine.core.engine_core import EngineCore
 from kvscope.engine.requests.kv_transfer import KVTransferParams
-from kvscope.engine.requests.request_output import Output, Sampled
+from kvscope.engine.requests.request_output import Output, PromptLogprobs, Sampled
 from kvscope.engine.requests.sampling_params import SamplingParams
 from kvscope.engine.serving.text_stream import OPENAI_FINISH_REASONS, TextStream
 from kvscope.monitor.events.kinds import Status
@@ -86,6 +86,7 @@ class FrontEnd:
                 number = self.core.submit(name, prompt, one, priority, kv_transfer, trace)
                 texts.made[number] = TextStream(self.core.loaded.tokenizer, one)
                 texts.sampled[number] = []
+                texts.prompts[number] = prompt
                 self._queues[number] = texts.outputs
                 await _let_others_run(place)
         except BaseException:
@@ -111,6 +112,9 @@ class Texts:
         self.outputs: asyncio.Queue[Output] = asyncio.Queue()
         self.made: dict[int, TextStream] = {}
         self.sampled: dict[int, list[Sampled]] = {}
+        self.prompts: dict[int, list[int]] = {}
+        self.prompt_logprobs: dict[int, PromptLogprobs] = {}
+        """Where they were asked for, from the first token on."""
         self.reasons: dict[int, str] = {}
         self.kv_offer: KVTransferParams | None = None
         self._front_end = front_end
@@ -119,6 +123,12 @@ class Texts:
     def completion_tokens(self) -> int:
         """Output tokens so far."""
         return sum(len(text.token_ids) for text in self.made.values())
+
+    def prompt_tokens_of(self, number: int) -> list[Sampled]:
+        """The prompt's tokens, with their log probabilities as far as asked for."""
+        prompt = self.prompts[number]
+        told = self.prompt_logprobs.get(number) or [()] * len(prompt)
+        return [Sampled(token, logprobs) for token, logprobs in zip(prompt, told, strict=True)]
 
     async def next(self) -> Delta | None:
         """What comes next, of whichever text; None when all have ended. Raises EngineError."""
@@ -134,6 +144,8 @@ class Texts:
         if output.error or output.status == Status.FINISHED_ABORTED:
             raise EngineError(output.error or "the engine is stopping")
         self.sampled[number] += output.sampled
+        if output.prompt_logprobs is not None:
+            self.prompt_logprobs[number] = output.prompt_logprobs
         new = text.add(output.token_ids, output.status)
         if text.stopped and output.status is None:
             self._front_end.core.end(number, Status.FINISHED_STOPPED)

@@ -47,6 +47,9 @@ class RequestOutput:
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    """Of each token of the prompt, by token id: its own, and those of the likeliest; None of the first, which nothing
+    precedes. None unless asked for."""
 
 
 class LLM:
@@ -118,6 +121,7 @@ class LLM:
                 prompt if isinstance(prompt, str) else None,
                 prompt_ids,
                 [one.output(index) for index, one in enumerate(of_prompt)],
+                of_prompt[0].prompt_logprobs,
             )
             for place, (prompt, prompt_ids, of_prompt) in enumerate(zip(wanted, ids, outputs, strict=True))
         ]
@@ -146,6 +150,7 @@ class _Work:
         self.text = text
         self.sampled: list[Sampled] = []
         self.reason = ""
+        self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self._logprobs = logprobs
 
     def take(self, output: Output) -> bool:
@@ -155,6 +160,8 @@ class _Work:
         if self.reason:
             return False
         self.sampled += output.sampled
+        if output.prompt_logprobs is not None:
+            self.prompt_logprobs = [_by_token(told) if told else None for told in output.prompt_logprobs]
         self.text.add(output.token_ids, output.status)
         if self.text.stopped:
             self.reason = "stop"
@@ -165,9 +172,13 @@ class _Work:
     def output(self, index: int) -> CompletionOutput:
         logprobs = None
         if self._logprobs is not None:
-            # Backwards, so that the chosen token's own rank stands where it is among the likeliest too.
-            logprobs = [{one.token_id: one for one in reversed(chosen.logprobs)} for chosen in self.sampled]
+            logprobs = [_by_token(chosen.logprobs) for chosen in self.sampled]
         return CompletionOutput(index, self.text.text, self.text.token_ids, self.reason, logprobs)
+
+
+def _by_token(logprobs: Sequence[Logprob]) -> dict[int, Logprob]:
+    """Backwards, so that the chosen token's own rank stands where it is among the likeliest too."""
+    return {one.token_id: one for one in reversed(logprobs)}
 
 
 def _as_list(prompts: PromptInput | Sequence[PromptInput]) -> list[PromptInput]:

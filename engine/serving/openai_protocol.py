@@ -10,13 +10,14 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
 from kvscope.engine.models.tokens import Tokenizer
 from kvscope.engine.requests.kv_transfer import KVTransferParams
-from kvscope.engine.requests.request_output import Logprob, Sampled
+from kvscope.engine.requests.request_output import Logprob, PromptLogprobs, Sampled
 from kvscope.engine.requests.sampling_params import SamplingParams
 from kvscope.engine.requests.structured_output import StructuredOutputs
 from kvscope.engine.serving.text_stream import UNFINISHED_CHARACTER
@@ -28,12 +29,11 @@ MAX_NUMBER: Final = (1 << 53) - 1
 """What JSON's readers agree on, and well within what an event carries."""
 MAX_BIAS: Final = 100.0
 """OpenAI's limit of a logit_bias, either way."""
+LEAST_LOGPROB: Final = -9_999.0
 IGNORED_NAMES: Final = 256
 """Unknown fields that are remembered as logged."""
 NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
-    "echo": (None, False),
     "suffix": (None, ""),
-    "prompt_logprobs": (None,),
     "prompt_embeds": (None,),
     "use_beam_search": (None, False),
     "tools": (None, []),
@@ -145,6 +145,10 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
                 self.kv_transfer_params.check()
             except ValueError as error:
                 raise BadRequest(str(error), "kv_transfer_params") from error
+            if self.prompt_logprobs is not None:
+                raise BadRequest("prompt_logprobs need all of the prompt computed here", "prompt_logprobs")
+        if self.prompt_logprobs and self.stream:
+            raise BadRequest("prompt_logprobs are not available when stream is true", "prompt_logprobs")
         if self.stream_options is not None and not self.stream:
             raise BadRequest("stream_options needs stream to be true", "stream_options")
         for name in ("priority", "seed", "max_tokens"):
@@ -159,6 +163,14 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     def num_logprobs(self) -> int | None:
         """How many of the likeliest tokens are to be told at each place, as SamplingParams has it."""
         raise NotImplementedError
+
+    def num_prompt_logprobs(self) -> int | None:
+        """The same of the prompt's tokens."""
+        return self.prompt_logprobs
+
+    def num_tokens(self, default: int) -> int:
+        """How many tokens to generate at most."""
+        return default if self.max_tokens is None else self.max_tokens
 
     def structure(self) -> StructuredOutputs | None:
         """What the output is to be, by whichever field asks for it. Raises BadRequest."""
@@ -190,7 +202,8 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
             "stop_token_ids": self.stop_token_ids,
             "min_tokens": self.min_tokens,
             "logit_bias": self.logit_bias,
-            "max_tokens": self.max_tokens if self.max_tokens is not None else default_max_tokens,
+            "prompt_logprobs": self.num_prompt_logprobs(),
+            "max_tokens": self.num_tokens(default_max_tokens),
             "structured_outputs": self.structure(),
         }
         try:
@@ -205,7 +218,9 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
-    """POST /v1/completions. `prompt`: a text, texts, token ids, or lists of token ids."""
+    """POST /v1/completions. `prompt`: a text, texts, token ids, or lists of token ids. `echo`: the answer begins with
+    it, and with max_tokens 0 has nothing else.
+    """
 
     prompt: str | list[str | int | list[int]]
     echo: bool | None = None
@@ -215,6 +230,26 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     def num_logprobs(self) -> int | None:
         """As given."""
         return self.logprobs
+
+    def num_prompt_logprobs(self) -> int | None:
+        """As given; with `echo`, as many as of the output, since the prompt is part of it."""
+        return self.logprobs if self.echo and self.prompt_logprobs is None else self.prompt_logprobs
+
+    @property
+    def echoes_only(self) -> bool:
+        """Whether the prompt is all that is asked for."""
+        return bool(self.echo) and self.max_tokens == 0
+
+    def num_tokens(self, default: int) -> int:
+        """At least one, which is left out of the answer if only the prompt is asked for."""
+        return 1 if self.echoes_only else super().num_tokens(default)
+
+    def prompt_texts(self, prompts: list[list[int]], decode: Callable[[list[int]], str]) -> list[str]:
+        """The texts of the prompts, those that were given as token ids by `decode`."""
+        given = (
+            [self.prompt] if isinstance(self.prompt, str) else [item for item in self.prompt if isinstance(item, str)]
+        )
+        return given or [decode(prompt) for prompt in prompts]
 
     def prompts(self, encode: Callable[[str], list[int]]) -> list[list[int]]:
         """The token ids of each prompt, texts by `encode`. Raises BadRequest if they are mixed or there is none."""
@@ -321,16 +356,41 @@ class DetokenizeRequest(msgspec.Struct):
 def completion_logprobs(tokenizer: Tokenizer, sampled: Sequence[Sampled], offset: int) -> dict[str, Any]:
     """The four lists of /v1/completions, a place each. `offset`: where, in the texts of all tokens, the first begins.
 
-    The likeliest are named by their texts; of tokens with one text, only the likeliest is there.
+    The likeliest are named by their texts; of tokens with one text, only the likeliest is there. A prompt's first token
+    has no logprob.
     """
     texts = [tokenizer.decode([one.token_id]) for one in sampled]
-    told = [{tokenizer.decode([each.token_id]): each.logprob for each in reversed(one.logprobs)} for one in sampled]
+    told = [
+        {tokenizer.decode([each.token_id]): json_logprob(each) for each in reversed(one.logprobs)} or None
+        for one in sampled
+    ]
     return {
         "tokens": texts,
-        "token_logprobs": [one.logprobs[0].logprob for one in sampled],
+        "token_logprobs": [json_logprob(one.logprobs[0]) if one.logprobs else None for one in sampled],
         "top_logprobs": told,
-        "text_offset": [offset + sum(map(len, texts[:place])) for place in range(len(texts))],
+        "text_offset": [offset + before for before in accumulate(map(len, texts[:-1]), initial=0)],
     }
+
+
+def json_logprob(logprob: Logprob) -> float:
+    """The logprob as vLLM sends it: JSON has no infinity."""
+    return max(logprob.logprob, LEAST_LOGPROB)
+
+
+def prompt_logprobs_body(tokenizer: Tokenizer, told: PromptLogprobs) -> list[dict[str, Any] | None]:
+    """vLLM's `prompt_logprobs`: by token id, a prompt token's own and the likeliest; null for the first token."""
+    return [
+        {
+            str(each.token_id): {
+                "logprob": json_logprob(each),
+                "rank": each.rank,
+                "decoded_token": tokenizer.decode([each.token_id]),
+            }
+            for each in logprobs
+        }
+        or None
+        for logprobs in told
+    ]
 
 
 def chat_logprobs(tokenizer: Tokenizer, sampled: Sequence[Sampled]) -> dict[str, Any]:

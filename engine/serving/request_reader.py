@@ -7,7 +7,7 @@ A prompt that cannot fit the model whatever it holds is refused by its length be
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NamedTuple, TypeVar
 
@@ -28,6 +28,8 @@ class ReadRequest(NamedTuple):
     asked: GenerationRequest
     prompts: list[list[int]]
     params: SamplingParams
+    echoed: Sequence[str] = ()
+    """The text of each prompt, if it is to be part of the answer."""
 
 
 class PromptEncoder:

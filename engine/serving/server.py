@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from importlib.metadata import version
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NamedTuple
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -45,6 +45,7 @@ from kvscope.engine.serving.openai_protocol import (
     completion_logprobs,
     error_body,
     parse_request,
+    prompt_logprobs_body,
     usage,
 )
 from kvscope.engine.serving.request_reader import PromptEncoder, ReadRequest, RequestReader
@@ -133,7 +134,11 @@ class Server:
     def _read_completion(self, body: bytes) -> ReadRequest:
         asked = parse_request(CompletionRequest, body)
         asked.check(self._model)
-        return self._checked(asked, asked.prompts(self._encoder.text), DEFAULT_MAX_TOKENS)
+        prompts = asked.prompts(self._encoder.text)
+        checked = self._checked(asked, prompts, DEFAULT_MAX_TOKENS)
+        if not asked.echo:
+            return checked
+        return checked._replace(echoed=asked.prompt_texts(prompts, self.core.loaded.tokenizer.decode))
 
     def _read_chat(self, body: bytes) -> ReadRequest:
         asked = parse_request(ChatRequest, body)
@@ -242,29 +247,44 @@ class Server:
         self, prefix: str, request: Request, parse: Callable[[bytes], ReadRequest], form: type[_Form]
     ) -> Response:
         name = f"{prefix}-{_request_id(request)}"
-        asked, prompts, params = await self._reader.read(request, parse)
+        read = await self._reader.read(request, parse)
+        asked, prompts, params, _ = read
         count = len(prompts) * params.n
         names = [name] if count == 1 else [f"{name}-{index}" for index in range(count)]
         trace = trace_context.parse_traceparent(request.headers.get("traceparent"))
         texts = await self.front_end.submit(names, prompts, params, asked.priority, asked.kv_transfer_params, trace)
         head = {"id": name, "created": int(time.time()), "model": self._model}
-        tokenizer = self.core.loaded.tokenizer if params.logprobs is not None else None
+        answer = form(read, self.core.loaded.tokenizer)
         if not asked.stream:
-            return GenerationResponse(texts, lambda send: _send_whole(send, texts, form(tokenizer), head))
+            return GenerationResponse(texts, lambda send: _send_whole(send, texts, answer, head))
         options = asked.stream_options or StreamOptions()
-        return GenerationResponse(texts, lambda send: _send_stream(send, texts, form(tokenizer), head, options))
+        return GenerationResponse(texts, lambda send: _send_stream(send, texts, answer, head, options))
+
+
+class Generated(NamedTuple):
+    """Text and its tokens."""
+
+    text: str
+    sampled: Sequence[Sampled]
 
 
 class _Form(ABC):
-    """How an answer looks: a choice as a whole and as a piece. `tokenizer`: to name the tokens, if they are told."""
+    """How an answer looks: a choice as a whole and as a piece. `tokenizer`: to name the tokens that are told."""
 
     whole_name: str
     piece_name: str
+    prompt_is_of_choice: ClassVar[bool] = True
+    """Whether each choice may be of another prompt."""
     first: ClassVar[dict[str, Any] | None] = None
     """What a stream begins with, if with anything."""
 
-    def __init__(self, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, read: ReadRequest, tokenizer: Tokenizer) -> None:
+        self.read = read
         self.tokenizer = tokenizer
+
+    def generated(self, _texts: Texts, _index: int, delta: Generated) -> Generated:
+        """What is told of what was generated of the choice `index`: a piece, or all."""
+        return delta
 
     @abstractmethod
     def whole(self, text: str) -> dict[str, Any]:
@@ -286,7 +306,8 @@ class _Form(ABC):
         reason: str = "",
         stop_reason: str | int | None = None,
     ) -> dict[str, Any]:
-        told = self.logprobs(self.tokenizer, index, sampled) if self.tokenizer is not None and sampled else None
+        tells = self.read.params.logprobs is not None and sampled
+        told = self.logprobs(self.tokenizer, index, sampled) if tells else None
         ended = {"finish_reason": reason or None, "stop_reason": stop_reason}
         return {"index": index, **content, "logprobs": told, **ended}
 
@@ -294,9 +315,24 @@ class _Form(ABC):
 class _Completion(_Form):
     whole_name = piece_name = "text_completion"
 
-    def __init__(self, tokenizer: Tokenizer | None) -> None:
-        super().__init__(tokenizer)
+    def __init__(self, read: ReadRequest, tokenizer: Tokenizer) -> None:
+        super().__init__(read, tokenizer)
         self._offsets: Counter[int] = Counter()
+        self._echoed: set[int] = set()
+
+    def generated(self, texts: Texts, index: int, delta: Generated) -> Generated:
+        """With `echo`, after the prompt; or the prompt alone."""
+        read = self.read
+        if not read.echoed:
+            return delta
+        text, sampled = ("", ()) if isinstance(read.asked, CompletionRequest) and read.asked.echoes_only else delta
+        if index in self._echoed:
+            return Generated(text, sampled)
+        self._echoed.add(index)
+        most = 1 + (read.params.logprobs or 0)
+        prompt = texts.prompt_tokens_of(list(texts.made)[index])
+        told = [one._replace(logprobs=one.logprobs[:most]) for one in prompt]
+        return Generated(read.echoed[index // read.params.n] + text, (*told, *sampled))
 
     def whole(self, text: str) -> dict[str, Any]:
         return {"text": text}
@@ -312,6 +348,7 @@ class _Completion(_Form):
 class _Chat(_Form):
     whole_name = "chat.completion"
     piece_name = "chat.completion.chunk"
+    prompt_is_of_choice = False
     first: ClassVar = {"delta": {"role": "assistant", "content": ""}}
 
     def whole(self, text: str) -> dict[str, Any]:
@@ -360,12 +397,17 @@ async def _send_whole(send: Send, texts: Texts, form: _Form, head: Mapping[str, 
             pass
     except EngineError as error:
         return await _send_body(send, 500, error_body(str(error), status=500), head)
-    choices = [
-        form.choice(index, form.whole(text.text), texts.sampled[number], texts.reasons[number], text.stop_reason)
-        for index, (number, text) in enumerate(texts.made.items())
-    ]
+    choices: list[dict[str, Any]] = []
+    of_prompt: dict[str, Any] = {}
+    for index, (number, text) in enumerate(texts.made.items()):
+        made = form.generated(texts, index, Generated(text.text, texts.sampled[number]))
+        choice = form.choice(index, form.whole(made.text), made.sampled, texts.reasons[number], text.stop_reason)
+        choices.append(choice)
+        if number in texts.prompt_logprobs:
+            told = {"prompt_logprobs": prompt_logprobs_body(form.tokenizer, texts.prompt_logprobs[number])}
+            (choice if form.prompt_is_of_choice else of_prompt).update(told)
     offer = {} if texts.kv_offer is None else {"kv_transfer_params": texts.kv_offer}
-    body = {**head, "object": form.whole_name, "choices": choices, "usage": _usage(texts), **offer}
+    body = {**head, "object": form.whole_name, "choices": choices, "usage": _usage(texts), **of_prompt, **offer}
     return await _send_body(send, 200, body, head)
 
 
@@ -400,8 +442,9 @@ async def _send_stream(send: Send, texts: Texts, form: _Form, head: Mapping[str,
         while (delta := await texts.next()) is not None:
             # Also when no text is certain yet: who measures counts tokens by chunks.
             if delta.sampled or delta.reason:
-                piece = form.piece(delta.text)
-                choice = form.choice(delta.index, piece, delta.sampled, delta.reason, delta.stop_reason)
+                made = form.generated(texts, delta.index, Generated(delta.text, delta.sampled))
+                piece = form.piece(made.text)
+                choice = form.choice(delta.index, piece, made.sampled, delta.reason, delta.stop_reason)
                 more = {"usage": _usage(texts)} if options.continuous_usage_stats else {}
                 await _send_chunk(send, {**head, "choices": [choice], **more})
         if options.include_usage:
