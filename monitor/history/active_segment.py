@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import zlib
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, BinaryIO, Final
@@ -27,6 +28,7 @@ class _BatchHead(msgspec.Struct, array_like=True):
     first_step: int
     last_step: int
     wall_ns: _Int64
+    mono_ns: _Int64
 
 
 class _KeyframeHead(msgspec.Struct, array_like=True):
@@ -35,6 +37,7 @@ class _KeyframeHead(msgspec.Struct, array_like=True):
     sequence: _Int64
     last_step: int
     wall_ns: _Int64
+    mono_ns: _Int64
 
 
 _KEYFRAME: Final = ord("K")
@@ -122,6 +125,8 @@ class Opened:
             self.notes.append(offset)
             note = packed(payload)
             if note is not None and note.letter == LETTER_OF_POINTS:
+                if not self.point_times:
+                    self._begin_with(note)
                 self.point_times.append(note.at_ns)
                 self._point_offsets.append(offset)
             return
@@ -130,7 +135,15 @@ class Opened:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return
         self.index.engine = self.index.engine or head.engine
-        self.index.add(payload[4] == _KEYFRAME, head.sequence, head.wall_ns, offset)
+        self.index.add(payload[4] == _KEYFRAME, head.sequence, head.wall_ns, head.mono_ns, offset)
+
+    def _begin_with(self, first: Packed) -> None:
+        """Take the time at which the service had its engine then from the first point."""
+        point = first.note()
+        if isinstance(point, Point) and point.position is not None:
+            row = bisect_left(self.index.sequence, point.position.sequence)
+            if row < len(self.index):
+                self.index.begin_no_earlier(self.index.wall[0] + point.at_ns - self.index.wall[row])
 
 
 def _note_at(file: BinaryIO, offset: int) -> Packed | None:

@@ -6,8 +6,10 @@ still the same finding.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
+from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, Literal
@@ -19,6 +21,7 @@ from kvscope.monitor.detectors.registry import catalogue
 from kvscope.monitor.findings import Finding, Place, Transition
 
 FINDINGS_LOG_FILE: Final = "findings.jsonl"
+MAX_UNWRITTEN: Final = 1_000
 
 
 class LoggedTransition(msgspec.Struct, frozen=True):
@@ -46,10 +49,11 @@ _DECODER: Final = msgspec.json.Decoder(LoggedTransition)
 
 
 class FindingsLog:
-    """The log in `directory`."""
+    """The log in `directory`. What cannot be written is kept, the last MAX_UNWRITTEN lines, and written later."""
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / FINDINGS_LOG_FILE
+        self._unwritten: deque[bytes] = deque(maxlen=MAX_UNWRITTEN)
 
     def drop(self, days: float) -> None:
         """Forget what is older."""
@@ -62,13 +66,22 @@ class FindingsLog:
             new.replace(self.path)
 
     def append(self, transitions: Iterable[Transition]) -> None:
-        """Keep them. Raises OSError if they cannot be written."""
-        lines = [_LOG_ENCODER.encode(told_of(transition)) + b"\n" for transition in transitions]
-        if lines:
-            with self.path.open("ab") as file:
-                if file.tell() and _last_byte(self.path) != b"\n":  # a crash has cut the last line short
-                    file.write(b"\n")
-                file.write(b"".join(lines))
+        """Keep them, after what could not be written before. Raises OSError if they cannot be written either."""
+        self._unwritten.extend(_LOG_ENCODER.encode(told_of(transition)) + b"\n" for transition in transitions)
+        if not self._unwritten:
+            return
+        with self.path.open("ab", buffering=0) as file:
+            size = file.tell()
+            torn = size and _last_byte(self.path) != b"\n"  # a crash has cut the last line short
+            left = memoryview((b"\n" if torn else b"") + b"".join(self._unwritten))
+            try:
+                while left:
+                    left = left[file.write(left) or 0 :]
+            except OSError:
+                with contextlib.suppress(OSError):
+                    file.truncate(size)
+                raise
+        self._unwritten.clear()
 
     def read(self) -> list[LoggedTransition]:
         """All that was told, in order; lines that cannot be read, and findings that there are no more, are left out."""

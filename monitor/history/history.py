@@ -12,6 +12,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
@@ -121,7 +122,7 @@ class History:
         lives: list[KeptEpoch] = []
         gaps: list[Gap] = []
         lost = 0
-        for segment in self._segments(engine):
+        for segment in chain.from_iterable(self._time_runs(self._segments(engine))):
             between = self._between(segment, first=not lives)
             if between is None:
                 continue
@@ -139,7 +140,7 @@ class History:
             return None
         if lost:
             gaps.append(Gap(lives[-1].to_ns, lives[-1].to_ns, lost))
-        return KeptSpan(lives[0].from_ns, max(life.to_ns for life in lives), lives, gaps)
+        return KeptSpan(min(life.from_ns for life in lives), max(life.to_ns for life in lives), lives, gaps)
 
     def ledger_at(self, engine: str, at_ns: int) -> EngineLedger:
         """The ledger as it was at `at_ns` (wall): all batches packed by then. Its `points` (one a second),
@@ -172,10 +173,18 @@ class History:
     def last_ns(self, engine: str) -> int:
         """When `engine` was last heard, or its page last read (wall ns); 0 if nothing of it is kept."""
         last = 0
-        for segment in self._segments(engine)[-1:]:
+        for segment in [run[-1] for run in self._time_runs(self._segments(engine))]:
             reader = self._open(segment)
-            last = max((*reader.index.wall[-1:], *(note.at_ns for note in reader.kept_notes())), default=0)
+            last = max((last, *reader.index.wall[-1:], *(note.at_ns for note in reader.kept_notes())))
         return last
+
+    def last_wall_ns(self, engine: str) -> int:
+        """When `engine` was last heard or its page last read, by the clock that was stored with it; 0 if never."""
+        runs = self._time_runs(self._segments(engine))
+        if not runs:
+            return 0
+        reader = self._open(runs[-1][-1])
+        return reader.index.last_wall_ns or max((note.at_ns for note in reader.kept_notes()), default=0)
 
     def tail(self, engine: str, since_ns: int) -> Iterator[Frame]:
         """The frames from `since_ns` (wall) on, and those before from the last one that stands on its own."""
@@ -199,16 +208,17 @@ class History:
 
     def _folded_points(self, engine: str, from_ns: int, to_ns: int) -> Iterator[Point]:
         ledgers: list[EngineLedger] = []
-        for _, frame in self._frames(engine, from_ns, to_ns, from_anchor=True):
-            if not ledgers or frame.epoch > ledgers[-1].epoch:
+        for at_ns, frame in self._frames(engine, from_ns, to_ns, from_anchor=True):
+            if not ledgers or frame.epoch != ledgers[-1].epoch:
                 ledgers.append(EngineLedger(engine))
+                ledgers[-1].now_ns = ledgers[-1].heard_ns = at_ns
             ledgers[-1].apply(frame)
         for ledger in ledgers:
             yield from (point for point in ledger.points if from_ns <= point.at_ns <= to_ns)
 
     def _kept_points(self, engine: str, from_ns: int, to_ns: int) -> Iterator[tuple[SegmentReader, range]]:
         """Which points were kept of that time: where they are read, and which of those there."""
-        found = self._segments(engine)
+        found = list(chain.from_iterable(self._time_runs(self._segments(engine))))
         known = {segment.path: self._point_times.get(segment.path) for segment in found}
         self._point_times = {path: times for path, times in known.items() if times is not None}
         for segment in found:
@@ -280,7 +290,15 @@ class History:
 
     def _frames(self, engine: str, from_ns: int, to_ns: int, from_anchor: bool = False) -> Iterator[tuple[int, Frame]]:
         """Frames with their moments until `to_ns`: from `from_ns` on, or from the last before it that stands alone."""
-        found = self._segments(engine)
+        runs = self._time_runs(self._segments(engine))
+        spans = [self._span_of_run(run) for run in runs]
+        within = [run for run, (start, end) in zip(runs, spans, strict=True) if start <= to_ns and end >= from_ns]
+        for run in within or self._latest_run(runs, from_ns):
+            yield from self._frames_of_run(run, from_ns, to_ns, from_anchor)
+
+    def _frames_of_run(
+        self, found: list[HistorySegment], from_ns: int, to_ns: int, from_anchor: bool
+    ) -> Iterator[tuple[int, Frame]]:
         start = row = 0
         for i, segment in reversed(list(enumerate(found))):
             if isinstance(segment, ClosedSegment) and segment.from_ns >= from_ns:
@@ -299,11 +317,38 @@ class History:
                 yield walls[number], frame
             row = 0
 
+    # ---------------------------------------------------------------- clocks that were set back
+
+    def _time_runs(self, found: list[HistorySegment]) -> list[list[HistorySegment]]:
+        """Segments in runs in which time only goes on, in time's order: as a rule, there is one. Where the clock of an
+        engine, or of a service that started again, was set back, another begins.
+        """
+        runs: list[list[HistorySegment]] = []
+        until_ns = 0
+        for segment in found:
+            from_ns, to_ns = self._between(segment, first=False) or (until_ns, until_ns)
+            if runs and from_ns >= until_ns - GAP_NS:
+                runs[-1].append(segment)
+            else:
+                runs.append([segment])
+            until_ns = to_ns
+        return sorted(runs, key=self._span_of_run) if len(runs) > 1 else runs
+
+    def _span_of_run(self, run: list[HistorySegment]) -> tuple[int, int]:
+        spans = [between for segment in (run[0], run[-1]) if (between := self._between(segment, first=False))]
+        return (spans[0][0], spans[-1][1]) if spans else (0, 0)
+
+    def _latest_run(self, runs: list[list[HistorySegment]], at_ns: int) -> list[list[HistorySegment]]:
+        """The run that was going on then, or else the one that ended last before; empty if all are later."""
+        before = [run for run in runs if self._span_of_run(run)[0] <= at_ns]
+        return [max(reversed(before), key=lambda run: min(self._span_of_run(run)[1], at_ns))] if before else []
+
     # ---------------------------------------------------------------- the ledger as it was
 
     def _ledger(self, engine: str, asked: str, until: _Until) -> EngineLedger:
         found = self._segments(engine)
-        plan = self._plan(found, until)
+        run = self._latest_run(self._time_runs(found), until.at_ns)[:1] if until.position is None else []
+        plan = (self._plan(run[0], until) if run else []) or self._plan(found, until)
         if not plan:
             raise NotKept(self._not_kept(engine, until))
         begin = _Place(*plan[0].segment[:2], plan[0].first)
@@ -316,6 +361,7 @@ class History:
             cut = max((place for name, place in self._cuts if name == engine and begin < place <= end), default=None)
             keyframe = self._cuts[engine, cut] if cut is not None else None
         ledger = EngineLedger(engine, counting=False)
+        ledger.now_ns = ledger.heard_ns = self._began_ns(plan[0])
         if keyframe is not None:
             ledger.apply(keyframe)
         for segment, first, rows in plan:
@@ -328,6 +374,11 @@ class History:
             ledger.apply(observed(engine, ledger.epoch, until.at_ns))
         self._remember(engine, asked, end, ledger, whole=until.position is None)
         return ledger
+
+    def _began_ns(self, part: _Part) -> int:
+        """When it began, in stream time, which the engine's wall clock may be behind."""
+        walls = self._open(part.segment).index.wall
+        return walls[part.first] if part.first < len(walls) else 0
 
     def _plan(self, found: list[HistorySegment], until: _Until) -> list[_Part]:
         """What to read: from the last frame that stands on its own up to the end, segment by segment."""

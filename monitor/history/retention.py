@@ -116,7 +116,9 @@ class Keeper:
                     held.close()
         deleted_s = max([self._deleted_s, *(writer.deleted_s for writer in writers)])
         if deleted_s and time.monotonic() - deleted_s < REPORT_DELETION_S:
-            problems.append(f"{self.directory} was deleted or moved: what it had is lost, and a new history begins")
+            problems.append(
+                f"{self.directory} was deleted or moved: a new history begins, with the events that are in memory"
+            )
         if not os.access(self.directory, os.W_OK):
             problems.append(f"{self.directory} cannot be written")
         problems += dict.fromkeys(writer.error for writer in writers if writer.error)

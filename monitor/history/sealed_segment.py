@@ -71,6 +71,7 @@ def close(path: Path, into: Path) -> ClosedSegment | None:
     """
     closed = write_tables(path, into)
     path.unlink()
+    pa.default_memory_pool().release_unused()  # which it keeps for each thread
     return closed
 
 
@@ -257,6 +258,7 @@ class Closed:
 
     def __init__(self, segment: ClosedSegment) -> None:
         self.path = segment.path
+        self._from_ns = segment.from_ns
 
     @property
     def index(self) -> Index:
@@ -266,19 +268,13 @@ class Closed:
     @cached_property
     def _frames_known(self) -> tuple[Index, Ints]:
         """The index, and how many events there are before each frame, and in all."""
-        index = Index()
-        head = self._table("frames", ["engine", "keyframe", "sequence", "wall_ns", "events"])
+        index = Index(self._from_ns)
+        head = self._table("frames", ["engine", "keyframe", "sequence", "wall_ns", "mono_ns", "events"])
         index.engine = head["engine"][0].as_py() if len(head) else ""
-        keyframe, sequence, wall, events = (
-            head[name].to_numpy() for name in ("keyframe", "sequence", "wall_ns", "events")
-        )
-        index.anchors = np.flatnonzero(keyframe | (sequence == 0)).tolist()
-        for column, values in (
-            (index.wall, np.maximum.accumulate(wall)),
-            (index.sequence, np.maximum.accumulate(sequence)),
-            (index.place, np.arange(len(head))),
-        ):
-            column.frombytes(values.tobytes())
+        columns = [head[name].to_pylist() for name in ("keyframe", "sequence", "wall_ns", "mono_ns")]
+        for row, (keyframe, sequence, wall_ns, mono_ns) in enumerate(zip(*columns, strict=True)):
+            index.add(keyframe, sequence, wall_ns, mono_ns, row)
+        events = head["events"].to_numpy()
         return index, np.concatenate(([0], np.cumsum(events)))
 
     @property

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Sequence
-from itertools import takewhile
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Final
 
@@ -18,11 +18,12 @@ from kvscope.monitor.events.event_log import Clock
 from kvscope.monitor.events.journal import SUFFIX, JournalWriter
 from kvscope.monitor.events.kinds import Kind, Stage
 from kvscope.monitor.events.sample_codec import Observed
-from kvscope.monitor.events.wire import ADDED_BY_SOURCE, Frame, Keyframe, Run, batch_of, encode
+from kvscope.monitor.events.wire import ADDED_BY_SOURCE, Batch, Frame, Keyframe, Run, batch_of, encode
 from kvscope.monitor.history.keyframe_cutter import sound_keyframe_of
 from kvscope.monitor.history.observations import encode_note
 from kvscope.monitor.history.segment_files import closed_segments, stem_of
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.ledger.epoch_overlaps import is_next_epoch
 from kvscope.monitor.sources.live_stream import Received
 
 SEGMENT_BYTES: Final = 64 << 20
@@ -33,6 +34,7 @@ OUTWEIGHS: Final = 3
 """Events weigh so many times what the keyframe before them does, before the next is cut."""
 BYTES_A_BLOCK: Final = 24
 """In a keyframe: its reference count, its owner, its hash and since when."""
+RETRY_NS: Final = 500_000_000
 _FOREVER: Final = 1 << 62
 
 
@@ -46,7 +48,6 @@ class Writer:
         self.directory = directory
         self.error = ""
         """Why nothing can be kept just now, a full disk say."""
-        self.lost_batches = 0
         self._done = done
         self._clock = clock
         self._journal: JournalWriter | None = None
@@ -54,6 +55,8 @@ class Writer:
         self._opened_ns = 0
         self._first = 0
         """In the open segment's name."""
+        self._first_batch = -1
+        """In the open segment."""
         self._epoch = 0
         self._sequence = ADDED_BY_SOURCE
         """Of the last batch kept, or keyframe."""
@@ -61,6 +64,8 @@ class Writer:
         self._keyframe_at = 0
         """Where in the segment the last keyframe ends."""
         self._points_until_ns = -1
+        self._retry_ns = 0
+        """When to try again to write what could not be written (monotonic)."""
         self._deleted_from = -1
         """The first batch of an open segment that was deleted, until a new segment says that it is lost."""
         self.deleted_s = 0.0
@@ -73,9 +78,11 @@ class Writer:
         return kept is not None and kept.is_gone
 
     def keep(self, received: Sequence[Received], ledger: EngineLedger | None) -> None:
-        """Keep frames that the ledger is to be fed next. What cannot be written is counted, and said to be lost in
-        what is written after it.
+        """Keep frames that the ledger is to be fed next. What cannot be written is written when there is room again, as
+        far as the ledger has it then, and else said to be lost.
         """
+        if self._clock.monotonic_ns() < self._retry_ns:
+            return
         try:
             self._leave_if_gone()
             self._keep_points(ledger)
@@ -83,12 +90,11 @@ class Writer:
             for each in received:
                 if not self._says_more(each.frame, ledger):
                     continue
-                if self._journal is None or each.frame.epoch > self._epoch:
+                if self._journal is None or self._is_next_epoch(each.frame, ledger):
                     self._begin(each.frame.epoch, each.frame.sequence, ledger)
                 self._append(each.payload, each.frame)
         except OSError as error:
             self._failed(error)
-            self.lost_batches += sum(not isinstance(each.frame, Keyframe) for each in received)
 
     def note(self, records: Iterable[Observed]) -> None:
         """Keep what was read from a page, of an engine without a stream."""
@@ -119,9 +125,17 @@ class Writer:
         in_step = frame.epoch == self._epoch and frame.sequence <= self._sequence
         return not in_step or (ledger is not None and ledger.state.damaged)
 
+    def _is_next_epoch(self, frame: Frame, ledger: EngineLedger | None) -> bool:
+        """Whether the ledger begins another epoch with it."""
+        if frame.epoch == self._epoch or ledger is None or ledger.epoch == 0:
+            return frame.epoch > self._epoch
+        return is_next_epoch(frame, self._epoch, ledger.now_ns - ledger.heard_ns)
+
     def _append(self, payload: bytes, frame: Frame) -> None:
         self._write(payload)
         self._sequence = max(self._sequence, frame.sequence)
+        if self._first_batch < 0 and isinstance(frame, Batch):
+            self._first_batch = frame.sequence
         if isinstance(frame, Keyframe):
             self._keyframe_bytes, self._keyframe_at = len(payload), self._size
 
@@ -164,31 +178,43 @@ class Writer:
 
     def _begin(self, epoch: int, sequence: int, ledger: EngineLedger | None) -> None:
         self._end()
-        keyframe = sound_keyframe_of(ledger) if ledger is not None and ledger.epoch == epoch else None
-        self._first = max(sequence, 0) if keyframe is None else keyframe.sequence + 1
+        known = ledger if ledger is not None and ledger.epoch == epoch else None
+        keyframe = sound_keyframe_of(known) if known is not None else None
+        kept_until = self._sequence if epoch == self._epoch else ADDED_BY_SOURCE
+        missing_from = kept_until + 1 if kept_until >= 0 else known.sequence + 1 if known is not None else 0
+        if self._deleted_from >= 0:
+            missing_from = self._deleted_from
+        missing = missing_batches(known, missing_from) if known is not None else []
+        self._first = missing_from if missing else max(sequence, 0) if keyframe is None else keyframe.sequence + 1
         taken = {closed.stem for closed in closed_segments(self.directory)}
         while stem_of(epoch, self._first) in taken or self._path_of(epoch).exists():
             self._first += 1  # what has the name holds no batch
         self._journal = JournalWriter(self.directory, epoch, segment_bytes=_FOREVER, segment_s=_FOREVER)
         self._opened_ns = self._clock.monotonic_ns()
-        kept_until = self._sequence if epoch == self._epoch else ADDED_BY_SOURCE
-        self._epoch, self._sequence, self._keyframe_at = epoch, kept_until, 0
+        self._epoch, self._sequence, self._first_batch, self._keyframe_at = epoch, kept_until, -1, 0
+        if known is not None:
+            self._refill(known, missing_from, missing)
         if keyframe is not None:
-            lost_from = kept_until + 1 if kept_until >= 0 else -1
-            if self._deleted_from >= 0:
-                lost_from, self._deleted_from = self._deleted_from, -1
-            if 0 <= lost_from <= keyframe.sequence:
-                lost = Run(Kind.LOST, 0, -1, [lost_from, keyframe.sequence, Stage.JOURNAL], [])
-                self._write(encode(batch_of(keyframe.engine, epoch, [lost], wall_ns=keyframe.wall_ns)))
             self._append(encode(keyframe), keyframe)
+        self._deleted_from = -1
         self.error = ""
+
+    def _refill(self, ledger: EngineLedger, missing_from: int, missing: Sequence[Batch]) -> None:
+        """Write the batches that are missing, and what is lost of them: those that the ledger has no more."""
+        lost_until = missing[0].sequence - 1 if missing else ledger.sequence
+        lost_ns = ledger.wall(missing[0].mono_ns) if missing else ledger.heard_ns
+        if missing_from <= lost_until:
+            lost = Run(Kind.LOST, 0, -1, [missing_from, lost_until, Stage.JOURNAL], [])
+            self._write(encode(batch_of(ledger.engine, ledger.epoch, [lost], wall_ns=lost_ns)))
+        for batch in missing:
+            self._append(encode(batch), batch)
 
     def _leave_if_gone(self) -> None:
         """Begin anew if the open segment is no more, and remember what was lost with it."""
         if self._journal is not None and self._journal.is_gone:
             self._journal.close()
             self._journal = None
-            self._deleted_from = self._first
+            self._deleted_from = self._first_batch
             self.deleted_s = self._clock.monotonic_ns() / 1e9
 
     def _path_of(self, epoch: int) -> Path:
@@ -201,6 +227,13 @@ class Writer:
             self._done(self._path_of(self._epoch))
 
     def _failed(self, error: OSError) -> None:
+        self._retry_ns = self._clock.monotonic_ns() + RETRY_NS
         self.error = f"what is heard is not kept in {self.directory}: {error.strerror}"
         with contextlib.suppress(OSError):
             self._end()
+
+
+def missing_batches(ledger: EngineLedger, first: int) -> list[Batch]:
+    """Return the batches from `first` on that the ledger has still, in order."""
+    newest = islice(reversed(ledger.recent), max(0, ledger.sequence - first + 1))
+    return [batch for batch in newest if batch.epoch == ledger.epoch and batch.sequence >= first][::-1]

@@ -20,12 +20,11 @@ from kvscope.monitor.events.wire import (
     Batch,
     Keyframe,
     NotAFrame,
-    is_alive,
 )
 from kvscope.monitor.ledger import validation
 from kvscope.monitor.ledger.balance import Balance, balance_of
 from kvscope.monitor.ledger.cached_prefixes import CachedPrefixes
-from kvscope.monitor.ledger.epoch_overlaps import EpochOverlaps
+from kvscope.monitor.ledger.epoch_overlaps import EpochOverlaps, is_next_epoch
 from kvscope.monitor.ledger.heartbeat_history import HeartbeatHistory
 from kvscope.monitor.ledger.idle_floors import IdleFloors
 from kvscope.monitor.ledger.ledger_records import FoundAnomaly as FoundAnomaly
@@ -58,8 +57,6 @@ from kvscope.monitor.supervision import WorkerFailure
 
 logger = logging.getLogger(__name__)
 
-EPOCH_SILENT_NS: Final = 3_000_000_000
-"""An epoch without heartbeats for that long may be followed by one with an earlier clock."""
 POINT_EVERY_NS: Final = 100_000_000
 SPARSE_POINT_EVERY_NS: Final = 1_000_000_000
 MAX_POINTS: Final = 36_000
@@ -71,7 +68,7 @@ MAX_PREEMPTED: Final = 4_096
 MAX_PROMPTS: Final = 4_096
 MAX_SAMPLES: Final = 2_000
 MAX_PAST_SAMPLES: Final = 8_640  # for charts, over restarts: 12 hours at a scrape each 5 s
-MAX_RECENT_BYTES: Final = 64 << 20
+MAX_RECENT_BYTES: Final = 128 << 20
 RUN_BYTES: Final = 20
 EVENT_MASK: Final = (1 << EVENT_BITS) - 1
 REFIT_AFTER: Final = 1.1
@@ -321,11 +318,8 @@ class EngineLedger:
         return state
 
     def _follows(self, frame: Batch | Keyframe) -> bool:
-        """Begin the epoch of `frame`, if it follows this one. Epochs are named by the wall clock at the engine's
-        start, so a later one does. An earlier one does if this one is silent and the frame shows an engine that lives.
-        """
-        silent = self.now_ns - self.heard_ns >= EPOCH_SILENT_NS
-        if frame.epoch < self.epoch and not (silent and is_alive(frame)):
+        """Begin the epoch of `frame`, if it follows this one."""
+        if not is_next_epoch(frame, self.epoch, self.now_ns - self.heard_ns):
             self.overlaps.note_other(frame, self.now_ns)
             return False
         self._new_epoch(frame.epoch)

@@ -12,6 +12,8 @@ from typing import Final
 
 from kvscope.monitor.events.wire import Batch, Keyframe, is_alive
 
+EPOCH_SILENT_NS: Final = 3_000_000_000
+"""An epoch without heartbeats for that long may be followed by one with an earlier clock."""
 RECENT_NS: Final = 15_000_000_000
 """Signs older than that are over."""
 FRESH_NS: Final = 5_000_000_000
@@ -19,6 +21,14 @@ FRESH_NS: Final = 5_000_000_000
 ENOUGH: Final = 5
 """So many heartbeats make a sign, a second apart: a restart or a reader that joins brings fewer."""
 MAX_SIGNS: Final = 64
+
+
+def is_next_epoch(frame: Batch | Keyframe, epoch: int, silent_ns: int) -> bool:
+    """Return whether a frame of another epoch than `epoch`, which has been silent for `silent_ns`, begins the next one.
+    Epochs are named by the wall clock at the engine's start, so a later one does. An earlier one does if this one is
+    silent and the frame shows an engine that lives.
+    """
+    return frame.epoch > epoch or (silent_ns >= EPOCH_SILENT_NS and is_alive(frame))
 
 
 class EpochOverlaps:

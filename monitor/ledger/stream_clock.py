@@ -48,6 +48,12 @@ class StreamClock:
         """Expect the clocks of another process."""
         self._anchored = False
 
+    def move(self, by_ns: int) -> None:
+        """Let stream time be later by so much."""
+        self.offset_ns += by_ns
+        if self._reader_ns is not None:
+            self._reader_ns += by_ns
+
     def frame(self, wall_ns: int, mono_ns: int, now_ns: int, heard_ns: int, place: tuple[int, int]) -> int:
         """Return the stream time of a frame. `place`: its epoch and sequence. now_ns, heard_ns: the latest stream time,
         and that of the last frame.

@@ -54,7 +54,8 @@ class Deliveries:
             if self._findings_log is not None:
                 self._findings_log.append(list(transitions))
         except OSError as error:
-            logger.error("what is found is not kept: %s", error)
+            if transitions:
+                logger.error("what is found is not kept, and is tried again: %s", error)
 
     def _alert(self, new: Sequence[Transition]) -> None:
         """Into the outbox, or kept for the next time if that cannot be written (a full disk, say)."""

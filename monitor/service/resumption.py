@@ -45,14 +45,14 @@ class Resumption:
     def resume(self, past: History) -> None:
         """Take up every engine of `past` that was received until just now: its findings were reported then."""
         for engine in past.engines():
-            until_ns = past.last_ns(engine)
-            if time.time_ns() - until_ns > RESUME_NS:
+            until_ns, wall_ns = past.last_ns(engine), past.last_wall_ns(engine)
+            if time.time_ns() - wall_ns > RESUME_NS:
                 continue
             records = chain(past.notes(engine, until_ns - POINTS_NS, until_ns), past.tail(engine, until_ns - TAIL_NS))
             self._watch.resume(records, past.points(engine, until_ns - POINTS_NS, until_ns, MAX_POINTS))
             if engine in self._watch.fleet.engines and self._watch.fleet.engines[engine].has_stream:
                 ledger = self._watch.fleet.engines[engine]
-                self._resumed[engine] = ResumedEngine(ledger.position(), until_ns - ledger.now_ns)
+                self._resumed[engine] = ResumedEngine(ledger.position(), wall_ns - ledger.now_ns)
 
     def watch_for_silence(self) -> None:
         """Let time pass for an engine that was taken up and is gone: no stream knows that it should be there."""

@@ -160,9 +160,10 @@ def progress_line(samples: list[SoakSample]) -> str:
 
 def rate(samples: list[SoakSample], name: str) -> float:
     """Return what was published a second between the first and the last sample: events, block_events or batches."""
-    first, last = samples[0].published, samples[-1].published
+    last = samples[-1].published
+    first = next((sample.published for sample in samples if sample.published.at_s), last)
     passed_s = last.at_s - first.at_s
-    return float(getattr(last, name) - getattr(first, name)) / passed_s if first.at_s and passed_s else 0.0
+    return float(getattr(last, name) - getattr(first, name)) / passed_s if passed_s else 0.0
 
 
 class SoakHalf(NamedTuple):

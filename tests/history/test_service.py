@@ -117,6 +117,27 @@ def test_findings_outlast_the_service(tmp_path: Path) -> None:
     assert log.read() == []
 
 
+def test_findings_that_a_full_disk_refused_are_written_later(tmp_path: Path) -> None:
+    scene = finished_held()
+    scene.live(15)
+    watch = Pipeline()
+    watch.feed(scene.lab.frames)
+    transitions = watch.take_transitions()
+    assert transitions
+    log = FindingsLog(tmp_path)
+    log.path.symlink_to("/dev/full")
+    log.append([])
+    for refused in (transitions, []):
+        with pytest.raises(OSError, match="No space left"):
+            log.append(refused)
+    log.path.unlink()
+    log.append([])
+    assert [told.id for told in FindingsLog(tmp_path).read()] == [transition.finding.id for transition in transitions]
+    before = log.path.read_bytes()
+    log.append([])
+    assert log.path.read_bytes() == before, "each is written once"
+
+
 def test_what_was_resolved_is_known_after_a_restart(tmp_path: Path) -> None:
     scene = finished_held()
     scene.live(15)

@@ -22,6 +22,7 @@ from kvscope.monitor.history.retention import HistoryInUse, Keep, Keeper
 from kvscope.monitor.history.sealed_segment import close
 from kvscope.monitor.history.segment_files import closed_segments, directory_of, history_segments
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.ledger.pool_points import BATCH_OVERHEAD
 from kvscope.monitor.sources.live_stream import Received
 from tests.history.recorded import books, folded, worked
 from tests.lab import Lab
@@ -131,29 +132,55 @@ def test_a_service_that_starts_again_goes_on_where_it_was(tmp_path: Path) -> Non
     assert books(history.ledger_at(lab.packer.engine, last)) == books(folded(list(lab.frames), last))
 
 
-def test_a_disk_that_is_full_is_said_and_what_it_cost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lab = worked(90)
-    heard = Heard(tmp_path, lab)
-    heard.hear(lab.frames[:30])
+def hear_with_a_full_disk(heard: Heard, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the disk be full for the second third of the frames."""
+    third = len(lab.frames) // 3
+    heard.hear(lab.frames[:third])
 
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "write", full)
-        heard.hear(lab.frames[30:60])
+        heard.hear(lab.frames[third : 2 * third])
         assert "No space left" in heard.writer.error
-    assert heard.writer.lost_batches == 30
-    heard.hear(lab.frames[60:])
+    assert isinstance(lab.clock, VirtualClock)
+    lab.clock.sleep(segment_writer.RETRY_NS / 1e9)
+    heard.hear(lab.frames[2 * third :])
     assert heard.writer.error == ""
-    (lost,) = [
-        event.args
-        for batch in History(tmp_path).batches(lab.packer.engine, 0, 1 << 62)
-        for event in batch.events()
-        if event.kind == Kind.LOST
-    ]
-    assert lost == [lab.frames[30].sequence, lab.frames[59].sequence, Stage.JOURNAL]
-    ledger = History(tmp_path).ledger_at(lab.packer.engine, lab.frames[-1].wall_ns)
+
+
+def lost_of(history: History, lab: Lab) -> list[list[int]]:
+    batches = history.batches(lab.packer.engine, 0, 1 << 62)
+    return [event.args for batch in batches for event in batch.events() if event.kind == Kind.LOST]
+
+
+def test_what_a_full_disk_refused_is_written_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = worked(90)
+    heard = Heard(tmp_path, lab)
+    hear_with_a_full_disk(heard, lab, monkeypatch)
+    history = History(tmp_path)
+    assert lost_of(history, lab) == []
+    assert [b.sequence for b in history.batches(lab.packer.engine, 0, 1 << 62)] == [f.sequence for f in lab.frames]
+    for frame in lab.frames[::7]:
+        expected = books(folded(list(lab.frames), frame.wall_ns))
+        assert books(history.ledger_at(lab.packer.engine, frame.wall_ns)) == expected
+
+
+def test_what_is_in_memory_no_more_by_then_is_said_to_be_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = worked(90)
+    heard = Heard(tmp_path, lab)
+    heard.ledger.max_recent_bytes = 10 * BATCH_OVERHEAD
+    hear_with_a_full_disk(heard, lab, monkeypatch)
+    history = History(tmp_path)
+    kept = [batch.sequence for batch in history.batches(lab.packer.engine, 0, 1 << 62) if batch.sequence >= 0]
+    missing = sorted({frame.sequence for frame in lab.frames} - set(kept))
+    assert missing
+    assert lost_of(history, lab) == [[missing[0], missing[-1], Stage.JOURNAL]]
+    assert missing == list(range(missing[0], missing[-1] + 1))
+    ledger = history.ledger_at(lab.packer.engine, lab.frames[-1].wall_ns)
     assert books(ledger) == books(folded(list(lab.frames), lab.frames[-1].wall_ns))
 
 
