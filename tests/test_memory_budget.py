@@ -46,7 +46,7 @@ def test_25_engines_share_a_budget_and_it_is_reported_what_that_costs() -> None:
     assert len(rings) == 1
     assert 25 * rings.pop() < 768 * MIB
     first, second = budget.view().given_up
-    assert first.endswith("MiB of recent events for each engine in memory instead of 64 MiB")
+    assert first.endswith("MiB of recent events for each engine in memory instead of 128 MiB")
     assert second.startswith("a point of the timeline every 0.")
 
 

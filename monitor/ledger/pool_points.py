@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 from kvscope.monitor.events.description import EngineDescription
 from kvscope.monitor.events.kinds import FIRST_FINISHED, Status
@@ -53,6 +54,10 @@ def thinned_points(points: Iterable[Point], every_ns: int) -> list[Point]:
     return kept
 
 
+BATCH_OVERHEAD: Final = 1_500
+"""Bytes of a batch's own objects: the struct, its numbers and names, and three views of the frame."""
+
+
 def batch_bytes(batch: Batch) -> int:
     """Return about how many bytes a batch takes in memory."""
-    return 300 + len(batch.runs) + len(batch.args) + len(batch.ids)
+    return BATCH_OVERHEAD + len(batch.runs) + len(batch.args) + len(batch.ids)

@@ -1,8 +1,9 @@
 """Keeps `monitor serve` within a memory budget: less of the recent past in memory, the more engines report.
 
-Two parts of it grow with time: the ring of recent batches and the points of the timeline, of each engine. A budget
-gives each engine an equal share. Where the default does not fit, points become sparser first and then fewer, and the
-ring becomes shorter. The history in the data directory keeps all of it. Nothing that detectors decide on is given up.
+Two parts of it can be given up: the ring of recent batches and the points of the timeline, of each engine. What else a
+ledger keeps is bounded, grows for about an hour, and is set aside first. Each engine gets an equal share of the rest.
+Where the default does not fit, points become sparser first and then fewer, and the ring becomes shorter. The history
+in the data directory keeps all of it. Nothing that detectors decide on is given up.
 """
 
 from __future__ import annotations
@@ -39,12 +40,15 @@ USABLE_SHARE: Final = 0.8
 REDUCE_AT_SHARE: Final = 0.9
 """Of the budget. Beyond it, what is kept shrinks by REDUCTION."""
 REDUCTION: Final = 0.8
-RING_SHARE: Final = 0.6
-"""Of what an engine may take. Points have the same part of the rest as the ledger's other records."""
-POINT_SHARE: Final = 0.2
-RING_OVERHEAD: Final = 2
-"""Resident bytes for each byte that a ring counts: objects of small batches weigh more than their columns."""
+RING_SHARE: Final = 0.75
+"""Of what an engine may give up. Points have the rest."""
 POINT_BYTES: Final = 900
+LEDGER_BYTES: Final = 6 << 20
+"""Of a ledger's other records when they are full: ended requests, computed prompts, evictions, histograms."""
+BLOCK_BYTES: Final = 200
+"""Of each block of the pool in a ledger's columns."""
+RELEASE_EVERY_S: Final = 60.0
+"""Where nothing more can be given up: to collect garbage stops all threads for as long as it takes."""
 MIN_RING_BYTES: Final = 1 << 20
 MIN_POINTS: Final = 600
 """Ten minutes at the sparsest, for rates and trends."""
@@ -70,8 +74,9 @@ class ServiceMemory:
                 f" engines. Give {needed / 2**20:.0f}M or more"
             )
         self._pressure = 1.0
-        self._checked_s = self._reduced_s = 0.0
-        self._engines: frozenset[str] = frozenset()
+        self._checked_s = self._reduced_s = self._released_s = 0.0
+        self._pools: dict[str, int] = {}
+        """By engine, the blocks of its pool."""
         self._ring_bytes, self._point_every_ns, self._max_points = MAX_RECENT_BYTES, POINT_EVERY_NS, MAX_POINTS
 
     def check(self) -> None:
@@ -84,9 +89,10 @@ class ServiceMemory:
         if exceeds and now_s - self._reduced_s >= SETTLE_S:
             self._reduced_s = now_s
             self._pressure *= REDUCTION
-            self._apply()
-            release_memory()
-        elif frozenset(self._pipeline.fleet.engines) != self._engines:
+            if self._apply() or now_s - self._released_s >= RELEASE_EVERY_S:
+                self._released_s = now_s
+                release_memory()
+        elif self._pools_now() != self._pools:
             self._apply()
 
     def view(self) -> MemoryBudgetView:
@@ -94,29 +100,35 @@ class ServiceMemory:
         return MemoryBudgetView(
             budget_bytes=self.budget,
             resident_bytes=self._resident(),
-            engines=len(self._engines),
+            engines=len(self._pools),
             recent_bytes=self._ring_bytes,
             point_every_s=self._point_every_ns / 1e9,
             max_points=self._max_points,
             given_up=self._given_up(),
         )
 
-    def _apply(self) -> None:
+    def _pools_now(self) -> dict[str, int]:
+        return {ledger.engine: ledger.state.total for ledger in list(self._pipeline.fleet.engines.values())}
+
+    def _apply(self) -> bool:
+        """Bound all ledgers; whether the bounds have changed."""
         before = self._ring_bytes, self._point_every_ns, self._max_points
         with self._pipeline.locked():
-            self._engines = frozenset(self._pipeline.fleet.engines)
-            self._plan(max(1, len(self._engines)))
+            self._pools = self._pools_now()
+            self._plan(max(1, len(self._pools)))
             for ledger in self._pipeline.fleet.engines.values():
                 bound_ledger(ledger, self._ring_bytes, self._point_every_ns, self._max_points)
-        if (self._ring_bytes, self._point_every_ns, self._max_points) != before:
-            given_up = "; ".join(self._given_up()) or "nothing is given up"
-            logger.warning("memory budget of %d MiB: %s", self.budget >> 20, given_up)
+        if (self._ring_bytes, self._point_every_ns, self._max_points) == before:
+            return False
+        given_up = "; ".join(self._given_up()) or "nothing is given up"
+        logger.warning("memory budget of %d MiB: %s", self.budget >> 20, given_up)
+        return True
 
     def _plan(self, engines: int) -> None:
-        share = (USABLE_SHARE * self.budget - self._base) / engines * self._pressure
-        ring = round(RING_SHARE * share / RING_OVERHEAD)
-        self._ring_bytes = min(MAX_RECENT_BYTES, max(MIN_RING_BYTES, ring))
-        points = min(MAX_POINTS, max(MIN_POINTS, round(POINT_SHARE * share / POINT_BYTES)))
+        kept = LEDGER_BYTES * engines + BLOCK_BYTES * sum(self._pools.values())
+        share = max(0.0, USABLE_SHARE * self.budget - self._base - kept) / engines * self._pressure
+        self._ring_bytes = min(MAX_RECENT_BYTES, max(MIN_RING_BYTES, round(RING_SHARE * share)))
+        points = min(MAX_POINTS, max(MIN_POINTS, round((1 - RING_SHARE) * share / POINT_BYTES)))
         interval_ns = MAX_POINTS * POINT_EVERY_NS // points
         self._point_every_ns = min(SPARSE_POINT_EVERY_NS, interval_ns)
         self._max_points = points

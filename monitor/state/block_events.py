@@ -64,6 +64,7 @@ def _fold_allocated(
     if evicted_hashes and state.evictions and not record.first_token_ns:
         unused = state.free - state.cached_idle  # for a prompt, already counted
         before = state.cached_idle + len(evicted_hashes)
+        state.evictions.pool = state.total
         state.evictions.evict(record, now, evicted_hashes, before, unused, state.position)
 
 

@@ -1,7 +1,8 @@
 """Which prompts evicted prefix-cache content, and how much of it was needed again.
 
 A hash names the content of a block. Content that is cached again after its eviction had to be recomputed. Memory is
-bounded to the content evicted last, by the requests that evicted last.
+bounded to the content evicted last, by the requests that evicted last: of a small pool, to the content of so many
+pools. What is older than that would have been evicted meanwhile by any load.
 """
 
 from __future__ import annotations
@@ -13,11 +14,26 @@ from typing import Final
 from kvscope.monitor.state.records import UNKNOWN_POSITION, RequestState
 
 MAX_EVICTED: Final = 1 << 17
+POOLS_EVICTED: Final = 16
+LEAST_EVICTED: Final = 1 << 12
 MAX_EVICTORS: Final = 1 << 12
 
 
 class Evictor:
     """A request whose prompt was allocated blocks that held cached prefixes. Counts are in blocks."""
+
+    __slots__ = (
+        "at",
+        "at_ns",
+        "cached_before",
+        "evicted",
+        "evicted_at",
+        "id",
+        "missed",
+        "missed_at",
+        "unused",
+        "unused_at",
+    )
 
     def __init__(self, name: str, at_ns: int, cached_before: int, unused: int, at: int) -> None:
         self.id = name
@@ -43,6 +59,8 @@ class Evictions:
         """Requests that evicted content needed again, in the order in which that was found."""
         self.gone: dict[int, Evictor] = {}
         """By hash of evicted content that is not cached again: the request that evicted it."""
+        self.pool = 0
+        """Blocks of the pool; 0 until it is known."""
         self._by_request: dict[int, Evictor] = {}
 
     def evict(
@@ -59,8 +77,9 @@ class Evictions:
         if unused < evictor.unused:
             evictor.unused, evictor.unused_at = unused, at
         self.gone.update(dict.fromkeys(hashes, evictor))
-        if len(self.gone) > MAX_EVICTED:
-            for value in list(islice(self.gone, MAX_EVICTED // 2)):
+        most = min(MAX_EVICTED, max(LEAST_EVICTED, POOLS_EVICTED * self.pool))
+        if len(self.gone) > most:
+            for value in list(islice(self.gone, most // 2)):
                 del self.gone[value]
 
     def store(self, hashes: list[int], at: int) -> None:

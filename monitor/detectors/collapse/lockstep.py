@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import math
 import statistics
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Final
 
 from kvscope.monitor.analysis.demand import Demand, capacity_tokens, demands, number_fact, tokens_per_request
@@ -59,6 +61,9 @@ PREEMPTIONS_HIDDEN = {
     "metrics": "vLLM's own counter moves only with a preempted request's next token",
     "prometheus": "vLLM's own counter moves only with a preempted request's next token",
 }
+
+
+FINISHED_NS: Final = attrgetter("finished_ns")
 
 
 class Lockstep(Detector[Judgement]):
@@ -121,19 +126,20 @@ class Lockstep(Detector[Judgement]):
         within_ns = at_pace_s(ledger, settings, self.within_s, self.within_steps) * 1e9
         usable = max(1, ledger.state.total - ledger.state.reserved)
         ended = [record for record in ledger.ended if record.status in NATURAL_ENDS]
-        ended.sort(key=lambda record: record.finished_ns)
+        ended.sort(key=FINISHED_NS)
+        times = [record.finished_ns for record in ended]
+        since_ns = ledger.now_ns - round(remember_s * 1e9) - (ledger.wall(1) - 1)  # on the engine's clock
+        first = first_of_burst(times, since_ns, within_ns)
         bursts: list[list[RequestState]] = []
-        for record in ended:
-            if bursts and record.finished_ns - bursts[-1][0].finished_ns <= within_ns:
-                bursts[-1].append(record)
-            else:
-                bursts.append([record])
+        while first < len(times):
+            after = bisect_right(times, times[first] + within_ns, first)
+            if after - first >= fewest and times[after - 1] > since_ns:
+                bursts.append(ended[first:after])
+            first = after
         return [
             burst
             for burst in bursts
-            if len(burst) >= fewest
-            and (ledger.now_ns - _burst_end(ledger, burst)) / 1e9 < remember_s
-            and sum([record.peak_blocks for record in burst]) / usable >= least
+            if sum([record.peak_blocks for record in burst]) / usable >= least
             and self._in_step(burst, settings)
             and self._fell(ledger, burst, settings)
         ]
@@ -399,6 +405,16 @@ def _lockstep_change(ledger: EngineLedger) -> tuple[str, ...]:
         " prefilled, and the wave spreads out.",
         "Vary output lengths or arrival times in the load generator; real traffic does not come in step.",
     )
+
+
+def first_of_burst(times: Sequence[int], since_ns: int, within_ns: float) -> int:
+    """Return where to begin so that each burst since then is the one that it is from the first time on: after a pause
+    longer than a burst, or at the first time.
+    """
+    first = bisect_right(times, since_ns)
+    while 0 < first < len(times) and times[first] - times[first - 1] <= within_ns:
+        first -= 1
+    return first
 
 
 def _burst_end(ledger: EngineLedger, burst: Sequence[RequestState]) -> int:

@@ -77,7 +77,7 @@ class PrefixHits(Detector[Judgement]):
 
     def _from_stream(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         since_ns = ledger.now_ns - settings(self.window_s) * 1e9 - (ledger.wall(1) - 1)  # on the engine's clock
-        recent = [prompt for prompt in ledger.prompts if prompt.at_ns >= since_ns]
+        recent = list(takewhile(lambda prompt: prompt.at_ns >= since_ns, reversed(ledger.prompts)))[::-1]
         # The last full block of a prompt is always computed: alone it says nothing.
         missed = [prompt for prompt in recent if prompt.again > 1]
         again = sum(prompt.again for prompt in missed)
