@@ -9,15 +9,13 @@ from typing import Any
 from dash import html
 
 from kvscope.dashboards.web.display_text import clock_text, sentence
-from kvscope.dashboards.web.links import PagePlace, PageWindow, rfc3339
-from kvscope.dashboards.web.markup import aria, field, key
-from kvscope.dashboards.web.view import Here, open_findings
+from kvscope.dashboards.web.markup import aria, data, key
+from kvscope.dashboards.web.time_menu import time_menu
+from kvscope.dashboards.web.view import Here, engine_now_ns, open_findings
 from kvscope.dashboards.web.view_registry import tab_of, views_of
 from kvscope.monitor.schema import EngineView
 from kvscope.monitor.text import counted, duration
 
-SPANS = (("now-1m", "last minute"), ("", "last 10 minutes"), ("now-1h", "last hour"), ("now-6h", "last 6 hours"))
-"""What `from` can be with a click."""
 QUIET_STATUS = {
     "silent": "nothing was heard from {which} for {ago}. What is shown of it is as it was then",
     "stopped": "{which} has stopped. What is shown of it is as it was at the end",
@@ -37,16 +35,18 @@ def title(here: Here) -> str:
     return f"{name} · {tab.label}" if tab else name
 
 
-def header_bar(here: Here, every_s: float = 0) -> list[Any]:
-    """All of it, as it stands at the top of the page. `every_s`: the view is made anew only so often; 0: as often as
-    one looks.
+def header_bar(here: Here, known_s: float = 0, every_s: float = 0) -> list[Any]:
+    """All of it, as it stands at the top of the page. `known_s`: how much time there is to look at. `every_s`: the view
+    is made anew only so often; 0: as often as one looks.
     """
+    ended = here.engine.status in QUIET_STATUS and bool(here.place.view)
     return [
         html.Div(
             [
                 html.A([html.Span(className="mark", **aria(hidden="true")), "kvscope"], href="/", className="brand"),
                 html.Nav(_engines(here), **aria(label="Engines")),
-                html.Div(_time_menu(here), id="time"),
+                html.Div(time_menu(here, engine_now_ns(here.engine), known_s, ended), id="time"),
+                html.Button("◐", type="button", id="theme-button", **aria(label="Dark or light"), **data(theme_next=1)),
                 html.Button("?", type="button", id="keys-button", title="Keys (?)", **aria(label="Keys")),
             ],
             className="row",
@@ -172,101 +172,3 @@ def alarms(here: Here, complaint: str) -> list[Any]:
         told = QUIET_STATUS[engine.status].format(which=which, ago=duration(engine.last_seen_s_ago))
         banners.append(html.P(html.Strong(sentence(told)), className="banner quiet"))
     return banners
-
-
-# -------------------------------------------------------------------- time
-
-
-def _time_menu(here: Here) -> list[Any]:
-    """Live, or as it was at a moment; and how to look at another."""
-    place, window = here.place, here.window
-    parts: list[Any] = []
-    if window.live:
-        ended = here.engine.status in QUIET_STATUS and here.place.view
-        kind = html.Span("as it was", className="past") if ended else html.Span("live", className="live")
-        until = f", until {clock_text(here.engine.at)} UTC" if ended and here.engine.at else ""
-        summary: list[Any] = [kind, f"{_span_in_words(place, window)}{until}"]
-    else:
-        summary = [html.Span("as it was", className="past"), _past_in_words(here)]
-        back = place.but(since="", until="", at="")
-        parts.append(html.A("Back to live", href=back, className="button", **key("l", "back to live")))
-    half = (window.until_ns - window.since_ns) // 2
-    moves = [
-        ("←", "earlier", "[", window.since_ns - half, window.until_ns - half),
-        ("→", "later", "]", window.since_ns + half, window.until_ns + half),
-        ("−", "a longer time", "-", window.since_ns - half, window.until_ns + half),
-        ("+", "a shorter time", "+", window.since_ns + half // 2, window.until_ns - half // 2),
-    ]
-    buttons = [
-        html.A(
-            sign,
-            href=place.but(since=rfc3339(since), until=rfc3339(until), at=""),
-            title=f"{words} ({name})",
-            className="button",
-            **aria(label=words),
-            **key(name, words),
-        )
-        for sign, words, name, since, until in moves
-    ]
-    menu = html.Details(
-        [
-            html.Summary(summary, className="button", **key("t", "choose the time"), title="Choose the time (t)"),
-            html.Div([_spans(place), _time_choices(place, window)], className="drop"),
-        ],
-        className="menu",
-    )
-    return [*parts, menu, html.Span(buttons, className="moves")]
-
-
-def _span_in_words(place: PagePlace, window: PageWindow) -> str:
-    named = dict(SPANS).get(place.since)
-    return named or f"last {duration(window.seconds)}"
-
-
-def _past_in_words(here: Here) -> str:
-    """The moment, or the window; days where they are not that of the engine's now."""
-
-    def then(at: str) -> str:
-        return clock_text(at) if here.engine.at and at[:10] == here.engine.at[:10] else f"{at[:10]} {clock_text(at)}"
-
-    if here.place.at:
-        return f"at {then(here.place.at)} UTC" if "T" in here.place.at else f"at {here.place.at}"
-    since, until = here.window.since, here.window.until
-    return f"{then(since)} – {clock_text(until) if since[:10] == until[:10] else then(until)} UTC"
-
-
-def _spans(place: PagePlace) -> html.Ul:
-    return html.Ul(
-        [
-            html.Li(
-                html.A(
-                    words.capitalize(),
-                    href=place.but(since=since, until="", at=""),
-                    **aria(current="true" if place.is_live and place.since == since else "false"),
-                )
-            )
-            for since, words in SPANS
-        ]
-    )
-
-
-def _time_choices(place: PagePlace, window: PageWindow) -> html.Form:
-    """A form that goes where a link would: empty fields are left out of the address."""
-    hidden = [("engine", place.engine), ("id", place.id), *place.more]
-    fields: list[Any] = [field("hidden", name, value) for name, value in hidden if value]
-    moment = place.at if "T" in place.at else ""
-    times = (("from", "From", window.since), ("to", "To", window.until), ("at", "At the moment", moment))
-    for name, words, value in times:
-        fields.append(html.Label([html.Span(words), field("datetime-local", name, value[:19], step="1")]))
-    fields.append(
-        html.P(
-            "UTC. A moment is marked in what shows a time, and what shows a state is as it was then.", className="note"
-        )
-    )
-    fields.append(html.Button("Show", type="submit"))
-    return html.Form(
-        fields,
-        action=f"/{place.view}",
-        method="get",
-        key=f"{window.since} {window.until} {moment}" if not window.live else place.since,
-    )

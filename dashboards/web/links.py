@@ -137,6 +137,13 @@ def rfc3339(ns: int) -> str:
     return at.isoformat(timespec="milliseconds" if ns // 1_000_000 % 1000 else "seconds").replace("+00:00", "Z")
 
 
+def ago(seconds: float) -> str:
+    """The TIME so long before now, in the largest unit that divides it: now-20m."""
+    whole = max(1, round(seconds))
+    unit = next(unit for unit in ("d", "h", "m", "s") if whole % _UNITS[unit] == 0)
+    return f"now-{whole // _UNITS[unit]}{unit}"
+
+
 def _named_parameters(changes: dict[str, str]) -> dict[str, str]:
     """Fields of a Place by the names that addresses have for them."""
     names = {field: name for name, field in _PARAMETERS.items()}

@@ -65,7 +65,10 @@ def layout() -> html.Div:
                     html.A("alerts", href="/alerts"),
                     html.A("metrics", href="/metrics"),
                     html.A("API", href="/api/openapi.json"),
-                    html.Span("All times are UTC. No prompt and no token leaves the engine: lengths and counts only."),
+                    html.Span(
+                        "Times are UTC unless you choose your browser's zone."
+                        " No prompt and no token leaves the engine: lengths and counts only."
+                    ),
                 ]
             ),
         ],

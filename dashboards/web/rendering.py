@@ -23,7 +23,7 @@ from dash.development.base_component import Component
 from kvscope.dashboards.web import header, history_panel
 from kvscope.dashboards.web.display_text import sentence
 from kvscope.dashboards.web.links import PagePlace, is_of_many, wall_ns
-from kvscope.dashboards.web.view import Here, PageView, Tree, worst_first
+from kvscope.dashboards.web.view import Here, PageView, Tree, engine_now_ns, worst_first
 from kvscope.dashboards.web.view_registry import PATHS, tab_of
 from kvscope.monitor.errors import BadQuestion, BadTime, NotKnown
 from kvscope.monitor.query import Query
@@ -97,11 +97,14 @@ class Pages:
         if not known:
             return Page(_notices("waiting for an engine", place, [], empty=True), {})
         here, complaint = _here(place, known)
-        goes_on = here.window.live or here.window.until_ns > _now_ns(here.engine)
+        goes_on = here.window.live or here.window.until_ns > engine_now_ns(here.engine)
         rests_s = 0 if goes_on else PAST_RESTS_S
         view: ShownView = await self._once(here.place, lambda: _shown(self._query, here), rests_s, in_turn=True)
         every_s = self._every_s(here.place) if goes_on else 0
-        around: dict[str, str] = await self._once(("around", place, every_s), lambda: _around(here, complaint, every_s))
+        known_s: float = await self._once(("known", here.name), lambda: _known_s(self._query, here), PAST_RESTS_S)
+        around: dict[str, str] = await self._once(
+            ("around", place, every_s), lambda: _around(here, complaint, known_s, every_s)
+        )
         main = [name for name in view.sections if name.startswith("main ")]
         told = _notices(header.title(here), place, main, engine=here.name, moment=here.moment, position=view.position)
         return Page(told, around | view.sections)
@@ -187,7 +190,7 @@ def _here(place: PagePlace, known: list[EngineView]) -> tuple[Here, str]:
     engine = next((view for view in known if view.engine == place.engine), known[0])
     if place.engine not in ("", engine.engine):
         complaints.append(f"No engine '{place.engine[:80]}' is known here. This is {engine.engine}.")
-    now_ns = _now_ns(engine)
+    now_ns = engine_now_ns(engine)
     try:
         window = place.window(now_ns)
     except BadTime as error:
@@ -197,13 +200,18 @@ def _here(place: PagePlace, known: list[EngineView]) -> tuple[Here, str]:
     return Here(place._replace(engine=engine.engine), window, engine, known), " ".join(complaints)
 
 
-def _now_ns(engine: EngineView) -> int:
-    """Now, by the engine's own stream: that of a recording has ended long ago."""
-    return wall_ns(engine.at, 0) if engine.at else time.time_ns()
+def _known_s(query: Query, here: Here) -> float:
+    """For how long before now the engine is known."""
+    try:
+        first = query.history(here.name).first
+    except NotKnown:
+        return 0.0
+    return (engine_now_ns(here.engine) - wall_ns(first, 0)) / 1e9 if first else 0.0
 
 
-def _around(here: Here, complaint: str, every_s: float) -> dict[str, str]:
-    return {"bar": _encoded(header.header_bar(here, every_s)), "alarms": _encoded(header.alarms(here, complaint))}
+def _around(here: Here, complaint: str, known_s: float, every_s: float) -> dict[str, str]:
+    bar = header.header_bar(here, known_s, every_s)
+    return {"bar": _encoded(bar), "alarms": _encoded(header.alarms(here, complaint))}
 
 
 def _at_one_position(query: Query, here: Here) -> tuple[Query, Here]:
@@ -214,7 +222,7 @@ def _at_one_position(query: Query, here: Here) -> tuple[Query, Here]:
     live = still.engines()
     engine = next((view for view in live if view.engine == here.name), here.engine)
     gone = [view for view in here.engines if view.status == "gone"]
-    return still, Here(here.place, here.place.window(_now_ns(engine)), engine, worst_first([*live, *gone]))
+    return still, Here(here.place, here.place.window(engine_now_ns(engine)), engine, worst_first([*live, *gone]))
 
 
 def _shown(query: Query, here: Here) -> ShownView:

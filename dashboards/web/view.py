@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from kvscope.dashboards.web.links import PagePlace, PageWindow
+from kvscope.dashboards.web.links import PagePlace, PageWindow, wall_ns
 from kvscope.monitor.errors import NotKnown
 from kvscope.monitor.query import Query
 from kvscope.monitor.schema import EngineView
@@ -77,6 +78,11 @@ def worst_first(engines: Sequence[EngineView]) -> list[EngineView]:
 def open_findings(engine: EngineView) -> int:
     """How many findings of it need somebody."""
     return sum(count for severity, count in engine.findings.items() if severity != "info")
+
+
+def engine_now_ns(engine: EngineView) -> int:
+    """Now, by the engine's own stream: that of a recording has ended long ago."""
+    return wall_ns(engine.at, 0) if engine.at else time.time_ns()
 
 
 def engine_then(query: Query, here: Here) -> EngineView:

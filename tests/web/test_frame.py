@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+import time
+from datetime import datetime
 from typing import Any
 
 import httpx
-from playwright.sync_api import Page, expect
+import pytest
+from playwright.sync_api import Browser, Page, expect
 
 from kvscope.dashboards.web.links import place_of, wall_ns
 from kvscope.dashboards.web.view_registry import views_of
@@ -75,6 +78,65 @@ def test_times_can_be_typed(page: Page, leaking: Leaking) -> None:
     page.get_by_role("button", name="Show").click()
     expect(page).to_have_url(re.compile(re.escape("from=2026-11-21T14%3A02%3A11&to=2026-11-21T14%3A05%3A01")))
     expect(page.locator("#time")).to_contain_text("14:02:11 – ")
+
+
+def test_times_are_in_the_zone_that_is_chosen_and_links_in_utc(browser: Browser, leaking: Leaking) -> None:
+    _, url = leaking
+    context = browser.new_context(timezone_id="Asia/Kolkata", viewport={"width": 1280, "height": 800})
+    page = context.new_page()
+    past = address("engine", since="2026-11-21T14:00:00Z", until="2026-11-21T14:30:00Z")
+    page.goto(url + past)
+    expect(page.locator("#time")).to_contain_text("14:00:00 – 14:30:00 UTC")
+    page.locator("#time summary").click()
+    expect(page.get_by_role("button", name="UTC")).to_have_attribute("aria-pressed", "true")
+    page.get_by_role("button", name="this browser's zone").click()
+    expect(page.locator("#time")).to_contain_text("19:30:00 – 20:00:00 GMT+5:30")
+    expect(page.locator("#time").get_by_label("From")).to_have_value("2026-11-21 19:30:00")
+    page.reload()
+    expect(page.locator("#time")).to_contain_text("19:30:00 – 20:00:00 GMT+5:30")
+    page.locator("#time summary").click()
+    page.locator("#time").get_by_label("From").fill("19:45")
+    page.locator("#time").get_by_label("To", exact=True).fill("2026-11-21 19:50:00")
+    page.get_by_role("button", name="Show").click()
+    expect(page).to_have_url(re.compile(re.escape("from=2026-11-21T14%3A15%3A00Z&to=2026-11-21T14%3A20%3A00Z")))
+    context.close()
+
+
+@pytest.mark.parametrize("zone", ["utc", "browser"])
+def test_a_chart_chooses_its_window_in_any_zone(browser: Browser, leaking: Leaking, zone: str) -> None:
+    """Also where times are in UTC and the browser is not."""
+    _, url = leaking
+    context = browser.new_context(timezone_id="Asia/Kolkata", viewport={"width": 1280, "height": 800})
+    page = context.new_page()
+    page.add_init_script(f"localStorage.setItem('kvscope.zone', '{zone}')")
+    box = chart(page, url)
+    axis = page.evaluate("document.getElementById('history').layout.xaxis.range[1]")
+    hours = (datetime.fromisoformat(axis).timestamp() - time.time()) / 3600
+    assert hours == pytest.approx(5.5 if zone == "browser" else 0, abs=0.1)
+    y = box["y"] + box["height"] / 2
+    page.mouse.move(box["x"] + 0.2 * box["width"], y)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 0.7 * box["width"], y, steps=5)
+    page.mouse.up()
+    expect(page).to_have_url(re.compile("from=.*&to="))
+    window = place_of(page.url).window(time.time_ns())
+    assert 0 <= time.time() - window.until_ns / 1e9 < 300
+    context.close()
+
+
+def test_a_dark_page_stays_dark(page: Page, leaking: Leaking) -> None:
+    _, url = leaking
+    page.goto(url)
+    ground = "getComputedStyle(document.body).backgroundColor"
+    expect(page.locator("#theme-button")).to_have_attribute("title", "Colours: auto")
+    light = page.evaluate(ground)
+    page.locator("#theme-button").click()
+    expect(page.locator("#theme-button")).to_have_attribute("title", "Colours: dark")
+    dark = page.evaluate(ground)
+    assert dark != light
+    page.reload()
+    expect(page.locator("#theme-button")).to_have_attribute("title", "Colours: dark")
+    assert page.evaluate(ground) == dark
 
 
 def test_keys_lead_everywhere(page: Page, leaking: Leaking) -> None:

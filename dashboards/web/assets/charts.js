@@ -17,13 +17,13 @@
     return loading;
   }
 
-  // Plotly writes milliseconds since 1970, or UTC without saying so.
+  // The axis is in the viewer's zone, and Plotly names none: 2026-11-23 13:38:33.5609.
   function rfc3339(x) {
-    const text = typeof x === "number" ? new Date(x).toISOString() : `${x.replace(" ", "T").replace(/(\.\d{3})\d*$/, "$1")}Z`;
-    return text.replace(".000Z", "Z");
+    const ms = Date.parse(`${x.replace(" ", "T").replace(/(\.\d{3})\d*Z?$|Z$/, "$1")}Z`);
+    return new Date(kvscopePreferences.unshifted(ms)).toISOString().replace(".000Z", "Z");
   }
 
-  const moment = (chart, index) => new Date(chart.data[0].x[index]).toISOString().slice(11, 19);
+  const moment = (chart, index) => chart.data[0].x[index].slice(11, 19);
   const written = (value, unit) => value === null || value === undefined ? "not exposed" : value.toLocaleString("en-US", { maximumFractionDigits: Math.abs(value) < 10 ? 1 : 0 }) + unit;
 
   // Nothing is drawn anew while a chart is being dragged over.
@@ -45,13 +45,13 @@
     for (const place of legend.querySelectorAll("[data-moment]")) place.textContent = moment(chart, index);
   }
 
-  function Chart({ id, figure, className, go, follow }) {
+  function Chart({ id, figure, className, zone, go, follow }) {
     const place = React.useRef(null);
     const latest = React.useRef(null);
 
     function draw() {
       const chart = place.current;
-      const next = latest.current;
+      const next = kvscopePreferences.shifted(latest.current);
       if (!chart) return;
       plotly().then((Plotly) => {
         if (!place.current) return;
@@ -83,7 +83,7 @@
     React.useEffect(() => {
       latest.current = figure;
       draw();
-    }, [figure]);
+    }, [figure, zone]);
 
     React.useEffect(() => {
       const chart = place.current;

@@ -8,6 +8,7 @@
   const ANSWER_MS = 1500;
   const POINT_MS = 120;
   const SOURCES_MS = 3000;
+  const TEXTS = ["title", "aria-label", "aria-valuetext"];
 
   const byId = (id) => document.getElementById(id);
   const setProps = (id, props) => window.dash_clientside.set_props(id, props);
@@ -18,23 +19,34 @@
   let engine = "";
   let view = "";
   let trees = {};
+  let main = [];
   let roots = new WeakMap();
 
   // A tree of Dash's components as React elements. Elements that stay the same stay in the page.
   function element(node) {
+    const { written, zone, theme } = kvscopePreferences;
     if (Array.isArray(node)) return node.map(element);
-    if (node === null || typeof node !== "object") return node;
+    if (node === null || typeof node !== "object") return written(node);
     const { children, ...props } = node.props;
-    if (node.type === "Graph") return React.createElement(kvscopeCharts.Chart, { ...props, go: changeTime, follow });
+    if (node.type === "Graph") {
+      return React.createElement(kvscopeCharts.Chart, { ...props, zone: zone(), go: changeTime, follow });
+    }
+    for (const name of TEXTS) if (props[name]) props[name] = written(props[name]);
+    if (props["data-zone"]) props["aria-pressed"] = String(props["data-zone"] === zone());
+    if (props["data-theme-next"]) props.title = `Colours: ${theme()}`;
     if (node.type === "Input") {
       const { value, ...rest } = props;
-      return React.createElement("input", props.type === "hidden" ? props : { ...rest, defaultValue: value });
+      if (props.type === "hidden") return React.createElement("input", props);
+      if (props.className !== "time") return React.createElement("input", { ...rest, defaultValue: value });
+      return React.createElement("input", { ...rest, key: zone(), defaultValue: written(value) });
     }
     if (node.type === "Select") props.defaultValue = props["data-value"];
-    return React.createElement(node.type.toLowerCase(), props, ...[].concat(element(children)));
+    const isName = node.type === "Code" || /\b(id|name)\b/.test(props.className ?? "");
+    const inside = isName && typeof children === "string" ? children : element(children);
+    return React.createElement(node.type.toLowerCase(), props, ...[].concat(inside));
   }
 
-  // A section is rendered again only if what is told of it has changed.
+  // A section is rendered again only if what is told of it has changed, or how it is written.
   const Section = React.memo(({ tree }) => React.createElement(React.Fragment, null, ...[].concat(element(tree))));
 
   function render(id, children) {
@@ -44,7 +56,13 @@
     roots.get(place).render(children);
   }
 
-  const section = (name) => React.createElement(Section, { key: name, tree: trees[name] });
+  const section = (name) => React.createElement(Section, { key: name, tree: trees[name], zone: kvscopePreferences.zone(), theme: kvscopePreferences.theme() });
+
+  function show() {
+    for (const name of ["bar", "alarms", "aside"]) render(name, section(name));
+    byId("aside").hidden = !trees.aside || trees.aside.length === 0;
+    render("view", main.map((name) => section(name)));
+  }
 
   function told(data) {
     if (!data) return;
@@ -59,9 +77,8 @@
     const news = Object.entries(data.sections).map(([name, text]) => [name, JSON.parse(text)]);
     trees = Object.fromEntries([...known, ...news]);
     if (kvscopeCharts.isHeld()) return;
-    for (const name of ["bar", "alarms", "aside"]) render(name, section(name));
-    byId("aside").hidden = !trees.aside || trees.aside.length === 0;
-    render("view", data.main.map((name) => section(name)));
+    main = data.main;
+    show();
     if (engine && data.engine !== engine) point(null);
     engine = data.engine;
     pointing = data.pointing;
@@ -124,7 +141,11 @@
     const path = new URL(form.action).pathname;
     if (form.method !== "get" || !isOwn(path)) return;
     event.preventDefault();
-    const fields = [...new FormData(form)].filter(([, value]) => value);
+    const utc = (name, value) => {
+      const input = form.elements[name];
+      return input.className === "time" ? kvscopePreferences.typed(value, input.defaultValue) : value;
+    };
+    const fields = [...new FormData(form)].filter(([, value]) => value).map(([name, value]) => [name, utc(name, value)]);
     go(path, fields.length ? `?${new URLSearchParams(fields)}` : "");
   });
 
@@ -180,7 +201,7 @@
     stale.hidden = false;
     stale.textContent = answer && answer.ok
       ? "The kvscope service is at work on this view, which takes long."
-      : `No answer from the kvscope service since ${since} UTC. What is shown is as it was then.`;
+      : kvscopePreferences.written(`No answer from the kvscope service since ${since} UTC. What is shown is as it was then.`);
     if (answer && answer.ok && quietMs > RELOAD_MS && !document.hidden) location.reload();
   }
 
@@ -311,6 +332,7 @@
   });
 
   window.kvscopePage = { PushedData };
+  kvscopePreferences.onChange(show);
   setInterval(checkService, 1000);
   setInterval(showSources, SOURCES_MS);
   const firstLook = setInterval(() => {
