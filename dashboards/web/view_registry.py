@@ -11,6 +11,7 @@ from kvscope.dashboards.web.view import ViewEntry
 from kvscope.dashboards.web.views import (
     block_map_view,
     compare_view,
+    configuration_view,
     finding_view,
     findings_view,
     memory_view,
@@ -28,6 +29,7 @@ BY_STREAM: Final = ("stream",)
 TABLE: Final = (
     ViewEntry("", "Overview", overview_view.view),
     ViewEntry("engine", "Over time", timeline_view.view),
+    ViewEntry("configuration", "", configuration_view.view, tab="engine"),
     ViewEntry("blocks", "Blocks", block_map_view.view, signals=BY_STREAM),
     ViewEntry("block", "", block_map_view.view, tab="blocks"),
     ViewEntry("held", "Never freed", retained_blocks_view.view, signals=BY_STREAM),

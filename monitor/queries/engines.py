@@ -62,7 +62,8 @@ def _stream_view(ledger: EngineLedger, findings: dict[str, int]) -> EngineView:
         status = "idle"
     totals = state.totals
     recent = [point for point in ledger.points if point.at_ns >= ledger.now_ns - RATE_OVER_NS]
-    over_s = (recent[-1].at_ns - recent[0].at_ns) / 1e9 if len(recent) > 1 else 0.0
+    is_there = status not in ("stopped", "silent", "unknown")  # of the others there is no rate now
+    over_s = (recent[-1].at_ns - recent[0].at_ns) / 1e9 if is_there and len(recent) > 1 else 0.0
     usable = balance.total - balance.reserved
     return EngineView(
         engine=ledger.engine,

@@ -260,14 +260,15 @@ class Past:
             memory_ns = self._since_ns(live.engine)
             if not memory_ns and live.past_samples:
                 memory_ns = live.past_samples[0].at_ns or 0
-            first_ns, last_ns, epoch = memory_ns, live.now_ns, live.epoch
+            first_ns, last_ns = memory_ns, live.now_ns
+            in_memory = _epochs_in(live)
         kept = self.history.span(live.engine) if self.history is not None else None
         lives = []
         if kept is not None:
             lives = [EpochView(life.epoch, timestamp(life.from_ns), timestamp(life.to_ns)) for life in kept.lives]
             first_ns, last_ns = min(first_ns or kept.from_ns, kept.from_ns), max(last_ns, kept.to_ns)
-        if epoch and (not lives or lives[-1].epoch != epoch):
-            lives.append(EpochView(epoch, timestamp(memory_ns), timestamp(live.now_ns)))
+        known = {life.epoch for life in lives}
+        lives += [epoch for epoch in in_memory if epoch.epoch not in known]
         return HistoryView(
             engine=live.engine,
             first=timestamp(first_ns),
@@ -276,6 +277,16 @@ class Past:
             epochs=lives,
             gaps=[GapView(timestamp(gap.from_ns), timestamp(gap.to_ns)) for gap in kept.gaps] if kept else [],
         )
+
+
+def _epochs_in(live: EngineLedger) -> list[EpochView]:
+    """The epochs whose batches are in memory, and the one of now."""
+    spans: dict[int, tuple[int, int]] = {}
+    for batch in live.recent:
+        spans[batch.epoch] = spans.get(batch.epoch, (batch.wall_ns, 0))[0], batch.wall_ns
+    if live.epoch:
+        spans[live.epoch] = spans.get(live.epoch, (live.heard_ns, 0))[0], live.now_ns
+    return [EpochView(epoch, timestamp(first), timestamp(last)) for epoch, (first, last) in spans.items()]
 
 
 def _at_once(frames: Iterable[F], since_ns: int) -> Iterator[F]:

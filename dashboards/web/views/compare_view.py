@@ -18,6 +18,7 @@ from kvscope.dashboards.web.links import PagePlace, PageWindow, rfc3339, wall_ns
 from kvscope.dashboards.web.markup import and_more, aria, choice, data, field, request_link
 from kvscope.dashboards.web.pool_traces import gaps_between, pool_row, pool_text, queue_text, request_traces
 from kvscope.dashboards.web.view import Here, PageView
+from kvscope.dashboards.web.views.configuration_view import before_and_after, last_starts
 from kvscope.monitor.errors import BadQuestion, NotKnown
 from kvscope.monitor.findings import FindingReport
 from kvscope.monitor.query import Query
@@ -30,6 +31,7 @@ AGAINST: Final = ("with", "with_from", "with_to")
 CHANGE_SIGNS: Final = {"better": "▲", "worse": "▼", "same": "=", "differs": "↕", "": ""}
 STATUS_SIGNS: Final = {"added": "+ came", "unchanged": "= stayed", "removed": "− went"}
 MANY_TIMES: Final = 10
+DAY_NS: Final = 86_400_000_000_000
 NO_TIME: Final = (
     "Times are UTC. Where none is given: as long a time just before it, or of another engine the same time."
 )
@@ -42,7 +44,7 @@ def view(query: Query, here: Here) -> PageView:
     except (NotKnown, BadQuestion) as error:
         why = html.P(sentence(str(error)), role="alert")
         return PageView(
-            {"head": html.Header([html.H1("Nothing to compare"), why, _form(here, None)], className="card")}
+            {"head": html.Header([html.H1("Nothing to compare"), why, _form(query, here, None)], className="card")}
         )
     both = (told.before, told.after)
     points = [
@@ -52,7 +54,8 @@ def view(query: Query, here: Here) -> PageView:
     return PageView(
         {
             "head": html.Header(
-                [*_comparison_headline(told), _window_sides(here.place, told), _form(here, told)], className="card"
+                [*_comparison_headline(told), _window_sides(here.place, told), _form(query, here, told)],
+                className="card",
             ),
             "findings": html.Section(_compared_findings(here.place, told), id="compared-findings", className="card"),
             "figures": html.Section(_metrics_table(told), id="figures", className="card wide"),
@@ -111,7 +114,7 @@ def _window_when(side: WindowStats, told: Diff) -> str:
     return f"{since} – {until} UTC"
 
 
-def _form(here: Here, told: Diff | None) -> html.Form:
+def _form(query: Query, here: Here, told: Diff | None) -> html.Form:
     """Empty fields are left out of the address."""
     place, window = here.place, here.window
     names = sorted(one.engine for one in here.engines)
@@ -129,6 +132,7 @@ def _form(here: Here, told: Diff | None) -> html.Form:
     actions: list[Any] = [html.Button("Compare", type="submit")]
     if told is not None:
         actions.append(html.A("Swap them", href=_swapped(place, told), className="button"))
+    actions += _offered(query, here)
     if any(map(place.get, AGAINST)):
         before_it = place.but(**dict.fromkeys(AGAINST, ""))
         actions.append(html.A("With the time before it", href=before_it, className="button"))
@@ -143,6 +147,22 @@ def _form(here: Here, told: Diff | None) -> html.Form:
         className="to-compare",
         key=place.but(),
     )
+
+
+def _offered(query: Query, here: Here) -> list[Any]:
+    """Windows that people ask for: before and after the last start, and the same time of the day before."""
+    place, window = here.place, here.window
+    links = []
+    starts = last_starts(query, here)
+    if starts:
+        there = before_and_after(place, starts[0], here.engine.at or "")
+        links.append(html.A("Before and after the last start", href=there, className="button"))
+    first = query.history(here.name).first
+    if first and wall_ns(first, 0) <= window.since_ns - DAY_NS:
+        day = {"with_from": rfc3339(window.since_ns - DAY_NS), "with_to": rfc3339(window.until_ns - DAY_NS)}
+        there = place.to("compare", since=window.since, until=window.until, at="", **day)
+        links.append(html.A("With the same time yesterday", href=there, className="button"))
+    return links
 
 
 def _window_time(name: str, words: str, value: str) -> html.Label:

@@ -37,7 +37,7 @@ def view(_query: Query, here: Here) -> PageView:
 
 
 def _how_to_attach() -> list[Any]:
-    commands = "KVSCOPE_EVENTS=tcp://0.0.0.0:5757 vllm serve MODEL\nkvscope serve --events tcp://HOST:5757"
+    commands = "KVSCOPE_EVENTS=tcp://0.0.0.0:5757 vllm serve MODEL\nmonitor serve --events tcp://HOST:5757"
     return [
         html.H2("Attach it to a vLLM"),
         html.P("Install kvscope beside vLLM, start vLLM with the probe, and read its stream:"),

@@ -10,6 +10,7 @@ from typing import Any, Final
 from dash import html
 
 from kvscope.dashboards.web.charts import ChartMark, ChartRow, Trace, over_time
+from kvscope.dashboards.web.configuration_changes import changes_text
 from kvscope.dashboards.web.display_text import clock_text, no_rate, number_text, pool_full_in, queue_reasons
 from kvscope.dashboards.web.links import rfc3339, wall_ns
 from kvscope.dashboards.web.markup import aria, key
@@ -23,6 +24,7 @@ from kvscope.dashboards.web.pool_traces import (
     request_traces,
 )
 from kvscope.dashboards.web.view import Here, PageView, engine_then
+from kvscope.dashboards.web.views.configuration_view import last_starts
 from kvscope.monitor.errors import BadTime
 from kvscope.monitor.findings import FindingReport
 from kvscope.monitor.query import Query
@@ -59,7 +61,7 @@ def view(query: Query, here: Here) -> PageView:
     found = _open_findings(query, here)
     return PageView(
         {
-            "summary": html.Section(_summary(engine, found), id="summary", **aria(label="The engine")),
+            "summary": html.Section(_summary(here, engine, found), id="summary", **aria(label="The engine")),
             "told": html.Section(_timeline_summary(here, told), id="told", className="card"),
             "chart": html.Section(_timeline_chart(here, points, marks), className="card", **aria(label="Over time")),
             "marks": html.Section(_timeline_list(here, marks), id="marks", className="card"),
@@ -72,7 +74,7 @@ def _open_findings(query: Query, here: Here) -> list[FindingReport]:
     return [] if here.moment else query.findings("firing", here.name)
 
 
-def _summary(engine: EngineView, found: Sequence[FindingReport]) -> list[Any]:
+def _summary(here: Here, engine: EngineView, found: Sequence[FindingReport]) -> list[Any]:
     """What it is, and its main figures."""
     full_in, band = pool_full_in(found)
     about = " · ".join(
@@ -99,7 +101,7 @@ def _summary(engine: EngineView, found: Sequence[FindingReport]) -> list[Any]:
     )
     return [
         html.H1(engine.engine),
-        html.P(about, className="about"),
+        html.P([about, " · ", html.A("configuration", href=here.place.to("configuration"))], className="about"),
         html.Dl(
             [html.Div([html.Dt(name), html.Dd(value), html.Dd(note, className="note")]) for name, value, note in tiles],
             className="tiles",
@@ -151,10 +153,7 @@ def _timeline_marks(query: Query, here: Here, points: Sequence[PointView]) -> li
             href = here.place.to("finding", id=finding.id)
             grave = finding.severity != "warning"
             marks.append(ChartMark(wall_ns(finding.since, 0), "error" if grave else "warning", finding.title, href))
-    marks += [
-        ChartMark(life.epoch, "configuration", "The engine was started", _timeline_then(here, life.epoch))
-        for life in query.history(here.name).epochs
-    ]
+    marks += _starts_marked(query, here)
     if here.engine.signal == "metrics":
         marks += [
             ChartMark(point.at_ns, "configuration", "The engine was restarted", _timeline_then(here, point.at_ns))
@@ -163,6 +162,18 @@ def _timeline_marks(query: Query, here: Here, points: Sequence[PointView]) -> li
         ]
     inside = [mark for mark in marks if here.window.since_ns <= mark.at_ns <= here.window.until_ns]
     return sorted(inside)[-MOST_MARKS:]
+
+
+def _starts_marked(query: Query, here: Here) -> list[ChartMark]:
+    """The starts of the engine, with what they changed in its configuration."""
+    there = here.place.to("configuration")
+    epochs = [epoch.epoch for epoch in query.history(here.name).epochs]
+    if not any(here.window.since_ns <= epoch <= here.window.until_ns for epoch in epochs):
+        return []
+    changed = {start.after.epoch: changes_text(start.changes) for start in last_starts(query, here)}
+    texts = dict.fromkeys(epochs, "The engine was started")
+    texts |= {epoch: f"The engine was restarted: {words or 'same configuration'}" for epoch, words in changed.items()}
+    return [ChartMark(epoch, "configuration", text, there) for epoch, text in texts.items()]
 
 
 def _preemptions(here: Here, points: Sequence[PointView]) -> list[ChartMark]:
