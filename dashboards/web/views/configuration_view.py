@@ -21,7 +21,7 @@ from kvscope.monitor.query import Query
 from kvscope.monitor.schema import EpochView
 
 MOST_STARTS: Final = 8
-MOST_COMPARED_NS: Final = 3_600_000_000_000
+MOST_AROUND_START_NS: Final = 3_600_000_000_000
 """The longest window that two epochs are compared over."""
 
 
@@ -74,7 +74,7 @@ def before_and_after(place: PagePlace, start: EngineStart, now: str) -> str:
     """The address that compares the time after a start with as long a time before it."""
     first_ns, last_ns = (wall_ns(at or now, 0) for at in (start.after.since, start.after.until))
     began_ns, ended_ns = (wall_ns(at or now, 0) for at in (start.before.since, start.before.until))
-    span_ns = max(min(last_ns - first_ns, ended_ns - began_ns, MOST_COMPARED_NS), 1_000_000_000)
+    span_ns = max(min(last_ns - first_ns, ended_ns - began_ns, MOST_AROUND_START_NS), 1_000_000_000)
     return place.to(
         "compare",
         since=rfc3339(first_ns),
