@@ -24,6 +24,7 @@ from typing import Any, Final, TypeVar, cast, get_type_hints
 
 import msgspec
 
+from kvscope.monitor.alert_state import AlertStateView
 from kvscope.monitor.analysis.usage_drop import UsageDrop
 from kvscope.monitor.findings import FindingReport
 from kvscope.monitor.planning.plan_types import CapacityPlan
@@ -167,6 +168,10 @@ class Query:
     @question(old_name="alerting")
     def notifications(self, finding: str) -> NotificationsView:
         """Notifications about one finding, by its id: receivers, deliveries and silences."""
+
+    @question()
+    def alert_state(self) -> AlertStateView:
+        """Receivers, open alerts, silences, the latest deliveries, and the thresholds in force."""
 
     @question(old_parameters={"limit": "most"})
     def points(

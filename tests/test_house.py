@@ -52,6 +52,7 @@ ROOMS = (
     "kvscope.monitor.findings",
     "kvscope.monitor.history",
     "kvscope.monitor.schema",
+    "kvscope.monitor.alert_state",
     "kvscope.monitor.json_names",
     "kvscope.monitor.arrow_tables",
     "kvscope.monitor.query",
@@ -97,6 +98,7 @@ ONLY = {
         "kvscope.monitor.reason_words",
         "kvscope.monitor.query",
         "kvscope.monitor.schema",
+        "kvscope.monitor.alert_state",
         "kvscope.monitor.findings",
     },
     "kvscope.dashboards.prometheus": {

@@ -16,6 +16,11 @@ def clock_text(at: str | None) -> str:
     return at[11:19] if at else "an unknown time"
 
 
+def day_and_clock(at: str | None) -> str:
+    """`2026-11-21 14:02:11 UTC` of a time; empty for None."""
+    return f"{at[:10]} {clock_text(at)} UTC" if at else ""
+
+
 def age(since: str | None, now: str | None) -> str:
     """How long ago `since` was at `now`, as `31 s`; empty if either is not known."""
     if since is None or now is None:

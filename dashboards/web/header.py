@@ -4,7 +4,7 @@ is exact. And what must not be overlooked.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from dash import html
 
@@ -16,6 +16,8 @@ from kvscope.dashboards.web.view_registry import tab_of, views_of
 from kvscope.monitor.schema import EngineView
 from kvscope.monitor.text import counted, duration
 
+VIEW_KEYS: Final = "1234567890adgs"
+"""Keys of the views in the navigation, in its order."""
 QUIET_STATUS = {
     "silent": "nothing was heard from {which} for {ago}. What is shown of it is as it was then",
     "stopped": "{which} has stopped. What is shown of it is as it was at the end",
@@ -98,7 +100,7 @@ def _choice(engine: EngineView) -> list[Any]:
 def _tabs(here: Here) -> html.Ul:
     chosen = tab_of(here.place.view)
     links = []
-    for number, entry in enumerate(views_of(here.engine.signal), start=1):
+    for name, entry in zip(VIEW_KEYS, views_of(here.engine.signal), strict=False):
         count = open_findings(here.engine) if entry.path == "findings" else 0
         links.append(
             html.Li(
@@ -106,7 +108,7 @@ def _tabs(here: Here) -> html.Ul:
                     [entry.label, html.Span(f"{count:,}", className="badge")] if count else entry.label,
                     href=here.place.to(entry.path),
                     **aria(current="page" if entry is chosen else "false"),
-                    **key(str(number % 10), entry.label),
+                    **key(name, entry.label),
                 )
             )
         )

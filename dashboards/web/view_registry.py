@@ -9,6 +9,7 @@ from typing import Final
 
 from kvscope.dashboards.web.view import ViewEntry
 from kvscope.dashboards.web.views import (
+    alerts_view,
     block_map_view,
     compare_view,
     configuration_view,
@@ -41,6 +42,7 @@ TABLE: Final = (
     ViewEntry("findings", "Findings", findings_view.view),
     ViewEntry("finding", "", finding_view.view, tab="findings"),
     ViewEntry("compare", "Compare", compare_view.view),
+    ViewEntry("alerts", "Alerts", alerts_view.view),
     ViewEntry("stream", "With the stream", missing_stream_view.view, signals=("metrics",)),
 )
 PATHS: Final = {entry.path: entry for entry in TABLE}

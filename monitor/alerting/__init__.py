@@ -11,5 +11,4 @@ alerting.py       all of these together, for the service
 alert_schema.py   the API's JSON
 alerts_client.py  the same over HTTP: `monitor alerts`
 alerts_table.py   shown at a terminal
-alerts_page.py    shown in a browser, with buttons
 """

@@ -6,34 +6,14 @@ from typing import Final
 
 import msgspec
 
+from kvscope.monitor.alert_state import AlertView as AlertView
+from kvscope.monitor.alert_state import ReceiverView as ReceiverView
 from kvscope.monitor.schema import DeliveryState as DeliveryState
 from kvscope.monitor.schema import DeliveryView as DeliveryView
 from kvscope.monitor.schema import SilenceView as SilenceView
 
 ENDS: Final[tuple[DeliveryState, ...]] = ("delivered", "given-up", "damped", "disabled")
 """How a message can end."""
-
-
-class ReceiverView(msgspec.Struct, frozen=True):
-    """One receiver. `name` is made of its kind and a hash of its URL, which may be a secret."""
-
-    name: str
-    host: str
-    pending: int
-    paused_until: str | None
-    disabled_at: str | None
-
-
-class AlertView(msgspec.Struct, frozen=True):
-    """One alert that is open: told to fire, and not yet told to be resolved."""
-
-    id: str
-    engine: str
-    code: str
-    severity: str
-    since: str | None
-    flapping: bool
-    explanation: str
 
 
 class ReceiverFigures(msgspec.Struct, frozen=True):

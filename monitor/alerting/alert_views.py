@@ -107,7 +107,14 @@ def _alert_view(row: sqlite3.Row, now: float) -> AlertView:
     trouble = msgspec.json.decode(row["trouble"], type=Trouble)
     flaps = flapping.is_flapping(msgspec.json.decode(row["fires"], type=list[float]), now)
     return AlertView(
-        trouble.id, trouble.engine, trouble.code, trouble.severity, trouble.since, flaps, trouble.explanation
+        trouble.id,
+        trouble.engine,
+        trouble.code,
+        trouble.severity,
+        trouble.since,
+        flaps,
+        trouble.explanation,
+        row["finding"],
     )
 
 

@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from kvscope.monitor.alert_state import AlertStateView
 from kvscope.monitor.alerting import delivery
 from kvscope.monitor.alerting.alert_schema import AlertFigures, AlertsView, TriedView
 from kvscope.monitor.alerting.delivery import AlertSender
@@ -116,6 +117,11 @@ class Alerts:
     def view(self) -> AlertsView:
         """Receivers, open alerts, silences, and the latest deliveries."""
         return self.outbox.view(time.time())
+
+    def state(self) -> AlertStateView:
+        """Return the same for the web app."""
+        view = self.view()
+        return AlertStateView(view.receivers, view.open, view.silences, view.deliveries)
 
     def about(self, finding: str) -> NotificationsView:
         """What was told of one finding, and what keeps it from being told."""

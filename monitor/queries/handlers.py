@@ -9,9 +9,12 @@ from typing import Any, Final
 
 import msgspec
 
+from kvscope.monitor.alert_state import AlertStateView, ThresholdView
 from kvscope.monitor.analysis.partial_replay import still_ledger
 from kvscope.monitor.analysis.retained_blocks import retained_blocks
 from kvscope.monitor.analysis.usage_drop import UsageDrop, steepest_fall, usage_drop, usage_fall
+from kvscope.monitor.detectors.registry import thresholds
+from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.errors import BadQuestion, BadTime, NotKnown
 from kvscope.monitor.findings import FindingReport, Findings
 from kvscope.monitor.history.history import History
@@ -85,6 +88,9 @@ class QueryHandlers(Query):
         self.lifecycle = Findings()
         self.find_notifications: Callable[[str], NotificationsView] = lambda _finding: NotificationsView()
         """Gives the notifications about a finding by its id. A service that sends alerts sets it."""
+        self.find_alerts: Callable[[], AlertStateView] = AlertStateView
+        """Gives alerts without thresholds. A service that sends alerts sets it."""
+        self.settings = Settings()
         self._lock = threading.RLock()
         self._past = Past(self._lock, history)
         self._lookup = EngineLookup(self.fleet, self._past, self._lock)
@@ -177,6 +183,14 @@ class QueryHandlers(Query):
     def notifications(self, finding: str) -> NotificationsView:
         """Notifications about one finding."""
         return self.find_notifications(finding)
+
+    def alert_state(self) -> AlertStateView:
+        """Return alerts as a whole, and the thresholds in force."""
+        in_force = [
+            ThresholdView(name, self.settings(one), one.value, one.unit, one.reason)
+            for name, one in sorted(thresholds().items())
+        ]
+        return msgspec.structs.replace(self.find_alerts(), thresholds=in_force)
 
     def _firing(self, engine: str, at_ns: int = FOREVER) -> dict[str, int]:
         with self._lock:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, parse_qsl, urlencode, urlsplit
 
 import msgspec
 from fastapi import FastAPI, Request, Response
-from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse
+from starlette.responses import JSONResponse, RedirectResponse
 
 from kvscope.monitor.alerting.alerting import Alerts, NoSuchThing
-from kvscope.monitor.alerting.alerts_page import alerts_page, no_alerts_page
 from kvscope.monitor.alerting.silences import BadSilence
 from kvscope.monitor.json_names import encode_answer
 
@@ -41,14 +40,6 @@ def serve_alerts(app: FastAPI, alerts: Alerts | None) -> None:
     async def bad_silence(_request: Request, error: Exception) -> Response:
         return JSONResponse({"detail": str(error)}, 400)
 
-    @app.get("/alerts")
-    async def page() -> Response:
-        """The alerts as a page with buttons."""
-        try:
-            return HTMLResponse(alerts_page(await asyncio.to_thread(sent().view)))
-        except NoSuchThing as error:
-            return HTMLResponse(no_alerts_page(str(error)))
-
     @app.get("/api/alerts")
     async def all_alerts() -> Response:
         """Receivers, open alerts, silences, and the latest deliveries."""
@@ -75,7 +66,13 @@ def serve_alerts(app: FastAPI, alerts: Alerts | None) -> None:
                 asked = msgspec.json.decode(body, type=SilenceRequest)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise BadSilence(f"a silence is {{matchers: [NAME=PATTERN], seconds, comment}}: {error}") from error
-        return _redirected(request, await json_answer(sent().silence, asked.matchers, asked.seconds, asked.comment))
+        answer = await json_answer(sent().silence, asked.matchers, asked.seconds, asked.comment)
+        return _redirected(request, answer, silenced=bytes(answer.body).decode())
+
+    @app.post("/api/alerts/silences/{number}/end")
+    async def end(request: Request, number: int) -> Response:
+        """End a silence, by a button of the page."""
+        return _redirected(request, await json_answer(sent().unsilence, number), silenced="")
 
     @app.delete("/api/alerts/silences/{number}")
     async def unsilence(number: int) -> Response:
@@ -89,14 +86,18 @@ def _silence_of_form(fields: dict[str, list[str]]) -> SilenceRequest:
     return msgspec.convert(texts, SilenceRequest, strict=False)
 
 
-def _redirected(request: Request, answer: Response) -> Response:
-    """Return the answer; for a button of our own page, go back to that page, which shows it."""
+def _redirected(request: Request, answer: Response, **shown: str) -> Response:
+    """Return the answer; for a button of our own page, go back to that page, which shows it. `shown`: what the address
+    says of it besides; without what is empty.
+    """
     if "text/html" not in request.headers.get("accept", ""):
         return answer
     came_from = urlsplit(request.headers.get("referer", ""))
     if not came_from.path or came_from.netloc != request.headers.get("host"):
         return RedirectResponse("/alerts", 303)
-    return RedirectResponse(f"/{came_from.path.strip('/')}?{came_from.query}".rstrip("?"), 303)
+    asked = [(name, value) for name, value in parse_qsl(came_from.query) if name not in shown]
+    query = urlencode([*asked, *((name, value) for name, value in shown.items() if value)])
+    return RedirectResponse(f"/{came_from.path.strip('/')}?{query}".rstrip("?"), 303)
 
 
 async def json_answer(ask: Callable[..., Any], *args: Any) -> Response:

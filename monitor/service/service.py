@@ -77,6 +77,7 @@ class Service:
         if config.alerts.receivers:
             self.alerts = Alerts(config.alerts)
             self.watch.find_notifications = self.alerts.about
+            self.watch.find_alerts = self.alerts.state
         self._deliveries = Deliveries(self.watch, self.exemplars, self.alerts, self._findings_log)
         self._resumption = Resumption(self.watch)
         self._remember()

@@ -35,9 +35,29 @@ def test_from_a_finding_to_its_silence(page: Page, tmp_path: Path) -> None:
             here = page.url
             told.get_by_role("button").click()
             expect(told.locator(".silenced")).to_contain_text("anna looks at it")
-            assert page.url == here
+            expect(told.get_by_role("status")).to_contain_text("Silence 1 is set until")
+            assert page.url == f"{here}&silenced=1"
+            page.get_by_role("navigation", name="Views").get_by_role("link", name="Alerts").click()
+            silences = page.locator("#silences")
+            expect(silences).to_contain_text(f"code={LEAK} engine={ENGINE}")
+            silences.get_by_role("button", name="End").click()
+            expect(silences).to_contain_text("No silence is set")
+            silences.get_by_text("Create a silence").click()
+            silences.get_by_label("Code").select_option(LEAK)
+            silences.get_by_label("For").select_option("an hour")
+            silences.get_by_label("Reason").fill("a drill")
+            silences.get_by_role("button", name="Silence", exact=True).click()
+            expect(silences.get_by_role("status")).to_contain_text("Silence 2 is set until")
+            expect(silences.locator("tbody tr")).to_contain_text(["a drill"])
+            page.locator("#open-alerts").get_by_label("Code").select_option(LEAK)
+            page.locator("#open-alerts").get_by_role("button", name="Show").click()
+            expect(page).to_have_url(re.compile(f"code={LEAK}"))
+            opened = page.locator("#open-alerts tbody tr")
+            expect(opened).to_have_count(1)
+            opened.get_by_role("link", name=LEAK).click()
+            expect(page.locator("#finding .marks code")).to_have_text(LEAK)
             page.goto(f"{url}/alerts")
-            expect(page.locator("body")).to_contain_text(f"code={LEAK} engine={ENGINE}")
+            expect(page.locator("#thresholds")).to_contain_text(f"{LEAK}.grace_s")
             assert account.elsewhere(url) == []
 
 

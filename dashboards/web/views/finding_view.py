@@ -13,6 +13,7 @@ from kvscope.dashboards.web.finding_cards import advice, alternatives, culprits,
 from kvscope.dashboards.web.links import PagePlace, PageWindow, rfc3339, wall_ns
 from kvscope.dashboards.web.markup import aria, data, field
 from kvscope.dashboards.web.pool_traces import gaps_between, pool_row, request_traces
+from kvscope.dashboards.web.silence_forms import LENGTHS, literally, silence_note
 from kvscope.dashboards.web.view import Here, PageView
 from kvscope.monitor.errors import BadTime, NotKnown
 from kvscope.monitor.findings import FindingReport
@@ -22,7 +23,6 @@ from kvscope.monitor.text import counted
 
 MAX_SHOWN_CULPRITS: Final = 60
 MAX_FINDING_EVENTS: Final = 14
-LENGTHS: Final = (("3600", "an hour"), ("14400", "4 hours"), ("86400", "a day"), ("604800", "a week"))
 LEAST_COMPARED_NS: Final = 10_000_000_000
 MOST_COMPARED_NS: Final = 600_000_000_000
 SEEN_BEFORE_END_NS: Final = 3_500_000_000
@@ -54,7 +54,12 @@ def view(query: Query, here: Here) -> PageView:
             ),
             "chart": html.Section(_finding_chart(here, finding, points), className="card", **aria(label="Meanwhile")),
             "alerts": html.Section(
-                _finding_notifications(finding, query.notifications(finding.id)), id="told-whom", className="card"
+                [
+                    *_finding_notifications(finding, query.notifications(finding.id)),
+                    *silence_note(here.place.get("silenced"), query.alert_state().silences),
+                ],
+                id="told-whom",
+                className="card",
             ),
             "grounds": html.Div(
                 [
@@ -150,7 +155,7 @@ def _finding_notifications(finding: FindingReport, alerting: NotificationsView) 
 
 def _silence_form(finding: FindingReport) -> html.Details:
     """A form that the service's own API takes: whoever may see this page may send it."""
-    matchers = (f"code={finding.code}", f"engine={_literally(finding.engine)}")
+    matchers = (f"code={finding.code}", f"engine={literally(finding.engine)}")
     hidden = [field("hidden", "matchers", matcher) for matcher in matchers]
     lengths = html.Select(
         [html.Option(words, value=seconds) for seconds, words in LENGTHS], name="seconds", **data(value=LENGTHS[1][0])
@@ -174,11 +179,6 @@ def _silence_form(finding: FindingReport) -> html.Details:
         ],
         className="silence",
     )
-
-
-def _literally(text: str) -> str:
-    """A pattern that matches only that."""
-    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in text)
 
 
 # -------------------------------------------------------------------- meanwhile
