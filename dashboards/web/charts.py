@@ -10,7 +10,8 @@ from typing import Any, Final, Literal, NamedTuple
 
 from dash import dcc, html
 
-from kvscope.dashboards.web.links import PageWindow
+from kvscope.dashboards.web.display_text import clock_text
+from kvscope.dashboards.web.links import PageWindow, rfc3339
 from kvscope.dashboards.web.markup import aria, data
 from kvscope.dashboards.web.palette import css
 
@@ -121,7 +122,7 @@ def over_time(
         **aria(label=says),
     )
     shown = index_of[chosen] if index_of else -1
-    return html.Div([_chart_legend(name, rows, shown), plot], className="chart")
+    return html.Div([_chart_legend(name, rows, shown, moments_ns), plot], className="chart")
 
 
 _AXIS: Final = {"showline": False, "zeroline": False, "fixedrange": True, "ticks": "", "rangemode": "tozero"}
@@ -262,9 +263,11 @@ def _gap_shape(since_ns: int, until_ns: int, height: int) -> dict[str, Any]:
     }
 
 
-def _chart_legend(name: str, rows: Sequence[ChartRow], chosen: int) -> html.Div:
+def _chart_legend(name: str, rows: Sequence[ChartRow], chosen: int, moments_ns: Sequence[int]) -> html.Div:
+    """The values at a moment, also before the chart is drawn and where it never is."""
+    moment = clock_text(rfc3339(moments_ns[chosen])) if moments_ns else ""
     number = 0
-    parts: list[Any] = [html.P(["at ", html.Span("", **data(moment=""))], className="moment")]
+    parts: list[Any] = [html.P(["at ", html.Span(moment, **data(moment=""))], className="moment")]
     for row in rows:
         items = []
         for trace in row.traces:
@@ -276,7 +279,9 @@ def _chart_legend(name: str, rows: Sequence[ChartRow], chosen: int) -> html.Div:
                     [
                         html.Span(className=f"swatch {trace.drawn}", style=colour),
                         html.Span(trace.label, className="what"),
-                        html.Span(written, className="count", **data(trace=number, unit=row.unit)),
+                        html.Span(
+                            written, className="count" if value else "count zero", **data(trace=number, unit=row.unit)
+                        ),
                     ],
                     title=trace.title,
                     className="bad" if trace.bad else "",

@@ -9,7 +9,7 @@ from typing import Any, Final
 from dash import html
 
 from kvscope.dashboards.web.display_text import clock_text, sentence
-from kvscope.dashboards.web.markup import aria, data, key
+from kvscope.dashboards.web.markup import aria, key
 from kvscope.dashboards.web.time_menu import time_menu
 from kvscope.dashboards.web.view import Here, engine_now_ns, open_findings
 from kvscope.dashboards.web.view_registry import tab_of, views_of
@@ -48,7 +48,6 @@ def header_bar(here: Here, known_s: float = 0, every_s: float = 0) -> list[Any]:
                 html.A([html.Span(className="mark", **aria(hidden="true")), "kvscope"], href="/", className="brand"),
                 html.Nav(_engines(here), **aria(label="Engines")),
                 html.Div(time_menu(here, engine_now_ns(here.engine), known_s, ended), id="time"),
-                html.Button("◐", type="button", id="theme-button", **aria(label="Dark or light"), **data(theme_next=1)),
                 html.Button("?", type="button", id="keys-button", title="Keys (?)", **aria(label="Keys")),
             ],
             className="row",

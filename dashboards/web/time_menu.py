@@ -165,14 +165,22 @@ def time_field(name: str, value: str) -> Any:
 
 
 def _zones() -> html.Div:
-    """The choice of a time zone; assets/browser_preferences.js writes all times in it and remembers it."""
+    """What a viewer prefers: a time zone, and dark or light. assets/browser_preferences.js applies and remembers it."""
     return html.Div(
         [
             html.Span("Times in"),
             html.Button("UTC", type="button", className="button", **data(zone="utc")),
             html.Button("this browser's zone", type="button", className="button", **data(zone="browser")),
+            html.Button(
+                "◐",
+                type="button",
+                id="theme-button",
+                className="button",
+                **aria(label="Dark or light"),
+                **data(theme_next=1),
+            ),
         ],
         className="zones",
         role="group",
-        **aria(label="Time zone"),
+        **aria(label="Time zone and colours"),
     )

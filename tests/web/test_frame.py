@@ -125,10 +125,35 @@ def test_a_chart_chooses_its_window_in_any_zone(browser: Browser, leaking: Leaki
     context.close()
 
 
+def test_a_page_without_its_charts_has_no_red_zero(page: Page, leaking: Leaking) -> None:
+    """On a slow link, and in print before Plotly is there: the legend has its moment, and a 0 is no alarm."""
+    _, url = leaking
+    page.route("**/plotly.*.js", lambda route: route.abort())
+    page.goto(url + address("engine"))
+    legend = page.locator("#history-legend")
+    expect(legend.locator("[data-moment]")).to_have_text(re.compile(r"^\d\d:\d\d:\d\d$"))
+    row = legend.locator("li").filter(has=page.get_by_text("UNACCOUNTED", exact=True))
+    expect(row.locator(".count")).to_have_text("0")
+    expect(row.locator(".count")).to_have_class(re.compile(r"\bzero\b"))
+
+
+def test_a_screen_reader_gets_the_sliders_value_in_words(page: Page, leaking: Leaking) -> None:
+    _, url = leaking
+    page.goto(url + address("blocks"))
+    slider = page.locator("#scrub")
+    expect(slider).to_have_attribute(
+        "aria-valuetext", re.compile(r"^\d\d:\d\d:\d\d UTC, (the end|\d+ s before the end)$")
+    )
+    slider.focus()
+    page.keyboard.press("Home")
+    expect(slider).to_have_attribute("aria-valuetext", re.compile("before the end$"))
+
+
 def test_a_dark_page_stays_dark(page: Page, leaking: Leaking) -> None:
     _, url = leaking
     page.goto(url)
     ground = "getComputedStyle(document.body).backgroundColor"
+    page.locator("#time summary").click()
     expect(page.locator("#theme-button")).to_have_attribute("title", "Colours: auto")
     light = page.evaluate(ground)
     page.locator("#theme-button").click()

@@ -33,9 +33,19 @@
     window.dash_clientside.set_props("url", { pathname: location.pathname, search: `?${asked}` });
   }
 
+  // The value in words, for who cannot see it.
+  function describe(scrub) {
+    const ms = Number(scrub.value);
+    const before = Math.round((Number(scrub.max) - ms) / 1000);
+    const clock = kvscopePreferences.written(`${new Date(ms).toISOString().slice(11, 19)} UTC`);
+    const span = before < 120 ? `${before} s` : `${Math.round(before / 60)} min`;
+    scrub.setAttribute("aria-valuetext", before < 1 ? `${clock}, the end` : `${clock}, ${span} before the end`);
+  }
+
   document.addEventListener("input", (event) => {
     if (event.target.id !== "scrub") return;
     held = true;
+    describe(event.target);
     follow();
   });
 
@@ -51,6 +61,7 @@
     const scrub = document.getElementById("scrub");
     const at = scrub ? scrub.parentElement.dataset.at : "";
     if (scrub && !held && at !== told) scrub.value = told = at;
+    if (scrub) describe(scrub);
     const now = document.querySelector('.events [aria-current="step"]');
     const next = now ? now.href : "";
     if (now && next !== shown) {

@@ -41,7 +41,7 @@
       return React.createElement("input", { ...rest, key: zone(), defaultValue: written(value) });
     }
     if (node.type === "Select") props.defaultValue = props["data-value"];
-    const isName = node.type === "Code" || /\b(id|name)\b/.test(props.className ?? "");
+    const isName = node.type === "Code" || props["data-zone"] || /\b(id|name)\b/.test(props.className ?? "");
     const inside = isName && typeof children === "string" ? children : element(children);
     return React.createElement(node.type.toLowerCase(), props, ...[].concat(inside));
   }

@@ -32,11 +32,11 @@ def view(query: Query, here: Here) -> PageView:
     opened = [one for one in state.open if is_wanted(one)]
     deliveries = [one for one in state.deliveries if is_wanted(one)]
     sections: dict[str, Any] = {
-        "open": html.Section(_open_alerts(here, state, opened, texts), id="open-alerts", className="card")
+        "open": html.Section(_open_alerts(here, state, opened, texts), id="open-alerts", className="card scroll")
     }
     if state.receivers:
         sections |= {
-            "silences": html.Section(_silence_section(here, state), id="silences", className="card"),
+            "silences": html.Section(_silence_section(here, state), id="silences", className="card scroll"),
             "deliveries": html.Section(_delivery_section(here, deliveries), id="deliveries", className="card scroll"),
             "receivers": html.Section(_receiver_section(state.receivers), id="receivers", className="card scroll"),
         }
