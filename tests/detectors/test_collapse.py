@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from kvscope.monitor.detectors.registry import THRESHOLDS
@@ -126,3 +128,46 @@ def test_four_requests_that_end_together_without_a_preemption_are_a_wave(
 ) -> None:
     scene = wave_ends(together=together, preempted=preempted)
     assert bool(scene.firing(LOCKSTEP)) == fires
+
+
+def wave_of_eight(*, blocks: int = 80, stay: int = 0, queued: int = 8, after_s: float = 1.0) -> Spoken:
+    """Eight requests hold so many of 80 blocks and end at once; `stay` others go on with one block each. Then `queued`
+    wait.
+    """
+    scene = Spoken(total=81)
+    each = blocks // 8
+    held = {number: list(range(1 + each * (number - 1), 1 + each * number)) for number in range(1, 9)}
+    for number, mine in held.items():
+        scene.arrive(number, mine)
+    for number in range(11, 11 + stay):
+        scene.arrive(number, [70 + number - 11])
+    for _ in range(12):
+        scene.wait(1)
+    for number, mine in held.items():
+        scene.log.finished(number, Status.FINISHED_STOPPED)
+        scene.log.released(number, mine, Release.FINISHED)
+    scene.wait(min(after_s, 1.0))
+    for _ in range(round(after_s - 1.0)):
+        scene.wait(1)
+    for number in range(21, 21 + queued):
+        scene.log.arrived(number, f"r-{number}", 40, 8, 0, 10, 12)
+    scene.wait(1)
+    scene.wait(1)
+    return scene
+
+
+@pytest.mark.parametrize(
+    ("scene", "fires"),
+    [
+        ({"blocks": 40}, True),
+        ({"blocks": 32}, False),  # four tenths of the pool
+        ({"blocks": 64, "stay": 2}, True),
+        ({"blocks": 64, "stay": 3}, False),  # more than a quarter of those that ran go on
+        ({"queued": 4}, True),
+        ({"queued": 3}, False),  # of a wave of eight
+        ({"after_s": 25.0}, True),
+        ({"after_s": 35.0}, False),
+    ],
+)
+def test_a_wave_empties_half_the_pool_and_half_as_many_queue_soon(scene: dict[str, Any], fires: bool) -> None:
+    assert bool(wave_of_eight(**scene).firing(LOCKSTEP)) == fires

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from kvscope.monitor.detectors.registry import THRESHOLDS
+from kvscope.monitor.events.kinds import Preempt, Release
 from tests.detectors import waste
 from tests.detectors.scenes import lockstep, value
+from tests.detectors.spoken import Spoken
 
 CODE = "collapse.preempt-all"
 
@@ -39,3 +43,39 @@ def test_usage_falls_as_far_when_alike_requests_end() -> None:
         usable = scene.lab.pool.usable
         used = [usable - point.balance.free for point in scene.ledger.points]
         assert max(used) > 0.8 * usable
+
+
+def one_pass(running: int, preempted: int, *, reason: Preempt = Preempt.KV_BLOCKS, frees: bool = True) -> Spoken:
+    """So many of those that run are preempted in one pass; their blocks come back, unless a step still uses them."""
+    scene = Spoken(total=201)
+    each = 200 // running
+    held = {number: list(range(1 + each * (number - 1), 1 + each * number)) for number in range(1, running + 1)}
+    for number, blocks in held.items():
+        scene.arrive(number, blocks)
+    scene.wait(1)
+    for number, blocks in list(held.items())[:preempted]:
+        if frees:
+            scene.log.released(number, blocks, Release.PREEMPTED)
+        scene.log.preempted(number, reason, 0, each, 4 * each)
+    scene.wait(1)
+    return scene
+
+
+@pytest.mark.parametrize(
+    ("running", "preempted", "fires"),
+    [(4, 4, True), (3, 3, False), (10, 9, True), (10, 8, False), (20, 18, True), (20, 17, False)],
+)
+def test_four_requests_and_nine_tenths_of_those_that_run_are_all(running: int, preempted: int, fires: bool) -> None:
+    found = one_pass(running, preempted).firing(CODE)
+    assert bool(found) == fires
+    for finding in found:
+        assert len(finding.culprits.requests) == value(finding, "preempted_in_one_pass") == preempted
+        assert value(finding, "running_before") == running
+
+
+def test_a_reset_that_preempts_all_is_no_collapse() -> None:
+    assert not one_pass(8, 8, reason=Preempt.RESET).firing(CODE)
+
+
+def test_a_pass_that_frees_nothing_is_no_fall_of_usage() -> None:
+    assert not one_pass(8, 8, frees=False).firing(CODE)

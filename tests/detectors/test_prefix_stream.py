@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvscope.monitor.detectors.registry import THRESHOLDS
+from kvscope.monitor.findings import FindingReport
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from tests.detectors import waste
 from tests.detectors.scenes import Spoken, Watched, value
@@ -124,6 +125,32 @@ def test_one_prompt_that_pushes_out_what_is_needed() -> None:
     assert value(finding, "blocks_evicted_by_prompt") == value(finding, "evicted_blocks_recomputed")
     scene.live(scene.watch.settings(THRESHOLDS[f"{CACHE_FLUSHED}.remember_s"]) + 5, every=2.0)
     assert [f.code for f in scene.watch.findings("resolved")] == [CACHE_FLUSHED]
+
+
+@pytest.mark.parametrize(
+    ("threshold", "figures"),
+    [
+        ("min_share", ("blocks_evicted_by_prompt", "blocks_cached_idle_before")),
+        ("min_missed", ("evicted_blocks_recomputed", "blocks_evicted_by_prompt")),
+        ("min_blocks", ("evicted_blocks_recomputed", "")),
+        ("min_cache", ("blocks_cached_idle_before", "usable")),
+    ],
+)
+def test_a_flush_at_a_threshold_counts_and_one_below_it_does_not(threshold: str, figures: tuple[str, str]) -> None:
+    """Without the rule of prompts much larger than the load's, which asks for other shares."""
+    one_rule = f"{CACHE_FLUSHED}.min_times_larger=1000"
+    (finding,) = flushed(one_rule)
+    known = {one.name: float(one.value) for one in finding.evidence if isinstance(one.value, int)}
+    known |= {"usable": 120.0, "": 1.0}
+    at = known[figures[0]] / known[figures[1]]
+    assert flushed(one_rule, f"{CACHE_FLUSHED}.{threshold}={at}")
+    assert not flushed(one_rule, f"{CACHE_FLUSHED}.{threshold}={1.01 * at}")
+
+
+def flushed(*settings: str) -> list[FindingReport]:
+    scene = waste.flushed_by_one(settings)
+    scene.watch.settle()
+    return scene.firing(CACHE_FLUSHED)
 
 
 def test_what_is_pushed_out_and_never_asked_for_again_is_no_loss() -> None:

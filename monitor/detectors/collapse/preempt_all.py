@@ -44,7 +44,7 @@ class PreemptAll(Detector[Judgement]):
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield the recent passes in which hardly any request was left running."""
-        if ledger.has_stream and ledger.preempted:
+        if ledger.has_stream:
             yield from self._from_stream(ledger, settings)
 
     def causes(self) -> Causes[Judgement]:
@@ -53,8 +53,6 @@ class PreemptAll(Detector[Judgement]):
 
     def _from_stream(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Passes of late in which hardly anybody was left running."""
-        if not (ledger.has_stream and ledger.preempted):
-            return
         fewest, share = settings(self.min_requests), settings(self.min_share)
         found = [
             one
