@@ -71,9 +71,10 @@ class Pipeline(QueryHandlers):
         return ledger.now_ns >= self._judged_ns.get(ledger.engine, 0) + JUDGE_EVERY_NS
 
     def resume(self, records: Iterable[Record], points: Iterable[Point]) -> None:
-        """Continue an engine where an earlier service left it, from the last records and the `points` before them.
+        """Continue an engine where an earlier service left it, from the last records and the `points` that it kept.
 
-        What follows from them was counted and notified then, and is not again.
+        What follows from the records was counted and notified then, and is not again. Points that a killed service did
+        not keep are left out, so that memory and history show the same.
         """
         with self._lock:
             before = set(self.fleet.engines)
@@ -83,9 +84,7 @@ class Pipeline(QueryHandlers):
             for engine in set(self.fleet.engines) - before:
                 ledger = self.fleet.engines[engine]
                 ledger.count_anew()
-                first_ns = ledger.points[0].at_ns if ledger.points else ledger.now_ns
-                older = [point for point in points if point.at_ns < first_ns]
-                ledger.points = deque((*older, *ledger.points), ledger.points.maxlen)
+                ledger.points = deque(points, ledger.points.maxlen) or ledger.points
 
     def settle(self) -> None:
         """Run the detectors over every engine as it stands: at the end of a recording or a log."""
