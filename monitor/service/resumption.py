@@ -21,6 +21,8 @@ TAIL_NS: Final = 30_000_000_000
 """So much of what was received then is applied again, for what was recent to be recent still."""
 POINTS_NS: Final = 3_600_000_000_000
 """So much comes with it of its points, and of a page's samples."""
+NO_END_NS: Final = (1 << 63) - 1
+"""Points are in the time of the service that made them, whose clock may have been ahead of the stream's last batch."""
 
 
 class ResumedEngine(NamedTuple):
@@ -49,7 +51,7 @@ class Resumption:
             if time.time_ns() - wall_ns > RESUME_NS:
                 continue
             records = chain(past.notes(engine, until_ns - POINTS_NS, until_ns), past.tail(engine, until_ns - TAIL_NS))
-            self._watch.resume(records, past.points(engine, until_ns - POINTS_NS, until_ns, MAX_POINTS))
+            self._watch.resume(records, past.points(engine, until_ns - POINTS_NS, NO_END_NS, MAX_POINTS))
             if engine in self._watch.fleet.engines and self._watch.fleet.engines[engine].has_stream:
                 ledger = self._watch.fleet.engines[engine]
                 self._resumed[engine] = ResumedEngine(ledger.position(), wall_ns - ledger.now_ns)
