@@ -50,6 +50,7 @@ class FrontEndLines:
         self._last_probe = ""
         self._first_request: tuple[str, int | None] = ("", None)
         self._halted_at = ""
+        self._reported: dict[str, FrontEndFact] = {}
 
     def statistics(self, at_ns: int | None) -> None:
         """Take a line of statistics."""
@@ -82,6 +83,13 @@ class FrontEndLines:
         self._halted_at = ""
 
     def facts(self) -> Iterator[FrontEndFact]:
+        """Yield what has changed of what came after the last statistics."""
+        for fact in self._facts_now():
+            if self._reported.get(fact.name) != fact:
+                self._reported[fact.name] = fact
+                yield fact
+
+    def _facts_now(self) -> Iterator[FrontEndFact]:
         """Yield what came after the last statistics; the times only where probes show a pace."""
         seconds, probes = sum(gap for gap, _ in self._gaps), sum(count for _, count in self._gaps)
         if probes:

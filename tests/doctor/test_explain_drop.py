@@ -26,8 +26,8 @@ def test_requests_that_finish_together(capsys: pytest.CaptureFixture[str], tmp_p
     text = told(capsys, lockstep(), tmp_path / "a", "--window", "4")
     said = " ".join(text.split())
     assert "Usage fell from" in said
-    assert " blocks became free, " in said
-    assert " as FINISHED. " in said
+    assert " blocks became free (" in said
+    assert " finished). " in said
     assert "no preemption" in said
     assert [line for line in text.splitlines() if line.isupper()] == ["BLOCKS", "REQUESTS", "STEPS"]
 
