@@ -19,9 +19,9 @@ from kvscope.monitor.text import counted, duration
 VIEW_KEYS: Final = "1234567890adgs"
 """Keys of the views in the navigation, in its order."""
 QUIET_STATUS = {
-    "silent": "nothing was heard from {which} for {ago}. What is shown of it is as it was then",
-    "stopped": "{which} has stopped. What is shown of it is as it was at the end",
-    "gone": "{which} was not heard since the service began. What is shown of it is as it was last",
+    "silent": "nothing was received from {which} for {ago}. {shown}",
+    "stopped": "{which} has stopped. {shown}",
+    "gone": "{which} was not received since the service began. {shown}",
 }
 """What is said above every view of an engine in such a state."""
 
@@ -166,10 +166,11 @@ def alarms(here: Here, complaint: str) -> list[Any]:
                 className="banner fault",
             )
         )
+    shown = f"This page shows it {'at the moment that you chose' if here.moment else 'when it was last received'}"
     if is_unread(engine):
-        unread = f"kvscope cannot read {which} now: see blind.reader-failed. What is shown of it is as it was before"
+        unread = f"kvscope cannot read {which} now: see blind.reader-failed. {shown}"
         banners.append(html.P(html.Strong(sentence(unread)), className="banner quiet"))
     if engine.status in QUIET_STATUS:
-        told = QUIET_STATUS[engine.status].format(which=which, ago=duration(engine.last_seen_s_ago))
+        told = QUIET_STATUS[engine.status].format(which=which, ago=duration(engine.last_seen_s_ago), shown=shown)
         banners.append(html.P(html.Strong(sentence(told)), className="banner quiet"))
     return banners

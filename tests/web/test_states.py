@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from kvscope.dashboards.web import header
 from kvscope.dashboards.web.links import place_of, wall_ns
 from kvscope.dashboards.web.view import Here, PageView
 from kvscope.dashboards.web.views import (
@@ -337,3 +338,18 @@ def test_of_many_findings_the_first_are_shown_in_full_and_none_is_lost() -> None
     kinds = [type(one).__name__ for one in view.sections["findings"].children]
     assert kinds.count("Article") == findings_view.FULL_CARDS
     assert kinds.count("Article") + kinds.count("Details") >= len(grave)
+
+
+def test_a_moment_of_an_engine_that_has_gone_is_not_called_its_end() -> None:
+    lab = Lab()
+    lab.arrive(12)
+    lab.run_until_idle()
+    watch = looked_at(lab)
+    (live,) = watch.engines()
+    engine = msgspec.structs.replace(live, status="stopped")
+    here = at(watch, "/blocks")._replace(engine=engine, engines=[engine])
+    (end,) = texts(header.alarms(here, ""))
+    assert end == "This engine has stopped. This page shows it when it was last received."
+    chosen = here._replace(place=here.place._replace(at=live.at or ""))
+    (moment,) = texts(header.alarms(chosen, ""))
+    assert moment == "This engine has stopped. This page shows it at the moment that you chose."
