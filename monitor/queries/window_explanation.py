@@ -19,15 +19,15 @@ MOST_FINDINGS: Final = 3
 def explanation(
     told: UsageFall, since_ns: int, until_ns: int, points: Sequence[Point], findings: list[FindingReport]
 ) -> ExplanationView:
-    """Of a window (wall ns): how usage fell, which `told` is about, what the queue did and what bounded the steps, and
-    what was found. `points` are the window's own, `findings` those whose life touches it.
+    """Return a window (wall ns) in sentences, what clients notice first: what the queue did and what bounded the steps,
+    how usage fell, which `told` is about, and what was found. `points` and `findings` are those of the window.
     """
     fall = " ".join((_fall_in_words(told), _preemptions_in_words(points), _work_in_words(told)))
     return ExplanationView(
         engine=told.engine,
         since=timestamp(since_ns),
         until=timestamp(until_ns),
-        sentences=list(filter(None, (fall.strip(), _queue_in_words(points), findings_in_words(findings)))),
+        sentences=list(filter(None, (_queue_in_words(points), fall.strip(), findings_in_words(findings)))),
         findings=findings,
     )
 
