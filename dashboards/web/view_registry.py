@@ -29,11 +29,11 @@ from kvscope.dashboards.web.views import (
 BY_STREAM: Final = ("stream",)
 TABLE: Final = (
     ViewEntry("", "Overview", overview_view.view),
-    ViewEntry("engine", "Over time", timeline_view.view),
+    ViewEntry("engine", "Timeline", timeline_view.view),
     ViewEntry("configuration", "", configuration_view.view, tab="engine"),
     ViewEntry("blocks", "Blocks", block_map_view.view, signals=BY_STREAM),
     ViewEntry("block", "", block_map_view.view, tab="blocks"),
-    ViewEntry("held", "Never freed", retained_blocks_view.view, signals=BY_STREAM),
+    ViewEntry("held", "Retained blocks", retained_blocks_view.view, signals=BY_STREAM),
     ViewEntry("requests", "Requests", requests_view.view, signals=BY_STREAM),
     ViewEntry("request", "", request_view.view, tab="requests"),
     ViewEntry("prefixes", "Prefix cache", prefix_cache_view.view, signals=BY_STREAM),

@@ -129,7 +129,7 @@ def test_the_form_leads_to_other_windows_and_back(page: Page, incident: Incident
     expect(sides).to_contain_text(f"{chosen['with_from'][11:19]} – ")
     for name, value in chosen.items():
         expect(form.locator(f"[name='{name}']")).to_have_value(value)
-    # Swapped, what was held against the other is what is looked at.
+    # Swapped, what was compared with the other is what is looked at.
     figures = rows(page.locator("#figures"))
     form.get_by_role("link", name="Swap them").click()
     expect(page.locator("#figures tbody tr td").first).to_have_text(figures[0][2])

@@ -69,7 +69,7 @@ def shown(watch: Pipeline, address: str) -> str:
 
 
 def figure(watch: Pipeline, address: str) -> dict[str, Any]:
-    """What the chart of Over time is drawn from."""
+    """What the chart of Timeline is drawn from."""
     here = at(watch, address)
     text = json.dumps(PATHS["engine"].make(watch, here).sections, default=lambda part: part.to_plotly_json())
     found: list[dict[str, Any]] = []
@@ -101,9 +101,9 @@ def test_each_view_in_its_navigation_shows_data_of_the_engine() -> None:
         assert "known by its figures" not in text
         assert len(re.sub(r"[^a-z]", "", text)) > 300, entry.path
     tabs = json.dumps(header.header_bar(at(watch, "/engine")), default=lambda part: part.to_plotly_json())
-    assert "Never freed" not in tabs
+    assert "Retained blocks" not in tabs
     assert "With the stream" in tabs
-    assert {"Blocks", "Never freed"} <= {entry.label for entry in views_of("stream")}
+    assert {"Blocks", "Retained blocks"} <= {entry.label for entry in views_of("stream")}
     assert "With the stream" not in {entry.label for entry in views_of("stream")}
 
 

@@ -89,7 +89,7 @@ def test_what_a_leak_keeps_is_named_and_what_came_back_is_not() -> None:
     assert told.held_blocks
     assert text(view, "head").startswith(counted(told.held_blocks, "block"))
     named = [(row[0], row[2], row[5]) for row in rows(view, "held")[1:]]
-    assert named == [(one.owner or "nobody known", one.reason, f"{one.blocks:,}") for one in told.held]
+    assert named == [(one.owner or "no known owner", one.reason, f"{one.blocks:,}") for one in told.held]
     assert told.floors[-1].blocks == told.held_blocks
     assert f"It rose from {told.floors[0].blocks:,} to {told.floors[-1].blocks:,}" in text(view, "floors")
 
@@ -101,7 +101,7 @@ def test_nothing_is_named_where_all_came_back() -> None:
     watch = looked_at(lab)
     view = retained_blocks_view.view(watch, at(watch, "/held"))
     assert "All that was handed out" in text(view, "head")
-    assert "Nobody has any" in text(view, "held")
+    assert "No request holds any" in text(view, "held")
     assert "It does not rise" in text(view, "floors")
     stayed = [int(row[1].replace(",", "")) for row in rows(view, "lifetimes")]
     assert sum(stayed) == watch.retained_blocks(ENGINE).freed
@@ -295,7 +295,7 @@ def test_how_long_ago_a_request_has_ended_is_no_part_of_its_life() -> None:
     ended = detail.phases[-1]
     assert ended.state.startswith("FINISHED")
     assert ended.for_s >= 1000
-    assert f"Its life {duration(sum(phase.for_s for phase in detail.phases[:-1]))} from" in life
+    assert f"Phases {duration(sum(phase.for_s for phase in detail.phases[:-1]))} from" in life
     assert duration(ended.for_s) in life
 
 

@@ -42,7 +42,7 @@ def view(query: Query, here: Here) -> PageView:
     events, chosen = _events_around(query, here)
     return PageView(
         {
-            "head": html.Header([html.H1("Every block"), _colourings(place, by)], className="of-blocks"),
+            "head": html.Header([html.H1("Blocks"), _colourings(place, by)], className="of-blocks"),
             "scrub": html.Section(_scrub(_since_heard(query, here), blocks.at, events, chosen), className="card scrub"),
             "map": html.Div(
                 [

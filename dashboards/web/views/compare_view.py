@@ -2,7 +2,8 @@
 
     /compare?engine=ENGINE&from=TIME&to=TIME&with=ENGINE&with_from=TIME&with_to=TIME
 
-The window is held against that of `with_…`; without, as long a time just before it, or of another engine the same time.
+The window is compared with that of `with_…`. Without, it is as long a time just before it, or of another engine the
+same time.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def view(query: Query, here: Here) -> PageView:
             ),
             "findings": html.Section(_compared_findings(here.place, told), id="compared-findings", className="card"),
             "figures": html.Section(_metrics_table(told), id="figures", className="card wide"),
-            "pools": html.Section(_pools(here, both, points), id="pools", className="card", **aria(label="Over time")),
+            "pools": html.Section(_pools(here, both, points), id="pools", className="card", **aria(label="Timeline")),
         }
     )
 
@@ -139,7 +140,7 @@ def _form(query: Query, here: Here, told: Diff | None) -> html.Form:
     return html.Form(
         [
             html.Fieldset([html.Legend("This window"), *this], className="filter"),
-            html.Fieldset([html.Legend("held against"), *against], className="filter"),
+            html.Fieldset([html.Legend("Compared with"), *against], className="filter"),
             html.Div([*actions, html.P(NO_TIME, className="note")], className="filter"),
         ],
         action="/compare",
@@ -258,7 +259,7 @@ def _by(row: MetricRow) -> str:
 
 
 def _compared_findings(place: PagePlace, told: Diff) -> list[Any]:
-    heading = html.H2("Findings that came, stayed and went")
+    heading = html.H2("Findings added, unchanged and removed")
     if not told.findings:
         return [heading, html.P("None in either window.", className="note")]
     columns = ("Change", "Severity", "Finding", "Code", "How sure", "Before", "After", "Whom it names", "Each")

@@ -110,7 +110,7 @@ def _links(here: Here, then: PagePlace, finding: FindingReport) -> list[Any]:
 
 
 def _comparison(here: Here, finding: FindingReport) -> list[Any]:
-    """Its first minutes, held against as long a time before it began."""
+    """Its first minutes, compared with as long a time before it began."""
     if not finding.since:
         return []
     began_ns = wall_ns(finding.since, 0)
@@ -126,7 +126,7 @@ def _comparison(here: Here, finding: FindingReport) -> list[Any]:
 
 
 def _finding_notifications(finding: FindingReport, alerting: NotificationsView) -> list[Any]:
-    heading = html.H2("Who was told")
+    heading = html.H2("Notifications")
     if not alerting.receivers:
         asked = html.Code("monitor serve --alert URL")
         return [heading, html.P(["Nobody: this service sends no alerts. ", asked, " does."], className="note")]
@@ -185,7 +185,7 @@ def _silence_form(finding: FindingReport) -> html.Details:
 
 
 def _finding_chart(here: Here, finding: FindingReport, points: Sequence[PointView]) -> list[Any]:
-    heading = html.H2("The pool and the queues meanwhile")
+    heading = html.H2("Pool and queues meanwhile")
     if not points:
         return [heading, html.P("Nothing is kept of that time.", className="note")]
     window = here.window
@@ -229,7 +229,7 @@ def _onset(place: PagePlace, finding: FindingReport, window: PageWindow) -> list
 
 def _began(query: Query, then: PagePlace, finding: FindingReport) -> list[Any]:
     """The events around its beginning."""
-    heading = html.H2("What happened as it began")
+    heading = html.H2("Events as it began")
     events: list[EventView] = []
     if finding.since:
         began = rfc3339(wall_ns(finding.since, 0) + 1_000_000)

@@ -36,9 +36,9 @@ def view(query: Query, here: Here) -> PageView:
     """The bill, the pool, the suggestions, the calculator."""
     return PageView(
         {
-            "head": html.H1("What the device’s memory went to"),
+            "head": html.H1("Memory breakdown"),
             "bill": html.Section(_memory_breakdown(query, here), className="card", **aria(label="The bill")),
-            "pool": html.Section(_memory_pool(query, here), className="card", **aria(label="The pool inside it")),
+            "pool": html.Section(_memory_pool(query, here), className="card", **aria(label="KV pool")),
             "calculator": html.Section(_calculator(query, here), className="card", **aria(label="Calculator")),
         }
     )
@@ -103,7 +103,7 @@ def _suggestions(memory: MemoryView) -> list[Any]:
 
 
 def _memory_pool(query: Query, here: Here) -> list[Any]:
-    heading = html.H2("The pool inside it")
+    heading = html.H2("KV pool")
     try:
         engine = engine_then(query, here)
     except NotKnown as error:
@@ -121,7 +121,7 @@ def _calculator(query: Query, here: Here) -> list[Any]:
         fields.append(html.Label([html.Span(words), field("number", name, asked[name], min="1", step="1")]))
     fields.append(html.Button("Calculate", type="submit"))
     form = html.Form(fields, action="/memory", method="get", className="calculator", key=" ".join(asked.values()))
-    heading = html.H2("What would requests of a length need?")
+    heading = html.H2("Concurrency calculator")
     try:
         numbers = {name: int(value) for name, value in asked.items() if value.isdecimal()}
         if len(numbers) < len(asked):

@@ -11,10 +11,10 @@ from kvscope.monitor.query import Query
 
 ADDED_BY_STREAM: Final = (
     ("Blocks", "the state and the owner of every block, at any moment, and why it is not free"),
-    ("Never freed", "blocks that were allocated in a window and not freed by its end, by owner"),
+    ("Retained blocks", "blocks that were allocated in a window and not freed by its end, by owner"),
     ("Requests", "each request: what it waits for and who holds that, its blocks, its times"),
     ("Prefix cache", "which prefixes the pool keeps, who uses them, and who evicted what is needed again"),
-    ("Over time", "the pool by holder, waiting requests by cause, and what limits the steps"),
+    ("Timeline", "the pool by holder, waiting requests by cause, and what limits the steps"),
     ("Findings", "confirmed verdicts: a metrics page shows how much is in use, never by whom"),
 )
 

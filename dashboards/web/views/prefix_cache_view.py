@@ -135,7 +135,7 @@ def _prefix_row(place: PagePlace, engine: str, depth: int, node: PrefixNode, wid
 
 
 def _evictions(place: PagePlace, told: PrefixCacheView) -> list[Any]:
-    heading = html.H2("Evicted of late")
+    heading = html.H2("Recent evictions")
     if not told.evictions:
         return [heading, html.P("Nothing, as far as events are kept.", className="note")]
     head = headings("When", "To make room for", "Blocks#", "Needed again since#", "Event")

@@ -34,7 +34,7 @@ def view(query: Query, here: Here) -> PageView:
         return PageView({"not-known": html.Section(parts, className="card")})
     sections: dict[str, Any] = {
         "head": html.H1(["Request ", html.Span(detail.request.id, className="id")]),
-        "life": html.Section(_waterfall(detail), className="card", **aria(label="Its life")),
+        "life": html.Section(_waterfall(detail), className="card", **aria(label="Phases")),
     }
     if detail.waits is not None:
         sections["waits"] = html.Section(
@@ -49,7 +49,7 @@ def view(query: Query, here: Here) -> PageView:
 
 def _waterfall(detail: RequestDetail) -> list[Any]:
     """A bar for each state, from when to when; what was computed again in it is hatched."""
-    heading = html.H2("Its life")
+    heading = html.H2("Phases")
     life = detail.phases[-MOST_PHASES:]
     known = [phase for phase in life if phase.since]
     if not known:
@@ -70,7 +70,7 @@ def _waterfall(detail: RequestDetail) -> list[Any]:
     columns = (
         ("State", ""),
         ("Why", ""),
-        ("Over time", "rod"),
+        ("Timeline", "rod"),
         ("For", "n"),
         ("Blocks", "n"),
         ("Tokens computed", "n"),

@@ -1,4 +1,4 @@
-"""Never freed: what was handed out in the window and did not come back by its end; whether that is a leak."""
+"""Retained blocks: what was handed out in the window and did not come back by its end; whether that is a leak."""
 
 from __future__ import annotations
 
@@ -70,9 +70,9 @@ def _retained_head(told: RetainedBlocksView) -> list[Any]:
 
 
 def _retained_groups(place: PagePlace, told: RetainedBlocksView) -> list[Any]:
-    parts: list[Any] = [html.H2("Who has them, the longest first")]
+    parts: list[Any] = [html.H2("Owners, the longest first")]
     if not told.held:
-        return [*parts, html.P("Nobody has any.", className="note")]
+        return [*parts, html.P("No request holds any.", className="note")]
     head = headings("Owner", "State", "Why", "Since", "For", "Blocks#", "Which")
     rows = [_retained_row(place, told.engine, one) for one in told.held]
     parts.append(html.Table([head, html.Tbody(rows)]))
@@ -81,7 +81,7 @@ def _retained_groups(place: PagePlace, told: RetainedBlocksView) -> list[Any]:
 
 def _retained_row(place: PagePlace, engine: str, one: RetainedGroup) -> html.Tr:
     family = RETAINED_SHADES.get(one.reason, "running" if one.state == "RUNNING" else "waiting")
-    owner = request_link(place, engine, one.owner) if one.owner else "nobody known"
+    owner = request_link(place, engine, one.owner) if one.owner else "no known owner"
     state = in_words(one.state) if one.state else "no owner"
     return html.Tr(
         [
@@ -99,7 +99,7 @@ def _retained_row(place: PagePlace, engine: str, one: RetainedGroup) -> html.Tr:
 
 
 def _lifetimes(told: RetainedBlocksView) -> list[Any]:
-    heading = html.H2("How long those stayed that came back")
+    heading = html.H2("Lifetimes of blocks that were freed")
     shortest = 0.0
     rows = []
     for bucket in told.lifetimes:
@@ -115,7 +115,7 @@ def _lifetimes(told: RetainedBlocksView) -> list[Any]:
 
 
 def _floor_chart(floors: Sequence[IdleFloorView]) -> list[Any]:
-    heading = html.H2("What stayed in use each time the engine had drained to idle")
+    heading = html.H2("Floor after each idle")
     if not floors:
         return [heading, html.P("It has not been idle in this window.", className="note")]
     rises = len(floors) > 1 and floors[-1].blocks > floors[0].blocks

@@ -63,7 +63,7 @@ def view(query: Query, here: Here) -> PageView:
         {
             "summary": html.Section(_summary(here, engine, found), id="summary", **aria(label="The engine")),
             "told": html.Section(_timeline_summary(here, told), id="told", className="card"),
-            "chart": html.Section(_timeline_chart(here, points, marks), className="card", **aria(label="Over time")),
+            "chart": html.Section(_timeline_chart(here, points, marks), className="card", **aria(label="Timeline")),
             "marks": html.Section(_timeline_list(here, marks), id="marks", className="card"),
         }
     )
@@ -122,7 +122,7 @@ def _timeline_summary(here: Here, told: ExplanationView) -> list[Any]:
     sentences = [sentence for sentence in told.sentences if not sentence.startswith(codes)]
     grave = [finding for finding in told.findings if finding.severity != "info"]
     return [
-        html.H2("What happened here"),
+        html.H2("Activity"),
         html.P(" ".join(sentences), className="explanation"),
         html.Ul([_timeline_finding(here, finding) for finding in grave], className="brief"),
     ]
