@@ -10,6 +10,7 @@ from dash import html
 from kvscope.dashboards.web.display_text import clock_text, family_of, reason_of, sentence
 from kvscope.dashboards.web.links import PagePlace
 from kvscope.dashboards.web.markup import block_links, dot, request_link
+from kvscope.monitor.reason_words import in_words
 from kvscope.monitor.schema import BlockDetail, EventHistoryEntry, RequestDetail
 from kvscope.monitor.text import counted, duration
 
@@ -29,14 +30,15 @@ def of_request(place: PagePlace, detail: RequestDetail) -> list[Any]:
         ("Output", f"{request.output_tokens:,} of at most {counted(request.max_tokens, 'token')}"),
         ("Preempted", f"{counted(request.preemptions, 'time')}, {counted(request.tokens_lost, 'token')} lost"),
     ]
-    facts += [(f"Waited: {cause}", duration(seconds)) for cause, seconds in detail.waited_s.items()]
+    facts += [(f"Waited {in_words(cause)}", duration(seconds)) for cause, seconds in detail.waited_s.items()]
     if request.client_gone:
         facts.append(("Client", "has gone away"))
     parts: list[Any] = [
         *_panel_head(place, "Request", request.id),
         html.P(
-            [dot(family_of(request)), request.state, html.Code(reason) if reason else ""],
+            [dot(family_of(request)), in_words(request.state), html.Span(f", {reason}" if reason else "")],
             className="state",
+            title=f"{request.state} {request.reason}".strip(),
         ),
         html.Dl([part for name, value in facts for part in (html.Dt(name), html.Dd(value))], className="facts"),
     ]

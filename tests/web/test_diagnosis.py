@@ -26,7 +26,7 @@ SEEN = {
     "stuck.never-fits": "for KV blocks, needs",
     "collapse.lockstep": "finished",
     "thrash.preemption": "preempted",
-    "stuck.engine-stalled": "step in flight",
+    "stuck.engine-stalled": "STEP_IN_FLIGHT",
     "corrupt.double-free": "released",
 }
 
