@@ -212,18 +212,19 @@ async def one_rank_stops(server: Server) -> None:
     names = [f"{server.engine.removesuffix('/0')}/{rank}" for rank in (0, 1)]
     came = 0
 
-    def load() -> None:
+    def load(most: int = 6) -> None:
         nonlocal came
-        while sum(not client.done() for client in seen.clients.values()) < 6:
+        while sum(not client.done() for client in seen.clients.values()) < most:
             came += 1
             seen.come(f"r-{came}", 40, 900)
 
+    def runs(name: str) -> bool:
+        ledger = seen.watch.fleet.engines.get(name)
+        return ledger is not None and any(request.is_running for request in ledger.state.requests.values())
+
     def both_run() -> bool:
         load()
-        engines = seen.watch.fleet.engines
-        return all(
-            name in engines and any(r.is_running for r in engines[name].state.requests.values()) for name in names
-        )
+        return all(map(runs, names))
 
     try:
         await seen.until(both_run)
@@ -236,13 +237,13 @@ async def one_rank_stops(server: Server) -> None:
             for _ in range(50):
                 seen.look()
                 await asyncio.sleep(0.02)
-            if both_run():
+            if runs(names[1]):
                 break
             stopped.send_signal(signal.SIGCONT)
         try:
 
             def found() -> list[FindingReport]:
-                load()
+                load(12)  # more than the rank that is stopped may hold
                 return seen.firing(DIVERGED)
 
             await seen.until(found)
