@@ -65,7 +65,7 @@ def test_a_moment_is_chosen_by_a_click_and_is_kept_in_other_views(page: Page, le
     for label, field in (("finished but held", "finished"), ("cached, idle", "cached_idle"), ("free", "free")):
         row = page.locator("#history-legend li").filter(has=page.get_by_text(label, exact=True))
         expect(row.locator(".count")).to_have_text(f"{then[field]:,}")
-    page.get_by_role("navigation", name="Views").get_by_role("link", name="Blocks").click()
+    page.get_by_role("navigation", name="Views").get_by_role("link", name="Blocks", exact=True).click()
     expect(page).to_have_url(url + place.to("blocks"))
     expect(page.locator("#time")).to_contain_text("as it was")
 
