@@ -36,9 +36,9 @@ Place = tuple[str, str, str]
 """Engine, code and key: what tells one trouble from another."""
 
 RESOLVE_AFTER_NS: Final = 3_000_000_000
-SETTLES_NS: Final = {"sizing.kv-too-small": 120_000_000_000}
+SETTLES_NS: Final = {"sizing.kv-too-small": 120_000_000_000, "held.prefix-cache": 300_000_000_000}
 """By code, where it takes longer: what preemptions cost hovers about its threshold, and a pool that is too small has
-not become large enough in a minute in which they cost less.
+not become large enough in a minute in which they cost less. A warm cache is one finding while its share hovers.
 """
 COUNTS_EVENTS: Final = frozenset(("sizing.kv-too-small", "thrash.preemption"))
 """Codes that count the preemptions of a window: those before their cause ended are the cause's effects for good."""

@@ -53,9 +53,9 @@ def test_a_judgement_that_flickers_does_not_fire_twice() -> None:
     assert finding.fired_ns == 0
 
 
-def test_what_hovers_about_its_threshold_is_one_finding() -> None:
+@pytest.mark.parametrize(("code", "settles"), SETTLES_NS.items())
+def test_what_hovers_about_its_threshold_is_one_finding(code: str, settles: int) -> None:
     findings, told = Findings(), []
-    (code, settles), *_ = SETTLES_NS.items()
     for at in range(0, 4 * settles, settles // 2):
         told += findings.update(ENGINE, at, [judged(code)])
         told += findings.update(ENGINE, at + settles // 4, [])

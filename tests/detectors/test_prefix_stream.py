@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from kvscope.monitor.detectors.judgement import Judgement
 from kvscope.monitor.detectors.registry import THRESHOLDS
-from kvscope.monitor.findings import FindingReport
+from kvscope.monitor.findings import FindingReport, Findings
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from tests.detectors import waste
 from tests.detectors.scenes import Spoken, Watched, value
 
 PREFIX_HITS = "collapse.prefix-hits"
 CACHE_FLUSHED = "collapse.cache-flushed"
+KV_TOO_SMALL = "sizing.kv-too-small"
 
 
 def test_lookups_that_miss_what_is_stored() -> None:
@@ -24,8 +26,34 @@ def test_lookups_that_miss_what_is_stored() -> None:
     assert finding.culprits.requests == others
     assert value(finding, "cached_blocks_recomputed") == 10 * len(others)
     assert value(finding, "blocks_hit") == 0
-    scene.live(scene.watch.settings(THRESHOLDS[f"{PREFIX_HITS}.window_s"]) + 5)
+    lasts_s = scene.watch.settings(THRESHOLDS[f"{PREFIX_HITS}.lasts_s"])
+    scene.live(lasts_s - 5)
+    assert scene.firing(PREFIX_HITS)
+    scene.live(10)
     assert [f.code for f in scene.watch.findings("resolved")] == [PREFIX_HITS]
+
+
+def test_a_lookup_that_never_hits_is_one_finding_through_pauses_and_a_hit_ends_it() -> None:
+    """Between misses come pauses longer than the window, and prompts of which nothing is cached."""
+    scene = waste.prefix_hits()
+    beginning = list(range(40))
+    rng = scene.lab.rng
+    for number in range(16):
+        scene.live(70)
+        for _ in range(4):
+            first = [rng.randrange(1000, 9000) for _ in beginning] if number % 2 else beginning
+            scene.lab.arrive([*first, rng.randrange(1000)], max_tokens=2)
+            scene.run_until_idle()
+    assert scene.firing(PREFIX_HITS)
+    assert scene.watch.findings("resolved") == []
+    fault = scene.lab.faults.on[PREFIX_HITS]
+    fault.limit = fault.strikes
+    scene.live(70)
+    for _ in range(2):
+        scene.lab.arrive([*beginning, 1], max_tokens=2)
+        scene.run_until_idle()
+    scene.live(5)
+    assert not scene.firing(PREFIX_HITS)
 
 
 def test_the_last_block_of_a_prompt_is_always_computed_and_is_no_miss() -> None:
@@ -39,13 +67,24 @@ def test_the_last_block_of_a_prompt_is_always_computed_and_is_no_miss() -> None:
     assert scene.alarms() == []
 
 
+@pytest.mark.parametrize(("small_since_ns", "fires"), [(30, [PREFIX_HITS]), (10, [PREFIX_HITS, KV_TOO_SMALL])])
+def test_recomputed_preemptions_after_misses_are_their_effect_and_those_before_are_not(
+    small_since_ns: int, fires: list[str]
+) -> None:
+    findings = Findings()
+    missed = Judgement(code=PREFIX_HITS, engine="e", verdict="confirmed", since_ns=20, explanation="")
+    small = Judgement(code=KV_TOO_SMALL, engine="e", verdict="confirmed", since_ns=small_since_ns, explanation="")
+    findings.update("e", 40, [small, missed])
+    assert sorted(each.judgement.code for each in findings.firing()) == fires
+
+
 @pytest.mark.parametrize(("struck", "fresh", "fires"), [(4, 0, True), (3, 0, False), (4, 2, True), (4, 3, False)])
 def test_three_prompts_and_half_of_what_is_computed_are_missed_at_least(struck: int, fresh: int, fires: bool) -> None:
     """The first of those struck has nothing to miss. Each other misses ten blocks, and each prompt computes ten."""
     scene = Watched(total=201, faults=[PREFIX_HITS])
     shared = list(range(40))
-    for number in range(struck + fresh):
-        prompt = shared if number < struck else [scene.lab.rng.randrange(1000, 9000) for _ in shared]
+    for number in range(fresh + struck):
+        prompt = shared if number >= fresh else [scene.lab.rng.randrange(1000, 9000) for _ in shared]
         scene.lab.arrive([*prompt, scene.lab.rng.randrange(1000)], max_tokens=1)
         scene.run_until_idle()
     scene.watch.settle()

@@ -61,7 +61,7 @@ REVIEW_MUTANTS: Final = (
     ),
     ReviewMutant(
         "the last block of a prompt, always computed, counts",
-        *(f"{RULES}collapse.prefix_hits", "PrefixHits._from_stream", "prompt.again > 1", ">= 1"),
+        *(f"{RULES}collapse.prefix_hits", "PrefixHits._missed_windows", "prompt.again > 1", ">= 1"),
     ),
 )
 

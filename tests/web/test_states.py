@@ -22,6 +22,7 @@ from kvscope.dashboards.web.views import (
     requests_view,
     retained_blocks_view,
 )
+from kvscope.monitor.detectors.judgement import Judgement
 from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.reason_words import in_words
 from kvscope.monitor.text import counted, duration
@@ -338,6 +339,22 @@ def test_of_many_findings_the_first_are_shown_in_full_and_none_is_lost() -> None
     kinds = [type(one).__name__ for one in view.sections["findings"].children]
     assert kinds.count("Article") == findings_view.FULL_CARDS
     assert kinds.count("Article") + kinds.count("Details") >= len(grave)
+
+
+def test_findings_for_information_share_a_row_and_others_do_not() -> None:
+    lab = Lab()
+    lab.arrive(12)
+    lab.run_until_idle()
+    watch = looked_at(lab)
+    for code in ("held.prefix-cache", "collapse.prefix-hits"):
+        for at_s in (100, 900, 1700):
+            judged = Judgement(code=code, engine=ENGINE, verdict="confirmed", explanation="it is so")
+            watch.lifecycle.update(ENGINE, watch.fleet.engines[ENGINE].now_ns + at_s * 10**9, [judged])
+            watch.lifecycle.update(ENGINE, watch.fleet.engines[ENGINE].now_ns + (at_s + 400) * 10**9, [])
+    titles = [row[0] for row in rows(findings_view.view(watch, at(watch, "/findings")), "lives")[1:]]
+    assert {titles.count(title) for title in titles} == {1, 3}
+    (alike,) = [row for row in rows(findings_view.view(watch, at(watch, "/findings")), "lives") if "3 times" in row[2]]
+    assert titles.count(alike[0]) == 1
 
 
 def test_a_moment_of_an_engine_that_has_gone_is_not_called_its_end() -> None:

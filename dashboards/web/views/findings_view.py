@@ -102,7 +102,8 @@ def _lives(here: Here, findings: Sequence[FindingReport]) -> list[Any]:
     columns = ["Finding", *(["Engine"] if several else []), "From", "For", ""]
     head = html.Thead(html.Tr([html.Th(name, scope="col") for name in columns[:-1]] + [html.Th(_axis(here.window))]))
     rows = []
-    for finding in sorted(findings, key=lambda one: one.since or "", reverse=True):
+    for alike in _rows_of(sorted(findings, key=lambda one: one.since or "", reverse=True)):
+        finding = alike[0]
         link = html.A(
             [html.Span(className=f"severity-dot {finding.severity}", **aria(hidden="true")), finding.title],
             href=here.place.to("finding", engine=finding.engine, id=finding.id),
@@ -111,13 +112,26 @@ def _lives(here: Here, findings: Sequence[FindingReport]) -> list[Any]:
         cells: list[Any] = [html.Th(link, scope="row")]
         if several:
             cells.append(html.Td(html.A(finding.engine, href=here.place.to("engine", engine=finding.engine))))
-        began_ns, ended_ns = _finding_life_bar(finding, here.window)
-        lasted = duration((ended_ns - began_ns) / 1e9) if finding.since else "always"
-        cells.append(html.Td(clock_text(finding.since) if finding.since else "the start"))
-        cells.append(html.Td(lasted if finding.resolved_at else f"{lasted}, open"))
-        cells.append(html.Td(_duration_bar(finding, here.window), className="track"))
+        spans = [_finding_life_bar(one, here.window) for one in alike]
+        lasted = duration(sum(ended_ns - began_ns for began_ns, ended_ns in spans) / 1e9)
+        lasted = lasted if all(one.since for one in alike) else "always"
+        words = [lasted, *([counted(len(alike), "time")] if len(alike) > 1 else [])]
+        began = alike[-1].since
+        cells.append(html.Td(clock_text(began) if began else "the start"))
+        cells.append(html.Td(", ".join(words if finding.resolved_at else [*words, "open"])))
+        bars = [_duration_bar(one, here.window) for one in alike]
+        cells.append(html.Td(html.Span(bars, className="bars"), className="track"))
         rows.append(html.Tr(cells, key=finding.id))
     return [html.Div(html.Table([head, html.Tbody(rows)], className="lives"), className="wide")]
+
+
+def _rows_of(findings: Sequence[FindingReport]) -> list[list[FindingReport]]:
+    """Return the findings of each row: one, or of those for information all of a code in an engine."""
+    rows: dict[tuple[str, ...], list[FindingReport]] = {}
+    for finding in findings:
+        is_info = finding.severity == "info"
+        rows.setdefault((finding.engine, finding.code, "" if is_info else finding.id), []).append(finding)
+    return list(rows.values())
 
 
 def _axis(window: PageWindow) -> html.Span:
@@ -135,6 +149,6 @@ def _finding_life_bar(finding: FindingReport, window: PageWindow) -> tuple[int, 
 def _duration_bar(finding: FindingReport, window: PageWindow) -> html.Span:
     whole = window.until_ns - window.since_ns
     first, last = (min(max((ns - window.since_ns) / whole, 0), 1) for ns in _finding_life_bar(finding, window))
-    place = {"marginLeft": f"{100 * first:.2f}%", "width": f"{100 * (last - first):.2f}%"}
+    place = {"left": f"{100 * first:.2f}%", "width": f"{100 * (last - first):.2f}%"}
     state = "open" if _is_open(finding, window) else "over"
     return html.Span(className=f"life {finding.severity} {state}", style=place)

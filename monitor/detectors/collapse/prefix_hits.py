@@ -7,8 +7,9 @@ the hit rate fell against the engine's own level, which does not show why.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import takewhile
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from itertools import islice, takewhile
 from typing import Final
 
 from kvscope.monitor.detectors.collapse.hit_rate_drop import (
@@ -20,11 +21,14 @@ from kvscope.monitor.detectors.collapse.hit_rate_drop import (
     SAME_LOAD,
     prefix_hits_by_samples,
 )
-from kvscope.monitor.detectors.detector import Detector
+from kvscope.monitor.detectors.detector import Causes, Detector
 from kvscope.monitor.detectors.judgement import Evidence, Judgement
 from kvscope.monitor.detectors.preemptions import point_at
+from kvscope.monitor.detectors.sizing.kv_too_small import KvTooSmall
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
+from kvscope.monitor.detectors.ties import began_later
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.state.records import ComputedPrompt
 from kvscope.monitor.text import clock_time, counted, percent
 
 PREFIX_HITS_CHANGE = (
@@ -50,7 +54,8 @@ class PrefixHits(Detector[Judgement]):
     position = 420
     sample_need = PREFIX_HITS_NEED
 
-    window_s = Threshold(60, "s", "what was computed again before is past")
+    window_s = Threshold(60, "s", "what was computed again before is past, once a prompt hits")
+    lasts_s = Threshold(600, "s", "while no prompt hits: a quiet load, or a full pool, shows neither a hit nor a miss")
     min_prompts = Threshold(3, "prompts", "one or two may have asked not to be looked up, as for prompt_logprobs")
     min_recomputed = Threshold(
         0.01, "of the computed", "of less work that is done again, a client notices nothing in its latency"
@@ -61,6 +66,10 @@ class PrefixHits(Detector[Judgement]):
     max_hit_share_left = MAX_HIT_SHARE_LEFT
     min_looked_up = MIN_LOOKED_UP
     same_load = SAME_LOAD
+
+    def causes(self) -> Causes[Judgement]:
+        """Return what it may cause: preempted requests find nothing of theirs in the cache, and are computed again."""
+        return Causes[Judgement]().of(KvTooSmall, began_later)
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield what is cached and computed again."""
@@ -76,18 +85,13 @@ class PrefixHits(Detector[Judgement]):
         return prompts >= settings(self.min_prompts) and again >= settings(self.min_share) * of
 
     def _from_stream(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
-        since_ns = ledger.now_ns - settings(self.window_s) * 1e9 - (ledger.wall(1) - 1)  # on the engine's clock
-        recent = list(takewhile(lambda prompt: prompt.at_ns >= since_ns, reversed(ledger.prompts)))[::-1]
-        # The last full block of a prompt is always computed: alone it says nothing.
+        windows = self._missed_windows(ledger, settings)
+        recent = next((window for window in windows if self._is_much(ledger, window, settings)), None)
+        if recent is None:
+            return
         missed = [prompt for prompt in recent if prompt.again > 1]
         again = sum(prompt.again for prompt in missed)
         computed = sum(prompt.blocks - prompt.hit for prompt in recent)
-        if not self._enough(len(missed), again, computed, settings):
-            return
-        in_all = ledger.state.totals.computed_tokens
-        in_all -= point_at(ledger, ledger.now_ns - settings(self.window_s) * 1e9).computed_tokens
-        if again * ledger.state.block_size < settings(self.min_recomputed) * in_all:
-            return
         began, last_at = ledger.wall(missed[0].at_ns), ledger.at(recent[-1].at)
         hit, asked = sum(prompt.hit for prompt in recent), sum(prompt.blocks for prompt in recent)
         yield Judgement(
@@ -122,6 +126,46 @@ class PrefixHits(Detector[Judgement]):
             wont_help=PREFIX_HITS_WONT_HELP,
             missing="the events that were lost" if ledger.state.damaged else "",
         )
+
+    def _missed_windows(self, ledger: EngineLedger, settings: Settings) -> Iterator[Sequence[ComputedPrompt]]:
+        """Yield the prompts of the last `window_s` if enough of what they computed was in the cache. Only a hit shows
+        that misses are over: as long as none came, also those of windows that ended with a miss in the last `lasts_s`.
+        """
+        window_ns = settings(self.window_s) * 1e9
+        now_ns = ledger.now_ns - (ledger.wall(1) - 1)  # on the engine's clock
+        oldest_ns = now_ns - settings(self.lasts_s) * 1e9
+        since_hit = takewhile(lambda one: one.hit <= one.again and one.at_ns >= oldest_ns, reversed(ledger.prompts))
+        unrefuted_ns = min((one.at_ns for one in since_hit), default=now_ns)
+        begin = bisect_left(ledger.prompts, unrefuted_ns - window_ns, key=lambda one: one.at_ns)
+        prompts = list(islice(ledger.prompts, begin, None))
+        # The last full block of a prompt is always computed: alone it says nothing.
+        missed = [prompt.again if prompt.again > 1 else 0 for prompt in prompts]
+        sums = [(0, 0, 0)]
+        for prompt, again in zip(prompts, missed, strict=True):
+            count, in_cache, computed = sums[-1]
+            sums.append((count + (again > 0), in_cache + again, computed + prompt.blocks - prompt.hit))
+        times = [prompt.at_ns for prompt in prompts]
+
+        def enough(first: int, end: int) -> bool:
+            count, in_cache, computed = (last - before for last, before in zip(sums[end], sums[first], strict=True))
+            return self._enough(count, in_cache, computed, settings)
+
+        recent = bisect_left(times, now_ns - window_ns)
+        if enough(recent, len(prompts)):
+            yield prompts[recent:]
+        for last in reversed(range(bisect_left(times, unrefuted_ns), len(prompts))):
+            first = bisect_left(times, times[last] - window_ns)
+            if missed[last] and enough(first, last + 1):
+                yield prompts[first : last + 1]
+
+    def _is_much(self, ledger: EngineLedger, prompts: Sequence[ComputedPrompt], settings: Settings) -> bool:
+        """Whether what was computed though it was cached is a part of all work that clients notice."""
+        again = sum(prompt.again for prompt in prompts if prompt.again > 1)
+        until_ns = ledger.wall(prompts[-1].at_ns)
+        newest = prompts[-1] is ledger.prompts[-1]
+        in_all = ledger.state.totals.computed_tokens if newest else point_at(ledger, until_ns).computed_tokens
+        in_all -= point_at(ledger, until_ns - settings(self.window_s) * 1e9).computed_tokens
+        return again * ledger.state.block_size >= settings(self.min_recomputed) * in_all
 
     def _from_kv_events(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         since_ns = ledger.now_ns - settings(self.window_s) * 1e9
