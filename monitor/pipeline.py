@@ -67,6 +67,12 @@ class Pipeline(QueryHandlers):
             for ledger in filter(self._is_due, last_facts.values()):
                 self._judge(ledger)
 
+    def learn(self, records: Iterable[Record]) -> None:
+        """Apply records of a past that is shown and not judged."""
+        with self._lock:
+            for record in records:
+                self.fleet.apply(record)
+
     def _is_due(self, ledger: EngineLedger) -> bool:
         return ledger.now_ns >= self._judged_ns.get(ledger.engine, 0) + JUDGE_EVERY_NS
 

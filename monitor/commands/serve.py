@@ -79,6 +79,12 @@ def _add_service_flags(parser: argparse.ArgumentParser) -> None:
         help="and no more of it than this, the oldest goes first: 500M, 2G (10G)",
     )
     parser.add_argument(
+        "--look-back",
+        type=length,
+        metavar="TIME",
+        help="at the start, read so much of what a Prometheus server stored: 30m, 1d (2h); the page shows it",
+    )
+    parser.add_argument(
         "--memory-budget",
         type=size,
         metavar="SIZE",
@@ -198,6 +204,7 @@ def _run(parsed: argparse.Namespace) -> int:
             data=data,
             keep=Keep(**keep),
             memory_budget=parsed.memory_budget,
+            **_given(look_back_s=parsed.look_back),
         ),
         mount,
     )

@@ -19,7 +19,8 @@ from typing import Final, NamedTuple, TypeVar
 from kvscope.monitor.analysis.partial_replay import first_events, observed
 from kvscope.monitor.errors import KvscopeError
 from kvscope.monitor.events import journal
-from kvscope.monitor.events.sample_codec import Observed
+from kvscope.monitor.events.sample_codec import OBSERVED_LETTERS, Observed
+from kvscope.monitor.events.samples import Fact
 from kvscope.monitor.events.wire import Batch, Frame, Keyframe
 from kvscope.monitor.history.active_segment import Opened
 from kvscope.monitor.history.guarded_segment import DamagedSegments, GuardedSegment, SegmentReader
@@ -203,6 +204,14 @@ class History:
             note = each.note() if each.letter != LETTER_OF_POINTS else None
             if isinstance(note, Observed):
                 yield note
+
+    def facts(self, engine: str) -> list[Fact]:
+        """The facts of an engine without a stream: each of its segments begins with all that were known."""
+        for segment in reversed(self._segments(engine)):
+            notes = [each.note() for each in self._kept(segment) if each.letter == OBSERVED_LETTERS[Fact]]
+            if notes:
+                return [note for note in notes if isinstance(note, Fact)]
+        return []
 
     # ---------------------------------------------------------------- how it is read
 

@@ -18,6 +18,7 @@ from kvscope.monitor.events.event_log import Clock
 from kvscope.monitor.events.journal import SUFFIX, JournalWriter
 from kvscope.monitor.events.kinds import Kind, Stage
 from kvscope.monitor.events.sample_codec import Observed
+from kvscope.monitor.events.samples import Fact
 from kvscope.monitor.events.wire import ADDED_BY_SOURCE, Batch, Frame, Keyframe, Run, batch_of, encode
 from kvscope.monitor.history.keyframe_cutter import sound_keyframe_of
 from kvscope.monitor.history.observations import encode_note
@@ -28,6 +29,8 @@ from kvscope.monitor.sources.live_stream import Received
 
 SEGMENT_BYTES: Final = 64 << 20
 SEGMENT_S: Final = 600.0
+PAGE_SEGMENT_S: Final = 3600.0
+"""Of an engine without a stream: a week of its samples is read from hundreds of segments, not from a thousand."""
 LONGEST_SEGMENT_S: Final = 86_400.0
 """Even of an engine that says next to nothing: what is too old to be kept goes by segments."""
 OUTWEIGHS: Final = 3
@@ -63,6 +66,8 @@ class Writer:
         self._keyframe_bytes = 0
         self._keyframe_at = 0
         """Where in the segment the last keyframe ends."""
+        self._facts: dict[str, Fact] = {}
+        """Of an engine without a stream, the latest of each name."""
         self._points_until_ns = -1
         self._retry_ns = 0
         """When to try again to write what could not be written (monotonic)."""
@@ -104,7 +109,11 @@ class Writer:
             for record in records:
                 if self._journal is None:
                     self._begin(self._clock.time_ns(), 0, None)
+                    for fact in self._facts.values():  # so that the segment stands on its own
+                        self._write(encode_note(fact))
                 self._write(encode_note(record))
+                if isinstance(record, Fact):
+                    self._facts[record.name] = record
         except OSError as error:
             self._failed(error)
 
@@ -163,10 +172,11 @@ class Writer:
         if self._journal is None:
             return
         age_s = (self._clock.monotonic_ns() - self._opened_ns) / 1e9
+        segment_s = SEGMENT_S if self._first_batch >= 0 or self._keyframe_at else PAGE_SEGMENT_S
         blocks = ledger.state.total if ledger is not None else 0
         weight = max(self._keyframe_bytes, blocks * BYTES_A_BLOCK)
         outweighed = self._size - self._keyframe_at >= OUTWEIGHS * weight
-        if self._size >= SEGMENT_BYTES or (age_s >= SEGMENT_S and outweighed) or age_s >= LONGEST_SEGMENT_S:
+        if self._size >= SEGMENT_BYTES or (age_s >= segment_s and outweighed) or age_s >= LONGEST_SEGMENT_S:
             self._end()
         elif outweighed and ledger is not None:
             self._cut(ledger)

@@ -110,8 +110,6 @@ class EngineLookup:
 
     def first_ns(self, live: EngineLedger) -> int:
         """Return since when an engine's past is known (wall ns)."""
-        if is_without_stream(live) and live.past_samples:
-            return live.past_samples[0].at_ns or live.now_ns
         first = self._past.span(live).first
         return parse_stream_time(first, live.now_ns).at_ns if first else live.now_ns
 

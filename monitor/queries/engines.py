@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -12,7 +13,7 @@ from kvscope.monitor.events.kinds import Cause, Status, name_of
 from kvscope.monitor.events.samples import Sample
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.queries.client_progress import metrics_progress, stream_progress
-from kvscope.monitor.queries.metrics_windows import sample_then, waiting_by_reason
+from kvscope.monitor.queries.metrics_windows import waiting_by_reason
 from kvscope.monitor.schema import EngineView
 from kvscope.monitor.text import timestamp
 
@@ -33,14 +34,13 @@ def engine_view(ledger: EngineLedger, findings: dict[str, int]) -> EngineView:
     """By its stream where there is one, else by its figures; `findings` counts those that fire, by severity."""
     if ledger.has_stream:
         return _stream_view(ledger, findings)
-    return _figures_view(ledger, findings, ledger.samples[-1] if ledger.samples else Sample(ledger.engine, ""))
+    return _figures_view(ledger, findings, ledger.samples or [Sample(ledger.engine, "")])
 
 
-def past_metrics_view(ledger: EngineLedger, findings: dict[str, int], at_ns: int) -> EngineView:
-    """Return an engine without a stream as it was at a time (wall). Raises NotKnown where no sample of it is kept."""
-    last = sample_then(ledger, at_ns)
-    at = timestamp(last.at_ns or 0)
-    return msgspec.structs.replace(_figures_view(ledger, findings, last), at=at, last_seen_s_ago=0.0)
+def past_metrics_view(ledger: EngineLedger, findings: dict[str, int], samples: Sequence[Sample]) -> EngineView:
+    """Return an engine without a stream as it was at the last of these samples."""
+    at = timestamp(samples[-1].at_ns or 0)
+    return msgspec.structs.replace(_figures_view(ledger, findings, samples), at=at, last_seen_s_ago=0.0)
 
 
 def _stream_view(ledger: EngineLedger, findings: dict[str, int]) -> EngineView:
@@ -114,13 +114,14 @@ def _sample_age_s(ledger: EngineLedger, last: Sample) -> float:
     return round(max(now_ns - (last.at_ns or now_ns), 0) / 1e9, 3)
 
 
-def _figures_view(ledger: EngineLedger, findings: dict[str, int], last: Sample) -> EngineView:
+def _figures_view(ledger: EngineLedger, findings: dict[str, int], samples: Sequence[Sample]) -> EngineView:
+    last = samples[-1]
     facts = {name: fact.value for name, fact in ledger.facts.items() if name not in NO_SETTINGS}
-    since_ns, at_ns = 0, last.at_ns or 0
+    since_ns = 0
     if _is_reader_down(ledger) or last.running is None:
         status = "unknown"
     elif last.running or last.waiting:
-        status, since_ns = metrics_progress([sample for sample in ledger.samples if (sample.at_ns or 0) <= at_ns])
+        status, since_ns = metrics_progress(samples)
     else:
         status = "idle"
     return EngineView(

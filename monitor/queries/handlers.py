@@ -125,8 +125,8 @@ class QueryHandlers(Query):
             then = time if live.engine == owner else StreamTime(min(time.at_ns, live.now_ns))
             try:
                 if is_without_stream(live):
-                    with self._lock:
-                        views.append(past_metrics_view(live, self._firing(live.engine, then.at_ns), then.at_ns))
+                    samples = self._past.samples_until(live, then.at_ns)
+                    views.append(past_metrics_view(live, self._firing(live.engine, then.at_ns), samples))
                     continue
                 ledger = self._past.ledger_at(live, then)
             except NotKnown:
@@ -147,7 +147,7 @@ class QueryHandlers(Query):
                 continue
             view = self._gone.get(engine)
             ledger = self._past.last(engine) if view is None else None
-            if ledger is not None and ledger.has_stream:
+            if ledger is not None and (ledger.has_stream or is_without_stream(ledger)):
                 view = msgspec.structs.replace(engine_view(ledger, {}), status="gone")
             if view is not None:
                 known[engine] = view
@@ -211,8 +211,7 @@ class QueryHandlers(Query):
 
     def _points(self, live: EngineLedger, since_ns: int, until_ns: int, limit: int) -> list[PointView]:
         if is_without_stream(live):
-            with self._lock:
-                return sample_points(live, since_ns, until_ns, limit)
+            return sample_points(live, self._past.samples(live, since_ns, until_ns), limit)
         return point_views(self._past.points(live, since_ns, until_ns, limit), limit)
 
     def requests(self, engine: str, at: str = "") -> list[RequestView]:
@@ -307,9 +306,10 @@ class QueryHandlers(Query):
         live = self._lookup.ledger(engine)
         first, last = self._lookup.window(live, since, until)
         if is_without_stream(live):
+            samples = self._past.samples(live, first.at_ns, last.at_ns)
             with self._lock:
                 found = findings_between(self.lifecycle, None, engine, first.at_ns, last.at_ns)
-                return sample_explanation(live, first.at_ns, last.at_ns, found)
+            return sample_explanation(engine, samples, first.at_ns, last.at_ns, found)
         points = self._past.points(live, first.at_ns, last.at_ns, MAX_POINTS)
         width_s = min((last.at_ns - first.at_ns) / 1e9, MAX_FALL_WINDOW_S)
         half_ns = round(width_s * 5e8)
@@ -363,8 +363,15 @@ class QueryHandlers(Query):
             )
         with self._lock:
             found = fired_between(self.lifecycle, live.engine, since_ns, until_ns)
-            if is_without_stream(live):
-                return sample_stats(live, since_ns, until_ns, found)
+        if is_without_stream(live):
+            samples = self._past.samples(live, since_ns, until_ns)
+            if len(samples) < 2:
+                raise BadTime(
+                    f"from {timestamp(since_ns)} to {timestamp(until_ns)} there are fewer than two samples of"
+                    f" {live.engine}: they begin at {timestamp(self._lookup.first_ns(live))} and end at"
+                    f" {timestamp(live.now_ns)}"
+                )
+            return sample_stats(live.engine, samples, found)
         return self._window_stats.of(live, since_ns, until_ns, found)
 
     # ---------------------------------------------------------------- memory, history

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Final
 
-from kvscope.monitor.errors import BadTime, NotKnown
+from kvscope.monitor.errors import NotKnown
 from kvscope.monitor.events.samples import Sample
 from kvscope.monitor.findings import FindingReport
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
@@ -28,21 +28,6 @@ WINDOW_COUNTERS: Final[dict[str, Callable[[Sample], int | None]]] = {
 """What a window counts, by the names of WindowStats.counts. All are sums since the engine's start."""
 
 
-def samples_between(ledger: EngineLedger, since_ns: int, until_ns: int) -> list[Sample]:
-    """Return the samples from one time to another (wall), in order, as far as they are kept."""
-    return [sample for sample in ledger.past_samples if since_ns <= (sample.at_ns or 0) <= until_ns]
-
-
-def sample_then(ledger: EngineLedger, at_ns: int) -> Sample:
-    """Return the last sample until a time (wall). Raises NotKnown where none is kept."""
-    before = samples_between(ledger, 0, at_ns)
-    if not before:
-        first = ledger.past_samples[0].at_ns if ledger.past_samples else None
-        since = f": its samples begin at {timestamp(first)}" if first else ""
-        raise NotKnown(f"of {ledger.engine} nothing is kept until {timestamp(at_ns)}{since}")
-    return before[-1]
-
-
 def waiting_by_reason(sample: Sample) -> dict[str, int]:
     """Return how many wait for each reason that vLLM's page has: for capacity, or deferred. Empty if it has none."""
     if sample.deferred is None or sample.waiting is None:
@@ -59,9 +44,8 @@ def usable_blocks(ledger: EngineLedger) -> int | None:
         return None
 
 
-def sample_points(ledger: EngineLedger, since_ns: int, until_ns: int, most: int) -> list[PointView]:
-    """Return at most `most` points of a window (wall), evenly thinned, the last among them."""
-    samples = samples_between(ledger, since_ns, until_ns)
+def sample_points(ledger: EngineLedger, samples: Sequence[Sample], most: int) -> list[PointView]:
+    """Return at most `most` points of a window's samples, evenly thinned, the last among them."""
     restarts = {sample.at_ns for sample in samples[1:] if sample.restarted}
     usable = usable_blocks(ledger)
     points, before_ns = [], 0
@@ -92,17 +76,8 @@ def _sample_point(sample: Sample, at_ns: int, usable: int | None, restarted: boo
     )
 
 
-def sample_stats(ledger: EngineLedger, since_ns: int, until_ns: int, findings: Sequence[FindingReport]) -> WindowStats:
-    """Return the statistics of a window (wall). What the page does not expose is absent. Raises BadTime where fewer
-    than two samples of it are kept: a rate needs both ends.
-    """
-    samples = samples_between(ledger, since_ns, until_ns)
-    if len(samples) < 2:
-        kept = [timestamp(sample.at_ns or 0) for sample in ledger.past_samples]
-        raise BadTime(
-            f"from {timestamp(since_ns)} to {timestamp(until_ns)} there are fewer than two samples of {ledger.engine}"
-            + (f": they begin at {kept[0]} and end at {kept[-1]}" if kept else "")
-        )
+def sample_stats(engine: str, samples: Sequence[Sample], findings: Sequence[FindingReport]) -> WindowStats:
+    """Return the statistics of a window by its samples, at least two. What the page does not expose is absent."""
     first, last = samples[0].at_ns or 0, samples[-1].at_ns or 0
     peak = max((sample for sample in samples if sample.usage is not None), key=lambda s: s.usage or 0.0, default=None)
     counts = {name: _grown(samples, counter) for name, counter in WINDOW_COUNTERS.items()}
@@ -111,7 +86,7 @@ def sample_stats(ledger: EngineLedger, since_ns: int, until_ns: int, findings: S
         since=timestamp(first),
         until=timestamp(last),
         seconds=(last - first) / 1e9,
-        engine=ledger.engine,
+        engine=engine,
         findings=list(findings),
         counts={name: count for name, count in counts.items() if count is not None},
         peak_at=timestamp(peak.at_ns or 0) if peak is not None else None,
@@ -134,13 +109,12 @@ def _grown(samples: Sequence[Sample], counter: Callable[[Sample], int | None]) -
 
 
 def sample_explanation(
-    ledger: EngineLedger, since_ns: int, until_ns: int, findings: list[FindingReport]
+    engine: str, samples: Sequence[Sample], since_ns: int, until_ns: int, findings: list[FindingReport]
 ) -> ExplanationView:
     """Summarize a window (wall): usage, the queue, preemptions, restarts, and the findings whose life touches it."""
-    samples = samples_between(ledger, since_ns, until_ns)
     sentences = [_usage_text(samples), _queue_text(samples), _events_text(samples), findings_in_words(findings)]
     return ExplanationView(
-        engine=ledger.engine,
+        engine=engine,
         since=timestamp(since_ns),
         until=timestamp(until_ns),
         sentences=list(filter(None, sentences)),

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, TypeVar
 from kvscope.monitor.analysis.partial_replay import fork
 from kvscope.monitor.analysis.prefix_tree import PrefixCacheView, Prefixes, by_root, prefixes
 from kvscope.monitor.errors import BadQuestion, NotKnown
-from kvscope.monitor.events.samples import Record
+from kvscope.monitor.events.samples import Record, Sample
 from kvscope.monitor.events.wire import ADDED_BY_SOURCE, Batch, Frame
 from kvscope.monitor.history.history import History, NotKept
 from kvscope.monitor.history.keyframe_cutter import keyframe_of
@@ -28,6 +28,8 @@ MAX_PAST_LEDGERS: Final = 4
 """Who looks at a moment asks several questions about it."""
 MAX_WINDOW_BYTES: Final = 192 << 20
 """Of batches: some millions of events, and three times what memory keeps."""
+SAMPLES_NS: Final = 3_600_000_000_000
+"""Of an engine without a stream, the figures of a moment come from so many of the samples before it."""
 HEARD_WITHIN_NS: Final = 2_000_000_000
 """An engine says something every second."""
 
@@ -76,10 +78,39 @@ class Past:
 
     def last(self, engine: str) -> EngineLedger | None:
         """The last that history knows of an engine; None if it knows nothing that a ledger can be made of."""
-        try:
-            return self.history.ledger_at(engine, self.last_ns(engine)) if self.history is not None else None
-        except NotKept:
+        if self.history is None:
             return None
+        try:
+            return self.history.ledger_at(engine, self.last_ns(engine))
+        except NotKept:
+            return self._last_by_samples(engine, self.history)
+
+    def _last_by_samples(self, engine: str, history: History) -> EngineLedger | None:
+        """The same of an engine without a stream."""
+        last_ns = history.last_ns(engine)
+        ledger = EngineLedger(engine, counting=False)
+        for record in chain(history.facts(engine), history.notes(engine, last_ns - SAMPLES_NS, last_ns)):
+            ledger.apply(record)
+        return ledger if ledger.samples else None
+
+    def samples(self, live: EngineLedger, since_ns: int, until_ns: int) -> list[Sample]:
+        """The samples of an engine without a stream from one time to another (wall), in order."""
+        with self._lock:
+            kept = [sample for sample in live.past_samples if since_ns <= (sample.at_ns or 0) <= until_ns]
+            first_ns = (live.past_samples[0].at_ns or 0) if live.past_samples else until_ns + 1
+        if self.history is None or since_ns >= first_ns:
+            return kept
+        notes = self.history.notes(live.engine, since_ns, min(until_ns, first_ns - 1))
+        return [note for note in notes if isinstance(note, Sample)] + kept
+
+    def samples_until(self, live: EngineLedger, at_ns: int) -> list[Sample]:
+        """The last samples until a time (wall), at least one. Raises NotKnown where none is kept."""
+        before = self.samples(live, at_ns - SAMPLES_NS, at_ns) or self.samples(live, 0, at_ns)
+        if not before:
+            first = self.span(live).first
+            since = f": its samples begin at {first}" if first else ""
+            raise NotKnown(f"of {live.engine} nothing is kept until {timestamp(at_ns)}{since}")
+        return before
 
     def ledger_at(self, live: EngineLedger, moment: StreamTime) -> EngineLedger:
         """The ledger as it was then. Raises NotKnown where that is not kept."""
@@ -267,6 +298,10 @@ class Past:
         if kept is not None:
             lives = [EpochView(life.epoch, timestamp(life.from_ns), timestamp(life.to_ns)) for life in kept.lives]
             first_ns, last_ns = min(first_ns or kept.from_ns, kept.from_ns), max(last_ns, kept.to_ns)
+        elif self.history is not None:
+            first_note = next(self.history.notes(live.engine, 1, live.now_ns), None)
+            noted_ns = first_note.at_ns or 0 if first_note is not None else 0
+            first_ns = min(first_ns or noted_ns, noted_ns or first_ns)
         known = {life.epoch for life in lives}
         lives += [epoch for epoch in in_memory if epoch.epoch not in known]
         return HistoryView(

@@ -43,14 +43,18 @@ class Resumption:
         self._began_ns = self._observed_ns = time.time_ns()
         self._resumed: dict[str, ResumedEngine] = {}
         """Engines that were taken up and are still to be received."""
+        self._kept_until_ns: dict[str, int] = {}
 
     def resume(self, past: History) -> None:
         """Take up every engine of `past` that was received until just now: its findings were reported then."""
         for engine in past.engines():
             until_ns, wall_ns = past.last_ns(engine), past.last_wall_ns(engine)
+            self._kept_until_ns[engine] = wall_ns
             if time.time_ns() - wall_ns > RESUME_NS:
                 continue
-            records = chain(past.notes(engine, until_ns - POINTS_NS, until_ns), past.tail(engine, until_ns - TAIL_NS))
+            facts = past.facts(engine) if past.span(engine) is None else ()
+            notes = past.notes(engine, until_ns - POINTS_NS, until_ns)
+            records = chain(facts, notes, past.tail(engine, until_ns - TAIL_NS))
             self._watch.resume(records, past.points(engine, until_ns - POINTS_NS, NO_END_NS, MAX_POINTS))
             if engine in self._watch.fleet.engines and self._watch.fleet.engines[engine].has_stream:
                 ledger = self._watch.fleet.engines[engine]
@@ -70,6 +74,10 @@ class Resumption:
                 stream_ns = now_ns - resumed.ahead_ns
                 silence = Run(Kind.OBSERVED, 0, -1, [stream_ns], [])
                 self._watch.feed([batch_of(engine, ledger.epoch, [silence], wall_ns=stream_ns)])
+
+    def kept_until_ns(self, engine: str) -> int:
+        """Return until when the history had an engine when the service began (wall ns); 0 if it did not."""
+        return self._kept_until_ns.get(engine, 0)
 
     def next_of(self, engine: str, epoch: int) -> int:
         """Return the next batch of that epoch of an engine that its ledger lacks; -1 if none was received before."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -28,10 +28,11 @@ from kvscope.monitor.service.loop_watchdog import LoopWatchdog
 from kvscope.monitor.service.memory_budget import ServiceMemory, resident_bytes
 from kvscope.monitor.service.resumption import Resumption
 from kvscope.monitor.service.source_reader import SourceReader
+from kvscope.monitor.sources.prometheus_history import DEFAULT_PAST_S
 from kvscope.monitor.sources.recording import Recording
 from kvscope.monitor.sources.source import Source, SourceOptions
 from kvscope.monitor.sources.source_registry import open_source
-from kvscope.monitor.sources.targets import TargetKind
+from kvscope.monitor.sources.targets import PROMETHEUS_PREFIX, TargetKind
 
 SCRAPE_TIMEOUT_S: Final = 4.5
 """vLLM's front end, on a busy machine, was seen to take 4 s. A page that hangs is reported within 5 s."""
@@ -55,6 +56,8 @@ class ServiceConfig:
     recordings: tuple[Path, ...] = ()
     memory_budget: int | None = None
     """Bytes that the process may take, or None: the default bounds on each engine, however many there are."""
+    look_back_s: float = DEFAULT_PAST_S
+    """How much of what a Prometheus server stored is read at the start."""
 
 
 class Service:
@@ -159,13 +162,19 @@ class Service:
 
 def _sources_of(config: ServiceConfig, resumption: Resumption) -> Iterator[Source]:
     """Every source that is read live. Raises SourceError and ContractError."""
-    options = SourceOptions(timeout_s=SCRAPE_TIMEOUT_S, follow=True, known=resumption.next_of)
+    options = SourceOptions(
+        timeout_s=SCRAPE_TIMEOUT_S,
+        follow=True,
+        known=resumption.next_of,
+        kept_until_ns=resumption.kept_until_ns,
+    )
     for endpoint in config.events:
         yield open_source(endpoint, options, TargetKind.STREAM)
     for url in config.metrics:
         yield open_source(url, options, TargetKind.METRICS)
     for target in config.targets:
-        source = open_source(target, options)
+        is_prometheus = target.startswith(PROMETHEUS_PREFIX)
+        source = open_source(target, replace(options, look_back_s=config.look_back_s) if is_prometheus else options)
         if not source.grows:
             source.close()
             raise BadTarget(

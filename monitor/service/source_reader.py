@@ -6,9 +6,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import filterfalse
 from typing import Final, Literal
 
-from kvscope.monitor.events.samples import Record
+from kvscope.monitor.events.samples import Record, Sample
 from kvscope.monitor.events.wire import Batch, Keyframe
 from kvscope.monitor.history.retention import Keeper
 from kvscope.monitor.pipeline import Pipeline
@@ -22,6 +23,8 @@ BUILT_IN_KINDS: Final = frozenset(TargetKind)
 FIRST_PAUSE_S: Final = 1.0
 """Between a failure and the next attempt; twice as long after each further one."""
 LAST_PAUSE_S: Final = 8.0
+JUDGED_PAST_NS: Final = 600_000_000_000
+"""Of a Prometheus server's past, so much is judged as if it came now."""
 TURN_S: Final = 4.0
 """A reader's loop turns ten times a second; one that has not for so long hangs, or its source does."""
 BLOCKS_LONGER_S: Final = 0.2
@@ -100,7 +103,7 @@ class SourceReader(threading.Thread):
         if self._keeper is not None:
             self._contained("history", partial(self._keep, self._keeper, records))
         self._contained("delivery", partial(self._before, records))
-        self.watch.feed(records)
+        self._feed(records)
         self._contained("delivery", self._after)
         status = self._source.status()
         if status.error and not status.in_step and status.kind in BUILT_IN_KINDS:
@@ -109,6 +112,16 @@ class SourceReader(threading.Thread):
             self.error = ""
             self._attempts = 0
             self.watch.report_recovery(self._worker)
+
+    def _feed(self, records: Sequence[Record]) -> None:
+        """Feed the watch. What a Prometheus server stored long before is history: it is shown, and not judged anew."""
+        begin_ns = time.time_ns() - JUDGED_PAST_NS if self._source.status().kind == TargetKind.PROMETHEUS else 0
+
+        def is_stored(record: Record) -> bool:
+            return isinstance(record, Sample) and 0 < (record.at_ns or 0) < begin_ns
+
+        self.watch.learn(filter(is_stored, records))
+        self.watch.feed(filterfalse(is_stored, records))
 
     def _report_contained(self, error: str, failed: int) -> None:
         """Report what the source contained by itself, once each time: what it shows is as old as its last success."""

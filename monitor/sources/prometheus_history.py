@@ -36,7 +36,7 @@ from kvscope.monitor.sources.targets import TargetKind
 from kvscope.monitor.text import counted
 
 UNIT_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
-DEFAULT_PAST_NS: Final = 7_200_000_000_000
+DEFAULT_PAST_S: Final = 7200.0
 """How far back a Prometheus server is read, unless a window is given."""
 FOLLOW_EVERY_S: Final = 5.0
 """Between queries, where a server is followed."""
@@ -150,14 +150,14 @@ class PrometheusHistory(Source):
         if self._ended:
             return []
         until_ns = self._until_ns or time.time_ns()
-        since_ns = self._since_ns or until_ns - DEFAULT_PAST_NS
+        since_ns = self._since_ns or until_ns - round(DEFAULT_PAST_S * 1e9)
         records = self._read(-(-(until_ns - since_ns) // 1_000_000_000), until_ns / 1e9, must_have=True)
         self._ended = True
         return records
 
     def _seconds_to_ask(self) -> int:
         """The past to look back on at first, later what came since the last sample of the engine that is behind."""
-        look_back_s = self._options.look_back_s or DEFAULT_PAST_NS / 1e9
+        look_back_s = self._options.look_back_s or DEFAULT_PAST_S
         if not self._last_ms:
             return round(look_back_s)
         return round(min(look_back_s, max(time.time() - min(self._last_ms.values()) / 1e3, 0.0) + 1.0))
@@ -207,13 +207,16 @@ class PrometheusHistory(Source):
     def _new_samples(
         self, engine: ExposedEngine, figures_at: dict[int, ExposedFigures]
     ) -> Iterator[tuple[int, Record]]:
+        kept_until_ns = self._options.kept_until_ns(str(engine))
         for at_ms, figures in sorted(figures_at.items()):
             if figures and at_ms > self._last_ms.get(engine, 0):
                 self._last_ms[engine] = at_ms
                 self._samples += 1
                 self._times = [min([*self._times, at_ms]), max([*self._times, at_ms])]
                 at_ns = at_ms * 1_000_000
-                yield at_ns, self._samplers[engine].sample(at_ns, f"{at_ms / 1000:.3f}", figures)
+                sample = self._samplers[engine].sample(at_ns, f"{at_ms / 1000:.3f}", figures)
+                if at_ns > kept_until_ns:  # rates are of the sample before, which may be kept
+                    yield at_ns, sample
 
 
 def _ask(url: str, query: str, timeout_s: float, at_s: float) -> list[_StoredSeries]:

@@ -32,6 +32,11 @@ def nothing_known(_engine: str, _epoch: int) -> int:
     return -1
 
 
+def nothing_kept(_engine: str) -> int:
+    """Return 0: no sample of that engine is kept."""
+    return 0
+
+
 @dataclass(frozen=True)
 class SourceOptions:
     """How a source is read. Each source uses the options that apply to it.
@@ -39,7 +44,8 @@ class SourceOptions:
     timeout_s: how long one request to a server may take. interval_s: between scrapes or queries, 0 for the source's
     own. follow: read on as the source grows, instead of reading its past to the end. look_back_s: how much of its past
     a followed source brings first, None for all. engine: the name to give the engine, empty for its own. known: the
-    next batch that a ledger lacks of an engine's epoch, -1 if it has none.
+    next batch that a ledger lacks of an engine's epoch, -1 if it has none. kept_until_ns: wall time of the last sample
+    of an engine that is kept and need not be read again.
     """
 
     timeout_s: float = 10.0
@@ -48,6 +54,7 @@ class SourceOptions:
     look_back_s: float | None = LOOK_BACK_S
     engine: str = ""
     known: Callable[[str, int], int] = nothing_known
+    kept_until_ns: Callable[[str], int] = nothing_kept
 
 
 class SourceStatus(msgspec.Struct, frozen=True, kw_only=True):
