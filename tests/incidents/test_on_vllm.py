@@ -73,6 +73,7 @@ EXPECTED = {
     "ends-leave-a-block": "lost-at-end",
     "lost-from-queue": "in-no-queue",
     "freed-twice": "freed-twice",
+    "pins-never-dropped": "pinned-for-good",
 }
 """Faults that cannot fail to show, and the harm that the truth finds."""
 WITH_ABORTS = 7
@@ -110,6 +111,29 @@ def test_the_truth_on_vllms_scheduler(fault: str, tmp_path: Path) -> None:
     kinds = {harm.kind for harm in decide(episode.drain())}
     assert EXPECTED[fault] in kinds
     assert kinds <= CLAIMS.keys()
+
+
+FREED_WHILE_HELD, PROMPT_BEYOND_THE_POOL, SENDS_WHILE_AWAKE = 6, 148, 118
+"""Runs of seed 141421: a request keeps what was freed until the watched part is over, one is first tried in the drain,
+and a transfer ends while an idle engine has an empty pass in flight.
+"""
+
+
+@needs_vllm
+@pytest.mark.slow
+@pytest.mark.usefixtures("worker")
+@pytest.mark.parametrize(
+    ("number", "kinds"),
+    [
+        (FREED_WHILE_HELD, ["freed-twice"]),
+        (PROMPT_BEYOND_THE_POOL, ["needs-more-than-the-pool"]),
+        (SENDS_WHILE_AWAKE, []),
+    ],
+)
+def test_harms_that_only_the_drain_brings_to_light(number: int, kinds: list[str], tmp_path: Path) -> None:
+    episode = VllmEpisode(number, 141421, tmp_path)
+    episode.watch()
+    assert [harm.kind for harm in decide(episode.drain())] == kinds
 
 
 @needs_vllm

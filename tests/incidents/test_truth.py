@@ -54,6 +54,11 @@ def test_a_sound_engine_has_no_harm() -> None:
         (UnfinishedRequest("r", "waiting", 5.0, needs_blocks=101), "needs-more-than-the-pool"),
         (UnfinishedRequest("r", "waiting", 5.0, needs_blocks=100), "waits-behind-another"),
         (UnfinishedRequest("r", "waiting", 5.0, [1, 2], needs_blocks=9), "waits-with-blocks"),
+        (UnfinishedRequest("r", "waiting", 5.0, preempted=2, arrived_s=1.0, prompt_blocks=100), "preempts-itself"),
+        (
+            UnfinishedRequest("r", "waiting", 120.0, preempted=2, arrived_s=5.0, prompt_blocks=101),
+            "needs-more-than-the-pool",
+        ),
     ],
 )
 def test_why_a_request_never_finishes(request_left: UnfinishedRequest, kind: str) -> None:
@@ -68,6 +73,7 @@ def test_why_a_request_never_finishes(request_left: UnfinishedRequest, kind: str
         (KeptBlocks("connector", [3], 5.0, "r"), True, "kept-by-connector"),
         (KeptBlocks("connector", [3], 5.0, "r"), False, "kept-unpolled"),
         (KeptBlocks("fetch", [3], 5.0, "r"), True, "kept-by-fetch"),
+        (KeptBlocks("pin", [3], 5.0), True, "pinned-for-good"),
         (KeptBlocks("nothing", [3], 5.0, "r", "completed"), True, "lost-at-end"),
         (KeptBlocks("nothing", [3], 5.0, "r", "aborted"), True, "lost-at-abort"),
         (KeptBlocks("nothing", [3], 5.0, "r", "fence"), True, "lost-behind-fence"),
@@ -81,6 +87,7 @@ def test_why_a_block_is_never_freed(kept: KeptBlocks, polled: bool, kind: str) -
 def test_an_engine_that_hangs_is_one_harm_and_its_connector_has_none() -> None:
     waiting = [UnfinishedRequest("a", "running", 7.0), UnfinishedRequest("b", "waiting", 8.0)]
     kept = [KeptBlocks("connector", [3], 5.0, "r"), KeptBlocks("nothing", [4], 6.0, "r", "aborted")]
+    kept.append(KeptBlocks("nothing", [5], 6.5, "s", "fence"))
     lost, hang = decide(end(hangs_since_s=7.5, unfinished=waiting, kept=kept))
     assert (lost.kind, hang.kind, hang.since_s, hang.requests) == ("lost-at-abort", "engine-hangs", 7.5, {"a", "b"})
 

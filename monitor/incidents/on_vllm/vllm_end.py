@@ -130,6 +130,8 @@ class VllmRun:
                 int(-(-request.num_tokens // witness.block_size)),
                 engine.other.loading.get(name, False),
                 0 if engine.hangs else preempted,
+                witness.arrived[name],
+                int(-(-request.num_prompt_tokens // witness.block_size)),
             )
 
     def _not_reached(self, places: Mapping[str, WaitPlace]) -> list[str]:
@@ -163,8 +165,11 @@ class VllmRun:
                 yield KeptBlocks("fetch" if loading else "connector", blocks, witness.moved_s[name], client_name(name))
         fenced = {block.block_id for _, blocks in getattr(self.vllm, "deferred_frees", ()) for block in blocks}
         lost = defaultdict(list)
+        pinned = [block for block, refs in owed.items() if refs > 0 and block in witness.pinned_s]
+        if pinned:
+            yield KeptBlocks("pin", pinned, min(witness.pinned_s[block] for block in pinned))
         for block, refs in owed.items():
-            if refs > 0:
+            if refs > 0 and block not in witness.pinned_s:
                 lost[witness.owed_free_of(block, block in fenced)].append(block)
         for owed_free, blocks in lost.items():
             yield KeptBlocks("nothing", blocks, owed_free.at_s, owed_free.owner, owed_free.by)

@@ -61,7 +61,7 @@ class VllmEngine:
         self.other = OtherEngine(draw, self.time, self._note)
         if self.vllm.connector is not None:
             self.vllm.connector.lab = self.other
-            self.other.is_asleep = lambda: not self.vllm.has_requests()
+            self.other.is_asleep = lambda: not self._in_flight and not self.vllm.has_requests()
         self.grammars = CompilerStandIn(self.vllm, self.time, draw.base.latencies.grammar_s)
         self._read_release()
         self.sampler = ModelStandIn(draw, self._takes_arrays)

@@ -38,6 +38,8 @@ class OtherEngine:
         self.pending = 0
         """Transfers and leases that will end by themselves."""
         self.polls = 0
+        self.polled_s = 0.0
+        """When the engine last asked, in seconds of the clock."""
         self._received: set[str] = set()
         self._sent: set[str] = set()
 
@@ -92,6 +94,7 @@ class OtherEngine:
         from vllm.v1.outputs import KVConnectorOutput
 
         self.polls += 1
+        self.polled_s = self._clock.ns / 1e9
         requests = scheduler.requests
         received = {name for name in self._received if name in requests}
         sent = {name for name in self._sent if name in requests} - received

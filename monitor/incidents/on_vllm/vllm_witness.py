@@ -67,6 +67,10 @@ class VllmWitness:
         self._held = 0
         self._released_s: dict[int, float] = {}
         """By block, the last time that a reference to it was dropped."""
+        self.pinned_s: dict[int, float] = {}
+        """By block, when something other than a request first took a reference."""
+        self._serving = False
+        """Whether the scheduler allocates, or drops what a window has left: then tables change with references."""
         self._freed_twice = False
         self._freed_s: dict[int, float] = {}
         """By block, the last time that it was freed. Of two frees, the first may be the one too many."""
@@ -77,6 +81,7 @@ class VllmWitness:
         """By request, the tokens that its last lookup missed though they were cached, and the contents evicted."""
         self._one_group = len(self.tables()) == 1
         self._wrap()
+        self._wrap_manager()
 
     @property
     def now_s(self) -> float:
@@ -109,9 +114,10 @@ class VllmWitness:
             self.waste.add("freed-by-lease", self.now_s, len(blocks), (client_name(name),), blocks)
             since_s = self.moved_s.get(name, self.now_s)
             self.waste.add_even_late("kept-until-lease", since_s, len(blocks), (client_name(name),), blocks)
-        if kind == "sent-while-asleep":
+        if kind == "sent-while-asleep":  # from when it fell asleep: it cannot learn of the end of this transfer
             blocks = self.blocks_of(name)
-            self.waste.add("sent-while-asleep", self.now_s, len(blocks), (client_name(name),), blocks)
+            since_s = max(self.moved_s.get(name, 0.0), self.engine.other.polled_s - self.began_s)
+            self.waste.add("sent-while-asleep", since_s, len(blocks), (client_name(name),), blocks)
         else:
             self.moved_s[name] = self.now_s
 
@@ -241,7 +247,6 @@ class VllmWitness:
         pool, scheduler = self.pool, self.vllm
         free, get_new, touch = pool.free_blocks, pool.get_new_blocks, pool.touch
         free_request, evict = scheduler._free_request, pool._maybe_evict_cached_block
-        look_up, allocate = self.manager.get_computed_blocks, self.manager.allocate_slots
         preempt: Any = getattr(scheduler, "_preempt_request", None)
 
         def freed(ordered: Iterable[Any], *args: Any, **named: Any) -> Any:
@@ -259,6 +264,8 @@ class VllmWitness:
         def touched(blocks: Any, *args: Any, **named: Any) -> Any:
             flat = [one for each in blocks for one in (each if isinstance(each, list | tuple) else (each,))]
             self._held += sum(block.ref_cnt == 0 and not block.is_null for block in flat)
+            if not self._serving:
+                self.pinned_s = {block.block_id: self.now_s for block in flat} | self.pinned_s
             return touch(blocks, *args, **named)
 
         def request_freed(request: Any, *args: Any, **named: Any) -> Any:
@@ -273,30 +280,44 @@ class VllmWitness:
                 self._evictions.evicted(bytes(block.block_hash)[:-GROUP_BYTES], self._allocating)
             return evict(block, *args, **named)
 
-        def looked_up(request: Any, *args: Any, **named: Any) -> Any:
-            found = look_up(request, *args, **named)
-            self._looked_up(request, int(found[1]))
-            return found
-
-        def allocated(request: Any, *args: Any, **named: Any) -> Any:
-            self._allocating = request.request_id
-            given = allocate(request, *args, **named)
-            if given is None:
-                self._refused = request.request_id
-            return given
-
         def preempted(request: Any, *args: Any, **named: Any) -> Any:
             name = request.request_id
             if name == self._refused:
                 self.waste.add("preempted-for-itself", self.now_s, request.num_computed_tokens, (client_name(name),))
             return preempt(request, *args, **named)
 
-        self.manager.allocate_slots = allocated
         if preempt is not None:
             scheduler._preempt_request = preempted
         pool.free_blocks, pool.get_new_blocks, pool.touch = freed, taken, touched
         pool._maybe_evict_cached_block, scheduler._free_request = evicted, request_freed
-        self.manager.get_computed_blocks = looked_up
+
+    def _wrap_manager(self) -> None:
+        manager = self.manager
+        look_up, allocate = manager.get_computed_blocks, manager.allocate_slots
+        leave: Any = getattr(manager, "remove_skipped_blocks", None)
+
+        def looked_up(request: Any, *args: Any, **named: Any) -> Any:
+            found = look_up(request, *args, **named)
+            self._looked_up(request, int(found[1]))
+            return found
+
+        def allocated(request: Any, *args: Any, **named: Any) -> Any:
+            self._allocating, self._serving = request.request_id, True
+            given = allocate(request, *args, **named)
+            self._serving = False
+            if given is None:
+                self._refused = request.request_id
+            return given
+
+        def left_behind(*args: Any, **named: Any) -> Any:
+            self._serving = True
+            dropped = leave(*args, **named)
+            self._serving = False
+            return dropped
+
+        manager.get_computed_blocks, manager.allocate_slots = looked_up, allocated
+        if leave is not None:
+            manager.remove_skipped_blocks = left_behind
 
     def _frees(self, blocks: Sequence[Any]) -> None:
         twice = [block.block_id for block in blocks if block.ref_cnt <= 0 and not block.is_null]
@@ -304,10 +325,25 @@ class VllmWitness:
             self._freed_twice = True
             first_s = min(self._freed_s.get(block, self.now_s) for block in twice)
             self.waste.add("freed-twice", first_s, len(twice), blocks=twice)
+        if not self._serving and (early := self._still_in_tables(blocks)):
+            self._freed_twice = True
+            self.waste.add("freed-twice", self.now_s, len(early), blocks=early)
         last = [block.block_id for block in blocks if block.ref_cnt == 1 and not block.is_null]
         self._held -= len(last)
         self._freed_s.update(dict.fromkeys(last, self.now_s))
         self._released_s.update((block.block_id, self.now_s) for block in blocks)
+
+    def _still_in_tables(self, blocks: Sequence[Any]) -> list[int]:
+        """Return the blocks that will have fewer references than tables that name them: who frees them is no owner."""
+        left = {block.block_id: block.ref_cnt - 1 for block in blocks if not block.is_null}
+        named = Counter(
+            block.block_id
+            for table in self.tables()
+            for owned in table.values()
+            for block in owned
+            if block.block_id in left
+        )
+        return [block for block, count in named.items() if left[block] < count]
 
     def _handed_out_twice(self, blocks: Sequence[int]) -> None:
         new = set(blocks)

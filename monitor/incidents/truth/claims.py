@@ -33,6 +33,7 @@ CLAIMS: Final[dict[str, Claim]] = {
     # Held to no purpose since its request ended, though the burst comes only when the leases end.
     "kept-until-lease": Claim("", ("leak.finished-held", "leak.rising-floor")),
     "outer-pin": Claim("leak.external-pins"),
+    "pinned-for-good": Claim("leak.external-pins"),
     # Requests that never finish.
     "needs-more-than-the-pool": Claim("stuck.never-fits"),
     "needs-more-than-is-left": Claim("", ("stuck.never-fits", "stuck.head-of-line")),

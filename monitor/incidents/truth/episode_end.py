@@ -18,8 +18,9 @@ WaitPlace = Literal["front-end", "waiting", "ready", "grammar", "remote", "runni
 wait for something outside is over, and it is in no queue. remote: it waits for KV from outside.
 lost: the scheduler knows it, and none of its queues has it.
 """
-KeptBy = Literal["connector", "fetch", "nothing"]
+KeptBy = Literal["connector", "fetch", "pin", "nothing"]
 """connector: the connector has not released a finished request. fetch: a fetch of an ended request has not ended.
+pin: something other than a request took a reference and never drops it.
 nothing: no table, connector or fence has the reference.
 """
 FreedBy = Literal["", "completed", "aborted", "preempted", "fence"]
@@ -58,7 +59,8 @@ class UnfinishedRequest(msgspec.Struct, frozen=True):
     """A request that has not finished after the drain.
 
     since_s: when it last got a token, or when what it waits for was there. needs_blocks: for all of its tokens.
-    kv_arrived: what it waits for was delivered to the connector. preempted: how often in the drain.
+    kv_arrived: what it waits for was delivered to the connector. preempted: how often in the drain. arrived_s,
+    prompt_blocks: when it came, and what its prompt alone needs; 0 if unknown.
     """
 
     id: str
@@ -68,6 +70,8 @@ class UnfinishedRequest(msgspec.Struct, frozen=True):
     needs_blocks: int = 0
     kv_arrived: bool = False
     preempted: int = 0
+    arrived_s: float = 0.0
+    prompt_blocks: int = 0
 
 
 class KeptBlocks(msgspec.Struct, frozen=True):

@@ -68,15 +68,22 @@ def _never_finish(end: EpisodeEnd) -> Iterator[Harm]:
     for kind, requests in by_kind.items():
         yield Harm(
             kind,
-            min(request.since_s for request in requests),
+            min(_doomed_since_s(request, end) for request in requests),
             len(requests) / max(end.asked, 1),
             frozenset(request.id for request in requests),
             frozenset(block for request in requests for block in request.blocks),
         )
 
 
+def _doomed_since_s(request: UnfinishedRequest, end: EpisodeEnd) -> float:
+    """Return since when it cannot finish: a prompt beyond the pool from its arrival on, however often it is tried."""
+    return request.arrived_s if request.prompt_blocks > end.usable_blocks else request.since_s
+
+
 def _kind_of_wait(request: UnfinishedRequest, end: EpisodeEnd) -> str:
     """Name why a request never finishes, by where it is and what it has."""
+    if request.prompt_blocks > end.usable_blocks:
+        return "needs-more-than-the-pool"
     if request.preempted:
         return "preempts-itself"
     if request.place == "waiting":
@@ -101,8 +108,9 @@ def _kind_of_wait(request: UnfinishedRequest, end: EpisodeEnd) -> str:
 def _never_freed(end: EpisodeEnd) -> Iterator[Harm]:
     by_kind: dict[str, list[KeptBlocks]] = defaultdict(list)
     for kept in end.kept:
-        if kept.by != "nothing" and (end.hangs_since_s is not None or end.failed_s is not None):
-            continue  # an engine that stands still frees nothing, whatever its connector reports
+        waits_for_step = kept.by != "nothing" or kept.freed_by == "fence"
+        if waits_for_step and (end.hangs_since_s is not None or end.failed_s is not None):
+            continue  # an engine that stands still frees nothing, neither for its connector nor behind a step in flight
         by_kind[_kind_of_hold(kept, end)].append(kept)
     for kind, all_kept in by_kind.items():
         blocks = frozenset(block for kept in all_kept for block in kept.blocks)
@@ -115,6 +123,8 @@ def _kind_of_hold(kept: KeptBlocks, end: EpisodeEnd) -> str:
         return "kept-by-connector" if end.polled else "kept-unpolled"
     if kept.by == "fetch":
         return "kept-by-fetch"
+    if kept.by == "pin":
+        return "pinned-for-good"
     return {"fence": "lost-behind-fence", "completed": "lost-at-end"}.get(kept.freed_by, "lost-at-abort")
 
 
