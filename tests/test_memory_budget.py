@@ -8,7 +8,7 @@ import pytest
 
 from kvscope.monitor.ledger.engine_ledger import MAX_POINTS, MAX_RECENT_BYTES, POINT_EVERY_NS, EngineLedger
 from kvscope.monitor.pipeline import Pipeline
-from kvscope.monitor.service.memory_budget import MIN_RING_BYTES, ServiceMemory
+from kvscope.monitor.service.memory_budget import ServiceMemory
 from tests.lab import Lab
 
 MIB = 1 << 20
@@ -50,23 +50,90 @@ def test_25_engines_share_a_budget_and_it_is_reported_what_that_costs() -> None:
     assert second.startswith("a point of the timeline every 0.")
 
 
-def test_a_process_beyond_its_budget_keeps_less_down_to_a_floor(monkeypatch: pytest.MonkeyPatch) -> None:
-    pipeline = fed(2, steps=60)
-    resident = [100 * MIB]
-    budget = ServiceMemory(pipeline, 1024 * MIB, lambda: resident[0])
-    now_s = [1000.0]
-    monkeypatch.setattr("kvscope.monitor.service.memory_budget.time.monotonic", lambda: now_s[0])
-    budget.check()
-    before = budget.view().recent_bytes
-    resident[0] = 1000 * MIB
-    for _ in range(80):
-        now_s[0] += 10
-        budget.check()
-    assert before > budget.view().recent_bytes == MIN_RING_BYTES
-    for ledger in pipeline.fleet.engines.values():
+class Process:
+    """A service of two engines whose resident memory and clock a test sets."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, resident_mib: int = 100, budget_mib: int = 512) -> None:
+        self.pipeline = fed(2, steps=60)
+        self.resident_mib = resident_mib
+        self.now_s = 1000.0
+        monkeypatch.setattr("kvscope.monitor.service.memory_budget.time.monotonic", lambda: self.now_s)
+        self.budget = ServiceMemory(self.pipeline, budget_mib * MIB, lambda: self.resident_mib * MIB)
+        self.budget.check()
+        self.planned = self.budget.view()
+
+    def run(self, seconds: int) -> list[float]:
+        """Check for so long; the share of the plan that was kept, each second."""
+        kept = []
+        for _ in range(seconds):
+            self.now_s += 1
+            self.budget.check()
+            kept.append(self.budget.view().kept_share)
+        return kept
+
+
+def test_a_process_beyond_its_budget_keeps_less_down_to_half_of_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = Process(monkeypatch)
+    process.resident_mib = 600
+    process.run(800)
+    view = process.budget.view()
+    assert view.kept_share == 0.5
+    assert view.recent_bytes == pytest.approx(process.planned.recent_bytes / 2)
+    assert view.exceeded
+    for ledger in process.pipeline.fleet.engines.values():
         times = [point.at_ns for point in ledger.points]
         assert all(later - earlier >= ledger.point_every_ns for earlier, later in itertools.pairwise(times))
-        assert ledger.points.maxlen == budget.view().max_points
+        assert ledger.points.maxlen == view.max_points
+
+
+def test_one_engine_whose_share_is_more_than_it_needs_gives_up_half_of_what_it_needs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    process = Process(monkeypatch, budget_mib=4096)
+    assert process.planned.recent_bytes == MAX_RECENT_BYTES
+    process.resident_mib = 4000
+    process.run(60)
+    assert process.budget.view().recent_bytes == MAX_RECENT_BYTES // 2
+
+
+def test_what_was_given_up_is_kept_again_once_there_is_room(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    process = Process(monkeypatch)
+    process.resident_mib = 500
+    process.run(60)
+    process.resident_mib = 110
+    assert process.run(59) == [0.5] * 59  # not yet
+    process.run(300)
+    view = process.budget.view()
+    assert (view.kept_share, view.recent_bytes) == (1.0, process.planned.recent_bytes)
+    assert bounds(next(iter(process.pipeline.fleet.engines.values())))[0] == process.planned.recent_bytes
+    assert (view.reductions, view.restorations) == (4, 4)
+    shares = [record.getMessage().partition(":")[0] for record in caplog.records]
+    assert [share for share in shares if share.endswith("plan")] == [
+        f"memory budget of 512 MiB, {kept} % of the plan" for kept in (100, 80, 64, 51, 50, 62, 78, 98, 100)
+    ]
+
+
+def test_nothing_is_kept_again_where_full_rings_would_exceed_the_budget_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process is below the bound while the rings that it may fill are still empty."""
+    process = Process(monkeypatch)
+    process.resident_mib = 500
+    process.run(60)
+    process.resident_mib = 400  # 85 % of the budget is 435 MiB, and the two rings have room for more than 100 MiB
+    assert set(process.run(600)) == {0.5}
+
+
+def test_a_peak_that_returns_restarts_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = Process(monkeypatch)
+    process.resident_mib = 500
+    process.run(60)
+    for _ in range(10):
+        process.resident_mib = 110
+        process.run(55)
+        process.resident_mib = 500
+        process.run(3)
+    assert process.budget.view().restorations == 0
 
 
 def test_a_budget_below_what_the_service_itself_takes_is_refused() -> None:

@@ -137,7 +137,8 @@ class EngineLedger:
         """What KV events tell, where there are any."""
         self.tally = Tally()
         self.beats = HeartbeatHistory()
-        self._recent_bytes = 0
+        self.recent_bytes = 0
+        """About what `recent` takes in memory."""
         self.clock = StreamClock()
         self.overlaps = EpochOverlaps()
         """Other engine processes that use this name, and batches that came twice."""
@@ -367,13 +368,13 @@ class EngineLedger:
 
     def _keep(self, batch: Batch) -> None:
         self.recent.append(batch)
-        self._recent_bytes += batch_bytes(batch)
+        self.recent_bytes += batch_bytes(batch)
         self.drop_oldest_batches()
 
     def drop_oldest_batches(self) -> None:
         """Drop batches beyond `max_recent_bytes`."""
-        while self._recent_bytes > self.max_recent_bytes and len(self.recent) > 1:
-            self._recent_bytes -= batch_bytes(self.recent.popleft())
+        while self.recent_bytes > self.max_recent_bytes and len(self.recent) > 1:
+            self.recent_bytes -= batch_bytes(self.recent.popleft())
 
     def count_anew(self) -> None:
         """From here on is counted what is counted since we have listened: what came before was by others."""

@@ -4,6 +4,9 @@ Two parts of it can be given up: the ring of recent batches and the points of th
 ledger keeps is bounded, grows for about an hour, and is set aside first. Each engine gets an equal share of the rest.
 Where the default does not fit, points become sparser first and then fewer, and the ring becomes shorter. The history
 in the data directory keeps all of it. Nothing that detectors decide on is given up.
+
+When the process comes near the budget, engines keep less than that share, but always half of it: memory that grows
+beyond that is not the ledgers' to free. Reductions are undone when there is room for everything that this restores.
 """
 
 from __future__ import annotations
@@ -12,12 +15,13 @@ import contextlib
 import ctypes
 import gc
 import logging
+import math
 import resource
 import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from kvscope.monitor.ledger.engine_ledger import (
     MAX_POINTS,
@@ -34,14 +38,22 @@ logger = logging.getLogger(__name__)
 
 CHECK_EVERY_S: Final = 1.0
 SETTLE_S: Final = 5.0
-"""Between two reductions: memory is returned to the operating system late."""
+"""Between two reductions: the operating system gets memory back late."""
 USABLE_SHARE: Final = 0.8
 """Of the budget. The rest is for queries, alerts and pages."""
 REDUCE_AT_SHARE: Final = 0.9
 """Of the budget. Beyond it, what is kept shrinks by REDUCTION."""
 REDUCTION: Final = 0.8
+MIN_KEPT_SHARE: Final = 0.5
+"""Of what the plan gives an engine. A soak went down to an eighth, and the process hardly became smaller."""
+RESTORE_AT_SHARE: Final = 0.85
+"""Of the budget. A reduction is undone only if the process stays below this with full rings and timelines."""
+RESTORE_AFTER_S: Final = 60.0
+"""So long there must have been that room, and no change."""
 RING_SHARE: Final = 0.75
 """Of what an engine may give up. Points have the rest."""
+FULL_SHARE_BYTES: Final = round(MAX_RECENT_BYTES / RING_SHARE)
+"""An engine needs no more than this."""
 POINT_BYTES: Final = 900
 LEDGER_BYTES: Final = 6 << 20
 """Of a ledger's other records when they are full: ended requests, computed prompts, evictions, histograms."""
@@ -54,6 +66,14 @@ MIN_POINTS: Final = 600
 """Ten minutes at the sparsest, for rates and trends."""
 MIN_ROOM_BYTES: Final = 64 << 20
 """Beyond what the service takes without engines."""
+
+
+class LedgerBounds(NamedTuple):
+    """What each ledger may keep of the recent past."""
+
+    ring_bytes: int = MAX_RECENT_BYTES
+    point_every_ns: int = POINT_EVERY_NS
+    max_points: int = MAX_POINTS
 
 
 class ServiceMemory:
@@ -73,93 +93,150 @@ class ServiceMemory:
                 f"--memory-budget of {budget >> 20} MiB is too small: the service takes {self._base >> 20} MiB without"
                 f" engines. Give {needed / 2**20:.0f}M or more"
             )
-        self._pressure = 1.0
-        self._checked_s = self._reduced_s = self._released_s = 0.0
+        self._kept_share = 1.0
+        """Of what the plan gives each engine."""
+        self._reductions = self._restorations = 0
+        self._checked_s = self._changed_s = self._released_s = 0.0
+        self._room_since_s = math.inf
         self._pools: dict[str, int] = {}
         """By engine, the blocks of its pool."""
-        self._ring_bytes, self._point_every_ns, self._max_points = MAX_RECENT_BYTES, POINT_EVERY_NS, MAX_POINTS
+        self._bounds = LedgerBounds()
 
     def check(self) -> None:
-        """Apply the bounds to engines that are new, and lower them if the process takes too much."""
+        """Bound engines that are new, give up more if the process takes too much, and restore it if there is room."""
         now_s = time.monotonic()
         if now_s - self._checked_s < CHECK_EVERY_S:
             return
         self._checked_s = now_s
-        exceeds = self._resident() > REDUCE_AT_SHARE * self.budget
-        if exceeds and now_s - self._reduced_s >= SETTLE_S:
-            self._reduced_s = now_s
-            self._pressure *= REDUCTION
-            if self._apply() or now_s - self._released_s >= RELEASE_EVERY_S:
-                self._released_s = now_s
-                release_memory()
+        resident = self._resident()
+        if not self._has_room(resident):
+            self._room_since_s = math.inf
+        elif self._room_since_s == math.inf:
+            self._room_since_s = now_s
+        if self._exceeds(resident):
+            if now_s - self._changed_s >= SETTLE_S:
+                self._reduce(now_s)
+        elif now_s - max(self._room_since_s, self._changed_s) >= RESTORE_AFTER_S:
+            self._restore(now_s)
         elif self._pools_now() != self._pools:
             self._apply()
 
     def view(self) -> MemoryBudgetView:
         """Return the bounds in force, and what was given up for them."""
+        resident = self._resident()
         return MemoryBudgetView(
             budget_bytes=self.budget,
-            resident_bytes=self._resident(),
+            resident_bytes=resident,
             engines=len(self._pools),
-            recent_bytes=self._ring_bytes,
-            point_every_s=self._point_every_ns / 1e9,
-            max_points=self._max_points,
+            recent_bytes=self._bounds.ring_bytes,
+            point_every_s=self._bounds.point_every_ns / 1e9,
+            max_points=self._bounds.max_points,
             given_up=self._given_up(),
+            kept_share=self._kept_share,
+            reductions=self._reductions,
+            restorations=self._restorations,
+            exceeded=self._exceeds(resident) and self._kept_share <= MIN_KEPT_SHARE,
         )
+
+    def _exceeds(self, resident: int) -> bool:
+        return resident > REDUCE_AT_SHARE * self.budget
+
+    def _has_room(self, resident: int) -> bool:
+        """Whether one reduction can be undone: the process stays small when rings and timelines are full again."""
+        if self._kept_share >= 1.0:
+            return False
+        bounds = self._planned(self._restored_share())
+        regrowth = sum(
+            max(0, bounds.ring_bytes - ledger.recent_bytes)
+            + POINT_BYTES * max(0, bounds.max_points - len(ledger.points))
+            for ledger in list(self._pipeline.fleet.engines.values())
+        )
+        return resident + regrowth <= RESTORE_AT_SHARE * self.budget
+
+    def _restored_share(self) -> float:
+        return min(1.0, self._kept_share / REDUCTION)
+
+    def _reduce(self, now_s: float) -> None:
+        lower = max(MIN_KEPT_SHARE, self._kept_share * REDUCTION)
+        if lower < self._kept_share:
+            self._kept_share, self._changed_s = lower, now_s
+            self._reductions += 1
+            self._apply()
+        elif now_s - self._released_s < RELEASE_EVERY_S:
+            return
+        else:
+            logger.warning(
+                "memory budget of %d MiB: the process takes %d MiB, and nothing more is given up",
+                self.budget >> 20,
+                self._resident() >> 20,
+            )
+        self._released_s = now_s
+        release_memory()
+
+    def _restore(self, now_s: float) -> None:
+        self._kept_share, self._changed_s = self._restored_share(), now_s
+        self._room_since_s = math.inf
+        self._restorations += 1
+        self._apply()
 
     def _pools_now(self) -> dict[str, int]:
         return {ledger.engine: ledger.state.total for ledger in list(self._pipeline.fleet.engines.values())}
 
-    def _apply(self) -> bool:
-        """Bound all ledgers; whether the bounds have changed."""
-        before = self._ring_bytes, self._point_every_ns, self._max_points
+    def _apply(self) -> None:
+        """Bound all ledgers, and log bounds that are new."""
+        before = self._bounds
         with self._pipeline.locked():
             self._pools = self._pools_now()
-            self._plan(max(1, len(self._pools)))
+            self._bounds = self._planned(self._kept_share)
             for ledger in self._pipeline.fleet.engines.values():
-                bound_ledger(ledger, self._ring_bytes, self._point_every_ns, self._max_points)
-        if (self._ring_bytes, self._point_every_ns, self._max_points) == before:
-            return False
-        given_up = "; ".join(self._given_up()) or "nothing is given up"
-        logger.warning("memory budget of %d MiB: %s", self.budget >> 20, given_up)
-        return True
+                bound_ledger(ledger, self._bounds)
+        if self._bounds != before:
+            given_up = "; ".join(self._given_up()) or "nothing is given up"
+            kept = round(100 * self._kept_share)
+            logger.warning("memory budget of %d MiB, %d %% of the plan: %s", self.budget >> 20, kept, given_up)
 
-    def _plan(self, engines: int) -> None:
+    def _planned(self, kept_share: float) -> LedgerBounds:
+        """Return the bounds of each ledger when it keeps `kept_share` of its equal share of the budget."""
+        engines = max(1, len(self._pools))
         kept = LEDGER_BYTES * engines + BLOCK_BYTES * sum(self._pools.values())
-        share = max(0.0, USABLE_SHARE * self.budget - self._base - kept) / engines * self._pressure
-        self._ring_bytes = min(MAX_RECENT_BYTES, max(MIN_RING_BYTES, round(RING_SHARE * share)))
+        fair = max(0.0, USABLE_SHARE * self.budget - self._base - kept) / engines
+        share = min(fair, FULL_SHARE_BYTES) * kept_share
         points = min(MAX_POINTS, max(MIN_POINTS, round((1 - RING_SHARE) * share / POINT_BYTES)))
         interval_ns = MAX_POINTS * POINT_EVERY_NS // points
-        self._point_every_ns = min(SPARSE_POINT_EVERY_NS, interval_ns)
-        self._max_points = points
+        return LedgerBounds(
+            ring_bytes=min(MAX_RECENT_BYTES, max(MIN_RING_BYTES, round(RING_SHARE * share))),
+            point_every_ns=min(SPARSE_POINT_EVERY_NS, interval_ns),
+            max_points=points,
+        )
 
     def _given_up(self) -> list[str]:
         given_up = []
-        if self._ring_bytes < MAX_RECENT_BYTES:
+        ring_bytes, point_every_ns, max_points = self._bounds
+        if ring_bytes < MAX_RECENT_BYTES:
             given_up.append(
-                f"{self._ring_bytes / 2**20:.1f} MiB of recent events for each engine in memory instead of"
+                f"{ring_bytes / 2**20:.1f} MiB of recent events for each engine in memory instead of"
                 f" {MAX_RECENT_BYTES >> 20} MiB"
             )
-        if self._point_every_ns > POINT_EVERY_NS:
+        if point_every_ns > POINT_EVERY_NS:
             given_up.append(
-                f"a point of the timeline every {self._point_every_ns / 1e9:.1f} s instead of {POINT_EVERY_NS / 1e9} s"
+                f"a point of the timeline every {point_every_ns / 1e9:.1f} s instead of {POINT_EVERY_NS / 1e9} s"
             )
-        kept_s = self._max_points * self._point_every_ns / 1e9
+        kept_s = max_points * point_every_ns / 1e9
         if kept_s < 0.99 * MAX_POINTS * POINT_EVERY_NS / 1e9:
             given_up.append(f"{kept_s / 60:.0f} minutes of the timeline in memory instead of 60")
         return given_up
 
 
-def bound_ledger(ledger: EngineLedger, recent_bytes: int, point_every_ns: int, max_points: int) -> None:
-    """Let a ledger keep at most `recent_bytes` of batches and `max_points` points, one each `point_every_ns`.
+def bound_ledger(ledger: EngineLedger, bounds: LedgerBounds) -> None:
+    """Let a ledger keep no more of the recent past than `bounds`.
 
-    Batches and points beyond the new bounds are dropped, points evenly where the interval grew.
+    Batches and points beyond new bounds are dropped, points evenly where the interval grew.
     """
-    ledger.max_recent_bytes = recent_bytes
+    ledger.max_recent_bytes = bounds.ring_bytes
     ledger.drop_oldest_batches()
-    if (point_every_ns, max_points) != (ledger.point_every_ns, ledger.points.maxlen):
-        ledger.point_every_ns = point_every_ns
-        ledger.points = deque(thinned_points(ledger.points, point_every_ns), max_points)
+    if bounds[1:] != (ledger.point_every_ns, ledger.points.maxlen):
+        ledger.point_every_ns = bounds.point_every_ns
+        ledger.points = deque(thinned_points(ledger.points, bounds.point_every_ns), bounds.max_points)
 
 
 def resident_bytes() -> int:

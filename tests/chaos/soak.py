@@ -241,8 +241,13 @@ def main() -> int:
     with running_soak(parsed.engines, parsed.steps_per_s, parsed.memory_budget) as (fleet, service):
         samples = soak(parsed.seconds, fleet, service, parsed.engines)
         budget = service.client.get("/api/memory-budget").json()
+        changes = [line for line in service.lines if "memory budget of" in line]
     print(table_of(samples, parsed.engines))
-    print(f"budget {parsed.memory_budget}: gave up {'; '.join(budget['given_up']) or 'nothing'}")
+    print("\n".join(changes))
+    print(
+        f"budget {parsed.memory_budget}: {budget['reductions']} reductions, {budget['restorations']} undone,"
+        f" {budget['kept_share']:.0%} of the plan kept: {'; '.join(budget['given_up']) or 'the default bounds'}"
+    )
     problems = problems_of(samples)
     print("; ".join(problems) or "as it should be")
     return 1 if problems else 0
