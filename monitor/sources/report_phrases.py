@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from kvscope.monitor.sources.pasted_lines import PastedLine
 
-MOST_PROSE: Final = 200_000
+MOST_PROSE: Final = 100_000
 """Characters: nobody writes a longer report."""
 MOST_QUOTED_WORDS: Final = 90
 
@@ -60,10 +60,10 @@ PHRASES: Final[dict[str, str]] = {
     "finished_request": r"\bfinished\b|FINISHED_\w+|complet(?:ed|ion of) requests?"
     r"|after (?:all )?(?:the )?requests? (?:complete|finish|end)|after (?:\w+ )?(?:complet|finish)ing\b"
     r"|delay(?:s|ed|ing)? (?:the )?free|request_finished|delay_free",
-    "lease": r"\bleases?\b|ABORT_REQUEST_TIMEOUT|DISAGGREGATION_\w*TIMEOUT|\bexpir(?:e|es|ed|y|ation)\b"
+    "lease": r"\bleases?\b|ABORT_REQUEST_TIMEOUT|DISAGGREGATION_\w{0,40}TIMEOUT|\bexpir(?:e|es|ed|y|ation)\b"
     r"|kv_lease|pinned until"
     rf"|(?:cannot|not) be freed {_NEAR}(?:\d+|five|ten) (?:s\b|sec|min)|(?:whole|full) \d+ ?s\b",
-    "connector": r"\bnixl\w*|mooncake\w*|lmcache\w*|\w+Connector(?:V\d)?\b|\bKVBM\b|kv[_-]transfer"
+    "connector": r"\bnixl\w*|mooncake\w*|lmcache\w*|\w{1,40}Connector(?:V\d)?\b|\bKVBM\b|kv[_-]transfer"
     r"|KV[- ](?:cache )?offload\w*"
     r"|SimpleCPUOffload\w*|HiCache|AscendStore\w*|FlexKV|kv_connector|KV-cache connector|offloading connector",
     "disaggregated": r"\bP/?D\b|PD[- _]?disagg\w*|disaggregat\w*|prefill(?:er)?s? (?:node|instance|worker|side"
@@ -159,7 +159,7 @@ PHRASES: Final[dict[str, str]] = {
     rf"|alloc\w*){_NEAR}(?:\d+ ?(?:GB|GiB|G)\b|by the KV|all (?:of )?(?:the )?"
     r"(?:GPU )?(?:memory|VRAM)|(?:most|much|chunk|bulk|share|fraction|part) of (?:the |your |its |my )?"
     r"(?:GPU |device )?(?:memory|VRAM))"
-    r"|(?:limit|control|restrict|measure|cap) (?:the |max |maximum |total |actual )*(?:GPU |device )?memory"
+    r"|(?:limit|control|restrict|measure|cap) (?:the |max |maximum |total |actual ){0,4}(?:GPU |device )?memory"
     r"|(?:as much|too much|allocat\w+ all)(?: \w+){0,4}? (?:memory|RAM|VRAM|storage)\b|(?:memory|RAM) usage is too high"
     r"|gpu[-_ ]memory[-_ ]utili[sz]ation\W{0,3} does(?:n't| not) (?:work|pick)"
     r"|占用[^。\n]{0,12}(?:显存|内存)|显存[^。\n]{0,10}占",
@@ -170,8 +170,8 @@ PHRASES: Final[dict[str, str]] = {
     rf"|L[23]){_NEAR}(?:\b0 ?%|\bno|never|zero|0) {_NEAR}(?:hits?|retriev\w*|reus\w*)"
     r"|none of (?:the )?(?:\w+ ){1,4}(?:is|are|was|were|gets?) hit\b"
     r"|stor(?:es|ed|ing)" + _NEAR + r"(?:never|not|no) (?:hit|retriev|read|reus|found)\w*",
-    "tier_full": rf"(?:staging|pinned|CPU|host|allocator|lmcache|local cpu|tier){_NEAR}(?:buffer|memory"
-    rf"|allocator|pool|backend)?{_NEAR}(?:\bfull\b|exhaust\w*|out of memory|no (?:free )?(?:memory|space))"
+    "tier_full": r"(?:staging|pinned|CPU|host|allocator|lmcache|local cpu|tier)[^.。\n]{0,130}?"
+    r"(?:\bfull\b|exhaust\w*|out of memory|no (?:free )?(?:memory|space))"
     r"|wait\w* for (?:memory|space|buffer)|busy[- ]loop" + _NEAR + r"alloc\w*",
     "double_free": r"double[- ]?free\w*|freed twice|free(?:s|d)? (?:it |them |the same \w+ )?(?:twice|again)"
     r"|ref_?(?:cnt|count)\w*" + _NEAR + r"(?:negative|< ?0|-1|underflow)",
@@ -259,7 +259,21 @@ PHRASES: Final[dict[str, str]] = {
     + _NEAR
     + r"to \d(?:\.\d)? ?%|使用率[^。\n]{0,10}(?:掉到|降到|跌到) ?0",
 }
-_EXPRESSIONS: Final = {name: re.compile(text, re.IGNORECASE) for name, text in PHRASES.items()}
+
+
+def _bounded(phrase: str) -> str:
+    """Let a phrase read no more than 40 letters of a word and 9 digits of a number, and give none of them back.
+
+    Otherwise a line that is one long word costs its length from each of its places, times that of what follows.
+    """
+    return re.sub(r"\\(w|d)([*+])", _bounded_run, phrase)
+
+
+def _bounded_run(match: re.Match[str]) -> str:
+    return rf"\{match[1]}{{{0 if match[2] == '*' else 1},{40 if match[1] == 'w' else 9}}}+"
+
+
+PHRASE_EXPRESSIONS: Final = {name: re.compile(_bounded(text), re.IGNORECASE) for name, text in PHRASES.items()}
 _DENIED: Final = re.compile(
     r"(?:\b(?:no|not|without|isn't|aren't|wasn't|don't|doesn't|did not|does not|neither"
     r"|nor)\b(?:\W+\w+){0,2}\W{1,3}|没有|不是|并非|无)$",
@@ -281,7 +295,7 @@ _DENIES_ITSELF: Final = (
 _SUPPOSABLE: Final = ("out_of_memory", "no_room_for_pool")
 """Concepts that an explanation names as what may happen."""
 _SUPPOSED: Final = re.compile(r"\b(?:if (?:you|your|this|it)|might|may|could|would|when you)\b[^.!?]*$", re.IGNORECASE)
-_UNLIKELY: Final = re.compile(r"\W+(?:less|more|un) ?likely", re.IGNORECASE)
+_UNLIKELY: Final = re.compile(r"\W{1,9}(?:less|more|un) ?likely", re.IGNORECASE)
 _NEGATED: Final = re.compile(r"\b(?:not|no|without)\b|n't\b", re.IGNORECASE)
 _CODE_LINE: Final = re.compile(
     r"^\s*(?:File \"|raise |return |import |from \w+ import|def |class |at \w|\w+\(|\^+|--[a-z]"
@@ -301,7 +315,7 @@ def said_phrases(lines: Iterable[PastedLine]) -> list[SaidPhrase]:
     """Each concept that the prose among the lines names, where it does so first."""
     found: dict[str, SaidPhrase] = {}
     for starts, text in _paragraphs(lines):
-        for concept, expression in _EXPRESSIONS.items():
+        for concept, expression in PHRASE_EXPRESSIONS.items():
             if concept in found:
                 continue
             for match in expression.finditer(text):
