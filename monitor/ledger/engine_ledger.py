@@ -137,8 +137,7 @@ class EngineLedger:
         """What KV events tell, where there are any."""
         self.tally = Tally()
         self.beats = HeartbeatHistory()
-        self.recent_bytes = 0
-        """About what `recent` takes in memory."""
+        self.recent_bytes = 0  # about what `recent` takes
         self.clock = StreamClock()
         self.overlaps = EpochOverlaps()
         """Other engine processes that use this name, and batches that came twice."""
