@@ -46,6 +46,7 @@ from kvscope.monitor.schema import (
     PointView,
     PrefixCacheView,
     RequestDetail,
+    RequestSearch,
     RequestView,
     RetainedBlocksView,
 )
@@ -186,6 +187,15 @@ class Query:
     @question()
     def request(self, engine: str, id: str, at: str = "") -> RequestDetail:
         """One request by its id or `#number`, with its phases and event history."""
+
+    @question(timeout_s=20.0)  # reads the names of every request of the window
+    def find_request(
+        self, id: str, engine: str = "", since: str = "", until: str = "", limit: int = 50
+    ) -> RequestSearch:
+        """Requests whose id contains `id`, in upper or lower case, over all engines or in `engine`, the latest first.
+
+        An empty `since` reaches back to the beginning of the history.
+        """
 
     @question()
     def block(self, engine: str, id: int, at: str = "") -> BlockDetail:

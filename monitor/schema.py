@@ -95,6 +95,27 @@ class RequestView(msgspec.Struct, frozen=True):
     """Until now, by reason."""
 
 
+class FoundRequest(msgspec.Struct, frozen=True):
+    """A request whose id matches. `state` is empty where only the history has it; `request` shows it `at` (or now)."""
+
+    engine: str
+    id: str
+    number: int
+    epoch: int
+    state: str
+    ended: bool
+    first_seen: str | None
+    at: str = ""
+
+
+class RequestSearch(msgspec.Struct, frozen=True):
+    """The latest first. Not complete: more than the limit, or out of time once it had `searched_since` then."""
+
+    requests: list[FoundRequest]
+    searched_since: str | None
+    is_complete: bool
+
+
 class EventHistoryEntry(msgspec.Struct, frozen=True):
     """One line of a story."""
 
@@ -198,9 +219,7 @@ class BlockColours(msgspec.Struct, frozen=True):
 
 
 class EventView(msgspec.Struct, frozen=True):
-    """One event. `blocks` has its first ids, `block_count` says how many there are; `request` is empty where it is
-    about none.
-    """
+    """One event. `blocks` has the first of its `block_count` ids; `request` is empty where it is about none."""
 
     position: str
     at: str | None
@@ -276,9 +295,7 @@ class GapView(msgspec.Struct, frozen=True):
 
 
 class HistoryView(msgspec.Struct, frozen=True):
-    """What can be asked about an engine: from when to when, its lives, the gaps. `in_memory_since`: what is younger is
-    answered from memory.
-    """
+    """What can be asked about an engine: its epochs and gaps; from memory what is after `in_memory_since`."""
 
     engine: str
     first: str | None

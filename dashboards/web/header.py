@@ -9,7 +9,7 @@ from typing import Any, Final
 from dash import html
 
 from kvscope.dashboards.web.display_text import clock_text, sentence
-from kvscope.dashboards.web.markup import aria, key
+from kvscope.dashboards.web.markup import aria, field, key
 from kvscope.dashboards.web.time_menu import time_menu
 from kvscope.dashboards.web.view import Here, engine_now_ns, open_findings
 from kvscope.dashboards.web.view_registry import tab_of, views_of
@@ -47,6 +47,7 @@ def header_bar(here: Here, known_s: float = 0, every_s: float = 0) -> list[Any]:
             [
                 html.A([html.Span(className="mark", **aria(hidden="true")), "kvscope"], href="/", className="brand"),
                 html.Nav(_engines(here), **aria(label="Engines")),
+                _search(here),
                 html.Div(time_menu(here, engine_now_ns(here.engine), known_s, ended), id="time"),
                 html.Button("?", type="button", id="keys-button", title="Keys (?)", **aria(label="Keys")),
             ],
@@ -60,6 +61,16 @@ def header_bar(here: Here, known_s: float = 0, every_s: float = 0) -> list[Any]:
             className="row",
         ),
     ]
+
+
+def _search(here: Here) -> html.Form:
+    """Search a request, over all engines and the history."""
+    name = field("search", "q", here.place.get("q"), placeholder="Request id")
+    fields = [
+        field("hidden", "engine", here.place.engine),
+        html.Label([html.Span("Search a request", className="unseen"), name]),
+    ]
+    return html.Form(fields, action="/search", method="get", className="finder", role="search")
 
 
 def _engines(here: Here) -> Any:

@@ -21,6 +21,7 @@ from dash import html
 from dash.development.base_component import Component
 
 from kvscope.dashboards.web import header, history_panel
+from kvscope.dashboards.web.answer_links import answer_links
 from kvscope.dashboards.web.display_text import sentence
 from kvscope.dashboards.web.links import PagePlace, is_of_many, wall_ns
 from kvscope.dashboards.web.view import Here, PageView, Tree, engine_now_ns, worst_first
@@ -231,7 +232,8 @@ def _shown(query: Query, here: Here) -> ShownView:
     try:
         if entry is None:
             raise NotKnown(f"There is no page /{here.place.view} here.")
-        view = entry.make(query, here)
+        made = entry.make(query, here)
+        view = made._replace(sections={**made.sections, "data": answer_links(here)})
     except (NotKnown, BadQuestion) as error:
         view = _sentence(here, str(error), _known(query, here))
     except Exception:  # a fault of ours in one view, which is no reason to show nothing at all

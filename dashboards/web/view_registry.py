@@ -23,6 +23,7 @@ from kvscope.dashboards.web.views import (
     request_view,
     requests_view,
     retained_blocks_view,
+    search_view,
     timeline_view,
 )
 
@@ -43,6 +44,7 @@ TABLE: Final = (
     ViewEntry("finding", "", finding_view.view, tab="findings"),
     ViewEntry("compare", "Compare", compare_view.view),
     ViewEntry("alerts", "Alerts", alerts_view.view),
+    ViewEntry("search", "", search_view.view, tab="search"),
     ViewEntry("stream", "With the stream", missing_stream_view.view, signals=("metrics",)),
 )
 PATHS: Final = {entry.path: entry for entry in TABLE}

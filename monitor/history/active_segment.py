@@ -13,7 +13,7 @@ from typing import Annotated, BinaryIO, Final
 import msgspec
 
 from kvscope.monitor.events.journal import HEADER, MAX_PAYLOAD, RECORD, NotAJournal
-from kvscope.monitor.events.wire import MAGIC, MAJOR, PREFIX, Frame, NewerVersion, NotAFrame, decode
+from kvscope.monitor.events.wire import MAGIC, MAJOR, PREFIX, Batch, Frame, NewerVersion, NotAFrame, decode
 from kvscope.monitor.history.observations import LETTER_OF_POINTS, Packed, packed
 from kvscope.monitor.history.segment_index import Index
 from kvscope.monitor.ledger.engine_ledger import Point
@@ -89,6 +89,12 @@ class Opened:
                     frame = decode(payload)
                     if frame is not None:
                         yield numbers[offset], frame
+
+    def texts(self) -> Iterator[tuple[int, int, dict[int, str]]]:
+        """The texts of each batch, by the number of the request that each is about, with its time and epoch."""
+        for number, frame in self.frames(0, len(self.index)):
+            if isinstance(frame, Batch) and frame.texts:
+                yield self.index.wall[number], frame.epoch, frame.texts
 
     def kept_notes(self) -> Iterator[Packed]:
         """What is kept beside the frames."""

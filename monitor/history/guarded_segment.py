@@ -41,6 +41,9 @@ class SegmentReader(Protocol):
     def frames(self, first: int, end: int) -> Iterator[tuple[int, Frame]]:
         """The frames from number `first` up to, not including, `end`, each with its number."""
 
+    def texts(self) -> Iterator[tuple[int, int, dict[int, str]]]:
+        """The texts of each batch, by the number of the request that each is about, with its time and epoch."""
+
     def kept_notes(self) -> Iterator[Packed]:
         """What is kept beside the frames."""
 
@@ -93,6 +96,15 @@ class GuardedSegment:
         """The frames from number `first` up to, not including, `end`, or up to the damage."""
         try:
             yield from self._reader.frames(first, end)
+        except FileNotFoundError:
+            raise
+        except Exception as error:
+            self._report(error)
+
+    def texts(self) -> Iterator[tuple[int, int, dict[int, str]]]:
+        """The texts of each batch, with its time and epoch, up to the damage."""
+        try:
+            yield from self._reader.texts()
         except FileNotFoundError:
             raise
         except Exception as error:

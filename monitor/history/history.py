@@ -108,8 +108,6 @@ class History:
             raise journal.NotAJournal(f"{directory} is no directory, and neither a recording nor a service's history")
         self._is_recording = bool(history_segments(directory))
 
-    # ---------------------------------------------------------------- what is asked
-
     def engines(self) -> list[str]:
         """Whose past is kept, by name."""
         if self._is_recording:
@@ -207,13 +205,18 @@ class History:
 
     def facts(self, engine: str) -> list[Fact]:
         """The facts of an engine without a stream: each of its segments begins with all that were known."""
-        for segment in reversed(self._segments(engine)):
-            notes = [each.note() for each in self._kept(segment) if each.letter == OBSERVED_LETTERS[Fact]]
-            if notes:
-                return [note for note in notes if isinstance(note, Fact)]
+        for reader in self.readers(engine):
+            with contextlib.suppress(FileNotFoundError):  # it has been closed just now: an older one has them, too
+                notes = [each.note() for each in reader.kept_notes() if each.letter == OBSERVED_LETTERS[Fact]]
+                if notes:
+                    return [note for note in notes if isinstance(note, Fact)]
         return []
 
-    # ---------------------------------------------------------------- how it is read
+    def readers(self, engine: str, from_ns: int = 0, to_ns: int = _NO_END) -> Iterator[SegmentReader]:
+        """The segments of that time (wall), the latest first."""
+        for segment in reversed(self._segments(engine)):
+            if not isinstance(segment, ClosedSegment) or (segment.from_ns <= to_ns and from_ns <= segment.to_ns):
+                yield self._open(segment)
 
     def _folded_points(self, engine: str, from_ns: int, to_ns: int) -> Iterator[Point]:
         ledgers: list[EngineLedger] = []

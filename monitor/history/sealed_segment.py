@@ -305,6 +305,12 @@ class Closed:
             columns = (runs[start:stop], args[a[start] : a[stop]], ids[i[start] : i[stop]])
             yield number, _batch(row, *(memoryview(np.ascontiguousarray(column).tobytes()) for column in columns))
 
+    def texts(self) -> Iterator[tuple[int, int, dict[int, str]]]:
+        """See Opened."""
+        for row in self._table("frames", ["wall_ns", "epoch", "texts"]).to_pylist():
+            if row["texts"]:
+                yield row["wall_ns"], row["epoch"], dict(row["texts"])
+
     def kept_notes(self) -> Iterator[Packed]:
         """What is kept beside the frames."""
         points = self._table("points", ["at_ns", "packed"]).to_pylist()

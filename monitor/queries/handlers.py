@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -34,6 +35,7 @@ from kvscope.monitor.queries.metrics_windows import sample_explanation, sample_p
 from kvscope.monitor.queries.past import Past
 from kvscope.monitor.queries.points import point_views
 from kvscope.monitor.queries.request_details import request_detail, request_views
+from kvscope.monitor.queries.request_search import Found, HistorySearch, in_ledger, ordered
 from kvscope.monitor.queries.running_plan import plan_of_engine
 from kvscope.monitor.queries.stream_time import StreamTime
 from kvscope.monitor.queries.window_explanation import explanation
@@ -57,6 +59,7 @@ from kvscope.monitor.schema import (
     PointView,
     PrefixCacheView,
     RequestDetail,
+    RequestSearch,
     RequestView,
     RetainedBlocksView,
     WindowStats,
@@ -224,6 +227,28 @@ class QueryHandlers(Query):
         self._lookup.streamed(engine)
         with self._lookup.as_of(engine, at, history=True) as (ledger, batches):
             return request_detail(ledger, id, batches)
+
+    def find_request(
+        self, id: str, engine: str = "", since: str = "", until: str = "", limit: int = 50
+    ) -> RequestSearch:
+        """Requests by a part of their id."""
+        part = id.strip().lower()
+        if not part:
+            raise BadQuestion("name a part of the request's id")
+        from_ns = self._lookup.time_of_any(since)[0].at_ns if since else 0
+        to_ns = self._lookup.time_of_any(until)[0].at_ns if until else FOREVER
+        found: Found = {}
+        with self._lock:
+            for ledger in self.fleet.engines.values():
+                if engine in ("", ledger.engine):
+                    for one in in_ledger(ledger, part, from_ns, to_ns):
+                        found[one.engine, one.epoch, one.number] = one
+        if self._past.history is None:
+            return ordered(found, limit, from_ns, True)
+        search = HistorySearch(self._past.history, part, from_ns, min(to_ns, time.time_ns()), found, limit)
+        for name in [engine] if engine else self._past.engines():
+            search.search(name)
+        return ordered(found, limit, from_ns if search.is_complete else search.searched_ns, search.is_complete)
 
     def block(self, engine: str, id: int, at: str = "") -> BlockDetail:
         """One block."""

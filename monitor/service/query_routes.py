@@ -15,9 +15,11 @@ from kvscope.monitor.errors import BadQuestion, BadTime, NotKnown
 from kvscope.monitor.json_names import encode_answer, schema_with_old_names
 from kvscope.monitor.query import QUESTIONS, Query, Question
 from kvscope.monitor.schema import SCHEMA_VERSION
+from kvscope.monitor.service.csv_answers import csv_of
 
 MAX_LIMIT: Final = 10_000
 """The most that `limit` allows. A larger one is lowered, one below 1 is raised."""
+FORMATS: Final = ("json", "csv")
 SCHEMA_HEADER: Final = "x-kvscope-schema"
 """The header that carries SCHEMA_VERSION."""
 
@@ -47,9 +49,13 @@ def serve_questions(app: FastAPI, query: Query) -> None:
 def _add_route(app: FastAPI, query: Query, question: Question, path: str, deprecated: bool = False) -> None:
     async def endpoint(request: Request) -> Response:
         arguments = arguments_of(question, request.query_params)
+        as_csv = _is_csv(request.query_params)
         # In a thread, since the answer may wait for the ledger.
         answer = await asyncio.to_thread(query.answer, question, arguments)
         headers = {SCHEMA_HEADER: SCHEMA_VERSION}
+        if as_csv:
+            headers["content-disposition"] = f'attachment; filename="kvscope-{question.name}.csv"'
+            return Response(await asyncio.to_thread(csv_of, answer), media_type="text/csv", headers=headers)
         return Response(encode_answer(answer), media_type="application/json", headers=headers)
 
     summary, _, text = question.text.partition("\n")
@@ -64,6 +70,14 @@ def _add_route(app: FastAPI, query: Query, question: Question, path: str, deprec
         response_class=Response,
         openapi_extra={"parameters": list(_parameters(question)), "responses": _responses(question)},
     )
+
+
+def _is_csv(given: QueryParams) -> bool:
+    """Whether the answer is to be CSV. Raises BadQuestion for a format that is neither."""
+    wanted = given.get("format", FORMATS[0])
+    if wanted not in FORMATS:
+        raise BadQuestion(f"format={wanted} is not {' or '.join(FORMATS)}")
+    return wanted == "csv"
 
 
 def arguments_of(question: Question, given: QueryParams | Mapping[str, str]) -> dict[str, Any]:
@@ -115,6 +129,7 @@ def _parameters(question: Question) -> list[dict[str, Any]]:
         old = question.old_parameters.get(field.name)
         if old:
             described.append({**entry, "name": old, "required": False, "deprecated": True})
+    described.append({"name": "format", "in": "query", "required": False, "schema": {"enum": list(FORMATS)}})
     return described
 
 
