@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from kvscope.monitor.events.kinds import FIRST_FINISHED, Kind, Status
+from kvscope.monitor.events.kinds import FIRST_FINISHED, Holder, Kind, Release, Status
 from kvscope.monitor.events.wire import PINS, Batch, Run
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 
@@ -42,6 +42,9 @@ class SecondFold:
         self.detached: dict[int, list[int]] = {}
         """By block: those it was detached from, and PINS for each pin."""
         self.deferred: dict[int, set[int]] = {}
+        self.keepers: dict[int, int] = {}
+        """By request, the holder that the last deferral named."""
+        self.fetching: set[int] = set()
         self.audit: Audit | None = None
         self.audits = self.audit_differences = 0
         self.damaged = self.lossy = False
@@ -74,8 +77,18 @@ class SecondFold:
         number = event.request
         if event.kind == Kind.FREE_DEFERRED:
             self.deferred.setdefault(number, set()).update(event.ids)
+            self.keepers[number] = event.args[0]
         elif event.kind == Kind.RELEASED:
             self._undefer(number, event.ids)
+            if event.args[0] in (Release.TRANSFER_DONE, Release.LEASE_EXPIRED):
+                self._connector_ends(number)
+        elif event.kind == Kind.COMPLETION_DELIVERED and self.statuses.get(number, 0) >= FIRST_FINISHED:
+            if number not in self.fetching:
+                self._connector_ends(number)
+        elif event.kind == Kind.WAITING_ON and event.args[0] == Status.WAITING_FOR_REMOTE_KVS:
+            self.fetching.add(number)
+        elif event.kind in (Kind.READY, Kind.REMOTE_LOAD):
+            self.fetching.discard(number)
         for block in event.ids if event.kind in (Kind.DETACHED, Kind.PINNED, Kind.RECLAIMED, Kind.UNPINNED) else ():
             holders = self.detached.setdefault(block, [])
             if event.kind == Kind.DETACHED:
@@ -89,6 +102,10 @@ class SecondFold:
                     self._undefer(PINS, [block])
             elif event.kind == Kind.RECLAIMED and holders:
                 self._undefer(holders.pop(0), [block])
+
+    def _connector_ends(self, number: int) -> None:
+        if self.keepers.get(number) == Holder.CONNECTOR:
+            self.deferred.pop(number, None)
 
     def _undefer(self, number: int, blocks: list[int]) -> None:
         left = self.deferred.get(number, set()).difference(blocks)
@@ -141,6 +158,7 @@ class SecondFold:
     def _adopt_deferral(self, event: Run, blocks: list[int]) -> None:
         if event.args[3]:
             self.deferred.setdefault(event.request, set()).update(blocks)
+            self.keepers[event.request] = event.args[3]
 
     def _end_audit(self, audit: Audit, requests: int) -> None:
         self.audit = None

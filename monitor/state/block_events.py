@@ -11,11 +11,14 @@ from collections.abc import Callable
 from typing import Final
 
 from kvscope.monitor.events import limits
-from kvscope.monitor.events.kinds import FIRST_FINISHED, Holder, Kind
+from kvscope.monitor.events.kinds import FIRST_FINISHED, Holder, Kind, Release
 from kvscope.monitor.events.wire import PINS
 from kvscope.monitor.state.engine_state import EngineState
 from kvscope.monitor.state.records import RequestState
 from kvscope.monitor.state.residency_samples import ResidencySamples
+
+CONNECTOR_ENDS: Final = frozenset((int(Release.TRANSFER_DONE), int(Release.LEASE_EXPIRED)))
+"""Reasons after which a connector keeps none of the request's blocks: the engine leaves what this release leaves."""
 
 BlockHandler = Callable[[EngineState, int, int, list[int], list[int], ResidencySamples], None]
 
@@ -119,7 +122,7 @@ def _fold_released(
     reason, released = args[0], state.totals.released
     released[reason] = released.get(reason, 0) + len(blocks)
     if state.deferrals:
-        state.undefer(number, blocks)
+        state.undefer(number, [*blocks, *state.sending_blocks(number)] if reason in CONNECTOR_ENDS else blocks)
     _drop_later(state, number, blocks, freed)
 
 

@@ -379,6 +379,11 @@ class EngineState:
         deferral.blocks.update(blocks)
         deferral.changed_at = self.position
 
+    def sending_blocks(self, number: int) -> list[int]:
+        """Return the blocks that the connector keeps for the request."""
+        deferral = self.deferrals.get(number)
+        return list(deferral.blocks) if deferral is not None and deferral.holder == Holder.CONNECTOR else []
+
     def undefer(self, number: int, blocks: Iterable[int]) -> None:
         """End the deferral of these blocks."""
         deferral = self.deferrals.get(number)

@@ -78,9 +78,14 @@ def fold_traced(state: EngineState, number: int, args: list[int], _texts: Mappin
 
 
 def fold_completion_delivered(state: EngineState, number: int, args: list[int], _texts: Mapping[int, str]) -> None:
-    """Record that the connector reported the end of a fetch."""
+    """Record that the connector reported the end of a fetch, or that it keeps the request's blocks no longer."""
     record = state.requests.get(number)
-    if record is not None and not record.is_finished:
+    if record is None:
+        return
+    if record.is_finished:
+        if not record.fetching_ns:  # the end of a fetch counts once the engine has taken it in
+            state.undefer(number, state.sending_blocks(number))
+    else:
         record.fetch_ended_ns = args[0] if args else state.now_ns  # older engines report no time
         record.fetch_ended_at = state.position
 
