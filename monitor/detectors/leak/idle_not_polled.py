@@ -11,11 +11,13 @@ from kvscope.monitor.detectors.leak.connector_holds import connector_holds, conn
 from kvscope.monitor.detectors.leak.deferred_blocks import (
     heard_s,
     kept,
+    may_be_first_transfers,
     oldest_deferral_text,
     overdue_deferrals,
     overdue_when_polled,
     send_limit,
 )
+from kvscope.monitor.detectors.outside_pace import UNKNOWN_PACE
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.state.records import Deferral
@@ -67,11 +69,15 @@ class IdleNotPolled(Detector[Judgement]):
         count = len(held.deferrals)
         assert state.heartbeat is not None
         over = all(0 < deferral.lease_deadline_ns < state.heartbeat.at_ns for deferral in held.deferrals)
-        missing = "the events that were lost" if state.damaged else "" if over else TRANSFER_END
+        first = may_be_first_transfers(ledger, settings, held)
+        missing = (
+            UNKNOWN_PACE if first else "the events that were lost" if state.damaged else "" if over else TRANSFER_END
+        )
         yield Judgement(
             code=self.code,
             engine=ledger.engine,
-            verdict="likely" if missing else "confirmed",
+            verdict="cannot-tell" if first else "likely" if missing else "confirmed",
+            severity="info" if first else None,
             pending=pending,
             since_ns=ledger.wall(state.heartbeat.at_ns) - round(unpolled * 1e9),
             position=at(ledger.beats.polled_at),
