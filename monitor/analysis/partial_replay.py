@@ -39,6 +39,7 @@ def fork(ledger: EngineLedger) -> EngineLedger:
     memo |= {id(frozen): frozen for frozen in (ledger.description, state.heartbeat)}
     for found in (ledger.ended, ledger.losses, ledger.anomalies, ledger.lapses, ledger.preempted, ledger.prompts):
         memo[id(found)] = found.copy()
+    memo[id(ledger.just_finished)] = deque(maxlen=ledger.just_finished.maxlen)
     memo |= {id(ledger.recent): deque(), id(ledger.points): deque(maxlen=ledger.points.maxlen)}
     memo |= {id(ledger.samples): deque(maxlen=ledger.samples.maxlen), id(ledger.facts): {}}
     memo |= {id(ledger.prefixes): CachedPrefixes()}

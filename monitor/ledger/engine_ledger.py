@@ -116,7 +116,7 @@ class EngineLedger:
         self.refused_records = 0
         """Records that could not be folded in."""
         self.ended: deque[RequestState] = deque(maxlen=MAX_ENDED_REQUESTS)
-        self._just_finished: deque[RequestState] = deque(maxlen=MAX_ENDED_REQUESTS)
+        self.just_finished: deque[RequestState] = deque(maxlen=MAX_ENDED_REQUESTS)
         self.anomalies: list[FoundAnomaly] = []
         """The first MAX_ANOMALIES of each kind: each step and audit finds what is wrong again, and says less of why."""
         self._anomalies: Counter[str] = Counter()
@@ -248,7 +248,7 @@ class EngineLedger:
         state = self.state
         finished, preempted, prompts = state.take_finished(), state.take_preempted(), state.take_prompts()
         self.ended.extend(state.take_ended())
-        self._just_finished.extend(finished)
+        self.just_finished.extend(finished)
         self.lapses.extend(state.take_lapsed())
         self.preempted.extend(preempted)
         self.prompts.extend(prompts)
@@ -382,8 +382,8 @@ class EngineLedger:
 
     def take_just_finished(self) -> list[RequestState]:
         """The requests that reached a terminal status since last asked; at most the last MAX_ENDED_REQUESTS."""
-        finished = list(self._just_finished)
-        self._just_finished.clear()
+        finished = list(self.just_finished)
+        self.just_finished.clear()
         return finished
 
     # ---------------------------------------------------------------- what others ask

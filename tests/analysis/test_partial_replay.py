@@ -14,6 +14,7 @@ from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.queries.blocks import block_map
 from kvscope.monitor.queries.request_details import request_views
 from kvscope.monitor.state import keyframe_codec
+from kvscope.monitor.state.records import RequestState
 from tests.ledger.test_exact import FAULTS, random_lab
 
 
@@ -73,3 +74,35 @@ def test_one_that_nobody_needs_is_gone_at_once() -> None:
         assert state() is None
     finally:
         gc.enable()
+
+
+def test_requests_that_ended_are_shared_and_not_handed_out_again() -> None:
+    """Copies are kept: each of them held 4,096 requests of its own, which took 3 MiB."""
+    ledger = EngineLedger("lab@127.0.0.1:0/0")
+    for batch in batches(seed=0):
+        ledger.apply(batch)
+    copied = fork(ledger)
+    assert [*map(id, copied.ended)] == [*map(id, ledger.ended)]
+    assert copied.take_just_finished() == []
+    ended = ledger.take_just_finished()
+    assert len(ended) > 10
+    gc.collect()
+    before = sum(isinstance(each, RequestState) for each in gc.get_objects())
+    other = fork(ledger)
+    after = sum(isinstance(each, RequestState) for each in gc.get_objects())
+    assert after - before == len(other.state.requests)
+
+
+def test_a_copy_hands_out_what_ends_in_it() -> None:
+    said = batches(seed=0)
+    ledger = EngineLedger("lab@127.0.0.1:0/0")
+    for batch in said[:40]:
+        ledger.apply(batch)
+    copied = fork(ledger)
+    ledger.take_just_finished()
+    for batch in said[40:]:
+        ledger.apply(batch)
+        copied.apply(batch)
+    numbers = [record.number for record in ledger.take_just_finished()]
+    assert numbers
+    assert [record.number for record in copied.take_just_finished()] == numbers
