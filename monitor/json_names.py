@@ -1,19 +1,48 @@
 """Renamed JSON keys: every answer carries the new name and, for one release, the old one beside it.
 
-RENAMED_KEYS in kvscope.monitor.schema is the one table of them. docs/renames.md lists it, and the JSON schemas mark the
-old names as deprecated.
+RENAMED_KEYS is the one table of them. docs/renames.md lists it, and the JSON schemas mark the old names as deprecated.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from msgspec import inspect
 
-from kvscope.monitor.schema import OLD_VALUES, RENAMED_KEYS
+RENAMED_KEYS: Final[dict[str, dict[str, str]]] = {
+    "BalanceReport": {"signal": "attached"},
+    "BlockDetail": {"ownership_chains": "because", "event_history": "story"},
+    "ConditionView": {"reason": "why"},
+    "Diff": {"metrics": "figures"},
+    "EngineView": {"signal": "attached", "last_seen_s_ago": "heard_s_ago"},
+    "EventHistoryEntry": {"kind": "what"},
+    "FindingRow": {"status": "change"},
+    "FreedBlocks": {"references_released": "references_left"},
+    "HistoryView": {"epochs": "lives"},
+    "MemoryReport": {"breakdown": "bill", "printed_suggestions": "printed"},
+    "MemoryView": {"measured": "known", "unattributed": "unnamed"},
+    "PhaseView": {"phase_tokens": "computed", "recomputed_tokens": "recomputed"},
+    "RequestDetail": {"event_history": "story", "event_history_complete": "story_is_whole", "phases": "life"},
+    "RetainedBlocksView": {"is_complete": "is_whole", "still_cached": "warm"},
+    "UsageDrop": {
+        "freed_in_drop": "freed_in_fall",
+        "is_complete": "is_whole",
+        "allocated": "taken",
+        "allocated_to": "taken_by",
+        "unexplained_blocks": "off_by",
+    },
+    "WindowStats": {"waited_s": "waits", "time_to_first_token_s": "first_tokens"},
+}
+"""Keys that were renamed in this release, by struct: new name → old name. JSON carries both for one release."""
+
+OLD_VALUES: Final[dict[str, dict[str, str]]] = {
+    "attached": {"metrics": "figures"},
+    "change": {"added": "came", "removed": "went", "unchanged": "stayed"},
+}
+"""Values that were renamed with their key, by the old key: new value → old value."""
 
 
 def encode_answer(value: Any) -> bytes:

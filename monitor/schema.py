@@ -470,36 +470,3 @@ class NotificationsView(msgspec.Struct, frozen=True):
     receivers: list[str] = []
     deliveries: list[DeliveryView] = []
     silences: list[SilenceView] = []
-
-
-RENAMED_KEYS: Final[dict[str, dict[str, str]]] = {
-    "BalanceReport": {"signal": "attached"},
-    "BlockDetail": {"ownership_chains": "because", "event_history": "story"},
-    "ConditionView": {"reason": "why"},
-    "Diff": {"metrics": "figures"},
-    "EngineView": {"signal": "attached", "last_seen_s_ago": "heard_s_ago"},
-    "EventHistoryEntry": {"kind": "what"},
-    "FindingRow": {"status": "change"},
-    "FreedBlocks": {"references_released": "references_left"},
-    "HistoryView": {"epochs": "lives"},
-    "MemoryReport": {"breakdown": "bill", "printed_suggestions": "printed"},
-    "MemoryView": {"measured": "known", "unattributed": "unnamed"},
-    "PhaseView": {"phase_tokens": "computed", "recomputed_tokens": "recomputed"},
-    "RequestDetail": {"event_history": "story", "event_history_complete": "story_is_whole", "phases": "life"},
-    "RetainedBlocksView": {"is_complete": "is_whole", "still_cached": "warm"},
-    "UsageDrop": {
-        "freed_in_drop": "freed_in_fall",
-        "is_complete": "is_whole",
-        "allocated": "taken",
-        "allocated_to": "taken_by",
-        "unexplained_blocks": "off_by",
-    },
-    "WindowStats": {"waited_s": "waits", "time_to_first_token_s": "first_tokens"},
-}
-"""Keys that were renamed in this release, by struct: new name → old name. JSON carries both for one release."""
-
-OLD_VALUES: Final[dict[str, dict[str, str]]] = {
-    "attached": {"metrics": "figures"},
-    "change": {"added": "came", "removed": "went", "unchanged": "stayed"},
-}
-"""Values that were renamed with their key, by the old key: new value → old value."""

@@ -29,10 +29,11 @@ from kvscope.monitor.detectors.registry import CATALOGUE, THRESHOLDS
 from kvscope.monitor.doctor import report
 from kvscope.monitor.events import kinds, limits
 from kvscope.monitor.exporters.prometheus import WatchCollector
+from kvscope.monitor.json_names import OLD_VALUES, RENAMED_KEYS
 from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.planning.plan_types import plan_schema
 from kvscope.monitor.query import QUESTIONS
-from kvscope.monitor.schema import OLD_VALUES, RENAMED_KEYS, SCHEMA_VERSION
+from kvscope.monitor.schema import SCHEMA_VERSION
 from kvscope.monitor.service.http_api import create_app
 from kvscope.monitor.service.query_routes import SCHEMA_HEADER
 from kvscope.monitor.text import duration

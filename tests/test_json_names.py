@@ -15,9 +15,17 @@ from kvscope.monitor.client import ServiceClient
 from kvscope.monitor.doctor.memory_report import MemoryReport
 from kvscope.monitor.doctor.report import BalanceReport
 from kvscope.monitor.events.kinds import SCHEMA, Kind
-from kvscope.monitor.json_names import encode_answer, has_old_names, schema_with_old_names, structs_in, with_old_names
+from kvscope.monitor.json_names import (
+    OLD_VALUES,
+    RENAMED_KEYS,
+    encode_answer,
+    has_old_names,
+    schema_with_old_names,
+    structs_in,
+    with_old_names,
+)
 from kvscope.monitor.query import QUESTIONS, Question
-from kvscope.monitor.schema import OLD_VALUES, RENAMED_KEYS, SCHEMA_VERSION, FindingRow
+from kvscope.monitor.schema import SCHEMA_VERSION, FindingRow
 from tests.detectors.scenes import ENGINE, Watched, finished_held
 from tests.test_api import served
 
@@ -48,6 +56,7 @@ def arguments(scene: Watched, name: str) -> dict[str, Any]:
         "finding": {"id": leak.id},
         "notifications": {"finding": leak.id},
         "request": {"engine": ENGINE, "id": scene.watch.requests(ENGINE)[0].id},
+        "find_request": {"id": scene.watch.requests(ENGINE)[0].id},
         "block": {"engine": ENGINE, "id": leak.culprits.blocks[0]},
         "block_colours": {"engine": ENGINE, "by": "owner"},
         "calculator": {"engine": ENGINE, "prompt_tokens": 30, "max_tokens": 20},

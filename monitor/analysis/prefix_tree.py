@@ -7,6 +7,7 @@ a fold of the batches learns the parents, and forgets none for a block that is e
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -245,17 +246,38 @@ def prefixes(ledger: EngineLedger, told: Prefixes) -> PrefixCacheView:
     )
 
 
-def by_root(ledger: EngineLedger, told: Prefixes) -> list[tuple[str, list[int]]]:
-    """The blocks of each prefix with all that goes on from it, by the id of its first stretch: the largest first."""
+def by_branch(ledger: EngineLedger, told: Prefixes, most: int) -> list[tuple[str, list[int]]]:
+    """The blocks of each branch with all that goes on from it, by the id of its first stretch: the largest first.
+
+    A prefix that all prompts share would be all there is: as long as there are fewer than `most` branches, the largest
+    that forks is divided into what its prompts share and what goes on from there.
+    """
     kept = _kept(ledger)
     stretches = _stretches(kept, _parents(ledger, told), told)
-    root = list(range(len(stretches)))
-    blocks: dict[int, list[int]] = {}
-    for number, stretch in enumerate(stretches):  # those above stand first
+    own = [[block for value in stretch.values for block in kept[value].blocks] for stretch in stretches]
+    children: dict[int, list[int]] = {}
+    sizes = [len(blocks) for blocks in own]
+    for number, stretch in reversed(list(enumerate(stretches))):  # those above stand first
+        children.setdefault(stretch.above, []).append(number)
         if stretch.above >= 0:
-            root[number] = root[stretch.above]
-        blocks.setdefault(root[number], []).extend(b for value in stretch.values for b in kept[value].blocks)
-    named = [(_short(stretches[number].values[-1]), of_root) for number, of_root in blocks.items()]
+            sizes[stretch.above] += sizes[number]
+    starts = set(children.get(-1, []))
+    undivided = [(-sizes[number], number) for number in starts]
+    heapq.heapify(undivided)
+    while undivided and len(starts) < most:
+        fork = heapq.heappop(undivided)[1]
+        while len(children.get(fork, [])) == 1:
+            fork = children[fork][0]
+        for number in children.get(fork, []):
+            starts.add(number)
+            heapq.heappush(undivided, (-sizes[number], number))
+    start = list(range(len(stretches)))
+    blocks: dict[int, list[int]] = {}
+    for number, stretch in enumerate(stretches):
+        if number not in starts:
+            start[number] = start[stretch.above]
+        blocks.setdefault(start[number], []).extend(own[number])
+    named = [(_short(stretches[number].values[-1]), of_branch) for number, of_branch in blocks.items()]
     return sorted(named, key=lambda one: -len(one[1]))
 
 

@@ -56,7 +56,7 @@ def by_references(ledger: EngineLedger) -> BlockColours:
 
 
 def by_prefix(ledger: EngineLedger, prefixes: Sequence[tuple[str, list[int]]]) -> BlockColours:
-    """Which prefix each is of, with all that goes on from it: `prefixes`, the largest first."""
+    """Which branch of the prefix cache each is of, with all that goes on from it: `prefixes`, the largest first."""
     values = bytearray(ledger.state.total)
     for value, (_, blocks) in enumerate(prefixes, start=1):
         for block in blocks:

@@ -12,7 +12,7 @@ from itertools import chain, takewhile
 from typing import Final, NamedTuple, TypeVar
 
 from kvscope.monitor.analysis.partial_replay import fork
-from kvscope.monitor.analysis.prefix_tree import PrefixCacheView, Prefixes, by_root, prefixes
+from kvscope.monitor.analysis.prefix_tree import PrefixCacheView, Prefixes, by_branch, prefixes
 from kvscope.monitor.errors import BadQuestion, NotKnown
 from kvscope.monitor.events.samples import Record, Sample
 from kvscope.monitor.events.wire import ADDED_BY_SOURCE, Batch, Frame
@@ -30,6 +30,8 @@ MAX_WINDOW_BYTES: Final = 192 << 20
 """Of batches: some millions of events, and three times what memory keeps."""
 SAMPLES_NS: Final = 3_600_000_000_000
 """Of an engine without a stream, the figures of a moment come from so many of the samples before it."""
+MOST_BRANCHES: Final = 14
+"""Of the prefix cache, as many as the map of blocks has colours for."""
 HEARD_WITHIN_NS: Final = 2_000_000_000
 """An engine says something every second."""
 
@@ -263,9 +265,9 @@ class Past:
             return prefixes(ledger, told)
 
     def prefix_blocks(self, ledger: EngineLedger, *, now: bool) -> list[tuple[str, list[int]]]:
-        """The blocks of each prefix with all that goes on from it, by the ledger's batches."""
+        """The blocks of each branch of the prefix cache, by the ledger's batches."""
         with self._told_of(ledger, now) as told:
-            return by_root(ledger, told)
+            return by_branch(ledger, told, MOST_BRANCHES)
 
     @contextmanager
     def _told_of(self, ledger: EngineLedger, now: bool) -> Iterator[Prefixes]:

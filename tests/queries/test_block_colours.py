@@ -82,8 +82,24 @@ def test_blocks_of_a_shared_prefix_are_of_one_colour(watch: Pipeline) -> None:
     assert shared
     for block in shared:
         tables = [state.requests[number].blocks for number in state.owners(block)]
-        cached = {told.values[b] for table in tables for b in table if state.hashes[b]}
-        assert len(cached) == 1
+        alike = set.intersection(*map(set, tables))
+        assert len({told.values[b] for b in alike if state.hashes[b]}) == 1
+
+
+@pytest.mark.parametrize("template", [8, 0])
+def test_chats_that_share_a_template_have_colours_of_their_own(template: int) -> None:
+    lab = Lab(total=300, max_num_seqs=40)
+    for number in range(10):
+        own = [1_000 * (number + 1) + n for n in range(4 * (number + 1))]
+        lab.arrive([*range(template), *own], max_tokens=1)
+        lab.run_until_idle()
+    lab.flush()
+    watch = Pipeline()
+    watch.feed(lab.frames)
+    told = watch.block_colours(ENGINE, "prefix")
+    counts = sorted(Counter(value for value in told.values if value).values(), reverse=True)
+    assert counts[:9] == list(range(10, 1, -1))
+    assert len(counts) == 10 + bool(template)  # and what all of them share
 
 
 def test_a_colouring_of_a_moment_is_of_that_moment(watch: Pipeline) -> None:
