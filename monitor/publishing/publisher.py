@@ -8,7 +8,7 @@ msgpack array, and the answer a header (Replay, as a msgpack map) with frames af
                                  any more; `more` if asking again from `last` + 1 brings more
 
 kvscope.monitor.publishing.replay_server bounds what clients can ask; a subscriber that does not read has at most
-SUBSCRIBER_BYTES waiting.
+SUBSCRIBER_MESSAGES waiting, which all such subscribers share.
 
 The engine's thread never waits for any of this (law 6).
 """
@@ -92,7 +92,6 @@ class Publisher:
         self._ring_size = 0
         self._ring_bytes = ring_bytes
         self._closing = threading.Event()
-        self._queue_length = limits.SUBSCRIBER_MESSAGES
         self._context = zmq.Context()
         try:
             self._pub = self._bind(events)
@@ -123,7 +122,8 @@ class Publisher:
 
     def _bind(self, endpoint: str) -> zmq.Socket[bytes]:
         socket = self._context.socket(zmq.PUB)
-        socket.setsockopt(zmq.SNDHWM, self._queue_length)
+        # Only before a peer connects: libzmq 4.3 sends a later change to peers that are going too, and crashes.
+        socket.setsockopt(zmq.SNDHWM, limits.SUBSCRIBER_MESSAGES)
         socket.setsockopt(zmq.MAXMSGSIZE, limits.REQUEST_BYTES)
         try:
             socket.bind(endpoint)
@@ -149,7 +149,6 @@ class Publisher:
                     self._send(self.packer.heartbeat())
                     if self._stacks is not None:
                         self._stacks.check(self.packer.vitals, self.events_endpoint)
-                    self._bound_queues()
                 if now >= next_keyframe:
                     next_keyframe = now + round(self.keyframe_s * 1e9)
                     self._send(self.packer.keyframe())
@@ -165,14 +164,6 @@ class Publisher:
         began = time.monotonic()
         if self._replay.serve(self.interval_s):
             self._closing.wait(max(0.0, began + self.interval_s - time.monotonic()))
-
-    def _bound_queues(self) -> None:
-        """Let a subscriber's queue hold SUBSCRIBER_BYTES of messages as long as those of late."""
-        mean = self._ring_size // max(1, len(self._ring)) + 1
-        length = max(1, min(limits.SUBSCRIBER_MESSAGES, limits.SUBSCRIBER_BYTES // mean))
-        if not self._queue_length * 3 // 4 <= length <= self._queue_length:
-            self._pub.setsockopt(zmq.SNDHWM, length)
-            self._queue_length = length
 
     def _drain(self) -> None:
         for batch in self.packer.pack():
