@@ -39,7 +39,7 @@ def _fold_allocated(
     if state.damaged:
         _free_lost_releases(state, blocks)
     for block in blocks:
-        if refs[block]:
+        if refs[block] > 0:  # a free too many leaves a count below 0, in the engine's audit too: nobody holds it
             taken -= 1
             _allocate_held(state, block, number)
             continue
@@ -132,7 +132,7 @@ def _fold_reused(
     refs, hashes, now = state.refs, state.hashes, state.now_ns
     used = hit = 0
     for block in blocks:
-        if refs[block]:
+        if refs[block] > 0:
             _add_owner(state, block, number)
             continue
         if hashes[block]:

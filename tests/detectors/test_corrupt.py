@@ -65,6 +65,23 @@ def test_a_block_handed_out_while_it_is_held() -> None:
     assert "held by r-1" in finding.explanation
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_a_block_freed_once_too_often_is_handed_out_in_use_only_to_a_second_one(again: bool) -> None:
+    """The engine's audit has a count below 0 then: nobody holds the block, and the next request may have it."""
+    scene = scene_with_two()
+    scene.log.released(1, [4, 3], Release.FINISHED)
+    scene.log.released(1, [4], Release.FINISHED)
+    audit(scene, tables={2: [5, 6]}, refs={4: -1, 5: 1, 6: 1})
+    scene.log.allocated(2, [4])
+    if again:
+        scene.arrive(3, [4])
+    scene.wait(1)
+    found = {finding.code: finding for finding in scene.firing()}
+    effects = {effect.code for finding in scene.firing() for effect in finding.effects}
+    assert "corrupt.double-free" in found
+    assert ("corrupt.use-after-free" in {*found, *effects}) == again
+
+
 @pytest.mark.parametrize("wrong", [(29, 0, 4, 33), (28, 1, 4, 33), (28, 0, 5, 33)])
 def test_counts_that_disagree_with_the_events(wrong: tuple[int, int, int, int]) -> None:
     scene = scene_with_two()
@@ -76,9 +93,14 @@ def test_counts_that_disagree_with_the_events(wrong: tuple[int, int, int, int]) 
     assert value(finding, "anomalies") == 1
 
 
-def audit(scene: Spoken, refs_of_5: int = 1, tables: dict[int, list[int]] | None = None) -> None:
+def audit(
+    scene: Spoken,
+    refs_of_5: int = 1,
+    tables: dict[int, list[int]] | None = None,
+    refs: dict[int, int] | None = None,
+) -> None:
     """The engine reads its tables out: r-1 with 3 and 4, r-2 with 5 and 6, all else free, unless told."""
-    held = {3: 1, 4: 1, 5: refs_of_5, 6: 1}
+    held = {3: 1, 4: 1, 5: refs_of_5, 6: 1} if refs is None else refs
     scene.log.audit_begin(1)
     scene.log.audit_blocks(1, [held.get(b, 0) * 4 + (0 if b in held else 2) for b in range(1, scene.total)])
     tables = {1: [3, 4], 2: [5, 6]} if tables is None else tables

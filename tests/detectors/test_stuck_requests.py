@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from kvscope.engine.requests.request import Request
 from kvscope.monitor.detectors.registry import THRESHOLDS
 from kvscope.monitor.events.kinds import Cause, Limit, Status
 from kvscope.monitor.findings import FindingReport
@@ -83,6 +84,44 @@ def test_a_slow_fetch_within_its_grace_is_not_stuck() -> None:
     assert not scene.alarms()
 
 
+def fetch_reported(seats: int) -> tuple[Watched, Request, Request]:
+    """One waits for KV that comes slowly, another runs for long, and the connector says that the fetch has ended."""
+    scene = fetching(total=4_001, max_num_seqs=seats)
+    assert scene.lab.connector is not None
+    scene.lab.connector.polls_needed = 1 << 40
+    fetched = scene.lab.arrive(40)
+    while fetched.number not in scene.lab.scheduler.parked:
+        scene.steps(1)
+    scene.lab.connector.load_share = 0
+    running = scene.lab.arrive(8, max_tokens=9_000)
+    scene.live(25)
+    scene.lab.log.fetch_ended(fetched.number)
+    scene.live(1)
+    return scene, fetched, running
+
+
+def test_a_fetch_that_has_ended_counts_from_its_end() -> None:
+    """It took 25 s, and is not overdue 6 s after its end. If the engine then goes on without it, it is stuck."""
+    scene, fetched, _ = fetch_reported(seats=8)
+    scene.live(6)
+    assert not scene.firing("stuck.remote-load")
+    scene.live(30)
+    (finding,) = scene.firing("stuck.remote-load")
+    assert (finding.verdict, finding.culprits.requests) == ("confirmed", [fetched.id])
+
+
+@pytest.mark.parametrize("overtaken", [False, True])
+def test_a_fetch_that_has_ended_waits_its_turn_behind_the_head(overtaken: bool) -> None:
+    """While all seats are taken the scheduler comes to nobody. Who came later and was let in has passed this one."""
+    scene, _, running = fetch_reported(seats=1)
+    for _ in range(2):
+        scene.lab.arrive(8, max_tokens=9_000)
+    if overtaken:
+        scene.lab.abort(running)
+    scene.live(60)
+    assert bool(scene.firing("stuck.remote-load")) == overtaken
+
+
 def test_a_fetch_is_not_stuck_while_the_engine_is() -> None:
     """A step hangs, and nobody can take in what has been fetched: that is one trouble."""
     scene = stuck.remote_load(fault=False)
@@ -129,7 +168,7 @@ def test_an_engine_that_goes_on_without_what_was_fetched_is_awake() -> None:
     assert scene.lab.connector is not None
     scene.lab.connector.load_share = 0
     scene.lab.arrive(8, max_tokens=100)
-    scene.live(20)
+    scene.live(40)
     finding = scene.only("stuck.remote-load")
     assert finding.culprits.requests == [request.id]
     assert value(finding, "fetches_reported_complete") == 1
@@ -214,6 +253,19 @@ def test_fetched_requests_behind_a_head_that_lacks_their_blocks() -> None:
     scene.lab.abort(parked[0])
     scene.run_until_idle()
     is_resolved(scene, finding)
+
+
+def test_a_fetched_request_that_was_ready_before_the_head_came_is_not_behind_it() -> None:
+    """What it waited for has come, and the scheduler left it out: no request waits for another here."""
+    scene = fetching(total=24, faults=("stuck.promotion-starved:limit=1",))
+    left_out = scene.lab.arrive(48, max_tokens=8)
+    scene.steps(20)
+    head = scene.lab.arrive(60, max_tokens=8)
+    scene.live(30)
+    assert scene.lab.scheduler.waiting.head() is head
+    assert head.shortage
+    assert scene.alarms() == ["stuck.promotion-starved"]
+    assert scene.firing("stuck.promotion-starved")[0].culprits.requests == [left_out.id]
 
 
 # -------------------------------------------------------------------- stuck.zero-token

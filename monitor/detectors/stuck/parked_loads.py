@@ -12,7 +12,7 @@ from kvscope.monitor.analysis.wait_graph import WaitGraph
 from kvscope.monitor.detectors.detector import Detector
 from kvscope.monitor.detectors.judgement import Evidence, ShortOfBlocks
 from kvscope.monitor.detectors.stuck.queue_room import head_short_of_blocks
-from kvscope.monitor.detectors.stuck.waiting_requests import missing_after_loss, stream_verdict
+from kvscope.monitor.detectors.stuck.waiting_requests import missing_after_loss, stream_verdict, was_left_out
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.ledger.living_requests import Living
@@ -52,7 +52,7 @@ class ParkedLoads(Detector[ShortOfBlocks]):
     ) -> Iterator[ShortOfBlocks]:
         """Each waits for the other: those who wait behind the head with blocks hold what it lacks."""
         state, at = ledger.state, ledger.at
-        holders = [record for record in living.waiting if record is not head and record.blocks]
+        holders = [r for r in living.waiting if r is not head and r.blocks and not was_left_out(r, head)]
         if not holders:
             return
         held = sorted({block for record in holders for block in record.blocks})

@@ -13,22 +13,14 @@ from kvscope.monitor.detectors.stuck.waiting_requests import (
     overdue_requests,
     requests_text,
     since_text,
+    was_left_out,
+    was_overtaken,
 )
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.ledger.living_requests import Living
 from kvscope.monitor.state.records import RequestState
 from kvscope.monitor.text import duration
-
-
-def _overtaken(record: RequestState, running: list[RequestState]) -> bool:
-    """Whether one that came later, and is not more urgent, was let in since it was ready."""
-    return any(
-        other.admitted_ns > record.ready_ns
-        and other.arrived_ns > record.arrived_ns
-        and other.priority >= record.priority
-        for other in running
-    )
 
 
 class PromotionStarved(Detector[Judgement]):
@@ -57,8 +49,9 @@ class PromotionStarved(Detector[Judgement]):
         self, ledger: EngineLedger, settings: Settings, living: Living, ready: list[RequestState]
     ) -> Iterator[Judgement]:
         # While the head of the queue is refused, all behind it wait, the ready ones too; unless later ones pass them.
-        if ledger.head() is not None:
-            ready = [record for record in ready if _overtaken(record, living.running)]
+        head = ledger.head()
+        if head is not None:
+            ready = [r for r in ready if was_left_out(r, head) or was_overtaken(r, r.ready_ns, living.running)]
         grace_s = at_pace_s(ledger, settings, self.grace_s)
         late = overdue_requests(ledger, ready, lambda r: r.ready_ns, ledger.looked_ns, grace_s)
         if late is None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from kvscope.monitor.detectors.detector import Causes, Detector
+from kvscope.monitor.detectors.engine_pace import at_pace_s
 from kvscope.monitor.detectors.judgement import Evidence, Judgement
 from kvscope.monitor.detectors.outside_pace import (
     UNKNOWN_PACE,
@@ -26,6 +27,7 @@ from kvscope.monitor.detectors.stuck.waiting_requests import (
     overdue_requests,
     requests_text,
     since_text,
+    was_overtaken,
 )
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
 from kvscope.monitor.detectors.ties import holds_what_it_needs
@@ -37,8 +39,20 @@ REFETCH: Final = "Close its connection and send the request again: it is fetched
 
 
 def _began_at(record: RequestState) -> int:
-    """Where its fetch began, or its wait where that is not known."""
+    """Where its fetch ended, if it has, or began, or its wait where that is not known."""
+    if record.fetch_ended_ns:
+        return record.fetch_ended_at
     return record.fetching_at if record.fetching_ns else record.since_at
+
+
+def _waits_its_turn(ledger: EngineLedger, record: RequestState) -> bool:
+    """Return whether its fetch has ended and the scheduler has not come to it: the head of the queue waits for those
+    that run, and nobody who came later was let in.
+    """
+    running = ledger.living().running
+    if not (record.fetch_ended_ns and running) or ledger.head() is None:
+        return False
+    return not was_overtaken(record, record.fetch_ended_ns, running)
 
 
 REMOTE_LOAD_DO_NOW: Final = (
@@ -78,7 +92,8 @@ class RemoteLoad(Detector[Judgement]):
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield the fetches that take too long."""
         if ledger.has_stream:
-            yield from self._from_stream(ledger, settings, fetch_waits(ledger).under_way)
+            under_way = [r for r in fetch_waits(ledger).under_way if not _waits_its_turn(ledger, r)]
+            yield from self._from_stream(ledger, settings, under_way)
 
     def causes(self) -> Causes[Judgement]:
         """Return what it may cause."""
@@ -90,7 +105,7 @@ class RemoteLoad(Detector[Judgement]):
         """Return how long each fetch may take, by the number of its request."""
         history = ledger.outside_waits.fetches
         return {
-            r.number: OutsideWaitLimit(r.fetching_ns or r.since_ns, settings(self.grace_s))
+            r.number: OutsideWaitLimit(r.fetch_ended_ns, at_pace_s(ledger, settings, self.grace_s))
             if r.fetch_ended_ns
             else outside_wait_limit(
                 ledger, settings, history, self.grace_s, r.fetching_ns or r.since_ns, max(len(r.blocks), 1)

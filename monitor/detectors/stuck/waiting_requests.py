@@ -37,6 +37,20 @@ def is_outside(record: RequestState) -> bool:
     return record.status in OUTSIDE
 
 
+def was_overtaken(record: RequestState, since_ns: int, running: Iterable[RequestState]) -> bool:
+    """Return whether one that came later, and is not more urgent, was let in after `since_ns`."""
+    return any(
+        other.admitted_ns > since_ns and other.arrived_ns > record.arrived_ns and other.priority >= record.priority
+        for other in running
+    )
+
+
+def was_left_out(record: RequestState, head: RequestState) -> bool:
+    """Return whether the scheduler looks at `head` though this one was ready before that arrived, and is as urgent."""
+    came_after = bool(record.ready_ns) and head.arrived_ns > record.ready_ns and not head.preemptions
+    return came_after and head.priority >= record.priority
+
+
 class Overdue(NamedTuple):
     """Requests that do not move, the longest first: how long, since when (monotonic), and whether still in grace."""
 
