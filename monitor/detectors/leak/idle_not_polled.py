@@ -9,6 +9,7 @@ from kvscope.monitor.detectors.detector import Detector
 from kvscope.monitor.detectors.judgement import Evidence, Judgement
 from kvscope.monitor.detectors.leak.connector_holds import connector_holds, connector_text
 from kvscope.monitor.detectors.leak.deferred_blocks import (
+    Kept,
     heard_s,
     kept,
     may_be_first_transfers,
@@ -83,17 +84,7 @@ class IdleNotPolled(Detector[Judgement]):
             position=at(ledger.beats.polled_at),
             requests=held.ids,
             blocks=tuple(held.blocks),
-            evidence=(
-                Evidence("requests_held", count, "requests", position=at(*held.kept_at)),
-                Evidence("blocks_held", len(held.blocks), "blocks", position=at(*held.blocks_at)),
-                Evidence("share_of_pool", round(held.share, 4), "of the pool", position=at(*held.blocks_at)),
-                Evidence("since_last_poll_s", round(unpolled, 1), "s", position=at(ledger.beats.polled_at)),
-                Evidence(
-                    "connector_polls", state.heartbeat.connector_polls, "polls", position=at(state.places.heartbeat)
-                ),
-                Evidence("running", 0, "requests", position=at(state.places.moved)),
-                Evidence("waiting", 0, "requests", position=at(state.places.moved)),
-            ),
+            evidence=_unpolled_evidence(ledger, held, unpolled),
             explanation=(
                 f"The engine has nothing to run and has not asked {connector_text(ledger)} for {duration(unpolled)}:"
                 f" {counted(count, 'finished request')} {'keeps' if count == 1 else 'keep'}"
@@ -115,3 +106,17 @@ class IdleNotPolled(Detector[Judgement]):
             ),
             missing=missing,
         )
+
+
+def _unpolled_evidence(ledger: EngineLedger, held: Kept, unpolled: float) -> tuple[Evidence, ...]:
+    state, at = ledger.state, ledger.at
+    assert state.heartbeat is not None
+    return (
+        Evidence("requests_held", len(held.deferrals), "requests", position=at(*held.kept_at)),
+        Evidence("blocks_held", len(held.blocks), "blocks", position=at(*held.blocks_at)),
+        Evidence("share_of_pool", round(held.share, 4), "of the pool", position=at(*held.blocks_at)),
+        Evidence("since_last_poll_s", round(unpolled, 1), "s", position=at(ledger.beats.polled_at)),
+        Evidence("connector_polls", state.heartbeat.connector_polls, "polls", position=at(state.places.heartbeat)),
+        Evidence("running", 0, "requests", position=at(state.places.moved)),
+        Evidence("waiting", 0, "requests", position=at(state.places.moved)),
+    )
