@@ -336,27 +336,6 @@ class SourceView(msgspec.Struct, frozen=True):
     notes: list[str] = []
 
 
-class MemoryBudgetView(msgspec.Struct, kw_only=True, frozen=True):
-    """The memory budget of the service, what it bounds for each engine, and what was given up for it.
-
-    budget_bytes   0 without a budget. recent_bytes: of batches in memory. point_every_s, max_points: of the timeline.
-    kept_share     of what the plan gives each engine. reductions, restorations: how often it was lowered and raised.
-    exceeded       the process is near the budget or beyond, and nothing more is given up.
-    """
-
-    budget_bytes: int = 0
-    resident_bytes: int = 0
-    engines: int = 0
-    recent_bytes: int = 0
-    point_every_s: float = 0.0
-    max_points: int = 0
-    given_up: list[str] = []
-    kept_share: float = 1.0
-    reductions: int = 0
-    restorations: int = 0
-    exceeded: bool = False
-
-
 class WindowStats(msgspec.Struct, kw_only=True):
     """One stretch of one engine. Times are RFC 3339, durations in seconds.
 

@@ -19,10 +19,11 @@ from kvscope.monitor.detectors.registry import runbook_of
 from kvscope.monitor.events import limits
 from kvscope.monitor.exporters.prometheus import WatchCollector
 from kvscope.monitor.pipeline import Pipeline
-from kvscope.monitor.schema import SCHEMA_VERSION, MemoryBudgetView, SourceView
+from kvscope.monitor.schema import SCHEMA_VERSION, SourceView
 from kvscope.monitor.service.alert_routes import json_answer, serve_alerts
 from kvscope.monitor.service.browser_headers import BrowserHeaders
 from kvscope.monitor.service.guard import OPEN_PATHS, Guard
+from kvscope.monitor.service.memory_budget import MemoryBudgetView
 from kvscope.monitor.service.query_routes import describe_answers, serve_questions
 from kvscope.monitor.supervision import LATE_FACTOR
 

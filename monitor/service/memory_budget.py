@@ -23,6 +23,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import msgspec
+
 from kvscope.monitor.ledger.engine_ledger import (
     MAX_POINTS,
     MAX_RECENT_BYTES,
@@ -32,7 +34,6 @@ from kvscope.monitor.ledger.engine_ledger import (
 )
 from kvscope.monitor.ledger.pool_points import thinned_points
 from kvscope.monitor.pipeline import Pipeline
-from kvscope.monitor.schema import MemoryBudgetView
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +67,27 @@ MIN_POINTS: Final = 600
 """Ten minutes at the sparsest, for rates and trends."""
 MIN_ROOM_BYTES: Final = 64 << 20
 """Beyond what the service takes without engines."""
+
+
+class MemoryBudgetView(msgspec.Struct, kw_only=True, frozen=True):
+    """The memory budget of the service, what it bounds for each engine, and what was given up for it.
+
+    budget_bytes   0 without a budget. recent_bytes: of batches in memory. point_every_s, max_points: of the timeline.
+    kept_share     of what the plan gives each engine. reductions, restorations: how often it was lowered and raised.
+    exceeded       the process is near the budget or beyond, and nothing more is given up.
+    """
+
+    budget_bytes: int = 0
+    resident_bytes: int = 0
+    engines: int = 0
+    recent_bytes: int = 0
+    point_every_s: float = 0.0
+    max_points: int = 0
+    given_up: list[str] = []
+    kept_share: float = 1.0
+    reductions: int = 0
+    restorations: int = 0
+    exceeded: bool = False
 
 
 class LedgerBounds(NamedTuple):

@@ -21,11 +21,11 @@ from kvscope.monitor.history.history import History
 from kvscope.monitor.history.recordings import Recordings
 from kvscope.monitor.history.retention import Keep, Keeper
 from kvscope.monitor.pipeline import Pipeline
-from kvscope.monitor.schema import MemoryBudgetView, SourceView
+from kvscope.monitor.schema import SourceView
 from kvscope.monitor.service.data_directory import DataDirectoryCheck
 from kvscope.monitor.service.deliveries import Deliveries
 from kvscope.monitor.service.loop_watchdog import LoopWatchdog
-from kvscope.monitor.service.memory_budget import ServiceMemory, resident_bytes
+from kvscope.monitor.service.memory_budget import MemoryBudgetView, ServiceMemory, resident_bytes
 from kvscope.monitor.service.resumption import Resumption
 from kvscope.monitor.service.source_reader import SourceReader
 from kvscope.monitor.sources.prometheus_history import DEFAULT_PAST_S
