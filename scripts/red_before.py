@@ -94,7 +94,7 @@ def _add_names(directory: Path) -> None:
     """Add the names that are missing: a file of which the module has a name already is of an even earlier time."""
     for source in sorted(NAMES.rglob("*.txt")):
         target = directory / source.relative_to(NAMES).with_suffix(".py")
-        if target.exists() and _names_in(source) & _names_in(target):
+        if target.exists() and (_names_in(source) | _imported_in(source)) & _names_in(target):
             continue
         with target.open("a", encoding="utf-8") as file:
             file.write("\n" + source.read_text(encoding="utf-8"))
@@ -110,6 +110,14 @@ def _names_in(path: Path) -> set[str]:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             names |= {target.id for target in targets if isinstance(target, ast.Name)}
     return names
+
+
+def _imported_in(path: Path) -> set[str]:
+    """What a module takes from others."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return {
+        alias.asname or alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
 
 
 def outcomes(directory: Path, arguments: Sequence[str], limit_s: int = LIMIT_S) -> dict[str, Outcome]:

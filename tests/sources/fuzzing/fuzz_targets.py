@@ -288,7 +288,7 @@ class BundleTarget(FileTarget):
     """A support bundle."""
 
     name = "input.zip"
-    outcomes = frozenset(("bundle", "BadTarget", "CannotTell"))
+    outcomes = frozenset(("bundle", "NotABundle", "CannotTell"))
 
     def __init__(self, folder: Path, recordings: Sequence[bytes] = ()) -> None:
         super().__init__(folder, recordings)
