@@ -29,7 +29,8 @@ KEYFRAME_INTERVAL_NS: Final = 1_000_000_000
 KEYFRAME_WAIT_NS: Final = 4_000_000_000
 """The longest that a client waits for its next keyframe: the wait doubles from one second with each that it is sent."""
 SUBSCRIBER_MESSAGES: Final = 100
-"""Published batches that wait for one subscriber, five seconds of them; the replay socket has those that it then misses."""
+"""Published batches that wait for one subscriber, five seconds of them; the replay socket has those that it then
+misses."""
 UNREAD_MESSAGES: Final = 1_000
 """Published batches that wait in a reader that is behind, or for a gap before them. It asks the replay socket for those
 beyond."""
