@@ -14,6 +14,7 @@ from kvscope.monitor.planning.kv_pool import RESERVED_NULL_BLOCKS
 from kvscope.monitor.queries.points import evenly_thinned
 from kvscope.monitor.queries.running_plan import running_pool
 from kvscope.monitor.queries.window_explanation import findings_in_words
+from kvscope.monitor.reason_words import in_words
 from kvscope.monitor.schema import ExplanationView, PointView, WindowStats
 from kvscope.monitor.text import clock_time, counted, percent, timestamp
 
@@ -143,7 +144,7 @@ def _queue_text(samples: Sequence[Sample]) -> str:
     if not most:
         return "No request waited at any scrape."
     reasons = waiting_by_reason(longest)
-    why = f" ({', '.join(f'{count:,} {reason}' for reason, count in reasons.items())})" if reasons else ""
+    why = f" ({', '.join(f'{count:,} {in_words(reason)}' for reason, count in reasons.items())})" if reasons else ""
     return (
         f"{counted(most, 'request')} waited{why} at {clock_time(longest.at_ns or 0)}; {queues[0][0]:,} at the"
         f" beginning, {queues[-1][0]:,} at the end."

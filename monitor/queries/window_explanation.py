@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Final
 
 from kvscope.monitor.analysis.usage_drop import UsageDrop, UsageFall
@@ -19,15 +20,17 @@ MOST_FINDINGS: Final = 3
 def explanation(
     told: UsageFall, since_ns: int, until_ns: int, points: Sequence[Point], findings: list[FindingReport]
 ) -> ExplanationView:
-    """Return a window (wall ns) in sentences, what clients notice first: what the queue did and what bounded the steps,
-    how usage fell, which `told` is about, and what was found. `points` and `findings` are those of the window.
+    """Return a window (wall ns) in sentences, what harms clients first: restarts, what the queue did and what bounded
+    the steps, what was found, and how usage fell, which `told` is about. `points` and `findings` are of the window.
     """
-    fall = " ".join((_fall_in_words(told), _preemptions_in_words(points), _work_in_words(told)))
+    fell = told.highest is None or (told.lowest is not None and told.lowest.used < told.highest.used)
+    fall = " ".join((_fall_in_words(told) if fell else "", _preemptions_in_words(points), _work_in_words(told)))
+    found = findings_in_words(findings)
     return ExplanationView(
         engine=told.engine,
         since=timestamp(since_ns),
         until=timestamp(until_ns),
-        sentences=list(filter(None, (_queue_in_words(points), fall.strip(), findings_in_words(findings)))),
+        sentences=list(filter(None, (_restarts_in_words(points), _queue_in_words(points), found, fall.strip()))),
         findings=findings,
     )
 
@@ -74,6 +77,16 @@ def _preemptions_in_words(points: Sequence[Point]) -> str:
     return f"{counted(preemptions, 'preemption')} in the window." if preemptions > 0 else ""
 
 
+def _restarts_in_words(points: Sequence[Point]) -> str:
+    restarts = [
+        f"The engine was restarted: it was not running for {duration((after.at_ns - before.at_ns) / 1e9)} until"
+        f" {clock_time(after.at_ns)}."
+        for before, after in pairwise(points)
+        if before.position and after.position and before.position.epoch != after.position.epoch
+    ]
+    return " ".join(restarts)
+
+
 def _queue_in_words(points: Sequence[Point]) -> str:
     if len(points) < 2:
         return ""
@@ -104,7 +117,10 @@ def _causes(point: Point) -> str:
 
 def findings_in_words(findings: Sequence[FindingReport]) -> str:
     """Return the first findings with their explanations, and how many more there are."""
-    told = [f"{finding.code}: {finding.explanation}" for finding in findings[:MOST_FINDINGS]]
+    told = []
+    for finding in sorted(findings, key=lambda one: one.resolved_at is not None)[:MOST_FINDINGS]:
+        over = f" (over since {finding.resolved_at[11:19]})" if finding.resolved_at else ""
+        told.append(f"{finding.code}{over}: {finding.explanation}")
     if len(findings) > MOST_FINDINGS:
         told.append(f"{counted(len(findings) - MOST_FINDINGS, 'more finding')} touched this window.")
     return " ".join(told)

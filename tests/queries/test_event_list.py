@@ -10,7 +10,7 @@ from kvscope.monitor.events.wire import Batch
 from kvscope.monitor.ledger.engine_ledger import Position
 from kvscope.monitor.queries.event_list import MAX_EVENT_IDS
 from kvscope.monitor.reason_words import in_words
-from kvscope.monitor.text import percent, timestamp
+from kvscope.monitor.text import timestamp
 from tests.detectors.scenes import ENGINE, Watched, finished_held, never_fits
 from tests.queries.test_retained_blocks import busy
 
@@ -134,14 +134,13 @@ def test_a_long_window_is_explained_by_where_usage_fell_furthest() -> None:
     assert all(f"{blocks:,} {in_words(reason)}" in text for reason, blocks in told.freed_in_drop.items())
 
 
-def test_usage_that_did_not_fall_is_told_as_it_is_at_the_end() -> None:
+def test_usage_that_did_not_fall_is_left_out() -> None:
     scene = Watched(total=200, block_size=4)
     for _ in range(10):
         scene.lab.arrive(8, max_tokens=100)
         scene.steps(1, 0.2)
-    balance = scene.ledger.balance()
-    share = percent(balance.running / (balance.total - balance.reserved))
-    assert f"Usage did not fall: {share} of the pool at the end." in scene.watch.explain(ENGINE).sentences[1]
+    (queue,) = scene.watch.explain(ENGINE).sentences
+    assert "waited" in queue
 
 
 def test_so_much_that_it_cannot_be_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,7 +136,7 @@ def test_what_happened_is_told_from_samples() -> None:
     watch = plain_vllm()
     told = " ".join(watch.explain(VLLM).sentences)
     assert "59.5 % of the pool at most" in told
-    assert "11 requests waited (9 CAPACITY, 2 DEFERRED)" in told
+    assert "11 requests waited (9 for capacity, 2 deferred)" in told
     assert "restarted 1 time" in told
 
 

@@ -18,6 +18,7 @@ from kvscope.dashboards.web.display_text import clock_text, sentence
 from kvscope.dashboards.web.links import PagePlace, PageWindow, rfc3339, wall_ns
 from kvscope.dashboards.web.markup import and_more, aria, choice, data, field, request_link
 from kvscope.dashboards.web.pool_traces import gaps_between, pool_row, pool_text, queue_text, request_traces
+from kvscope.dashboards.web.time_menu import time_field
 from kvscope.dashboards.web.view import Here, PageView
 from kvscope.dashboards.web.views.configuration_view import before_and_after, last_starts
 from kvscope.monitor.errors import BadQuestion, NotKnown
@@ -33,9 +34,7 @@ CHANGE_SIGNS: Final = {"better": "▲", "worse": "▼", "same": "=", "differs": 
 STATUS_SIGNS: Final = {"added": "+ came", "unchanged": "= stayed", "removed": "− went"}
 MANY_TIMES: Final = 10
 DAY_NS: Final = 86_400_000_000_000
-NO_TIME: Final = (
-    "Times are UTC. Where none is given: as long a time just before it, or of another engine the same time."
-)
+NO_TIME: Final = "Where no time is given: as long a time just before it, or of another engine the same time."
 
 
 def view(query: Query, here: Here) -> PageView:
@@ -167,7 +166,7 @@ def _offered(query: Query, here: Here) -> list[Any]:
 
 
 def _window_time(name: str, words: str, value: str) -> html.Label:
-    return html.Label([html.Span(words), field("datetime-local", name, value, step="1")])
+    return html.Label([html.Span(words), time_field(name, value)])
 
 
 def _local(text: str, now_ns: int) -> str:

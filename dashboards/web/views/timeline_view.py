@@ -118,8 +118,8 @@ def _percent(part: float | None) -> str:
 
 def _timeline_summary(here: Here, told: ExplanationView) -> list[Any]:
     """In sentences; those about findings lead to them, and what only informs is left to the view of findings."""
-    codes = tuple(f"{finding.code}: " for finding in told.findings)
-    sentences = [sentence for sentence in told.sentences if not sentence.startswith(codes)]
+    codes = {finding.code for finding in told.findings}
+    sentences = [sentence for sentence in told.sentences if sentence.partition(" ")[0].rstrip(":") not in codes]
     grave = [finding for finding in told.findings if finding.severity != "info"]
     return [
         html.H2("Activity"),

@@ -1,0 +1,54 @@
+"""Defects of the page that no other test is about."""
+
+from __future__ import annotations
+
+from kvscope.dashboards.web.view_registry import PATHS
+from kvscope.engine.lab.clock import VirtualClock
+from kvscope.monitor.pipeline import Pipeline
+from tests.lab import Lab
+from tests.web.parts import ENGINE
+from tests.web.test_states import at, text
+
+
+def worked(lab: Lab, seconds: int = 3) -> None:
+    for _ in range(seconds):
+        lab.arrive(20)
+        lab.run_until_idle()
+        lab.clock.sleep(1)
+        lab.flush()
+
+
+def test_a_stopped_engine_is_the_headline_and_has_no_rates() -> None:
+    lab = Lab(clock=VirtualClock())
+    worked(lab)
+    lab.log.stopped()
+    lab.flush()
+    watch = Pipeline()
+    watch.feed(lab.frames)
+    (engine,) = watch.engines()
+    assert engine.status == "stopped"
+    assert engine.output_tokens_per_s is None
+    here = at(watch, "/")
+    assert f"{ENGINE} has stopped since" in text(PATHS[""].make(watch, here), "head")
+    running = Lab(clock=VirtualClock())
+    worked(running)
+    watch = Pipeline()
+    watch.feed(running.frames)
+    assert watch.engines()[0].output_tokens_per_s is not None
+    assert "has stopped" not in text(PATHS[""].make(watch, at(watch, "/")), "head")
+
+
+def test_a_window_with_a_restart_begins_with_it_and_leaves_out_what_is_normal() -> None:
+    clock = VirtualClock()
+    watch = Pipeline()
+    for _ in range(2):
+        lab = Lab(clock=clock)
+        worked(lab)
+        watch.feed(lab.frames)
+        clock.sleep(60)
+    first, *others = watch.explain(ENGINE).sentences
+    assert first.startswith("The engine was restarted: it was not running for")
+    assert not any("did not fall" in sentence for sentence in others)
+    once = Pipeline()
+    once.feed(lab.frames)
+    assert not any("restarted" in sentence for sentence in once.explain(ENGINE).sentences)
