@@ -52,7 +52,7 @@ ALTERNATIVES: Final[Mapping[str, tuple[Alternative | Unless, ...]]] = {
     ),
     "leak.session-pinned": (Alternative("a session in use", "no input since the idle time that is allowed"),),
     "leak.external-pins": (
-        Unless("a fetch that still goes on", "no request is being fetched from that tier"),
+        Unless("pins that are still needed", "no request is being fetched from that tier"),
         Alternative("pins of usual length", "the age of the oldest pin"),
     ),
     "leak.encoder-cache": (_NO_ROOM, Unless("one item larger than the encoder's cache", "the cache's own contents")),

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from kvscope.monitor.events.kinds import CAUSE_OF, Cause, Kind, Status, name_of
+from kvscope.monitor.events.wire import PINS
 from kvscope.monitor.state.engine_state import EngineState
 from kvscope.monitor.state.records import UNKNOWN_POSITION, AuditCycle, RequestState
 
@@ -127,6 +128,8 @@ def _adopt_request(state: EngineState, number: int, args: list[int], ids: list[i
         for block in ids:
             if number not in state.detached.setdefault(block, []):
                 state.detached[block].append(number)
+            if number == PINS:
+                state.pinned.setdefault(block, state.now_ns)  # its own time was lost
         return
     record = state.requests.get(number)
     if record is None:
@@ -186,6 +189,7 @@ def _repair(state: EngineState, cycle: AuditCycle) -> None:
         )
         if not deferral.blocks:
             del state.deferrals[number]
+    state.pinned = {b: since for b, since in state.pinned.items() if PINS in state.detached.get(b, ())}
     state.rebuild_fences()
     state.orphans = {b for b in range(state.total) if state.refs[b] > state.known_references(b)}
     state.recount()

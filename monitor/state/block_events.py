@@ -219,8 +219,16 @@ def _fold_pinned(
             state.cached_idle -= state.hashes[block] != 0
             state.since[block] = state.now_ns
         _keep_holder(state, state.detached.setdefault(block, []), block, PINS)
+        state.pinned.setdefault(block, state.now_ns)
     if blocks:
         state.defer(PINS, "pinned", Holder.PIN, 0, -1, blocks)
+
+
+def _note_pin(state: EngineState, block: int) -> None:
+    """Keep how long a pin that is gone now lasted."""
+    since_ns = state.pinned.pop(block, 0)
+    if since_ns and state.outside_waits is not None:
+        state.outside_waits.pins.note(since_ns, state.now_ns, 1)
 
 
 def _fold_unpinned(
@@ -234,6 +242,7 @@ def _fold_unpinned(
         holders.remove(PINS)
         if PINS not in holders:
             state.undefer(PINS, [block])
+            _note_pin(state, block)
         if not holders:
             del state.detached[block]
         _drop_reference(state, block)
@@ -309,6 +318,7 @@ def _free_lost_releases(state: EngineState, blocks: list[int]) -> None:
         state.refs[block], state.owner[block], state.hashes[block] = 0, -1, 0
         state.more.pop(block, None)
         state.detached.pop(block, None)
+        state.pinned.pop(block, None)
         state.orphans.discard(block)
     state.used -= len(freed)
     for number in holders:

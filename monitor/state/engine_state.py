@@ -93,6 +93,7 @@ class EngineState:
         "outside_waits",
         "owner",
         "pending_drops",
+        "pinned",
         "places",
         "preempted",
         "prompt_blocks_cached",
@@ -119,8 +120,7 @@ class EngineState:
         self.reserved = 0
         self.block_size = 0
         self.now_ns = 0
-        self.started_ns = 0
-        self.stopped_ns = 0
+        self.started_ns = self.stopped_ns = 0
         self.last_step = -1
         self.launched_ns = self.computed_ns = self.longest_step_ns = 0  # computed: when tokens last were
         self.mode = int(EngineMode.UNPAUSED)
@@ -133,6 +133,7 @@ class EngineState:
         self.more: dict[int, list[int]] = {}
         self.detached: dict[int, list[int]] = {}
         self.deferrals: dict[int, Deferral] = {}
+        self.pinned: dict[int, int] = {}  # by block: since when a reference other than a request's
         # By step not yet complete: the requests whose deferrals are fenced behind it.
         self.fences: dict[int, list[int]] = {}
         # Blocks that became free before the step they were fenced behind completed, with that step.

@@ -58,6 +58,7 @@ class _StateDump(msgspec.Struct, array_like=True):
     mode: int = 0
     mode_since_ns: int = 0
     stack: EngineStack | None = None
+    pinned: dict[int, int] = {}
 
 
 PACKED_AT_ONCE: Final = 1 << 14
@@ -104,6 +105,7 @@ def dump_state(state: EngineState) -> memoryview:
                 state.mode,
                 state.mode_since_ns,
                 state.stack,
+                state.pinned,
             )
         )
     )
@@ -130,7 +132,7 @@ def _check_ranges(dump: _StateDump) -> None:
         or not bool(dump.total) <= size <= limits.BLOCK_TOKENS
     ):
         raise NotAFrame(f"a keyframe of {dump.total:,} blocks of {size:,} tokens, {dump.reserved:,} of them reserved")
-    named = {*dump.more, *dump.detached, *dump.orphans, *dump.early}.union(
+    named = {*dump.more, *dump.detached, *dump.orphans, *dump.early, *dump.pinned}.union(
         *(record.blocks for record in dump.requests), *(deferral.blocks for deferral in dump.deferrals)
     )
     if named and not 0 <= min(named) <= max(named) < dump.total:
@@ -140,7 +142,7 @@ def _check_ranges(dump: _StateDump) -> None:
     if not 0 <= min(names) <= max(names) < limits.STATE_NAMES:
         raise NotAFrame(f"a keyframe with a status, cause, holder or mode of {max(names, key=abs)}")
     times = [dump.now_ns, dump.started_ns, dump.stopped_ns, dump.launched_ns, dump.audited_ns, dump.mode_since_ns]
-    times += [deferral.since_ns for deferral in dump.deferrals]
+    times += [*dump.pinned.values(), *(deferral.since_ns for deferral in dump.deferrals)]
     times += [at_ns for record in dump.requests for at_ns in (record.since_ns, record.arrived_ns, record.finished_ns)]
     if not -limits.TIME_NS <= min(times) <= max(times) <= limits.TIME_NS:
         raise NotAFrame(f"a keyframe with a time of {max(times, key=abs)} ns")
@@ -190,6 +192,7 @@ def load_state(packed: memoryview) -> EngineState:
     state.computed_ns = dump.launched_ns  # as far as a keyframe shows
     state.prompt_blocks_cached, state.places = dump.prompt_blocks_cached, dump.places
     state.mode, state.mode_since_ns, state.stack = dump.mode, dump.mode_since_ns, dump.stack
+    state.pinned = dump.pinned
     state.rebuild_fences()
     state.recount()
     return state

@@ -46,9 +46,10 @@ class WaitHistory:
 
 
 class OutsideWaits:
-    """The recent waits of one epoch: for a connector to send or to fetch KV, and for a grammar."""
+    """The recent waits of one epoch: for a connector to send, to fetch or to unpin KV, and for a grammar."""
 
     def __init__(self) -> None:
         self.sends = WaitHistory()
         self.fetches = WaitHistory()
         self.grammars = WaitHistory()
+        self.pins = WaitHistory()

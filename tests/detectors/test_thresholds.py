@@ -102,6 +102,7 @@ def test_every_threshold_is_used_by_some_detector(monkeypatch: pytest.MonkeyPatc
     leased.log.free_deferred(7, [3], Holder.CONNECTOR, lease_deadline_ns=1)
     leased.log.free_deferred(8, [4], Holder.SESSION)
     leased.log.tier(TierOp.PINNED, Tier.HOST, 1, 1, [5])
+    leased.log.pinned([6])
     leased.say()
     leased.wait(301)
     long = Watched(asked, prefix_caching=False)

@@ -1,20 +1,32 @@
-"""leak.external-pins: blocks of an outer tier stay pinned though nobody fetches them, and cannot be evicted.
+"""leak.external-pins: blocks stay pinned though no request needs it, and cannot be evicted.
 
-The blocks are the tier's, not the pool's: the stream has keys of them, and which fetch a pin was for is not said.
+Blocks of an outer tier: the stream has keys of them, and does not report which fetch a pin was for. Blocks of the pool,
+of which something other than a request, such as a connector, keeps taking references and drops none of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
 from kvscope.monitor.detectors.detector import Detector
-from kvscope.monitor.detectors.judgement import Evidence, Judgement
+from kvscope.monitor.detectors.judgement import Evidence, HoldsBlocks, Judgement
+from kvscope.monitor.detectors.leak.connector_holds import KEPT_WONT_HELP, RESTART_ONLY, connector_text
 from kvscope.monitor.detectors.leak.deferred_blocks import heard_s
+from kvscope.monitor.detectors.outside_pace import outside_wait_limit
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
 from kvscope.monitor.events.kinds import Tier, TierOp, name_of
+from kvscope.monitor.events.wire import PINS
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.state.records import TierState
 from kvscope.monitor.text import counted, duration, percent
+
+PINS_NEEDED: Final = "whether the pins are still needed: the connector's own record of them"
+POOL_PINS_CHANGE: Final = (
+    "It is a defect of what takes the references, mostly a connector where a fetch or a lookup ends: report it,"
+    " and upgrade (vLLM with LMCache: #35931, #44100; LMCache: #2951).",
+    "Until then, run without the connector: drop --kv-transfer-config.",
+)
 
 
 def _tier_effect(tier: TierState, *, full: bool) -> str:
@@ -28,7 +40,7 @@ class ExternalPins(Detector[Judgement]):
 
     code = "leak.external-pins"
     severity = "warning"
-    title = "Blocks of an outer tier stay pinned and cannot be evicted"
+    title = "Blocks stay pinned and cannot be evicted"
     requires = ("stream",)
     position = 160
 
@@ -36,13 +48,55 @@ class ExternalPins(Detector[Judgement]):
         10, "s", "a pin lasts as long as a fetch, milliseconds to seconds; for one that still goes on it may be older"
     )
     min_share = Threshold(0.1, "of the tier", "a tier that lacks less than this serves nearly as well as a whole one")
+    min_times = Threshold(
+        3, "times", "pins of the pool that are taken once or twice may be meant to stay, as those of a system prompt"
+    )
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
-        """Yield the pins of each tier that outlived their fetch."""
+        """Yield the pins of the pool, and of each tier, that outlived what they were for."""
         if ledger.has_stream:
+            if ledger.state.pinned:
+                yield from self._pool_pins(ledger, settings)
             for number, tier in ledger.state.tiers.items():
                 if tier.pins:
                     yield from self._old_pins(ledger, settings, name_of(Tier, number), tier)
+
+    def _pool_pins(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        state, at = ledger.state, ledger.at
+        pins = ledger.outside_waits.pins
+        overdue = set()
+        for since_ns in set(state.pinned.values()):
+            limit = outside_wait_limit(ledger, settings, pins, self.oldest_s, since_ns, 1)
+            if heard_s(ledger, limit.still_since_ns) > max(limit.allowed_s, limit.information_s):
+                overdue.add(since_ns)
+        late = {block: since_ns for block, since_ns in state.pinned.items() if since_ns in overdue}
+        times = len(overdue)
+        if times < settings(self.min_times) or state.damaged:
+            return
+        alone = [block for block in sorted(late) if not state.owners(block)]
+        share = len(alone) / (state.total - state.reserved)
+        oldest_ns, pinned_at = min(late.values()), at(state.deferrals[PINS].changed_at)
+        yield HoldsBlocks(
+            code=self.code,
+            engine=ledger.engine,
+            key="pool",
+            verdict="likely",
+            since_ns=ledger.wall(oldest_ns),
+            position=pinned_at,
+            blocks=tuple(sorted(late)),
+            share_of_pool=round(share, 4),
+            evidence=_pool_pin_evidence(ledger, late, alone),
+            explanation=(
+                f"{counted(len(late), 'block')} of the pool are pinned: something other than a request, such as"
+                f" {connector_text(ledger)}, took a reference to each, at {counted(times, 'time')}, the first"
+                f" {duration(heard_s(ledger, oldest_ns))} ago, and has not dropped it. No request has"
+                f" {len(alone):,} of them ({percent(share)} of the pool), and these can neither be evicted nor used."
+            ),
+            do_now=(RESTART_ONLY,),
+            change=POOL_PINS_CHANGE,
+            wont_help=KEPT_WONT_HELP,
+            missing=PINS_NEEDED,
+        )
 
     def _old_pins(self, ledger: EngineLedger, settings: Settings, name: str, tier: TierState) -> Iterator[Judgement]:
         _, since_ns, *pinned_at = next(iter(tier.pins.values()))
@@ -99,3 +153,18 @@ class ExternalPins(Detector[Judgement]):
                 "Resetting the engine's prefix cache: it does not reach the outer tier.",
             ),
         )
+
+
+def _pool_pin_evidence(ledger: EngineLedger, late: Mapping[int, int], alone: Sequence[int]) -> tuple[Evidence, ...]:
+    state = ledger.state
+    share = len(alone) / (state.total - state.reserved)
+    oldest_ns, times = min(late.values()), len(set(late.values()))
+    pins, pinned_at = ledger.outside_waits.pins, ledger.at(state.deferrals[PINS].changed_at)
+    return (
+        Evidence("blocks_pinned", len(late), "blocks", position=pinned_at),
+        Evidence("blocks_held_by_pins_alone", len(alone), "blocks", position=pinned_at),
+        Evidence("share_of_pool", round(share, 4), "of the pool", position=pinned_at),
+        Evidence("times_pinned", times, "times", position=pinned_at),
+        Evidence("oldest_pin_s", round(heard_s(ledger, oldest_ns), 1), "s", position=pinned_at),
+        Evidence("pins_dropped", len(pins.ended), "pins", position=pinned_at),
+    )
