@@ -68,6 +68,8 @@ def fold_progressed(state: EngineState, ids: list[int], args: list[int]) -> None
         record = requests.get(number)
         if record is None:
             continue  # aborted while its step ran
+        if computed == record.computed_tokens and outputs == record.output_tokens:
+            continue  # it was in the step, and got nothing from it
         if computed > record.computed_tokens:
             more_computed += computed - record.computed_tokens
         if outputs != record.output_tokens:

@@ -282,6 +282,21 @@ def test_a_running_request_that_is_given_nothing() -> None:
     is_resolved(scene, finding)
 
 
+@pytest.mark.parametrize("gets", [0, 1])
+def test_a_step_that_gives_a_request_nothing_does_not_end_its_wait(gets: int) -> None:
+    """vLLM loses its sampled tokens (#55427): the request is in every second step and gets nothing from it."""
+    scene = Spoken()
+    for number, block in ((1, 3), (2, 4)):
+        scene.arrive(number, [block])
+    for step in range(60):
+        scene.log.step_launched(step, [1, 2], [1, 1])
+        scene.log.progressed([1, 2], [8 + gets * step, 8 + step], [1 + gets * step, 1 + step])
+        scene.log.step_completed(step, 1, Limit.NONE, -1, -1, -1)
+        scene.log.not_scheduled(1, Cause.ZERO_TOKENS, step + 1)
+        scene.wait(0.5)
+    assert bool(scene.firing("stuck.zero-token")) == (not gets)
+
+
 def test_a_request_that_waits_for_its_share_of_full_steps_is_not_at_zero() -> None:
     """A prompt of many steps takes all of each; who decodes has its turn all the same."""
     scene = Watched(total=401, max_num_batched_tokens=4, max_num_seqs=16)
