@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from kvscope.monitor.bounded_server import bounded_server
 from kvscope.monitor.errors import BadTarget, CannotTell, ContractError
 from kvscope.monitor.query import Query
+from kvscope.monitor.service.allocators import use_few_allocators
 from kvscope.monitor.service.http_api import SERVICE_LIMITS, create_app
 from kvscope.monitor.service.service import Service, ServiceConfig
 from kvscope.monitor.service.service_log import log_to_stderr
@@ -35,6 +36,7 @@ def serve(config: ServiceConfig, mount: Mount) -> int:
             " every page and API call must then carry, or listen on 127.0.0.1"
         )
     try:
+        use_few_allocators()
         service = Service(config)
     except (BadTarget, CannotTell, ContractError) as error:
         raise ValueError(str(error)) from error
