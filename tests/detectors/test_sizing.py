@@ -234,6 +234,16 @@ def test_blocks_that_are_mostly_empty(tokens: int) -> None:
     assert value(finding, "tokens_reserved") == 8 * 4
 
 
+def test_blocks_that_a_step_is_about_to_fill_are_not_inflated() -> None:
+    """They are taken when the step is planned, and nothing is in them until it has ended."""
+    groups = [KVGroup("full_attention", 4), KVGroup("mamba", 12)]
+    scene = Spoken(18, settings=[f"{BLOCK_INFLATED}.min_block=4"], groups=groups)
+    for number in range(8):
+        scene.arrive(number, [1 + 2 * number, 2 + 2 * number])
+    scene.say()
+    assert scene.alarms() == []
+
+
 def test_blocks_of_a_usual_size_are_not_inflated() -> None:
     scene = Spoken(18)
     for number in range(8):

@@ -37,7 +37,8 @@ class BlockInflated(Detector[Judgement]):
         state = ledger.state
         if state.block_size < settings(self.min_block):
             return
-        holders = [record for record in state.requests.values() if record.is_running and record.blocks]
+        # Blocks are taken when a step is planned: before a prompt's last step has ended, they are empty for a moment.
+        holders = [r for r in state.requests.values() if r.is_running and r.blocks and r.output_tokens]
         if len(holders) < settings(self.min_requests):
             return
         held = sum(record.computed_tokens for record in holders)
