@@ -156,4 +156,9 @@ class Account:
 
 def fits(page: Page) -> None:
     """Waits until the page is no wider than its window: a chart follows a change of that a moment later."""
-    page.wait_for_function("document.documentElement.scrollWidth <= innerWidth")
+    for _ in range(100):  # the page's policy allows no wait_for_function: that would evaluate a text in the page
+        if page.evaluate("document.documentElement.scrollWidth <= innerWidth"):
+            return
+        page.wait_for_timeout(50)
+    wide = "e => e.getBoundingClientRect().right > innerWidth"
+    raise AssertionError(page.evaluate(f"[...document.querySelectorAll('*')].filter({wide}).map(e => e.outerHTML)")[:5])

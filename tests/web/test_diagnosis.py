@@ -141,7 +141,7 @@ def test_every_view_is_for_everybody(page: Page, incident: Incident) -> None:
 
 @LEAK
 def test_every_view_is_led_to(page: Page, incident: Incident) -> None:
-    """From the overview, over links alone."""
+    """From the overview, over links and forms alone."""
     unseen = {f"/{entry.path}" for entry in TABLE if "stream" in entry.signals}
     ways = [address("")]
     page.goto(incident.url)
@@ -150,6 +150,7 @@ def test_every_view_is_led_to(page: Page, incident: Incident) -> None:
         unseen.discard(urlsplit(way).path)
         go(page, incident.url + way)
         ways += page.locator("#page a[href^='/']").evaluate_all("links => links.map((one) => one.getAttribute('href'))")
+        ways += page.locator("form[action^='/']").evaluate_all("all => all.map((one) => one.getAttribute('action'))")
 
 
 def handshake(url: str, path: str) -> tuple[int, bytes]:
