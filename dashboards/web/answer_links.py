@@ -51,7 +51,9 @@ def answer_links(here: Here) -> html.P:
             asked = "&".join(filter(None, (query, "format=csv" if form == "CSV" else "")))
             link = html.A(f"{name} {form}", href=f"/api/{name}" + (f"?{asked}" if asked else ""))
             parts += [" ", link]
-    return html.P(parts if len(parts) > 1 else [], className="exports", **aria(label="Data"))
+    if len(parts) == 1:
+        return html.P()
+    return html.P(parts, className="exports", **aria(label="Data"))
 
 
 def _asked_for(here: Here, name: str, scope: str) -> Iterator[tuple[str, str]]:
