@@ -79,7 +79,7 @@ def _preemptions_in_words(points: Sequence[Point]) -> str:
 
 def _restarts_in_words(points: Sequence[Point]) -> str:
     restarts = [
-        f"The engine was restarted: it was not running for {duration((after.at_ns - before.at_ns) / 1e9)} until"
+        f"The engine was restarted: nothing was heard of it for {duration((after.at_ns - before.at_ns) / 1e9)} until"
         f" {clock_time(after.at_ns)}."
         for before, after in pairwise(points)
         if before.position and after.position and before.position.epoch != after.position.epoch

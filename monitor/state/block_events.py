@@ -39,7 +39,7 @@ def _fold_allocated(
     if state.damaged:
         _free_lost_releases(state, blocks)
     for block in blocks:
-        if refs[block] > 0:  # a free too many leaves a count below 0, in the engine's audit too: nobody holds it
+        if refs[block] > 0:  # one free too many leaves a count below 0, which an audit adopts: no request holds it
             taken -= 1
             _allocate_held(state, block, number)
             continue

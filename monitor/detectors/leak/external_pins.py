@@ -1,4 +1,4 @@
-"""leak.external-pins: blocks stay pinned though no request needs it, and cannot be evicted.
+"""leak.external-pins: blocks stay pinned though no request needs them, and cannot be evicted.
 
 Blocks of an outer tier: the stream has keys of them, and does not report which fetch a pin was for. Blocks of the pool,
 of which something other than a request, such as a connector, keeps taking references and drops none of them.

@@ -47,7 +47,7 @@ def _began_at(record: RequestState) -> int:
 
 def _waits_its_turn(ledger: EngineLedger, record: RequestState) -> bool:
     """Return whether its fetch has ended and the scheduler has not come to it: the head of the queue waits for those
-    that run, and nobody who came later was let in.
+    that run, and no later request was let in.
     """
     running = ledger.living().running
     if not (record.fetch_ended_ns and running) or ledger.head() is None:
