@@ -1,4 +1,5 @@
-"""Writes the software bill of materials: every package of constraints.txt as CycloneDX 1.6 JSON, without network.
+"""Writes the software bill of materials as CycloneDX 1.6 JSON, without network: every package of constraints.txt, and
+the chart library that the web app brings.
 
     python -m scripts.sbom
 
@@ -9,7 +10,9 @@ need in turn is not in it: constraints.txt does not say.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 import sys
 import tomllib
 import uuid
@@ -17,6 +20,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from cyclonedx.contrib.hash.factories import HashTypeFactory
 from cyclonedx.model import Property
 from cyclonedx.model.bom import Bom
 from cyclonedx.model.component import Component, ComponentType
@@ -29,6 +33,8 @@ from packaging.utils import canonicalize_name
 ROOT: Final = Path(__file__).parent.parent
 CONSTRAINTS: Final = ROOT / "constraints.txt"
 SBOM: Final = ROOT / "docs" / "sbom.cdx.json"
+CHART_LIBRARY: Final = ROOT / "dashboards" / "web" / "assets" / "plotly-basic.min.js"
+_CHART_PACKAGE: Final = "plotly.js-basic-dist-min"
 _NAMESPACE: Final = uuid.UUID("6ba7b811-9dad-11d1-80b4-00c04fd430c8")
 
 
@@ -50,6 +56,23 @@ def direct_requirements() -> dict[str, list[str]]:
     return found
 
 
+def bundled_library() -> Component:
+    """Return the chart library, in the version that its header names. Raises ValueError if it names none."""
+    header = CHART_LIBRARY.read_text(encoding="utf-8")[:200]
+    found = re.search(r"plotly\.js \(basic - minified\) v(\d+\.\d+\.\d+)", header)
+    if found is None:
+        raise ValueError(f"{CHART_LIBRARY} is not npm's {_CHART_PACKAGE}: its header names no version")
+    url = PackageURL("npm", name=_CHART_PACKAGE, version=found[1])
+    return Component(
+        name=_CHART_PACKAGE,
+        version=found[1],
+        type=ComponentType.LIBRARY,
+        purl=url,
+        bom_ref=url.to_string(),
+        hashes=[HashTypeFactory().from_hashlib_alg("sha256", hashlib.sha256(CHART_LIBRARY.read_bytes()).hexdigest())],
+    )
+
+
 def sbom() -> str:
     """Return the bill of materials as text."""
     extras = direct_requirements()
@@ -64,10 +87,11 @@ def sbom() -> str:
         )
         for name, version in sorted(pinned_versions().items())
     ]
+    components.append(bundled_library())
     serial = uuid.uuid5(_NAMESPACE, " ".join(f"{each.name}=={each.version}" for each in components))
     bom = Bom(components=components, serial_number=serial)
     root = bom.metadata.component = Component(name="kvscope", type=ComponentType.APPLICATION, bom_ref="kvscope")
-    bom.register_dependency(root, [each for each in components if each.name in extras])
+    bom.register_dependency(root, [each for each in components if each.name in (*extras, _CHART_PACKAGE)])
     text = make_outputter(bom, OutputFormat.JSON, SchemaVersion.V1_6).output_as_string()
     document = json.loads(text)
     del document["metadata"]["timestamp"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 
 import pytest
@@ -9,7 +10,7 @@ from packageurl import PackageURL
 from packaging.version import Version
 
 from scripts.advisories import affected, read_advisories
-from scripts.sbom import SBOM, direct_requirements, pinned_versions, sbom
+from scripts.sbom import CHART_LIBRARY, SBOM, direct_requirements, pinned_versions, sbom
 
 
 def test_no_pinned_version_has_a_known_advisory() -> None:
@@ -46,6 +47,8 @@ def test_the_bill_of_materials_names_every_pin() -> None:
     document = json.loads(SBOM.read_text(encoding="utf-8"))
     assert (document["bomFormat"], document["specVersion"]) == ("CycloneDX", "1.6")
     components = {each["name"]: each for each in document["components"]}
+    bundled = components.pop("plotly.js-basic-dist-min")
+    assert bundled["hashes"][0]["content"] == hashlib.sha256(CHART_LIBRARY.read_bytes()).hexdigest()
     assert {name: each["version"] for name, each in components.items()} == pinned_versions()
     for name, each in components.items():
         assert PackageURL.from_string(each["purl"]) == PackageURL("pypi", name=name, version=each["version"])

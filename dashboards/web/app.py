@@ -7,6 +7,7 @@ WebSocket. Callbacks are coroutines: a slow query holds up nobody's scrape.
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 from dash import Dash, Input, Output, ctx
@@ -18,7 +19,7 @@ from kvscope.dashboards.web.history_panel import point_here
 from kvscope.dashboards.web.links import place_of
 from kvscope.dashboards.web.page_frame import INDEX, layout
 from kvscope.dashboards.web.rendering import TICK_S, Page, Pages
-from kvscope.dashboards.web.static_assets import ASSETS_FOLDER, ASSETS_PATH, StaticAssets
+from kvscope.dashboards.web.static_assets import ASSETS_FOLDER, ASSETS_PATH, CHART_LIBRARY, StaticAssets
 from kvscope.monitor.query import Query
 
 
@@ -31,6 +32,7 @@ def mount(app: FastAPI, query: Query) -> None:
         backend="fastapi",
         assets_folder=str(ASSETS_FOLDER),
         assets_url_path=ASSETS_PATH,
+        assets_ignore=re.escape(CHART_LIBRARY),
         title="kvscope",
         update_title="",
         index_string=INDEX,

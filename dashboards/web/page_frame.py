@@ -7,7 +7,7 @@ from dash import dcc, html
 from kvscope.dashboards.web.markup import aria, data
 from kvscope.dashboards.web.palette import PALETTE_SHADES
 from kvscope.dashboards.web.pushed_data import PushedData
-from kvscope.dashboards.web.static_assets import ASSETS_PATH, plotly_address
+from kvscope.dashboards.web.static_assets import ASSETS_PATH, CHART_LIBRARY_ADDRESS
 from kvscope.dashboards.web.view_registry import PATHS
 
 _SHADES = "".join(f"--{shade.field.replace('_', '-')}: {shade.css};" for shade in PALETTE_SHADES)
@@ -73,7 +73,7 @@ def layout() -> html.Div:
             ),
         ],
         id="page",
-        **data(paths=" ".join(f"/{path}" for path in PATHS), plotly=plotly_address()),
+        **data(paths=" ".join(f"/{path}" for path in PATHS), plotly=CHART_LIBRARY_ADDRESS),
     )
 
 
