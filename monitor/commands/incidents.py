@@ -36,6 +36,11 @@ def add(commands: Commands) -> None:
         " with the probe (own)",
     )
     _add_vllm_flags(parser)
+    parser.add_argument(
+        "--healthy",
+        action="store_true",
+        help="draw only engines without a fault, and watch each for up to an hour or 50,000 steps",
+    )
     parser.add_argument("--first", type=int, default=0, metavar="RUN", help="the first run's number (0)")
     parser.add_argument(
         "--resume", type=Path, metavar="DIR", help="keep each run's outcome in DIR, and go on with those it has not"
@@ -130,7 +135,14 @@ def _draw_trials(parsed: argparse.Namespace, processes: int, console: Console) -
         raise ValueError(f"--runs {parsed.runs}: at least 1")
     numbers = range(parsed.first, parsed.first + parsed.runs)
     trials = run_trials(
-        numbers, parsed.seed, parsed.engine, parsed.resume, processes, terminal_console(stderr=True), parsed.run_seconds
+        numbers,
+        parsed.seed,
+        parsed.engine,
+        parsed.resume,
+        processes,
+        terminal_console(stderr=True),
+        parsed.run_seconds,
+        parsed.healthy,
     )
     accuracy = accuracy_of(trials)
     show_accuracy(accuracy, console)
@@ -138,6 +150,7 @@ def _draw_trials(parsed: argparse.Namespace, processes: int, console: Console) -
         parsed.write.parent.mkdir(parents=True, exist_ok=True)
         engine = parsed.engine.partition(" ")[0]
         flags = f"--engine {engine} --first {parsed.first} --runs {parsed.runs} --seed {parsed.seed}"
+        flags += " --healthy" if parsed.healthy else ""
         parsed.write.write_text(accuracy_page(accuracy, f"`monitor incidents {flags}`, on {parsed.engine}"))
         data = msgspec.json.format(msgspec.json.encode(accuracy), indent=1)
         parsed.write.with_suffix(".json").write_bytes(data + b"\n")
@@ -149,7 +162,7 @@ def _explain_trial(parsed: argparse.Namespace, console: Console) -> int:
     from kvscope.monitor.incidents.trial import run_trial
 
     keep = parsed.keep / f"run {parsed.explain}"
-    trial = run_trial(parsed.explain, parsed.seed, parsed.engine, keep)
+    trial = run_trial(parsed.explain, parsed.seed, parsed.engine, keep, only_healthy=parsed.healthy)
     faults = ", ".join(trial.faults) or "no fault"
     extent = f"{trial.steps:,} steps, {trial.asked} requests, watched for {trial.watched_s:.0f} s"
     console.print(f"run {trial.number}: {faults}, {extent}", markup=False, soft_wrap=True)

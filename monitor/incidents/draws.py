@@ -27,18 +27,11 @@ MOST_RUNNING: Final = (1, 1024)
 STEP_TOKENS: Final = (32, 16_384)
 LONGEST_PROMPT: Final = 1_000_000
 SCRAPE_S: Final = (1.0, 60.0)
-WATCHED_S: Final = (90.0, 900.0)
-WATCHED_STEPS: Final = (300, 3_000)
-MOST_STEPS: Final = 5_000
-"""Of an engine with quick steps, so that it is watched for more than a moment."""
 PLANNED_BLOCKS: Final = (10_000, 65)
 """About as many as the memory plan of such a device gives, and with a sixth of a pool given in bytes."""
 MOST_CHUNKS: Final = 100
-REQUESTS_OF_A_RUN: Final = 400
 LEAST_ARRIVALS: Final = 15
 """Requests of a run, on average, that come one by one."""
-TOKENS_OF_A_RUN: Final = 600_000
-"""Prompt tokens of all requests of a run at most: they bound the time that a run takes."""
 
 FETCHING: Final = frozenset(
     (
@@ -58,6 +51,27 @@ UNDER_PRESSURE: Final = frozenset(
 )
 WITH_PREFIXES: Final = frozenset(("collapse.prefix-hits", "collapse.cache-flushed", "corrupt.counter-drift"))
 PLANNING_MEMORY: Final = frozenset(code for code in PLACES if code.startswith("sizing."))
+
+
+@dataclass(frozen=True)
+class WatchRange:
+    """For how long an engine is watched, and how much it is given to do, which bounds the time that a run takes.
+
+    seconds, steps: from least to most, of the engine's own time. most_steps: of an engine with quick steps, so that it
+    is watched for more than a moment. requests, prompt_tokens: of all clients together, at most.
+    """
+
+    seconds: tuple[float, float]
+    steps: tuple[int, int]
+    most_steps: int
+    requests: int
+    prompt_tokens: int
+
+
+BRIEF_WATCH: Final = WatchRange((90.0, 900.0), (300, 3_000), 5_000, 400, 600_000)
+"""Enough for one incident to begin and be found."""
+LONG_WATCH: Final = WatchRange((900.0, 3_600.0), (3_000, 50_000), 50_000, 4_000, 6_000_000)
+"""For healthy engines: the longer one is watched, the more chances there are to call it ill."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +113,7 @@ class _Sizes:
 
     rng: random.Random
     codes: frozenset[str]
+    watched: WatchRange
     blocks: int = 0
     block_size: int = 0
     running: int = 0
@@ -123,16 +138,16 @@ def log_uniform(rng: random.Random, least: float, most: float) -> float:
     return math.exp(rng.uniform(math.log(least), math.log(max(least, most))))
 
 
-def draw_run(number: int, seed: int = 0, code: str | None = None) -> Draw:
+def draw_run(number: int, seed: int = 0, code: str | None = None, watched: WatchRange = BRIEF_WATCH) -> Draw:
     """Draw run `number`. code: the fault to have, empty for none; None: drawn too."""
     rng = random.Random(f"kvscope {seed} {number}")
     codes = _codes(rng, number) if code is None else tuple(filter(None, (code,)))
-    sizes = _Sizes(rng, frozenset(codes))
+    sizes = _Sizes(rng, frozenset(codes), watched)
     _draw_engine(sizes)
     _draw_lengths(sizes)
-    steps = round(log_uniform(rng, *WATCHED_STEPS))
-    steps = max(steps, min(round(WATCHED_S[0] / sizes.step_s), MOST_STEPS))
-    seconds = min(max(steps * sizes.step_s * 1.5, WATCHED_S[0]), WATCHED_S[1])
+    steps = round(log_uniform(rng, *watched.steps))
+    steps = max(steps, min(round(watched.seconds[0] / sizes.step_s), watched.most_steps))
+    seconds = min(max(steps * sizes.step_s * 1.5, watched.seconds[0]), watched.seconds[1])
     load = _draw_load(sizes, seconds, min(1.0, steps * sizes.step_s / seconds))
     longest = max(clients.prompt[1] + clients.prefix + clients.output[1] + clients.context for clients in load)
     lost = ((rng.uniform(0.1, 0.9) * seconds, rng.randint(1, 3)),) if rng.random() < 0.05 else ()
@@ -278,7 +293,7 @@ def _draw_load(sizes: _Sizes, seconds: float, duty: float) -> tuple[Clients, ...
     chunks = -(-sizes.prompt // sizes.budget)
     served_s = (sizes.output + chunks) * sizes.step_s * 2
     capacity = together / served_s
-    most = min(max(4, TOKENS_OF_A_RUN // sizes.prompt), REQUESTS_OF_A_RUN)
+    most = min(max(4, sizes.watched.prompt_tokens // sizes.prompt), sizes.watched.requests)
     prompt = (max(1, sizes.prompt // rng.choice((1, 2, 4))), sizes.prompt)
     output = (max(1, sizes.output // rng.choice((1, 2, 8))), sizes.output)
     until = seconds * 0.9
@@ -323,7 +338,7 @@ def _special_clients(sizes: _Sizes, seconds: float) -> tuple[Clients, ...]:
     rng, pool = sizes.rng, sizes.pool
     found = []
     if sizes.has(FETCHING):  # more beginnings than the pool keeps: they are fetched from the host again
-        prefix = min(max(sizes.block_size, pool // 6), TOKENS_OF_A_RUN // 60)
+        prefix = min(max(sizes.block_size, pool // 6), sizes.watched.prompt_tokens // 60)
         rate = min(60 / seconds, 0.2 / sizes.step_s)
         own = max(1, sizes.block_size)
         common: dict[str, Any] = {"prompt": (1, own), "output": (2, 10), "prefixes": 10, "prefix": prefix}

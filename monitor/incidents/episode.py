@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
-from kvscope.monitor.incidents.draws import draw_run
+from kvscope.monitor.incidents.draws import LONG_WATCH, draw_run
 from kvscope.monitor.incidents.on_vllm.vllm_episode import VllmEpisode
 from kvscope.monitor.incidents.own_episode import OwnEpisode
 from kvscope.monitor.incidents.truth.episode_end import EpisodeEnd
@@ -43,14 +43,25 @@ class LabEpisode(Protocol):
         ...
 
 
-MakeEpisode = Callable[[int, int, Path], LabEpisode]
-"""Make the episode of a run's number and a seed, with a directory for its recording."""
+MakeEpisode = Callable[[int, int, Path, bool], LabEpisode]
+"""Make the episode of a run's number and a seed, with a directory for its recording.
+
+The last argument asks for an engine without a fault that is watched for long.
+"""
 
 
-def own_episode(number: int, seed: int, directory: Path) -> OwnEpisode:
+def own_episode(number: int, seed: int, directory: Path, only_healthy: bool = False) -> OwnEpisode:
     """Make a drawn episode of kvscope's own engine."""
-    return OwnEpisode(draw_run(number, seed), directory)
+    drawn = draw_run(number, seed, "", LONG_WATCH) if only_healthy else draw_run(number, seed)
+    return OwnEpisode(drawn, directory)
 
 
-ENGINES_UNDER_TEST: Final[Mapping[str, MakeEpisode]] = {"own": own_episode, "vllm": VllmEpisode}
+def vllm_episode(number: int, seed: int, directory: Path, only_healthy: bool = False) -> VllmEpisode:
+    """Make a drawn episode of vLLM's scheduler."""
+    if only_healthy:
+        return VllmEpisode(number, seed, directory, "", LONG_WATCH)
+    return VllmEpisode(number, seed, directory)
+
+
+ENGINES_UNDER_TEST: Final[Mapping[str, MakeEpisode]] = {"own": own_episode, "vllm": vllm_episode}
 """By the name that `monitor incidents --engine` takes. A trial names vLLM with its release: `vllm 0.32.0`."""

@@ -64,7 +64,10 @@ class SourceResult(msgspec.Struct):
 
 
 class Trial(msgspec.Struct):
-    """What came of one drawn run. kinds: of all harms. error: why it has none. finished: false if it ran too long."""
+    """What came of one drawn run. kinds: of all harms. error: why it has none. finished: false if it ran too long.
+
+    only_healthy: it was drawn from engines without a fault, which are watched for longer.
+    """
 
     number: int
     seed: int
@@ -81,6 +84,7 @@ class Trial(msgspec.Struct):
     real_s: float = 0.0
     error: str = ""
     finished: bool = True
+    only_healthy: bool = False
 
     @property
     def healthy(self) -> bool:
@@ -110,13 +114,21 @@ def _limited_to(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def run_trial(number: int, seed: int, engine: str = "own", keep: Path | None = None, limit_s: float = 0.0) -> Trial:
+def run_trial(
+    number: int,
+    seed: int,
+    engine: str = "own",
+    keep: Path | None = None,
+    limit_s: float = 0.0,
+    only_healthy: bool = False,
+) -> Trial:
     """Run one trial on the engine under test of that name.
 
+    only_healthy: draw an engine without a fault, and watch it for longer.
     keep: a directory for its recording. limit_s: real seconds after which it is reported as not finished; 0: none.
     """
     began = time.perf_counter()
-    trial = Trial(number, seed, engine=engine)
+    trial = Trial(number, seed, engine=engine, only_healthy=only_healthy)
     directory = Path(tempfile.mkdtemp(prefix="kvscope-trial-"))
     try:
         with _limited_to(limit_s):
@@ -135,7 +147,9 @@ def run_trial(number: int, seed: int, engine: str = "own", keep: Path | None = N
 
 
 def _run_episode(trial: Trial, directory: Path) -> None:
-    episode = ENGINES_UNDER_TEST[trial.engine.partition(" ")[0]](trial.number, trial.seed, directory)
+    episode = ENGINES_UNDER_TEST[trial.engine.partition(" ")[0]](
+        trial.number, trial.seed, directory, trial.only_healthy
+    )
     trial.faults = list(episode.faults)
     episode.watch()
     found = {

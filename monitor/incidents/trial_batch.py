@@ -18,8 +18,8 @@ from kvscope.monitor.incidents.trial import Trial, run_trial
 TRIALS_FILE: Final = "trials.jsonl"
 
 
-def read_trials(directory: Path, seed: int, engine: str) -> dict[int, Trial]:
-    """Return the trials of this seed and engine that `directory` has, by number.
+def read_trials(directory: Path, seed: int, engine: str, only_healthy: bool = False) -> dict[int, Trial]:
+    """Return the trials of this seed, engine and kind that `directory` has, by number.
 
     A last line that was cut short is left out.
     """
@@ -30,7 +30,7 @@ def read_trials(directory: Path, seed: int, engine: str) -> dict[int, Trial]:
             trial = msgspec.json.decode(line, type=Trial)
         except msgspec.DecodeError:
             continue
-        if (trial.seed, trial.engine) == (seed, engine):
+        if (trial.seed, trial.engine, trial.only_healthy) == (seed, engine, only_healthy):
             found[trial.number] = trial
     return found
 
@@ -43,12 +43,13 @@ def run_trials(
     processes: int,
     console: Console,
     limit_s: float = 0.0,
+    only_healthy: bool = False,
 ) -> list[Trial]:
     """Run those trials that `directory` does not have yet, add them to it, and return all in order of their numbers.
 
-    limit_s: see run_trial.
+    limit_s, only_healthy: see run_trial.
     """
-    done = read_trials(directory, seed, engine) if directory is not None else {}
+    done = read_trials(directory, seed, engine, only_healthy) if directory is not None else {}
     left = [number for number in numbers if number not in done]
     if directory is not None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -66,7 +67,7 @@ def run_trials(
         Progress(*columns, console=console) as progress,
     ):
         bar = progress.add_task("trials", total=len(numbers), completed=len(numbers) - len(left))
-        futures = [pool.submit(run_trial, number, seed, engine, None, limit_s) for number in left]
+        futures = [pool.submit(run_trial, number, seed, engine, None, limit_s, only_healthy) for number in left]
         for future in as_completed(futures):
             trial = future.result()
             done[trial.number] = trial

@@ -15,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from kvscope.monitor.incidents.draws import BRIEF_WATCH, WatchRange
 from kvscope.monitor.incidents.on_vllm.vllm_draws import draw_vllm_run
 from kvscope.monitor.incidents.on_vllm.vllm_end import VllmRun
 
@@ -31,6 +32,7 @@ class EpisodeOrder(msgspec.Struct):
     recording: str
     scratch: str
     fault: str | None = None
+    watched: WatchRange = BRIEF_WATCH
 
 
 class EpisodeAnswer(msgspec.Struct):
@@ -43,7 +45,7 @@ class EpisodeAnswer(msgspec.Struct):
 def run_order(order: EpisodeOrder) -> EpisodeAnswer:
     """Run one episode in this process."""
     scratch = Path(order.scratch)
-    draw = draw_vllm_run(order.number, order.seed, order.release, order.fault)
+    draw = draw_vllm_run(order.number, order.seed, order.release, order.fault, order.watched)
     run = VllmRun(draw, Path(order.recording), scratch / "model")
     run.watch()
     path = scratch / "end.json"

@@ -6,7 +6,16 @@ import random
 from dataclasses import dataclass
 from typing import Final
 
-from kvscope.monitor.incidents.draws import FETCHING, HEALTHY_SHARE, KEEPING, Draw, draw_run, log_uniform
+from kvscope.monitor.incidents.draws import (
+    BRIEF_WATCH,
+    FETCHING,
+    HEALTHY_SHARE,
+    KEEPING,
+    Draw,
+    WatchRange,
+    draw_run,
+    log_uniform,
+)
 from kvscope.monitor.incidents.on_vllm.fault_table import FAULT_TABLE, VllmFault, release_tuple
 
 MOST_VLLM_BLOCKS: Final = 50_000
@@ -48,7 +57,9 @@ def faults_of(release: tuple[int, ...]) -> list[VllmFault]:
     return [fault for fault in FAULT_TABLE.values() if fault.since <= release < fault.until]
 
 
-def draw_vllm_run(number: int, seed: int, release: str, fault: str | None = None) -> VllmDraw:
+def draw_vllm_run(
+    number: int, seed: int, release: str, fault: str | None = None, watched: WatchRange = BRIEF_WATCH
+) -> VllmDraw:
     """Draw run `number` for a release. fault: the one to have, empty for none; None: drawn too."""
     rng = random.Random(f"vllm {seed} {number}")
     version = release_tuple(release)
@@ -59,7 +70,7 @@ def draw_vllm_run(number: int, seed: int, release: str, fault: str | None = None
         chosen = candidates[number % len(candidates)] if drawn else None
     elif fault:
         chosen = FAULT_TABLE[fault]
-    base = draw_run(number, seed, chosen.draws_like if chosen is not None else "")
+    base = draw_run(number, seed, chosen.draws_like if chosen is not None else "", watched)
     base = _within_vllm(base, chosen)
     fetches = chosen is not None and (chosen.fetches or chosen.draws_like in FETCHING)
     keeps = chosen is not None and (chosen.keeps or chosen.draws_like in KEEPING)

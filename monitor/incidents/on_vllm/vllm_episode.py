@@ -11,6 +11,7 @@ import msgspec
 
 from kvscope.engine.lab.clock import VirtualClock
 from kvscope.monitor.incidents.drain_limits import NotFinished
+from kvscope.monitor.incidents.draws import BRIEF_WATCH, WatchRange
 from kvscope.monitor.incidents.on_vllm.fork_server import EpisodeOrder
 from kvscope.monitor.incidents.on_vllm.vllm_draws import draw_vllm_run
 from kvscope.monitor.incidents.on_vllm.vllm_worker import shared_worker
@@ -23,15 +24,22 @@ class VllmEpisode:
     Raises RuntimeError from `watch` with what went wrong in the other process.
     """
 
-    def __init__(self, number: int, seed: int, directory: Path, fault: str | None = None) -> None:
+    def __init__(
+        self,
+        number: int,
+        seed: int,
+        directory: Path,
+        fault: str | None = None,
+        watched: WatchRange = BRIEF_WATCH,
+    ) -> None:
         self._worker = shared_worker()
         release = self._worker.release
-        draw = draw_vllm_run(number, seed, release, fault)
+        draw = draw_vllm_run(number, seed, release, fault, watched)
         self.faults: Sequence[str] = (draw.fault,) if draw.fault else ()
         self.began_ns = VirtualClock().time_ns()
         self.pages: Sequence[tuple[int, str]] = ()
         self._scratch = Path(tempfile.mkdtemp(prefix="kvscope-vllm-"))
-        self._order = EpisodeOrder(number, seed, release, str(directory), str(self._scratch), fault)
+        self._order = EpisodeOrder(number, seed, release, str(directory), str(self._scratch), fault, watched)
         self._end: EpisodeEnd | None = None
 
     def watch(self) -> None:
