@@ -11,7 +11,7 @@ effect goes on nevertheless, it fires.
 from __future__ import annotations
 
 import hashlib
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping
 from typing import Final, Literal, NamedTuple
 
@@ -48,6 +48,8 @@ LOOK_AGAIN_S: Final = 300.0
 """So long after a restart, what is judged where an alert was open is the same trouble still."""
 MAX_RESOLVED: Final = 1_000
 """Of each engine."""
+MAX_SET_ASIDE: Final = 256
+"""Engines that are not watched any more, whose findings are kept as they were."""
 MAX_KEPT_CULPRITS: Final = 10_000
 """Requests that a finding keeps of its whole life."""
 RECURRING: Final = ("collapse.", "thrash.cascade", "leak.lease-burst")
@@ -118,6 +120,8 @@ class Finding:
         self.causes: list[Finding] = []
         """The roots that explain it, or did last."""
         self.explained_ns = 0
+        self.unseen_until_ns = 0
+        """Its engine is watched again, and until then the detectors have time to see it again; 0: they did."""
         self.is_past = False
         """Whether the evidence has ended, so that no more follows."""
         self._worst: Severity = "info"
@@ -127,7 +131,7 @@ class Finding:
     def judge(self, judgement: Judgement, now_ns: int) -> None:
         """Take the judgement of now."""
         alike = judgement.requests == self.judgement.requests
-        self.judgement, self.last_seen_ns = judgement, now_ns
+        self.judgement, self.last_seen_ns, self.unseen_until_ns = judgement, now_ns, 0
         self._take(judgement, alike=alike)
 
     def _take(self, judgement: Judgement, *, alike: bool = False) -> None:
@@ -200,12 +204,20 @@ class Transition(NamedTuple):
     at_ns: int
 
 
+class SetAside(NamedTuple):
+    """What was open of an engine when it was last watched."""
+
+    at_ns: int
+    findings: list[Finding]
+
+
 class Findings:
     """All findings of all engines. `update` with every engine's judgements, as often as they are made."""
 
     def __init__(self) -> None:
         self._open: dict[Place, Finding] = {}
         self._resolved: dict[str, deque[Finding]] = {}
+        self._aside: OrderedDict[str, SetAside] = OrderedDict()
         self._known: dict[Place, int] = {}
         self._known_until_ns = 0
 
@@ -221,6 +233,26 @@ class Findings:
         for finding in resolved:
             self._resolved.setdefault(finding.judgement.engine, deque(maxlen=MAX_RESOLVED)).append(finding)
 
+    def set_aside(self, engine: str, now_ns: int) -> None:
+        """Keep what is open of an engine that is not watched any more: nothing shows whether it is over.
+
+        If `update` is called for the engine within LOOK_AGAIN_S of stream time, its findings are open again.
+        """
+        leaving = [key for key in self._open if key[0] == engine]
+        found = [self._open.pop(key) for key in leaving]
+        self._aside[engine] = SetAside(now_ns, [finding for finding in found if finding.state != "pending"])
+        self._aside.move_to_end(engine)
+        while len(self._aside) > MAX_SET_ASIDE:
+            oldest, _ = self._aside.popitem(last=False)
+            self._resolved.pop(oldest, None)
+
+    def _take_back(self, engine: str, now_ns: int) -> None:
+        aside = self._aside.pop(engine, None)
+        if aside is not None and now_ns - aside.at_ns < LOOK_AGAIN_S * 1e9:
+            for finding in aside.findings:
+                finding.unseen_until_ns = now_ns + round(LOOK_AGAIN_S * 1e9)
+                self._open[finding.place] = finding
+
     def update(
         self,
         engine: str,
@@ -233,6 +265,7 @@ class Findings:
         `epoch_ns`, when the engine started, ends with the process that it is about. `heard_ns`: when the engine last
         sent something (None: now). While it is silent nothing shows that a problem is over.
         """
+        self._take_back(engine, now_ns)
         transitions = []
         for judged in judgements:
             key = (judged.engine, judged.code, judged.key)
@@ -243,8 +276,12 @@ class Findings:
             if finding is None:
                 known_ns = self._known.pop(key, 0)
                 finding = self._open[key] = Finding(judged, now_ns, known_ns if now_ns < self._known_until_ns else 0)
+            if finding.unseen_until_ns and finding.state == "firing":
+                transitions.append(Transition(finding, "firing", now_ns))  # as after a restart: known, and still so
             finding.judge(judged, now_ns)
         for key, finding in list(self._open.items()):
+            if now_ns < finding.unseen_until_ns and finding.last_seen_ns > epoch_ns:
+                continue
             settles = finding.state == "firing" and not 0 < finding.last_seen_ns <= epoch_ns
             after_ns = SETTLES_NS.get(key[1], RESOLVE_AFTER_NS) if settles else RESOLVE_AFTER_NS
             observer = heard_ns is None or key[1].startswith(OUTLASTS_EPOCH)
@@ -316,9 +353,15 @@ class Findings:
         ended = (finding for findings in self._resolved.values() for finding in findings)
         return sorted(ended, key=lambda finding: -finding.resolved_ns)
 
+    def set_aside_since(self, at_ns: int) -> list[Finding]:
+        """What fired at a time (wall ns), of engines that are not watched any more."""
+        aside = (finding for each in self._aside.values() for finding in each.findings)
+        return [finding for finding in aside if finding.state == "firing" and finding.last_seen_ns >= at_ns]
+
     def by_id(self, id: str) -> Finding | None:
-        """The one of that id, if it is open or was resolved not too long ago."""
-        return next((finding for finding in (*self._open.values(), *self.resolved()) if finding.id == id), None)
+        """The one of that id, if it is open, set aside, or was resolved not too long ago."""
+        known = (*self._open.values(), *self.set_aside_since(0), *self.resolved())
+        return next((finding for finding in known if finding.id == id), None)
 
 
 def _roots(finding: Finding, explained: Mapping[Place, list[Finding]]) -> list[Finding]:

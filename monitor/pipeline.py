@@ -122,6 +122,16 @@ class Pipeline(QueryHandlers):
                 self._past.forget(engine)
                 self._transitions += self.lifecycle.update(engine, ledger.now_ns + FORGOTTEN_AFTER_NS, [])
 
+    def remove(self, engine: str) -> None:
+        """Drop an engine that is not watched here any more. No finding fires or is resolved by it; see `set_aside`."""
+        with self._lock:
+            ledger = self.fleet.engines.pop(engine, None)
+            if ledger is not None:
+                self._judged_ns.pop(engine, None)
+                self._past.forget(engine)
+                self._gone.pop(engine, None)
+                self.lifecycle.set_aside(engine, ledger.now_ns)
+
     def report_failure(
         self, worker: str, kind: WorkerKind, error: BaseException | str, engines: Sequence[str] = ()
     ) -> None:

@@ -150,7 +150,7 @@ class Query:
 
     @question()
     def past_engines(self) -> list[EngineView]:
-        """Engines that only the history knows, each as it was last. They have sent nothing since the service began."""
+        """Engines that only the history knows, each as it was last: removed, or silent since the service began."""
 
     @question()
     def findings(

@@ -336,6 +336,19 @@ class SourceView(msgspec.Struct, frozen=True):
     notes: list[str] = []
 
 
+class SourceChange(msgspec.Struct, frozen=True):
+    """A source that was added or removed while the service ran."""
+
+    at: str
+    change: str
+    """added or removed."""
+    target: str
+    origin: str
+    """By what: the configuration, a discovery, or a name that the caller gave."""
+    engines: list[str]
+    """Engines that left the ledgers with it. What history has of them stays."""
+
+
 class WindowStats(msgspec.Struct, kw_only=True):
     """One stretch of one engine. Times are RFC 3339, durations in seconds.
 

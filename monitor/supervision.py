@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Literal, NamedTuple
 
 logger = logging.getLogger(__name__)
@@ -83,6 +83,16 @@ class Supervisor:
         """Return how often each worker failed since the service began."""
         with self._lock:
             return dict(self._totals)
+
+    def forget(self, names: set[str], workers: Iterable[str]) -> None:
+        """Drop the failures that concern only `names`, which are watched no more, and the counts of `workers`."""
+        with self._lock:
+            for worker, failure in list(self._failures.items()):
+                if failure.engines and names.issuperset(failure.engines):
+                    del self._failures[worker]
+                    self._totals.pop(worker, None)
+            for worker in workers:
+                self._totals.pop(worker, None)
 
     # ---------------------------------------------------------------- heartbeats
 

@@ -7,7 +7,7 @@ moment has sent, or will send, each transition at least once, with one id. All `
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import msgspec
@@ -150,6 +150,15 @@ class AlertPolicy:
         )
         self._store.insert(message, receiver, state, now)
 
+    def stop_watching(self, engines: Iterable[str], now: float) -> None:
+        """Expect no more of these engines: an alert not seen again for `look_again_s` is closed, and says why."""
+        with self._store.writing() as database:
+            database.executemany(
+                "UPDATE alerts SET unseen_since = ? WHERE engine = ? AND alert != '' AND held_until IS NULL"
+                " AND unseen_since IS NULL",
+                [(now, engine) for engine in engines],
+            )
+
     def tick(self, now: float) -> None:
         """Tell what is due by the clock alone: ends that were held back, what was not seen again, the ends of silences,
         and what still fires. At most once a second, however often it is called.
@@ -182,7 +191,11 @@ class AlertPolicy:
         for row in over:
             trouble = msgspec.json.decode(row["trouble"], type=Trouble)
             if trouble.state != "resolved":
-                explanation = f"Not seen again since kvscope was started anew. Before that: {trouble.explanation}"
+                since = timestamp(round((row["unseen_since"] or now) * 1e9))
+                explanation = (
+                    f"Not seen again since {since}, when kvscope was started anew or stopped watching {trouble.engine}."
+                    f" Nothing shows that it is over. Before that: {trouble.explanation}"
+                )
                 trouble = msgspec.structs.replace(
                     trouble, state="resolved", resolved_at=timestamp(at_ns), explanation=explanation
                 )

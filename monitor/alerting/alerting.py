@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -109,6 +109,10 @@ class Alerts:
         if transitions:
             self.outbox.put(transitions, time.time())
             self._wake()
+
+    def stop_watching(self, engines: Iterable[str]) -> None:
+        """Stop reminding of alerts of engines that were removed; see AlertPolicy. Raises sqlite3.Error."""
+        self.outbox.stop_watching(engines, time.time())
 
     def select(self, transitions: Sequence[Transition]) -> list[Transition]:
         """Return those that become or change an alert now, by the verdicts that were asked for."""

@@ -7,7 +7,7 @@ alert_views.py    what others read of it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from kvscope.monitor.alerting.alert_policy import AlertPolicy
@@ -35,6 +35,10 @@ class Outbox(AlertStore):
     def put(self, transitions: Sequence[Transition], now: float) -> None:
         """See AlertPolicy."""
         self._policy.put(transitions, now)
+
+    def stop_watching(self, engines: Iterable[str], now: float) -> None:
+        """See AlertPolicy."""
+        self._policy.stop_watching(engines, now)
 
     def tick(self, now: float) -> None:
         """See AlertPolicy."""

@@ -86,6 +86,8 @@ RECEIPT_BYTES: Final = 1 << 20
 """The body with which a receiver answers an alert."""
 PAGE_ENGINES: Final = 64
 """Engines of one metrics page. More are left out, and the source reports how many."""
+SOURCES: Final = 512
+"""Sources that one service reads. Each has a thread."""
 GONE_S: Final = 900
 """An engine known by metrics alone leaves the ledger when no source has had it for so many seconds."""
 GONE_STREAM_S: Final = 86_400

@@ -95,6 +95,13 @@ class Keeper:
         for engine in dict.fromkeys(record.engine for record in records):
             self._writer(engine).note([record for record in records if record.engine == engine])
 
+    def end(self, engine: str, ledger: EngineLedger | None) -> None:
+        """Finish what is open of an engine that is not followed any more."""
+        with self._lock:
+            writer = self._writers.pop(engine, None)
+        if writer is not None:
+            writer.end(ledger)
+
     def error(self, engine: str) -> str:
         """Why nothing can be kept of it just now; empty if all is well."""
         writer = self._writers.get(engine)

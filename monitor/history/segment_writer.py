@@ -125,6 +125,12 @@ class Writer:
             self._journal.close()
             self._journal = None
 
+    def end(self, ledger: EngineLedger | None) -> None:
+        """Keep the last points and end the open segment: the engine is not followed any more."""
+        self.keep([], ledger)
+        with contextlib.suppress(OSError):
+            self._end()
+
     # ---------------------------------------------------------------- what is kept
 
     def _says_more(self, frame: Frame, ledger: EngineLedger | None) -> bool:

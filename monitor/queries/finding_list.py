@@ -15,7 +15,7 @@ def findings_between(
     """Findings in a state (firing and resolved without one), of one engine if named, active in a window (wall ns)."""
     found: list[Finding] = []
     if state in (None, "firing"):
-        found += findings.firing()
+        found += findings.firing() + findings.set_aside_since(to_ns)
     if state in (None, "resolved"):
         found += findings.resolved()
     if state == "pending":
@@ -33,7 +33,12 @@ def fired_between(findings: Findings, engine: str, from_ns: int, to_ns: int) -> 
     """Findings of an engine that were active in a window (wall ns) and had fired by its end."""
     return [
         finding.report()
-        for finding in (*findings.firing(), *findings.suppressed(), *findings.resolved())
+        for finding in (
+            *findings.firing(),
+            *findings.set_aside_since(to_ns),
+            *findings.suppressed(),
+            *findings.resolved(),
+        )
         if finding.judgement.engine == engine and 0 < finding.fired_ns <= to_ns and _touches(finding, from_ns, to_ns)
     ]
 
@@ -41,7 +46,7 @@ def fired_between(findings: Findings, engine: str, from_ns: int, to_ns: int) -> 
 def firing_by_severity(findings: Findings, engine: str, at_ns: int = FOREVER) -> dict[str, int]:
     """Count the findings of an engine that fire now, or fired at a time (wall ns), by severity."""
     counts: dict[str, int] = {}
-    for finding in (*findings.firing(), *findings.resolved()):
+    for finding in (*findings.firing(), *findings.set_aside_since(at_ns), *findings.resolved()):
         ended_ns = finding.resolved_ns or FOREVER + 1
         if finding.judgement.engine == engine and finding.fired_ns <= at_ns < ended_ns:
             counts[finding.severity] = counts.get(finding.severity, 0) + 1

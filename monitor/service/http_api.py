@@ -19,7 +19,7 @@ from kvscope.monitor.detectors.registry import runbook_of
 from kvscope.monitor.events import limits
 from kvscope.monitor.exporters.prometheus import WatchCollector
 from kvscope.monitor.pipeline import Pipeline
-from kvscope.monitor.schema import SCHEMA_VERSION, SourceView
+from kvscope.monitor.schema import SCHEMA_VERSION, SourceChange, SourceView
 from kvscope.monitor.service.alert_routes import json_answer, serve_alerts
 from kvscope.monitor.service.browser_headers import BrowserHeaders
 from kvscope.monitor.service.guard import OPEN_PATHS, Guard
@@ -60,6 +60,7 @@ def create_app(
     alerts: Alerts | None = None,
     collector: WatchCollector | None = None,
     memory: Callable[[], MemoryBudgetView] = MemoryBudgetView,
+    changes: Callable[[], list[SourceChange]] = list,
     *,
     token: str = "",
     host: str = "",
@@ -92,7 +93,7 @@ def create_app(
 
     serve_questions(app, watch)
 
-    serve_own_state(app, sources, memory)
+    serve_own_state(app, sources, memory, changes)
     serve_alerts(app, alerts)
 
     @app.get("/api/{path:path}")
@@ -112,7 +113,10 @@ def create_app(
 
 
 def serve_own_state(
-    app: FastAPI, sources: Callable[[], list[SourceView]], memory: Callable[[], MemoryBudgetView]
+    app: FastAPI,
+    sources: Callable[[], list[SourceView]],
+    memory: Callable[[], MemoryBudgetView],
+    changes: Callable[[], list[SourceChange]],
 ) -> None:
     """Add the routes about the service itself."""
 
@@ -120,6 +124,11 @@ def serve_own_state(
     async def all_sources() -> Response:
         """The status of each source."""
         return await json_answer(sources)
+
+    @app.get("/api/source-changes")
+    async def source_changes() -> Response:
+        """The sources that were added and removed while the service ran, the latest first."""
+        return await json_answer(changes)
 
     @app.get("/api/memory-budget")
     async def memory_budget() -> Response:

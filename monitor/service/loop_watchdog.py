@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from kvscope.monitor.events import limits
@@ -26,7 +26,7 @@ class LoopWatchdog(threading.Thread):
     def __init__(
         self,
         pipeline: Pipeline,
-        readers: Sequence[SourceReader],
+        readers: Iterable[SourceReader],
         deliver: Callable[[], None],
         monotonic_s: Callable[[], float] = time.monotonic,
         checks: Sequence[Callable[[], None]] = (),
@@ -65,7 +65,7 @@ class LoopWatchdog(threading.Thread):
     def _forget_gone(self) -> None:
         """Let engines that no source has any more leave the ledger."""
         now_s = self._monotonic_s()
-        named = {engine for reader in self._readers for engine in reader.view().engines}
+        named = {engine for reader in self._readers for engine in reader.engines()}
         for engine, ledger in list(self._pipeline.fleet.engines.items()):
             if engine in named:
                 self._gone_s.pop(engine, None)

@@ -67,13 +67,17 @@ class Resumption:
             return
         self._observed_ns = now_ns
         for engine, resumed in list(self._resumed.items()):
-            ledger = self._watch.fleet.engines[engine]
-            if ledger.position() != resumed.position:
+            ledger = self._watch.fleet.engines.get(engine)
+            if ledger is None or ledger.position() != resumed.position:
                 self._resumed.pop(engine, None)
             elif now_ns - self._began_ns > COME_BACK_NS:
                 stream_ns = now_ns - resumed.ahead_ns
                 silence = Run(Kind.OBSERVED, 0, -1, [stream_ns], [])
                 self._watch.feed([batch_of(engine, ledger.epoch, [silence], wall_ns=stream_ns)])
+
+    def drop(self, engine: str) -> None:
+        """Expect an engine no more: it was removed."""
+        self._resumed.pop(engine, None)
 
     def kept_until_ns(self, engine: str) -> int:
         """Return until when the history had an engine when the service began (wall ns); 0 if it did not."""

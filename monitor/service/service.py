@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -28,12 +28,15 @@ from kvscope.monitor.service.loop_watchdog import LoopWatchdog
 from kvscope.monitor.service.memory_budget import MemoryBudgetView, ServiceMemory, resident_bytes
 from kvscope.monitor.service.resumption import Resumption
 from kvscope.monitor.service.source_reader import SourceReader
+from kvscope.monitor.service.source_set import SourceSet, WantedSource
 from kvscope.monitor.sources.prometheus_history import DEFAULT_PAST_S
 from kvscope.monitor.sources.recording import Recording
-from kvscope.monitor.sources.source import Source, SourceOptions
+from kvscope.monitor.sources.source import LOOK_BACK_S, Source, SourceOptions
 from kvscope.monitor.sources.source_registry import open_source
 from kvscope.monitor.sources.targets import PROMETHEUS_PREFIX, TargetKind
 
+CONFIGURED: Final = "the configuration"
+"""The origin of sources that flags and the configuration file name."""
 SCRAPE_TIMEOUT_S: Final = 4.5
 """vLLM's front end, on a busy machine, was seen to take 4 s. A page that hangs is reported within 5 s."""
 
@@ -91,14 +94,12 @@ class Service:
             lambda: self.otel.figures() if self.otel is not None else (),
             self.exemplars,
         )
-        self.readers = [
-            SourceReader(source, self.watch, self.keeper, self._follow, self._deliver)
-            for source in _sources_of(config, self._resumption)
-        ]
-        self.readers += [
-            SourceReader(Recording(directory, engine), self.watch, after=self._deliveries.discard)
-            for engine, directory in recorded.items()
-        ]
+        self.readers = SourceSet(self.watch, self._opened, self._reader_of, self._left)
+        for wanted in wanted_sources(config):
+            self.readers.add(wanted, CONFIGURED)
+        for engine, directory in recorded.items():
+            recording = SourceReader(Recording(directory, engine), self.watch, after=self._deliveries.discard)
+            self.readers.add_reader(recording, WantedSource(str(directory)), CONFIGURED)
         self.budget = ServiceMemory(self.watch, config.memory_budget) if config.memory_budget is not None else None
         data = DataDirectoryCheck(self.watch, self.keeper, self.alerts)
         checks = [data.check, *([self.budget.check] if self.budget is not None else [])]
@@ -117,15 +118,13 @@ class Service:
             self.alerts.start()
         if self.keeper is not None:
             self.keeper.start()
-        for reader in self.readers:
-            reader.start()
+        self.readers.start()
         self._watchdog.start()
 
     def stop(self) -> None:
         """Stop everything."""
         self._watchdog.stop()
-        for reader in self.readers:
-            reader.stop()
+        self.readers.stop()
         if self.keeper is not None:
             self.keeper.stop(self.watch.fleet.engines.values())
         if self.alerts is not None:
@@ -139,7 +138,7 @@ class Service:
 
     def sources(self) -> list[SourceView]:
         """How each source is."""
-        return [reader.view() for reader in self.readers]
+        return self.readers.views()
 
     def _remember(self) -> None:
         """Recall the findings that an earlier run of the service reported, and the engines that it followed."""
@@ -151,6 +150,38 @@ class Service:
         if self.config.data is not None:  # its own: what a history hands out must not be fed
             self._resumption.resume(History(self.config.data / "history"))
 
+    def _opened(self, wanted: WantedSource) -> Source:
+        """Make a source that is read live. Raises BadTarget, SourceError and ContractError."""
+        is_prometheus = wanted.target.startswith(PROMETHEUS_PREFIX)
+        options = SourceOptions(
+            timeout_s=SCRAPE_TIMEOUT_S,
+            follow=True,
+            known=self._resumption.next_of,
+            kept_until_ns=self._resumption.kept_until_ns,
+            look_back_s=self.config.look_back_s if is_prometheus else LOOK_BACK_S,
+        )
+        source = open_source(wanted.target, options, wanted.kind)
+        if not source.grows:
+            source.close()
+            raise BadTarget(
+                f"{wanted.target} is over: `monitor doctor {wanted.target}` reads it. A recording can be served alone,"
+                " with --recording"
+            )
+        return source
+
+    def _reader_of(self, source: Source) -> SourceReader:
+        return SourceReader(source, self.watch, self.keeper, self._follow, self._deliver)
+
+    def _left(self, engines: list[str]) -> None:
+        """Hand on what is new of engines that are about to leave the ledgers, and finish what is kept of them."""
+        self._deliver()
+        for engine in engines:
+            self._resumption.drop(engine)
+            if self.keeper is not None:
+                self.keeper.end(engine, self.watch.fleet.engines.get(engine))
+        if self.alerts is not None:
+            self.alerts.stop_watching(engines)
+
     def _follow(self, records: list[Record]) -> None:
         if self.otel is not None:
             self.otel.follow(records)
@@ -160,28 +191,11 @@ class Service:
         self._deliveries.deliver()
 
 
-def _sources_of(config: ServiceConfig, resumption: Resumption) -> Iterator[Source]:
-    """Every source that is read live. Raises SourceError and ContractError."""
-    options = SourceOptions(
-        timeout_s=SCRAPE_TIMEOUT_S,
-        follow=True,
-        known=resumption.next_of,
-        kept_until_ns=resumption.kept_until_ns,
-    )
-    for endpoint in config.events:
-        yield open_source(endpoint, options, TargetKind.STREAM)
-    for url in config.metrics:
-        yield open_source(url, options, TargetKind.METRICS)
-    for target in config.targets:
-        is_prometheus = target.startswith(PROMETHEUS_PREFIX)
-        source = open_source(target, replace(options, look_back_s=config.look_back_s) if is_prometheus else options)
-        if not source.grows:
-            source.close()
-            raise BadTarget(
-                f"{target} is over: `monitor doctor {target}` reads it. A recording can be served alone, with"
-                " --recording"
-            )
-        yield source
+def wanted_sources(config: ServiceConfig) -> list[WantedSource]:
+    """Return every source that is read live."""
+    events = [WantedSource(endpoint, TargetKind.STREAM) for endpoint in config.events]
+    pages = [WantedSource(url, TargetKind.METRICS) for url in config.metrics]
+    return [*events, *pages, *map(WantedSource, config.targets)]
 
 
 def _recorded(directories: Sequence[Path]) -> tuple[History | None, dict[str, Path]]:

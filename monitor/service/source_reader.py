@@ -58,12 +58,15 @@ class SourceReader(threading.Thread):
         self._before = before
         self._after = after
         self._stopping = threading.Event()
+        self._is_abandoned = False
         self._is_open = False
         self._attempts = 0
         """That failed in a row."""
         self._last_contained = ("", 0)
         self._is_late = False
         self._worker = f"reader {self.target}"
+        self.workers = (self._worker, f"delivery of {self.target}", f"history of {self.target}")
+        """Under these names it reports how it is."""
         self._turn_s = max(TURN_S, source.blocks_s + BLOCKS_LONGER_S)
 
     def run(self) -> None:
@@ -75,10 +78,12 @@ class SourceReader(threading.Thread):
                 try:
                     self._read_once()
                 except Exception as error:
+                    if self._is_abandoned:
+                        break
                     self._failed(error)
                     self._pause()
                 self.cpu_s = time.thread_time()
-            if self._has_ended():
+            if self._has_ended() and not self._is_abandoned:
                 self.watch.settle()
                 self._contained("delivery", self._after)
         finally:
@@ -100,6 +105,8 @@ class SourceReader(threading.Thread):
         if self._attempts:
             self._source.restart(from_keyframe=self._attempts > 1)
         records = list(self._source.poll(POLL_WAIT_S))
+        if self._is_abandoned:
+            return
         if self._keeper is not None:
             self._contained("history", partial(self._keep, self._keeper, records))
         self._contained("delivery", partial(self._before, records))
@@ -148,10 +155,7 @@ class SourceReader(threading.Thread):
 
     def _engines(self) -> tuple[str, ...]:
         """Return the engines that depend on this source; before any is known, a name that no engine has."""
-        try:
-            return tuple(self._source.status().engines) or (self.target,)
-        except Exception:
-            return ()
+        return self.engines() or (self.target,)
 
     def _pause(self) -> None:
         """Wait before the next attempt; the loop turns meanwhile."""
@@ -162,7 +166,7 @@ class SourceReader(threading.Thread):
 
     def report_if_late(self) -> None:
         """Report a loop that does not turn. Called by another thread."""
-        is_late = self._worker in self.watch.supervisor.late()
+        is_late = self._worker in self.watch.supervisor.late() and not self._stopping.is_set()
         if is_late and not self._is_late:
             self.error = f"its loop has not turned for {self._turn_s:g} s: the source, or a step after it, hangs"
             self.watch.report_failure(self._worker, "reader", self.error, self._engines())
@@ -180,6 +184,32 @@ class SourceReader(threading.Thread):
         for engine, received in by_engine.items():
             keeper.keep(received, engines.get(engine))
         keeper.note([record for record in records if not isinstance(record, Batch | Keyframe)])
+
+    def engines(self) -> tuple[str, ...]:
+        """Return every engine that the source brought; none of a source that cannot report them."""
+        try:
+            return tuple(self._source.status().engines)
+        except Exception:
+            return ()
+
+    def ask_to_stop(self) -> None:
+        """Let it end when its source returns."""
+        self._stopping.set()
+
+    def leave(self, within_s: float) -> bool:
+        """End it, and wait until it has, beyond the time for which its source may block for `within_s` at most.
+
+        Whether it has ended. One that has not is left behind: what its source returns later is dropped.
+        """
+        self._stopping.set()
+        if self.ident is None:
+            self._source.close()
+            return True
+        self.join(self._source.blocks_s + within_s)
+        self._is_abandoned = self.is_alive()
+        if self._is_abandoned:
+            self.watch.supervisor.ended(self._worker)
+        return not self._is_abandoned
 
     def stop(self) -> None:
         """End it, and wait until it has."""

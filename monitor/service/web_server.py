@@ -46,6 +46,7 @@ def serve(config: ServiceConfig, mount: Mount) -> int:
         service.alerts,
         service.collector,
         service.memory,
+        service.readers.changes,
         token=config.token,
         host=config.host,
     )

@@ -232,8 +232,37 @@ def test_a_trouble_that_is_not_seen_again_after_a_restart_is_told_to_be_over(ope
     assert told(outbox, 10.0 + LOOK_AGAIN_S - 1) == []
     (end,) = told(outbox, 10.0 + LOOK_AGAIN_S)
     assert end.kind == "resolved"
-    assert end.trouble.explanation.startswith("Not seen again since kvscope was started anew")
+    assert end.trouble.explanation.startswith(
+        "Not seen again since 1970-01-01T00:00:10.000Z, when kvscope was started anew"
+    )
     assert outbox.known() == {}
+
+
+def test_an_engine_that_is_not_watched_any_more_is_not_reminded_of_and_its_alert_ends_with_the_reason(
+    opened: Open,
+) -> None:
+    outbox = opened(repeat_s=10.0)
+    outbox.put(Troubles().fire(1), 1.0)
+    told(outbox, 1.0)
+    assert kinds(told(outbox, 20.0)) == ["firing"]
+    outbox.stop_watching([ENGINE], 25.0)
+    outbox.stop_watching([ENGINE], 100.0)
+    assert told(outbox, 24.0 + LOOK_AGAIN_S) == []
+    (end,) = told(outbox, 25.0 + LOOK_AGAIN_S)
+    assert end.kind == "resolved"
+    assert f"stopped watching {ENGINE}. Nothing shows that it is over" in end.trouble.explanation
+
+
+def test_an_engine_that_is_watched_again_keeps_its_alert(opened: Open) -> None:
+    outbox, troubles = opened(), Troubles()
+    fired = troubles.fire(1)
+    outbox.put(fired, 1.0)
+    told(outbox, 1.0)
+    outbox.stop_watching([ENGINE], 25.0)
+    outbox.put(fired, 60.0)
+    assert told(outbox, 100.0 + LOOK_AGAIN_S) == []
+    outbox.put(troubles.end(500), 500.0)
+    assert kinds(told(outbox, 500.0)) == ["resolved"]
 
 
 def test_a_trouble_that_comes_long_after_a_restart_is_another(opened: Open) -> None:
