@@ -134,6 +134,9 @@ class PrefixHits(Detector[Judgement]):
         window_ns = settings(self.window_s) * 1e9
         now_ns = ledger.now_ns - (ledger.wall(1) - 1)  # on the engine's clock
         oldest_ns = now_ns - settings(self.lasts_s) * 1e9
+        of_late = takewhile(lambda one: one.at_ns >= oldest_ns - window_ns, reversed(ledger.prompts))
+        if not any(one.again > 1 for one in of_late):
+            return  # which is the rule: each judgement would go through thousands of prompts several times
         since_hit = takewhile(lambda one: one.hit <= one.again and one.at_ns >= oldest_ns, reversed(ledger.prompts))
         unrefuted_ns = min((one.at_ns for one in since_hit), default=now_ns)
         begin = bisect_left(ledger.prompts, unrefuted_ns - window_ns, key=lambda one: one.at_ns)
@@ -154,9 +157,10 @@ class PrefixHits(Detector[Judgement]):
         if enough(recent, len(prompts)):
             yield prompts[recent:]
         for last in reversed(range(bisect_left(times, unrefuted_ns), len(prompts))):
-            first = bisect_left(times, times[last] - window_ns)
-            if missed[last] and enough(first, last + 1):
-                yield prompts[first : last + 1]
+            if missed[last]:
+                first = bisect_left(times, times[last] - window_ns)
+                if enough(first, last + 1):
+                    yield prompts[first : last + 1]
 
     def _is_much(self, ledger: EngineLedger, prompts: Sequence[ComputedPrompt], settings: Settings) -> bool:
         """Whether what was computed though it was cached is a part of all work that clients notice."""
