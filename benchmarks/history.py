@@ -34,7 +34,7 @@ from kvscope.monitor.history.history import History
 from kvscope.monitor.history.sealed_segment import close
 from kvscope.monitor.history.segment_files import closed_segments, directory_of
 from kvscope.monitor.history.segment_writer import Writer
-from kvscope.monitor.history.sql_tables import answer
+from kvscope.monitor.history.sql_tables import SqlInput, answer
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.sources.live_stream import Received
 from tests.lab import Lab
@@ -170,7 +170,7 @@ def older_than(history: History, engine: str, at_ns: int) -> list[tuple[int, str
 
 def held_by_sql(folder: Path, at_ns: int) -> int:
     """How many of them a query finds."""
-    with answer(HELD.format(at_ns=at_ns, age_ns=OLDER_THAN_S * 1_000_000_000), folder) as found:
+    with answer(HELD.format(at_ns=at_ns, age_ns=OLDER_THAN_S * 1_000_000_000), SqlInput(folder)) as found:
         return sum(1 for _ in found.rows)
 
 

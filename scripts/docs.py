@@ -54,6 +54,7 @@ ENVIRONMENT = {
     "KVSCOPE_ALERTS": "receivers of alerts, as --alert takes them, separated by spaces",
     "KVSCOPE_LAB_VLLM": "the Python that has vLLM, for `monitor incidents --engine vllm`",
     "KVSCOPE_LAB_VLLM_RELEASE": "a folder with another release of vLLM, put ahead of that Python's own",
+    "KVSCOPE_REMOTE_WRITE_TOKEN": "the bearer token that `monitor serve --remote-write` sends",
     "KVSCOPE_WEBHOOK_SECRET": "what `monitor serve` signs alerts to webhooks with (whsec_…)",
 }
 

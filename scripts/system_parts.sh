@@ -8,6 +8,7 @@ need() { command -v "$1" >/dev/null 2>&1 || missing="$missing $2"; }
 need prometheus prometheus
 need prometheus-alertmanager prometheus-alertmanager
 need chromium chromium
+need victoria-metrics victoria-metrics
 need docker-compose docker-compose
 ls /usr/lib/*/faketime/libfaketimeMT.so.1 >/dev/null 2>&1 || missing="$missing libfaketime"
 [ -n "$missing" ] || exit 0

@@ -60,7 +60,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: Server
 
     def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["content-length"])).decode()
+        body = self.rfile.read(int(self.headers["content-length"])).decode(errors="surrogateescape")
         headers = {name.lower(): value for name, value in self.headers.items()}
         got = Got(self.path, headers, body, 0)
         status, extra = self.server.answers.pop(0) if self.server.answers else (self.server.check(got), {})

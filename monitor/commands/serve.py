@@ -28,6 +28,7 @@ def add(commands: Commands) -> None:
     )
     _add_source_flags(parser)
     _add_service_flags(parser)
+    _add_copy_flags(parser)
     _add_alert_flags(parser)
     _add_otlp_flags(parser)
     parser.add_argument(
@@ -100,6 +101,28 @@ def _add_service_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_copy_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--archive",
+        default="",
+        metavar="URL",
+        help="copy each closed segment of the history there, to s3://BUCKET/PREFIX (credentials and endpoint as AWS has"
+        " them in the environment), file:///DIR or a directory; `monitor sql --archive URL` reads it",
+    )
+    parser.add_argument(
+        "--remote-write",
+        default="",
+        metavar="URL",
+        help="write the points of all engines to this Prometheus-compatible store: http://HOST:8428/api/v1/write",
+    )
+    parser.add_argument(
+        "--remote-write-token",
+        default=os.environ.get("KVSCOPE_REMOTE_WRITE_TOKEN", ""),
+        metavar="TOKEN",
+        help="with this bearer token (KVSCOPE_REMOTE_WRITE_TOKEN)",
+    )
+
+
 def _add_alert_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--alert",
@@ -152,6 +175,7 @@ def _run(parsed: argparse.Namespace) -> int:
     try:
         from kvscope.monitor.alerting.alerting import AlertsConfig
         from kvscope.monitor.exporters.otel.otel_exporter import OtelConfig
+        from kvscope.monitor.exporters.remote_write.remote_writer import RemoteWriteConfig
         from kvscope.monitor.history.retention import Keep
         from kvscope.monitor.service.service import ServiceConfig
         from kvscope.monitor.service.web_server import serve
@@ -169,6 +193,7 @@ def _run(parsed: argparse.Namespace) -> int:
         )
     data = parsed.data or (Path(os.environ["KVSCOPE_DATA"]) if os.environ.get("KVSCOPE_DATA") else None)
     keep, sample = _kept_and_sampled(parsed, data)
+    _check_copies(parsed, data)
     by_default = os.environ.get("KVSCOPE_EVENTS", "" if parsed.metrics or targets else EVENTS_ENDPOINT)
     if recordings:
         return serve(
@@ -203,6 +228,10 @@ def _run(parsed: argparse.Namespace) -> int:
             settings=parse_settings(parsed.thresholds),
             data=data,
             keep=Keep(**keep),
+            archive=parsed.archive,
+            remote_write=RemoteWriteConfig(parsed.remote_write, parsed.remote_write_token)
+            if parsed.remote_write
+            else None,
             memory_budget=parsed.memory_budget,
             **_given(look_back_s=parsed.look_back),
         ),
@@ -219,6 +248,12 @@ def _kept_and_sampled(parsed: argparse.Namespace, data: Path | None) -> tuple[di
     if sample and not parsed.otlp:
         raise ValueError("--otlp-sample is of what goes to --otlp URL: give that too")
     return keep, sample
+
+
+def _check_copies(parsed: argparse.Namespace, data: Path | None) -> None:
+    """Refuse to copy a history that is not kept. Raises ValueError."""
+    if (parsed.archive or parsed.remote_write) and data is None:
+        raise ValueError("--archive and --remote-write copy what --data DIR keeps: give that too")
 
 
 def _recordings_and_targets(parsed: argparse.Namespace) -> tuple[tuple[Path, ...], tuple[str, ...]]:

@@ -7,6 +7,7 @@ import csv
 import os
 import re
 import sys
+import time
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ import msgspec
 from rich.table import Table
 from rich.text import Text
 
-from kvscope.monitor.commands.shared_flags import Commands, positive
+from kvscope.monitor.commands.shared_flags import Commands, add_window, positive, window_of
 from kvscope.monitor.doctor.terminal import terminal_console
 from kvscope.monitor.errors import BadTarget
 from kvscope.monitor.ledger.engine_ledger import Point
@@ -24,7 +25,7 @@ from kvscope.monitor.text import escaped, escaped_json
 
 if TYPE_CHECKING:
     from kvscope.monitor.history.findings_log import LoggedTransition
-    from kvscope.monitor.history.sql_tables import SqlAnswer
+    from kvscope.monitor.history.sql_tables import SqlAnswer, SqlInput
 
 
 def add(commands: Commands) -> None:
@@ -32,8 +33,8 @@ def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "sql",
         help="questions in SQL about what was kept",
-        description="Runs a query (DuckDB's SQL) over the history of a service, running or not, or over a recording:"
-        " tables events, requests, findings and points, as docs/history.md has them.",
+        description="Runs a query (DuckDB's SQL) over the history of a service, running or not, its archive, or a"
+        " recording: tables events, requests, findings and points, as docs/history.md has them.",
         epilog="exit codes: 0, 2 for a query that cannot be run, or where nothing is kept",
     )
     parser.add_argument("query", metavar="QUERY", help="such as 'SELECT kind, count(*) FROM events GROUP BY kind'")
@@ -44,6 +45,13 @@ def add(commands: Commands) -> None:
         metavar="DIR",
         help="or the history that `monitor serve --data DIR` keeps (KVSCOPE_DATA)",
     )
+    parser.add_argument(
+        "--archive",
+        metavar="URL",
+        help="and the segments that `monitor serve --archive URL` has copied there, or those alone: s3://BUCKET/PREFIX,"
+        " file:///DIR or a directory",
+    )
+    add_window(parser)
     parser.add_argument(
         "--timeout",
         type=positive,
@@ -62,12 +70,22 @@ def _sql(parsed: argparse.Namespace) -> int:
         raise ValueError(
             f"`monitor sql` needs more than the base install: pip install 'kvscope[monitor]' ({error})"
         ) from error
-    points: dict[str, list[Point]] = {}
-    told: list[LoggedTransition] = []
+    with answer(parsed.query, _input(parsed), parsed.timeout) as found:
+        _PRINT[parsed.format](found)
+    return 0
+
+
+def _input(parsed: argparse.Namespace) -> SqlInput:
+    """Return what is asked. Raises BadTarget."""
+    from kvscope.monitor.history.archive_store import Archive
+    from kvscope.monitor.history.sql_segments import TimeRange
+    from kvscope.monitor.history.sql_tables import SqlInput
+
+    window = TimeRange(*window_of(parsed).span(time.time_ns())) if parsed.since or parsed.until else TimeRange()
     data = parsed.data or os.environ.get("KVSCOPE_DATA")
     if parsed.recording is not None:
-        if parsed.data is not None:
-            raise BadTarget("give a RECORDING or --data DIR, not both")
+        if parsed.data is not None or parsed.archive is not None:
+            raise BadTarget("give a RECORDING, or --data DIR and --archive URL, not both")
         directory = parsed.recording
         if not directory.is_dir():
             raise BadTarget(f"{directory} is no recording: name the directory that `monitor record` wrote")
@@ -75,15 +93,19 @@ def _sql(parsed: argparse.Namespace) -> int:
             r"\b(points|findings)\b", parsed.query, re.IGNORECASE
         ):  # a recording has neither until it is judged
             points, told = _judged(directory)
-    elif data:
+            return SqlInput(directory, points, told, window=window)
+        return SqlInput(directory, window=window)
+    archive = Archive(parsed.archive) if parsed.archive is not None else None
+    if data:
         directory = Path(data) / "history"
         if not directory.is_dir():
             raise BadTarget(f"{data} holds no history: `monitor serve --data {data}` keeps one there")
-    else:
-        raise BadTarget("name a RECORDING, or the directory that `monitor serve --data DIR` keeps its history in")
-    with answer(parsed.query, directory, points, told, parsed.timeout) as found:
-        _PRINT[parsed.format](found)
-    return 0
+        return SqlInput(directory, archive=archive, window=window)
+    if archive is None:
+        raise BadTarget(
+            "name a RECORDING, the directory that `monitor serve --data DIR` keeps its history in, or an --archive URL"
+        )
+    return SqlInput(None, archive=archive, window=window)
 
 
 def _judged(directory: Path) -> tuple[dict[str, list[Point]], list[LoggedTransition]]:

@@ -19,6 +19,7 @@ from typing import Final, NamedTuple, TextIO
 
 from kvscope.monitor.errors import KvscopeError
 from kvscope.monitor.events.sample_codec import Observed
+from kvscope.monitor.history.archiver import Archiver
 from kvscope.monitor.history.sealed_segment import close
 from kvscope.monitor.history.segment_files import ClosedSegment, closed_segments, directory_of, history_segments
 from kvscope.monitor.history.segment_writer import Writer
@@ -48,12 +49,14 @@ class Keep(NamedTuple):
 class Keeper:
     """Keeps history under `directory`, which is made if missing. `start` it, and `stop` it when the readers have ended.
 
-    Raises HistoryInUse, and ValueError if the directory cannot be written.
+    `archiver` is woken as segments are closed. What it has not copied yet outlives `keep.days`, and `keep.bytes` as
+    long as deleting other segments is enough. Raises HistoryInUse, and ValueError if the directory cannot be written.
     """
 
-    def __init__(self, directory: Path, keep: Keep) -> None:
+    def __init__(self, directory: Path, keep: Keep, archiver: Archiver | None = None) -> None:
         self.directory = directory
         self.keep_no_more_than = keep
+        self.archiver = archiver
         try:
             self._held = self._lock_directory()
             make_private(directory)
@@ -72,6 +75,8 @@ class Keeper:
     def start(self) -> None:
         """Begin to close what has ended, and to drop what is too old."""
         self._thread.start()
+        if self.archiver is not None:
+            self.archiver.start()
 
     def stop(self, ledgers: Iterable[EngineLedger]) -> None:
         """Finish what is open, and wait for what is just being closed."""
@@ -82,6 +87,8 @@ class Keeper:
         self._ended.put(Path())  # wakes it
         if self._thread.ident is not None:
             self._thread.join()
+        if self.archiver is not None:
+            self.archiver.stop()
         self._held.close()
 
     def keep(self, received: Sequence[Received], ledger: EngineLedger | None) -> None:
@@ -178,6 +185,8 @@ class Keeper:
                 path = self._ended.get(timeout=RETENTION_EVERY_S)
                 if not self._stopping.is_set():
                     close(path, path.parent)
+                    if self.archiver is not None:
+                        self.archiver.wake()
             except queue.Empty:
                 continue
             except Exception:  # a segment that cannot be closed stays a journal, which can be read too
@@ -192,15 +201,26 @@ class Keeper:
             closed += [(segment, _size_on_disk(segment.path)) for segment in closed_segments(engine)]
         size += sum(bytes_ for _, bytes_ in closed)
         oldest_ns = now_ns - round(self.keep_no_more_than.days * 86_400e9)
-        for segment, bytes_ in sorted(closed, key=lambda each: each[0].to_ns):
-            if segment.to_ns >= oldest_ns and size <= self.keep_no_more_than.bytes:
-                break
+        order = sorted((not self._may_drop(segment), segment.to_ns, segment, bytes_) for segment, bytes_ in closed)
+        for is_only_here, to_ns, segment, bytes_ in order:
+            is_too_much = size > self.keep_no_more_than.bytes
+            if not is_too_much and (is_only_here or to_ns >= oldest_ns):
+                continue
             size -= bytes_
-            gone = segment.path.with_name(f".{segment.path.name}")  # all of it at once
-            segment.path.rename(gone)
-            shutil.rmtree(gone)
-            if not any(gone.parent.iterdir()):
-                gone.parent.rmdir()
+            _delete_segment(segment)
+            if is_only_here and self.archiver is not None:
+                self.archiver.lost(segment)
+
+    def _may_drop(self, segment: ClosedSegment) -> bool:
+        return self.archiver is None or self.archiver.has(segment)
+
+
+def _delete_segment(segment: ClosedSegment) -> None:
+    gone = segment.path.with_name(f".{segment.path.name}")  # all of it at once
+    segment.path.rename(gone)
+    shutil.rmtree(gone)
+    if not any(gone.parent.iterdir()):
+        gone.parent.rmdir()
 
 
 def make_private(directory: Path) -> None:

@@ -22,6 +22,7 @@ from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.schema import SCHEMA_VERSION, SourceChange, SourceView
 from kvscope.monitor.service.alert_routes import json_answer, serve_alerts
 from kvscope.monitor.service.browser_headers import BrowserHeaders
+from kvscope.monitor.service.data_directory import COPIES
 from kvscope.monitor.service.guard import OPEN_PATHS, Guard
 from kvscope.monitor.service.memory_budget import MemoryBudgetView
 from kvscope.monitor.service.query_routes import describe_answers, serve_questions
@@ -74,12 +75,16 @@ def create_app(
 
     @app.get("/healthz")
     async def healthz() -> Response:
-        """Whether the service is up and every loop of it turns: 503 with the loops that do not, if not."""
+        """Whether the service is up and every loop of it turns: 503 with the loops that do not, if not.
+
+        `behind` names what does not reach an archive or remote store: a restart would not help, so that is no 503.
+        """
         late = watch.supervisor.late(LATE_FACTOR)
         if late:
             seconds = {worker: round(age_s, 1) for worker, age_s in late.items()}
             return JSONResponse({"status": "late", "late": seconds}, status_code=503)
-        return JSONResponse({"status": "ok"})
+        behind = [failure.worker for failure in watch.supervisor.failures() if failure.worker in COPIES]
+        return JSONResponse({"status": "ok", **({"behind": behind} if behind else {})})
 
     @app.get("/metrics")
     async def metrics(request: Request) -> Response:

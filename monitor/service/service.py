@@ -16,6 +16,10 @@ from kvscope.monitor.events.samples import Record
 from kvscope.monitor.exporters.otel.otel_exporter import OtelConfig, OtelOutlet
 from kvscope.monitor.exporters.prometheus import WatchCollector
 from kvscope.monitor.exporters.prometheus.otlp_metrics import Exemplars
+from kvscope.monitor.exporters.prometheus.outgoing_metrics import OutgoingFigures
+from kvscope.monitor.exporters.remote_write.remote_writer import RemoteWriteConfig, RemoteWriter
+from kvscope.monitor.history.archive_store import Archive
+from kvscope.monitor.history.archiver import Archiver
 from kvscope.monitor.history.findings_log import FindingsLog
 from kvscope.monitor.history.history import History
 from kvscope.monitor.history.recordings import Recordings
@@ -56,6 +60,9 @@ class ServiceConfig:
     settings: Settings = field(default_factory=Settings)
     data: Path | None = None
     keep: Keep = field(default_factory=Keep)
+    archive: str = ""
+    """Where closed segments of the history go, if anywhere: this and the next need `data`."""
+    remote_write: RemoteWriteConfig | None = None
     recordings: tuple[Path, ...] = ()
     memory_budget: int | None = None
     """Bytes that the process may take, or None: the default bounds on each engine, however many there are."""
@@ -73,7 +80,8 @@ class Service:
         history, recorded = _recorded(config.recordings)
         if config.data is not None:
             past = config.data / "history"
-            self.keeper = Keeper(past, config.keep)
+            archiver = Archiver(past, Archive(config.archive, make=True)) if config.archive else None
+            self.keeper = Keeper(past, config.keep, archiver)
             self._findings_log = FindingsLog(past)
             self._findings_log.drop(config.keep.days)
             history = History(past)
@@ -87,12 +95,16 @@ class Service:
         self._deliveries = Deliveries(self.watch, self.exemplars, self.alerts, self._findings_log)
         self._resumption = Resumption(self.watch)
         self._remember()
+        self.remote_write: RemoteWriter | None = None
+        if config.remote_write is not None and config.data is not None:
+            self.remote_write = RemoteWriter(config.remote_write, self.watch, config.data / "remote-write")
         self.collector = WatchCollector(
             self.watch,
             self.sources,
             self.alerts.figures if self.alerts is not None else AlertFigures,
             lambda: self.otel.figures() if self.otel is not None else (),
             self.exemplars,
+            self._outgoing,
         )
         self.readers = SourceSet(self.watch, self._opened, self._reader_of, self._left)
         for wanted in wanted_sources(config):
@@ -101,7 +113,7 @@ class Service:
             recording = SourceReader(Recording(directory, engine), self.watch, after=self._deliveries.discard)
             self.readers.add_reader(recording, WantedSource(str(directory)), CONFIGURED)
         self.budget = ServiceMemory(self.watch, config.memory_budget) if config.memory_budget is not None else None
-        data = DataDirectoryCheck(self.watch, self.keeper, self.alerts)
+        data = DataDirectoryCheck(self.watch, self.keeper, self.alerts, self.remote_write)
         checks = [data.check, *([self.budget.check] if self.budget is not None else [])]
         self._watchdog = LoopWatchdog(self.watch, self.readers, self._deliver, checks=checks)
         if config.otlp is not None:  # it has threads from here on
@@ -118,6 +130,8 @@ class Service:
             self.alerts.start()
         if self.keeper is not None:
             self.keeper.start()
+        if self.remote_write is not None:
+            self.remote_write.start()
         self.readers.start()
         self._watchdog.start()
 
@@ -127,6 +141,8 @@ class Service:
         self.readers.stop()
         if self.keeper is not None:
             self.keeper.stop(self.watch.fleet.engines.values())
+        if self.remote_write is not None:
+            self.remote_write.stop()
         if self.alerts is not None:
             self.alerts.close()
         if self.otel is not None:
@@ -139,6 +155,13 @@ class Service:
     def sources(self) -> list[SourceView]:
         """How each source is."""
         return self.readers.views()
+
+    def _outgoing(self) -> OutgoingFigures:
+        archiver = self.keeper.archiver if self.keeper is not None else None
+        return OutgoingFigures(
+            archiver.figures() if archiver is not None else None,
+            self.remote_write.figures() if self.remote_write is not None else None,
+        )
 
     def _remember(self) -> None:
         """Recall the findings that an earlier run of the service reported, and the engines that it followed."""

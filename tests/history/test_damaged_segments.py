@@ -15,7 +15,7 @@ from kvscope.monitor.events.wire import encode
 from kvscope.monitor.history.active_segment import Opened
 from kvscope.monitor.history.history import History
 from kvscope.monitor.history.sealed_segment import write_tables
-from kvscope.monitor.history.sql_tables import answer
+from kvscope.monitor.history.sql_tables import SqlInput, answer
 from tests.history.recorded import books, worked, write
 
 ENGINE = "lab@127.0.0.1:0"
@@ -116,7 +116,7 @@ def test_sql_leaves_out_a_damaged_file(tmp_path: Path, caplog: pytest.LogCapture
     directory, _ = history_of(tmp_path)
     (path,) = directory.rglob("events.parquet")
     damage(path, "footer")
-    with caplog.at_level(logging.WARNING), answer("SELECT count(*) FROM events", directory) as found:
+    with caplog.at_level(logging.WARNING), answer("SELECT count(*) FROM events", SqlInput(directory)) as found:
         assert next(iter(found.rows))[0] > 0
     assert "is damaged and is left out" in caplog.text
 

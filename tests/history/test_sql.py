@@ -19,7 +19,8 @@ from kvscope.monitor.events.kinds import Kind, Status, name_of
 from kvscope.monitor.events.wire import Batch
 from kvscope.monitor.history.sealed_segment import close
 from kvscope.monitor.history.segment_files import directory_of
-from kvscope.monitor.history.sql_tables import BadQuery, answer
+from kvscope.monitor.history.sql_segments import BadQuery
+from kvscope.monitor.history.sql_tables import SqlInput, answer
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from tests.detectors.scenes import finished_held
 from tests.history.recorded import folded, worked, write
@@ -29,7 +30,7 @@ DOCS = Path(__file__).parent.parent.parent / "docs" / "history.md"
 
 
 def ask(query: str, directory: Path) -> list[dict[str, Any]]:
-    with answer(query, directory) as found:
+    with answer(query, SqlInput(directory)) as found:
         return [dict(zip(found.columns, row, strict=True)) for row in found.rows]
 
 
@@ -126,7 +127,7 @@ def test_it_reads_the_history_and_nothing_else(history: tuple[Path, list[Batch],
         ("FROM nothing", "nothing does not exist"),
         ("SELEC 1", "syntax error"),
     ):
-        with pytest.raises(BadQuery, match=says), answer(query, directory) as found:
+        with pytest.raises(BadQuery, match=says), answer(query, SqlInput(directory)) as found:
             list(found.rows)
     assert not (directory / "x.csv").exists()
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from kvscope.monitor.cli import main
-from kvscope.monitor.history.sql_tables import BadQuery, answer
+from kvscope.monitor.history.sql_segments import BadQuery
+from kvscope.monitor.history.sql_tables import SqlInput, answer
 from tests.lab import Lab
 from tests.recordings import recording_of
 
@@ -25,7 +26,7 @@ def recording(tmp_path: Path) -> Path:
 def test_a_query_that_computes_for_ever_is_stopped(recording: Path) -> None:
     with (
         pytest.raises(BadQuery, match=r"stopped after 0\.5 s"),
-        answer(ENDLESS, recording, timeout_s=0.5) as found,
+        answer(ENDLESS, SqlInput(recording), timeout_s=0.5) as found,
     ):
         list(found.rows)
 
@@ -36,5 +37,5 @@ def test_the_command_names_the_limit_and_exits_with_2(recording: Path, capsys: p
 
 
 def test_a_query_within_its_limit_has_all_its_rows(recording: Path) -> None:
-    with answer("SELECT * FROM range(50000)", recording, timeout_s=30.0) as found:
+    with answer("SELECT * FROM range(50000)", SqlInput(recording), timeout_s=30.0) as found:
         assert sum(1 for _ in found.rows) == 50_000

@@ -18,6 +18,7 @@ from kvscope.monitor.exporters.prometheus.observer_metrics import (
     WorkerFamilies,
 )
 from kvscope.monitor.exporters.prometheus.otlp_metrics import Exemplars, OtlpFamilies
+from kvscope.monitor.exporters.prometheus.outgoing_metrics import OutgoingFamilies, OutgoingFigures
 from kvscope.monitor.exporters.prometheus.pool_metrics import PoolFamilies
 from kvscope.monitor.exporters.prometheus.request_metrics import RequestFamilies
 from kvscope.monitor.exporters.prometheus.work_metrics import WorkFamilies
@@ -41,11 +42,13 @@ class WatchCollector:
         alerts: Callable[[], AlertFigures] = AlertFigures,
         otlp: Callable[[], Iterable[OtlpFigures]] = tuple,
         exemplars: Exemplars | None = None,
+        outgoing: Callable[[], OutgoingFigures] = OutgoingFigures,
     ) -> None:
         self.watch = watch
         self._sources = sources
         self._alerts = alerts
         self._otlp = otlp
+        self._outgoing = outgoing
         self._exemplars = exemplars or Exemplars()
         self._process = ProcessCollector(registry=None)
 
@@ -73,8 +76,10 @@ class WatchCollector:
         alerts.add(self._alerts())
         for figures in self._otlp():
             otlp.add(figures)
+        outgoing = OutgoingFamilies()
+        outgoing.add(self._outgoing())
         self._exemplars.add_to(requests)
-        for filled in (findings, *of_engines, sources, workers, alerts, otlp):
+        for filled in (findings, *of_engines, sources, workers, alerts, otlp, outgoing):
             yield from vars(filled).values()
         yield from self._process.collect()
         yield from gpu_families(filter(None, processes))

@@ -25,7 +25,8 @@ from kvscope.monitor.events.wire import decode as decode_frame
 from kvscope.monitor.events.wire import encode
 from kvscope.monitor.history.history import History
 from kvscope.monitor.history.sealed_segment import write_tables
-from kvscope.monitor.history.sql_tables import BadQuery
+from kvscope.monitor.history.sql_segments import BadQuery
+from kvscope.monitor.history.sql_tables import SqlInput
 from kvscope.monitor.history.sql_tables import answer as answer_sql
 from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.sources.kv_events import NotKvEvents, decode_kv_events
@@ -279,7 +280,7 @@ class HistoryTarget(FuzzTarget):
 
     def _ask_sql(self, directory: Path) -> None:
         for table in ("events", "points"):
-            with contextlib.suppress(BadQuery), answer_sql(f"SELECT * FROM {table}", directory) as found:
+            with contextlib.suppress(BadQuery), answer_sql(f"SELECT * FROM {table}", SqlInput(directory)) as found:
                 for _ in found.rows:
                     pass
 
