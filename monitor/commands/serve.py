@@ -175,7 +175,6 @@ def _run(parsed: argparse.Namespace) -> int:
     try:
         from kvscope.monitor.alerting.alerting import AlertsConfig
         from kvscope.monitor.exporters.otel.otel_exporter import OtelConfig
-        from kvscope.monitor.exporters.remote_write.remote_writer import RemoteWriteConfig
         from kvscope.monitor.history.retention import Keep
         from kvscope.monitor.service.service import ServiceConfig
         from kvscope.monitor.service.web_server import serve
@@ -193,7 +192,6 @@ def _run(parsed: argparse.Namespace) -> int:
         )
     data = parsed.data or (Path(os.environ["KVSCOPE_DATA"]) if os.environ.get("KVSCOPE_DATA") else None)
     keep, sample = _kept_and_sampled(parsed, data)
-    _check_copies(parsed, data)
     by_default = os.environ.get("KVSCOPE_EVENTS", "" if parsed.metrics or targets else EVENTS_ENDPOINT)
     if recordings:
         return serve(
@@ -228,12 +226,8 @@ def _run(parsed: argparse.Namespace) -> int:
             settings=parse_settings(parsed.thresholds),
             data=data,
             keep=Keep(**keep),
-            archive=parsed.archive,
-            remote_write=RemoteWriteConfig(parsed.remote_write, parsed.remote_write_token)
-            if parsed.remote_write
-            else None,
             memory_budget=parsed.memory_budget,
-            **_given(look_back_s=parsed.look_back),
+            **_copies(parsed, data) | _given(look_back_s=parsed.look_back),
         ),
         mount,
     )
@@ -250,10 +244,14 @@ def _kept_and_sampled(parsed: argparse.Namespace, data: Path | None) -> tuple[di
     return keep, sample
 
 
-def _check_copies(parsed: argparse.Namespace, data: Path | None) -> None:
-    """Refuse to copy a history that is not kept. Raises ValueError."""
+def _copies(parsed: argparse.Namespace, data: Path | None) -> dict[str, Any]:
+    """Return where the history and points are copied to. Raises ValueError if no history is kept."""
+    from kvscope.monitor.exporters.remote_write.remote_writer import RemoteWriteConfig
+
     if (parsed.archive or parsed.remote_write) and data is None:
         raise ValueError("--archive and --remote-write copy what --data DIR keeps: give that too")
+    remote_write = RemoteWriteConfig(parsed.remote_write, parsed.remote_write_token)
+    return {"archive": parsed.archive, "remote_write": remote_write if parsed.remote_write else None}
 
 
 def _recordings_and_targets(parsed: argparse.Namespace) -> tuple[tuple[Path, ...], tuple[str, ...]]:

@@ -14,9 +14,9 @@ from fsspec import AbstractFileSystem
 from kvscope.monitor.history.archive_store import Archive, ArchiveError
 
 PROTOCOL: Final = "kvscope-archive"
-BLOCK_BYTES: Final = 2 << 20
+READ_BYTES: Final = 2 << 20
 """One request. A row group's columns lie side by side, so that one block has many of the ranges that DuckDB reads."""
-BLOCKS: Final = 64
+READS_KEPT: Final = 64
 TAIL_BYTES: Final = 64 << 10
 """The end of a file, where Parquet keeps what is where, is a request of its own."""
 
@@ -35,7 +35,7 @@ class ArchiveFiles(AbstractFileSystem):  # type: ignore[misc]
         self.error = ""
         self._sizes = sizes
         self._until_s = time.monotonic() + timeout_s
-        self._read_range = lru_cache(BLOCKS)(archive.read)
+        self._read_range = lru_cache(READS_KEPT)(archive.read)
 
     def info(self, path: str, **_options: Any) -> dict[str, Any]:
         """Return what is known of a file. Raises FileNotFoundError."""
@@ -113,5 +113,5 @@ class ArchivedRanges(io.RawIOBase):
         tail = max(0, self._size - TAIL_BYTES)
         if offset >= tail:
             return tail, self._size
-        first = offset // BLOCK_BYTES * BLOCK_BYTES
-        return first, min(tail, first + BLOCK_BYTES)
+        first = offset // READ_BYTES * READ_BYTES
+        return first, min(tail, first + READ_BYTES)

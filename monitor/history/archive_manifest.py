@@ -29,7 +29,7 @@ FORMAT: Final = 1
 LONGEST_DAYS: Final = 2
 """A segment lies under the day on which it begins, and may last into the next one."""
 DIGEST_CHARS: Final = 16
-_NAME: Final = re.compile(r"(\d{20})-(\d{15})-(\d{20})-(\d{20})-([0-9a-f]{16})")
+_SEGMENT_NAME: Final = re.compile(r"(\d{20})-(\d{15})-(\d{20})-(\d{20})-([0-9a-f]{16})")
 _DAY: Final = "%Y-%m-%d"
 _CHUNK: Final = 1 << 20
 PARQUET_FILES: Final = ("events", "frames", "keyframes", "notes", "points")
@@ -70,7 +70,7 @@ class ArchivedSegment(NamedTuple):
     def of(path: str) -> ArchivedSegment | None:
         """Return the segment whose manifest has that path; None for another object."""
         folder = path.removeprefix(f"{MANIFESTS}/").removesuffix(".json")
-        match = _NAME.fullmatch(folder.rpartition("/")[2])
+        match = _SEGMENT_NAME.fullmatch(folder.rpartition("/")[2])
         return ArchivedSegment(folder, int(match[3]), int(match[4])) if match and path.endswith(".json") else None
 
     @staticmethod
@@ -127,13 +127,13 @@ class SegmentRange(NamedTuple):
     points_ns: tuple[int, int] | None
 
 
-_DECODER: Final = msgspec.json.Decoder(Manifest)
+_MANIFEST_DECODER: Final = msgspec.json.Decoder(Manifest)
 
 
 def decode_manifest(segment: ArchivedSegment, text: bytes) -> Manifest:
     """Return the manifest of a segment. Raises BadManifest."""
     try:
-        manifest = _DECODER.decode(text)
+        manifest = _MANIFEST_DECODER.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadManifest(f"{segment.path} in the archive is damaged: {error}") from None
     if manifest.format > FORMAT:
@@ -178,10 +178,10 @@ def range_of(directory: Path) -> SegmentRange:
     kept = zip(frames["sequence"].to_pylist(), frames["keyframe"].to_pylist(), strict=True)
     sequences = [sequence for sequence, keyframe in kept if not keyframe and sequence >= 0]
     points = pq.read_table(directory / "points.parquet", columns=["at_ns"], use_threads=False)
-    return SegmentRange(_ends(sequences), _ends(points["at_ns"].to_pylist()))
+    return SegmentRange(_first_and_last(sequences), _first_and_last(points["at_ns"].to_pylist()))
 
 
-def _ends(values: Sequence[int]) -> tuple[int, int] | None:
+def _first_and_last(values: Sequence[int]) -> tuple[int, int] | None:
     return (min(values), max(values)) if values else None
 
 

@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 CONNECT_S: Final = 5
 REQUEST_S: Final = 30
 """For one request. An upload goes in parts of PART_BYTES, each of which may take so long."""
-RETRY_S: Final = 20
+REQUEST_RETRY_S: Final = 20
 RETRIES: Final = 3
 PART_BYTES: Final = 8 << 20
 MANIFEST_BYTES: Final = 1 << 16
 MAX_LISTED: Final = 1_000_000
-MAX_ERROR_CHARS: Final = 200
+STORE_ERROR_CHARS: Final = 200
 MANIFESTS_AT_ONCE: Final = 8
 
 # obstore has errors of its own, and FileNotFoundError, PermissionError and the like for what Python knows.
@@ -143,7 +143,7 @@ class Archive:
     def _failed(self, error: Exception) -> ArchiveError:
         text = " ".join(str(error).split())
         inner = re.search(r"<Message>(.*?)</Message>", text)  # S3's own words for it
-        return ArchiveError(f"{self.url}: {(inner[1] if inner else text)[:MAX_ERROR_CHARS]}")
+        return ArchiveError(f"{self.url}: {(inner[1] if inner else text)[:STORE_ERROR_CHARS]}")
 
 
 def _folders(store: S3Store | LocalStore, path: str) -> list[str]:
@@ -163,11 +163,11 @@ def _bucket(url: str) -> S3Store:
         "timeout": timedelta(seconds=REQUEST_S),
         "allow_http": endpoint.startswith("http://"),
     }
-    retry: RetryConfig = {"max_retries": RETRIES, "retry_timeout": timedelta(seconds=RETRY_S)}
+    retry: RetryConfig = {"max_retries": RETRIES, "retry_timeout": timedelta(seconds=REQUEST_RETRY_S)}
     try:
         return S3Store.from_url(url, client_options=client, retry_config=retry)
     except STORE_ERRORS as error:
-        raise BadTarget(f"{url} cannot be an archive: {' '.join(str(error).split())[:MAX_ERROR_CHARS]}") from error
+        raise BadTarget(f"{url} cannot be an archive: {' '.join(str(error).split())[:STORE_ERROR_CHARS]}") from error
 
 
 def _directory(path: Path, make: bool) -> LocalStore:

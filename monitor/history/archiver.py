@@ -23,12 +23,12 @@ logger = logging.getLogger(__name__)
 
 MARKER_FILE: Final = "archived.json"
 ARCHIVE_EVERY_S: Final = 30.0
-RETRY_S: Final = 5.0
-LONGEST_RETRY_S: Final = 300.0
-BEHIND_S: Final = 900.0
+ARCHIVE_RETRY_S: Final = 5.0
+LONGEST_ARCHIVE_RETRY_S: Final = 300.0
+ARCHIVE_BEHIND_S: Final = 900.0
 """A segment that has waited for so long is reported, whether uploads fail or are slow."""
-STOP_S: Final = 10.0
-REPORT_LOSS_S: Final = 3600.0
+ARCHIVE_STOP_S: Final = 10.0
+REPORT_LOST_SEGMENTS_S: Final = 3600.0
 """A segment that was deleted before the archive had it is reported for so long."""
 
 
@@ -58,7 +58,7 @@ class Archiver:
     """Copies what is closed under `history` to `archive`. `wake` it when a segment was closed, `stop` it at the end."""
 
     def __init__(
-        self, history: Path, archive: Archive, retry_s: float = RETRY_S, wall_s: Callable[[], float] = time.time
+        self, history: Path, archive: Archive, retry_s: float = ARCHIVE_RETRY_S, wall_s: Callable[[], float] = time.time
     ) -> None:
         self.archive = archive
         self._history = history
@@ -83,11 +83,11 @@ class Archiver:
         self._wakes.set()
 
     def stop(self) -> None:
-        """End, and wait at most STOP_S for the upload that is under way. The next service uploads what is left."""
+        """End, and wait at most ARCHIVE_STOP_S for the upload under way. The next service uploads what is left."""
         self._stopping.set()
         self._wakes.set()
         if self._thread.ident is not None:
-            self._thread.join(STOP_S)
+            self._thread.join(ARCHIVE_STOP_S)
 
     def has(self, segment: ClosedSegment) -> bool:
         """Whether the archive has this segment, or never will since a file of it is damaged. Any thread."""
@@ -116,11 +116,10 @@ class Archiver:
             error, deleted_at_s = self._error, self._deleted_at_s
         if error:
             problems.append(f"segments do not reach the archive, and are tried again: {error}")
-        elif figures.waiting_s > BEHIND_S:
-            problems.append(
-                f"the archive {self.archive.url} is behind: a segment has waited for more than {BEHIND_S / 60:g} min"
-            )
-        if deleted_at_s and self._wall_s() - deleted_at_s < REPORT_LOSS_S:
+        elif figures.waiting_s > ARCHIVE_BEHIND_S:
+            waited = f"a segment has waited for more than {ARCHIVE_BEHIND_S / 60:g} min"
+            problems.append(f"the archive {self.archive.url} is behind: {waited}")
+        if deleted_at_s and self._wall_s() - deleted_at_s < REPORT_LOST_SEGMENTS_S:
             problems.append(
                 "--keep-bytes forced the deletion of segments that the archive does not have: they are lost"
             )
@@ -141,7 +140,7 @@ class Archiver:
                 self._note_failure(f"{type(error).__name__}: {error}")
             if self._error:
                 self._stopping.wait(pause_s)
-                pause_s = min(2 * pause_s, LONGEST_RETRY_S)
+                pause_s = min(2 * pause_s, LONGEST_ARCHIVE_RETRY_S)
             else:
                 pause_s = self._retry_s
                 self._wakes.wait(ARCHIVE_EVERY_S)

@@ -83,7 +83,7 @@ def create_app(
         if late:
             seconds = {worker: round(age_s, 1) for worker, age_s in late.items()}
             return JSONResponse({"status": "late", "late": seconds}, status_code=503)
-        behind = [failure.worker for failure in watch.supervisor.failures() if failure.worker in COPIES]
+        behind = sorted(each.worker for each in watch.supervisor.failures() if each.worker in COPIES)
         return JSONResponse({"status": "ok", **({"behind": behind} if behind else {})})
 
     @app.get("/metrics")

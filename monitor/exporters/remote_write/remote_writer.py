@@ -27,14 +27,14 @@ from kvscope.monitor.pipeline import Pipeline
 logger = logging.getLogger(__name__)
 
 SPOOL_EVERY_S: Final = 5.0
-SEND_TIMEOUT_S: Final = 15.0
-RETRY_S: Final = 1.0
-LONGEST_RETRY_S: Final = 60.0
-BEHIND_S: Final = 300.0
-REPORT_LOSS_S: Final = 3600.0
+WRITE_TIMEOUT_S: Final = 15.0
+WRITE_RETRY_S: Final = 1.0
+LONGEST_WRITE_RETRY_S: Final = 60.0
+WRITE_BEHIND_S: Final = 300.0
+REPORT_LOST_POINTS_S: Final = 3600.0
 POINTS_A_REQUEST: Final = 500
 """With 18 series each: 9,000 samples, as Prometheus sends them."""
-ANSWER_BYTES: Final = 1 << 16
+WRITE_ANSWER_BYTES: Final = 1 << 16
 ERROR_CHARS: Final = 200
 SENT_FILE: Final = "spooled.json"
 REFUSED: Final = (400, 409, 413, 415, 422)
@@ -48,7 +48,7 @@ class RemoteWriteConfig(NamedTuple):
     token: str = ""
     spool_bytes: int = SPOOL_BYTES
     spool_every_s: float = SPOOL_EVERY_S
-    retry_s: float = RETRY_S
+    retry_s: float = WRITE_RETRY_S
 
 
 class RemoteWriteFigures(NamedTuple):
@@ -75,7 +75,7 @@ class RemoteWriter:
         self._config = config
         self._watch = watch
         self._wall_ns = wall_ns
-        url = _checked(config.url)
+        url = _checked_url(config.url)
         self.name = str(url.copy_with(userinfo=b"", query=None))
         """The URL without what may be secret."""
         self._url = url
@@ -93,7 +93,7 @@ class RemoteWriter:
         self._stopping = threading.Event()
         self._spooled = threading.Event()
         headers = {**HEADERS, **({"Authorization": f"Bearer {config.token}"} if config.token else {})}
-        self._client = bounded_client(SEND_TIMEOUT_S, ANSWER_BYTES, headers)
+        self._client = bounded_client(WRITE_TIMEOUT_S, WRITE_ANSWER_BYTES, headers)
         self._threads = [
             threading.Thread(target=run, name=f"kvscope-remote-write-{name}", daemon=True)
             for name, run in (("spool", self._run_spool), ("send", self._run_send))
@@ -129,11 +129,11 @@ class RemoteWriter:
             send_error, spool_error, lost_s = self._send_error, self._spool_error, self._lost_s
         if send_error:
             problems.append(f"points do not reach {self.name}, and are tried again: {send_error}")
-        elif figures.waiting_s > BEHIND_S:
-            problems.append(f"{self.name} is behind: points have waited for more than {BEHIND_S / 60:g} min")
+        elif figures.waiting_s > WRITE_BEHIND_S:
+            problems.append(f"{self.name} is behind: points have waited for more than {WRITE_BEHIND_S / 60:g} min")
         if spool_error:
             problems.append(f"points cannot be spooled: {spool_error}")
-        if lost_s and time.monotonic() - lost_s < REPORT_LOSS_S:
+        if lost_s and time.monotonic() - lost_s < REPORT_LOST_POINTS_S:
             problems.append(f"points for {self.name} were lost: the spool was full, or the store refused them")
         return "; ".join(problems)
 
@@ -205,7 +205,7 @@ class RemoteWriter:
                 pause_s = self._config.retry_s
                 continue
             self._stopping.wait(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_RETRY_S)
+            pause_s = min(2 * pause_s, LONGEST_WRITE_RETRY_S)
 
     def _send(self, request: SpooledRequest) -> bool:
         """Send one request; False if it is to be tried again."""
@@ -242,7 +242,7 @@ class RemoteWriter:
             self._lost_s = time.monotonic()
 
 
-def _checked(text: str) -> httpx.URL:
+def _checked_url(text: str) -> httpx.URL:
     try:
         url, host = httpx.URL(text), urlsplit(text).hostname
     except (httpx.InvalidURL, ValueError):

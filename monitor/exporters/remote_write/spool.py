@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 SPOOL_BYTES: Final = 256 << 20
-_NAME: Final = re.compile(r"(\d{20})-(\d{20})-(\d{9})\.snappy")
+_SPOOLED_NAME: Final = re.compile(r"(\d{20})-(\d{20})-(\d{9})\.snappy")
 
 
 class SpooledRequest(NamedTuple):
@@ -35,7 +35,7 @@ class Spool:
         self._waiting = sorted(
             SpooledRequest(int(match[1]), int(match[2]), int(match[3]), path)
             for path in directory.iterdir()
-            if (match := _NAME.fullmatch(path.name))
+            if (match := _SPOOLED_NAME.fullmatch(path.name))
         )
         self._sizes = {each.number: each.path.stat().st_size for each in self._waiting}
         self._next = self._waiting[-1].number + 1 if self._waiting else 0

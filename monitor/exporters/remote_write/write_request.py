@@ -20,8 +20,8 @@ HEADERS: Final = {
     "Content-Type": "application/x-protobuf",
     "X-Prometheus-Remote-Write-Version": "0.1.0",
 }
-PREFIX: Final = "kvscope_point_"
-UNKNOWN: Final = -1
+SERIES_PREFIX: Final = "kvscope_point_"
+NOT_KNOWN: Final = -1
 _FIELDS: Final = descriptor_pb2.FieldDescriptorProto
 _POINT_COLUMNS: Final = (
     "running",
@@ -43,11 +43,11 @@ def encode_points(points: Mapping[str, Sequence[Point]]) -> bytes:
     request = _WriteRequest()
     for engine, of_engine in points.items():
         for column in SERIES_OF_POINT:
-            kept = [(value, point.at_ns) for point in of_engine if (value := _value(point, column)) != UNKNOWN]
+            kept = [(value, point.at_ns) for point in of_engine if (value := _value(point, column)) != NOT_KNOWN]
             if not kept:
                 continue
             series = request.timeseries.add()
-            series.labels.add(name="__name__", value=PREFIX + column)  # in the order of their names
+            series.labels.add(name="__name__", value=SERIES_PREFIX + column)  # in the order of their names
             series.labels.add(name="engine", value=engine)
             for value, at_ns in kept:
                 series.samples.add(value=value, timestamp=at_ns // 1_000_000)
