@@ -32,6 +32,8 @@ COMMANDS: Final = {
     "probe": ("probe_check", "the probe that makes vLLM publish events"),
     "incidents": ("incidents", "measure how often findings are right, on engines and loads drawn at random"),
     "serve": ("serve", "the service: page, API, /metrics, alerts"),
+    "agent": ("agent", "`monitor serve` without the page, near the engines"),
+    "config": ("config_check", "check the configuration file of `monitor serve` and `monitor agent`"),
     "alerts": ("alerts", "the alerts of a running service: whether they arrive, what to hush"),
     "plugins": ("plugins_list", "list the plug-ins that are loaded"),
     "runbook": ("runbook", "print the runbook of a finding code"),
@@ -65,7 +67,8 @@ def main(
             raise
         from kvscope.monitor.text import escaped
 
-        print(f"{prog}: {escaped(message)}", file=sys.stderr)
+        for line in getattr(error, "lines", [message]):
+            print(f"{prog}: {escaped(line)}", file=sys.stderr)
     finally:
         os.umask(others_may_read)
     return code

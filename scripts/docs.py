@@ -24,6 +24,7 @@ from fastapi.routing import APIRoute
 import kvscope.engine.command_line
 import kvscope.engine.faults
 from kvscope.monitor import cli
+from kvscope.monitor.configuration.settings_table import SETTINGS, THRESHOLDS_KEY
 from kvscope.monitor.detectors.harm import HARM_BARS, HELD_BAR, HarmBar
 from kvscope.monitor.detectors.registry import CATALOGUE, THRESHOLDS
 from kvscope.monitor.doctor import report
@@ -173,6 +174,30 @@ def _bars(bars: Sequence[HarmBar]) -> str:
     return "; ".join(f"`{one.measure}` {one.least:g} {one.unit} ({one.reason})" for one in bars) + "."
 
 
+def _settings() -> Iterator[str]:
+    """The keys of a configuration file."""
+    yield "## Configuration file"
+    yield ""
+    yield "Keys of the TOML file that `--config` names ([scale out](scale-out.md#configuration-file)). A flag counts"
+    yield "before a variable, and a variable before the file. A reload (SIGHUP) changes the keys marked *yes*."
+    yield ""
+    rows = (
+        (
+            f"`{key}`",
+            {"list": "list", "switch": "true or false", "one": "text or number"}[setting.shape]
+            if key != THRESHOLDS_KEY
+            else "table of `CODE.NAME = NUMBER`",
+            f"`{setting.option}`" if setting.option.startswith("-") else "TARGET",
+            f"`{setting.variable}`" if setting.variable else "",
+            "yes" if setting.is_live else "",
+            "" if setting.of_agent else "no",
+        )
+        for key, setting in SETTINGS.items()
+    )
+    yield from _table(("key", "value", "flag", "variable", "reload", "`monitor agent`"), rows)
+    yield ""
+
+
 def _reference() -> Iterator[str]:
     yield "# Reference"
     yield ""
@@ -191,6 +216,7 @@ def _reference() -> Iterator[str]:
     yield ""
     yield from _table(("variable", "what it sets"), ((f"`{name}`", says) for name, says in ENVIRONMENT.items()))
     yield ""
+    yield from _settings()
     yield "## Findings"
     yield ""
     yield "*lab only*: [no engine in use](accuracy/reach.md) has shown it so far."

@@ -66,6 +66,7 @@ ROOMS = (
     "kvscope.monitor.doctor",
     "kvscope.monitor.session",
     "kvscope.monitor.service",
+    "kvscope.monitor.configuration",
     "kvscope.monitor.commands",
     "kvscope.monitor.cli",
     "kvscope.monitor.__main__",

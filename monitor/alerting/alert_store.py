@@ -77,7 +77,7 @@ class AlertStore:
     """The database at `path` (None: in memory) for these receivers. Thread-safe. All of it raises sqlite3.Error."""
 
     def __init__(self, path: Path | None, receivers: Sequence[Receiver], now: float) -> None:
-        self.receivers = {receiver.name: receiver for receiver in receivers}
+        self.receivers: dict[str, Receiver] = {}
         self.lock = threading.RLock()
         self.ended: Counter[tuple[str, DeliveryState]] = Counter()
         """How messages ended, by receiver, since the service was started: of the log only the latest are kept."""
@@ -87,10 +87,16 @@ class AlertStore:
         self._inode = _inode_of(path)
         self.database.executescript(ALERT_TABLES)
         with self.writing() as database:
+            database.execute("UPDATE alerts SET unseen_since = ? WHERE alert != '' AND held_until IS NULL", (now,))
+        self.replace_receivers(receivers, now)
+
+    def replace_receivers(self, receivers: Sequence[Receiver], now: float) -> None:
+        """Keep messages for these from now on, and give up what waits for others. New ones get what still fires."""
+        with self.writing() as database:
+            self.receivers = {receiver.name: receiver for receiver in receivers}
             database.executemany(
                 "INSERT OR IGNORE INTO receivers (name) VALUES (?)", [(name,) for name in self.receivers]
             )
-            database.execute("UPDATE alerts SET unseen_since = ? WHERE alert != '' AND held_until IS NULL", (now,))
             for row in database.execute("SELECT DISTINCT receiver FROM deliveries WHERE state = 'pending'").fetchall():
                 if row["receiver"] not in self.receivers:
                     database.execute(

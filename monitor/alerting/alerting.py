@@ -63,8 +63,7 @@ class Alerts:
 
     def __init__(self, config: AlertsConfig) -> None:
         self.config = config
-        found = [receiver_of(text, config.secret, config.allow_private) for text in config.receivers]
-        self.receivers: list[Receiver] = list({receiver.name: receiver for receiver in found}.values())
+        self.receivers = self._receivers_of(config.receivers)
         try:
             if config.path is not None:
                 config.path.parent.mkdir(parents=True, exist_ok=True)
@@ -74,14 +73,39 @@ class Alerts:
                 f"--data: alerts cannot be kept in {config.path} ({error}); name another directory"
             ) from error
         self._selection = VerdictSelection(config.least_verdict)
-        self._senders = [
-            AlertSender(self.outbox, receiver, config.schedule, config.allow_private) for receiver in self.receivers
-        ]
+        self._senders = [self._sender_of(receiver) for receiver in self.receivers]
+        self._is_running = False
 
     def start(self) -> None:
         """Begin to send, what an earlier life left over first."""
+        self._is_running = True
         for one in self._senders:
             one.start()
+
+    def replace_receivers(self, urls: Sequence[str]) -> None:
+        """Send to these receivers from now on. One thread only. Raises BadReceiver, which changes nothing, and
+        sqlite3.Error.
+        """
+        receivers = self._receivers_of(urls)
+        names = {receiver.name for receiver in receivers}
+        staying = [sender for sender in self._senders if sender.receiver.name in names]
+        for sender in self._senders:
+            if sender not in staying:
+                sender.close()
+        self.outbox.replace_receivers(receivers, time.time())
+        known = {sender.receiver.name for sender in staying}
+        new = [self._sender_of(receiver) for receiver in receivers if receiver.name not in known]
+        self.receivers, self._senders = receivers, [*staying, *new]
+        if self._is_running:
+            for sender in new:
+                sender.start()
+
+    def _receivers_of(self, urls: Sequence[str]) -> list[Receiver]:
+        found = [receiver_of(url, self.config.secret, self.config.allow_private) for url in urls]
+        return list({receiver.name: receiver for receiver in found}.values())
+
+    def _sender_of(self, receiver: Receiver) -> AlertSender:
+        return AlertSender(self.outbox, receiver, self.config.schedule, self.config.allow_private)
 
     def close(self) -> None:
         """Stop; what is not told stays in the outbox."""

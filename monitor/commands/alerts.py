@@ -7,7 +7,8 @@ import os
 
 from kvscope.monitor.alerting.alerts_client import AlertsClient
 from kvscope.monitor.alerting.alerts_table import alerts_table
-from kvscope.monitor.commands.shared_flags import DEFAULT_URL, Commands, default_url, length
+from kvscope.monitor.commands.shared_flags import DEFAULT_URL, Commands, default_url
+from kvscope.monitor.configuration.value_types import length
 from kvscope.monitor.doctor.report import FINDINGS, NOTHING
 from kvscope.monitor.doctor.terminal import terminal_console
 from kvscope.monitor.text import escaped

@@ -8,15 +8,8 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from kvscope.monitor.commands.shared_flags import (
-    Commands,
-    a_time,
-    add_shared,
-    default_url,
-    positive,
-    print_json,
-    target_help,
-)
+from kvscope.monitor.commands.shared_flags import Commands, a_time, add_shared, default_url, print_json, target_help
+from kvscope.monitor.configuration.value_types import positive
 from kvscope.monitor.detectors.registry import parse_settings
 from kvscope.monitor.doctor import explain_text
 from kvscope.monitor.doctor.event_report import EventReport, event_at

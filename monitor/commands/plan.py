@@ -11,7 +11,8 @@ from typing import Any, Final
 
 import msgspec
 
-from kvscope.monitor.commands.shared_flags import Commands, positive, print_json, size
+from kvscope.monitor.commands.shared_flags import Commands, print_json
+from kvscope.monitor.configuration.value_types import positive, size
 from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.doctor.memory_report import bill_in_log
 from kvscope.monitor.doctor.observe import observe

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from kvscope.monitor.commands.shared_flags import Commands, positive
+from kvscope.monitor.commands.shared_flags import Commands
+from kvscope.monitor.configuration.value_types import positive
 from kvscope.monitor.doctor.report import NOTHING
 from kvscope.monitor.doctor.terminal import terminal_console
 from kvscope.monitor.publishing.publisher import EVENTS_ENDPOINT

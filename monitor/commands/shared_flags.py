@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import sys
 import textwrap
 from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from kvscope.monitor.configuration.value_types import positive
 from kvscope.monitor.doctor.observe import WATCH_S
 from kvscope.monitor.doctor.time_window import Window, when
 from kvscope.monitor.json_names import encode_answer
-from kvscope.monitor.sources.prometheus_history import seconds
 from kvscope.monitor.sources.source_registry import source_help
 from kvscope.monitor.text import escaped_json, moment
 
@@ -103,40 +102,6 @@ def _when(text: str) -> str:
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return text
-
-
-def positive(text: str) -> float:
-    """A number above 0, of seconds or days."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1e9:
-        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
-    return value
-
-
-def port(text: str) -> int:
-    """A port to listen on; 0 is any that is free."""
-    if not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"{text} is no port: give a number up to 65535, or 0 for any that is free")
-    return int(text)
-
-
-def length(text: str) -> int:
-    """A length of time such as 30m, in seconds."""
-    try:
-        return seconds(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def size(text: str) -> int:
-    """A number of bytes such as 500M or 2G (of 1024)."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)", text.upper())
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{text} is no size: write 500M or 2G")
-    return round(float(match[1]) * 1024.0 ** " KMGT".index(match[2] or " "))
 
 
 def a_time(text: str) -> str:

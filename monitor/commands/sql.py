@@ -16,7 +16,8 @@ import msgspec
 from rich.table import Table
 from rich.text import Text
 
-from kvscope.monitor.commands.shared_flags import Commands, add_window, positive, window_of
+from kvscope.monitor.commands.shared_flags import Commands, add_window, window_of
+from kvscope.monitor.configuration.value_types import positive
 from kvscope.monitor.doctor.terminal import terminal_console
 from kvscope.monitor.errors import BadTarget
 from kvscope.monitor.ledger.engine_ledger import Point

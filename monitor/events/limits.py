@@ -93,6 +93,11 @@ GONE_S: Final = 900
 GONE_STREAM_S: Final = 86_400
 """The same for an engine known by its event stream."""
 
+# ---------------------------------------------------------------- configuration files
+
+CONFIGURATION_BYTES: Final = 1 << 20
+"""A configuration file. A longer one is refused."""
+
 # ---------------------------------------------------------------- requests to HTTP servers of kvscope
 
 HEADER_BYTES: Final = 64 << 10

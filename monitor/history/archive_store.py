@@ -51,6 +51,18 @@ class ArchiveError(OSError):
     """The archive cannot be read or written now; the message names it and says why."""
 
 
+def archive_directory(url: str) -> Path | None:
+    """Return the directory of an archive at `url`, None for a bucket. Raises BadTarget for another URL."""
+    scheme, separator, rest = url.partition("://")
+    if scheme == "s3" and separator:
+        return None
+    if url and not separator:
+        return Path(url).absolute()
+    if scheme == "file" and rest.startswith("/"):
+        return Path(unquote(rest))
+    raise BadTarget(f"{url!r} is no archive: name s3://BUCKET/PREFIX, file:///DIR or a directory")
+
+
 class Archive:
     """The archive at `url`: `s3://BUCKET/PREFIX`, `file:///DIR` or a plain directory.
 
@@ -60,15 +72,8 @@ class Archive:
 
     def __init__(self, url: str, *, make: bool = False) -> None:
         self.url = url
-        scheme, separator, rest = url.partition("://")
-        if not separator:
-            scheme, rest = "file", os.fspath(Path(url).absolute()) if url else ""
-        if scheme == "s3":
-            self._store: S3Store | LocalStore = _bucket(url)
-        elif scheme == "file" and rest.startswith("/"):
-            self._store = _directory(Path(unquote(rest)) if separator else Path(rest), make)
-        else:
-            raise BadTarget(f"{url!r} is no archive: name s3://BUCKET/PREFIX, file:///DIR or a directory")
+        directory = archive_directory(url)
+        self._store: S3Store | LocalStore = _bucket(url) if directory is None else _directory(directory, make)
 
     def upload(self, path: Path, to: str) -> None:
         """Put a file under the name `to`, whole or not at all. Raises ArchiveError, FileNotFoundError if it is gone."""

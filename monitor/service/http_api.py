@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
+import msgspec
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
@@ -26,6 +27,7 @@ from kvscope.monitor.service.data_directory import COPIES
 from kvscope.monitor.service.guard import OPEN_PATHS, Guard
 from kvscope.monitor.service.memory_budget import MemoryBudgetView
 from kvscope.monitor.service.query_routes import describe_answers, serve_questions
+from kvscope.monitor.service.reload import ConfigurationView
 from kvscope.monitor.supervision import LATE_FACTOR
 
 SERVICE_LIMITS: Final = ServerLimits(
@@ -63,6 +65,7 @@ def create_app(
     memory: Callable[[], MemoryBudgetView] = MemoryBudgetView,
     changes: Callable[[], list[SourceChange]] = list,
     *,
+    configuration: Callable[[], ConfigurationView | None] = lambda: None,
     token: str = "",
     host: str = "",
 ) -> ServiceApp:
@@ -73,18 +76,7 @@ def create_app(
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector or WatchCollector(watch, sources, alerts.figures if alerts else AlertFigures))
 
-    @app.get("/healthz")
-    async def healthz() -> Response:
-        """Whether the service is up and every loop of it turns: 503 with the loops that do not, if not.
-
-        `behind` names what does not reach an archive or remote store: a restart would not help, so that is no 503.
-        """
-        late = watch.supervisor.late(LATE_FACTOR)
-        if late:
-            seconds = {worker: round(age_s, 1) for worker, age_s in late.items()}
-            return JSONResponse({"status": "late", "late": seconds}, status_code=503)
-        behind = sorted(each.worker for each in watch.supervisor.failures() if each.worker in COPIES)
-        return JSONResponse({"status": "ok", **({"behind": behind} if behind else {})})
+    serve_health(app, watch, configuration)
 
     @app.get("/metrics")
     async def metrics(request: Request) -> Response:
@@ -115,6 +107,26 @@ def create_app(
     describe_answers(app)
     app.protect(token, host)
     return app
+
+
+def serve_health(app: FastAPI, watch: Pipeline, configuration: Callable[[], ConfigurationView | None]) -> None:
+    """Add the route by which an orchestrator asks whether the service works."""
+
+    @app.get("/healthz")
+    async def healthz() -> Response:
+        """Whether the service is up and every loop of it turns: 503 with the loops that do not, if not.
+
+        `behind` names what does not reach an archive or remote store: a restart would not help, so that is no 503. With
+        a configuration file, `configuration` is how that was read last.
+        """
+        read = configuration()
+        state: dict[str, object] = {} if read is None else {"configuration": msgspec.to_builtins(read)}
+        late = watch.supervisor.late(LATE_FACTOR)
+        if late:
+            seconds = {worker: round(age_s, 1) for worker, age_s in late.items()}
+            return JSONResponse({"status": "late", "late": seconds} | state, status_code=503)
+        behind = sorted(each.worker for each in watch.supervisor.failures() if each.worker in COPIES)
+        return JSONResponse({"status": "ok"} | ({"behind": behind} if behind else {}) | state)
 
 
 def serve_own_state(

@@ -148,6 +148,25 @@ class Service:
         if self.otel is not None:
             self.otel.close()
 
+    def apply(self, config: ServiceConfig) -> list[str]:
+        """Change sources, thresholds and receivers to those of `config` while the service runs.
+
+        Return the keys that need a restart after all: a service that sends no alerts cannot begin to. Raises
+        BadReceiver, BadTarget, SourceError and ContractError.
+        """
+        with self.watch.locked():
+            self.watch.settings = config.settings
+        needs_restart = []
+        if self.alerts is not None:
+            self.alerts.replace_receivers(config.alerts.receivers)
+        elif config.alerts.receivers:
+            needs_restart.append("alert")
+        wanted = wanted_sources(config)
+        self.readers.remove([one for one in self.readers.wanted(CONFIGURED) if one not in wanted], CONFIGURED)
+        for one in wanted:
+            self.readers.add(one, CONFIGURED)
+        return needs_restart
+
     def memory(self) -> MemoryBudgetView:
         """Return the memory budget and what was given up for it."""
         return self.budget.view() if self.budget is not None else MemoryBudgetView(resident_bytes=resident_bytes())

@@ -16,6 +16,7 @@ from kvscope.monitor.errors import BadTarget, CannotTell, ContractError
 from kvscope.monitor.query import Query
 from kvscope.monitor.service.allocators import use_few_allocators
 from kvscope.monitor.service.http_api import SERVICE_LIMITS, create_app
+from kvscope.monitor.service.reload import LoadedConfig, Reloader
 from kvscope.monitor.service.service import Service, ServiceConfig
 from kvscope.monitor.service.service_log import log_to_stderr
 
@@ -28,29 +29,31 @@ Mount = Callable[[FastAPI, Query], None]
 """Puts the page on the app; the page knows only the query interface, which is handed to it."""
 
 
-def serve(config: ServiceConfig, mount: Mount) -> int:
-    """Run until Ctrl-C or SIGTERM; the exit code. Raises ValueError for a configuration that cannot be run."""
+def require_token(config: ServiceConfig) -> None:
+    """Refuse a service that other machines can reach without a token. Raises ValueError."""
     if not is_loopback(config.host) and not config.token:
         raise ValueError(
             f"--host {config.host} can be reached from other machines: set a token (--token or KVSCOPE_TOKEN) that"
             " every page and API call must then carry, or listen on 127.0.0.1"
         )
+
+
+def serve(loaded: LoadedConfig, mount: Mount | None = None, load: Callable[[], LoadedConfig] | None = None) -> int:
+    """Run until Ctrl-C or SIGTERM; the exit code. Raises ValueError for a configuration that cannot be run.
+
+    mount: puts the page on the app (None: the API alone). load: reads the configuration again, on SIGHUP.
+    """
+    config = loaded.config
+    require_token(config)
     try:
         use_few_allocators()
         service = Service(config)
     except (BadTarget, CannotTell, ContractError) as error:
         raise ValueError(str(error)) from error
-    app = create_app(
-        service.watch,
-        service.sources,
-        service.alerts,
-        service.collector,
-        service.memory,
-        service.readers.changes,
-        token=config.token,
-        host=config.host,
-    )
-    mount(app, service.watch)
+    reloader = Reloader(service, loaded, load) if load is not None else None
+    app = _app_of(service, reloader)
+    if mount is not None:
+        mount(app, service.watch)
     collect_rarely()
     log_to_stderr()
     server = bounded_server(
@@ -65,6 +68,8 @@ def serve(config: ServiceConfig, mount: Mount) -> int:
 
     for wanted in (signal.SIGINT, signal.SIGTERM):
         signal.signal(wanted, stop)
+    if reloader is not None:
+        signal.signal(signal.SIGHUP, lambda _number, _frame: reloader.request())
     try:
         with _listening(config) as listener:
             # Whoever connects from now on is answered as soon as the server runs.
@@ -76,10 +81,28 @@ def serve(config: ServiceConfig, mount: Mount) -> int:
                 file=sys.stderr,
             )
             service.start()
+            if reloader is not None:
+                reloader.start()
             server.run(sockets=[listener])
     finally:
+        if reloader is not None:
+            reloader.stop()
         service.stop()
     return 0
+
+
+def _app_of(service: Service, reloader: Reloader | None) -> FastAPI:
+    return create_app(
+        service.watch,
+        service.sources,
+        service.alerts,
+        service.collector,
+        service.memory,
+        service.readers.changes,
+        configuration=lambda: reloader.view() if reloader is not None else None,
+        token=service.config.token,
+        host=service.config.host,
+    )
 
 
 def collect_rarely() -> None:

@@ -75,7 +75,7 @@ class RemoteWriter:
         self._config = config
         self._watch = watch
         self._wall_ns = wall_ns
-        url = _checked_url(config.url)
+        url = remote_write_url(config.url)
         self.name = str(url.copy_with(userinfo=b"", query=None))
         """The URL without what may be secret."""
         self._url = url
@@ -242,7 +242,8 @@ class RemoteWriter:
             self._lost_s = time.monotonic()
 
 
-def _checked_url(text: str) -> httpx.URL:
+def remote_write_url(text: str) -> httpx.URL:
+    """Return the address of a remote store. Raises BadTarget."""
     try:
         url, host = httpx.URL(text), urlsplit(text).hostname
     except (httpx.InvalidURL, ValueError):

@@ -1,0 +1,30 @@
+"""`monitor agent`: `monitor serve` without the page, for the engines of a node or a pod."""
+
+from __future__ import annotations
+
+import argparse
+
+from kvscope.monitor.commands.shared_flags import Commands
+from kvscope.monitor.configuration.settings_table import add_flags
+
+
+def add(commands: Commands) -> None:
+    """Put it on the command line."""
+    parser = commands.add_parser(
+        "agent",
+        help="`monitor serve` without the page, near the engines",
+        description="Reads the engines of a node or a pod, judges them, keeps their history on local disk, and answers"
+        " the API and /metrics: `monitor serve` without the page.",
+    )
+    add_flags(parser, of_agent=True)
+    parser.set_defaults(run=_run)
+
+
+def _run(parsed: argparse.Namespace) -> int:
+    try:
+        from kvscope.monitor.configuration.running import run_service
+    except ImportError as error:
+        raise ValueError(
+            f"`monitor agent` needs more than the base install: pip install 'kvscope[monitor]' ({error})"
+        ) from error
+    return run_service(parsed)

@@ -1,0 +1,158 @@
+"""Reads a configuration file, and reports every problem of it with its line and key."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from kvscope.monitor.configuration.settings_table import SETTINGS, THRESHOLDS_KEY, Setting
+from kvscope.monitor.errors import KvscopeError
+from kvscope.monitor.events import limits
+
+TABLES: Final = (THRESHOLDS_KEY,)
+_TABLE_LINE: Final = re.compile(r"\s*\[\[?\s*([^\]]+?)\s*\]\]?")
+
+
+class Problem(NamedTuple):
+    """What is wrong with a key, and what to do. `line` is 0 where no line is at fault."""
+
+    message: str
+    key: str = ""
+    line: int = 0
+
+
+class BadConfiguration(KvscopeError, ValueError):
+    """A configuration that cannot be used. `lines` has one line for each problem."""
+
+    def __init__(self, file: Path | None, problems: list[Problem]) -> None:
+        self.problems = problems
+        self.lines = [_problem_line(file, problem) for problem in problems]
+        super().__init__("; ".join(self.lines))
+
+    @property
+    def where(self) -> str:
+        """The lines and keys at fault, without their values: a value may be a secret."""
+        places = [(f"line {each.line}" if each.line else "", each.key) for each in self.problems]
+        return "; ".join(": ".join(filter(None, place)) or "the file cannot be read" for place in places)
+
+
+class SettingsFile(NamedTuple):
+    """The settings of a file, by key, as flags would have given them."""
+
+    path: Path
+    values: dict[str, Any]
+    text: str
+
+    def line_of(self, key: str) -> int:
+        """Return the line where a key is set, 0 if it is not found."""
+        return line_of(self.text, key)
+
+
+def read_settings_file(path: Path) -> SettingsFile:
+    """Read a file. Raises BadConfiguration with all of its problems."""
+    text = _text_of(path)
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        found = re.search(r"at line (\d+)", str(error))
+        line = int(found[1]) if found else text.count("\n") + 1
+        raise BadConfiguration(path, [Problem(f"this is not TOML: {error}", line=line)]) from error
+    values: dict[str, Any] = {}
+    problems = []
+    for key, value in document.items():
+        setting = SETTINGS.get(key)
+        if setting is None:
+            near = difflib.get_close_matches(key, SETTINGS, n=1)
+            remedy = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(SETTINGS)}"
+            problems.append(Problem(f"there is no such setting; {remedy}", key, line_of(text, key)))
+            continue
+        try:
+            values[key] = _threshold_texts(value) if key == THRESHOLDS_KEY else _file_value(setting, value)
+        except argparse.ArgumentTypeError as error:
+            problems.append(Problem(str(error), key, line_of(text, key)))
+    if problems:
+        raise BadConfiguration(path, problems)
+    return SettingsFile(path, values, text)
+
+
+def _text_of(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            content = file.read(limits.CONFIGURATION_BYTES + 1)
+    except OSError as error:
+        remedy = "name a TOML file that this user may read"
+        raise BadConfiguration(path, [Problem(f"cannot be read: {error.strerror}; {remedy}")]) from error
+    if len(content) > limits.CONFIGURATION_BYTES:
+        raise BadConfiguration(path, [Problem(f"has more than {limits.CONFIGURATION_BYTES:,} bytes")])
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise BadConfiguration(path, [Problem("this is not UTF-8, as TOML is", line=line)]) from error
+
+
+def _file_value(setting: Setting, value: Any) -> Any:
+    """Return the value as its flag would give it. Raises argparse.ArgumentTypeError."""
+    if setting.shape == "switch":
+        if not isinstance(value, bool):
+            raise argparse.ArgumentTypeError("write true or false")
+        return value
+    if setting.shape == "list":
+        if not isinstance(value, list):
+            raise argparse.ArgumentTypeError(f'write a list: {setting.key} = ["…"]')
+        return tuple(_parsed(setting, each) for each in value)
+    return _parsed(setting, value)
+
+
+def _parsed(setting: Setting, value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        kind = "a list" if isinstance(value, list) else "a table" if isinstance(value, dict) else str(value).lower()
+        raise argparse.ArgumentTypeError(f"{kind} cannot stand here: write a text or a number")
+    return setting.parse(str(value))
+
+
+def _threshold_texts(value: Any) -> tuple[str, ...]:
+    """Return a table of thresholds as --set takes them."""
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError("write a table: [thresholds], and a line CODE.NAME = NUMBER for each")
+    return tuple(f"{name}={number}" for name, number in _flattened(value))
+
+
+def _flattened(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from _flattened(value, f"{prefix}{name}.")
+        elif isinstance(value, bool) or not isinstance(value, int | float):
+            raise argparse.ArgumentTypeError(f"{prefix}{name} = {value!r} is no number")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def line_of(text: str, key: str) -> int:
+    """Return the first line of a TOML text that sets `key` or begins its table; 0 if none is found.
+
+    For a threshold, `key` is thresholds.CODE.NAME. Strings over several lines may mislead it.
+    """
+    table = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        header = _TABLE_LINE.fullmatch(line.partition("#")[0].rstrip())
+        if header is not None:
+            table = f"{_bare(header[1])}."
+        name = table.removesuffix(".") if header is not None else f"{table}{_bare(line.partition('=')[0])}"
+        if name == key and (header is not None or "=" in line):
+            return number
+    return 0
+
+
+def _bare(key: str) -> str:
+    return re.sub(r"[\"'\s]", "", key)
+
+
+def _problem_line(file: Path | None, problem: Problem) -> str:
+    place = ":".join(filter(None, (str(file) if file else "", str(problem.line) if problem.line else "")))
+    return ": ".join(filter(None, (place, problem.key, problem.message)))

@@ -1,0 +1,1 @@
+"""The configuration file, its table of settings, reloads, and `monitor agent`."""
