@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks.again import Episode
 from benchmarks.machine import machine
@@ -90,11 +91,46 @@ class EndsNow(VirtualClock):
 
 def measure(folder: Path, events: int, blocks: int) -> None:
     """Take so many events in, and ask; print what each takes."""
+    spent: Counter[str] = Counter()
+    kept = take_in(folder, events, blocks, spent)
+    directory = directory_of(folder, kept.engine)
+    sizes: Counter[str] = Counter()
+    for segment in closed_segments(directory):
+        for path in segment.path.iterdir():
+            sizes[path.stem] += path.stat().st_size
+    print(
+        f"\n{kept.events:,} events of an engine of {blocks:,} blocks, {kept.raw / kept.events:.1f} bytes each as sent;",
+        end=" ",
+    )
+    print(f"{len(list(closed_segments(directory)))} segments;", end=" ")
+    lasted_ns = kept.to_ns - kept.from_ns
+    print(f"{lasted_ns / 3.6e12:.1f} hours at {kept.events / lasted_ns * 1e9:,.0f} events a second")
+    row("events a second taken in", kept.events / (spent["writing"] + spent["closing"]) * 1e9, EVENTS_A_SECOND)
+    for part in ("writing", "closing"):
+        row(f"  of which {part}, ns an event", spent[part] / kept.events)
+    row("folding into the ledger besides, ns an event", spent["folding"] / kept.events)
+    row("bytes an event", sizes.total() / kept.events, BYTES_AN_EVENT)
+    for part, size in sizes.most_common(3):
+        row(f"  of which {part}", size / kept.events)
+    ask(folder, kept.engine)
+
+
+class TakenIn(NamedTuple):
+    """A history that was made: of which engine, how much and when (wall ns). `raw` is in bytes, as sent."""
+
+    engine: str
+    events: int
+    raw: int
+    from_ns: int
+    to_ns: int
+
+
+def take_in(folder: Path, events: int, blocks: int, spent: Counter[str]) -> TakenIn:
+    """Keep so many events of an engine under `folder`, all segments closed. `spent` counts ns of CPU by part."""
     clock = EndsNow(round(events / RATE * 1e9))
     lab = Lab(total=blocks, block_size=16, max_num_seqs=64, max_num_batched_tokens=2048, seed=3, clock=clock)
     directory = directory_of(folder, lab.packer.engine)
     ended: list[Path] = []
-    spent: Counter[str] = Counter()
     ledger = EngineLedger(lab.packer.engine)
     writer = Writer(directory, ended.append, lab.clock)
     taken = raw = 0
@@ -114,23 +150,8 @@ def measure(folder: Path, events: int, blocks: int) -> None:
     writer.stop(ledger)
     spent["closing"] += sum(cpu_ns(close, path, directory) for path in directory.glob("*.kvj"))
     assert not ledger.anomalies, ledger.anomalies[0]
-    sizes: Counter[str] = Counter()
-    for segment in closed_segments(directory):
-        for path in segment.path.iterdir():
-            sizes[path.stem] += path.stat().st_size
     print(file=sys.stderr)
-    print(f"\n{taken:,} events of an engine of {blocks:,} blocks, {raw / taken:.1f} bytes each as sent;", end=" ")
-    print(f"{len(list(closed_segments(directory)))} segments;", end=" ")
-    print(f"{(batch.wall_ns - began_ns) / 3.6e12:.1f} hours", end=" ")
-    print(f"at {taken / (batch.wall_ns - began_ns) * 1e9:,.0f} events a second")
-    row("events a second taken in", taken / (spent["writing"] + spent["closing"]) * 1e9, EVENTS_A_SECOND)
-    for part in ("writing", "closing"):
-        row(f"  of which {part}, ns an event", spent[part] / taken)
-    row("folding into the ledger besides, ns an event", spent["folding"] / taken)
-    row("bytes an event", sizes.total() / taken, BYTES_AN_EVENT)
-    for part, size in sizes.most_common(3):
-        row(f"  of which {part}", size / taken)
-    ask(folder, lab.packer.engine)
+    return TakenIn(lab.packer.engine, taken, raw, began_ns, batch.wall_ns)
 
 
 def ask(folder: Path, engine: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -71,15 +72,22 @@ class ArchiveFiles(AbstractFileSystem):  # type: ignore[misc]
         return found
 
 
+class _Position(threading.local):
+    at = 0
+
+
 class ArchivedRanges(io.RawIOBase):
-    """One file of an archive, open for reading. `read` returns bytes `start` up to `end` of a file."""
+    """One file of an archive, open for reading. `read` returns bytes `start` up to `end` of a file.
+
+    Each thread has a position of its own: DuckDB's threads share a file, and seek before each read.
+    """
 
     def __init__(self, name: str, size: int, read: Callable[[str, int, int], bytes]) -> None:
         super().__init__()
         self._name = name
         self._size = size
         self._read = read
-        self._at = 0
+        self._position = _Position()
 
     def readable(self) -> bool:
         """Yes."""
@@ -91,22 +99,23 @@ class ArchivedRanges(io.RawIOBase):
 
     def tell(self) -> int:
         """Return where the next read begins."""
-        return self._at
+        return self._position.at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Go to an offset."""
-        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        return self._at
+        self._position.at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position.at, io.SEEK_END: self._size}[whence]
+        return self._position.at
 
     def read(self, size: int | None = -1) -> bytes:
         """Read up to so many bytes, all that are left without a size."""
-        end = self._size if size is None or size < 0 else min(self._size, self._at + size)
+        at = self._position.at
+        end = self._size if size is None or size < 0 else min(self._size, at + size)
         parts = []
-        while self._at < end:
-            first, last = self._block(self._at)
-            block = self._read(self._name, first, last)
-            parts.append(block[self._at - first : end - first])
-            self._at = min(end, last)
+        while at < end:
+            first, last = self._block(at)
+            parts.append(self._read(self._name, first, last)[at - first : end - first])
+            at = min(end, last)
+        self._position.at = at
         return b"".join(parts)
 
     def _block(self, offset: int) -> tuple[int, int]:

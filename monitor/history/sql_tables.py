@@ -283,20 +283,28 @@ def _make_view(
     connection: duckdb.DuckDBPyConnection, name: str, segments: Sequence[SqlSegment], window: TimeRange
 ) -> None:
     files = {segment: f"{segment.folder}/{name}.parquet" for segment in segments}
-    kept = {
-        segment: file for segment, file in files.items() if file.startswith(f"{PROTOCOL}://") or os.path.exists(file)
-    }
+    gone = [segment.folder for segment in segments if not _is_there(segment.folder)]
+    if gone:
+        raise BadQuery(f"{gone[0]} was deleted while the query began, as what is too old is: ask again")
+    kept = {segment: file for segment, file in files.items() if _is_there(file)}
     try:
         _execute_view(connection, name, kept, window)
     except duckdb.Error as error:
         sound = {
-            segment: file
-            for segment, file in kept.items()
-            if file.startswith(f"{PROTOCOL}://") or _is_readable(connection, file)
+            segment: file for segment, file in kept.items() if _is_archived(file) or _is_readable(connection, file)
         }
         if not sound:
             raise BadQuery("there is nothing to ask: no segment that is kept can be read") from error
         _execute_view(connection, name, sound, window)
+
+
+def _is_archived(path: str) -> bool:
+    return path.startswith(f"{PROTOCOL}://")
+
+
+def _is_there(path: str) -> bool:
+    """Whether a file or folder exists; of one in the archive, its manifest says so."""
+    return _is_archived(path) or os.path.exists(path)
 
 
 def _execute_view(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 import shutil
 import signal
 import subprocess
@@ -19,6 +20,7 @@ import pytest
 from kvscope.monitor.cli import main
 from kvscope.monitor.errors import BadTarget
 from kvscope.monitor.history import archiver as archiver_module
+from kvscope.monitor.history.archive_files import PROTOCOL, ArchiveFiles
 from kvscope.monitor.history.archive_manifest import SegmentRange
 from kvscope.monitor.history.archive_store import Archive
 from kvscope.monitor.history.archiver import Archiver
@@ -47,9 +49,13 @@ ROOT = Path(__file__).parent.parent.parent
 counter = itertools.count()
 
 
-@pytest.fixture(scope="module")
-def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+@pytest.fixture(scope="module", autouse=True)
+def runtime(tmp_path_factory: pytest.TempPathFactory) -> None:
     begin_runtime(tmp_path_factory.mktemp("any"))
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
     with object_store() as url:
         yield url
 
@@ -339,6 +345,27 @@ def test_a_damaged_archive_is_named(tmp_path: Path, lab: Lab) -> None:
             ask("FROM events", of)
 
 
+def test_a_segment_that_is_deleted_meanwhile_is_not_left_out(
+    tmp_path: Path, lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Retention deletes it after it was found on disk, where the archive's copy was passed over."""
+    closed = kept(tmp_path / "history", lab)
+    archive = Archive(str(tmp_path / "archive"), make=True)
+    Archiver(tmp_path / "history", archive).archive_all()
+    found = archive.segments
+
+    def deleted(*window: int) -> Any:
+        shutil.rmtree(closed[0])
+        return found(*window)
+
+    of = SqlInput(tmp_path / "history", archive=archive)
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(archive, "segments", deleted)
+        with pytest.raises(BadQuery, match="was deleted while the query began"):
+            ask(QUERIES[0], of)
+    assert ask(QUERIES[0], of)
+
+
 def test_the_command_reads_an_archive_alone(tmp_path: Path, lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
     kept(tmp_path / "history", lab)
     Archiver(tmp_path / "history", Archive(str(tmp_path / "archive"), make=True)).archive_all()
@@ -377,3 +404,27 @@ def test_a_query_of_an_archive_ends_in_time(tmp_path: Path, lab: Lab) -> None:
     with pytest.raises(BadQuery, match=r"stopped after 0\.5 s"), answer(endless, of, 0.5) as found:
         list(found.rows)
     assert time.monotonic() - began_s < 20
+
+
+def test_threads_share_a_file_of_an_archive(tmp_path: Path) -> None:
+    """Two of DuckDB's seek in one file before either reads."""
+    content = random.Random(3).randbytes(5 << 20)
+    (tmp_path / "file").write_bytes(content)
+    files = ArchiveFiles(Archive(str(tmp_path)), {"file": len(content)}, 60.0)
+    both_sought = threading.Barrier(2)
+    found: dict[int, bytes] = {}
+    with files.open(f"{PROTOCOL}://file") as file:
+
+        def read(at: int) -> None:
+            file.seek(at)
+            both_sought.wait(10)
+            found[at] = file.read(3 << 20)
+
+        threads = [threading.Thread(target=read, args=(at,)) for at in (1, 2_000_000)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        file.seek(0)
+        assert file.read() == content
+    assert found == {at: content[at : at + (3 << 20)] for at in (1, 2_000_000)}
