@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvscope.monitor.detectors.registry import THRESHOLDS
-from kvscope.monitor.events.kinds import Preempt, Release, Status
+from kvscope.monitor.events.kinds import Holder, Preempt, Release, Status
 from tests.detectors.scenes import Watched, lockstep, value
 from tests.detectors.spoken import Spoken
 
@@ -130,9 +130,11 @@ def test_four_requests_that_end_together_without_a_preemption_are_a_wave(
     assert bool(scene.firing(LOCKSTEP)) == fires
 
 
-def wave_of_eight(*, blocks: int = 80, stay: int = 0, queued: int = 8, after_s: float = 1.0) -> Spoken:
-    """Eight requests hold so many of 80 blocks and end at once; `stay` others go on with one block each. Then `queued`
-    wait.
+def wave_of_eight(
+    *, blocks: int = 80, stay: int = 0, queued: int = 8, outside: int = 0, kept: int = 0, after_s: float = 1.0
+) -> Spoken:
+    """Eight requests hold so many of 80 blocks and end at once; `stay` others go on with one block each. Then
+    `queued` wait, `outside` of them for KV from elsewhere. The connector keeps what `kept` of them had until then.
     """
     scene = Spoken(total=81)
     each = blocks // 8
@@ -145,13 +147,20 @@ def wave_of_eight(*, blocks: int = 80, stay: int = 0, queued: int = 8, after_s: 
         scene.wait(1)
     for number, mine in held.items():
         scene.log.finished(number, Status.FINISHED_STOPPED)
-        scene.log.released(number, mine, Release.FINISHED)
+        if number <= kept:
+            scene.log.free_deferred(number, mine, Holder.CONNECTOR)
+        else:
+            scene.log.released(number, mine, Release.FINISHED)
     scene.wait(min(after_s, 1.0))
     for _ in range(round(after_s - 1.0)):
         scene.wait(1)
     for number in range(21, 21 + queued):
         scene.log.arrived(number, f"r-{number}", 40, 8, 0, 10, 12)
+        if number < 21 + outside:
+            scene.log.waiting_on(number, Status.WAITING_FOR_REMOTE_KVS)
     scene.wait(1)
+    for number in range(1, 1 + kept):
+        scene.log.released(number, held[number], Release.FINISHED)
     scene.wait(1)
     return scene
 
@@ -167,6 +176,10 @@ def wave_of_eight(*, blocks: int = 80, stay: int = 0, queued: int = 8, after_s: 
         ({"queued": 3}, False),  # of a wave of eight
         ({"after_s": 25.0}, True),
         ({"after_s": 35.0}, False),
+        ({"kept": 4}, True),
+        ({"kept": 5}, False),  # most of the pool is still taken: the queue waits for the connector
+        ({"queued": 8, "outside": 4}, True),
+        ({"queued": 8, "outside": 5}, False),  # three wait for a place, and the others for KV from elsewhere
     ],
 )
 def test_a_wave_empties_half_the_pool_and_half_as_many_queue_soon(scene: dict[str, Any], fires: bool) -> None:

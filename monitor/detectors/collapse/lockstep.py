@@ -31,7 +31,7 @@ from kvscope.monitor.detectors.judgement import Evidence, Judgement
 from kvscope.monitor.detectors.sample_math import apart_s, prompt_tokens_until
 from kvscope.monitor.detectors.sample_needs import SampleNeed
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
-from kvscope.monitor.events.kinds import Status
+from kvscope.monitor.events.kinds import Cause, Status
 from kvscope.monitor.events.samples import Fact, Sample
 from kvscope.monitor.ledger.engine_ledger import EngineLedger, Point
 from kvscope.monitor.state.records import RequestState
@@ -54,6 +54,10 @@ LOCKSTEP_WONT_HELP = (
 
 # As plain numbers: comparing with an IntEnum's member costs several times as much, and all that ended are looked at.
 NATURAL_ENDS = frozenset((int(Status.FINISHED_STOPPED), int(Status.FINISHED_LENGTH_CAPPED)))
+
+
+WAITS_OUTSIDE = frozenset((int(Cause.REMOTE_KV), int(Cause.GRAMMAR), int(Cause.STREAMING_INPUT), int(Cause.PAUSED)))
+"""Waits that neither a place nor a block ends."""
 
 
 PREEMPTIONS_HIDDEN = {
@@ -155,7 +159,7 @@ class Lockstep(Detector[Judgement]):
         before, after = _around_burst(ledger, burst)
         if before is None or after is None or after.at_ns == before.at_ns:
             return False
-        fall = (_held_by_living(before) - _held_by_living(after)) / max(
+        fall = (_blocks_in_use(before) - _blocks_in_use(after)) / max(
             1, before.balance.total - before.balance.reserved
         )
         return (
@@ -169,7 +173,7 @@ class Lockstep(Detector[Judgement]):
         end = _burst_end(ledger, burst)
         until = end + at_pace_s(ledger, settings, self.next_wave_s) * 1e9
         for point in ledger.points:
-            if end < point.at_ns <= until and point.waiting >= len(burst) / 2 and point.running < point.waiting:
+            if end < point.at_ns <= until and max(len(burst) / 2, point.running + 1) <= _queued_for_room(point):
                 return point
         return None
 
@@ -197,19 +201,19 @@ class Lockstep(Detector[Judgement]):
                 Evidence("within_s", round(spread, 3), "s", position=ended_at),
                 Evidence("blocks_freed_by_finishing", freed, "blocks", position=ended_at),
                 Evidence("preemptions", after.preemptions - before.preemptions, "preemptions", position=after_at),
-                Evidence("usage_before", round(100 * _held_by_living(before) / usable, 1), "%", position=before_at),
-                Evidence("usage_after", round(100 * _held_by_living(after) / usable, 1), "%", position=after_at),
-                Evidence("next_wave_waiting", wave.waiting, "requests", position=wave_at),
+                Evidence("usage_before", round(100 * _blocks_in_use(before) / usable, 1), "%", position=before_at),
+                Evidence("usage_after", round(100 * _blocks_in_use(after) / usable, 1), "%", position=after_at),
+                Evidence("next_wave_waiting", _queued_for_room(wave), "requests", position=wave_at),
                 Evidence("next_wave_running", wave.running, "requests", position=wave_at),
                 Evidence("collapses_seen", len(bursts), "times", position=ledger.at(*(r.since_at for r in bursts[-1]))),
             ),
             explanation=(
                 f"At {clock_time(ledger.wall(first))}, {counted(len(burst), 'request')} finished within"
                 f" {duration(spread)} of each other, by reaching their end and not by preemption, and freed"
-                f" {counted(freed, 'block')}: usage fell from {percent(_held_by_living(before) / usable)} to"
-                f" {percent(_held_by_living(after) / usable)}. The next wave then stood in the queue ({wave.waiting}"
-                f" waiting, {wave.running} running), its prompts computed one after the other. Alike requests that"
-                " start together stay in step."
+                f" {counted(freed, 'block')}: usage fell from {percent(_blocks_in_use(before) / usable)} to"
+                f" {percent(_blocks_in_use(after) / usable)}. The next wave then stood in the queue"
+                f" ({_queued_for_room(wave)} waiting, {wave.running} running), its prompts computed one after the other."
+                " Alike requests that start together stay in step."
             ),
             do_now=LOCKSTEP_DO_NOW,
             change=_lockstep_change(ledger),
@@ -393,7 +397,7 @@ def _around_burst(ledger: EngineLedger, burst: Sequence[RequestState]) -> tuple[
             before = point
             break
         if last <= point.at_ns <= last + shown_ns and (
-            after is None or _held_by_living(point) <= _held_by_living(after)
+            after is None or _blocks_in_use(point) <= _blocks_in_use(after)
         ):
             after = point
     return before, after
@@ -421,9 +425,15 @@ def _burst_end(ledger: EngineLedger, burst: Sequence[RequestState]) -> int:
     return ledger.wall(burst[-1].finished_ns)
 
 
-def _held_by_living(point: Point) -> int:
+def _blocks_in_use(point: Point) -> int:
+    """Return what no request can be given, as usage counts it: what a finished request keeps has not come back."""
     balance = point.balance
-    return balance.running + balance.waiting
+    return balance.total - balance.reserved - balance.free - balance.cached_idle
+
+
+def _queued_for_room(point: Point) -> int:
+    """Return how many wait for a place or for blocks, and not for a grammar or for KV from elsewhere."""
+    return point.waiting - sum(count for cause, count in point.waiting_by if cause in WAITS_OUTSIDE)
 
 
 def _demands_text(asked: Sequence[Demand]) -> str:
