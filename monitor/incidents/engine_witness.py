@@ -79,6 +79,8 @@ class EngineWitness:
         self._cap = engine.config.max_num_seqs
         self._being_written: dict[int, dict[int, int]] = {}
         """By step in flight: the blocks that it writes, with the request."""
+        self._fenced: dict[int, tuple[int, str]] = {}
+        """By block: the step in flight that its free is fenced behind, and whose it was."""
         self._wrap_scheduler()
         self._wrap_blocks()
         if engine.connector is not None:
@@ -197,6 +199,8 @@ class EngineWitness:
             self.steps += 1
             self.short_steps += now_s - self._launched_s < SHORT_S
         self._being_written.pop(plan.step, None)
+        if self._fenced:
+            self._fenced = {block: fenced for block, fenced in self._fenced.items() if fenced[0] > plan.step}
         self.last_step_s = now_s
         for share in plan.shares:
             self.moved_s[share.request.number] = now_s
@@ -248,6 +252,8 @@ class EngineWitness:
         last = LastFree(self.now_s, by, request.id)
         for blocks in self.engine.manager.held(request.number):
             self.last_free.update(dict.fromkeys(blocks, last))
+            if fence is not None:
+                self._fenced.update(dict.fromkeys(blocks, (fence, request.id)))
 
     def _allocates(self, request: int, count: int, _group: int = 0) -> None:
         pool = self.engine.pool
@@ -262,6 +268,9 @@ class EngineWitness:
             if used:
                 names = {self.names[written[block]] for block in used}
                 self.waste.add("handed-out-in-use", self.now_s, len(used), names, used)
+        fenced = [block for block in blocks if block in self._fenced]
+        if fenced:
+            self.waste.add("fence-broken", self.now_s, len(fenced), {self._fenced[block][1] for block in fenced}, fenced)
         if self._freed_twice:
             self._handed_out_twice(blocks)
 

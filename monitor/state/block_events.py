@@ -43,6 +43,8 @@ def _fold_allocated(
             taken -= 1
             _allocate_held(state, block, number)
             continue
+        if owner[block] >= 0:  # another freed it, and its owner's table still names it
+            state.anomaly("allocated while held", block, number, f"held by {state.owner_names(block)}")
         if hashes[block]:
             hashes[block] = 0
             evicted += 1
@@ -339,6 +341,7 @@ def _release_shared(state: EngineState, block: int, number: int) -> None:
         return
     if state.refs[block] <= 0:
         state.anomaly("released while free", block, number, f"reference count {state.refs[block]}")
+        _remove_owner(state, block, number)  # if another had freed it before
         return
     if not _remove_owner(state, block, number):
         owners = state.owner_names(block) or "no request"

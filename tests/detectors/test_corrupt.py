@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvscope.monitor.events.kinds import Kind, Release, Stage, Status
+from kvscope.monitor.events.kinds import Holder, Kind, Limit, Release, Stage, Status
 from kvscope.monitor.events.wire import Run, batch_of
 from kvscope.monitor.ledger import validation
 from kvscope.monitor.ledger.engine_ledger import MAX_ANOMALIES
@@ -45,6 +45,38 @@ def test_a_block_freed_by_another_than_its_owner() -> None:
     assert finding.culprits.blocks == [5]
     assert finding.culprits.requests == ["r-1"]
     assert "owned by r-2" in finding.explanation
+
+
+@pytest.mark.parametrize("owner_ended", [False, True])
+def test_a_block_freed_by_another_is_in_use_when_handed_out_until_its_owner_ends(owner_ended: bool) -> None:
+    scene = scene_with_two()
+    scene.log.released(1, [5], Release.FINISHED)
+    if owner_ended:
+        scene.log.released(2, [6, 5], Release.FINISHED)
+    scene.arrive(3, [5])
+    scene.wait(1)
+    (twice,) = scene.firing("corrupt.double-free")
+    assert ("corrupt.use-after-free" in {effect.code for effect in twice.effects}) != owner_ended
+    in_use = [finding for finding in scene.watch.findings("suppressed") if finding.code == "corrupt.use-after-free"]
+    assert [(one.verdict, one.culprits.blocks) for one in in_use] == [] if owner_ended else [("confirmed", [5])]
+    assert all("held by r-2" in one.explanation for one in in_use)
+
+
+@pytest.mark.parametrize("complete", [False, True])
+def test_a_block_is_kept_until_the_step_that_its_free_is_fenced_behind(complete: bool) -> None:
+    scene = scene_with_two()
+    scene.log.step_launched(7, [1, 2], [1, 1])
+    scene.log.finished(1, Status.FINISHED_ABORTED)
+    scene.log.detached(1, [3, 4])
+    scene.log.free_deferred(1, [3, 4], Holder.FENCE, fence=7)
+    if complete:
+        scene.log.step_completed(7, 1_000_000, Limit.NONE, -1, -1, -1)
+    scene.log.reclaimed([4, 3], Release.ABORTED)
+    scene.arrive(3, [4])
+    scene.wait(1)
+    found = scene.firing("corrupt.use-after-free")
+    assert bool(found) != complete
+    assert all("step 7" in one.explanation and "only reads a block does no harm" in one.explanation for one in found)
 
 
 def test_a_block_reclaimed_that_was_never_detached() -> None:

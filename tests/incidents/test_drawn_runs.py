@@ -97,6 +97,7 @@ def test_healthy_engines_are_watched_for_up_to_an_hour() -> None:
         ("stuck.engine-stalled:after=50:limit=1", "engine-hangs", {}),
         ("corrupt.counter-drift:limit=1", "counters-differ", {}),
         ("collapse.prefix-hits", "prefix-missed", {}),
+        ("corrupt.use-after-free", "fence-broken", {"async_scheduling": True}),
     ],
 )
 def test_a_fault_is_a_harm_and_undone_it_is_none(fault: str, kind: str, engine: dict[str, object]) -> None:

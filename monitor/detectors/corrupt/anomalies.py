@@ -17,6 +17,7 @@ from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.ledger.engine_ledger import EngineLedger, FoundAnomaly
 from kvscope.monitor.text import clock_time
 
+BROKEN_FENCE: Final = "handed out before its fence"
 DOUBLE_FREE: Final = "corrupt.double-free"
 USE_AFTER_FREE: Final = "corrupt.use-after-free"
 COUNTER_DRIFT: Final = "corrupt.counter-drift"
@@ -25,12 +26,19 @@ CODE_OF: Final[dict[str, str]] = {
     "released by another than its owner": DOUBLE_FREE,
     "reclaimed though never detached": DOUBLE_FREE,
     "allocated while held": USE_AFTER_FREE,
-    "handed out before its fence": USE_AFTER_FREE,
+    BROKEN_FENCE: USE_AFTER_FREE,
 }
 """By what the fold calls an anomaly; every other one is counter drift."""
 
 
 STORY_LINES: Final = 6
+MIXES_REQUESTS: Final = (
+    "From here on the engine may give one request another's KV, so its answers cannot be trusted."
+)
+ONLY_FENCES: Final = (
+    "The engine frees what it had promised to keep until that step is complete. A step that only reads a block does no"
+    " harm. One that writes to it gives another request its KV, so the answers cannot be trusted."
+)
 
 
 def anomalies_of(ledger: EngineLedger, code: str) -> list[FoundAnomaly]:
@@ -91,8 +99,8 @@ def _judge_anomalies(ledger: EngineLedger, code: str, title: str, anomalies: lis
         ),
         explanation=(
             f"{title}: {where}{first.anomaly.what} ({first.anomaly.detail}), is the first of"
-            f" {len(anomalies):,} found since {clock_time(first.at_ns)}. From here on the engine may give one"
-            " request another's KV, so its answers cannot be trusted."
+            f" {len(anomalies):,} found since {clock_time(first.at_ns)}. "
+            + (ONLY_FENCES if all(found.anomaly.what == BROKEN_FENCE for found in anomalies) else MIXES_REQUESTS)
         ),
         do_now=(
             "Stop sending requests to this engine and restart it: outputs since then may mix requests.",

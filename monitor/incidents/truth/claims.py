@@ -68,6 +68,8 @@ CLAIMS: Final[dict[str, Claim]] = {
     # Accounts that are wrong, and memory.
     "freed-twice": Claim("corrupt.double-free", ("corrupt.counter-drift", "corrupt.conservation")),
     "handed-out-in-use": Claim("corrupt.use-after-free"),
+    # Handed out before the step in flight that the engine itself keeps it for; this time that step only read it.
+    "fence-broken": Claim("", ("corrupt.use-after-free",)),
     "counters-differ": Claim("corrupt.counter-drift", ("corrupt.conservation",)),
     "pool-smaller-than-planned": Claim(""),
     "graphs-outgrew": Claim("sizing.kv-too-large"),

@@ -45,6 +45,7 @@ WasteKind = Literal[
     "outer-pin",
     "freed-twice",
     "handed-out-in-use",
+    "fence-broken",
     "counters-differ",
     "pool-smaller-than-planned",
     "graphs-outgrew",
