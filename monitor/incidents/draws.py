@@ -157,7 +157,7 @@ def draw_run(number: int, seed: int = 0, code: str | None = None, watched: Watch
         faults=tuple(_with_keys(rng, each, steps) for each in codes),
         engine=sizes.engine,
         load=load,
-        step_time=_draw_step_time(sizes),
+        step_time=_draw_step_time(sizes, longest),
         latencies=_draw_latencies(sizes),
         max_model_len=sizes.engine.pop("max_model_len", 0) or 1 << (longest + 1).bit_length(),
         seconds=seconds,
@@ -250,21 +250,28 @@ def _draw_lengths(sizes: _Sizes) -> None:
         sizes.engine["max_num_batched_tokens"] = sizes.budget
 
 
-def _draw_step_time(sizes: _Sizes) -> StepTime:
-    """Fixed, token and context cost in any proportion, such that no ordinary step takes more than the longest."""
+def _draw_step_time(sizes: _Sizes, longest: int) -> StepTime:
+    """Fixed, token and context cost in any proportion, such that they, the first steps and jitter (two deviations of
+    it) together make no step longer than the longest. longest: tokens of the longest request.
+    """
     rng, base = sizes.rng, sizes.step_s
     room = STEP_S[1] / base
-    tokens = min(log_uniform(rng, 0.01, 30), room)
-    context, attended = (min(log_uniform(rng, 0.01, 3), room) for _ in range(2))
+    costs = [log_uniform(rng, 0.01, most) for most in (30, 3, 3)]
     slow = rng.random() < 0.3
+    jitter = min(log_uniform(rng, 0.01, 0.5), math.log(room) / 2)
+    slow_steps = rng.randint(1, 5) if slow else 0
+    room /= math.exp(2 * jitter)
+    slow_factor = min(log_uniform(rng, 2, 20), room) if slow else 1.0
+    fitting = min(1.0, (room / slow_factor - 1) / sum(costs))
+    tokens, context, attended = (max(0.0, fitting) * cost * base for cost in costs)
     return StepTime(
         base_s=base,
-        per_token_s=tokens * base / sizes.budget,
-        per_kv_token_s=context * base / max(sizes.pool, 1),
-        per_attended_s=attended * base / (sizes.budget * max(sizes.prompt, 1)),
-        jitter=log_uniform(rng, 0.01, 0.5),
-        slow_steps=rng.randint(1, 5) if slow else 0,
-        slow_factor=min(log_uniform(rng, 2, 20), max(1.0, 2 * room)) if slow else 1.0,
+        per_token_s=tokens / sizes.budget,
+        per_kv_token_s=context / max(sizes.pool, 1),
+        per_attended_s=attended / (sizes.budget * max(longest, 1)),
+        jitter=jitter,
+        slow_steps=slow_steps,
+        slow_factor=slow_factor,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import subprocess
 from dataclasses import replace
@@ -21,7 +22,7 @@ from kvscope.monitor.events.wire import Batch
 from kvscope.monitor.incidents.accuracy import accuracy_of
 from kvscope.monitor.incidents.accuracy_text import accuracy_page, show_accuracy
 from kvscope.monitor.incidents.client_load import Clients
-from kvscope.monitor.incidents.draws import LONG_WATCH, Draw, draw_run
+from kvscope.monitor.incidents.draws import LONG_WATCH, STEP_S, Draw, draw_run
 from kvscope.monitor.incidents.lab_watch import FoundCode, find_in_recording, unmarked_records
 from kvscope.monitor.incidents.on_vllm.vllm_worker import VLLM_PYTHON
 from kvscope.monitor.incidents.own_episode import OwnEpisode
@@ -81,6 +82,22 @@ def test_healthy_engines_are_watched_for_up_to_an_hour() -> None:
     assert min(each.seconds for each in drawn) == 900
     assert max(each.seconds for each in drawn) == 3600
     assert 20_000 < max(each.steps for each in drawn) <= 50_000
+
+
+def test_no_step_of_a_drawn_engine_takes_longer_than_the_range() -> None:
+    shortest = longest = 1.0
+    for number in range(400):
+        drawn = draw_run(number)
+        if "num_gpu_blocks_override" not in drawn.engine:
+            continue  # its pool follows from a memory plan
+        times, budget = drawn.step_time, drawn.engine["max_num_batched_tokens"]
+        pool = (drawn.engine["num_gpu_blocks_override"] - 1) * drawn.engine["block_size"]
+        context = max(each.prompt[1] + each.prefix + each.output[1] + each.context for each in drawn.load)
+        worst_s = times.seconds(budget, pool) + times.per_attended_s * budget * context
+        longest = max(longest, worst_s * math.exp(2 * times.jitter) * times.slow_factor)
+        shortest = min(shortest, times.base_s)
+    assert shortest < 0.002
+    assert 20 < longest <= STEP_S[1] * (1 + 1e-9)
 
 
 # -------------------------------------------------------------------- the truth
