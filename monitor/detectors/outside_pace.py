@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 from kvscope.monitor.detectors.engine_pace import at_pace_s, pace_s
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
+from kvscope.monitor.events.kinds import EngineMode
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.state.outside_waits import WaitHistory
 
@@ -63,3 +64,12 @@ def outside_wait_limit(
         return OutsideWaitLimit(began_ns, least, information_s)
     longest = settings(TIMES_LONGEST_WAIT) * history.longest_s(blocks)
     return OutsideWaitLimit(history.still_since_ns(began_ns), max(least, longest), information_s)
+
+
+def taken_up_until_ns(ledger: EngineLedger) -> int:
+    """Return the last time, on the engine's clock, at which it could have taken up the end of a wait: when it was last
+    seen. While its operator has it paused, and until its first pass after that, that is its last pass.
+    """
+    if ledger.state.mode != EngineMode.UNPAUSED or ledger.looked_ns < ledger.state.mode_since_ns:
+        return ledger.looked_ns
+    return ledger.heard_ns - ledger.wall(1) + 1

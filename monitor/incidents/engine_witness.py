@@ -270,7 +270,9 @@ class EngineWitness:
                 self.waste.add("handed-out-in-use", self.now_s, len(used), names, used)
         fenced = [block for block in blocks if block in self._fenced]
         if fenced:
-            self.waste.add("fence-broken", self.now_s, len(fenced), {self._fenced[block][1] for block in fenced}, fenced)
+            self.waste.add(
+                "fence-broken", self.now_s, len(fenced), {self._fenced[block][1] for block in fenced}, fenced
+            )
         if self._freed_twice:
             self._handed_out_twice(blocks)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from kvscope.monitor.detectors.thresholds import Settings
-from kvscope.monitor.events.kinds import Cause, Holder, Release, Status
+from kvscope.monitor.events.kinds import Cause, EngineMode, Holder, Limit, Release, Status
 from tests.detectors.spoken import Spoken
 
 HELD, GRAMMAR = "leak.finished-held", "stuck.grammar"
@@ -107,3 +109,26 @@ def test_grammars_that_compile_one_after_the_other_are_not_stuck_and_one_that_wa
     scene.say()
     scene.wait(200)
     assert scene.firing(GRAMMAR)[0].culprits.requests == ["r-4"]
+
+
+@pytest.mark.parametrize("code", [GRAMMAR, HELD])
+@pytest.mark.parametrize("mode", [EngineMode.PAUSED_ALL, EngineMode.ASLEEP])
+def test_what_ends_while_the_engine_is_paused_is_taken_up_after_it(code: str, mode: EngineMode) -> None:
+    scene = Spoken()
+    scene.log.step_launched(1, [], [])
+    scene.log.step_completed(1, 1_000_000, Limit.NONE, -1, -1, -1)
+    scene.log.engine_mode(mode)
+    if code == GRAMMAR:
+        wants_grammar(scene, 1)
+    else:
+        send(scene, 1, 8)
+    for _ in range(3):
+        scene.wait(50)
+        assert not scene.alarms()
+    scene.log.engine_mode(EngineMode.UNPAUSED)
+    scene.wait(1)
+    assert not scene.alarms()
+    scene.log.step_launched(2, [], [])
+    scene.log.step_completed(2, 1_000_000, Limit.NONE, -1, -1, -1)
+    scene.wait(1)
+    assert [finding.culprits.requests for finding in scene.firing(code)] == [["r-1"]]

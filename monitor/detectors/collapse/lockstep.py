@@ -159,9 +159,7 @@ class Lockstep(Detector[Judgement]):
         before, after = _around_burst(ledger, burst)
         if before is None or after is None or after.at_ns == before.at_ns:
             return False
-        fall = (_blocks_in_use(before) - _blocks_in_use(after)) / max(
-            1, before.balance.total - before.balance.reserved
-        )
+        fall = (_blocks_in_use(before) - _blocks_in_use(after)) / max(1, before.balance.total - before.balance.reserved)
         return (
             fall >= settings(self.min_share)
             and after.running <= before.running / 4
@@ -212,8 +210,8 @@ class Lockstep(Detector[Judgement]):
                 f" {duration(spread)} of each other, by reaching their end and not by preemption, and freed"
                 f" {counted(freed, 'block')}: usage fell from {percent(_blocks_in_use(before) / usable)} to"
                 f" {percent(_blocks_in_use(after) / usable)}. The next wave then stood in the queue"
-                f" ({_queued_for_room(wave)} waiting, {wave.running} running), its prompts computed one after the other."
-                " Alike requests that start together stay in step."
+                f" ({_queued_for_room(wave)} waiting, {wave.running} running), its prompts computed one after the"
+                " other. Alike requests that start together stay in step."
             ),
             do_now=LOCKSTEP_DO_NOW,
             change=_lockstep_change(ledger),
@@ -396,9 +394,7 @@ def _around_burst(ledger: EngineLedger, burst: Sequence[RequestState]) -> tuple[
         if point.at_ns < first:
             before = point
             break
-        if last <= point.at_ns <= last + shown_ns and (
-            after is None or _blocks_in_use(point) <= _blocks_in_use(after)
-        ):
+        if last <= point.at_ns <= last + shown_ns and (after is None or _blocks_in_use(point) <= _blocks_in_use(after)):
             after = point
     return before, after
 

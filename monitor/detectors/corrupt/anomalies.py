@@ -32,9 +32,7 @@ CODE_OF: Final[dict[str, str]] = {
 
 
 STORY_LINES: Final = 6
-MIXES_REQUESTS: Final = (
-    "From here on the engine may give one request another's KV, so its answers cannot be trusted."
-)
+MIXES_REQUESTS: Final = "From here on the engine may give one request another's KV, so its answers cannot be trusted."
 ONLY_FENCES: Final = (
     "The engine frees what it had promised to keep until that step is complete. A step that only reads a block does no"
     " harm. One that writes to it gives another request its KV, so the answers cannot be trusted."

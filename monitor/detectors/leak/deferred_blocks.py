@@ -7,7 +7,13 @@ from typing import Final, NamedTuple
 
 from kvscope.monitor.detectors.engine_pace import at_pace_s
 from kvscope.monitor.detectors.leak.connector_holds import connector_holds
-from kvscope.monitor.detectors.outside_pace import HELD_GRACE_S, UNPROVEN_SHARE, OutsideWaitLimit, outside_wait_limit
+from kvscope.monitor.detectors.outside_pace import (
+    HELD_GRACE_S,
+    UNPROVEN_SHARE,
+    OutsideWaitLimit,
+    outside_wait_limit,
+    taken_up_until_ns,
+)
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.state.records import Deferral
@@ -108,8 +114,10 @@ def may_be_first_transfers(ledger: EngineLedger, settings: Settings, held: Kept)
 
 
 def heard_s(ledger: EngineLedger, mono_ns: int) -> float:
-    """Return the seconds from then until the engine was last seen: one that is silent may have done its part since."""
-    return max(0.0, (ledger.heard_ns - ledger.wall(mono_ns)) / 1e9)
+    """Return the seconds from then until the engine was last seen: one that is silent may have done its part since, and
+    one that is paused does its part later.
+    """
+    return max(0.0, (taken_up_until_ns(ledger) - mono_ns) / 1e9)
 
 
 def oldest_deferral_text(ledger: EngineLedger, kept: Kept) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from kvscope.monitor.detectors.outside_pace import taken_up_until_ns
 from kvscope.monitor.events.kinds import Status
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.ledger.living_requests import Living
@@ -20,9 +21,9 @@ PLANNED_BEFORE_NS: Final = 1_000_000_000
 
 def could_report_until_ns(ledger: EngineLedger) -> int:
     """Return the last time, on the engine's clock, at which it could have reported the end of a wait: while a step
-    is in flight, when that was launched; else when the engine was last seen.
+    is in flight, when that was launched; else when the engine was last seen and not paused.
     """
-    return ledger.looked_ns if ledger.state.in_flight else ledger.heard_ns - ledger.wall(1) + 1
+    return ledger.looked_ns if ledger.state.in_flight else taken_up_until_ns(ledger)
 
 
 def _engine_sleeps(ledger: EngineLedger, living: Living) -> bool:
