@@ -158,7 +158,7 @@ def draw_run(number: int, seed: int = 0, code: str | None = None, watched: Watch
         engine=sizes.engine,
         load=load,
         step_time=_draw_step_time(sizes, longest),
-        latencies=_draw_latencies(sizes),
+        latencies=_draw_latencies(sizes, longest),
         max_model_len=sizes.engine.pop("max_model_len", 0) or 1 << (longest + 1).bit_length(),
         seconds=seconds,
         steps=steps,
@@ -275,11 +275,13 @@ def _draw_step_time(sizes: _Sizes, longest: int) -> StepTime:
     )
 
 
-def _draw_latencies(sizes: _Sizes) -> OutsideTimes:
-    """A request's copy takes a millisecond to a minute, a grammar a hundredth of a second to ten seconds."""
+def _draw_latencies(sizes: _Sizes, longest: int) -> OutsideTimes:
+    """The copy of the longest request takes a millisecond to a minute, a grammar a hundredth of a second to ten
+    seconds. longest: its tokens.
+    """
     rng = sizes.rng
     copy = log_uniform(rng, 1e-3, 60)
-    blocks = max(1, sizes.prompt // sizes.block_size)
+    blocks = -(-longest // sizes.block_size)
     share = rng.random()
     return OutsideTimes(share * copy, (1 - share) * copy / blocks, log_uniform(rng, 0.01, 10))
 

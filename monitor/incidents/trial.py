@@ -167,28 +167,30 @@ def note_outcome(trial: Trial, end: EpisodeEnd, found: dict[str, list[FoundCode]
     trial.kinds = [harm.kind for harm in harms]
     for source, codes in found.items():
         trial.results[source] = SourceResult(
-            seen_harms(harms, codes, end.watched_s), [judge_claim(one, harms) for one in codes]
+            seen_harms(harms, codes, end.watched_s, source), [judge_claim(one, harms, source) for one in codes]
         )
 
 
-def seen_harms(harms: Sequence[Harm], found: Sequence[FoundCode], watched_s: float) -> list[HarmSeen]:
+def seen_harms(
+    harms: Sequence[Harm], found: Sequence[FoundCode], watched_s: float, source: str = "stream"
+) -> list[HarmSeen]:
     """Return each harm that a code names, with whether that code was found."""
     by_code = {one.code: one for one in found}
     seen = []
     for code, harm in codes_named(harms).items():
         own = by_code.get(code)
-        others = [one.code for one in found if one.code != code and harm in harms_behind(one.code, harms)]
-        right = own is not None and judge_claim(own, harms).right
+        others = [one.code for one in found if one.code != code and harm in harms_behind(one.code, harms, source)]
+        right = own is not None and judge_claim(own, harms, source).right
         found_s = own.at_s if own is not None and right else None
         left_s = watched_s - harm.since_s
         seen.append(HarmSeen(code, harm.kind, harm.since_s, harm.size, left_s, found_s, others))
     return seen
 
 
-def judge_claim(found: FoundCode, harms: Sequence[Harm]) -> ClaimMade:
+def judge_claim(found: FoundCode, harms: Sequence[Harm], source: str = "stream") -> ClaimMade:
     """Decide whether a finding is right: a harm makes its code true, had begun, and concerns whom the finding names."""
     claim = ClaimMade(found.code, found.verdict, found.at_s, right=False, explanation=found.explanation)
-    behind = harms_behind(found.code, harms)
+    behind = harms_behind(found.code, harms, source)
     if not behind:
         claim.wrong_because = "nothing of the kind happened"
     elif found.at_s < min(harm.since_s for harm in behind) - ROUNDING_S:

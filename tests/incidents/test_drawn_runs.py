@@ -187,6 +187,25 @@ def test_a_finding_is_right_only_if_its_harm_had_begun_and_concerns_whom_it_name
     assert judged("leak.unaccounted", 20.0, 1, requests=("other",)) == ""
 
 
+@pytest.mark.parametrize(
+    ("kind", "code"), [("lost-at-abort", "leak.finished-held"), ("runs-without-tokens", "stuck.engine-stalled")]
+)
+def test_metrics_name_the_code_that_only_the_stream_tells_apart(kind: str, code: str) -> None:
+    harms, found = [Harm(kind, 10.0, 0.1)], FoundCode(code, 30.0, "likely", "")
+    assert judge_claim(found, harms, "metrics").right
+    assert not judge_claim(found, harms, "stream").right
+    assert not judge_claim(found, [Harm("grammar-not-taken", 10.0, 0.1)], "metrics").right
+
+
+def test_copies_of_the_longest_request_take_a_minute_at_most() -> None:
+    longest_s = 0.0
+    for drawn in map(draw_run, range(200)):
+        tokens = max(each.prompt[1] + each.prefix + each.output[1] + each.context for each in drawn.load)
+        blocks = -(-tokens // drawn.engine.get("block_size", 16))
+        longest_s = max(longest_s, drawn.latencies.copy_s + drawn.latencies.copy_block_s * blocks)
+    assert 50 < longest_s <= 60 * (1 + 1e-9)
+
+
 def test_a_harm_is_found_by_the_code_that_names_it_and_others_are_noted() -> None:
     harms = [Harm("lost-at-abort", 10.0, 0.1)]
     other = FoundCode("leak.rising-floor", 30.0, "confirmed", "")

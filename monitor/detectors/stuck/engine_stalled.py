@@ -270,14 +270,15 @@ class EngineStalled(Detector[Judgement]):
             explanation=(
                 f"Since {clock_time(first.at_ns or 0)} ({duration(age)}) {what}, with"
                 f" {counted(last.running, 'request')} running. The metrics page still answers, with every value as it"
-                " was: the front end serves it, and the engine behind it stands still."
+                " was: the front end serves it, and the engine behind it ends no step."
             ),
             do_now=STALLED_DO_NOW if sure else STALLED_DO_NOW[:1],
             change=STALLED_CHANGE,
             wont_help=STALLED_WONT_HELP if sure else (),
             missing=(
-                "whether a step is in flight, or the engine is paused: attach the event stream (monitor doctor"
-                " tcp://HOST:5757), or read the process's state (ps -o stat= -p PID)"
+                "whether a step is in flight, the engine is paused, or its requests are given no tokens"
+                " (stuck.zero-token): attach the event stream (monitor doctor tcp://HOST:5757), or read the process's"
+                " state (ps -o stat= -p PID)"
                 + (
                     ""
                     if sure

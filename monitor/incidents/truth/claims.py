@@ -78,6 +78,16 @@ CLAIMS: Final[dict[str, Claim]] = {
     "memory-unnamed": Claim("sizing.elsewhere"),
 }
 
+METRICS_CLAIMS: Final[dict[str, tuple[str, ...]]] = {
+    "lost-at-end": ("leak.finished-held",),
+    "lost-at-abort": ("leak.finished-held",),
+    "lost-behind-fence": ("leak.finished-held",),
+    "runs-without-tokens": ("stuck.engine-stalled",),
+}
+"""What a kind of harm makes true besides where metrics are all there is: they count blocks and steps, and name neither
+a block's holder nor why no step ends. Such findings name the code that only the stream distinguishes.
+"""
+
 
 def codes_named(harms: Iterable[Harm]) -> dict[str, Harm]:
     """Return the codes that name these harms, each with the first that it names."""
@@ -89,6 +99,11 @@ def codes_named(harms: Iterable[Harm]) -> dict[str, Harm]:
     return found
 
 
-def harms_behind(code: str, harms: Iterable[Harm]) -> list[Harm]:
-    """Return the harms that make a finding of this code true."""
-    return [harm for harm in harms if code == CLAIMS[harm.kind].named_by or code in CLAIMS[harm.kind].also]
+def harms_behind(code: str, harms: Iterable[Harm], source: str = "stream") -> list[Harm]:
+    """Return the harms that make a finding of this code from this source of evidence true."""
+    return [harm for harm in harms if code in _codes_made_true(harm.kind, source)]
+
+
+def _codes_made_true(kind: str, source: str) -> tuple[str, ...]:
+    more = METRICS_CLAIMS.get(kind, ()) if source == "metrics" else ()
+    return (CLAIMS[kind].named_by, *CLAIMS[kind].also, *more)
