@@ -45,6 +45,14 @@ def as_shipped(request: pytest.FixtureRequest) -> Iterator[None]:
     UNSEEN_TIMES.value = 0.0
 
 
+@pytest.fixture(scope="module")
+def archive_runtime(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Make a first request to an archive: obstore keeps a runtime from then on, with files of its own."""
+    from kvscope.monitor.history.archive_store import Archive
+
+    Archive(str(tmp_path_factory.mktemp("archive"))).has("nothing")
+
+
 def _open_things() -> tuple[set[threading.Thread], set[int], set[str]]:
     threads = set(threading.enumerate())
     children = {child.pid for child in psutil.Process().children()}

@@ -12,14 +12,11 @@ from kvscope.monitor.exporters.remote_write.remote_writer import RemoteWriteConf
 from kvscope.monitor.service.data_directory import ARCHIVE_WORKER, REMOTE_WRITE_WORKER, DataDirectoryCheck
 from kvscope.monitor.service.http_api import create_app
 from kvscope.monitor.service.service import Service, ServiceConfig
-from tests.history.archived import begin_runtime, kept
+from tests.history.archived import kept
 from tests.history.recorded import worked
 from tests.receiving import Server, until
 
-
-@pytest.fixture(scope="module", autouse=True)
-def runtime(tmp_path_factory: pytest.TempPathFactory) -> None:
-    begin_runtime(tmp_path_factory.mktemp("any"))
+pytestmark = pytest.mark.usefixtures("archive_runtime")
 
 
 def test_copies_that_fail_are_shown_until_they_catch_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -52,7 +49,7 @@ def test_copies_that_fail_are_shown_until_they_catch_up(tmp_path: Path, caplog: 
         service.watch.feed(lab.frames)
         until(lambda: shown() == {"status": "ok", "behind": sorted((ARCHIVE_WORKER, REMOTE_WRITE_WORKER))})
         page = client.get("/metrics").text
-        assert f'kvscope_worker_failing{{kind="history",worker="{ARCHIVE_WORKER}"}} 1.0' in page
+        assert f'kvscope_worker_failing{{kind="copy",worker="{ARCHIVE_WORKER}"}} 1.0' in page
         assert value(page, "kvscope_archive_waiting_segments") > 0
         assert value(page, "kvscope_archive_failures_total") > 0
         assert value(page, "kvscope_remote_write_spool_bytes") > 0

@@ -38,6 +38,7 @@ REQUEST_S: Final = 30
 REQUEST_RETRY_S: Final = 20
 RETRIES: Final = 3
 PART_BYTES: Final = 8 << 20
+ENDPOINT: Final = "AWS_ENDPOINT_URL"
 MANIFEST_BYTES: Final = 1 << 16
 MAX_LISTED: Final = 1_000_000
 STORE_ERROR_CHARS: Final = 200
@@ -73,6 +74,8 @@ class Archive:
     def __init__(self, url: str, *, make: bool = False) -> None:
         self.url = url
         directory = archive_directory(url)
+        self.place = str(directory) if directory is not None else f"{url} at {os.environ.get(ENDPOINT, 'AWS')}"
+        """What tells it from every other archive."""
         self._store: S3Store | LocalStore = _bucket(url) if directory is None else _directory(directory, make)
 
     def upload(self, path: Path, to: str) -> None:
@@ -162,7 +165,7 @@ def _bucket(url: str) -> S3Store:
             "an archive in S3 is s3://BUCKET/PREFIX and no more: credentials, region and endpoint come from"
             " AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION and AWS_ENDPOINT_URL"
         )
-    endpoint = os.environ.get("AWS_ENDPOINT_URL", "")
+    endpoint = os.environ.get(ENDPOINT, "")
     client: ClientConfig = {
         "connect_timeout": timedelta(seconds=CONNECT_S),
         "timeout": timedelta(seconds=REQUEST_S),

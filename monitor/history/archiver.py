@@ -94,7 +94,7 @@ class Archiver:
         if segment.path in self._archived or segment.path in self._damaged:
             return True
         marker = read_marker(segment.path)
-        return marker is not None and marker.archive == self.archive.url
+        return marker is not None and marker.archive == self.archive.place
 
     def lost(self, segment: ClosedSegment) -> None:
         """Report that retention deleted a segment that the archive does not have. Any thread."""
@@ -183,7 +183,7 @@ class Archiver:
             for file in manifest.files:
                 self.archive.upload(segment.path / file.path.rpartition("/")[2], file.path)
             self.archive.commit(manifest)
-        write_marker(segment.path, ArchiveMarker(self.archive.url, manifest.path))
+        write_marker(segment.path, ArchiveMarker(self.archive.place, manifest.path))
         self._note_archived(segment, manifest)
 
     def _note_archived(self, segment: ClosedSegment, manifest: Manifest) -> None:

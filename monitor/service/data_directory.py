@@ -64,5 +64,5 @@ class DataDirectoryCheck:
         if not problem:
             self._pipeline.report_recovery(worker)
         elif reported.get(worker) != problem:
-            kind: WorkerKind = "history" if worker in (HISTORY_WORKER, ARCHIVE_WORKER) else "delivery"
+            kind: WorkerKind = "copy" if worker in COPIES else "history" if worker == HISTORY_WORKER else "delivery"
             self._pipeline.report_failure(worker, kind, problem)

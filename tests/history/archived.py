@@ -16,11 +16,6 @@ from tests.history.test_writer import Heard
 from tests.lab import Lab
 
 
-def begin_runtime(directory: Path) -> None:
-    """Make a first request: obstore keeps a runtime from then on, with files of its own."""
-    Archive(str(directory)).has("nothing")
-
-
 def kept(history: Path, lab: Lab, segment_bytes: int = 15_000, first: int = 0, last: int = 1 << 30) -> list[Path]:
     """The lab's frames from `first` to `last` as a history, all segments closed but the last; the closed ones."""
     usual, segment_writer.SEGMENT_BYTES = segment_writer.SEGMENT_BYTES, segment_bytes  # type: ignore[misc]

@@ -34,10 +34,12 @@ from kvscope.monitor.history.sql_segments import (
     overlapping,
 )
 from kvscope.monitor.history.sql_tables import SqlInput, answer
-from tests.history.archived import begin_runtime, closed_of, kept
+from tests.history.archived import closed_of, kept
 from tests.history.object_store import BUCKET, ENVIRONMENT, object_store
 from tests.history.recorded import worked
 from tests.lab import Lab
+
+pytestmark = pytest.mark.usefixtures("archive_runtime")
 
 ALWAYS = TimeRange()
 QUERIES = (
@@ -47,11 +49,6 @@ QUERIES = (
 )
 ROOT = Path(__file__).parent.parent.parent
 counter = itertools.count()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def runtime(tmp_path_factory: pytest.TempPathFactory) -> None:
-    begin_runtime(tmp_path_factory.mktemp("any"))
 
 
 @pytest.fixture(scope="module")
@@ -384,6 +381,19 @@ def test_the_command_reads_an_archive_alone(tmp_path: Path, lab: Lab, capsys: py
     assert not (tmp_path / "nowhere").exists()
     assert main(["sql", "FROM events", str(tmp_path), "--archive", str(tmp_path / "archive")]) == 2
     assert "not both" in capsys.readouterr().err
+
+
+def test_a_bucket_of_another_server_is_another_archive(
+    tmp_path: Path, lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept(tmp_path / "history", lab)
+    (segment, *_) = closed_of(tmp_path / "history", lab)
+    url = s3("http://127.0.0.1:9", monkeypatch)
+    archive = Archive(url)
+    archiver_module.write_marker(segment.path, archiver_module.ArchiveMarker(archive.place, "its manifest"))
+    assert Archiver(tmp_path / "history", Archive(url)).has(segment)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:10")
+    assert not Archiver(tmp_path / "history", Archive(url)).has(segment)
 
 
 def test_a_server_that_cannot_be_reached_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

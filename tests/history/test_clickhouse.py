@@ -12,15 +12,12 @@ import pytest
 from kvscope.monitor.history.archive_store import Archive
 from kvscope.monitor.history.archiver import Archiver
 from kvscope.monitor.history.sql_tables import SqlInput, answer
-from tests.history.archived import begin_runtime, kept
+from tests.history.archived import kept
 from tests.history.clickhouse import DOCS, IN_DUCKDB, chdb_python, documented, run_clickhouse
 from tests.history.object_store import BUCKET, ENVIRONMENT, object_store
 from tests.history.recorded import worked
 
-
-@pytest.fixture(scope="module", autouse=True)
-def runtime(tmp_path_factory: pytest.TempPathFactory) -> None:
-    begin_runtime(tmp_path_factory.mktemp("any"))
+pytestmark = pytest.mark.usefixtures("archive_runtime")
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -14,8 +15,11 @@ import pytest
 
 from kvscope.monitor.events.journal import NotAJournal
 from kvscope.monitor.events.wire import ADDED_BY_SOURCE, Batch, Frame
+from kvscope.monitor.history.archive_store import Archive
+from kvscope.monitor.history.archiver import MARKER_FILE
 from kvscope.monitor.history.history import History
 from kvscope.monitor.history.segment_files import directory_of
+from kvscope.monitor.history.sql_tables import SqlInput, answer
 from kvscope.monitor.ledger.engine_ledger import EngineLedger, Position
 from kvscope.monitor.publishing.publisher import Publisher
 from kvscope.monitor.service import resumption
@@ -141,3 +145,30 @@ def test_an_engine_that_does_not_come_back_is_silent(tmp_path: Path, monkeypatch
         service.stop()
     (seen,) = service.watch.engines()
     assert seen.step == left.step
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("archive_runtime")
+def test_a_killed_service_archives_each_batch_once(tmp_path: Path) -> None:
+    """After each life all that is on the local disk may go but what is not archived: disk and archive have it all."""
+    rng = random.Random(11)
+    events, journal, data = f"ipc://{tmp_path}/events", tmp_path / "journal", tmp_path / "data"
+    target = tmp_path / "archive"
+    seen = 0
+    with process("tests.lab_process", events, f"{events}-replay", str(journal), "3") as engine:
+        assert engine.stdout is not None
+        assert engine.stdout.readline() == "ready\n"
+        for _ in range(3):
+            with process("tests.history.archiving_process", events, str(data), str(target)):
+                until(lambda seen=seen: len(list(target.glob("manifests/*/*/*.json"))) > seen + 2)  # type: ignore[misc]
+                time.sleep(rng.random() / 5)
+            for marker in data.glob(f"history/*/*/*/{MARKER_FILE}"):
+                shutil.rmtree(marker.parent)
+            seen = len(list(target.glob("manifests/*/*/*.json")))
+    query = "SELECT sequence, count(*) AS events, max(event) + 1 AS last FROM events WHERE sequence >= 0 GROUP BY ALL"
+    with answer(query, SqlInput(data / "history", archive=Archive(str(target)))) as found:
+        rows = sorted(found.rows)
+    said = {frame.sequence: len(frame.runs) // 20 for frame in Recording(journal) if isinstance(frame, Batch)}
+    assert [row[0] for row in rows] == list(range(rows[0][0], rows[-1][0] + 1))
+    assert all(count == last == said[sequence] for sequence, count, last in rows)
+    assert len(rows) > 100

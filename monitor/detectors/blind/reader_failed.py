@@ -16,6 +16,7 @@ _CONSEQUENCES = {
     "detector": "Problems that this detector finds are not reported meanwhile",
     "delivery": "Findings may not reach their receivers and exporters meanwhile",
     "history": "The past of this engine may have a gap from then on",
+    "copy": "Copies elsewhere lack the latest of this engine meanwhile. What is shown here does not depend on them",
 }
 
 

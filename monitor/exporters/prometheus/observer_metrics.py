@@ -121,7 +121,8 @@ class WorkerFamilies:
     def __init__(self) -> None:
         self.failing = GaugeMetricFamily(
             "kvscope_worker_failing",
-            "1 for a reader, detector, delivery or history that does not work; no series while all work.",
+            "1 for a reader, detector, delivery, history or copy (archive, remote write) that does not work; no series"
+            " while all work.",
             labels=("worker", "kind"),
         )
         self.failures = CounterMetricFamily(
