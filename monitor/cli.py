@@ -35,6 +35,7 @@ COMMANDS: Final = {
     "agent": ("agent", "`monitor serve` without the page, near the engines"),
     "config": ("config_check", "check the configuration file of `monitor serve` and `monitor agent`"),
     "alerts": ("alerts", "the alerts of a running service: whether they arrive, what to hush"),
+    "bus": ("bus", "the streams that agents publish to in NATS JetStream"),
     "plugins": ("plugins_list", "list the plug-ins that are loaded"),
     "runbook": ("runbook", "print the runbook of a finding code"),
 }

@@ -246,6 +246,14 @@ class Findings:
             oldest, _ = self._aside.popitem(last=False)
             self._resolved.pop(oldest, None)
 
+    def expect(self, engine: str, findings: Iterable[Finding], now_ns: int) -> None:
+        """Take what another service found on an engine that is watched here from now on (wall ns), as `set_aside` does
+        what was found here. What fires here by itself goes on as it is.
+        """
+        firing = {place for place, finding in self._open.items() if finding.state != "pending"}
+        self._aside[engine] = SetAside(now_ns, [finding for finding in findings if finding.place not in firing])
+        self._aside.move_to_end(engine)
+
     def _take_back(self, engine: str, now_ns: int) -> None:
         aside = self._aside.pop(engine, None)
         if aside is not None and now_ns - aside.at_ns < LOOK_AGAIN_S * 1e9:

@@ -17,7 +17,7 @@ from kvscope.monitor.detectors.judgement import Judgement
 from kvscope.monitor.detectors.registry import PLUGINS, detectors_for, judge_beside, severities
 from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.events.samples import Fact, Record, ReportedEvent
-from kvscope.monitor.findings import Transition
+from kvscope.monitor.findings import Finding, Transition
 from kvscope.monitor.history.history import History
 from kvscope.monitor.ledger.engine_ledger import EngineLedger, Point
 from kvscope.monitor.queries.handlers import QueryHandlers
@@ -131,6 +131,13 @@ class Pipeline(QueryHandlers):
                 self._past.forget(engine)
                 self._gone.pop(engine, None)
                 self.lifecycle.set_aside(engine, ledger.now_ns)
+
+    def expect(self, engine: str, findings: Iterable[Finding], now_ns: int) -> None:
+        """Take what is open on an engine by the word of the service that watched it until `now_ns` (wall). What is
+        found again is the same finding, and what is not is resolved after LOOK_AGAIN_S.
+        """
+        with self._lock:
+            self.lifecycle.expect(engine, findings, now_ns)
 
     def report_failure(
         self, worker: str, kind: WorkerKind, error: BaseException | str, engines: Sequence[str] = ()

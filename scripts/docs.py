@@ -7,6 +7,7 @@ docs/renames.md                      renamed routes, parameters and JSON keys, b
 docs/reference.md                    commands, environment, metrics, findings, thresholds
 monitor/doctor/report.schema.json    the schema of doctor's JSON
 monitor/planning/plan.schema.json    the schema of the plan's JSON
+docs/bus.schema.json                 the schema of the messages in NATS
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from fastapi.routing import APIRoute
 import kvscope.engine.command_line
 import kvscope.engine.faults
 from kvscope.monitor import cli
+from kvscope.monitor.bus.bus_messages import bus_schema
 from kvscope.monitor.configuration.settings_table import SETTINGS, THRESHOLDS_KEY
 from kvscope.monitor.detectors.harm import HARM_BARS, HELD_BAR, HarmBar
 from kvscope.monitor.detectors.registry import CATALOGUE, THRESHOLDS
@@ -79,6 +81,7 @@ def generated() -> dict[Path, str]:
     renamed = between(renamed, "renamed keys", "\n".join(_renamed_keys()))
     schema = msgspec.json.format(msgspec.json.encode(report.schema()), indent=2).decode() + "\n"
     planned = msgspec.json.format(msgspec.json.encode(plan_schema()), indent=2).decode() + "\n"
+    on_bus = msgspec.json.format(msgspec.json.encode(bus_schema()), indent=2).decode() + "\n"
     return {
         contract: text,
         attach: between(attach.read_text(encoding="utf-8"), "sample needs", "\n".join(_sample_needs())),
@@ -87,6 +90,7 @@ def generated() -> dict[Path, str]:
         ROOT / "docs" / "reference.md": "\n".join(_reference()) + "\n",
         ROOT / "monitor" / "doctor" / "report.schema.json": schema,
         ROOT / "monitor" / "planning" / "plan.schema.json": planned,
+        ROOT / "docs" / "bus.schema.json": on_bus,
     }
 
 

@@ -5,6 +5,7 @@ python -m tests.lab_process EVENTS REPLAY JOURNAL SEED [FAULT…]
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 import time
@@ -19,7 +20,7 @@ def main() -> None:
     lab = Lab(total=200, connector_share=0.3, faults=faults, clock=time, pack=False, seed=int(seed))
     publisher = Publisher(
         lab.log,
-        "lab@127.0.0.1:0/0",
+        os.environ.get("KVSCOPE_ENGINE_ID", "lab@127.0.0.1:0/0"),
         lab.vitals,
         events=events,
         replay=replay,

@@ -6,12 +6,8 @@ wall seconds.
 
 from __future__ import annotations
 
-import os
-import sqlite3
-import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -22,6 +18,7 @@ from kvscope.monitor.alerting.message import Message, Trouble
 from kvscope.monitor.alerting.receivers.receiver import Receiver
 from kvscope.monitor.alerting.silences import Silence
 from kvscope.monitor.findings import Place
+from kvscope.monitor.kept_database import KeptDatabase
 
 ALERT_TABLES: Final = """
 CREATE TABLE IF NOT EXISTS alerts (
@@ -73,19 +70,15 @@ class Delivery(NamedTuple):
     tries: int
 
 
-class AlertStore:
+class AlertStore(KeptDatabase):
     """The database at `path` (None: in memory) for these receivers. Thread-safe. All of it raises sqlite3.Error."""
 
     def __init__(self, path: Path | None, receivers: Sequence[Receiver], now: float) -> None:
+        super().__init__(path, ALERT_TABLES)
         self.receivers: dict[str, Receiver] = {}
-        self.lock = threading.RLock()
         self.ended: Counter[tuple[str, DeliveryState]] = Counter()
         """How messages ended, by receiver, since the service was started: of the log only the latest are kept."""
         self.failed_tries: Counter[str] = Counter()
-        self._path = path
-        self.database = _opened_database(path)
-        self._inode = _inode_of(path)
-        self.database.executescript(ALERT_TABLES)
         with self.writing() as database:
             database.execute("UPDATE alerts SET unseen_since = ? WHERE alert != '' AND held_until IS NULL", (now,))
         self.replace_receivers(receivers, now)
@@ -104,42 +97,6 @@ class AlertStore:
                         " WHERE receiver = ? AND state = 'pending'",
                         (now, row["receiver"]),
                     )
-
-    def close(self) -> None:
-        """Close the database; what is not told stays in it."""
-        with self.lock:
-            self.database.close()
-
-    def is_deleted(self) -> bool:
-        """Return whether the file was deleted or moved, so that a restart would lose what is in it."""
-        return self._path is not None and _inode_of(self._path) != self._inode
-
-    def write_again(self) -> None:
-        """Make the file anew, with all that was in it. Raises OSError, too."""
-        assert self._path is not None
-        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with self.lock:
-            new = _opened_database(self._path)
-            self.database.backup(new)
-            self.database.close()
-            self.database, self._inode = new, _inode_of(self._path)
-
-    @contextmanager
-    def writing(self) -> Iterator[sqlite3.Connection]:
-        """One transaction: all of it, or nothing."""
-        with self.lock:
-            self.database.execute("BEGIN IMMEDIATE")
-            try:
-                yield self.database
-                self.database.commit()
-            except BaseException:
-                self.database.rollback()
-                raise
-
-    def read(self, sql: str, *values: object) -> list[sqlite3.Row]:
-        """All rows of a query."""
-        with self.lock:
-            return self.database.execute(sql, values).fetchall()
 
     def insert(self, message: Message, receiver: str, state: DeliveryState, now: float, answer: str = "") -> None:
         """Keep a message for a receiver, unless it has that message already."""
@@ -300,22 +257,3 @@ class AlertStore:
     def is_silenced(self, trouble: Trouble, now: float) -> bool:
         """Whether a silence in force matches."""
         return any(silence.matches(trouble) for silence in self.silences(now).values())
-
-
-def _opened_database(path: Path | None) -> sqlite3.Connection:
-    """Open the database at `path` (None: in memory); its files are its owner's alone. Raises OSError, too."""
-    if path is not None:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        path.chmod(0o600)  # SQLite gives its -wal and -shm the same
-    database = sqlite3.connect(path or ":memory:", check_same_thread=False, isolation_level=None)
-    database.row_factory = sqlite3.Row
-    database.execute("PRAGMA journal_mode=WAL")
-    return database
-
-
-def _inode_of(path: Path | None) -> int:
-    """Return the number of the file at a path; 0 if there is none."""
-    try:
-        return path.stat().st_ino if path is not None else 0
-    except FileNotFoundError:
-        return 0

@@ -9,6 +9,7 @@ from typing import Any, Final
 from kvscope.monitor.alerting.alerting import AlertsConfig
 from kvscope.monitor.alerting.receivers.parse import receiver_of
 from kvscope.monitor.alerting.receivers.receiver import BadReceiver
+from kvscope.monitor.bus.bus_config import BusConfig, bus_config
 from kvscope.monitor.configuration.effective import Effective
 from kvscope.monitor.configuration.settings_file import Problem
 from kvscope.monitor.configuration.settings_table import SETTINGS, THRESHOLDS_KEY
@@ -70,6 +71,7 @@ def service_config(effective: Effective) -> ServiceConfig:
         keep=Keep(**_given(days=effective["keep_days"], bytes=effective["keep_bytes"])),
         archive=effective["archive"],
         remote_write=_remote_write(effective),
+        bus=_bus(effective),
         **shared,
         **_given(look_back_s=effective["look_back"]),
     )
@@ -98,6 +100,11 @@ def refuse_what_cannot_run(effective: Effective) -> None:
     if message := _error_of_attempt(lambda: require_token(config)):
         problems.append(effective.problem("host", message))
     effective.refuse(problems)
+
+
+def _bus(effective: Effective) -> BusConfig | None:
+    """Return where NATS is, if it is asked for. Raises ValueError."""
+    return bus_config(effective.__getitem__, share=effective["nats_share"]) if effective["nats"] else None
 
 
 def _remote_write(effective: Effective) -> RemoteWriteConfig | None:
@@ -142,12 +149,17 @@ def _contradictions(effective: Effective, recordings: tuple[Path, ...], targets:
         for key in ("archive", "remote_write"):
             if effective[key]:
                 yield effective.problem(key, "archive and remote write copy what --data DIR keeps: set data, too")
+    for key in ("nats_agent", "nats_creds", "nats_ca", "nats_cert", "nats_key", "nats_share"):
+        if effective[key] and not effective["nats"]:
+            yield effective.problem(key, "this is of a connection to NATS: set nats, too")
     if effective["otlp_sample"] is not None and not effective["otlp"]:
         yield effective.problem("otlp_sample", "this is the share of what goes to --otlp URL: set otlp, too")
 
 
 def _bad_values(effective: Effective) -> Iterator[Problem]:
-    """Yield thresholds that there are not."""
+    """Yield thresholds that there are not, and a connection to NATS that cannot be."""
+    if message := _error_of_attempt(lambda: _bus(effective)):
+        yield effective.problem("nats", message)
     for text in effective[THRESHOLDS_KEY]:
         try:
             parse_settings([text])

@@ -195,6 +195,29 @@ OTLP_SETTINGS: Final = (
         metavar="SHARE",
     ),
 )
+BUS_SETTINGS: Final = (
+    Setting(
+        "nats",
+        "a NATS server with JetStream: nats://127.0.0.1:4222, or tls://HOST:4222 on another machine; may be repeated,"
+        " for the servers of one cluster",
+        default=(),
+        shape="list",
+        metavar="URL",
+    ),
+    Setting("nats_tenant", "whose streams: a-z, 0-9 and - (default)", default="default", metavar="NAME"),
+    Setting("nats_agent", "the name of this agent among others (the host's name)", default="", metavar="NAME"),
+    Setting("nats_creds", "credentials: a .creds file, or a file with an nkey's seed", Path, metavar="FILE"),
+    Setting("nats_ca", "the authority of the server's certificate", Path, metavar="FILE"),
+    Setting("nats_cert", "this agent's own certificate", Path, metavar="FILE"),
+    Setting("nats_key", "and its key", Path, metavar="FILE"),
+)
+NATS_SHARE: Final = Setting(
+    "nats_share",
+    "share the engines with other agents that name the same ones: each is processed by the one agent that holds its"
+    " lease, and another takes over when that agent dies",
+    default=False,
+    shape="switch",
+)
 SETTINGS: Final[dict[str, Setting]] = {
     setting.key: setting
     for setting in (
@@ -203,6 +226,8 @@ SETTINGS: Final[dict[str, Setting]] = {
         *COPY_SETTINGS,
         *ALERT_SETTINGS,
         *OTLP_SETTINGS,
+        *BUS_SETTINGS,
+        NATS_SHARE,
         Setting(
             THRESHOLDS_KEY,
             "change a threshold",
@@ -231,14 +256,19 @@ def add_flags(parser: argparse.ArgumentParser, *, of_agent: bool = False) -> Non
     for setting in SETTINGS.values():
         if of_agent and not setting.of_agent:
             continue
-        given: dict[str, Any] = {"help": setting.help, "default": argparse.SUPPRESS}
-        if setting.shape == "switch":
-            given["action"] = "store_true"
-        else:
-            given |= {"type": setting.parse, "metavar": setting.metavar}
-        if setting.option.startswith("--"):
-            if setting.shape == "list":
-                given["action"] = "append"
-            parser.add_argument(setting.option, dest=setting.key, **given)
-        else:
-            parser.add_argument(setting.option, nargs="*", **given)
+        add_flag(parser, setting)
+
+
+def add_flag(parser: argparse.ArgumentParser, setting: Setting) -> None:
+    """Add the flag of a setting."""
+    given: dict[str, Any] = {"help": setting.help, "default": argparse.SUPPRESS}
+    if setting.shape == "switch":
+        given["action"] = "store_true"
+    else:
+        given |= {"type": setting.parse, "metavar": setting.metavar}
+    if setting.option.startswith("--"):
+        if setting.shape == "list":
+            given["action"] = "append"
+        parser.add_argument(setting.option, dest=setting.key, **given)
+    else:
+        parser.add_argument(setting.option, nargs="*", **given)

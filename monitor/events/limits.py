@@ -125,3 +125,15 @@ SESSIONS: Final = 256
 """Sessions of browsers. One more ends the oldest."""
 SESSION_S: Final = 604_800
 """From opening a page with `?token=` to the end of the browser's session: seven days."""
+
+# ---------------------------------------------------------------- the bus (NATS JetStream)
+
+BUS_PAYLOAD_BYTES: Final = 1 << 18
+"""One message. A longer one is sent without the requests and blocks that it lists, or without its configuration."""
+BUS_SPOOL_BYTES: Final = 64 << 20
+"""Messages that wait under `--data` while NATS is away, about an hour of 50 engines. Beyond it the oldest points are
+dropped first, then what else is oldest. `kvscope_bus_dropped_total` counts what was dropped, `/healthz` shows it."""
+BUS_SHARED_ENGINES: Final = 1_000
+"""Engines that one agent names with `--nats-share`. More are refused at the start."""
+BUS_FINDINGS: Final = 100_000
+"""Findings that a reader of the bus keeps, the resolved ones that are oldest go first."""

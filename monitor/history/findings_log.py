@@ -37,10 +37,11 @@ class LoggedTransition(msgspec.Struct, frozen=True):
     judgement: Judgement
 
     def finding(self) -> Finding:
-        """The finding, resolved."""
-        finding = Finding(self.judgement, self.resolved_ns, self.first_seen_ns)
-        finding.state = "resolved"
-        finding.fired_ns, finding.resolved_ns = self.fired_ns, self.resolved_ns or self.at_ns
+        """The finding as the transition left it."""
+        finding = Finding(self.judgement, self.resolved_ns or self.at_ns, self.first_seen_ns)
+        finding.state, finding.fired_ns = self.to, self.fired_ns
+        if self.to == "resolved":
+            finding.resolved_ns = self.resolved_ns or self.at_ns
         return finding
 
 

@@ -6,6 +6,7 @@ import logging
 import sqlite3
 import threading
 from collections.abc import Sequence
+from typing import Protocol
 
 from kvscope.monitor.alerting.alerting import Alerts
 from kvscope.monitor.exporters.otel.otel_exporter import OtelOutlet
@@ -16,6 +17,14 @@ from kvscope.monitor.history.findings_log import FindingsLog
 from kvscope.monitor.pipeline import EndedRequest, Pipeline
 
 logger = logging.getLogger(__name__)
+
+
+class TransitionSink(Protocol):
+    """Takes transitions and does not raise: the bus."""
+
+    def put(self, transitions: Sequence[Transition]) -> None:
+        """Take transitions."""
+        ...
 
 
 class Deliveries:
@@ -30,6 +39,8 @@ class Deliveries:
         self._alerts = alerts
         self._findings_log = findings_log
         self._lock = threading.Lock()
+        self.bus: TransitionSink | None = None
+        """Where every transition goes at once, before alerts."""
         self._undelivered: list[Transition] = []
 
     def deliver(self) -> None:
@@ -37,6 +48,8 @@ class Deliveries:
         with self._lock:
             transitions = self._watch.take_transitions()
             self._keep_findings(transitions)
+            if self.bus is not None:
+                self.bus.put(transitions)
             self._alert(transitions)
             _log_transitions(transitions)
             if self.otel is not None:

@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 from kvscope.monitor.alerting.alert_schema import AlertFigures
 from kvscope.monitor.alerting.alerting import Alerts
 from kvscope.monitor.bounded_server import BoundedRequests, ServerLimits
+from kvscope.monitor.bus_figures import BusFigures
 from kvscope.monitor.detectors.registry import runbook_of
 from kvscope.monitor.events import limits
 from kvscope.monitor.exporters.prometheus import WatchCollector
@@ -64,6 +65,7 @@ def create_app(
     collector: WatchCollector | None = None,
     memory: Callable[[], MemoryBudgetView] = MemoryBudgetView,
     changes: Callable[[], list[SourceChange]] = list,
+    bus: Callable[[], BusFigures | None] = lambda: None,
     *,
     configuration: Callable[[], ConfigurationView | None] = lambda: None,
     token: str = "",
@@ -76,7 +78,7 @@ def create_app(
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector or WatchCollector(watch, sources, alerts.figures if alerts else AlertFigures))
 
-    serve_health(app, watch, configuration)
+    serve_health(app, watch, configuration, bus)
 
     @app.get("/metrics")
     async def metrics(request: Request) -> Response:
@@ -109,7 +111,12 @@ def create_app(
     return app
 
 
-def serve_health(app: FastAPI, watch: Pipeline, configuration: Callable[[], ConfigurationView | None]) -> None:
+def serve_health(
+    app: FastAPI,
+    watch: Pipeline,
+    configuration: Callable[[], ConfigurationView | None],
+    bus: Callable[[], BusFigures | None],
+) -> None:
     """Add the route by which an orchestrator asks whether the service works."""
 
     @app.get("/healthz")
@@ -117,10 +124,13 @@ def serve_health(app: FastAPI, watch: Pipeline, configuration: Callable[[], Conf
         """Whether the service is up and every loop of it turns: 503 with the loops that do not, if not.
 
         `behind` names what does not reach an archive or remote store: a restart would not help, so that is no 503. With
-        a configuration file, `configuration` is how that was read last.
+        a configuration file, `configuration` is how that was read last. With NATS, `bus` is how the connection is: the
+        service works on without it.
         """
         read = configuration()
         state: dict[str, object] = {} if read is None else {"configuration": msgspec.to_builtins(read)}
+        if (figures := bus()) is not None:
+            state["bus"] = msgspec.to_builtins(figures)
         late = watch.supervisor.late(LATE_FACTOR)
         if late:
             seconds = {worker: round(age_s, 1) for worker, age_s in late.items()}

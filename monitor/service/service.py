@@ -6,10 +6,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kvscope.monitor.alerting.alert_schema import AlertFigures
 from kvscope.monitor.alerting.alerting import Alerts, AlertsConfig
+from kvscope.monitor.bus.bus_config import BusConfig
+from kvscope.monitor.bus_figures import BusFigures
 from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.errors import BadTarget
 from kvscope.monitor.events.samples import Record
@@ -31,6 +33,7 @@ from kvscope.monitor.service.deliveries import Deliveries
 from kvscope.monitor.service.loop_watchdog import LoopWatchdog
 from kvscope.monitor.service.memory_budget import MemoryBudgetView, ServiceMemory, resident_bytes
 from kvscope.monitor.service.resumption import Resumption
+from kvscope.monitor.service.shared_engines import SharedEngines
 from kvscope.monitor.service.source_reader import SourceReader
 from kvscope.monitor.service.source_set import SourceSet, WantedSource
 from kvscope.monitor.sources.prometheus_history import DEFAULT_PAST_S
@@ -38,6 +41,9 @@ from kvscope.monitor.sources.recording import Recording
 from kvscope.monitor.sources.source import LOOK_BACK_S, Source, SourceOptions
 from kvscope.monitor.sources.source_registry import open_source
 from kvscope.monitor.sources.targets import PROMETHEUS_PREFIX, TargetKind
+
+if TYPE_CHECKING:
+    from kvscope.monitor.bus.bus_link import BusLink
 
 CONFIGURED: Final = "the configuration"
 """The origin of sources that flags and the configuration file name."""
@@ -68,6 +74,8 @@ class ServiceConfig:
     """Bytes that the process may take, or None: the default bounds on each engine, however many there are."""
     look_back_s: float = DEFAULT_PAST_S
     """How much of what a Prometheus server stored is read at the start."""
+    bus: BusConfig | None = None
+    """Where NATS is, if findings and points go there."""
 
 
 class Service:
@@ -105,10 +113,14 @@ class Service:
             lambda: self.otel.figures() if self.otel is not None else (),
             self.exemplars,
             self._outgoing,
+            self.bus_figures,
         )
+        self.shared: SharedEngines | None = None
+        """The sources that other agents could read as well, if leases say who does."""
         self.readers = SourceSet(self.watch, self._opened, self._reader_of, self._left)
+        self.bus = self._bus_link() if config.bus is not None else None
         for wanted in wanted_sources(config):
-            self.readers.add(wanted, CONFIGURED)
+            (self.shared or self.readers).add(wanted, CONFIGURED)
         for engine, directory in recorded.items():
             recording = SourceReader(Recording(directory, engine), self.watch, after=self._deliveries.discard)
             self.readers.add_reader(recording, WantedSource(str(directory)), CONFIGURED)
@@ -132,13 +144,19 @@ class Service:
             self.keeper.start()
         if self.remote_write is not None:
             self.remote_write.start()
+        if self.bus is not None:
+            self.bus.start()
         self.readers.start()
         self._watchdog.start()
 
     def stop(self) -> None:
         """Stop everything."""
         self._watchdog.stop()
+        if self.bus is not None and self.shared is not None:
+            self.bus.stop()  # first, while what it hands over is still read
         self.readers.stop()
+        if self.bus is not None and self.shared is None:
+            self.bus.stop()
         if self.keeper is not None:
             self.keeper.stop(self.watch.fleet.engines.values())
         if self.remote_write is not None:
@@ -162,9 +180,10 @@ class Service:
         elif config.alerts.receivers:
             needs_restart.append("alert")
         wanted = wanted_sources(config)
-        self.readers.remove([one for one in self.readers.wanted(CONFIGURED) if one not in wanted], CONFIGURED)
+        sources = self.shared or self.readers
+        sources.remove([one for one in sources.wanted(CONFIGURED) if one not in wanted], CONFIGURED)
         for one in wanted:
-            self.readers.add(one, CONFIGURED)
+            sources.add(one, CONFIGURED)
         return needs_restart
 
     def memory(self) -> MemoryBudgetView:
@@ -189,8 +208,27 @@ class Service:
             self.watch.lifecycle.recall(self._findings_log.resolved())
             known = self._findings_log.open() | known
         self.watch.lifecycle.remember(known, time.time_ns() + round(self.config.alerts.look_again_s * 1e9))
-        if self.config.data is not None:  # its own: what a history hands out must not be fed
+        shares = self.config.bus is not None and self.config.bus.share  # its engines may be another agent's by now
+        if self.config.data is not None and not shares:  # its own: what a history hands out must not be fed
             self._resumption.resume(History(self.config.data / "history"))
+
+    def bus_figures(self) -> BusFigures | None:
+        """How the connection to NATS is, if there is to be one."""
+        return self.bus.figures() if self.bus is not None else None
+
+    def _bus_link(self) -> BusLink:
+        """Make the link to NATS. Raises ValueError."""
+        assert self.config.bus is not None
+        try:
+            from kvscope.monitor.bus.bus_link import BusLink
+        except ImportError as error:
+            raise ValueError(f"--nats needs more than is installed: pip install 'kvscope[fleet]' ({error})") from error
+        if self.config.bus.share:
+            self.shared = SharedEngines(self.watch, self.readers)
+        path = self.config.data / "bus.sqlite" if self.config.data is not None else None
+        link = BusLink(self.config.bus, self.watch, path, self.shared)
+        self._deliveries.bus = link
+        return link
 
     def _opened(self, wanted: WantedSource) -> Source:
         """Make a source that is read live. Raises BadTarget, SourceError and ContractError."""

@@ -148,6 +148,12 @@ class SourceSet:
         with self._changing:
             return [one for one, watched in self._watched.items() if origin in watched.origins]
 
+    def engines(self, wanted: WantedSource) -> tuple[str, ...]:
+        """Return the engines that a source brought; none of one that is not read."""
+        with self._lock:
+            watched = self._watched.get(wanted)
+        return watched.reader.engines() if watched is not None else ()
+
     def views(self) -> list[SourceView]:
         """Report how each source is."""
         return [reader.view() for reader in self]

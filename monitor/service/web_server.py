@@ -99,6 +99,7 @@ def _app_of(service: Service, reloader: Reloader | None) -> FastAPI:
         service.collector,
         service.memory,
         service.readers.changes,
+        service.bus_figures,
         configuration=lambda: reloader.view() if reloader is not None else None,
         token=service.config.token,
         host=service.config.host,

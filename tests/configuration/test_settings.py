@@ -38,6 +38,14 @@ archive = "file:///archive"
 remote_write = "http://127.0.0.1:8428/api/v1/write"
 remote_write_token = "a bearer's"
 otlp = "http://127.0.0.1:4318"
+nats = ["nats://127.0.0.1:4222"]
+nats_tenant = "team-a"
+nats_agent = "node-7"
+nats_creds = "/etc/hosts"
+nats_ca = "/etc/hosts"
+nats_cert = "/etc/hosts"
+nats_key = "/etc/hosts"
+nats_share = true
 otlp_sample = 0.1
 
 [thresholds]
@@ -88,6 +96,8 @@ def test_a_key_counts_as_its_flag_does(tmp_path: Path) -> None:
         *("--look-back", "1d", "--memory-budget", "1G", "--alert", "https://example.org/a-secret-path"),
         *("--alert-private", "--alert-repeat", "30m", "--alert-verdict", "likely", "--webhook-secret"),
         *("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "--otlp", "http://127.0.0.1:4318", "--otlp-sample", "0.1"),
+        *("--nats", "nats://127.0.0.1:4222", "--nats-tenant", "team-a", "--nats-agent", "node-7", "--nats-share"),
+        *(f"--nats-{name}=/etc/hosts" for name in ("creds", "ca", "cert", "key")),
         *("--set", "leak.finished-held.grace_s=30", "--set", "stuck.head-of-line.grace_s=60.5"),
     ]
     same = service_config(SettingsLayers(settings_layers(command("serve").parse_args(flags)).flags, None, {}).read())

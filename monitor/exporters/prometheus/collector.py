@@ -8,8 +8,10 @@ from prometheus_client import ProcessCollector
 from prometheus_client.core import Metric
 
 from kvscope.monitor.alerting.alert_schema import AlertFigures
+from kvscope.monitor.bus_figures import BusFigures
 from kvscope.monitor.exporters.gpu import Process, gpu_families, here
 from kvscope.monitor.exporters.otel.otel_schema import OtlpFigures
+from kvscope.monitor.exporters.prometheus.bus_metrics import BusFamilies
 from kvscope.monitor.exporters.prometheus.observer_metrics import (
     AlertFamilies,
     FindingFamilies,
@@ -43,6 +45,7 @@ class WatchCollector:
         otlp: Callable[[], Iterable[OtlpFigures]] = tuple,
         exemplars: Exemplars | None = None,
         outgoing: Callable[[], OutgoingFigures] = OutgoingFigures,
+        bus: Callable[[], BusFigures | None] = lambda: None,
     ) -> None:
         self.watch = watch
         self._sources = sources
@@ -50,6 +53,7 @@ class WatchCollector:
         self._otlp = otlp
         self._outgoing = outgoing
         self._exemplars = exemplars or Exemplars()
+        self._bus = bus
         self._process = ProcessCollector(registry=None)
 
     def describe(self) -> list[Metric]:
@@ -78,8 +82,11 @@ class WatchCollector:
             otlp.add(figures)
         outgoing = OutgoingFamilies()
         outgoing.add(self._outgoing())
+        on_bus = BusFamilies()
+        if (connection := self._bus()) is not None:
+            on_bus.add(connection)
         self._exemplars.add_to(requests)
-        for filled in (findings, *of_engines, sources, workers, alerts, otlp, outgoing):
+        for filled in (findings, *of_engines, sources, workers, alerts, otlp, outgoing, on_bus):
             yield from vars(filled).values()
         yield from self._process.collect()
         yield from gpu_families(filter(None, processes))

@@ -1,0 +1,84 @@
+"""What `--nats` and its companions ask for, checked before anything connects."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+TENANT_PATTERN: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?")
+MAX_AGENT_CHARS: Final = 200
+
+
+@dataclass(frozen=True)
+class BusConfig:
+    """Where NATS is and who this agent is. Raises ValueError that names the flag and the remedy.
+
+    urls: servers of one cluster. credentials: a .creds file, or a file with an nkey seed. share: process only the
+    engines whose lease this agent holds.
+    """
+
+    urls: tuple[str, ...]
+    tenant: str = "default"
+    agent: str = field(default_factory=socket.gethostname)
+    credentials: Path | None = None
+    tls_ca: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    share: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.urls:
+            raise ValueError("--nats names no server: give --nats nats://127.0.0.1:4222")
+        for url in self.urls:
+            _check_url(url, has_identity=self.credentials is not None or self.tls_cert is not None)
+        if not TENANT_PATTERN.fullmatch(self.tenant):
+            raise ValueError(
+                f"--nats-tenant {self.tenant!r} is no name of a tenant: use 1 to 32 of a-z, 0-9 and -, such as team-a"
+            )
+        if not self.agent or len(self.agent) > MAX_AGENT_CHARS or not self.agent.isprintable():
+            raise ValueError(f"--nats-agent is no name: use 1 to {MAX_AGENT_CHARS} printable characters")
+        for flag, path in (
+            ("--nats-creds", self.credentials),
+            ("--nats-ca", self.tls_ca),
+            ("--nats-cert", self.tls_cert),
+            ("--nats-key", self.tls_key),
+        ):
+            if path is not None and not path.is_file():
+                raise ValueError(f"{flag} {path} is no file: name one that this user can read")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("--nats-cert and --nats-key belong together: give both")
+
+
+def bus_config(value: Callable[[str], Any], *, share: bool = False) -> BusConfig:
+    """Return the configuration that settings ask for; `value` returns one by its key. Raises ValueError."""
+    return BusConfig(
+        urls=tuple(value("nats")),
+        tenant=value("nats_tenant"),
+        agent=value("nats_agent") or socket.gethostname(),
+        credentials=value("nats_creds"),
+        tls_ca=value("nats_ca"),
+        tls_cert=value("nats_cert"),
+        tls_key=value("nats_key"),
+        share=share,
+    )
+
+
+def _check_url(url: str, *, has_identity: bool) -> None:
+    parts = urlsplit(url)
+    if parts.scheme not in ("nats", "tls") or not parts.hostname:
+        raise ValueError(f"--nats {url} is no NATS server: one looks like nats://127.0.0.1:4222 or tls://nats:4222")
+    if parts.username or parts.password:
+        raise ValueError(
+            f"--nats {parts.scheme}://…@{parts.hostname}: other users can read a command line. Put the credentials in a"
+            " file, and name it with --nats-creds"
+        )
+    is_local = parts.hostname in ("localhost", "::1") or parts.hostname.startswith("127.")
+    if not is_local and (parts.scheme != "tls" or not has_identity):
+        raise ValueError(
+            f"--nats {url} is on another machine: use tls:// with --nats-creds FILE, or with --nats-cert and --nats-key"
+        )

@@ -1,0 +1,220 @@
+"""One connection to NATS: credentials, TLS, publishing exactly once, and following a stream over reconnects."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import AsyncIterator
+from typing import Any, Final, NamedTuple
+
+import nats
+from nats.aio.client import Client
+from nats.errors import Error
+from nats.errors import TimeoutError as NatsTimeout
+from nats.js import JetStreamContext, api
+from nats.js.errors import APIError, NoStreamResponseError
+
+from kvscope.monitor.bus.bus_config import BusConfig
+from kvscope.monitor.bus.bus_subjects import inbox_prefix
+from kvscope.monitor.errors import CannotTell
+
+logger = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_S: Final = 3
+REQUEST_TIMEOUT_S: Final = 3.0
+PING_S: Final = 2
+LOST_PINGS: Final = 2
+"""A server that hangs is left after two pings without an answer, 4 to 6 s, well within a lease."""
+FETCH_MESSAGES: Final = 256
+FETCH_WAIT_S: Final = 1.0
+FOLLOW_AGAIN_S: Final = 1.0
+CONSUMER_GONE_S: Final = 30.0
+SUBJECT_TAKEN: Final = (10071, 10164)
+"""Errors of a server that has a message under a subject that should have none: it has stored this one before."""
+NATS_ERRORS: Final = (Error, OSError, TimeoutError, ssl.SSLError)
+
+
+class StreamFull(Exception):
+    """The stream takes no more. The message says which and what to do."""
+
+
+class StreamMessage(NamedTuple):
+    """A message of a stream. `pending` counts those that follow it already."""
+
+    sequence: int
+    subject: str
+    body: bytes
+    is_deleted: bool
+    pending: int
+
+
+async def connect_bus(config: BusConfig, *, wait: bool = True) -> Client:
+    """Connect, and go on reconnecting until closed. wait: retry the first connection too, instead of raising.
+
+    Raises CannotTell if not waiting, and ValueError for credentials or TLS files that cannot be read.
+    """
+    options = _identity(config)
+    while True:
+        try:
+            return await nats.connect(
+                servers=list(config.urls),
+                name=f"kvscope {config.agent}",
+                connect_timeout=CONNECT_TIMEOUT_S,
+                reconnect_time_wait=1,
+                max_reconnect_attempts=-1 if wait else 1,
+                ping_interval=PING_S,
+                max_outstanding_pings=LOST_PINGS,
+                pending_size=0,  # what cannot be sent fails at once: the spool keeps it, not the client
+                inbox_prefix=inbox_prefix(config.tenant),
+                error_cb=_log_error,
+                **options,
+            )
+        except NATS_ERRORS as error:
+            if not wait:
+                raise CannotTell(
+                    f"NATS at {', '.join(config.urls)} does not take the connection ({nats_error_text(error)}). Does it"
+                    " run there, and do --nats-creds, --nats-ca, --nats-cert and --nats-key belong to it?"
+                ) from error
+            await asyncio.sleep(FOLLOW_AGAIN_S)
+
+
+def _identity(config: BusConfig) -> dict[str, Any]:
+    """Return the options of nats.connect for credentials and TLS. Raises ValueError."""
+    options: dict[str, Any] = {}
+    if config.credentials is not None:
+        text = config.credentials.read_text(encoding="utf-8", errors="replace")
+        if "BEGIN NATS USER JWT" in text:
+            options["user_credentials"] = str(config.credentials)
+        elif text.strip().startswith("SU"):
+            options["nkeys_seed_str"] = text.strip()
+        else:
+            raise ValueError(
+                f"--nats-creds {config.credentials} holds neither a NATS user JWT nor the seed of a user's nkey (SU…)"
+            )
+    if config.tls_ca or config.tls_cert or any(url.startswith("tls:") for url in config.urls):
+        try:
+            context = ssl.create_default_context(cafile=config.tls_ca)
+            if config.tls_cert is not None:
+                context.load_cert_chain(config.tls_cert, config.tls_key)
+        except (ssl.SSLError, OSError) as error:
+            raise ValueError(f"--nats-ca, --nats-cert or --nats-key cannot be used: {error}") from error
+        options["tls"] = context
+    return options
+
+
+async def _log_error(error: Exception) -> None:
+    logger.debug("NATS: %s", nats_error_text(error))
+
+
+def nats_error_text(error: BaseException) -> str:
+    """Return an error in words without its class's prefix."""
+    return str(error).removeprefix("nats: ") or type(error).__name__
+
+
+async def publish_once(streams: JetStreamContext, subject: str, body: bytes, id: str, *, alone: bool) -> None:
+    """Publish, and wait until the stream has stored it. alone: the subject is this message's own.
+
+    `Nats-Msg-Id` lets the stream pass over a repetition within its window of two minutes. A subject of its own,
+    with "no message so far" as a condition, lets it pass over one however late it comes. Raises StreamFull and
+    NATS_ERRORS.
+    """
+    headers = {api.Header.MSG_ID.value: id}
+    if alone:
+        headers[api.Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value] = "0"
+    try:
+        await streams.publish(subject, body, timeout=REQUEST_TIMEOUT_S, headers=headers)
+    except NoStreamResponseError as error:
+        raise CannotTell(
+            f"no stream takes {subject}: `monitor bus setup` makes the streams of a tenant, or this one is without a"
+            " leader just now"
+        ) from error
+    except APIError as error:
+        if alone and error.err_code in SUBJECT_TAKEN:
+            return
+        if "exceeded" in (error.description or ""):
+            raise StreamFull(
+                f"the stream of {subject} is full ({error.description}): raise its bytes with `monitor bus setup"
+                " --bytes`, or purge what is old"
+            ) from error
+        raise
+
+
+async def follow(
+    streams: JetStreamContext, stream: str, subject: str, *, last_per_subject: bool
+) -> AsyncIterator[list[StreamMessage]]:
+    """Yield what is stored and what follows, in order and without gaps, for good; an empty list when there is nothing
+    new. Over lost connections and servers it goes on behind the last message.
+
+    last_per_subject: begin with the last message of each subject.
+    """
+    after = 0
+    while True:
+        try:
+            consumer = await streams.pull_subscribe(subject, stream=stream, config=_consumer(after, last_per_subject))
+            while True:
+                batch = await _fetched(consumer)
+                after = batch[-1].sequence if batch else after
+                yield batch
+        except NATS_ERRORS as error:
+            logger.debug("following %s again: %s", stream, nats_error_text(error))
+            await asyncio.sleep(FOLLOW_AGAIN_S)
+
+
+async def read_all(streams: JetStreamContext, stream: str, subject: str) -> AsyncIterator[StreamMessage]:
+    """Yield what is stored under a subject now. Raises NATS_ERRORS."""
+    consumer = await streams.pull_subscribe(subject, stream=stream, config=_consumer(0, last_per_subject=False))
+    pending = (await consumer.consumer_info()).num_pending or 0
+    while pending:
+        for message in await _fetched(consumer):
+            pending = message.pending
+            yield message
+    await consumer.unsubscribe()
+
+
+def _consumer(after: int, last_per_subject: bool) -> api.ConsumerConfig:
+    config = api.ConsumerConfig(
+        ack_policy=api.AckPolicy.NONE,
+        inactive_threshold=CONSUMER_GONE_S,
+        mem_storage=True,
+        num_replicas=1,
+    )
+    if after:
+        config.deliver_policy, config.opt_start_seq = api.DeliverPolicy.BY_START_SEQUENCE, after + 1
+    elif last_per_subject:
+        config.deliver_policy = api.DeliverPolicy.LAST_PER_SUBJECT
+    return config
+
+
+async def _fetched(consumer: JetStreamContext.PullSubscription) -> list[StreamMessage]:
+    try:
+        messages = await consumer.fetch(FETCH_MESSAGES, timeout=FETCH_WAIT_S)
+    except NatsTimeout:
+        await consumer.consumer_info()  # raises if the consumer is gone, which a fetch does not
+        return []
+    return [
+        StreamMessage(
+            message.metadata.sequence.stream,
+            message.subject,
+            message.data,
+            bool(message.headers and ("KV-Operation" in message.headers or "Nats-Marker-Reason" in message.headers)),
+            message.metadata.num_pending,
+        )
+        for message in messages
+    ]
+
+
+async def compare_and_put(streams: JetStreamContext, bucket: str, key: str, value: bytes, revision: int) -> int:
+    """Write a key if its last revision still is `revision` (0: it does not exist), and return the new revision; 0 if
+    another was quicker. An empty value deletes the key. Raises NATS_ERRORS.
+    """
+    headers = {api.Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: str(revision)}
+    if not value:
+        headers["KV-Operation"] = "DEL"
+    try:
+        acknowledged = await streams.publish(f"$KV.{bucket}.{key}", value, timeout=REQUEST_TIMEOUT_S, headers=headers)
+    except APIError as error:
+        if error.err_code in SUBJECT_TAKEN:
+            return 0
+        raise
+    return acknowledged.seq

@@ -1,0 +1,242 @@
+"""The thread of a service that publishes what it finds, and holds the leases of the engines that it processes.
+
+Readers hand over transitions with `put`, which writes them to the spool. The thread sends the spool, takes a point of
+each engine every POINT_EVERY_S, and keeps heartbeat and leases. While NATS is away the service works on as before, and
+the spool grows up to its bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from nats.js import JetStreamContext
+
+from kvscope.monitor.bus.bus_config import BusConfig
+from kvscope.monitor.bus.bus_connection import (
+    NATS_ERRORS,
+    StreamFull,
+    nats_error_text,
+    publish_once,
+)
+from kvscope.monitor.bus.bus_messages import (
+    MAX_LISTED_IDS,
+    AnnotationKind,
+    AnnotationMessage,
+    PointMessage,
+    finding_message,
+)
+from kvscope.monitor.bus.bus_spool import BusSpool, Spooled
+from kvscope.monitor.bus.bus_thread import BusThread
+from kvscope.monitor.bus.lease_keeper import LEASE_TURN_S, LeaseKeeper, ShareEngines
+from kvscope.monitor.bus.open_findings import open_on_bus
+from kvscope.monitor.bus_figures import BusFigures
+from kvscope.monitor.errors import CannotTell
+from kvscope.monitor.findings import Transition
+from kvscope.monitor.pipeline import Pipeline
+
+logger = logging.getLogger(__name__)
+
+POINT_EVERY_S: Final = 5.0
+"""A fleet view needs no more; the agent's own history has a point of every batch."""
+SEND_MESSAGES: Final = 64
+"""Sent together, each acknowledged by itself."""
+IDLE_S: Final = 0.2
+PAUSE_S: Final = 1.0
+"""After an attempt to send that failed."""
+MAX_UNSPOOLED: Final = 1_000
+NOT_YET: Final = "no connection yet"
+
+
+class BusLink(BusThread):
+    """Publishes what `watch` finds for `config.tenant`. `path` is the spool's file (None: in memory).
+
+    share: how the engines of leases begin and end here; None if every engine is this agent's own. Raises ValueError if
+    the spool cannot be used, or for credentials that cannot be read.
+    """
+
+    def __init__(
+        self, config: BusConfig, watch: Pipeline, path: Path | None = None, share: ShareEngines | None = None
+    ) -> None:
+        super().__init__(config, "kvscope-bus")
+        self._watch = watch
+        try:
+            if path is not None:
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.spool = BusSpool(path, config.tenant)
+        except (OSError, sqlite3.Error) as error:
+            raise ValueError(
+                f"--data: messages to NATS cannot be kept in {path} ({error}); name another directory"
+            ) from error
+        self.leases = LeaseKeeper(config, uuid.uuid4().hex, self.spool, share, self.annotate) if share else None
+        self._published: Counter[str] = Counter()
+        self._error = NOT_YET
+        self._away_since_s = time.monotonic()
+        self._unspooled: list[Transition] = []
+        self._put_lock = threading.Lock()
+        self._greeted: set[str] = set()
+
+    def stop(self) -> None:
+        """Send what is left for a moment, hand the leases over, and disconnect. What is not sent stays in the spool."""
+        super().stop()
+        self.spool.close()
+
+    # ---------------------------------------------------------------- called by other threads
+
+    def put(self, transitions: Sequence[Transition]) -> None:
+        """Take transitions. When this returns they are in the spool, or kept for the next call if it cannot be written.
+
+        Those of an engine whose lease this agent may have lost wait until that is known.
+        """
+        with self._put_lock:
+            self._unspooled += transitions
+            if not self._unspooled:
+                return
+            try:
+                for transition in self._unspooled:
+                    message = finding_message(transition, self.config.agent)
+                    self.spool.put([message], is_sure=self._is_sure(transition.finding.judgement.engine))
+                self._unspooled = []
+            except sqlite3.Error as error:
+                if transitions:
+                    logger.error("transitions cannot be kept for NATS, and are tried again: %s", error)
+                self.spool.dropped["finding"] += len(self._unspooled[:-MAX_UNSPOOLED])
+                del self._unspooled[:-MAX_UNSPOOLED]
+
+    def annotate(self, engine: str, kind: AnnotationKind, text: str) -> None:
+        """Publish something about an engine that is no finding."""
+        message = AnnotationMessage(
+            id=uuid.uuid4().hex, agent=self.config.agent, at_ns=time.time_ns(), engine=engine, kind=kind, text=text
+        )
+        with suppress(sqlite3.Error):
+            self.spool.put([message])
+
+    def figures(self) -> BusFigures:
+        """Return how the bus is."""
+        error = self._error
+        if self.leases is not None and self.leases.namesake:
+            error = f"another process uses --nats-agent {self.config.agent} too: give each agent a name of its own"
+        return BusFigures(
+            agent=self.config.agent,
+            tenant=self.config.tenant,
+            connected=self.is_connected,
+            error=error,
+            away_s=round(time.monotonic() - self._away_since_s, 1) if error else 0.0,
+            spooled=self.spool.messages,
+            spooled_bytes=self.spool.bytes,
+            published=dict(self._published),
+            dropped=dict(self.spool.dropped),
+            leases=len(self.leases.held()) if self.leases is not None else 0,
+            taken_over=self.leases.taken_over if self.leases is not None else 0,
+        )
+
+    def _is_sure(self, engine: str) -> bool:
+        return self.leases is None or self.leases.relies_on(engine)
+
+    # ---------------------------------------------------------------- the thread
+
+    async def before(self) -> None:
+        """Take points; while NATS is away they wait in the spool."""
+        while True:
+            with suppress(sqlite3.Error):  # the next ones are as good
+                self.spool.put(await asyncio.to_thread(self._points))
+            await asyncio.sleep(POINT_EVERY_S)
+
+    async def work(self, streams: JetStreamContext) -> None:
+        """Send the spool, and keep the leases."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._forever(self._send, streams, IDLE_S))
+            tasks.create_task(self._forever(self._greet, streams, IDLE_S))
+            if self.leases is not None:
+                tasks.create_task(self.leases.follow(streams))
+                tasks.create_task(self._forever(self.leases.turn, streams, LEASE_TURN_S))
+
+    async def _greet(self, streams: JetStreamContext) -> None:
+        """Go on with the findings that are open on the bus of each engine that is new here, after a restart, say."""
+        engines = set(self._watch.fleet.engines)
+        self._greeted &= engines
+        for engine in engines - self._greeted:
+            found = await open_on_bus(streams, self.config.tenant, engine, self.spool)
+            if found:
+                self._watch.expect(engine, found, time.time_ns())
+            self._greeted.add(engine)
+
+    async def finish(self, streams: JetStreamContext) -> None:
+        """Send what is left, and hand the leases over."""
+        while await self._send(streams):
+            pass
+        if self.leases is not None:
+            await self.leases.hand_over_all(streams)
+            await self._send(streams)
+
+    async def _forever(
+        self, call: Callable[[JetStreamContext], Awaitable[object]], streams: JetStreamContext, pause_s: float
+    ) -> None:
+        """Call over and over; what fails is reported and tried again."""
+        while True:
+            try:
+                is_more = await call(streams)
+                await asyncio.sleep(0 if is_more else pause_s)
+            except (*NATS_ERRORS, CannotTell, StreamFull, sqlite3.Error) as error:
+                self._failed(error)
+                await asyncio.sleep(PAUSE_S)
+
+    async def _send(self, streams: JetStreamContext) -> bool:
+        """Send a batch of the spool; whether there was one. Raises the first error, after all have ended."""
+        batch = self.spool.batch(SEND_MESSAGES)
+        if not batch:
+            if not self.is_connected:
+                raise CannotTell(f"no server of {', '.join(self.config.urls)} answers")
+            self._works()
+            return False
+        outcomes = await asyncio.gather(*(self._send_one(streams, each) for each in batch), return_exceptions=True)
+        stored = [each for each, outcome in zip(batch, outcomes, strict=True) if outcome is None]
+        self.spool.sent([each.number for each in stored])
+        self._published.update(each.kind for each in stored)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+        self._works()
+        return True
+
+    async def _send_one(self, streams: JetStreamContext, message: Spooled) -> None:
+        await publish_once(streams, message.subject, message.body, message.id, alone=message.kind != "point")
+
+    def _points(self) -> list[PointMessage]:
+        at_ns = time.time_ns()
+        with self._watch.locked():
+            engines = self._watch.engines()
+            open_ids: dict[str, list[str]] = {}
+            for finding in self._watch.lifecycle.firing():
+                open_ids.setdefault(finding.judgement.engine, []).append(finding.id)
+        return [
+            PointMessage(
+                id=f"{self.config.agent}/{each.engine}/{at_ns}",
+                agent=self.config.agent,
+                at_ns=at_ns,
+                engine=each,
+                open=open_ids.get(each.engine, [])[:MAX_LISTED_IDS],
+            )
+            for each in engines
+            if self._is_sure(each.engine)
+        ]
+
+    def _failed(self, error: BaseException) -> None:
+        if not self._error:
+            self._away_since_s = time.monotonic()
+            logger.error("NATS takes nothing just now, and messages wait in the spool: %s", nats_error_text(error))
+        self._error = nats_error_text(error)
+
+    def _works(self) -> None:
+        if self._error and self._error != NOT_YET:
+            logger.info("NATS takes messages again")
+        self._error = ""

@@ -1,0 +1,160 @@
+"""What travels: points, transitions of findings and annotations, as JSON with a version.
+
+A reader skips fields that it does not know and refuses a newer major version (NewerBus). Fields are only appended, each
+with a default; anything else raises BUS_MAJOR. docs/bus.schema.json is the schema.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
+
+from kvscope.monitor.alerting.message import message_id
+from kvscope.monitor.errors import ContractError
+from kvscope.monitor.events import limits
+from kvscope.monitor.findings import Transition
+from kvscope.monitor.history.findings_log import LoggedTransition, told_of
+from kvscope.monitor.schema import EngineView
+
+BUS_MAJOR: Final = 1
+BUS_MINOR: Final = 0
+MAX_LISTED_IDS: Final = 1_000
+"""Requests and blocks of one finding, and open findings of one engine."""
+MAX_TEXT: Final = 10_000
+
+AnnotationKind = Literal["taken-over", "handed-over", "gap"]
+
+
+class NewerBus(ContractError):
+    """The message has a newer major version than this release reads."""
+
+
+class TooLong(ContractError):
+    """The message is longer than the bus takes, even without its lists."""
+
+
+class PointMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """An engine as it was at one time, and the ids of its open findings. Times are wall ns."""
+
+    id: str
+    agent: str
+    at_ns: int
+    engine: EngineView
+    open: list[str]
+    major: int = BUS_MAJOR
+    minor: int = BUS_MINOR
+
+
+class FindingMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """A finding began to fire or was resolved. `id` is the same however often the transition is sent."""
+
+    id: str
+    agent: str
+    transition: LoggedTransition
+    major: int = BUS_MAJOR
+    minor: int = BUS_MINOR
+
+
+class AnnotationMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """Something about an engine that is no finding: it changed hands, or what was sent meanwhile is missing."""
+
+    id: str
+    agent: str
+    at_ns: int
+    engine: str
+    kind: AnnotationKind
+    text: str
+    major: int = BUS_MAJOR
+    minor: int = BUS_MINOR
+
+
+BusMessage: TypeAlias = PointMessage | FindingMessage | AnnotationMessage
+MESSAGE_TYPES: Final[dict[str, type[BusMessage]]] = {
+    "point": PointMessage,
+    "finding": FindingMessage,
+    "annotation": AnnotationMessage,
+}
+
+
+class _Version(msgspec.Struct):
+    major: int
+    agent: str = ""
+
+
+_BUS_ENCODER: Final = msgspec.json.Encoder()
+_VERSION_DECODER: Final = msgspec.json.Decoder(_Version)
+_BUS_DECODERS: Final[dict[str, msgspec.json.Decoder[Any]]] = {
+    kind: msgspec.json.Decoder(type_) for kind, type_ in MESSAGE_TYPES.items()
+}
+
+
+def finding_message(transition: Transition, agent: str) -> FindingMessage:
+    """Return the message of a transition, with as many requests and blocks as the bus takes."""
+    told = told_of(transition)
+    judged = msgspec.structs.replace(
+        told.judgement,
+        requests=told.judgement.requests[:MAX_LISTED_IDS],
+        blocks=told.judgement.blocks[:MAX_LISTED_IDS],
+        explanation=told.judgement.explanation[:MAX_TEXT],
+    )
+    told = msgspec.structs.replace(told, judgement=judged)
+    return FindingMessage(
+        id=message_id(told.id, transition.to, transition.at_ns),
+        agent=agent,
+        transition=told,
+    )
+
+
+def encode_message(message: BusMessage) -> bytes:
+    """Return the message as bytes; of one that is too long, without what it lists. Raises TooLong."""
+    payload = _BUS_ENCODER.encode(message)
+    if len(payload) > limits.BUS_PAYLOAD_BYTES:
+        payload = _BUS_ENCODER.encode(_without_lists(message))
+    if len(payload) > limits.BUS_PAYLOAD_BYTES:
+        raise TooLong(f"a message of {len(payload):,} bytes: {limits.BUS_PAYLOAD_BYTES:,} are allowed")
+    return payload
+
+
+def _without_lists(message: BusMessage) -> BusMessage:
+    if isinstance(message, FindingMessage):
+        judged = msgspec.structs.replace(
+            message.transition.judgement, requests=(), blocks=(), evidence=message.transition.judgement.evidence[:20]
+        )
+        return msgspec.structs.replace(
+            message, transition=msgspec.structs.replace(message.transition, judgement=judged)
+        )
+    if isinstance(message, PointMessage):
+        return msgspec.structs.replace(message, engine=msgspec.structs.replace(message.engine, configuration={}))
+    return message
+
+
+def decode_message(kind: str, payload: bytes) -> BusMessage:
+    """Return the message in `payload`. Raises NewerBus, and ContractError for what is no message of that kind."""
+    if len(payload) > limits.BUS_PAYLOAD_BYTES:
+        raise ContractError(f"a {kind} of {len(payload):,} bytes: {limits.BUS_PAYLOAD_BYTES:,} are allowed")
+    try:
+        version = _VERSION_DECODER.decode(payload)
+        if version.major > BUS_MAJOR:
+            raise NewerBus(
+                f"agent {version.agent[:MAX_TEXT]} sends version {version.major} of the bus and this release reads"
+                f" {BUS_MAJOR}: update this one first, agents afterwards"
+            )
+        message: BusMessage = _BUS_DECODERS[kind].decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError) as error:
+        raise ContractError(f"not a {kind} of the bus: {error}") from error
+    return message
+
+
+def bus_schema() -> dict[str, Any]:
+    """Return the JSON schema of every message, by kind."""
+    kinds = list(MESSAGE_TYPES)
+    schemas, definitions = msgspec.json.schema_components(
+        [MESSAGE_TYPES[kind] for kind in kinds], ref_template="#/$defs/{name}"
+    )
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"Messages of kvscope's bus, version {BUS_MAJOR}.{BUS_MINOR}",
+        "oneOf": list(schemas),
+        "$defs": definitions,
+    }

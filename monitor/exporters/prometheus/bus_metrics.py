@@ -1,0 +1,45 @@
+"""Whether what a service finds arrives in NATS, being filled; none of it of a service without `--nats`."""
+
+from __future__ import annotations
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+from kvscope.monitor.bus_figures import BusFigures
+
+
+class BusFamilies:
+    """The metrics of the bus. They belong to no engine."""
+
+    def __init__(self) -> None:
+        self.connected = GaugeMetricFamily("kvscope_bus_connected", "1 while a NATS server answers.")
+        self.away = GaugeMetricFamily(
+            "kvscope_bus_away_seconds",
+            "For how long messages have waited because NATS or its stream takes none; 0 while they are taken.",
+        )
+        self.spooled = GaugeMetricFamily("kvscope_bus_spooled_messages", "Messages that wait to be sent.")
+        self.spooled_bytes = GaugeMetricFamily("kvscope_bus_spooled_bytes", "The bytes of messages that wait.")
+        self.published = CounterMetricFamily(
+            "kvscope_bus_published", "Messages that a stream has acknowledged, by kind.", labels=("kind",)
+        )
+        self.dropped = CounterMetricFamily(
+            "kvscope_bus_dropped",
+            "Messages given up, by kind: the spool was full, or another agent held the engine's lease meanwhile.",
+            labels=("kind",),
+        )
+        self.leases = GaugeMetricFamily("kvscope_bus_leases", "Engines whose lease this agent holds.")
+        self.taken_over = CounterMetricFamily(
+            "kvscope_bus_taken_over", "Engines that this agent took over from one that did not renew its lease."
+        )
+
+    def add(self, figures: BusFigures) -> None:
+        """All of them."""
+        self.connected.add_metric((), int(figures.connected))
+        self.away.add_metric((), figures.away_s)
+        self.spooled.add_metric((), figures.spooled)
+        self.spooled_bytes.add_metric((), figures.spooled_bytes)
+        for kind, count in figures.published.items():
+            self.published.add_metric((kind,), count)
+        for kind, count in figures.dropped.items():
+            self.dropped.add_metric((kind,), count)
+        self.leases.add_metric((), figures.leases)
+        self.taken_over.add_metric((), figures.taken_over)

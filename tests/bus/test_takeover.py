@@ -1,0 +1,246 @@
+"""Agents as processes over three nats-servers: when one dies another takes its engines over, and no finding moves."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from kvscope.monitor.bus.bus_link import BusLink
+from kvscope.monitor.bus.bus_messages import FindingMessage, finding_message
+from kvscope.monitor.bus.fleet_fold import FleetFold
+from kvscope.monitor.bus.fleet_reader import FleetReader
+from kvscope.monitor.bus.lease_table import AGENT_LEASE_S
+from kvscope.monitor.pipeline import Pipeline
+from tests.bus.nats_servers import (
+    NatsServer,
+    bus_config_of,
+    set_up,
+    stored_findings,
+    three_servers,
+)
+from tests.dashboards.programs import free_port, running
+from tests.finding_transitions import Troubles
+from tests.test_service import until
+
+# nats-py leaves the writer of a connection that it lost to the garbage collector.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Exception ignored in. <function StreamWriter:pytest.PytestUnraisableExceptionWarning"
+)
+
+LEAK = "leak.finished-held:limit=3"
+ENGINES = 4
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[NatsServer]]:
+    with three_servers(tmp_path_factory.mktemp("nats") / "three") as started:
+        yield started
+
+
+def engine_name(number: int) -> str:
+    return f"lab-{number}@127.0.0.1:0/0"
+
+
+class Agent:
+    """`monitor serve` of a test's engines, with its leases."""
+
+    def __init__(self, folder: Path, name: str, servers: list[NatsServer], engines: list[str], tenant: str) -> None:
+        self.name = name
+        self.port = free_port()
+        self.data = folder / name
+        monitor = str(Path(sys.executable).parent / "monitor")
+        self.command = [monitor, "serve", "--port", str(self.port), "--data", str(self.data), "--nats-share"]
+        self.command += ["--nats-agent", name, "--nats-tenant", tenant]
+        self.command += [part for server in servers for part in ("--nats", server.url)]
+        self.command += [part for engine in engines for part in ("--events", engine)]
+        self.log = folder / f"{name}.log"
+        self._stack = ExitStack()
+        self.start()
+
+    def start(self) -> None:
+        self.process: subprocess.Popen[bytes] = self._stack.enter_context(running(self.command, self.log))
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+        self._stack.close()
+
+    def health(self) -> dict[str, object]:
+        answer: dict[str, object] = httpx.get(f"http://127.0.0.1:{self.port}/healthz", trust_env=False).json()
+        return answer
+
+
+@contextmanager
+def leaking_engines(folder: Path, count: int) -> Iterator[list[str]]:
+    """Engines that leak blocks and work on, with journals."""
+    with ExitStack() as stack:
+        endpoints = []
+        for number in range(count):
+            events = f"ipc://{folder}/events-{number}"
+            command = [
+                sys.executable,
+                "-m",
+                "tests.lab_process",
+                events,
+                f"{events}-replay",
+                str(folder / f"j{number}"),
+            ]
+            command += [str(number), LEAK]
+            environment = {"KVSCOPE_ENGINE_ID": engine_name(number)}
+            stack.enter_context(running(command, folder / f"engine-{number}.log", environment))
+            endpoints.append(events)
+        yield endpoints
+
+
+def leases_of(agent: Agent) -> int:
+    """How many engines an agent processes; -1 while it finds out how late its loops are."""
+    bus = agent.health().get("bus")
+    return bus["leases"] if isinstance(bus, dict) else -1
+
+
+def fold_of(reader: FleetReader) -> FleetFold:
+    with reader.fold() as fold:
+        return fold
+
+
+def owners(reader: FleetReader, after_ns: int = 0) -> dict[str, str]:
+    """Which agent described each engine last, of points after a time."""
+    with reader.fold() as fold:
+        return {name: point.agent for name, point in fold.points.items() if point.at_ns > after_ns}
+
+
+def all_leak(reader: FleetReader) -> bool:
+    with reader.fold() as fold:
+        leaks = {f.judgement.engine for f in fold.open_findings() if f.judgement.code == "leak.finished-held"}
+    return leaks == {engine_name(number) for number in range(ENGINES)}
+
+
+@pytest.mark.slow
+def test_a_dead_agents_engines_move_and_no_finding_fires_or_is_resolved(
+    servers: list[NatsServer], tmp_path: Path
+) -> None:
+    config = bus_config_of(servers, tenant="takeover")
+    set_up(config, replicas=3)
+    with leaking_engines(tmp_path, ENGINES) as endpoints, ExitStack() as stack:
+        agents = [Agent(tmp_path, f"agent-{n}", servers, endpoints, "takeover") for n in range(2)]
+        for agent in agents:
+            stack.callback(agent.end)
+        reader = FleetReader(config)
+        reader.start()
+        stack.callback(reader.stop)
+        until(lambda: all_leak(reader) and len(owners(reader)) == ENGINES, "every engine has its leak on the bus", 90)
+        before = owners(reader)
+        dead = agents[0] if agents[0].name in before.values() else agents[1]
+        moving = {engine for engine, owner in before.items() if owner == dead.name}
+        assert moving
+        until(lambda: not dead.health()["bus"]["spooled"], "all is sent")  # type: ignore[index]
+        opened = {each.transition.id for each in stored_findings(config)}
+        dead.kill()
+        killed_s, killed_ns = time.monotonic(), time.time_ns()
+        until(lambda: moving <= owners(reader, killed_ns).keys(), "another agent describes its engines", 60)
+        took_s = time.monotonic() - killed_s
+        print(f"{len(moving)} engines moved in {took_s:.1f} s")
+        assert took_s < AGENT_LEASE_S + 10
+        time.sleep(15)  # a finding that was forgotten would have fired again, or been resolved
+        later = stored_findings(config)
+        kept = [each for each in later if each.transition.judgement.code == "leak.finished-held"]
+        assert [each.transition.to for each in kept] == ["firing"] * ENGINES
+        assert {each.transition.id for each in kept} <= opened
+        assert_each_once(later)
+        assert all_leak(reader)
+        assert {note.kind for note in fold_of(reader).annotations.values()} >= {"taken-over"}
+
+
+def assert_each_once(stored: list[FindingMessage]) -> None:
+    """No transition twice, and of each finding firing and resolved by turns."""
+    assert len({each.id for each in stored}) == len(stored)
+    last: dict[str, str] = {}
+    for each in sorted(stored, key=lambda message: message.transition.at_ns):
+        assert each.transition.to != last.get(each.transition.id, "resolved"), each
+        last[each.transition.id] = each.transition.to
+
+
+@pytest.mark.prove
+def test_every_transition_is_stored_once_while_servers_die_and_hang(tmp_path: Path) -> None:
+    """Transitions all the time; one node after another is killed, or stopped for a while."""
+    with three_servers(tmp_path / "nats") as servers:
+        config = bus_config_of(servers, tenant="faults")
+        set_up(config, replicas=3)
+        link = BusLink(config, Pipeline(), tmp_path / "bus.sqlite")
+        link.start()
+        try:
+            sent = sent_during_faults(link, servers)
+        finally:
+            link.stop()
+        assert sorted(each.id for each in stored_findings(config)) == sorted(sent)
+
+
+def sent_during_faults(link: BusLink, servers: list[NatsServer]) -> list[str]:
+    """The ids of what was handed to a link while servers died and hung."""
+    troubles = Troubles()
+    drawn = random.Random(7)
+    sent: list[str] = []
+    waits = []
+    for fault in ("kill", "pause", "kill", "pause"):
+        victim = drawn.choice(servers)
+        began_s = time.monotonic()
+        victim.kill() if fault == "kill" else victim.pause()
+        while time.monotonic() - began_s < 8:
+            second = 20 * (len(sent) + 1)
+            told = troubles.fire(second) + troubles.end(second + 5)
+            link.put(told)
+            sent += [finding_message(each, "").id for each in told]
+            time.sleep(0.05)
+        victim.start() if fault == "kill" else victim.resume()
+        until(lambda: link.spool.messages == 0, "all is sent")
+        waits.append(time.monotonic() - began_s - 8)
+        until(lambda: all(server.is_well() for server in servers), "every server is well again")
+    print(f"{len(sent)} transitions; after each fault all was sent {statistics.median(waits):.1f} s after its end")
+    return sent
+
+
+@pytest.mark.prove
+def test_an_agent_that_was_stopped_gives_its_engines_up_when_it_wakes(
+    servers: list[NatsServer], tmp_path: Path
+) -> None:
+    config = bus_config_of(servers, tenant="stopped")
+    set_up(config, replicas=3)
+    with leaking_engines(tmp_path, ENGINES) as endpoints, ExitStack() as stack:
+        agents = [Agent(tmp_path, f"agent-{n}", servers, endpoints, "stopped") for n in range(2)]
+        for agent in agents:
+            stack.callback(agent.end)
+        reader = FleetReader(config)
+        reader.start()
+        stack.callback(reader.stop)
+        until(lambda: all_leak(reader) and len(owners(reader)) == ENGINES, "every engine has its leak on the bus", 90)
+        before = owners(reader)
+        stopped = agents[0] if agents[0].name in before.values() else agents[1]
+        moving = {engine for engine, owner in before.items() if owner == stopped.name}
+        assert moving
+        stopped_ns = time.time_ns()
+        os.kill(stopped.process.pid, signal.SIGSTOP)
+        until(lambda: moving <= owners(reader, stopped_ns).keys(), "another agent describes its engines", 60)
+        os.kill(stopped.process.pid, signal.SIGCONT)
+        until(lambda: leases_of(stopped) == 0, "it holds no lease any more")
+        awake_ns = time.time_ns()
+        until(lambda: len(owners(reader, awake_ns)) == ENGINES, "every engine is described again")
+        assert set(owners(reader, awake_ns).values()) == {agent.name for agent in agents if agent is not stopped}
+        stored = stored_findings(config)
+        kept = [each.transition.to for each in stored if each.transition.judgement.code == "leak.finished-held"]
+        assert kept == ["firing"] * ENGINES
+        assert_each_once(stored)
