@@ -57,6 +57,8 @@ class EngineWitness:
         """By request: when it last got a token, or what it waits for was there."""
         self.last_free: dict[int, LastFree] = {}
         self.tokens_computed = 0
+        self.leaked_s = 0.0
+        """When memory of the device was first taken that no part of the plan names."""
         self.steps = self.short_steps = 0
         self._launched_s = 0.0
         self.busy_s = self.request_s = 0.0
@@ -74,6 +76,11 @@ class EngineWitness:
         self._preempted_in_pass = 0
         self._ran_before = 0
         self._planned_s = self._passed_s = 0.0
+        self._blocked: tuple[str, int, int] | None = None
+        """The head that the last pass left without room, how many waited then, and how many behind it would have fit.
+        """
+        self._ended_s_of: dict[int, float] = {}
+        """By request: when it ended."""
         self._ended, self._ended_s = 0, 0.0
         """Requests that ended in a pass since the last step was planned, if they were most of those that ran; when."""
         self._cap = engine.config.max_num_seqs
@@ -101,12 +108,16 @@ class EngineWitness:
         _tap_before(scheduler, "complete", self._step_ends)
         _tap_before(scheduler.state, "park", self._moves)
         _tap_before(scheduler.state, "unpark", self._moves)
+        _tap_before(scheduler.transfers, "defers", self._ends)
         _tap_before(scheduler._preemption, "preempt", self._preempts)
         _tap_before(scheduler._admission, "_report_lookup", self._looked_up)
 
     def _arrives(self, request: Request) -> None:
         self.names[request.number] = request.id
         self.moved_s[request.number] = self.now_s
+
+    def _ends(self, request: Request, _completed_normally: bool) -> None:
+        self._ended_s_of[request.number] = self.now_s
 
     def _moves(self, request: Request, *_status: Any) -> None:
         self.moved_s[request.number] = self.now_s
@@ -119,29 +130,34 @@ class EngineWitness:
         if not self.waste.closed and present:
             self.busy_s += passed_s
             self.request_s += passed_s * present
-            self._head_of_line(now_s, passed_s)
+            self._lost_in_queue(passed_s)
         self._planned_s, self._passed_s = now_s, passed_s
         self._preempted_in_pass, self._ran_before = 0, len(scheduler.running)
 
-    def _head_of_line(self, now_s: float, passed_s: float) -> None:
-        """Add up the time that requests lost since the last pass behind a head that had no room."""
-        scheduler, manager = self.engine.scheduler, self.engine.manager
-        if not len(scheduler.waiting):
+    def _lost_in_queue(self, passed_s: float) -> None:
+        """Add up the time that requests lost since the last pass, which left a head without room, from then on."""
+        if self._blocked is None or not passed_s:
             return
-        head = scheduler.waiting.head()
+        head, waiting, fitting = self._blocked
+        self.waste.add("queued-for-blocks", self._planned_s, waiting * passed_s, (head,))
+        if fitting:
+            self.waste.add("head-of-line", self._planned_s, fitting * passed_s, (head,))
+
+    def _blocked_head(self) -> tuple[str, int, int] | None:
+        """Return the head that has no room after this pass, how many wait and how many behind it would fit."""
+        waiting, manager = self.engine.scheduler.waiting, self.engine.manager
+        if not len(waiting) or waiting.head().cause != Cause.KV_BLOCKS:
+            return None
         free = manager.pool.num_free
-        if head.cause == Cause.KV_BLOCKS:
-            self.waste.add("queued-for-blocks", now_s, len(scheduler.waiting) * passed_s, (head.id,))
-        if head.cause == Cause.KV_BLOCKS and len(scheduler.waiting) > 1:
-            behind = islice(scheduler.waiting, 1, 1 + INSPECTED_BEHIND)
-            fitting = sum(manager.blocks_for(request.num_tokens) <= free for request in behind)
-            if fitting:
-                self.waste.add("head-of-line", now_s, fitting * passed_s, (head.id,))
+        behind = islice(waiting, 1, 1 + INSPECTED_BEHIND)
+        fitting = sum(manager.blocks_for(request.num_tokens) <= free for request in behind)
+        return waiting.head().id, len(waiting), fitting
 
     def _planned(self, plan: SchedulerOutput) -> None:
         scheduler, now_s = self.engine.scheduler, self.now_s
         if self._preempted_in_pass >= self._ran_before >= 2:
             self.waste.add("preempted-all", now_s, self._preempted_in_pass)
+        self._blocked = self._blocked_head()
         if not plan.shares:
             return
         if self._ended and len(scheduler.waiting):
@@ -198,6 +214,8 @@ class EngineWitness:
         if not self.waste.closed:
             self.steps += 1
             self.short_steps += now_s - self._launched_s < SHORT_S
+        if self.engine.leaked > 0 and not self.leaked_s:
+            self.leaked_s = now_s
         self._being_written.pop(plan.step, None)
         if self._fenced:
             self._fenced = {block: fenced for block, fenced in self._fenced.items() if fenced[0] > plan.step}
@@ -329,8 +347,7 @@ class EngineWitness:
     def _lease_ends(self, number: int) -> None:
         blocks, names = [block for held in self.engine.manager.held(number) for block in held], (self.names[number],)
         self.waste.add("freed-by-lease", self.now_s, len(blocks), names, blocks)
-        since_s = min((self.last_free[block].at_s for block in blocks if block in self.last_free), default=self.now_s)
-        self.waste.add_even_late("kept-until-lease", since_s, len(blocks), names, blocks)
+        self.waste.add_even_late("kept-until-lease", self._ended_s_of[number], len(blocks), names, blocks)
 
 
 def _tap_before(part: Any, method: str, see: Callable[..., Any]) -> None:

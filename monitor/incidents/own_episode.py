@@ -265,5 +265,5 @@ class OwnEpisode:
             if plan.counted_twice:
                 log.add("advice-wrong", 0.0, plan.counted_twice)
             if self.engine.leaked > 0:
-                log.add("memory-unnamed", 0.0, self.engine.leaked)
+                log.add("memory-unnamed", self.witness.leaked_s, self.engine.leaked)
         yield from log.all()

@@ -16,6 +16,8 @@ from kvscope.monitor.incidents.on_vllm.vllm_faults import Breaker
 from kvscope.monitor.incidents.on_vllm.vllm_worker import VLLM_PYTHON, VllmWorker, shared_worker
 from kvscope.monitor.incidents.truth.claims import CLAIMS
 from kvscope.monitor.incidents.truth.what_happened import decide
+from tests.incidents.checked_runs import RunToCheck
+from tests.incidents.truth_check import RANDOM_SEED, check_run, disagreements
 from tests.probes.vllm_python import PYTHON, needs_vllm
 
 BY_LOAD_ALONE = {
@@ -134,6 +136,20 @@ def test_harms_that_only_the_drain_brings_to_light(number: int, kinds: list[str]
     episode = VllmEpisode(number, 141421, tmp_path)
     episode.watch()
     assert [harm.kind for harm in decide(episode.drain())] == kinds
+
+
+LAST_TOKEN_IN_FLIGHT, TWO_GROUPS_AND_NO_ROOM, TWO_GROUPS_IN_QUEUE = 5889, 86628, 88349
+"""Runs on which the truth was wrong: a request whose last token is in flight counted as starved, and with two KV cache
+groups the truth saw no queue for blocks.
+"""
+
+
+@needs_vllm
+@pytest.mark.slow
+@pytest.mark.usefixtures("worker")
+@pytest.mark.parametrize("number", [LAST_TOKEN_IN_FLIGHT, TWO_GROUPS_AND_NO_ROOM, TWO_GROUPS_IN_QUEUE])
+def test_the_events_bear_the_truth_out_where_it_was_wrong(number: int, tmp_path: Path) -> None:
+    assert [*disagreements(check_run(RunToCheck("vllm", number, RANDOM_SEED), tmp_path))] == []
 
 
 @needs_vllm

@@ -24,7 +24,10 @@ WARM_UP_FAULT: Final = "sending-never-reported"
 
 
 class EpisodeOrder(msgspec.Struct):
-    """An episode to run: what to draw, and the directories for its recording and for all else."""
+    """An episode to run: what to draw, and the directories for its recording and for all else.
+
+    undone: run it without its fault. to_the_end: record the drain too, and lose no batch of it.
+    """
 
     number: int
     seed: int
@@ -33,6 +36,8 @@ class EpisodeOrder(msgspec.Struct):
     scratch: str
     fault: str | None = None
     watched: WatchRange = BRIEF_WATCH
+    undone: bool = False
+    to_the_end: bool = False
 
 
 class EpisodeAnswer(msgspec.Struct):
@@ -46,7 +51,9 @@ def run_order(order: EpisodeOrder) -> EpisodeAnswer:
     """Run one episode in this process."""
     scratch = Path(order.scratch)
     draw = draw_vllm_run(order.number, order.seed, order.release, order.fault, order.watched)
-    run = VllmRun(draw, Path(order.recording), scratch / "model")
+    draw = draw.undone() if order.undone else draw
+    draw = draw.recorded_whole() if order.to_the_end else draw
+    run = VllmRun(draw, Path(order.recording), scratch / "model", keep_recording=order.to_the_end)
     run.watch()
     path = scratch / "end.json"
     path.write_bytes(msgspec.json.encode(run.drain()))

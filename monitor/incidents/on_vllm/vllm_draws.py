@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from kvscope.monitor.incidents.draws import (
@@ -51,6 +51,14 @@ class VllmDraw:
         """Whether the engine is one of a prefill/decode pair."""
         return bool(self.fetched or self.kept)
 
+    def undone(self) -> VllmDraw:
+        """Return the same without the fault. The load stays, which alone is some faults."""
+        return replace(self, fault="")
+
+    def recorded_whole(self) -> VllmDraw:
+        """Return the same without lost batches."""
+        return replace(self, base=replace(self.base, lost=()))
+
 
 def faults_of(release: tuple[int, ...]) -> list[VllmFault]:
     """Return the faults whose mechanism this release has."""
@@ -95,8 +103,6 @@ def draw_vllm_run(
 
 def _within_vllm(base: Draw, fault: VllmFault | None) -> Draw:
     """Return the draw with what vLLM's releases take."""
-    from dataclasses import replace
-
     engine = dict(base.engine)
     engine["num_gpu_blocks_override"] = min(engine["num_gpu_blocks_override"], MOST_VLLM_BLOCKS)
     if fault is not None and fault.asynchronous is not None:

@@ -28,13 +28,17 @@ QUEUES = ("kv_holding_waiting", "skipped_waiting", "deferred_waiting", "waiting"
 
 
 class VllmRun:
-    """An episode of `draw`: `watch` it, then `drain` it. The recording is in `directory`."""
+    """An episode of `draw`: `watch` it, then `drain` it. The recording is in `directory`.
 
-    def __init__(self, draw: VllmDraw, directory: Path, model: Path) -> None:
+    keep_recording: the drain is recorded too.
+    """
+
+    def __init__(self, draw: VllmDraw, directory: Path, model: Path, keep_recording: bool = False) -> None:
         self.engine = VllmEngine(draw, directory, model)
         self.vllm = self.engine.vllm
         self.witness = self.engine.witness = VllmWitness(self.engine)
         self.draw = draw
+        self._keep_recording = keep_recording
         self._crowd = Crowd(self.engine, draw.base.load, draw.base.seed)
         self._watched_s = 0.0
         self._failed_s: float | None = None
@@ -51,7 +55,8 @@ class VllmRun:
         if self.engine.failure:
             self._failed_s = self._watched_s
         witness.waste.closed = True
-        self.engine.stop_recording()
+        if not self._keep_recording:
+            self.engine.stop_recording()
 
     def _deliver(self, outputs: list[Output]) -> None:
         self._crowd.hear(outputs)
@@ -68,12 +73,14 @@ class VllmRun:
         moved_s, before = witness.now_s, self._mark()
         while engine.steps < most and not engine.failure and not self._is_over():
             engine.run(DRAIN_SLICE_S, self._deliver)
-            engine.log.flushed.clear()  # nothing records it
+            if not self._keep_recording:
+                engine.log.flushed.clear()
             now = self._mark()
             if now != before or (not engine.hangs and (engine.other.pending or engine.grammars.pending)):
                 moved_s, before = witness.now_s, now
             if witness.now_s - moved_s > STILL_S:
                 break
+        engine.stop_recording()
         if engine.steps >= most and enough > MOST_DRAIN_STEPS:
             raise DrainCut(f"the drain was not over after {MOST_DRAIN_STEPS:,} steps")
         return self._end()
@@ -127,7 +134,7 @@ class VllmRun:
                 places[name],
                 witness.moved_s[name],
                 witness.blocks_of(name),
-                int(-(-request.num_tokens // witness.block_size)),
+                witness.blocks_needed(request),
                 engine.other.loading.get(name, False),
                 0 if engine.hangs else preempted,
                 witness.arrived[name],

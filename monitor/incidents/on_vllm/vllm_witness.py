@@ -76,7 +76,9 @@ class VllmWitness:
         """By block, the last time that it was freed. Of two frees, the first may be the one too many."""
         self._evictions = EvictionCauses()
         self._allocating, self._refused = "", ""
-        """The request that is being allocated blocks, and the last one that got none."""
+        """The request that is being allocated blocks, and the one that got none in this pass."""
+        self._refused_at = 0
+        """How many blocks were free when it got none."""
         self._lookups: dict[str, tuple[int, list[bytes]]] = {}
         """By request, the tokens that its last lookup missed though they were cached, and the contents evicted."""
         self._one_group = len(self.tables()) == 1
@@ -128,15 +130,15 @@ class VllmWitness:
         scheduler, now_s = self.vllm, self.now_s
         present = sum(not request.is_finished() for request in scheduler.requests.values())
         self._passed_s = max(0.0, now_s - self._planned_s)
-        self._planned_s, self._refused = now_s, ""
         if present and not self.waste.closed:
             self.busy_s += self._passed_s
             self.request_s += self._passed_s * present
-            if self._blocked is not None:
+            if self._blocked is not None and self._passed_s:
                 head, waiting, fitting = self._blocked
-                self.waste.add("queued-for-blocks", now_s, waiting * self._passed_s, (head,))
+                self.waste.add("queued-for-blocks", self._planned_s, waiting * self._passed_s, (head,))
                 if fitting:
-                    self.waste.add("head-of-line", now_s, fitting * self._passed_s, (head,))
+                    self.waste.add("head-of-line", self._planned_s, fitting * self._passed_s, (head,))
+        self._planned_s, self._refused = now_s, ""
         self._before = {
             request.request_id: RanBefore(request.num_computed_tokens, len(request.output_token_ids))
             for request in scheduler.running
@@ -151,7 +153,7 @@ class VllmWitness:
         if len(preempted) >= len(self._before) >= 2:
             self.waste.add("preempted-all", now_s, len(preempted))
         self._counters(now_s)
-        self._blocked = None if preempted else self._blocked_head(plan)
+        self._blocked = None if preempted else self._blocked_head()
         if not plan.total_num_scheduled_tokens:
             return
         self.tokens_computed += plan.total_num_scheduled_tokens
@@ -194,39 +196,47 @@ class VllmWitness:
         starved = [
             client_name(request.request_id)
             for request in self.vllm.running
-            if request.request_id not in scheduled and request.output_token_ids
+            if request.request_id not in scheduled and request.output_token_ids and self._lacks_a_token(request)
         ]
         if starved and any(not requests[name].output_token_ids for name in scheduled):
             self.waste.add("decode-starved", now_s, len(starved) * self._passed_s, starved)
+
+    def _lacks_a_token(self, request: Any) -> bool:
+        """Whether a step could give it a token: not if the step in flight samples its last one, or nothing is left."""
+        in_flight = getattr(request, "num_output_placeholders", 0)
+        ends = request.num_output_tokens + in_flight >= request.max_tokens
+        at_length = request.num_tokens + in_flight >= self.vllm.max_model_len
+        left = request.num_tokens_with_spec + in_flight - request.num_computed_tokens
+        return left > 0 and not (in_flight and (ends or at_length))
 
     def _plain_waiting(self, most: int) -> list[Any]:
         waiting = (request for request in self.vllm.waiting if request.status.name in PLAIN_WAITS)
         return list(islice(waiting, most))
 
-    def _blocked_head(self, plan: Any) -> tuple[str, int, int] | None:
-        """Return the head that has no room, how many wait and how many behind it would fit.
+    def _blocked_head(self) -> tuple[str, int, int] | None:
+        """Return the head that vLLM gave no blocks in this pass, how many wait and how many behind it would fit.
 
-        Only where one group sees everything.
+        Not seen in engines with LoRA slots: who would fit behind, since a slot may be short too.
         """
-        scheduler = self.vllm
-        paused = getattr(getattr(scheduler, "_pause_state", None), "name", "UNPAUSED") != "UNPAUSED"
-        full = len(scheduler.running) >= scheduler.max_num_running_reqs
-        spent = plan.total_num_scheduled_tokens >= scheduler.max_num_scheduled_tokens
-        if not self._one_group or paused or full or spent or self.engine.draw.loras:
+        requests, name = self.vllm.requests, self._refused
+        if name not in requests or requests[name].status.name not in PLAIN_WAITS:
             return None
-        waiting = self._plain_waiting(1 + LOOKED_BEHIND)
         free = self.pool.get_num_free_blocks()
-        needs = [self._blocks_to_admit(request) for request in waiting]
-        if not needs or needs[0] <= free:
-            return None
-        fitting = sum(need <= free for need in needs[1:])
-        return client_name(waiting[0].request_id), len(waiting), fitting
+        behind = [request for request in self._plain_waiting(1 + LOOKED_BEHIND) if request.request_id != name]
+        fitting = 0 if self.engine.draw.loras else sum(self._blocks_to_admit(each) <= free for each in behind)
+        return client_name(name), sum(each.status.name in PLAIN_WAITS for each in self.vllm.waiting), fitting
+
+    def blocks_needed(self, request: Any) -> int:
+        """Return the blocks that all of its tokens take at least: more than were free when it was given none."""
+        refused_at = self._refused_at if request.request_id == self._refused else -1
+        return max(int(-(-request.num_tokens // self.block_size)), refused_at + 1)
 
     def _blocks_to_admit(self, request: Any) -> int:
+        """Return the blocks that it takes at most. A group with a window may take fewer."""
         tokens = request.num_tokens
         if not getattr(self.vllm, "scheduler_reserve_full_isl", True) or self.engine.draw.release < (0, 19):
             tokens = min(tokens, self.vllm.max_num_scheduled_tokens)
-        return int(-(-tokens // self.block_size))
+        return int(-(-tokens // self.block_size)) * len(self.tables())
 
     def step_ends(self, step: PlannedStep, outputs: Sequence[Output]) -> None:
         """Note what a step computed."""
@@ -306,7 +316,9 @@ class VllmWitness:
             given = allocate(request, *args, **named)
             self._serving = False
             if given is None:
-                self._refused = request.request_id
+                self._refused, self._refused_at = request.request_id, self.pool.get_num_free_blocks()
+            elif self._refused == request.request_id:
+                self._refused = ""
             return given
 
         def left_behind(*args: Any, **named: Any) -> Any:

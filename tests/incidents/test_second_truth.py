@@ -1,0 +1,80 @@
+"""The second method for the truth: it names harms by the raw events, and differs from a truth that is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvscope.monitor.incidents.client_load import Clients
+from kvscope.monitor.incidents.truth.what_happened import Harm, decide
+from tests.incidents.checked_runs import KeptRun, RunToCheck, drawn_at_random, end_of_draw
+from tests.incidents.second_truth import SecondHarm, SecondTruth
+from tests.incidents.test_drawn_runs import small
+from tests.incidents.test_truth import SOUND
+from tests.incidents.truth_check import RANDOM_RUNS, RANDOM_SEED, Checked, check_run, disagreements, fifty_runs
+
+QUEUE_BEFORE_A_FREE, LEASE_AFTER_A_SHARED_PREFIX = 98939, 49468
+"""Runs on which the truth was wrong. It asked only after a step who would have fitted behind the head, and dated the
+queue from there. It dated a hold by a free of another request.
+"""
+
+
+@pytest.mark.parametrize("number", [QUEUE_BEFORE_A_FREE, LEASE_AFTER_A_SHARED_PREFIX])
+def test_the_methods_agree_where_the_truth_was_wrong(number: int, tmp_path: Path) -> None:
+    assert [*disagreements(check_run(RunToCheck("own", number, RANDOM_SEED), tmp_path))] == []
+
+
+CROWDED = (Clients("c", at_once=8, until_s=30, prompt=(200, 300), output=(100, 200)),)
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [
+        ("", ""),
+        ("leak.unaccounted", "lost-at-abort"),
+        ("leak.rising-floor", "lost-at-end"),
+        ("leak.deferred-free-stalled", "lost-behind-fence"),
+        ("corrupt.double-free:after=2:limit=1", "freed-twice"),
+        ("corrupt.counter-drift", "counters-differ"),
+        ("stuck.zero-token:after=2:limit=1", "runs-without-tokens"),
+        ("stuck.front-end:every=3", "never-reaches-the-scheduler"),
+        ("stuck.engine-stalled:after=20:limit=1", "engine-hangs"),
+        ("collapse.preempt-all", "preempted-all"),
+        ("collapse.lockstep", "decode-starved"),
+    ],
+)
+def test_events_show_each_harm_and_none_in_a_sound_engine(fault: str, kind: str, tmp_path: Path) -> None:
+    load = {"load": CROWDED, "engine": {"enable_prefix_caching": False}} if kind == "preempted-all" else {}
+    ahead = {"engine": {"async_scheduling": kind == "lost-behind-fence"}} if not load else {}
+    end = end_of_draw(small(fault, **load, **ahead), tmp_path)
+    named = SecondTruth(tmp_path, end.watched_s).harms.keys()
+    assert kind in named if kind else not named
+    assert named == {harm.kind for harm in decide(end)}
+
+
+def checked(harms: dict[str, Harm], second: dict[str, SecondHarm], left: frozenset[str] = frozenset()) -> Checked:
+    kept = KeptRun(RunToCheck("own", 0, 0), (), by_load=False, lease_s=0.0, recording=Path(), end=SOUND, undone=None)
+    return Checked(kept, harms, second, set(left))
+
+
+def test_a_truth_that_misses_adds_dates_or_blames_wrongly_is_shown() -> None:
+    harm = Harm("lost-at-end", 5.0, 0.1, frozenset("r"), frozenset((1,)))
+    same = SecondHarm(5.5, 1.0, {"r"}, {1})
+    assert [*disagreements(checked({"lost-at-end": harm}, {"lost-at-end": same}))] == []
+    assert "not in the truth" in next(disagreements(checked({}, {"lost-at-end": same})))
+    assert "not by the events" in next(disagreements(checked({"lost-at-end": harm}, {})))
+    for other, shown in (
+        (SecondHarm(6.5, 1.0, {"r"}, {1}), "by the events from 6.5 s on"),
+        (SecondHarm(5.0, 1.0, {"r", "s"}, {1}), "by the events 2"),
+        (SecondHarm(5.0, 1.0, {"r"}, {1, 2}), "2"),
+    ):
+        assert shown in next(disagreements(checked({"lost-at-end": harm}, {"lost-at-end": other})))
+    assert "without the faults" in next(disagreements(checked({}, {}, frozenset(("lost-at-end",)))))
+
+
+def test_the_fifty_runs_are_always_the_same_and_half_are_vllms() -> None:
+    runs = fifty_runs()
+    assert (len(runs), len(set(runs)), sum(run.engine == "vllm" for run in runs)) == (50, 50, 17)
+    assert drawn_at_random(RANDOM_RUNS, RANDOM_SEED) == runs[17:]
+    assert drawn_at_random(RANDOM_RUNS, RANDOM_SEED + 1) != runs[17:]
