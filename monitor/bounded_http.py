@@ -119,11 +119,11 @@ class BoundedTransport(httpx.BaseTransport):
     httpx.TimeoutException, BodyTooLong or CompressedBody.
     """
 
-    def __init__(self, deadline_s: float, max_bytes: int) -> None:
+    def __init__(self, deadline_s: float, max_bytes: int, tls: ssl.SSLContext | None = None) -> None:
         self._deadline_s = deadline_s
         self._max_bytes = max_bytes
         self._deadline = _Deadline()
-        self._transport = httpx.HTTPTransport(verify=_tls_context(), trust_env=False)
+        self._transport = httpx.HTTPTransport(verify=tls or _tls_context(), trust_env=False)
         self._transport._pool._network_backend = _BoundedBackend(self._deadline)
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
@@ -162,11 +162,15 @@ def status_text(status: int) -> str:
 
 
 def bounded_client(
-    deadline_s: float, max_bytes: int = limits.ANSWER_BYTES, headers: dict[str, str] | None = None, base_url: str = ""
+    deadline_s: float,
+    max_bytes: int = limits.ANSWER_BYTES,
+    headers: dict[str, str] | None = None,
+    base_url: str = "",
+    tls: ssl.SSLContext | None = None,
 ) -> httpx.Client:
     """Return a client of that transport, which follows no redirect and reads no proxy from the environment."""
     return httpx.Client(
-        transport=BoundedTransport(deadline_s, max_bytes),
+        transport=BoundedTransport(deadline_s, max_bytes, tls),
         timeout=deadline_s,
         headers=headers,
         base_url=base_url,

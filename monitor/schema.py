@@ -349,6 +349,21 @@ class SourceChange(msgspec.Struct, frozen=True):
     """Engines that left the ledgers with it. What history has of them stays."""
 
 
+class DiscoveryView(msgspec.Struct, frozen=True, kw_only=True):
+    """How a discovery is. A blind one keeps the last list that it had.
+
+    targets: of the last list. leaving: targets that the list has no more, and that are still read for a while.
+    listed_at: when the last list came, null before the first. error: why it is blind, or what it leaves out.
+    """
+
+    name: str
+    targets: int = 0
+    leaving: int = 0
+    listed_at: str | None = None
+    is_blind: bool = False
+    error: str = ""
+
+
 class WindowStats(msgspec.Struct, kw_only=True):
     """One stretch of one engine. Times are RFC 3339, durations in seconds.
 

@@ -15,7 +15,7 @@ from typing import Final, Literal, NamedTuple
 
 logger = logging.getLogger(__name__)
 
-WorkerKind = Literal["reader", "detector", "delivery", "history", "copy"]
+WorkerKind = Literal["reader", "detector", "delivery", "history", "copy", "discovery"]
 LATE_FACTOR: Final = 3
 """A loop that is late by so many of its intervals fails /healthz: by then it does not come back by itself."""
 MAX_ERROR_CHARS: Final = 300

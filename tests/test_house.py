@@ -47,6 +47,7 @@ ROOMS = (
     "kvscope.engine.command_line",
     "kvscope.engine.__main__",
     "kvscope.monitor.sources",
+    "kvscope.monitor.discovery",
     "kvscope.monitor.ledger",
     "kvscope.monitor.analysis",
     "kvscope.monitor.detectors",

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from kvscope.monitor.configuration.settings_file import BadConfiguration, Problem, SettingsFile, read_settings_file
 from kvscope.monitor.configuration.settings_table import SETTINGS, Setting
+from kvscope.monitor.discovery.discovery_config import DiscoveryConfig
 
 SettingLayer = Literal["flag", "environment", "file", "default"]
 
@@ -26,6 +27,11 @@ class Effective:
     def __getitem__(self, key: str) -> Any:
         """Return the value of a setting."""
         return self.values[key]
+
+    @property
+    def discovery(self) -> tuple[DiscoveryConfig, ...]:
+        """What the file asks for to find engines."""
+        return self.file.discovery if self.file is not None else ()
 
     def problem(self, key: str, message: str) -> Problem:
         """Return a problem of a setting, with its line if the file sets it, else with its flag or variable."""

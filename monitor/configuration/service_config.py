@@ -69,6 +69,7 @@ def service_config(effective: Effective) -> ServiceConfig:
         settings=thresholds,
         data=data,
         keep=Keep(**_given(days=effective["keep_days"], bytes=effective["keep_bytes"])),
+        discovery=effective.discovery,
         archive=effective["archive"],
         remote_write=_remote_write(effective),
         bus=_bus(effective),
@@ -116,7 +117,7 @@ def _events(effective: Effective, targets: tuple[str, ...]) -> tuple[str, ...]:
     """Return the streams to read: by default the local one, unless other engines are named."""
     if effective["events"] is not None:
         return tuple(effective["events"])
-    return () if effective["metrics"] or targets else (EVENTS_ENDPOINT,)
+    return () if effective["metrics"] or targets or effective.discovery else (EVENTS_ENDPOINT,)
 
 
 def _recordings_and_targets(effective: Effective) -> tuple[tuple[Path, ...], tuple[str, ...]]:
@@ -136,11 +137,11 @@ def _recordings_and_targets(effective: Effective) -> tuple[tuple[Path, ...], tup
 def _contradictions(effective: Effective, recordings: tuple[Path, ...], targets: tuple[str, ...]) -> Iterator[Problem]:
     """Yield settings that make no sense together."""
     given = [key for key in LIVE if effective.layers[key] in ("flag", "file") and effective[key]]
-    if recordings and (targets or [key for key in given if key != "targets"]):
+    if recordings and (targets or effective.discovery or [key for key in given if key != "targets"]):
         yield effective.problem(
             "recording",
-            "a recording shows what is over, and alone: leave out events, metrics, alert, otlp and data, and every"
-            " target that is live",
+            "a recording shows what is over, and alone: leave out events, metrics, alert, otlp, data and discoveries,"
+            " and every target that is live",
         )
     if effective["data"] is None:
         for key in ("keep_days", "keep_bytes"):

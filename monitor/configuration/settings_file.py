@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from kvscope.monitor.configuration.settings_table import SETTINGS, THRESHOLDS_KEY, Setting
-from kvscope.monitor.errors import KvscopeError
+from kvscope.monitor.discovery.discovery_config import DISCOVERIES, DiscoveryConfig, discovery_of
+from kvscope.monitor.errors import BadTarget, KvscopeError
 from kvscope.monitor.events import limits
 
-TABLES: Final = (THRESHOLDS_KEY,)
 _TABLE_LINE: Final = re.compile(r"\s*\[\[?\s*([^\]]+?)\s*\]\]?")
 
 
@@ -47,6 +47,7 @@ class SettingsFile(NamedTuple):
     path: Path
     values: dict[str, Any]
     text: str
+    discovery: tuple[DiscoveryConfig, ...] = ()
 
     def line_of(self, key: str) -> int:
         """Return the line where a key is set, 0 if it is not found."""
@@ -63,12 +64,16 @@ def read_settings_file(path: Path) -> SettingsFile:
         line = int(found[1]) if found else text.count("\n") + 1
         raise BadConfiguration(path, [Problem(f"this is not TOML: {error}", line=line)]) from error
     values: dict[str, Any] = {}
-    problems = []
+    problems: list[Problem] = []
+    discovery: list[DiscoveryConfig] = []
     for key, value in document.items():
+        if key in DISCOVERIES:
+            problems += _read_discoveries(key, value, text, discovery)
+            continue
         setting = SETTINGS.get(key)
         if setting is None:
-            near = difflib.get_close_matches(key, SETTINGS, n=1)
-            remedy = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(SETTINGS)}"
+            near = difflib.get_close_matches(key, [*SETTINGS, *DISCOVERIES], n=1)
+            remedy = f"did you mean {near[0]}?" if near else f"known keys: {', '.join([*SETTINGS, *DISCOVERIES])}"
             problems.append(Problem(f"there is no such setting; {remedy}", key, line_of(text, key)))
             continue
         try:
@@ -77,7 +82,25 @@ def read_settings_file(path: Path) -> SettingsFile:
             problems.append(Problem(str(error), key, line_of(text, key)))
     if problems:
         raise BadConfiguration(path, problems)
-    return SettingsFile(path, values, text)
+    return SettingsFile(path, values, text, tuple(discovery))
+
+
+def _read_discoveries(table: str, value: Any, text: str, into: list[DiscoveryConfig]) -> Iterator[Problem]:
+    """Read the discoveries of one kind, and yield what is wrong with them."""
+    if not isinstance(value, list):
+        yield Problem(f"write [[{table}]], with two brackets: there may be several", table, line_of(text, table))
+        return
+    for number, block in enumerate(value):
+        line = line_of(text, table, number)
+        try:
+            config = discovery_of(table, block)
+            config.finder().close()
+        except (BadTarget, ValueError) as error:
+            yield Problem(str(error), table, line)
+            continue
+        if config.name in {other.name for other in into}:
+            yield Problem(f"{config.name} is there twice: merge the two", table, line)
+        into.append(config)
 
 
 def _text_of(path: Path) -> str:
@@ -133,19 +156,22 @@ def _flattened(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
             yield f"{prefix}{name}", value
 
 
-def line_of(text: str, key: str) -> int:
+def line_of(text: str, key: str, number: int = 0) -> int:
     """Return the first line of a TOML text that sets `key` or begins its table; 0 if none is found.
 
-    For a threshold, `key` is thresholds.CODE.NAME. Strings over several lines may mislead it.
+    Of several tables of a name, `number` counts from 0. For a threshold, `key` is thresholds.CODE.NAME. Strings over
+    several lines may mislead it.
     """
     table = ""
-    for number, line in enumerate(text.splitlines(), 1):
+    for at, line in enumerate(text.splitlines(), 1):
         header = _TABLE_LINE.fullmatch(line.partition("#")[0].rstrip())
         if header is not None:
             table = f"{_bare(header[1])}."
         name = table.removesuffix(".") if header is not None else f"{table}{_bare(line.partition('=')[0])}"
         if name == key and (header is not None or "=" in line):
-            return number
+            if number == 0:
+                return at
+            number -= 1
     return 0
 
 

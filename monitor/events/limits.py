@@ -88,6 +88,8 @@ PAGE_ENGINES: Final = 64
 """Engines of one metrics page. More are left out, and the source reports how many."""
 SOURCES: Final = 512
 """Sources that one service reads. Each has a thread."""
+TARGET_LIST_BYTES: Final = 4 << 20
+"""A list of targets that a discovery reads: a file, or one answer of a server."""
 GONE_S: Final = 900
 """An engine known by metrics alone leaves the ledger when no source has had it for so many seconds."""
 GONE_STREAM_S: Final = 86_400

@@ -21,7 +21,7 @@ from kvscope.monitor.detectors.registry import runbook_of
 from kvscope.monitor.events import limits
 from kvscope.monitor.exporters.prometheus import WatchCollector
 from kvscope.monitor.pipeline import Pipeline
-from kvscope.monitor.schema import SCHEMA_VERSION, SourceChange, SourceView
+from kvscope.monitor.schema import SCHEMA_VERSION, DiscoveryView, SourceChange, SourceView
 from kvscope.monitor.service.alert_routes import json_answer, serve_alerts
 from kvscope.monitor.service.browser_headers import BrowserHeaders
 from kvscope.monitor.service.data_directory import COPIES
@@ -67,6 +67,7 @@ def create_app(
     changes: Callable[[], list[SourceChange]] = list,
     bus: Callable[[], BusFigures | None] = lambda: None,
     *,
+    discoveries: Callable[[], list[DiscoveryView]] = list,
     configuration: Callable[[], ConfigurationView | None] = lambda: None,
     token: str = "",
     host: str = "",
@@ -92,7 +93,7 @@ def create_app(
 
     serve_questions(app, watch)
 
-    serve_own_state(app, sources, memory, changes)
+    serve_own_state(app, sources, memory, changes, discoveries)
     serve_alerts(app, alerts)
 
     @app.get("/api/{path:path}")
@@ -144,6 +145,7 @@ def serve_own_state(
     sources: Callable[[], list[SourceView]],
     memory: Callable[[], MemoryBudgetView],
     changes: Callable[[], list[SourceChange]],
+    discoveries: Callable[[], list[DiscoveryView]],
 ) -> None:
     """Add the routes about the service itself."""
 
@@ -156,6 +158,11 @@ def serve_own_state(
     async def source_changes() -> Response:
         """The sources that were added and removed while the service ran, the latest first."""
         return await json_answer(changes)
+
+    @app.get("/api/discoveries")
+    async def all_discoveries() -> Response:
+        """How each discovery is: the targets of its last list, and why it is blind."""
+        return await json_answer(discoveries)
 
     @app.get("/api/memory-budget")
     async def memory_budget() -> Response:

@@ -13,12 +13,14 @@ from kvscope.monitor.alerting.alerting import Alerts, AlertsConfig
 from kvscope.monitor.bus.bus_config import BusConfig
 from kvscope.monitor.bus_figures import BusFigures
 from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.discovery.discovery_config import DiscoveryConfig
 from kvscope.monitor.errors import BadTarget
 from kvscope.monitor.events.samples import Record
 from kvscope.monitor.exporters.otel.otel_exporter import OtelConfig, OtelOutlet
 from kvscope.monitor.exporters.prometheus import WatchCollector
 from kvscope.monitor.exporters.prometheus.otlp_metrics import Exemplars
 from kvscope.monitor.exporters.prometheus.outgoing_metrics import OutgoingFigures
+from kvscope.monitor.exporters.prometheus.source_change_metrics import SourceChangeFigures
 from kvscope.monitor.exporters.remote_write.remote_writer import RemoteWriteConfig, RemoteWriter
 from kvscope.monitor.history.archive_store import Archive
 from kvscope.monitor.history.archiver import Archiver
@@ -30,6 +32,7 @@ from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.schema import SourceView
 from kvscope.monitor.service.data_directory import DataDirectoryCheck
 from kvscope.monitor.service.deliveries import Deliveries
+from kvscope.monitor.service.discoveries import Discoveries
 from kvscope.monitor.service.loop_watchdog import LoopWatchdog
 from kvscope.monitor.service.memory_budget import MemoryBudgetView, ServiceMemory, resident_bytes
 from kvscope.monitor.service.resumption import Resumption
@@ -72,6 +75,8 @@ class ServiceConfig:
     recordings: tuple[Path, ...] = ()
     memory_budget: int | None = None
     """Bytes that the process may take, or None: the default bounds on each engine, however many there are."""
+    discovery: tuple[DiscoveryConfig, ...] = ()
+    """What finds further engines while the service runs."""
     look_back_s: float = DEFAULT_PAST_S
     """How much of what a Prometheus server stored is read at the start."""
     bus: BusConfig | None = None
@@ -114,6 +119,7 @@ class Service:
             self.exemplars,
             self._outgoing,
             self.bus_figures,
+            lambda: SourceChangeFigures(self.readers.counts(), self.discoveries.views()),
         )
         self.shared: SharedEngines | None = None
         """The sources that other agents could read as well, if leases say who does."""
@@ -121,6 +127,7 @@ class Service:
         self.bus = self._bus_link() if config.bus is not None else None
         for wanted in wanted_sources(config):
             (self.shared or self.readers).add(wanted, CONFIGURED)
+        self.discoveries = Discoveries(self.shared or self.readers, self.readers.engines, self.watch, config.discovery)
         for engine, directory in recorded.items():
             recording = SourceReader(Recording(directory, engine), self.watch, after=self._deliveries.discard)
             self.readers.add_reader(recording, WantedSource(str(directory)), CONFIGURED)
@@ -147,11 +154,13 @@ class Service:
         if self.bus is not None:
             self.bus.start()
         self.readers.start()
+        self.discoveries.start()
         self._watchdog.start()
 
     def stop(self) -> None:
         """Stop everything."""
         self._watchdog.stop()
+        self.discoveries.stop()
         if self.bus is not None and self.shared is not None:
             self.bus.stop()  # first, while what it hands over is still read
         self.readers.stop()
@@ -184,6 +193,7 @@ class Service:
         sources.remove([one for one in sources.wanted(CONFIGURED) if one not in wanted], CONFIGURED)
         for one in wanted:
             sources.add(one, CONFIGURED)
+        self.discoveries.replace(config.discovery)
         return needs_restart
 
     def memory(self) -> MemoryBudgetView:

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from kvscope.monitor.errors import BadTarget
 from kvscope.monitor.events import limits
@@ -36,6 +36,20 @@ class WantedSource(NamedTuple):
 
     target: str
     kind: TargetKind | None = None
+
+
+class WantedSources(Protocol):
+    """Where sources are asked for: a SourceSet, or what decides which of them a SourceSet reads."""
+
+    def add(self, wanted: WantedSource, origin: str) -> None:
+        """Read a target from now on. Raises BadTarget, SourceError and ContractError."""
+
+    def remove(self, wanted: Iterable[WantedSource], origin: str) -> None:
+        """Withdraw the origin's wish for each."""
+
+    def wanted(self, origin: str) -> list[WantedSource]:
+        """Return what an origin wants now."""
+        ...
 
 
 class _Watched(NamedTuple):

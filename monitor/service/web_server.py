@@ -100,6 +100,7 @@ def _app_of(service: Service, reloader: Reloader | None) -> FastAPI:
         service.memory,
         service.readers.changes,
         service.bus_figures,
+        discoveries=service.discoveries.views,
         configuration=lambda: reloader.view() if reloader is not None else None,
         token=service.config.token,
         host=service.config.host,

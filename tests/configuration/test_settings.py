@@ -152,6 +152,16 @@ WRONG = {
     'archive = "s3://a/b"': ("1: archive", "set data, too"),
     'data = "here"\narchive = "ftp://a/b"': ("2: archive", "name s3://BUCKET/PREFIX"),
     'data = "here"\nremote_write = "nowhere"': ("2: remote_write", "takes http(s)://HOST/PATH"),
+    "port = 1\nfile_sd = {}": ("2: file_sd", "write [[file_sd]], with two brackets"),
+    "\n[[file_sd]]\nfils = []": ("2: file_sd", "unknown field `fils`"),
+    "[[file_sd]]\nfiles = ['a']\n[[file_sd]]\nfiles = 'a'": ("3: file_sd", "Expected `array`"),
+    "[[file_sd]]\nfiles = ['a']\n[[file_sd]]\nfiles = ['a']": ("3: file_sd", "is there twice"),
+    "[[http_sd]]\nurl = 'nonsense'": ("1: http_sd", "is no address"),
+    "[[http_sd]]\nurl = 'http://a'\nrefresh = '0s'": ("1: http_sd", "refresh is 1s or more"),
+    "[[dns]]\nnames = ['a']\ntype = 'A'": ("1: dns", "needs a port"),
+    "[[dns]]\nnames = ['a']\nnameserver = 'here'": ("1: dns", "nameserver is IP:PORT"),
+    "[[kubernetes]]\nnamespace = 'a'": ("1: kubernetes", "missing required field `selector`"),
+    "recording = ['here']\n[[file_sd]]\nfiles = ['a']": ("1: recording", "alone"),
     'recording = ["here"]\ndata = "there"': ("1: recording", "alone"),
 }
 
@@ -208,6 +218,19 @@ def test_a_good_file_is_shown_without_its_secrets_and_reads_back_the_same(
     before = effective(tmp_path, WHOLE)
     assert {key for key in SETTINGS if again[key] != before[key]} == set(secrets)
     assert next(iter(setting_lines(again))) == 'targets = ["prometheus+http://127.0.0.1:9090"]  # file'
+
+
+def test_discoveries_are_shown_as_they_can_be_read_again(tmp_path: Path) -> None:
+    text = (
+        '[[file_sd]]\nfiles = ["a/*.json"]\nlabels = { kvscope_events = "5757" }\n[[http_sd]]\nurl = "http://u:p@a:1/x"'
+    )
+    read = effective(tmp_path, text)
+    assert service_config(read).events == ()
+    shown = "\n".join(setting_lines(read))
+    assert "u:p" not in shown
+    again = effective(tmp_path, shown)
+    assert again.discovery[0] == read.discovery[0]
+    assert again.discovery[1].name == read.discovery[1].name
 
 
 def test_a_problem_of_a_flag_names_the_flag(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ _CONSEQUENCES = {
     "delivery": "Findings may not reach their receivers and exporters meanwhile",
     "history": "The past of this engine may have a gap from then on",
     "copy": "Copies elsewhere lack the latest of this engine meanwhile. What is shown here does not depend on them",
+    "discovery": "The last list of engines stays in force. Engines that came since are not watched",
 }
 
 

@@ -23,6 +23,7 @@ from kvscope.monitor.exporters.prometheus.otlp_metrics import Exemplars, OtlpFam
 from kvscope.monitor.exporters.prometheus.outgoing_metrics import OutgoingFamilies, OutgoingFigures
 from kvscope.monitor.exporters.prometheus.pool_metrics import PoolFamilies
 from kvscope.monitor.exporters.prometheus.request_metrics import RequestFamilies
+from kvscope.monitor.exporters.prometheus.source_change_metrics import SourceChangeFamilies, SourceChangeFigures
 from kvscope.monitor.exporters.prometheus.work_metrics import WorkFamilies
 from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.schema import SourceView
@@ -46,12 +47,14 @@ class WatchCollector:
         exemplars: Exemplars | None = None,
         outgoing: Callable[[], OutgoingFigures] = OutgoingFigures,
         bus: Callable[[], BusFigures | None] = lambda: None,
+        source_changes: Callable[[], SourceChangeFigures] = SourceChangeFigures,
     ) -> None:
         self.watch = watch
         self._sources = sources
         self._alerts = alerts
         self._otlp = otlp
         self._outgoing = outgoing
+        self._source_changes = source_changes
         self._exemplars = exemplars or Exemplars()
         self._bus = bus
         self._process = ProcessCollector(registry=None)
@@ -85,8 +88,10 @@ class WatchCollector:
         on_bus = BusFamilies()
         if (connection := self._bus()) is not None:
             on_bus.add(connection)
+        changes = SourceChangeFamilies()
+        changes.add(self._source_changes())
         self._exemplars.add_to(requests)
-        for filled in (findings, *of_engines, sources, workers, alerts, otlp, outgoing, on_bus):
+        for filled in (findings, *of_engines, sources, workers, alerts, otlp, outgoing, on_bus, changes):
             yield from vars(filled).values()
         yield from self._process.collect()
         yield from gpu_families(filter(None, processes))

@@ -1,0 +1,1 @@
+"""Discovery of engines: files, HTTP servers, DNS and the Kubernetes API."""
