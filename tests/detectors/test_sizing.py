@@ -6,13 +6,14 @@ import re
 from contextlib import closing
 from datetime import UTC, datetime
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from kvscope.engine.config import EngineConfig
 from kvscope.engine.execution.memory_plan import DEVICE_HEADROOM, Plan, Reading
-from kvscope.engine.lab.simulated_engine import SimulatedEngine
+from kvscope.engine.lab.simulated_engine import SimulatedEngine, StepTime
 from kvscope.engine.models import load_model
 from kvscope.engine.requests.sampling_params import SamplingParams
 from kvscope.monitor.analysis.memory_breakdown import bill_of, fit_requested, rounding
@@ -67,6 +68,28 @@ def test_a_pool_of_a_sixth(tmp_path: Path) -> None:
 def test_a_pool_that_holds_all_that_may_run(tmp_path: Path) -> None:
     observer = served(tmp_path)
     assert observer.alarms() == []
+
+
+@pytest.mark.parametrize(("pairs", "fires"), [(2, False), (4, True)])
+def test_a_pool_too_small_for_two_in_slow_steps(tmp_path: Path, pairs: int, fires: bool) -> None:
+    """Of each pair one is preempted, minutes apart: at two seconds a step, that is one life of a request."""
+    config = EngineConfig(
+        block_size=4, max_model_len=64, max_num_seqs=8, num_gpu_blocks_override=25, enable_prefix_caching=False
+    )
+    slow = StepTime(base_s=2.0, per_token_s=0.0, per_kv_token_s=0.0)
+    with closing(SimulatedEngine(config, load_model(config), step_time=slow, journal=tmp_path)) as engine:
+        for n in range(pairs):
+            for name in ("a", "b"):
+                engine.submit(f"{name}-{n}", [n] * 8, SamplingParams(max_tokens=56, ignore_eos=True))
+            engine.run(210)
+    observer = Observer()
+    observer.watch.feed(Recording(tmp_path))
+    observer.watch.settle()
+    (ledger,) = observer.watch.fleet.engines.values()
+    apart_s = [(two.at_ns - one.at_ns) / 1e9 for one, two in pairwise(ledger.preempted)]
+    assert len(ledger.preempted) >= pairs
+    assert min(apart_s) > 60
+    assert any(finding.code == KV_TOO_SMALL for finding in observer.firing()) == fires
 
 
 # -------------------------------------------------------------------- the bill

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kvscope.monitor.detectors.detector import Detector
+from kvscope.monitor.detectors.engine_pace import pace_s
 from kvscope.monitor.detectors.judgement import Evidence, Judgement
 from kvscope.monitor.detectors.preemption_counts import (
     COUNT_WINDOW_S,
@@ -32,6 +33,9 @@ class KvTooSmall(Detector[Judgement]):
     sample_need = COUNTED_NEED
 
     window_s = Threshold(60, "s", "what it costs now counts")
+    window_steps = Threshold(
+        500, "steps", "an answer of 500 tokens takes as many: in slow steps, a shorter window has one request's life"
+    )
     min_preemptions = Threshold(3, "preemptions", "one or two are long requests met by chance")
     min_share = Threshold(0.1, "of the computed", "the tax of 10 to 23 % that is reported of full pools begins here")
     over_s = Threshold(10, "s", "a size is no emergency, and what else preempts the requests is known by then")
@@ -57,7 +61,10 @@ class KvTooSmall(Detector[Judgement]):
         # Several groups take blocks each, as many as its kind of layer needs: the sum below would be wrong.
         if not (described.max_model_len and described.max_num_seqs and state.block_size) or len(described.groups) > 1:
             return
-        window_s, over_s = settings(self.window_s), settings(self.over_s)
+        # At most as far back as the tokens computed are known.
+        known_s = (ledger.now_ns - ledger.points[0].at_ns) / 1e9 if ledger.points else 0.0
+        window_s = max(settings(self.window_s), min(pace_s(ledger, settings, self.window_steps), known_s))
+        over_s = settings(self.over_s)
         recent = recent_preemptions(ledger, window_s)
         usable = state.total - state.reserved
         longest = -(-described.max_model_len // state.block_size)
