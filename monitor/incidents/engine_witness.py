@@ -24,6 +24,8 @@ from kvscope.monitor.incidents.waste_log import WasteLog
 
 INSPECTED_BEHIND: Final = 16
 """Requests behind a refused head that are asked whether they would fit."""
+ASKED_EVERY_S: Final = 1.0
+"""An idle engine asks its connector several times in that; one that does so at its next request does not."""
 SHORT_S: Final = 0.05
 """A step shorter than this counts as a short one."""
 NATURAL_STATUSES: Final = (Status.FINISHED_STOPPED, Status.FINISHED_LENGTH_CAPPED)
@@ -88,6 +90,10 @@ class EngineWitness:
         """By step in flight: the blocks that it writes, with the request."""
         self._fenced: dict[int, tuple[int, str]] = {}
         """By block: the step in flight that its free is fenced behind, and whose it was."""
+        self._unasked: tuple[int, set[int]] = 0, set()
+        """How often the connector had been asked at the last look, and for which requests a copy was there for it."""
+        self._copied: set[int] = set()
+        self._slept_through: set[int] = set()
         self._wrap_scheduler()
         self._wrap_blocks()
         if engine.connector is not None:
@@ -333,7 +339,25 @@ class EngineWitness:
         _tap_after(connector, "completed", lambda numbers: self.moved_s.update(dict.fromkeys(numbers, self.now_s)))
         _tap_before(connector, "lease_ended", self._lease_ends)
         if isinstance(connector, HostConnector):
+            _tap_before(connector, "_copy_out", lambda copy: self._copied.add(copy.request))
+            _tap_after(connector, "completed", self._copied.difference_update)
+            self.engine.time.every(ASKED_EVERY_S, lambda: self._asks(connector))
             _tap_after(connector, "loaded", lambda ended: self._pins_remain(connector) if ended else None)
+
+    def _asks(self, connector: HostConnector) -> None:
+        """Note copies that an engine with nothing to run has not asked for since the last look: a sound one asks several
+        times meanwhile.
+        """
+        polls, ready = self._unasked
+        living = any(not request.is_finished for request in self.engine.scheduler.requests.values())
+        copied = set() if living or not connector.num_copied else set(self._copied)
+        kept = self.engine.scheduler.deferred.keys()
+        for number in ready & copied & kept - self._slept_through if polls == connector.polls else ():
+            self._slept_through.add(number)
+            blocks = [block for held in self.engine.manager.held(number) for block in held]
+            since_s = self.now_s - ASKED_EVERY_S
+            self.waste.add("sent-while-asleep", since_s, len(blocks), (self.names[number],), blocks)
+        self._unasked = connector.polls, copied
 
     def _fetches_ended(self, ended: list[tuple[int, bool]]) -> None:
         for number, _ in ended:

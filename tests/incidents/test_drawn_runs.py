@@ -122,6 +122,7 @@ def test_no_step_of_a_drawn_engine_takes_longer_than_the_range() -> None:
         ("corrupt.counter-drift:limit=1", "counters-differ", {}),
         ("collapse.prefix-hits", "prefix-missed", {}),
         ("corrupt.use-after-free", "fence-broken", {"async_scheduling": True}),
+        ("leak.idle-not-polled", "sent-while-asleep", {"kv_connector": "host"}),
     ],
 )
 def test_a_fault_is_a_harm_and_undone_it_is_none(fault: str, kind: str, engine: dict[str, object]) -> None:
