@@ -345,8 +345,8 @@ class EngineWitness:
             _tap_after(connector, "loaded", lambda ended: self._pins_remain(connector) if ended else None)
 
     def _asks(self, connector: HostConnector) -> None:
-        """Note copies that an engine with nothing to run has not asked for since the last look: a sound one asks several
-        times meanwhile.
+        """Note copies that an engine with nothing to run has not asked for since the last look. A sound one asks
+        several times meanwhile.
         """
         polls, ready = self._unasked
         living = any(not request.is_finished for request in self.engine.scheduler.requests.values())
