@@ -192,6 +192,19 @@ def test_a_spool_is_taken_up_in_order_and_half_a_file_is_none(tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []
 
 
+def test_engines_share_requests(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each point is in one request, in order, and only the last request is small."""
+    monkeypatch.setattr(remote_writer, "POINTS_A_REQUEST", 7)
+    points = points_of(fed(lab))[:12]
+    new = {"a": points[:3], "b": points, "c": points[:1]}
+    requests = list(remote_writer._points_by_request(new))
+    assert [sum(map(len, each.values())) for each in requests] == [7, 7, 2]
+    assert [list(each) for each in requests] == [["a", "b"], ["b"], ["b", "c"]]
+    for engine, expected in new.items():
+        assert [point for each in requests for point in each.get(engine, ())] == expected
+    assert list(remote_writer._points_by_request({})) == []
+
+
 @pytest.mark.parametrize("url", ["localhost:8428", "ftp://x/y", "http://", "http://[", ""])
 def test_what_is_no_url_is_refused(tmp_path: Path, url: str) -> None:
     with pytest.raises(BadTarget, match="--remote-write takes"):

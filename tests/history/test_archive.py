@@ -37,6 +37,7 @@ from kvscope.monitor.history.sql_tables import SqlInput, answer
 from tests.history.archived import closed_of, kept
 from tests.history.object_store import BUCKET, ENVIRONMENT, object_store
 from tests.history.recorded import worked
+from tests.history.test_kept_samples import kept_in
 from tests.lab import Lab
 
 pytestmark = pytest.mark.usefixtures("archive_runtime")
@@ -340,6 +341,20 @@ def test_a_damaged_archive_is_named(tmp_path: Path, lab: Lab) -> None:
         manifest.write_text(damaged)
         with pytest.raises(BadQuery, match=says):
             ask("FROM events", of)
+
+
+def test_an_engine_without_a_stream_is_archived_too(tmp_path: Path) -> None:
+    """Its segments hold samples, and neither batches nor points."""
+    kept_in(tmp_path / "history", until=200)
+    archive = Archive(str(tmp_path / "archive"), make=True)
+    archiver = Archiver(tmp_path / "history", archive)
+    archiver.archive_all()
+    assert archiver.figures().segments == 2
+    for table in ("events", "points"):
+        assert ask(f"FROM {table}", SqlInput(None, archive=archive)) == []
+    manifest, _ = archive.manifests(list(archive.segments(*ALWAYS)))
+    assert (manifest.sequences, manifest.points_ns) == (None, None)
+    assert sum(file.rows for file in manifest.files) > 50
 
 
 def test_a_segment_that_is_deleted_meanwhile_is_not_left_out(

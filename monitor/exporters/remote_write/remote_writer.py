@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
@@ -156,13 +157,12 @@ class RemoteWriter:
     def spool(self) -> None:
         """Spool the points that are new since the last call. Raises OSError."""
         new = self._new_points()
-        for engine, points in new.items():
-            for start in range(0, len(points), POINTS_A_REQUEST):
-                part = points[start : start + POINTS_A_REQUEST]
-                lost = self._spool.append(encode_points({engine: part}), len(part), self._wall_ns())
-                self._until_ns[engine] = part[-1].at_ns
-                if lost:
-                    self._note_lost(dropped=lost)
+        for points in _points_by_request(new):
+            count = sum(map(len, points.values()))
+            lost = self._spool.append(encode_points(points), count, self._wall_ns())
+            self._until_ns |= {engine: of_engine[-1].at_ns for engine, of_engine in points.items()}
+            if lost:
+                self._note_lost(dropped=lost)
         if new:
             self._write_spooled()
             self._spooled.set()
@@ -240,6 +240,19 @@ class RemoteWriter:
             self._dropped += dropped
             self._rejected += rejected
             self._lost_s = time.monotonic()
+
+
+def _points_by_request(new: Mapping[str, Sequence[Point]]) -> Iterator[dict[str, list[Point]]]:
+    """Yield what goes into each request: POINTS_A_REQUEST points at most, of as many engines as that takes."""
+    request: defaultdict[str, list[Point]] = defaultdict(list)
+    pairs = ((engine, point) for engine, points in new.items() for point in points)
+    for number, (engine, point) in enumerate(pairs):
+        if number and number % POINTS_A_REQUEST == 0:
+            yield dict(request)
+            request.clear()
+        request[engine].append(point)
+    if request:
+        yield dict(request)
 
 
 def remote_write_url(text: str) -> httpx.URL:
