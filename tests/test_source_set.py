@@ -20,6 +20,7 @@ from kvscope.monitor.history.findings_log import FindingsLog
 from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.service import source_set
 from kvscope.monitor.service.service import Service, ServiceConfig
+from kvscope.monitor.service.shared_engines import SharedEngines
 from kvscope.monitor.service.source_reader import SourceReader
 from kvscope.monitor.service.source_set import SourceSet, WantedSource
 from kvscope.monitor.sources.source import Source, SourceStatus
@@ -90,6 +91,22 @@ def test_a_removed_engine_leaves_and_what_was_found_of_it_goes_on_when_it_is_bac
             assert new <= {(each.to, each.id) for each in told}
             assert len(received) == 1
             assert service.readers.counts() == {"added": 2, "removed": 1}
+
+
+@pytest.mark.slow
+def test_an_engine_that_another_agent_takes_over_is_not_told_to_be_resolved(tmp_path: Path) -> None:
+    with receiver() as (url, received), leaking(tmp_path) as wanted:
+        alerts = AlertsConfig((url,), allow_private=True, look_again_s=1.0)
+        with running(ServiceConfig(settings=parse_settings([f"{LEAK}.grace_s=1"]), alerts=alerts)) as service:
+            service.shared = SharedEngines(service.watch, service.readers)
+            service.shared.add(wanted, "a test")
+            service.shared.begin(wanted.target, {})
+            until(lambda: received, "an alert")
+            service.shared.end(wanted.target)
+            time.sleep(3)  # alerts of engines that nothing watches would have ended by now
+            assert service.alerts is not None
+            assert service.alerts.view().open == []
+            assert len(received) == 1
 
 
 def test_an_engine_that_another_source_has_stays(tmp_path: Path) -> None:

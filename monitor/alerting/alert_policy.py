@@ -159,6 +159,14 @@ class AlertPolicy:
                 [(now, engine) for engine in engines],
             )
 
+    def hand_over(self, engines: Iterable[str]) -> None:
+        """Close the alerts of these engines without a message: another agent watches them, and alerts for them."""
+        with self._store.writing() as database:
+            database.executemany(
+                "UPDATE alerts SET alert = '', held_until = NULL, unseen_since = NULL WHERE engine = ?",
+                [(engine,) for engine in engines],
+            )
+
     def tick(self, now: float) -> None:
         """Tell what is due by the clock alone: ends that were held back, what was not seen again, the ends of silences,
         and what still fires. At most once a second, however often it is called.

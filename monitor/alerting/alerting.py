@@ -138,6 +138,10 @@ class Alerts:
         """Stop reminding of alerts of engines that were removed; see AlertPolicy. Raises sqlite3.Error."""
         self.outbox.stop_watching(engines, time.time())
 
+    def hand_over(self, engines: Iterable[str]) -> None:
+        """Close alerts of engines that another agent watches now; see AlertPolicy. Raises sqlite3.Error."""
+        self.outbox.hand_over(engines)
+
     def select(self, transitions: Sequence[Transition]) -> list[Transition]:
         """Return those that become or change an alert now, by the verdicts that were asked for."""
         return self._selection.select(transitions)

@@ -40,6 +40,10 @@ class Outbox(AlertStore):
         """See AlertPolicy."""
         self._policy.stop_watching(engines, now)
 
+    def hand_over(self, engines: Iterable[str]) -> None:
+        """See AlertPolicy."""
+        self._policy.hand_over(engines)
+
     def tick(self, now: float) -> None:
         """See AlertPolicy."""
         self._policy.tick(now)

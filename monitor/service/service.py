@@ -219,6 +219,8 @@ class Service:
             known = self._findings_log.open() | known
         self.watch.lifecycle.remember(known, time.time_ns() + round(self.config.alerts.look_again_s * 1e9))
         shares = self.config.bus is not None and self.config.bus.share  # its engines may be another agent's by now
+        if self.alerts is not None and shares:
+            self.alerts.hand_over({engine for engine, _, _ in self.alerts.known()})
         if self.config.data is not None and not shares:  # its own: what a history hands out must not be fed
             self._resumption.resume(History(self.config.data / "history"))
 
@@ -269,7 +271,9 @@ class Service:
             self._resumption.drop(engine)
             if self.keeper is not None:
                 self.keeper.end(engine, self.watch.fleet.engines.get(engine))
-        if self.alerts is not None:
+        if self.alerts is not None and self.shared is not None:
+            self.alerts.hand_over(engines)
+        elif self.alerts is not None:
             self.alerts.stop_watching(engines)
 
     def _follow(self, records: list[Record]) -> None:

@@ -253,6 +253,17 @@ def test_an_engine_that_is_not_watched_any_more_is_not_reminded_of_and_its_alert
     assert f"stopped watching {ENGINE}. Nothing shows that it is over" in end.trouble.explanation
 
 
+def test_an_engine_that_another_agent_watches_is_told_of_by_that_one_alone(opened: Open) -> None:
+    outbox, troubles = opened(repeat_s=10.0), Troubles()
+    outbox.put(troubles.fire(1), 1.0)
+    told(outbox, 1.0)
+    outbox.hand_over([ENGINE])
+    assert told(outbox, 5_000.0) == []
+    assert outbox.view(5_000.0).open == []
+    outbox.put(troubles.end(5_001), 5_001.0)
+    assert told(outbox, 10_000.0) == []
+
+
 def test_an_engine_that_is_watched_again_keeps_its_alert(opened: Open) -> None:
     outbox, troubles = opened(), Troubles()
     fired = troubles.fire(1)
