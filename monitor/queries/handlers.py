@@ -37,6 +37,7 @@ from kvscope.monitor.queries.points import point_views
 from kvscope.monitor.queries.request_details import request_detail, request_views
 from kvscope.monitor.queries.request_search import Found, HistorySearch, in_ledger, ordered
 from kvscope.monitor.queries.running_plan import plan_of_engine
+from kvscope.monitor.queries.stored_past import ReadStored, StoredPast
 from kvscope.monitor.queries.stream_time import StreamTime
 from kvscope.monitor.queries.window_explanation import explanation
 from kvscope.monitor.queries.window_stats import WindowStatsCache
@@ -100,6 +101,10 @@ class QueryHandlers(Query):
         self._window_stats = WindowStatsCache(self._past)
         self._gone: dict[str, EngineView] = {}
         """Engines that only the history knows, as each was last."""
+
+    def read_stored_with(self, stored: ReadStored) -> None:
+        """Read what a server kept of an engine from before memory and history with this."""
+        self._past.stored = StoredPast(stored)
 
     def answer(self, question: Question, arguments: Mapping[str, Any]) -> Any:
         """Call the handler of a question."""

@@ -20,6 +20,7 @@ from kvscope.monitor.history.history import History, NotKept
 from kvscope.monitor.history.keyframe_cutter import keyframe_of
 from kvscope.monitor.ledger.engine_ledger import MAX_POINTS, POINT_EVERY_NS, EngineLedger, Point
 from kvscope.monitor.queries.recent_past import Recent, size_of
+from kvscope.monitor.queries.stored_past import StoredPast
 from kvscope.monitor.queries.stream_time import StreamTime
 from kvscope.monitor.schema import EpochView, GapView, HistoryView
 from kvscope.monitor.text import clock_time, timestamp
@@ -56,6 +57,7 @@ class Past:
 
     def __init__(self, lock: threading.RLock, history: History | None) -> None:
         self.history = history
+        self.stored = StoredPast()
         self._lock = lock
         self._recent: dict[str, Recent] = {}
         self._told: dict[str, tuple[Prefixes, tuple[int, int]]] = {}
@@ -100,10 +102,13 @@ class Past:
         with self._lock:
             kept = [sample for sample in live.past_samples if since_ns <= (sample.at_ns or 0) <= until_ns]
             first_ns = (live.past_samples[0].at_ns or 0) if live.past_samples else until_ns + 1
-        if self.history is None or since_ns >= first_ns:
+        if since_ns >= first_ns:
             return kept
-        notes = self.history.notes(live.engine, since_ns, min(until_ns, first_ns - 1))
-        return [note for note in notes if isinstance(note, Sample)] + kept
+        if self.history is not None:
+            notes = self.history.notes(live.engine, since_ns, min(until_ns, first_ns - 1))
+            kept = [note for note in notes if isinstance(note, Sample)] + kept
+            first_ns = min([first_ns, *((one.at_ns or first_ns) for one in kept[:1])])
+        return self.stored.samples(live.engine, since_ns, min(until_ns + 1, first_ns)) + kept
 
     def samples_until(self, live: EngineLedger, at_ns: int) -> list[Sample]:
         """The last samples until a time (wall), at least one. Raises NotKnown where none is kept."""
@@ -304,6 +309,7 @@ class Past:
             first_note = next(self.history.notes(live.engine, 1, live.now_ns), None)
             noted_ns = first_note.at_ns or 0 if first_note is not None else 0
             first_ns = min(first_ns or noted_ns, noted_ns or first_ns)
+        first_ns = self.stored.first_ns(live.engine, first_ns)
         known = {life.epoch for life in lives}
         lives += [epoch for epoch in in_memory if epoch.epoch not in known]
         return HistoryView(

@@ -14,8 +14,8 @@ from kvscope.monitor.bus.bus_config import BusConfig
 from kvscope.monitor.bus_figures import BusFigures
 from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.discovery.discovery_config import DiscoveryConfig
-from kvscope.monitor.errors import BadTarget
-from kvscope.monitor.events.samples import Record
+from kvscope.monitor.errors import BadTarget, NotKnown
+from kvscope.monitor.events.samples import Record, Sample
 from kvscope.monitor.exporters.otel.otel_exporter import OtelConfig, OtelOutlet
 from kvscope.monitor.exporters.prometheus import WatchCollector
 from kvscope.monitor.exporters.prometheus.otlp_metrics import Exemplars
@@ -41,7 +41,7 @@ from kvscope.monitor.service.source_reader import SourceReader
 from kvscope.monitor.service.source_set import SourceSet, WantedSource
 from kvscope.monitor.sources.prometheus_history import DEFAULT_PAST_S
 from kvscope.monitor.sources.recording import Recording
-from kvscope.monitor.sources.source import LOOK_BACK_S, Source, SourceOptions
+from kvscope.monitor.sources.source import LOOK_BACK_S, Source, SourceError, SourceOptions
 from kvscope.monitor.sources.source_registry import open_source
 from kvscope.monitor.sources.targets import PROMETHEUS_PREFIX, TargetKind
 
@@ -125,6 +125,7 @@ class Service:
         """The sources that other agents could read as well, if leases say who does."""
         self.readers = SourceSet(self.watch, self._opened, self._reader_of, self._left)
         self.bus = self._bus_link() if config.bus is not None else None
+        self.watch.read_stored_with(self._stored)
         for wanted in wanted_sources(config):
             (self.shared or self.readers).add(wanted, CONFIGURED)
         self.discoveries = Discoveries(self.shared or self.readers, self.readers.engines, self.watch, config.discovery)
@@ -263,6 +264,16 @@ class Service:
 
     def _reader_of(self, source: Source) -> SourceReader:
         return SourceReader(source, self.watch, self.keeper, self._follow, self._deliver)
+
+    def _stored(self, engine: str, since_ns: int, until_ns: int) -> list[Sample]:
+        """Return what a source's server kept of an engine. Raises NotKnown where it does not answer."""
+        try:
+            for reader in self.readers:
+                if engine in reader.engines() and (samples := reader.stored(engine, since_ns, until_ns)):
+                    return samples
+        except SourceError as error:
+            raise NotKnown(str(error)) from error
+        return []
 
     def _left(self, engines: list[str]) -> None:
         """Hand on what is new of engines that are about to leave the ledgers, and finish what is kept of them."""

@@ -69,6 +69,10 @@ class SourceReader(threading.Thread):
         """Under these names it reports how it is."""
         self._turn_s = max(TURN_S, source.blocks_s + BLOCKS_LONGER_S)
 
+    def stored(self, engine: str, since_ns: int, until_ns: int) -> list[Sample]:
+        """Return what its source kept of an engine from before it was read. Raises SourceError."""
+        return self._source.stored(engine, since_ns, until_ns)
+
     def run(self) -> None:
         """Read until stopped or at the source's end. An attempt that raises is logged once, counted and repeated."""
         supervisor = self.watch.supervisor

@@ -16,7 +16,7 @@ import httpx
 import msgspec
 
 from kvscope.monitor.bounded_http import bounded_client, describe_failure, status_text
-from kvscope.monitor.events.samples import Record
+from kvscope.monitor.events.samples import Record, Sample
 from kvscope.monitor.sources.exposition import (
     CONFIGURATION,
     FIELDS,
@@ -38,6 +38,10 @@ from kvscope.monitor.text import counted
 UNIT_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 DEFAULT_PAST_S: Final = 7200.0
 """How far back a Prometheus server is read, unless a window is given."""
+MOST_STORED: Final = 600
+"""Moments that a window from before what is read is asked at: a chart has no more."""
+LEAST_STEP_S: Final = 60
+"""Between them: scrapes are that far apart at most, or one would count as several."""
 FOLLOW_EVERY_S: Final = 5.0
 """Between queries, where a server is followed."""
 
@@ -126,6 +130,21 @@ class PrometheusHistory(Source):
             self._error = str(error)
             return []
 
+    def stored(self, engine: str, since_ns: int, until_ns: int) -> list[Sample]:
+        """Return what the server stored of an engine between these times, at MOST_STORED moments if it is long.
+
+        Raises BadHistory.
+        """
+        known = next((one for one in list(self._last_ms) if str(one) == engine), None)
+        if known is None or since_ns >= until_ns:
+            return []
+        past = PrometheusHistory(self._url, SourceOptions(timeout_s=self._options.timeout_s))
+        span_s = -(-(until_ns - since_ns) // 1_000_000_000)
+        step_s = max(LEAST_STEP_S, -(-span_s // MOST_STORED)) if span_s > DEFAULT_PAST_S else 0
+        records = past._read(span_s, until_ns / 1e9, must_have=False, step_s=step_s, instance=known.instance)
+        found = (one for one in records if isinstance(one, Sample) and one.engine == engine)
+        return [one for one in found if since_ns <= (one.at_ns or 0) < until_ns]
+
     def status(self) -> SourceStatus:
         """Report what was read, and how the queries went."""
         engines = tuple(map(str, list(self._last_ms)))
@@ -162,10 +181,19 @@ class PrometheusHistory(Source):
             return round(look_back_s)
         return round(min(look_back_s, max(time.time() - min(self._last_ms.values()) / 1e3, 0.0) + 1.0))
 
-    def _read(self, seconds: int, until_s: float, *, must_have: bool) -> list[Record]:
-        """Return what is new in the `seconds` until `until_s` (Unix time). Raises BadHistory."""
+    def _read(
+        self, seconds: int, until_s: float, *, must_have: bool, step_s: int = 0, instance: str = ""
+    ) -> list[Record]:
+        """Return what is new in the `seconds` until `until_s` (Unix time). Raises BadHistory.
+
+        step_s: as it was every so many seconds (0: each scrape). instance: of this one alone.
+        """
         wanted = "|".join((*FIELDS, CONFIGURATION))
-        series = _ask(self._url, f'{{__name__=~"{wanted}"}}[{seconds}s]', self._options.timeout_s, until_s)
+        quoted = instance.replace("\\", "\\\\").replace('"', '\\"')
+        only = f',instance="{quoted}"' if instance else ""
+        every = f":{step_s}s" if step_s else ""
+        query = f'{{__name__=~"{wanted}"{only}}}[{seconds}s{every}]'
+        series = _ask(self._url, query, self._options.timeout_s, until_s)
         try:
             records = sorted(self._new_records(series), key=lambda found: found[0])
         except (ValueError, ArithmeticError) as error:

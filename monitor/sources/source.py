@@ -14,7 +14,7 @@ from typing import Final, Protocol
 import msgspec
 
 from kvscope.monitor.errors import BadTarget, CannotTell
-from kvscope.monitor.events.samples import Record
+from kvscope.monitor.events.samples import Record, Sample
 from kvscope.monitor.events.wire import ContractError, Frame, encode
 
 POLL_WAIT_S: Final = 0.1
@@ -133,6 +133,13 @@ class Source(Protocol):
     def select(self, since_ns: int, until_ns: int) -> None:
         """Limit what the next polls read to a part of the past, where reading less is cheaper."""
         return
+
+    def stored(self, engine: str, since_ns: int, until_ns: int) -> list[Sample]:
+        """Return samples of an engine from before it was read (wall ns), where a server keeps them. Thread-safe.
+
+        Raises SourceError.
+        """
+        return []
 
     def explain_silence(self, seconds: float) -> str:
         """Say what to check when nothing was received for `seconds`."""

@@ -1,0 +1,59 @@
+"""What a server keeps of an engine from before memory and history: it is asked when a window reaches that far."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final
+
+from kvscope.monitor.errors import NotKnown
+from kvscope.monitor.events.samples import Sample
+
+ReadStored = Callable[[str, int, int], list[Sample]]
+"""Engine, from, to (wall ns): its samples in order. Raises NotKnown where the server does not answer."""
+
+MOST_BACK_NS: Final = 366 * 86_400 * 10**9
+"""No window begins earlier than this before its end: no server keeps more by default."""
+PARTS: Final = 600
+"""A window is asked for in whole parts of it, so that one that moves on with time is asked for rarely."""
+LEAST_PART_NS: Final = 60 * 10**9
+KEPT_WINDOWS: Final = 16
+
+
+def _nothing(_engine: str, _since_ns: int, _until_ns: int) -> list[Sample]:
+    return []
+
+
+class StoredPast:
+    """Samples by window, the last ones kept: what is past does not change. Thread-safe."""
+
+    def __init__(self, read: ReadStored = _nothing) -> None:
+        self._read = read
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[tuple[str, int, int], list[Sample]] = OrderedDict()
+
+    def samples(self, engine: str, since_ns: int, until_ns: int) -> list[Sample]:
+        """Return the samples from one time until before another (wall ns). Raises NotKnown."""
+        if self._read is _nothing or since_ns >= until_ns:
+            return []
+        since_ns = max(since_ns, until_ns - MOST_BACK_NS)
+        part_ns = max((until_ns - since_ns) // PARTS, LEAST_PART_NS)
+        whole = engine, since_ns // part_ns * part_ns, -(-until_ns // part_ns) * part_ns
+        with self._lock:
+            found = self._kept.get(whole)
+        if found is None:
+            found = self._read(*whole)
+            with self._lock:
+                self._kept[whole] = found
+                while len(self._kept) > KEPT_WINDOWS:
+                    self._kept.popitem(last=False)
+        return [one for one in found if since_ns <= (one.at_ns or 0) < until_ns]
+
+    def first_ns(self, engine: str, known_ns: int) -> int:
+        """Return when what the server keeps begins (wall), or `known_ns` if it has nothing earlier or is down."""
+        try:
+            before = self.samples(engine, known_ns - MOST_BACK_NS, known_ns) if known_ns else []
+        except NotKnown:
+            return known_ns
+        return before[0].at_ns or known_ns if before else known_ns
