@@ -17,7 +17,7 @@ from kvscope.monitor.detectors.alternative_table import with_alternatives
 from kvscope.monitor.detectors.judgement import FindingHarm, HoldsBlocks, Judgement, Severity
 from kvscope.monitor.events.kinds import Cause
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.ledger.pool_forecast import PoolForecast, forecast_full
+from kvscope.monitor.ledger.pool_forecast import MOST_POINTS, PoolForecast, forecast_from_usage, forecast_full
 from kvscope.monitor.state.records import RequestState
 from kvscope.monitor.text import duration
 
@@ -40,8 +40,6 @@ HARM_BARS: Final = (
 """An *error* that reaches none of these is a *warning*."""
 HELD_BAR: Final = HarmBar("error", "share_of_pool", 0.5, "of the pool", "half of the load has no room left")
 """A *warning* about blocks that do not return and that reaches this is an *error*."""
-FORECAST_POINTS: Final = 600
-"""Points of the recent past that the forecast reads: more would not change it."""
 _SHORT_OF_BLOCKS: Final = frozenset((int(Cause.KV_BLOCKS), int(Cause.BEHIND_HEAD)))
 
 
@@ -54,12 +52,30 @@ def graded(
 
 
 def _graded(waiting: _Waiting, judged: Judgement, severity: Severity | None) -> Judgement:
-    if severity not in ("error", "warning") or not waiting.ledger.has_stream:
+    if severity not in ("error", "warning"):
         return judged
+    if not waiting.ledger.has_stream:
+        return _with_forecast(waiting.ledger, judged)
     harm = waiting.harm_of(judged)
     text = judged.explanation + _forecast_text(harm.forecast)
     graded_severity = judged.severity if judged.severity == "info" else severity_by_harm(judged, severity, harm)
     return msgspec.structs.replace(judged, harm=harm, severity=graded_severity, explanation=text)
+
+
+def _with_forecast(ledger: EngineLedger, judged: Judgement) -> Judgement:
+    """Add when the pool is full, by usage over time. A verdict that may be wrong about the hold has no forecast."""
+    if not isinstance(judged, HoldsBlocks) or judged.pending or judged.verdict == "cannot-tell":
+        return judged
+    blocks = ledger.facts.get("num_gpu_blocks")
+    if blocks is None or isinstance(blocks.value, str):
+        return judged
+    known = [(one.at_ns / 1e9, one.usage) for one in ledger.samples if one.at_ns and one.usage is not None]
+    usable = round(blocks.value) - 1  # block 0 is vLLM's own
+    forecast = forecast_from_usage([at_s for at_s, _ in known], [usage for _, usage in known], usable)
+    if forecast is None:
+        return judged
+    harm = FindingHarm(None, ledger.samples[-1].waiting, None, None, forecast)
+    return msgspec.structs.replace(judged, harm=harm, explanation=judged.explanation + _forecast_text(forecast))
 
 
 def _forecast_text(forecast: PoolForecast | None) -> str:
@@ -71,9 +87,9 @@ def _forecast_text(forecast: PoolForecast | None) -> str:
 
 def severity_by_harm(judged: Judgement, severity: Severity, harm: FindingHarm) -> Severity:
     """Return the severity of a finding whose code has this one in the catalogue."""
-    if severity == "error" and not any(getattr(harm, bar.measure) >= bar.least for bar in HARM_BARS):
+    if severity == "error" and not any((getattr(harm, bar.measure) or 0) >= bar.least for bar in HARM_BARS):
         return "warning"
-    if severity == "warning" and isinstance(judged, HoldsBlocks) and harm.share_of_pool >= HELD_BAR.least:
+    if severity == "warning" and isinstance(judged, HoldsBlocks) and (harm.share_of_pool or 0) >= HELD_BAR.least:
         return "error"
     return severity
 
@@ -110,7 +126,7 @@ class _Waiting:
         if not self._has_forecast:
             self._has_forecast = True
             points = list(self.ledger.points)
-            points = points[:: -(-len(points) // FORECAST_POINTS) or 1]
+            points = points[:: -(-len(points) // MOST_POINTS) or 1]
             if len(points) > 1:
                 state, balances = self.ledger.state, [point.balance for point in points]
                 live = median([one.running + one.waiting for one in balances])

@@ -39,13 +39,13 @@ class Evidence(msgspec.Struct, frozen=True):
 class FindingHarm(msgspec.Struct, frozen=True):
     """What a finding costs: its share of the pool, the requests that wait for it now, these as a share of all living
     ones, and how long they have waited for it together (request-seconds). forecast: when blocks that do not return will
-    have filled the pool, if they go on as they have.
+    have filled the pool, if they go on as they have. What metrics do not show is None.
     """
 
-    share_of_pool: float
-    requests_waiting: int
-    share_of_requests: float
-    lost_s: float
+    share_of_pool: float | None
+    requests_waiting: int | None
+    share_of_requests: float | None
+    lost_s: float | None
     forecast: PoolForecast | None = None
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
+from statistics import median
 from typing import Final
 
 import msgspec
@@ -16,6 +17,8 @@ import msgspec
 FEWEST_LOSSES: Final = 4
 """With fewer, the intervals between them say nothing of how much these vary."""
 MOST_WINDOWS: Final = 16
+MOST_POINTS: Final = 600
+"""Of the recent past: more would not change a forecast."""
 UNSETTLED_SHARE: Final = 0.1
 """Of the time seen: what was taken so recently may still be returned."""
 GAUSS_95: Final = 1.645
@@ -63,6 +66,25 @@ def forecast_full(times_s: Sequence[float], held: Sequence[int], room: int) -> P
     takes_s, since_s = left / rate, now_s - settled_s
     full, earliest, latest = (max(one - since_s, 0.0) for one in (takes_s, takes_s / factor, takes_s * factor))
     return PoolForecast(round(full, 1), round(earliest, 1), round(latest, 1), round(rate, 6))
+
+
+def forecast_from_usage(times_s: Sequence[float], usage: Sequence[float], blocks: int) -> PoolForecast | None:
+    """Return the same from the share of the pool that is in use, where nobody reports who holds it.
+
+    times_s, usage: in the order of time, the last is now. blocks: those of the pool that requests can get. What usage
+    never fell below again is held. A full pool has no room left for what living requests usually have in addition.
+    """
+    stretch = -(-len(usage) // MOST_POINTS) or 1
+    used = [round(share * blocks) for share in usage]
+    floor = list(accumulate(reversed(used), min))[::-1]
+    live = median([now - held for now, held in zip(used, floor, strict=True)]) if used else 0
+    lowest = [
+        min(range(start, min(start + stretch, len(used))), key=used.__getitem__)
+        for start in range(0, len(used), stretch)
+    ]
+    if len(lowest) < 2:
+        return None
+    return forecast_full([times_s[at] for at in lowest], [used[at] for at in lowest], round(blocks - live))
 
 
 def _by_window(seen: Sequence[tuple[float, int]], began_s: float, until_s: float, count: int) -> list[int]:
