@@ -87,6 +87,7 @@ def over_time(
     chosen = index_of.index(chosen) if index_of else -1
     traces: list[dict[str, Any]] = []
     axes: dict[str, Any] = {}
+    names: list[dict[str, Any]] = []
     top = height - MARKS_PX
     for number, row in enumerate(rows, start=1):
         axis = f"y{number}" if number > 1 else "y"
@@ -104,6 +105,7 @@ def over_time(
             "ticksuffix": row.unit,
             **({"dtick": 1} if highest in (0, 1, 2) and not row.top else {}),  # half a request is none
         }
+        names.append(_row_name(row.name, top / height))
         top -= row.height_px + GAP_PX
     figure: dict[str, Any] = {
         "data": [*traces, _chart_marks(marks, len(rows) + 1)],
@@ -113,6 +115,7 @@ def over_time(
         f"yaxis{len(rows) + 1}": _AXIS
         | {"domain": [(height - MARKS_PX) / height, 1], "range": [0, 1], "showgrid": False, "showticklabels": False},
         "meta": {"legend": f"{name}-legend", "chosen": chosen, "times": times},
+        "annotations": names,
     }
     plot = html.Div(
         dcc.Graph(id=name, figure=figure),
@@ -243,6 +246,21 @@ def _layout(
             for at, colour, dash in lines
         ]
         + [_gap_shape(since, until, height) for since, until in gaps],
+    }
+
+
+def _row_name(name: str, top: float) -> dict[str, Any]:
+    """The name above a row, which the style sheet shows where the legend is not beside the chart."""
+    return {
+        "text": name,
+        "x": 1,
+        "y": top,
+        "xref": "paper",
+        "yref": "paper",
+        "xanchor": "right",
+        "yanchor": "bottom",
+        "showarrow": False,
+        "font": {"size": 11, "color": "rgb(128,134,146)"},
     }
 
 

@@ -47,7 +47,7 @@ def header_bar(here: Here, known_s: float = 0, every_s: float = 0) -> list[Any]:
             [
                 html.A([html.Span(className="mark", **aria(hidden="true")), "kvscope"], href="/", className="brand"),
                 html.Nav(_engines(here), **aria(label="Engines")),
-                _search(here),
+                *([_search(here)] if any(engine.signal == "stream" for engine in here.engines) else []),
                 html.Div(time_menu(here, engine_now_ns(here.engine), known_s, ended), id="time"),
                 html.Button("?", type="button", id="keys-button", title="Keys (?)", **aria(label="Keys")),
             ],
@@ -64,7 +64,7 @@ def header_bar(here: Here, known_s: float = 0, every_s: float = 0) -> list[Any]:
 
 
 def _search(here: Here) -> html.Form:
-    """Search a request, over all engines and the history."""
+    """Search a request, over all engines and the history. Engines that are seen through metrics only name none."""
     name = field("search", "q", here.place.get("q"), placeholder="Request id")
     fields = [
         field("hidden", "engine", here.place.engine),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from dash import html
 
@@ -66,10 +66,13 @@ def pointed(place: PagePlace, detail: BlockDetail) -> list[Any]:
     return [html.H3(f"Block {detail.block:,}"), *_what_it_is(place, detail)]
 
 
+POINT_HINT: Final = "Point at a block to see who holds it and why. Click, or press Enter, to keep its event history."
+"""Where no block is pointed at."""
+
+
 def point_here() -> list[Any]:
-    """Nobody points at a block yet."""
-    hint = "Point at a block to see who holds it and why; click, or press Enter, to keep its story."
-    return [html.P(hint, className="note")]
+    """No block is pointed at."""
+    return [html.P(POINT_HINT, className="note")]
 
 
 def unknown(place: PagePlace, message: str) -> list[Any]:

@@ -91,7 +91,7 @@ def event_text(event: Run, names: Mapping[int, str]) -> str:
             what = f"{name_of(Tier, a[1])} {name_of(TierOp, a[0])}".lower()
             return f"{what} {counted(len(a) - 4, 'key')}; {a[2]:,} of {a[3]:,} blocks used"
         case Kind.MEMORY:
-            return "the bill of the device's memory"
+            return "memory breakdown of the device"
         case Kind.LOST:
             return f"{counted(a[1] - a[0] + 1, 'batch', 'batches')} lost ({name_of(Stage, a[2])})"
         case _:

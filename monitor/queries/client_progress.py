@@ -49,5 +49,13 @@ def metrics_progress(samples: Sequence[Sample]) -> tuple[str, int]:
     return ("stuck", since_ns) if at_ns - since_ns > allowed_ns else ("serving", 0)
 
 
+def is_serving_between(samples: Sequence[Sample]) -> bool:
+    """Return whether requests were served since the sample before the last, though the last has none."""
+    if len(samples) < 2 or samples[-1].restarted or samples[-1].awake is False:
+        return False
+    before, last = samples[-2].generation_tokens, samples[-1].generation_tokens
+    return before is not None and last is not None and last > before
+
+
 def _progress_of(sample: Sample) -> tuple[int | None, int | None]:
     return sample.steps, sample.generation_tokens

@@ -12,7 +12,7 @@ from kvscope.monitor.analysis.memory_breakdown import measured
 from kvscope.monitor.events.kinds import Cause, Status, name_of
 from kvscope.monitor.events.samples import Sample
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.queries.client_progress import metrics_progress, stream_progress
+from kvscope.monitor.queries.client_progress import is_serving_between, metrics_progress, stream_progress
 from kvscope.monitor.queries.metrics_windows import waiting_by_reason
 from kvscope.monitor.schema import EngineView
 from kvscope.monitor.text import timestamp
@@ -122,6 +122,8 @@ def _figures_view(ledger: EngineLedger, findings: dict[str, int], samples: Seque
         status = "unknown"
     elif last.running or last.waiting:
         status, since_ns = metrics_progress(samples)
+    elif is_serving_between(samples):
+        status = "serving"
     else:
         status = "idle"
     return EngineView(

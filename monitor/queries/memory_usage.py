@@ -59,7 +59,7 @@ def _in_log(ledger: EngineLedger) -> tuple[dict[str, int], dict[str, int]]:
         bill, _ = bill_of(ledger.facts.values())
     except NoBill:
         raise NotKnown(
-            f"{ledger.engine} has not said what its device's memory went to (a MEMORY event, or the bill in its log)"
+            f"{ledger.engine} did not report the memory of its device (a MEMORY event, or the lines in its log)"
         ) from None
     known = {
         "device_total": bill.device_total,

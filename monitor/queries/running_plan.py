@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import accumulate
 from typing import Final
 
@@ -21,6 +22,8 @@ from kvscope.monitor.planning.plan_types import CapacityPlan
 FEWEST_REQUESTS: Final = 1
 STATES_PER_REQUEST: Final = {False: 1, True: 2}
 """Blocks of a state, by whether prefixes are cached (vLLM from 0.29 on)."""
+ROUNDED: Final = 1e-6
+"""Of a token: what a division of floating-point numbers may be off."""
 
 
 def running_pool(ledger: EngineLedger) -> RunningPool:
@@ -91,7 +94,8 @@ def _exposed_pool(ledger: EngineLedger) -> RunningPool:
             f"{ledger.engine} states neither its blocks nor their size: its metrics page has both in"
             " vllm:cache_config_info"
         )
-    length = _whole_fact(ledger, "max_model_len") or _whole_fact(ledger, "max_concurrency_tokens")
+    length = _whole_fact(ledger, "max_model_len") or _whole_fact(ledger, "max_concurrency_tokens") or _length(ledger)
+    most = (blocks - 1) * size  # block 0 is vLLM's own
     fact = ledger.facts.get("served_model_name") or ledger.facts.get("model")
     version = ledger.facts.get("version")
     assumed = () if tokens and tokens == blocks * size else ("every layer keeps full attention: metrics do not say",)
@@ -105,10 +109,24 @@ def _exposed_pool(ledger: EngineLedger) -> RunningPool:
             in_flight=0,
         ),
         blocks=blocks,
-        max_model_len=length or blocks * size,
+        max_model_len=length or most,
         max_num_seqs=_whole_fact(ledger, "max_num_seqs") or 0,
-        assumed=assumed if length else (*assumed, _unlimited(blocks * size)),
+        assumed=assumed if length else (*assumed, _unlimited(most)),
     )
+
+
+def _length(ledger: EngineLedger) -> int:
+    """Return max_model_len by what vLLM exposes, 0 if it does not.
+
+    Source: vLLM's get_kv_cache_capacity, kv_cache_size_tokens = int(kv_cache_max_concurrency * max_model_len).
+    """
+    tokens, concurrency = (ledger.facts.get(name) for name in ("kv_cache_size_tokens", "max_concurrency"))
+    if tokens is None or concurrency is None:
+        return 0
+    try:
+        return math.ceil(float(tokens.value) / float(concurrency.value) - ROUNDED)
+    except (ValueError, ZeroDivisionError, OverflowError):  # OverflowError: of an infinite number
+        return 0
 
 
 def _unlimited(tokens: int) -> str:

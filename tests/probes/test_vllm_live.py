@@ -36,9 +36,9 @@ CLIENTS = 16
 
 
 class Server:
-    """`vllm serve` with the probe on. `log` is where it writes. engine_id: as KVSCOPE_ENGINE_ID."""
+    """`vllm serve` with the probe on, or without it. `log` is where it writes. engine_id: as KVSCOPE_ENGINE_ID."""
 
-    def __init__(self, directory: Path, *arguments: str, engine_id: str = "") -> None:
+    def __init__(self, directory: Path, *arguments: str, engine_id: str = "", probe: bool = True) -> None:
         model = save_model(directory / "model")
         save_tokenizer(model)
         events, port = free_ports(), free_ports()
@@ -79,8 +79,8 @@ class Server:
                 cwd=directory,
                 start_new_session=True,
                 env=environment(
-                    PYTHONPATH=f"{ROOT}{os.pathsep}{announce(directory)}",
-                    KVSCOPE_EVENTS=self.events,
+                    PYTHONPATH=f"{ROOT}{os.pathsep}{announce(directory)}" if probe else "",
+                    KVSCOPE_EVENTS=self.events if probe else "",
                     KVSCOPE_ENGINE_ID=engine_id,
                 ),
             )

@@ -70,7 +70,7 @@ def test_the_parts_add_up_to_the_device() -> None:
 def test_a_bill_that_is_not_whole_has_no_parts() -> None:
     view = with_bill(kv_pool=36 * GIB).watch.memory(ENGINE)
     assert (view.parts, view.unattributed, view.measured) == ({}, None, {"kv_pool": 36 * GIB})
-    with pytest.raises(NotKnown, match="has not said what its device's memory went to"):
+    with pytest.raises(NotKnown, match="did not report the memory of its device"):
         busy(1).watch.memory(ENGINE)
 
 

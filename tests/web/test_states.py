@@ -193,7 +193,7 @@ def test_a_bill_that_was_never_said_is_not_made_up() -> None:
     lab.arrive(20)
     lab.run_until_idle()
     watch = looked_at(lab)
-    assert "has not said" in text(memory_view.view(watch, at(watch, "/memory")), "bill")
+    assert "did not report the memory" in text(memory_view.view(watch, at(watch, "/memory")), "breakdown")
 
 
 def test_the_parts_of_the_bill_are_a_waterfall_to_the_total() -> None:
@@ -205,9 +205,9 @@ def test_the_parts_of_the_bill_are_a_waterfall_to_the_total() -> None:
     watch = looked_at(lab)
     view = memory_view.view(watch, at(watch, "/memory"))
     parts = watch.memory(ENGINE).parts
-    assert [row[0] for row in rows(view, "bill")] == [name for name, size in parts.items() if size]
+    assert [row[0] for row in rows(view, "breakdown")] == [name for name, size in parts.items() if size]
     assert sum(parts.values()) == watch.memory(ENGINE).measured["device_total"]
-    assert f"--kv-cache-memory-bytes {260 << 20}" in text(view, "bill")
+    assert f"--kv-cache-memory-bytes {260 << 20}" in text(view, "breakdown")
 
 
 def waiting() -> Pipeline:

@@ -86,7 +86,15 @@
     if (view !== location.pathname + engine) {
       view = location.pathname + engine;
       byId("arrived").textContent = data.title;
+      requestAnimationFrame(() => setTimeout(showTab));
     }
+  }
+
+  // Where the views are one line that is moved sideways.
+  function showTab() {
+    const tab = document.querySelector('#views a[aria-current="page"]');
+    const list = byId("views")?.firstElementChild;
+    if (tab) list.scrollLeft = tab.offsetLeft - list.offsetLeft - (list.clientWidth - tab.clientWidth) / 2;
   }
 
   function pointed(tree) {

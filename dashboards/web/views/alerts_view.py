@@ -40,10 +40,8 @@ def view(query: Query, here: Here) -> PageView:
             "deliveries": html.Section(_delivery_section(here, deliveries), id="deliveries", className="card scroll"),
             "receivers": html.Section(_receiver_section(state.receivers), id="receivers", className="card scroll"),
         }
-    return PageView(
-        sections
-        | {"thresholds": html.Section(_threshold_section(state.thresholds), id="thresholds", className="card scroll")}
-    )
+    thresholds = _threshold_section(state.thresholds, alone=not state.receivers)
+    return PageView(sections | {"thresholds": html.Section(thresholds, id="thresholds", className="card scroll")})
 
 
 # -------------------------------------------------------------------- open alerts
@@ -231,7 +229,8 @@ def _receiver_state(one: ReceiverView) -> str:
     return f"paused until {clock_text(one.paused_until)} UTC, as it asked" if one.paused_until else "ready"
 
 
-def _threshold_section(thresholds: Sequence[ThresholdView]) -> list[Any]:
+def _threshold_section(thresholds: Sequence[ThresholdView], *, alone: bool) -> list[Any]:
+    """All thresholds; unfolded where they are alone on the page."""
     rows = [
         html.Tr(
             [
@@ -244,6 +243,7 @@ def _threshold_section(thresholds: Sequence[ThresholdView]) -> list[Any]:
         )
         for one in thresholds
     ]
-    table = html.Table([headings("Threshold", "In force#", "", "Reason for the default"), html.Tbody(rows)])
+    table = html.Table([headings("Threshold", "In force#", "Changed", "Reason for the default"), html.Tbody(rows)])
     note = html.P(["Change one with ", html.Code("monitor serve --set NAME=VALUE"), "."], className="note")
-    return [html.H2("Thresholds in force"), html.Details([html.Summary(counted(len(rows), "threshold")), note, table])]
+    folded = html.Details([html.Summary(counted(len(rows), "threshold")), note, table], open=alone)
+    return [html.H2("Thresholds in force"), folded]

@@ -60,7 +60,10 @@ def view(query: Query, here: Here) -> PageView:
                 ],
                 className="map-and-events",
             ),
-            "pointed": html.Section(html.Div(id="pointed-block", **aria(live="polite")), className="card"),
+            "pointed": html.Section(
+                html.Div(id="pointed-block", **aria(live="polite"), **data(hint=history_panel.POINT_HINT)),
+                className="card",
+            ),
         },
         aside,
     )
@@ -208,14 +211,28 @@ def _map_events(place: PagePlace, events: Sequence[EventView], chosen: int) -> l
     if not events:
         return [heading, html.P("None is kept of that time.", className="note")]
     rows = []
-    for number, event in enumerate(events):
+    for number, count in _last_of_alike(events, chosen):
+        event = events[number]
+        alike = [html.Span(f"{count} times", className="note")] if count > 1 else []
         link = html.A(
-            [html.Time(event.at[11:23] if event.at else "", dateTime=event.at), html.Span(_map_summary(event))],
+            [
+                html.Time(event.at[11:23] if event.at else "", dateTime=event.at),
+                html.Span([_map_summary(event), *alike]),
+            ],
             href=place.but(at=event.position),
             **aria(current="step" if number == chosen else "false"),
         )
         rows.append(html.Li(link, key=event.position, className="to-come" if number > chosen else ""))
     return [heading, html.Ol(rows, className="events", tabIndex="0", **aria(label="Events, the latest last"))]
+
+
+def _last_of_alike(events: Sequence[EventView], chosen: int) -> list[tuple[int, int]]:
+    """The last of each run of events that read alike, and how many they are. A run ends at the chosen one."""
+    runs: list[tuple[int, int]] = []
+    for number, event in enumerate(events):
+        alike = number > 0 and _map_summary(event) == _map_summary(events[number - 1]) and number - 1 != chosen
+        runs.append((number, runs.pop()[1] + 1 if alike else 1))
+    return runs
 
 
 def _map_summary(event: EventView) -> str:

@@ -207,7 +207,7 @@ def _metrics_table(told: Diff) -> list[Any]:
     )
     rows = [_metric_row(row) for row in told.metrics if row.before is not None or row.after is not None]
     note = "Within 5 % two figures are the same; differs is said where neither direction is better."
-    table = html.Table([head, html.Tbody(rows)], className="compared")
+    table = html.Table([head, html.Tbody(rows)], className="compared figures")
     return [html.H2("Figures"), table, html.P(note, className="note hint")]
 
 

@@ -33,38 +33,38 @@ CALCULATOR_FIELDS: Final = (
 
 
 def view(query: Query, here: Here) -> PageView:
-    """The bill, the pool, the suggestions, the calculator."""
-    return PageView(
-        {
-            "head": html.H1("Memory breakdown"),
-            "bill": html.Section(_memory_breakdown(query, here), className="card", **aria(label="The bill")),
-            "pool": html.Section(_memory_pool(query, here), className="card", **aria(label="KV pool")),
-            "calculator": html.Section(_calculator(query, here), className="card", **aria(label="Calculator")),
-        }
-    )
+    """The breakdown, the pool, the suggestions, the calculator. Where no breakdown is known, the pool comes first."""
+    breakdown, is_known = _memory_breakdown(query, here)
+    sections = {
+        "breakdown": html.Section(breakdown, className="card", **aria(label="Memory breakdown")),
+        "pool": html.Section(_memory_pool(query, here), className="card", **aria(label="KV pool")),
+        "calculator": html.Section(_calculator(query, here), className="card", **aria(label="Calculator")),
+    }
+    if not is_known:
+        sections["breakdown"] = sections.pop("breakdown")
+    return PageView({"head": html.H1("Memory breakdown" if is_known else "Memory"), **sections})
 
 
-# -------------------------------------------------------------------- the bill
+# -------------------------------------------------------------------- the breakdown
 
 
-def _memory_breakdown(query: Query, here: Here) -> list[Any]:
+def _memory_breakdown(query: Query, here: Here) -> tuple[list[Any], bool]:
+    """The device's memory by use; False: what reports it, where the engine did not."""
     try:
         memory = query.memory(here.name)
     except NotKnown as error:
-        return [
-            html.P(sentence(str(error)), className="note"),
-            html.P(
-                [
-                    "kvscope’s engine says it where it plans its memory (on the CPU with ",
-                    html.Code("--memory-budget"),
-                    "); of a vLLM, its log has it: ",
-                    html.Code("monitor explain memory --log FILE"),
-                    ".",
-                ],
-                className="note",
-            ),
-        ]
-    return [*_memory_parts(memory), *_suggestions(memory)]
+        sources = html.P(
+            [
+                "vLLM logs it when it starts: ",
+                html.Code("monitor explain memory --log FILE"),
+                ". kvscope’s engine reports it in its event stream (on the CPU with ",
+                html.Code("--memory-budget"),
+                ").",
+            ],
+            className="note",
+        )
+        return [html.H2("Memory of the device"), html.P(sentence(str(error)), className="note"), sources], False
+    return [*_memory_parts(memory), *_suggestions(memory)], True
 
 
 def _memory_parts(memory: MemoryView) -> list[Any]:
@@ -108,7 +108,12 @@ def _memory_pool(query: Query, here: Here) -> list[Any]:
         engine = engine_then(query, here)
     except NotKnown as error:
         return [heading, html.P(sentence(str(error)), className="note")]
-    return [heading, pool_balance.balance_bar(engine), html.Ul(pool_balance.legend(engine), className="legend narrow")]
+    bar, legend = pool_balance.balance_bar(engine), html.Ul(pool_balance.legend(engine), className="legend narrow")
+    blocks, size = (engine.configuration.get(name) for name in ("num_gpu_blocks", "block_size"))
+    if not (isinstance(blocks, int) and isinstance(size, int)):
+        return [heading, bar, legend]
+    whole = f"{blocks:,} blocks of {size:,} tokens, {blocks * size:,} tokens in all"
+    return [heading, html.P(whole, className="note"), bar, legend]
 
 
 # -------------------------------------------------------------------- the calculator

@@ -24,7 +24,10 @@ FULL_FINDINGS: Final = 2
 MOST_NAMED: Final = 5
 """Findings of one engine in its row."""
 BOUND_OVER_S: Final = 10.0
-ENGINE_COLUMNS: Final = ("Engine", "Pool", "Requests", "Output", "Steps bound by", "Open findings")
+ENGINE_COLUMNS: Final = ("Engine", "Pool", "Requests", "Output")
+BOUND_COLUMN: Final = "Steps bound by"
+"""There if an engine's stream is read: metrics do not expose it."""
+FINDINGS_COLUMN: Final = "Open findings"
 
 
 def view(query: Query, here: Here) -> PageView:
@@ -33,8 +36,13 @@ def view(query: Query, here: Here) -> PageView:
     engines = worst_first(query.engines(then)) if then else here.engines
     found = query.findings(None, since=then, until=then) if then else query.findings("firing")
     found = [finding for finding in found if finding.severity != "info"]
-    rows = [_engine_row(query, here, engine, [f for f in found if f.engine == engine.engine]) for engine in engines]
-    head = html.Thead(html.Tr([html.Th(name, scope="col") for name in ENGINE_COLUMNS]))
+    bound = any(engine.signal == "stream" for engine in engines)
+    columns = (*ENGINE_COLUMNS, *([BOUND_COLUMN] if bound else ()), FINDINGS_COLUMN)
+    rows = [
+        _engine_row(query, here, engine, [f for f in found if f.engine == engine.engine], bound=bound)
+        for engine in engines
+    ]
+    head = html.Thead(html.Tr([html.Th(name, scope="col") for name in columns]))
     unserved = any(engine.status in UNSERVED for engine in engines)
     how = "bad" if found or unserved else "well" if _heard(engines) else ""
     return PageView(
@@ -90,7 +98,10 @@ def _heard(engines: Sequence[EngineView]) -> int:
     return sum(engine.status != "gone" for engine in engines)
 
 
-def _engine_row(query: Query, here: Here, engine: EngineView, found: Sequence[FindingReport]) -> html.Tr:
+def _engine_row(
+    query: Query, here: Here, engine: EngineView, found: Sequence[FindingReport], *, bound: bool
+) -> html.Tr:
+    """One engine in a line. bound: whether the column of what bound its steps is there."""
     link = html.A(engine.engine, href=here.place.to("engine", engine=engine.engine), className="name")
     name = [html.Span(className=f"status {engine.status}", **aria(hidden="true")), link]
     status = f"gone, last heard {engine.at[:19].replace('T', ' ')} UTC" if engine.status == "gone" and engine.at else ""
@@ -108,10 +119,10 @@ def _engine_row(query: Query, here: Here, engine: EngineView, found: Sequence[Fi
             ]
         ),
         html.Td(_output(engine)),
-        html.Td(_bound(query, engine, here.moment), **data(label=ENGINE_COLUMNS[4])),
+        *([html.Td(_bound(query, engine, here.moment), **data(label=BOUND_COLUMN))] if bound else []),
         html.Td(
             _overview_findings(here, engine.engine, found) or html.Span("none", className="none"),
-            **data(label=ENGINE_COLUMNS[5]),
+            **data(label=FINDINGS_COLUMN),
         ),
     ]
     return html.Tr(cells, key=engine.engine, className="bad" if found else "")
