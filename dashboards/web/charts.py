@@ -94,17 +94,7 @@ def over_time(
         for trace in row.traces:
             values = [None if place in ended else trace.values[index] for place, index in enumerate(index_of)]
             traces.append(_trace(trace._replace(values=values), at, axis))
-        highest = max(_most(row), default=0)
-        most = row.top or highest * 1.08 or 1
-        axes[axis.replace("y", "yaxis")] = _AXIS | {
-            "domain": [(top - row.height_px) / height, top / height],
-            "range": [0, most],
-            "tickformat": ",d" if most >= 3 else "",
-            "nticks": 4 if row.height_px > 120 else 3,
-            "gridcolor": "rgba(128,140,160,0.18)",
-            "ticksuffix": row.unit,
-            **({"dtick": 1} if highest in (0, 1, 2) and not row.top else {}),  # half a request is none
-        }
+        axes[axis.replace("y", "yaxis")] = _row_axis(row, top, height)
         names.append(_row_name(row.name, top / height))
         top -= row.height_px + GAP_PX
     figure: dict[str, Any] = {
@@ -129,6 +119,21 @@ def over_time(
 
 
 _AXIS: Final = {"showline": False, "zeroline": False, "fixedrange": True, "ticks": "", "rangemode": "tozero"}
+
+
+def _row_axis(row: ChartRow, top: int, height: int) -> dict[str, Any]:
+    """The axis of a row that begins `top` px above the lower end of the chart."""
+    highest = max(_most(row), default=0)
+    most = row.top or highest * 1.08 or 1
+    return _AXIS | {
+        "domain": [(top - row.height_px) / height, top / height],
+        "range": [0, most],
+        "tickformat": ",d" if most >= 3 else "",
+        "nticks": 4 if row.height_px > 120 else 3,
+        "gridcolor": "rgba(128,140,160,0.18)",
+        "ticksuffix": row.unit,
+        **({"dtick": 1} if highest in (0, 1, 2) and not row.top else {}),  # half a request is none
+    }
 
 
 def _with_ends(moments_ns: Sequence[int], ends: set[int]) -> tuple[list[int], list[int], set[int]]:
