@@ -216,8 +216,11 @@ def _around(here: Here, complaint: str, known_s: float, every_s: float) -> dict[
 
 
 def _at_one_position(query: Query, here: Here) -> tuple[Query, Here]:
-    """What to ask, and where one is, so that all that is live on a page belongs to one position of the stream."""
-    if here.engine.status == "gone":
+    """What to ask, and where one is, so that all that is live on a page belongs to one position of the stream.
+
+    A window of the past does not change meanwhile, and needs no copy of the ledger.
+    """
+    if here.engine.status == "gone" or not here.window.live:
         return query, here
     still = query.snapshot(here.name)
     live = still.engines()

@@ -15,30 +15,30 @@ ReadStored = Callable[[str, int, int], list[Sample]]
 
 MOST_BACK_NS: Final = 366 * 86_400 * 10**9
 """No window begins earlier than this before its end: no server keeps more by default."""
-PARTS: Final = 600
+WINDOW_PARTS: Final = 600
 """A window is asked for in whole parts of it, so that one that moves on with time is asked for rarely."""
 LEAST_PART_NS: Final = 60 * 10**9
 KEPT_WINDOWS: Final = 16
 
 
-def _nothing(_engine: str, _since_ns: int, _until_ns: int) -> list[Sample]:
+def _none_stored(_engine: str, _since_ns: int, _until_ns: int) -> list[Sample]:
     return []
 
 
 class StoredPast:
     """Samples by window, the last ones kept: what is past does not change. Thread-safe."""
 
-    def __init__(self, read: ReadStored = _nothing) -> None:
+    def __init__(self, read: ReadStored = _none_stored) -> None:
         self._read = read
         self._lock = threading.Lock()
         self._kept: OrderedDict[tuple[str, int, int], list[Sample]] = OrderedDict()
 
     def samples(self, engine: str, since_ns: int, until_ns: int) -> list[Sample]:
         """Return the samples from one time until before another (wall ns). Raises NotKnown."""
-        if self._read is _nothing or since_ns >= until_ns:
+        if self._read is _none_stored or since_ns >= until_ns:
             return []
         since_ns = max(since_ns, until_ns - MOST_BACK_NS)
-        part_ns = max((until_ns - since_ns) // PARTS, LEAST_PART_NS)
+        part_ns = max((until_ns - since_ns) // WINDOW_PARTS, LEAST_PART_NS)
         whole = engine, since_ns // part_ns * part_ns, -(-until_ns // part_ns) * part_ns
         with self._lock:
             found = self._kept.get(whole)
