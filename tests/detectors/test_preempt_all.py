@@ -45,10 +45,18 @@ def test_usage_falls_as_far_when_alike_requests_end() -> None:
         assert max(used) > 0.8 * usable
 
 
-def one_pass(running: int, preempted: int, *, reason: Preempt = Preempt.KV_BLOCKS, frees: bool = True) -> Spoken:
+def one_pass(
+    running: int,
+    preempted: int,
+    *,
+    reason: Preempt = Preempt.KV_BLOCKS,
+    frees: bool = True,
+    usable: int = 200,
+    settings: tuple[str, ...] = (),
+) -> Spoken:
     """So many of those that run are preempted in one pass; their blocks come back, unless a step still uses them."""
-    scene = Spoken(total=201)
-    each = 200 // running
+    scene = Spoken(total=usable + 1, settings=settings)
+    each = usable // running
     held = {number: list(range(1 + each * (number - 1), 1 + each * number)) for number in range(1, running + 1)}
     for number, blocks in held.items():
         scene.arrive(number, blocks)
@@ -79,3 +87,25 @@ def test_a_reset_that_preempts_all_is_no_collapse() -> None:
 
 def test_a_pass_that_frees_nothing_is_no_fall_of_usage() -> None:
     assert not one_pass(8, 8, frees=False).firing(CODE)
+
+
+def test_one_request_is_all_where_one_is_set_to_be_enough() -> None:
+    """The least that can be set, in the smallest pool: the first of a pass is its last, and the only block is back."""
+    scene = one_pass(1, 1, usable=1, settings=(f"{CODE}.min_requests=1",))
+    finding = scene.only(CODE)
+    assert (value(finding, "preempted_in_one_pass"), value(finding, "usage_before")) == (1, 0.0)
+
+
+def test_a_collapse_is_remembered_for_two_minutes() -> None:
+    scene = one_pass(8, 8)
+    scene.wait(115)
+    assert scene.only(CODE)
+    scene.wait(10)
+    assert not scene.firing(CODE)
+
+
+def test_a_finding_begins_with_the_first_request_that_was_preempted() -> None:
+    scene = one_pass(8, 8)
+    first = scene.ledger.preempted[0]
+    (finding,) = scene.firing(CODE)
+    assert finding.position == scene.ledger.at(first.at)

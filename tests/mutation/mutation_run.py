@@ -79,7 +79,7 @@ def sample(count: int, seed: int, only: str) -> list[tuple[str, Mutant]]:
         files = [file for place in places for file in _files(ROOT / place)]
         every = [mutant for file in files for mutant in mutants_of(file, _module_of(file))]
         mine = sum(each == area for each, _ in named)
-        chosen += [(area, one) for one in rng.sample(every, max(count // len(AREAS) - mine, 0))]
+        chosen += [(area, one) for one in rng.sample(every, min(max(count // len(AREAS) - mine, 0), len(every)))]
     return [(area, one) for area, one in chosen if only in f"{one.module} {one.function} {one.text}"]
 
 
