@@ -13,7 +13,7 @@ from kvscope.monitor.sources.prometheus_history import seconds
 
 GONE_AFTER: Final = "2m"
 """So long a target that has left its list is still read. An engine that dies often leaves the list first, since its
-readiness probe fails: within two minutes the findings about its death have fired. A list that flaps changes nothing.
+readiness probe fails, and detectors and slow scrapes need time to find it dead. A list that flaps changes nothing.
 """
 
 

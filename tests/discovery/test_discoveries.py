@@ -17,7 +17,8 @@ from kvscope.monitor.service.service import Service, ServiceConfig
 from tests.configuration.test_reload import service, targets, written
 from tests.discovery.test_finders import answering
 from tests.pages import page, rows, served
-from tests.test_service import until
+from tests.test_service import process, until
+from tests.test_source_set import running
 
 A, B = "http://a.test:1/metrics", "http://b.test:2/metrics"
 
@@ -121,6 +122,23 @@ def test_a_target_of_the_configuration_stays_when_a_list_loses_it(listed: Listed
     discoveries.replace([])
     assert [view.target for view in each.sources()] == [A]
     each.stop()
+
+
+@pytest.mark.slow
+def test_an_engine_that_dies_and_leaves_its_list_is_found_dead_before_it_is_removed(tmp_path: Path) -> None:
+    events = f"ipc://{tmp_path}/events"
+    file = tmp_path / "targets.json"
+    file.write_text(json.dumps([{"targets": ["engine"], "labels": {"kvscope_events": events}}]))
+    config = ServiceConfig(discovery=(discovery_of("file_sd", {"files": [str(file)]}),))
+    with process("tests.lab_process", events, f"{events}-replay", "", "4") as engine, running(config) as each:
+        assert engine.stdout is not None
+        assert engine.stdout.readline() == "ready\n"
+        until(lambda: any(view.running for view in each.watch.engines()), "an engine at work")
+        engine.kill()
+        file.write_text("[]")
+        until(lambda: "stuck.engine-stalled" in {found.code for found in each.watch.findings("firing")}, "its death")
+        assert [view.target for view in each.sources()] == [events]
+        assert each.discoveries.views()[0].leaving == 1
 
 
 @pytest.mark.slow
