@@ -8,6 +8,8 @@ import pytest
 
 from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.events.kinds import Cause, Limit, Release, Status
+from kvscope.monitor.events.wire import decode, encode
+from kvscope.monitor.publishing.packer import Vitals
 from tests.detectors.spoken import Spoken, value
 
 BLOCKS = 5_000
@@ -91,3 +93,33 @@ def test_a_head_that_waits_for_some_long_steps_is_not() -> None:
     scene = waiting_head(6.0, 150)
     assert not scene.firing("stuck.head-of-line")
     assert waiting_head(6.0, 330).firing("stuck.head-of-line")
+
+
+def head_of_an_idle_engine(seconds: int, behind: int) -> Spoken:
+    """Nothing runs, the scheduler makes passes, and blocks that are fetched for a request are what the head lacks. The
+    one behind it needs `behind` blocks of 30.
+    """
+    scene = Spoken(total=41, settings=["stuck.remote-load.grace_s=1000"])
+    log = scene.log
+    log.arrived(1, "r-1", 40, 8, 0, 10, 12)
+    log.allocated(1, list(range(1, 11)))
+    log.waiting_on(1, Status.WAITING_FOR_REMOTE_KVS)
+    for number, blocks in ((2, 35), (3, behind)):
+        log.arrived(number, f"r-{number}", 4 * blocks, 8, 0, blocks, blocks + 2)
+        log.queued(number, Cause.NEW)
+    log.allocation_failed(2, 35, 30)
+    log.not_scheduled(2, Cause.KV_BLOCKS, 1)
+    for second in range(seconds):
+        scene.packer._vitals = lambda passes=second: Vitals(-1, 0, 0, 3, 0, 0, 10 + passes)  # type: ignore[misc]
+        scene.wait(1)
+        scene.watch.feed([decode(encode(scene.packer.heartbeat()))])
+        scene.watch.settle()
+    return scene
+
+
+def test_a_head_that_waits_for_a_fetch_alone_is_found_sooner() -> None:
+    assert not head_of_an_idle_engine(25, behind=2).firing("stuck.head-of-line")
+    (finding,) = head_of_an_idle_engine(40, behind=2).firing("stuck.head-of-line")
+    assert (finding.verdict, finding.culprits.requests) == ("confirmed", ["r-2"])
+    assert (value(finding, "running"), value(finding, "waiting_that_fit")) == (0, 1)
+    assert not head_of_an_idle_engine(200, behind=31).firing("stuck.head-of-line"), "the one behind has no room"

@@ -22,6 +22,7 @@ from kvscope.monitor.detectors.stuck.waiting_requests import (
     is_outside,
     missing_after_loss,
     stream_verdict,
+    was_left_out,
 )
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
@@ -50,34 +51,40 @@ class HeadOfLine(Detector[ShortOfBlocks]):
         "s",
         "first come first served is the rule, and a large request waits for others to end; not for minutes",
     )
+    idle_grace_s = Threshold(
+        30,
+        "s",
+        "with nothing running no step frees a block: it waits for a transfer, as stuck.remote-load does for so long",
+    )
     min_steps = Threshold(50, "steps", "so many times others may end and give the head their blocks, at any pace")
     min_free = Threshold(0.1, "of the pool", "less room is no loss to those that wait")
     unadmitted_s = UNADMITTED_S
     min_room = MIN_ROOM
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[ShortOfBlocks]:
-        """Yield the head of the queue if running requests keep it waiting."""
+        """Yield the head of the queue if those that hold the pool keep it waiting."""
         if not ledger.has_stream and ledger.samples and ledger.samples[-1].source != "log":
             steps, wont_help = settings(self.min_steps), HEAD_OF_LINE_WONT_HELP
             found = head_of_line_by_samples(ledger, self.code, steps, settings, wont_help)
             yield from () if found is None else (found,)
-        if not ledger.has_stream or (head := head_short_of_blocks(ledger)) is None:
-            return
-        living = ledger.living()
-        if living.running:
-            yield from self._judge_head(ledger, settings, living, head)
+        if ledger.has_stream and (head := head_short_of_blocks(ledger)) is not None:
+            yield from self._judge_head(ledger, settings, ledger.living(), head)
 
     def _judge_head(
         self, ledger: EngineLedger, settings: Settings, living: Living, head: RequestState
     ) -> Iterator[ShortOfBlocks]:
-        """The head waits for running requests to end; in the room that it leaves unused, others could run."""
+        """The head waits for others to give blocks back. In the room that it leaves unused, those behind could run."""
         state, at = ledger.state, ledger.at
         age = (ledger.looked_ns - head.since_ns) / 1e9
-        grace = at_pace_s(ledger, settings, self.grace_s, self.min_steps)
+        grace = (
+            at_pace_s(ledger, settings, self.grace_s, self.min_steps)
+            if living.running
+            else at_pace_s(ledger, settings, self.idle_grace_s)
+        )
         usable = state.total - state.reserved
         if age < grace / 2 or state.free < settings(self.min_free) * usable:
             return
-        behind = [r for r in living.waiting if r is not head and not is_outside(r)]
+        behind = [r for r in living.waiting if r is not head and not is_outside(r) and not was_left_out(r, head)]
         certain = state.is_certain_request
         counted_right = not state.damaged or ledger.used_by_engine == state.used
         known = counted_right and certain(head) and (ledger.looked_ns - state.lost_ns) / 1e9 >= grace

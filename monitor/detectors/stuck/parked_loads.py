@@ -9,11 +9,13 @@ from collections.abc import Iterator
 from typing import Final
 
 from kvscope.monitor.analysis.wait_graph import WaitGraph
-from kvscope.monitor.detectors.detector import Detector
+from kvscope.monitor.detectors.detector import Causes, Detector
 from kvscope.monitor.detectors.judgement import Evidence, ShortOfBlocks
+from kvscope.monitor.detectors.stuck.head_of_line import HeadOfLine
 from kvscope.monitor.detectors.stuck.queue_room import head_short_of_blocks
 from kvscope.monitor.detectors.stuck.waiting_requests import missing_after_loss, stream_verdict, was_left_out
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
+from kvscope.monitor.detectors.ties import holds_what_it_needs
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.ledger.living_requests import Living
 from kvscope.monitor.state.records import RequestState
@@ -39,6 +41,10 @@ class ParkedLoads(Detector[ShortOfBlocks]):
     grace_s = Threshold(
         5, "s", "nothing runs and nothing is fetched, so nothing can change; this lets a client that gives up pass"
     )
+
+    def causes(self) -> Causes[ShortOfBlocks]:
+        """Return what it may cause: others behind the same head would fit."""
+        return Causes[ShortOfBlocks]().of(HeadOfLine, holds_what_it_needs)
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[ShortOfBlocks]:
         """Yield the requests that hold fetched KV against the head of the queue."""

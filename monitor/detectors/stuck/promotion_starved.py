@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvscope.monitor.detectors.detector import Detector
+from kvscope.monitor.detectors.detector import Causes, Detector
 from kvscope.monitor.detectors.engine_pace import at_pace_s
 from kvscope.monitor.detectors.judgement import Evidence, Judgement
 from kvscope.monitor.detectors.stuck.fetch_waits import blocks_of_requests
+from kvscope.monitor.detectors.stuck.head_of_line import HeadOfLine
 from kvscope.monitor.detectors.stuck.waiting_requests import (
     overdue_judgement,
     overdue_requests,
@@ -17,6 +18,7 @@ from kvscope.monitor.detectors.stuck.waiting_requests import (
     was_overtaken,
 )
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
+from kvscope.monitor.detectors.ties import holds_what_it_needs
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.ledger.living_requests import Living
 from kvscope.monitor.state.records import RequestState
@@ -35,6 +37,10 @@ class PromotionStarved(Detector[Judgement]):
     grace_s = Threshold(
         10, "s", "who is ready is looked at in the next pass, or the one after a full step; not seconds later"
     )
+
+    def causes(self) -> Causes[Judgement]:
+        """Return what it may cause."""
+        return Causes[Judgement]().of(HeadOfLine, holds_what_it_needs)
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield the requests that are ready and not taken up."""
