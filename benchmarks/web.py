@@ -6,6 +6,7 @@ One engine with so many blocks, and requests over four system prompts that they 
 process, as `monitor serve` has them; Debian's Chromium on the same two cores, and viewers without a browser
 (benchmarks.viewers), so that what the push costs is told apart from what a browser takes. Aims, as medians: first paint
 of the overview 1.5 s, a random moment on the block map 250 ms, another window over time 400 ms.
+`--turns 0` leaves out what viewers cost.
 """
 
 from __future__ import annotations
@@ -85,7 +86,8 @@ def main() -> None:
     with served(watch) as url, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=list(FLAGS))
         latencies(browser, url, watch, arguments.repeats)
-        ingest(browser, url, lab, watch, arguments.viewers, arguments.turns)
+        if arguments.turns:
+            ingest(browser, url, lab, watch, arguments.viewers, arguments.turns)
         browser.close()
 
 
