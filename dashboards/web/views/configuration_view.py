@@ -41,13 +41,11 @@ def view(query: Query, here: Here) -> PageView:
         for name, value in engine.configuration.items()
     ]
     fields = html.Table(html.Tbody(rows), className="facts-table") if rows else html.P("The engine did not report any.")
-    starts = last_starts(query, here)
-    has_epochs = bool(starts) or engine.signal == "stream"  # metrics have none
     return PageView(
         {
             "head": html.H1("Configuration"),
             "fields": html.Section([html.P(here.name, className="about"), fields], className="card"),
-            "starts": html.Section(_starts(here.place, starts), className="card", id="starts") if has_epochs else "",
+            "starts": html.Section(_starts(here.place, last_starts(query, here)), className="card", id="starts"),
         }
     )
 
