@@ -115,7 +115,8 @@ class DnsDiscovery(DiscoveryConfig, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         """Raise ValueError for addresses without a port."""
         super().__post_init__()
-        if self.nameserver and not re.fullmatch(r"(\d+(\.\d+){3}|\[[0-9A-Fa-f:]+\]):\d{1,5}", self.nameserver):
+        match = re.fullmatch(r"(?:\d+(?:\.\d+){3}|\[[0-9A-Fa-f:]+\]):(\d{1,5})", self.nameserver)
+        if self.nameserver and (match is None or not 0 < int(match[1]) < 65536):
             raise ValueError("nameserver is IP:PORT, such as 10.0.0.10:53")
         if self.type == "A" and not 0 < self.port < 65536:
             raise ValueError("type A needs a port from 1 to 65535: names have none")

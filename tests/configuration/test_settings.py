@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import tomllib
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from kvscope.monitor.cli import main, parser
 from kvscope.monitor.configuration.effective import Effective, SettingsLayers, settings_layers
-from kvscope.monitor.configuration.service_config import service_config
+from kvscope.monitor.configuration.service_config import refuse_what_cannot_run, service_config
 from kvscope.monitor.configuration.settings_file import BadConfiguration, line_of
 from kvscope.monitor.configuration.settings_table import SETTINGS
 from kvscope.monitor.configuration.settings_text import HIDDEN, setting_lines
@@ -160,6 +161,7 @@ WRONG = {
     "[[http_sd]]\nurl = 'http://a'\nrefresh = '0s'": ("1: http_sd", "refresh is 1s or more"),
     "[[dns]]\nnames = ['a']\ntype = 'A'": ("1: dns", "needs a port"),
     "[[dns]]\nnames = ['a']\nnameserver = 'here'": ("1: dns", "nameserver is IP:PORT"),
+    "[[dns]]\nnames = ['a']\nnameserver = '10.0.0.1:99999'": ("1: dns", "nameserver is IP:PORT"),
     "[[kubernetes]]\nnamespace = 'a'": ("1: kubernetes", "missing required field `selector`"),
     "recording = ['here']\n[[file_sd]]\nfiles = ['a']": ("1: recording", "alone"),
     'recording = ["here"]\ndata = "there"': ("1: recording", "alone"),
@@ -231,6 +233,14 @@ def test_discoveries_are_shown_as_they_can_be_read_again(tmp_path: Path) -> None
     again = effective(tmp_path, shown)
     assert again.discovery[0] == read.discovery[0]
     assert again.discovery[1].name == read.discovery[1].name
+
+
+def test_the_files_in_the_docs_can_be_used(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "scale-out.md").read_text()
+    blocks = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) >= 3
+    for block in blocks:
+        refuse_what_cannot_run(effective(tmp_path, block, "--data", str(tmp_path)))
 
 
 def test_a_problem_of_a_flag_names_the_flag(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -16,7 +17,9 @@ import dns.message
 import dns.name
 import dns.rcode
 import dns.rrset
+import kubernetes_validate
 import pytest
+import yaml
 
 from kvscope.monitor.discovery.discovery_config import DiscoveryConfig, discovery_of
 from kvscope.monitor.discovery.target_groups import DiscoveryFailed, FoundTarget, found_targets
@@ -258,6 +261,17 @@ def test_names_stand_for_addresses_or_hosts_and_ports() -> None:
             found(discovery_of("dns", {"names": ["broken.test"], "nameserver": server}))
 
 
+def test_a_system_without_a_dns_server_is_reported_when_it_is_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def none(_resolver: dns.resolver.Resolver) -> None:
+        raise dns.resolver.NoResolverConfiguration
+
+    monkeypatch.setattr(dns.resolver.Resolver, "read_resolv_conf", lambda self, _file: none(self))
+    with pytest.raises(DiscoveryFailed, match="names no DNS server"):
+        found(discovery_of("dns", {"names": ["engines.test"]}))
+
+
 # -------------------------------------------------------------------- Kubernetes
 
 
@@ -308,6 +322,16 @@ def test_pods_are_listed_by_selector_with_the_service_account(tmp_path: Path) ->
         (tmp_path / "token").write_text("expired")
         with pytest.raises(DiscoveryFailed, match="answers 401 Unauthorized"):
             found(discovery_of("kubernetes", block))
+
+
+def test_the_permissions_in_the_docs_are_valid_and_enough() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "scale-out.md").read_text()
+    (block,) = re.findall(r"```yaml\n(apiVersion: rbac.*?)```", text, re.DOTALL)
+    role, binding = yaml.safe_load_all(block)
+    for resource in (role, binding):
+        kubernetes_validate.validate(resource, kubernetes_validate.latest_version(), strict=True)
+    assert role["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}]
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
 
 
 def test_outside_of_a_cluster_the_api_must_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
