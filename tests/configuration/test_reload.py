@@ -93,6 +93,7 @@ def test_a_reload_changes_what_can_change_and_names_what_cannot(tmp_path: Path) 
             assert f"{path}:2: hots: there is no such setting" in said
 
 
+@pytest.mark.slow
 def test_an_agent_answers_and_has_no_page(tmp_path: Path) -> None:
     path, data = tmp_path / "agent.toml", tmp_path / "data"
     events = f"ipc://{tmp_path}/events"
