@@ -36,7 +36,7 @@ class Lookup:
     def __init__(self, account: RawAccount, number: int, tokens: int, hit: int, at: int, evictions: int) -> None:
         request = account.requests[number]
         self.at_s, self.at, self.evictions = account.now_s, at, evictions
-        self.first, self.last = hit // account.block_size, (tokens - 1) // account.block_size
+        self.first, self.last = hit, (tokens - 1) // account.block_size
         self.blocks, self.preempted = account.needs(request), bool(request.preempted_s)
         self.missed: set[int] = set()
         self.gone: dict[int, list[Evicted]] = defaultdict(list)
@@ -65,6 +65,8 @@ class CacheMemory:
         """By request: which evictions of all it made."""
         self._began: dict[int, tuple[int, int]] = {}
         """By request that is not admitted yet: when its admission began, and how many evictions there were."""
+        self._reused: dict[int, int] = {}
+        """By such a request: the blocks of its hit."""
         self._early: dict[int, list[tuple[int, Content]]] = defaultdict(list)
         """By such a request: places and contents that it entered. vLLM does so before it reports the lookup."""
         self._lookups: dict[int, Lookup] = {}
@@ -84,6 +86,12 @@ class CacheMemory:
                 self._latest[content] = Evicted(self._evictions, event.request, needless)
                 self._leaves(content, block)
 
+    def reused(self, event: Run) -> None:
+        """Note a prefix hit: in each KV group, of as many blocks as all of them have."""
+        self.begins(event.request)
+        if not event.group and event.request in self._began:
+            self._reused[event.request] = len(event.ids)
+
     def begins(self, number: int) -> None:
         """Note that blocks are given to a request, which may be its admission."""
         if number not in self._account.running:
@@ -102,16 +110,17 @@ class CacheMemory:
             self._since[content].append((self._entered[content], self._now))
 
     def looked_up(self, event: Run) -> None:
-        """Note a lookup of a request that is about to be admitted. Of several KV groups, the last has the hit."""
+        """Note a lookup of a request that is about to be admitted. Its hit is what it took over from the pool: what is
+        fetched from outside is brought a second time.
+        """
         if event.group:
-            self._lookups[event.request].first = event.args[1] // self._account.block_size
             return
         self._now += 1
         if event.request in self._lookups:
             self._ended.append((event.request, self._lookups[event.request]))
         self.begins(event.request)
-        tokens, hit = event.args
-        lookup = Lookup(self._account, event.request, tokens, hit, *self._began.pop(event.request))
+        hit = self._reused.pop(event.request, 0)
+        lookup = Lookup(self._account, event.request, event.args[0], hit, *self._began.pop(event.request))
         self._lookups[event.request] = lookup
         for place, content in self._early.pop(event.request, ()):
             self._compare(lookup, place, content)

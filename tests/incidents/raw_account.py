@@ -65,7 +65,8 @@ class RawAccount:
         """By block: the last request that detached it, and when."""
         self.waiting: dict[int, RawRequest] = {}
         self.pinned: Counter[int] = Counter()
-        self.fenced: set[int] = set()
+        self.fenced: dict[int, int] = {}
+        """By block that is freed behind a step: which step."""
         self.content: dict[int, tuple[int, int]] = {}
         """By block, the KV group and the hash that it is cached under."""
         self.now_s = self.last_s = 0.0
@@ -271,12 +272,13 @@ class RawAccount:
 
     def _reclaimed(self, event: Run) -> None:
         self._drop(event.ids)
-        self.fenced.difference_update(event.ids)
+        for block in event.ids:
+            self.fenced.pop(block, None)
 
     def _free_deferred(self, event: Run) -> None:
         self._of(event.request).holder = event.args[0]
         if event.args[0] == Holder.FENCE:
-            self.fenced.update(event.ids)
+            self.fenced.update(dict.fromkeys(event.ids, event.args[1]))
 
     def _pinned(self, event: Run) -> None:
         self._refer(event.ids)

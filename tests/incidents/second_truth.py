@@ -56,6 +56,8 @@ class SecondTruth:
         """Requests that the last step gave no next token while it computed prompts, and when that was."""
         self._left_out_s = 0.0, 0.0
         self._completed_s = 0.0
+        self._unfenced: list[tuple[int, int, list[int]]] = []
+        """Blocks that came free though the step behind which they were freed is not complete: step, request, blocks."""
         self._wrongly_freed = False
         for event in account.replay(directory):
             self._time_passes()
@@ -65,12 +67,18 @@ class SecondTruth:
         self._time_passes()
         self._note_flushes()
         self._what_is_left()
+        self.harms = {kind: harm for kind, harm in self.harms.items() if harm.first_s <= self._watched_s}
 
     def _note(
         self, kind: str, at_s: float, amount: float, requests: Sequence[int] = (), blocks: Sequence[int] = ()
     ) -> None:
-        if at_s > self._watched_s:
-            return
+        if at_s <= self._watched_s:
+            self._note_late(kind, at_s, amount, requests, blocks)
+
+    def _note_late(
+        self, kind: str, at_s: float, amount: float, requests: Sequence[int] = (), blocks: Sequence[int] = ()
+    ) -> None:
+        """Note what belongs to a harm that may have begun before."""
         harm = self.harms.setdefault(kind, SecondHarm(at_s))
         harm.first_s = min(harm.first_s, at_s)
         harm.amount += amount
@@ -134,6 +142,7 @@ class SecondTruth:
 
     def _step_completed(self, event: Run) -> None:
         self._pass_ends()
+        self._unfenced = [one for one in self._unfenced if one[0] > event.args[1]]
         self._completed_s = self.account.now_s
         free, cached_idle = event.args[4], event.args[5]
         if free >= 0 and not self._wrongly_freed and free != self.account.free:
@@ -187,18 +196,31 @@ class SecondTruth:
         taken = Counter(event.ids)
         used = [block for block in taken if account.references[block] > 0 or taken[block] > 1]
         used += [block for written in account.writes.values() for block in written & taken.keys()]
+        self._note_broken_fences(taken)
         if used:
             self._note("handed-out-in-use", account.now_s, len(used), blocks=used)
         self._cache.allocated(event)
 
     def _reused(self, event: Run) -> None:
-        self._cache.begins(event.request)
+        self._cache.reused(event)
 
     def _released(self, event: Run) -> None:
         self._frees(event, named=1)
 
     def _reclaimed(self, event: Run) -> None:
         self._frees(event, named=0)
+        account = self.account
+        number, _ = account.detached.get(event.ids[0], (-1, 0.0))
+        fences = [account.fenced[block] for block in event.ids if block in account.fenced]
+        if fences and account.fences_steps:
+            self._unfenced.append((max(fences), number, [*event.ids]))
+
+    def _note_broken_fences(self, taken: Counter[int]) -> None:
+        """Note blocks that are handed out before the step completes behind which they were freed."""
+        for _, number, blocks in self._unfenced:
+            early = [block for block in blocks if block in taken]
+            if early:
+                self._note("fence-broken", self.account.now_s, len(early), [number], early)
 
     def _frees(self, event: Run, named: int) -> None:
         """Note blocks that are freed though nothing refers to them, or though a table still names them."""
@@ -214,14 +236,14 @@ class SecondTruth:
         if event.args[0] == Release.LEASE_EXPIRED:
             number = event.request if event.request >= 0 else account.detached[event.ids[0]][0]
             self._note("freed-by-lease", account.now_s, len(event.ids), [number], event.ids)
-            self._note("kept-until-lease", account.requests[number].ended_s, len(event.ids), [number], event.ids)
+            self._note_late("kept-until-lease", account.requests[number].ended_s, len(event.ids), [number], event.ids)
 
     def _completion_delivered(self, event: Run) -> None:
         request = self.account.requests[event.request]
         if self._lease_s and request.ended_s >= 0 and self.account.now_s - request.ended_s >= self._lease_s:
             blocks = sorted(+request.blocks)
             self._note("freed-by-lease", self.account.now_s, len(blocks), [event.request], blocks)
-            self._note("kept-until-lease", request.ended_s, len(blocks), [event.request], blocks)
+            self._note_late("kept-until-lease", request.ended_s, len(blocks), [event.request], blocks)
 
     def _cached(self, event: Run) -> None:
         self._cache.cached(event)
@@ -283,7 +305,7 @@ class SecondTruth:
         kept = self._note_kept(hangs=False)
         for request in living:
             kind, since_s = self._why_unfinished(request, living, kept)
-            self._note(kind, since_s, 1, [request.number], sorted(+request.blocks))
+            self._note_late(kind, since_s, 1, [request.number], sorted(+request.blocks))
 
     def _why_unfinished(self, request: RawRequest, living: Sequence[RawRequest], kept: int) -> tuple[str, float]:
         account = self.account
@@ -337,14 +359,14 @@ class SecondTruth:
         for number, blocks in by_owner.items():
             kind, since_s = self._why_kept(account.requests.get(number), blocks)
             if not (hangs and kind in ("kept-by-connector", "kept-unpolled", "kept-by-fetch", "lost-behind-fence")):
-                self._note(kind, since_s, len(blocks), [number] if number >= 0 else [], blocks)
+                self._note_late(kind, since_s, len(blocks), [number] if number >= 0 else [], blocks)
         return len(left)
 
     def _why_kept(self, owner: RawRequest | None, blocks: Sequence[int]) -> tuple[str, float]:
         account = self.account
         if owner is None:
             since_s = min(account.detached.get(block, (-1, 0.0))[1] for block in blocks)
-            return ("lost-behind-fence" if set(blocks) <= account.fenced else "pinned-for-good"), since_s
+            return ("lost-behind-fence" if account.fenced.keys() >= set(blocks) else "pinned-for-good"), since_s
         if owner.holder == Holder.CONNECTOR and not owner.delivered:
             if owner.waits_for == Status.WAITING_FOR_REMOTE_KVS and not owner.fetch_ended:
                 return "kept-by-fetch", owner.ended_s

@@ -37,6 +37,7 @@ CROWDED = (Clients("c", at_once=8, until_s=30, prompt=(200, 300), output=(100, 2
         ("leak.deferred-free-stalled", "lost-behind-fence"),
         ("corrupt.double-free:after=2:limit=1", "freed-twice"),
         ("corrupt.counter-drift", "counters-differ"),
+        ("corrupt.use-after-free", "fence-broken"),
         ("stuck.zero-token:after=2:limit=1", "runs-without-tokens"),
         ("stuck.front-end:every=3", "never-reaches-the-scheduler"),
         ("stuck.engine-stalled:after=20:limit=1", "engine-hangs"),
@@ -46,7 +47,7 @@ CROWDED = (Clients("c", at_once=8, until_s=30, prompt=(200, 300), output=(100, 2
 )
 def test_events_show_each_harm_and_none_in_a_sound_engine(fault: str, kind: str, tmp_path: Path) -> None:
     load = {"load": CROWDED, "engine": {"enable_prefix_caching": False}} if kind == "preempted-all" else {}
-    ahead = {"engine": {"async_scheduling": kind == "lost-behind-fence"}} if not load else {}
+    ahead = {"engine": {"async_scheduling": kind in ("lost-behind-fence", "fence-broken")}} if not load else {}
     end = end_of_draw(small(fault, **load, **ahead), tmp_path)
     named = SecondTruth(tmp_path, end.watched_s).harms.keys()
     assert kind in named if kind else not named
