@@ -26,8 +26,7 @@ from kvscope.monitor.bus.lease_table import (
     agent_key,
     lease_key,
 )
-from kvscope.monitor.bus.open_findings import open_on_bus
-from kvscope.monitor.findings import Finding
+from kvscope.monitor.bus.open_findings import LeftBehind, left_behind
 
 logger = logging.getLogger(__name__)
 
@@ -44,8 +43,8 @@ class ShareEngines(Protocol):
         """Return the targets that this agent can read."""
         ...
 
-    def begin(self, target: str, expected: dict[str, list[Finding]]) -> None:
-        """Read a target from now on. `expected`: the findings that are open on each of its engines."""
+    def begin(self, target: str, expected: dict[str, LeftBehind]) -> None:
+        """Read a target from now on. `expected`: where another agent left each of its engines."""
         ...
 
     def end(self, target: str) -> None:
@@ -182,7 +181,7 @@ class LeaseKeeper:
                 self._spool.confirm(engine)
             else:
                 self._spool.discard(engine)
-        expected = {engine: await open_on_bus(streams, self._config.tenant, engine, self._spool) for engine in engines}
+        expected = {engine: await left_behind(streams, self._config.tenant, engine, self._spool) for engine in engines}
         await asyncio.to_thread(self._share.begin, target, expected)
         if before and before != self._config.agent:
             self.taken_over += 1

@@ -1,14 +1,40 @@
-"""Reads which findings of an engine are open on the bus: what an agent that begins with the engine goes on with."""
+"""Reads where another agent left an engine: which findings are open, and the last batch that it received."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 from nats.js import JetStreamContext
 
 from kvscope.monitor.bus.bus_connection import read_all
 from kvscope.monitor.bus.bus_spool import BusSpool
-from kvscope.monitor.bus.bus_subjects import events_stream, subject_of
+from kvscope.monitor.bus.bus_subjects import events_stream, points_stream, subject_of
 from kvscope.monitor.bus.fleet_fold import FleetFold
 from kvscope.monitor.findings import Finding
+
+
+class LeftBehind(NamedTuple):
+    """Where an agent left an engine: its open findings, and the position (epoch, sequence) of its last point."""
+
+    findings: list[Finding]
+    epoch: int
+    sequence: int
+
+
+async def left_behind(streams: JetStreamContext, tenant: str, engine: str, spool: BusSpool) -> LeftBehind:
+    """Return where the last agent left an engine; position (0, -1) if no point has one.
+
+    Raises NATS_ERRORS and sqlite3.Error.
+    """
+    fold = FleetFold()
+    async for message in read_all(streams, points_stream(tenant), subject_of(tenant, "point", engine)):
+        fold.take("point", message.body)
+    point = fold.points.get(engine)
+    epoch, _, sequence = (point.engine.position or "").partition("/") if point is not None else ("", "", "")
+    findings = await open_on_bus(streams, tenant, engine, spool)
+    if not (epoch.isdecimal() and sequence.isdecimal()):
+        return LeftBehind(findings, 0, -1)
+    return LeftBehind(findings, int(epoch), int(sequence))
 
 
 async def open_on_bus(streams: JetStreamContext, tenant: str, engine: str, spool: BusSpool) -> list[Finding]:

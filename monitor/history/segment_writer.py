@@ -134,11 +134,13 @@ class Writer:
     # ---------------------------------------------------------------- what is kept
 
     def _says_more(self, frame: Frame, ledger: EngineLedger | None) -> bool:
-        """Whether a frame says what those before it do not: of a keyframe, where batches are missing before it."""
+        """Whether a frame says what those before it do not: of a keyframe, where batches are missing before it, or no
+        ledger has followed them.
+        """
         if not isinstance(frame, Keyframe):
             return True
         in_step = frame.epoch == self._epoch and frame.sequence <= self._sequence
-        return not in_step or (ledger is not None and ledger.state.damaged)
+        return not in_step or ledger is None or ledger.state.damaged
 
     def _is_next_epoch(self, frame: Frame, ledger: EngineLedger | None) -> bool:
         """Whether the ledger begins another epoch with it."""

@@ -41,7 +41,7 @@ from kvscope.monitor.service.source_reader import SourceReader
 from kvscope.monitor.service.source_set import SourceSet, WantedSource
 from kvscope.monitor.sources.prometheus_history import DEFAULT_PAST_S
 from kvscope.monitor.sources.recording import Recording
-from kvscope.monitor.sources.source import LOOK_BACK_S, Source, SourceError, SourceOptions
+from kvscope.monitor.sources.source import LOOK_BACK_S, Source, SourceError, SourceOptions, nothing_known
 from kvscope.monitor.sources.source_registry import open_source
 from kvscope.monitor.sources.targets import PROMETHEUS_PREFIX, TargetKind
 
@@ -250,6 +250,7 @@ class Service:
             timeout_s=SCRAPE_TIMEOUT_S,
             follow=True,
             known=self._resumption.next_of,
+            unkept=self.shared.unkept if self.shared is not None else nothing_known,
             kept_until_ns=self._resumption.kept_until_ns,
             look_back_s=self.config.look_back_s if is_prometheus else LOOK_BACK_S,
         )

@@ -9,14 +9,16 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
 
 from kvscope.monitor.errors import BadTarget, KvscopeError
 from kvscope.monitor.events import limits
-from kvscope.monitor.findings import Finding
 from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.service.source_set import SourceSet, WantedSource
+
+if TYPE_CHECKING:
+    from kvscope.monitor.bus.open_findings import LeftBehind
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +35,8 @@ class SharedEngines:
         self._wanted: dict[WantedSource, set[str]] = {}
         self._read: dict[str, WantedSource] = {}
         """What is read, by target. Readers ask for it, and must not wait for a source that is being removed."""
+        self._left: dict[str, LeftBehind] = {}
+        """Where others left engines that this agent has not received yet."""
         self._lock = threading.Lock()
 
     def add(self, wanted: WantedSource, origin: str) -> None:
@@ -59,15 +63,23 @@ class SharedEngines:
         with self._lock:
             return [wanted for wanted, origins in self._wanted.items() if origin in origins]
 
+    def unkept(self, engine: str, epoch: int) -> int:
+        """Return the first batch of an engine's epoch that the agent before this one did not receive; -1: unknown."""
+        with self._lock:
+            left = self._left.pop(engine, None)
+        return left.sequence + 1 if left is not None and left.epoch == epoch else -1
+
     def targets(self) -> list[str]:
         """Return what could be read here."""
         with self._lock:
             return [wanted.target for wanted in self._wanted]
 
-    def begin(self, target: str, expected: dict[str, list[Finding]]) -> None:
-        """Read a target from now on: its lease is held. `expected`: what is open on each of its engines."""
-        for engine, findings in expected.items():
-            self._watch.expect(engine, findings, time.time_ns())
+    def begin(self, target: str, expected: Mapping[str, LeftBehind]) -> None:
+        """Read a target from now on: its lease is held. `expected`: where another agent left each of its engines."""
+        for engine, left in expected.items():
+            self._watch.expect(engine, left.findings, time.time_ns())
+            with self._lock:
+                self._left[engine] = left
         with self._lock:
             named = (wanted for wanted in self._wanted if wanted.target == target)
             source = self._read[target] = next(named, WantedSource(target))

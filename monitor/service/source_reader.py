@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import filterfalse
 from typing import Final, Literal
@@ -12,6 +12,7 @@ from typing import Final, Literal
 from kvscope.monitor.events.samples import Record, Sample
 from kvscope.monitor.events.wire import Batch, Keyframe
 from kvscope.monitor.history.retention import Keeper
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.schema import SourceView
 from kvscope.monitor.sources.live_stream import Received
@@ -131,6 +132,7 @@ class SourceReader(threading.Thread):
         def is_stored(record: Record) -> bool:
             return isinstance(record, Sample) and 0 < (record.at_ns or 0) < begin_ns
 
+        records = list(_from_state_on(records, self.watch.fleet.engines))
         self.watch.learn(filter(is_stored, records))
         self.watch.feed(filterfalse(is_stored, records))
 
@@ -242,3 +244,13 @@ class SourceReader(threading.Thread):
             failures=self.failures,
             notes=list(status.notes),
         )
+
+
+def _from_state_on(records: Iterable[Record], ledgers: Mapping[str, EngineLedger]) -> Iterator[Record]:
+    """Leave out batches from before an engine's first keyframe: they are kept, and no ledger can use them."""
+    begun = {engine for engine, ledger in ledgers.items() if ledger.epoch}
+    for record in records:
+        if isinstance(record, Keyframe) or (isinstance(record, Batch) and record.sequence == 0):
+            begun.add(record.engine)
+        if not isinstance(record, Batch) or record.sequence <= 0 or record.engine in begun:
+            yield record

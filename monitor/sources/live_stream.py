@@ -65,7 +65,8 @@ class LiveStream(Source):
     endpoint.
 
     `known` returns the next batch that the ledger of an engine's epoch lacks: the stream begins there if the engine
-    still has it. -1: nothing was received of it before.
+    still has it. -1: nothing was received of it before. `unkept` returns the first batch that no history has, -1 if
+    that is not known: without a ledger the stream begins there, too, and a keyframe follows the batches that are late.
     """
 
     has_events = True
@@ -76,6 +77,7 @@ class LiveStream(Source):
         replay: str = "",
         clock: Clock = time,
         known: Callable[[str, int], int] = nothing_known,
+        unkept: Callable[[str, int], int] = nothing_known,
     ) -> None:
         self.events = events
         self.replay = replay or replay_endpoint_for(events)
@@ -90,6 +92,13 @@ class LiveStream(Source):
         """Whether it is vLLM's KV events that are published there: monitor/sources/kv_events.py reads them."""
         self._clock = clock
         self._known = known
+        self._unkept = unkept
+        self._lacks_state = False
+        """Whether batches come that no ledger can use before a keyframe."""
+        self._is_held = False
+        """Whether a keyframe was asked for, so that what follows the last batch put out has to wait for it."""
+        self._keyframe: Received | None = None
+        """It has come, and is due behind its last batch."""
         self._epoch = 0
         self._follows_epoch = False
         """Whether an earlier epoch was received here, so that nothing of this one may be missing."""
@@ -107,6 +116,10 @@ class LiveStream(Source):
         self._newer: NewerVersion | None = None
         self._payloads: dict[int, bytes] = {}
         self._last_ns = 0
+        self._connect()
+
+    def _connect(self) -> None:
+        """Connect both sockets. Raises ContractError for what is no endpoint."""
         self._context = zmq.Context()
         self._context.linger = 0  # one that is collected unclosed must not wait for its peers
         try:
@@ -119,7 +132,7 @@ class LiveStream(Source):
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
             raise ContractError(
-                f"{events} is no endpoint to connect to: {error.strerror}; one looks like tcp://127.0.0.1:5757"
+                f"{self.events} is no endpoint to connect to: {error.strerror}; one looks like tcp://127.0.0.1:5757"
             ) from error
         self._poller = zmq.Poller()
         self._poller.register(self._sub, zmq.POLLIN)
@@ -132,7 +145,7 @@ class LiveStream(Source):
     @property
     def in_step(self) -> bool:
         """Whether the state is known and nothing is missing just now."""
-        return self._next >= 0 and not self._waiting and not self._unreadable
+        return self._next >= 0 and not (self._waiting or self._unreadable or self._lacks_state)
 
     def restart(self, *, from_keyframe: bool = False) -> None:
         """Go on from what the ledger has; what it could not take in twice is left out, and lost."""
@@ -250,12 +263,11 @@ class LiveStream(Source):
             return
         if self._next < 0 and frame.sequence == 0:
             self._next = 0
-        if frame.sequence == self._next:
-            self._next += 1
-            out.append(received)
+        if frame.sequence == self._next and not self._is_held:
+            self._put_out(received, out)
             if self._waiting:
                 self._release(out)
-        elif frame.sequence > self._next:
+        elif frame.sequence >= self._next:
             if len(self._waiting) >= limits.UNREAD_MESSAGES:
                 self._waiting.popleft()
             self._waiting.append(received)
@@ -266,6 +278,10 @@ class LiveStream(Source):
         self._follows_epoch = 0 < self._epoch < first.epoch
         is_early = not self._epoch and first.sequence < EARLY_BATCHES
         self._epoch, self._next = first.epoch, self._known(first.engine, first.epoch)
+        self._lacks_state = self._is_held = False
+        self._keyframe = None
+        if self._next < 0 and (unkept := self._unkept(first.engine, first.epoch)) > 0:
+            self._next, self._lacks_state = unkept, True
         if self._next < 0 and (self._follows_epoch or is_early):
             self._next = 0  # the engine has them still, as a rule
         self._behind = self._next > 0
@@ -273,6 +289,8 @@ class LiveStream(Source):
 
     def _splice(self, keyframe: Received, out: list[Received]) -> None:
         out.append(keyframe)
+        self._lacks_state = self._is_held = False
+        self._keyframe = None
         self._next = max(self._next, keyframe.frame.sequence + 1)
         self._release(out)
 
@@ -281,8 +299,15 @@ class LiveStream(Source):
         while self._waiting and self._waiting[0].frame.sequence <= self._next:
             received = self._waiting.popleft()
             if received.frame.sequence == self._next:
-                self._next += 1
-                out.append(received)
+                self._put_out(received, out)
+
+    def _put_out(self, received: Received, out: list[Received]) -> None:
+        """Put out the next batch, and behind it the keyframe that is due there."""
+        self._next += 1
+        out.append(received)
+        if self._keyframe is not None and received.frame.sequence == self._keyframe.frame.sequence:
+            out.append(self._keyframe)
+            self._keyframe, self._lacks_state = None, False
 
     # ---------------------------------------------------------------- what is asked for
 
@@ -294,7 +319,9 @@ class LiveStream(Source):
 
     def _ask(self) -> None:
         self._asked_ns, self._asked_for = self._clock.monotonic_ns(), self._next
-        by_keyframe = self._next < 0 or self._unreadable
+        if self._lacks_state and not self._waiting and not self._more and self._keyframe is None:
+            self._is_held = True
+        by_keyframe = self._next < 0 or self._unreadable or self._is_held
         question: ReplayQuestion = AskKeyframe() if by_keyframe else AskSince(self._epoch, self._next)
         with contextlib.suppress(zmq.Again):
             self._dealer.send(encode_question(question), zmq.NOBLOCK)
@@ -328,6 +355,15 @@ class LiveStream(Source):
             return
         if keyframe.epoch > self._epoch:
             self._begin(keyframe)
+        if self._is_held and keyframe.sequence >= self._next - 1:
+            self._is_held = False
+            if keyframe.sequence == self._next - 1:
+                out.append(received)
+                self._lacks_state = False
+            else:
+                self._keyframe = received
+            self._release(out)
+            return
         if 0 <= self._next <= keyframe.sequence:
             if asked != "since" and not self._unreadable:
                 return  # the batches were quicker than the keyframe, and are on their way
@@ -367,7 +403,7 @@ class DetectedStream(Source):
     def __init__(self, endpoint: str, options: SourceOptions) -> None:
         self._endpoint = endpoint
         self.has_events = True  # until a message says otherwise
-        self._stream: LiveStream | KvEventSource = LiveStream(endpoint, known=options.known)
+        self._stream: LiveStream | KvEventSource = LiveStream(endpoint, known=options.known, unkept=options.unkept)
 
     def poll(self, timeout_s: float = POLL_WAIT_S) -> Sequence[Record]:
         """Return what has come within the time. Raises NewerVersion."""

@@ -44,8 +44,9 @@ class SourceOptions:
     timeout_s: how long one request to a server may take. interval_s: between scrapes or queries, 0 for the source's
     own. follow: read on as the source grows, instead of reading its past to the end. look_back_s: how much of its past
     a followed source brings first, None for all. engine: the name to give the engine, empty for its own. known: the
-    next batch that a ledger lacks of an engine's epoch, -1 if it has none. kept_until_ns: wall time of the last sample
-    of an engine that is kept and need not be read again.
+    next batch that a ledger lacks of an engine's epoch, -1 if it has none. unkept: the first batch that no history has,
+    -1 if that is not known; without a ledger it is read, and kept, from there. kept_until_ns: wall time of the last
+    sample of an engine that is kept and need not be read again.
     """
 
     timeout_s: float = 10.0
@@ -54,6 +55,7 @@ class SourceOptions:
     look_back_s: float | None = LOOK_BACK_S
     engine: str = ""
     known: Callable[[str, int], int] = nothing_known
+    unkept: Callable[[str, int], int] = nothing_known
     kept_until_ns: Callable[[str], int] = nothing_kept
 
 

@@ -21,6 +21,9 @@ from kvscope.monitor.bus.bus_messages import FindingMessage, finding_message
 from kvscope.monitor.bus.fleet_fold import FleetFold
 from kvscope.monitor.bus.fleet_reader import FleetReader
 from kvscope.monitor.bus.lease_table import AGENT_LEASE_S
+from kvscope.monitor.events import journal
+from kvscope.monitor.events.wire import Batch, decode
+from kvscope.monitor.history.segment_files import directory_of
 from kvscope.monitor.pipeline import Pipeline
 from tests.bus.nats_servers import (
     NatsServer,
@@ -98,7 +101,7 @@ def leaking_engines(folder: Path, count: int) -> Iterator[list[str]]:
                 "tests.lab_process",
                 events,
                 f"{events}-replay",
-                str(folder / f"j{number}"),
+                str(folder / f"journal-{number}"),
             ]
             command += [str(number), LEAK]
             environment = {"KVSCOPE_ENGINE_ID": engine_name(number)}
@@ -163,7 +166,24 @@ def test_a_dead_agents_engines_move_and_no_finding_fires_or_is_resolved(
         assert {each.transition.id for each in kept} <= opened
         assert_each_once(later)
         assert all_leak(reader)
+        heir = next(agent for agent in agents if agent is not dead)
+        assert [lacking_batches(heir, tmp_path, name, killed_ns) for name in sorted(moving)] == [[]] * len(moving)
         assert {note.kind for note in fold_of(reader).annotations.values()} >= {"taken-over"}
+
+
+def lacking_batches(heir: Agent, folder: Path, name: str, killed_ns: int) -> list[int]:
+    """Batches since an agent's death that the engine's journal has and its heir's history has not."""
+    number = name.partition("@")[0].removeprefix("lab-")
+    kept = {each.sequence for each in batches_of(directory_of(heir.data / "history", name))}
+    batches = batches_of(folder / f"journal-{number}")
+    wanted = {each.sequence for each in batches if each.wall_ns > killed_ns and each.sequence <= max(kept)}
+    assert len(wanted) > 100
+    return sorted(wanted - kept)
+
+
+def batches_of(directory: Path) -> list[Batch]:
+    frames = [decode(payload) for payload in journal.read(directory)]
+    return [each for each in frames if isinstance(each, Batch) and each.sequence >= 0]
 
 
 def assert_each_once(stored: list[FindingMessage]) -> None:
