@@ -58,10 +58,16 @@ class Process:
         self.pipeline = fed(2, steps=60)
         self.resident_mib = resident_mib
         self.now_s = 1000.0
+        self.released = 0
         monkeypatch.setattr("kvscope.monitor.service.memory_budget.time.monotonic", lambda: self.now_s)
+        monkeypatch.setattr("kvscope.monitor.service.memory_budget.release_memory", self._release)
         self.budget = ServiceMemory(self.pipeline, budget_mib * MIB, lambda: self.resident_mib * MIB)
         self.budget.check()
         self.planned = self.budget.view()
+
+    def _release(self) -> None:
+        """Take the place of a collection that goes through all objects of the tests' process."""
+        self.released += 1
 
     def run(self, seconds: int) -> list[float]:
         """Check for so long; the share of the plan that was kept, each second."""
@@ -81,6 +87,7 @@ def test_a_process_beyond_its_budget_keeps_less_down_to_a_fifth_of_the_plan(monk
     assert view.kept_share == 0.2
     assert view.recent_bytes == pytest.approx(process.planned.recent_bytes / 5)
     assert view.exceeded
+    assert process.released > view.reductions
     for ledger in process.pipeline.fleet.engines.values():
         times = [point.at_ns for point in ledger.points]
         assert all(later - earlier >= ledger.point_every_ns for earlier, later in itertools.pairwise(times))
@@ -136,6 +143,12 @@ def test_a_peak_that_returns_restarts_the_wait(monkeypatch: pytest.MonkeyPatch) 
         process.resident_mib = 500
         process.run(3)
     assert process.budget.view().restorations == 0
+
+
+def test_a_service_that_gives_up_something_releases_memory() -> None:
+    budget = ServiceMemory(fed(2), 512 * MIB, iter([100 * MIB] + [500 * MIB] * 10).__next__)
+    budget.check()
+    assert budget.view().reductions == 1
 
 
 def test_a_budget_below_what_the_service_itself_takes_is_refused() -> None:

@@ -140,6 +140,12 @@ class EngineWitness:
         self._planned_s, self._passed_s = now_s, passed_s
         self._preempted_in_pass, self._ran_before = 0, len(scheduler.running)
 
+    def watch_ends(self) -> None:
+        """Note the head that the last pass left without room, and nothing after it but what is added late."""
+        if self._blocked is not None:
+            self.waste.add("queued-for-blocks", self._planned_s, 0.0, self._blocked[:1])
+        self.waste.closed = True
+
     def _lost_in_queue(self, passed_s: float) -> None:
         """Add up the time that requests lost since the last pass, which left a head without room, from then on."""
         if self._blocked is None or not passed_s:

@@ -103,7 +103,7 @@ class OwnEpisode:
         self._watched_s = self.witness.now_s
         if engine.failure:
             self._failed_s = self._watched_s
-        self.witness.waste.closed = True
+        self.witness.watch_ends()
         self._stop_scraping()
         if self._keep_recording:
             return

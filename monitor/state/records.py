@@ -15,6 +15,7 @@ from kvscope.monitor.events.trace_context import TraceContext
 
 UNKNOWN_POSITION: Final = -1
 """The position of an event that was not received, or whose batch has no number."""
+UNKNOWN_TOKENS: Final = -1
 
 
 class RequestState(msgspec.Struct, array_like=True):
@@ -90,6 +91,8 @@ class RequestState(msgspec.Struct, array_like=True):
     not_queued_ns: int = 0
     """When the engine was last seen to have it in none of its queues; 0 if never, or if it has moved since."""
     not_queued_at: int = UNKNOWN_POSITION
+    admitted_tokens: int = UNKNOWN_TOKENS
+    """Tokens whose KV the prefix cache or a fetch had supplied when it was last admitted."""
 
     @property
     def is_finished(self) -> bool:
@@ -153,6 +156,10 @@ class Preemption(NamedTuple):
     released: int
     """Block references released until then in this epoch."""
     at: int = UNKNOWN_POSITION
+    computed: int = 0
+    """Of `tokens_lost`, those computed since it was last admitted: what the prefix cache or a fetch supplied is not of
+    these. 0 if that is unknown.
+    """
 
 
 class ComputedPrompt(NamedTuple):

@@ -9,7 +9,7 @@ from kvscope.monitor.events.kinds import CAUSE_OF, Cause, Kind, Status
 from kvscope.monitor.events.trace_context import TraceContext
 from kvscope.monitor.state.block_events import end_if_over
 from kvscope.monitor.state.engine_state import EngineState
-from kvscope.monitor.state.records import ComputedPrompt, Preemption, RequestState
+from kvscope.monitor.state.records import UNKNOWN_TOKENS, ComputedPrompt, Preemption, RequestState
 
 FETCH_SLACK_NS: Final = 2_000_000_000
 """Another thread may report the end of a fetch an interval or two before the engine's own thread reports its start."""
@@ -143,7 +143,7 @@ def _fold_admitted(state: EngineState, record: RequestState, args: list[int]) ->
     record.admitted_ns = record.admitted_ns or state.now_ns
     record.fetch_ended_ns = 0
     record.progressed_ns = state.now_ns
-    record.computed_tokens = args[0]
+    record.computed_tokens = record.admitted_tokens = args[0]
     record.admitted_outputs = record.output_tokens
     # Some engines cache the first chunk's blocks, and report it, before they report the admission.
     record.cached_until_then = state.prompt_blocks_cached - record.cached_blocks
@@ -186,8 +186,19 @@ def _add_preemption(state: EngineState, record: RequestState, reason: int, block
         running = sum(other.is_running for other in state.requests.values())
     outputs = record.output_tokens - record.admitted_outputs
     released = sum(state.totals.released.values())
+    computes = record.is_running and record.admitted_tokens != UNKNOWN_TOKENS
     last = Preemption(
-        record.id, state.now_ns, reason, blocks, tokens_lost, outputs, running, state.free, released, state.position
+        record.id,
+        state.now_ns,
+        reason,
+        blocks,
+        tokens_lost,
+        outputs,
+        running,
+        state.free,
+        released,
+        state.position,
+        max(tokens_lost - record.admitted_tokens, 0) if computes else 0,
     )
     state.last_preemption = last
     state.preempted.append(last)

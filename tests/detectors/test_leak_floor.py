@@ -109,6 +109,18 @@ def test_floors_that_rise_for_a_shorter_time_than_a_lease_may_be_a_connectors() 
     assert not drains([0.01, 0.03, 0.05, 0.07, 0.09], idle_lines=2).firing(RISING_FLOOR)
 
 
+@pytest.mark.parametrize(("idle_again", "found"), [(False, []), (True, [RISING_FLOOR])])
+def test_floors_of_an_engine_that_is_busy_ever_after_show_no_hold(idle_again: bool, found: list[str]) -> None:
+    """They rose within two minutes. What is in use since then belongs to the requests that run."""
+    rising = [
+        sample
+        for floor in (0.01, 0.03, 0.05, 0.07, 0.09)
+        for sample in (line(2, 0.3, prompt=500.0), line(0, floor, prompt=0.0), line(0, floor, 0.0))
+    ]
+    later = [line(4, 0.9, prompt=500.0)] * 60 + [line(0, 0.11, 0.0)] * (3 if idle_again else 0)
+    assert [finding.code for finding in judged([*rising, *later]).firing(RISING_FLOOR)] == found
+
+
 def test_a_floor_that_falls_again_is_no_rising_one() -> None:
     """What a slow consumer has not fetched yet, now more, now less."""
     assert "leak.rising-floor" not in {f.code for f in drains([0.05, 0.03, 0.06, 0.01, 0.04]).firing()}

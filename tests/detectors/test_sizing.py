@@ -18,6 +18,7 @@ from kvscope.engine.models import load_model
 from kvscope.engine.requests.sampling_params import SamplingParams
 from kvscope.monitor.analysis.memory_breakdown import bill_of, fit_requested, rounding
 from kvscope.monitor.events.description import KVGroup
+from kvscope.monitor.events.kinds import Cause
 from kvscope.monitor.events.samples import Fact
 from kvscope.monitor.sources.engine_log import Log
 from kvscope.monitor.sources.recording import Recording
@@ -255,6 +256,22 @@ def test_blocks_that_are_mostly_empty(tokens: int) -> None:
     assert finding.culprits.requests == [f"r-{number}" for number in range(8)]
     assert value(finding, "tokens_in_blocks") == 8 * tokens
     assert value(finding, "tokens_reserved") == 8 * 4
+
+
+def test_empty_blocks_that_no_request_is_short_of_are_information() -> None:
+    scene = Spoken(18, settings=[f"{BLOCK_INFLATED}.min_block=4"], groups=[KVGroup("mamba", 12)])
+    for number in range(9):
+        scene.arrive(number, [1 + number])
+    scene.log.progressed(list(range(9)), [1] * 9, [1] * 9)
+    scene.say()
+    (finding,) = scene.firing(BLOCK_INFLATED)
+    assert (finding.severity, finding.verdict) == ("info", "confirmed")
+    scene.log.arrived(9, "r-9", 36, 8, 0, 9, 11)
+    scene.log.queued(9, Cause.NEW, at_front=False)
+    scene.log.allocation_failed(9, 9, 8)
+    scene.log.not_scheduled(9, Cause.KV_BLOCKS, 1)
+    scene.say()
+    assert scene.only(BLOCK_INFLATED).severity == "warning"
 
 
 def test_blocks_that_a_step_is_about_to_fill_are_not_inflated() -> None:

@@ -84,6 +84,26 @@ def test_a_cascade_is_no_collapse_and_a_collapse_no_cascade() -> None:
         assert set(scene.alarms()) == {code}
 
 
+@pytest.mark.parametrize(("supplied", "alarms"), [(8, []), (0, [PREEMPTION])])
+def test_blocks_that_the_prefix_cache_supplied_were_not_computed_in_vain(supplied: int, alarms: list[str]) -> None:
+    """They are in the cache still. What these requests computed themselves is lost."""
+    scene = Spoken()
+    for turn in range(2):
+        for number in range(4):
+            blocks = [1 + 2 * number, 2 + 2 * number]
+            if not turn:
+                scene.log.arrived(number, f"r-{number}", 12, 8, 0, 3, 5)
+            scene.log.allocated(number, blocks)
+            scene.log.admitted(number, supplied)
+            scene.log.progressed([number], [8], [0])
+        scene.say()
+        for number in range(4):
+            scene.log.preempted(number, Preempt.KV_BLOCKS, -1, 2, 8)
+            scene.log.released(number, [1 + 2 * number, 2 + 2 * number], Release.PREEMPTED)
+        scene.say()
+    assert [code for code in dict.fromkeys(scene.alarms()) if code == PREEMPTION] == alarms
+
+
 def test_a_reset_of_all_that_run_is_asked_for() -> None:
     """Who resets the prefix cache of a busy engine has all preempted."""
     scene = Spoken()

@@ -270,6 +270,7 @@ def test_runs_are_kept_resumed_written_and_explained(tmp_path: Path) -> None:
     assert any((tmp_path / f"run {CHEAP_RUN}").iterdir())
 
 
+@pytest.mark.slow
 def test_healthy_runs_are_kept_apart_from_others_of_the_same_seed(tmp_path: Path) -> None:
     flags = ["--first", str(CHEAP_RUN), "--runs", "1", "--jobs", "1", "--resume", str(tmp_path)]
     for also in (["--healthy"], [], ["--healthy"]):

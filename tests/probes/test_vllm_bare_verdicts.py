@@ -18,7 +18,8 @@ from tests.probes.vllm_python import needs_vllm, run, save_model
 
 pytestmark = [needs_vllm, pytest.mark.slow]
 
-HELD, LOST_BLOCKS, NEVER_FITS = "leak.finished-held", "leak.unaccounted", "stuck.never-fits"
+HELD, LOST_BLOCKS = "leak.finished-held", "leak.unaccounted"
+NEVER_FITS, HEAD_OF_LINE = "stuck.never-fits", "stuck.head-of-line"
 STALLED, TOO_SMALL, LOCKSTEP = "stuck.engine-stalled", "sizing.kv-too-small", "collapse.lockstep"
 KEPT = {f"keep-{number}" for number in range(6)}
 FORGOTTEN = {f"forgotten-{number}" for number in range(6)}
@@ -66,8 +67,8 @@ def test_a_leak_of_an_idle_engine_fires_once_and_stays(played: Played) -> None:
 @incident("leak_and_big")
 def test_requests_that_wait_for_kept_blocks_are_the_leaks_effects(played: Played) -> None:
     assert played.firing().keys() == {HELD}
-    assert effects(played.firing()[HELD]) == {NEVER_FITS: {"big", "small"}}
-    (starved,) = played.watch.findings("suppressed")
+    assert effects(played.firing()[HELD]) == {NEVER_FITS: {"big", "small"}, HEAD_OF_LINE: {"big"}}
+    (starved,) = [each for each in played.watch.findings("suppressed") if each.code == NEVER_FITS]
     assert "Request big needs 100 blocks" in starved.explanation
     assert played.is_exact()
 
@@ -76,7 +77,7 @@ def test_requests_that_wait_for_kept_blocks_are_the_leaks_effects(played: Played
 def test_requests_that_wait_for_lost_blocks_are_the_leaks_effects(played: Played) -> None:
     finding = played.firing()[LOST_BLOCKS]
     assert (finding.verdict, set(finding.culprits.requests)) == ("confirmed", FORGOTTEN)
-    assert effects(finding) == {NEVER_FITS: {"big", "small"}}
+    assert effects(finding) == {NEVER_FITS: {"big", "small"}, HEAD_OF_LINE: {"big"}}
     assert played.firing().keys() == {LOST_BLOCKS}
 
 

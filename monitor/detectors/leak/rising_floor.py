@@ -126,9 +126,12 @@ class RisingFloor(Detector[HoldsBlocks]):
             return  # what a connector kept came back between two drains
         each = (high - low) / rises
         span = f"{first.position} to {last.position}"
-        lasted = window_s(samples, rising[0].at)
+        standing = [index for index in range(rising[-1].at, len(samples)) if _stands(samples[index])]
+        lasted = window_s(samples[: max(standing, default=rising[-1].at) + 1], rising[0].at)
         if connector_knowledge(ledger) != "none" and lasted < settings(LEASE_S):
-            return  # what a connector holds for consumers has such floors too, for as long as a lease
+            # What a connector holds for consumers has such floors too, for as long as a lease. Usage while requests run
+            # is their own: it does not show that what was held before still is.
+            return
         yield HoldsBlocks(
             code=self.code,
             engine=ledger.engine,
@@ -159,6 +162,11 @@ class RisingFloor(Detector[HoldsBlocks]):
             ),
             missing=METRICS_MISSING,
         )
+
+
+def _stands(sample: Sample) -> bool:
+    """Whether nothing ran and no token came: no request accounts for the usage then."""
+    return not (sample.running or sample.generation_tokens_per_s)
 
 
 def _fell_below(samples: Sequence[Sample], rising: Sequence[Floor]) -> bool:

@@ -1,4 +1,7 @@
-"""sizing.block-inflated: blocks so large that the requests that hold them leave most of each empty."""
+"""sizing.block-inflated: blocks so large that the requests that hold them leave most of each empty.
+
+It is information as long as no request is short of blocks: then the empty room costs nothing.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from kvscope.monitor.detectors.detector import Detector
 from kvscope.monitor.detectors.judgement import Evidence, Judgement
 from kvscope.monitor.detectors.preemptions import LOST_EVENTS
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
+from kvscope.monitor.events.kinds import Cause
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.text import counted, percent
 
@@ -46,6 +50,7 @@ class BlockInflated(Detector[Judgement]):
         groups = max(1, len(ledger.description.groups))
         reserved = blocks * state.block_size // groups
         usable = max(1, state.total - state.reserved)
+        is_short = ledger.waiting_by_cause()[Cause.KV_BLOCKS] > 0
         if state.used < settings(self.min_usage) * usable:
             return
         if held > settings(self.max_filled) * reserved:
@@ -54,6 +59,7 @@ class BlockInflated(Detector[Judgement]):
             code=self.code,
             engine=ledger.engine,
             verdict="likely" if state.damaged else "confirmed",
+            severity=None if is_short else "info",
             since_ns=ledger.wall(min(record.admitted_ns for record in holders)),
             position=ledger.at(min(holders, key=lambda record: record.admitted_ns).since_at),
             requests=tuple(record.id for record in holders),

@@ -79,11 +79,11 @@ class PreemptionThrash(Detector[Judgement]):
     def _from_stream(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         window_s = settings(self.window_s)
         recent = recent_preemptions(ledger, window_s)
-        in_vain = [one for one in recent if not one.outputs]
+        in_vain = [one for one in recent if one.computed and not one.outputs]
         hit = preempted_names(in_vain)
         if len(hit) < settings(self.min_requests):
             return
-        wasted, last_at = sum(one.tokens_lost for one in in_vain), ledger.at(in_vain[-1].at)
+        wasted, last_at = sum(one.computed for one in in_vain), ledger.at(in_vain[-1].at)
         state = ledger.state
         first = point_at(ledger, ledger.now_ns - window_s * 1e9)
         computed = state.totals.computed_tokens - first.computed_tokens

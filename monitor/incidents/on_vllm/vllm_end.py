@@ -54,7 +54,7 @@ class VllmRun:
         self._watched_s = witness.now_s
         if self.engine.failure:
             self._failed_s = self._watched_s
-        witness.waste.closed = True
+        witness.watch_ends()
         if not self._keep_recording:
             self.engine.stop_recording()
 

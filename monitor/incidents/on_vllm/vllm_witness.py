@@ -144,6 +144,12 @@ class VllmWitness:
             for request in scheduler.running
         }
 
+    def watch_ends(self) -> None:
+        """Note the head that the last pass left without room, and nothing after it."""
+        if self._blocked is not None:
+            self.waste.add("queued-for-blocks", self._planned_s, 0.0, self._blocked[:1])
+        self.waste.closed = True
+
     def planned(self, plan: Any) -> None:
         """Note what a pass decided."""
         now_s, requests = self.now_s, self.vllm.requests
