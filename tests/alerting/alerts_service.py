@@ -10,6 +10,7 @@ from pathlib import Path
 
 from kvscope.monitor.alerting.alerting import AlertsConfig
 from kvscope.monitor.detectors.registry import parse_settings
+from kvscope.monitor.service.reload import LoadedConfig
 from kvscope.monitor.service.service import ServiceConfig
 from kvscope.monitor.service.web_server import serve
 
@@ -28,7 +29,8 @@ def main() -> int:
         path=Path(outbox),
     )
     settings = parse_settings(["leak.finished-held.grace_s=0.3"])
-    return serve(ServiceConfig(tuple(events), port=0, alerts=alerts, settings=settings), lambda app, query: None)
+    config = ServiceConfig(tuple(events), port=0, alerts=alerts, settings=settings)
+    return serve(LoadedConfig(config, {}), lambda app, query: None)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from typing import Final
 
 from kvscope.monitor.alerting.alerting import AlertsConfig
 from kvscope.monitor.detectors.registry import parse_settings
+from kvscope.monitor.service.reload import LoadedConfig
 from kvscope.monitor.service.service import ServiceConfig
 from kvscope.monitor.service.web_server import serve
 
@@ -42,7 +43,7 @@ def main() -> int:
         settings=parse_settings(["leak.finished-held.grace_s=0.3"]),
     )
     try:
-        return serve(config, lambda app, query: None)
+        return serve(LoadedConfig(config, {}), lambda app, query: None)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
