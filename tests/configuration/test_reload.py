@@ -104,7 +104,8 @@ def test_an_agent_answers_and_has_no_page(tmp_path: Path) -> None:
         with service("agent", path) as (started, client):
             until(lambda: client.get("/api/engines").json(), "an engine")
             (view,) = client.get("/api/engines").json()
-            assert client.get("/api/requests", params={"engine": view["engine"]}).json()
+            asked = {"engine": view["engine"]}
+            until(lambda: client.get("/api/requests", params=asked).json(), "a request")
             assert "kvscope_source_in_step" in client.get("/metrics").text
             assert client.get("/").status_code == 404
             until(lambda: list((data / "history").glob("*/*.kvj")), "a history")
