@@ -61,7 +61,7 @@ class TakingOver:
                 self.ledger.apply(frame)
 
     def read_until(self, done: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + 60
         while not done():
             assert time.monotonic() < deadline, sequences(self.frames)[-5:]
             self.read()
