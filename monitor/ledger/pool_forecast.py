@@ -69,7 +69,7 @@ def forecast_full(times_s: Sequence[float], held: Sequence[int], room: int) -> P
 
 
 def forecast_from_usage(times_s: Sequence[float], usage: Sequence[float], blocks: int) -> PoolForecast | None:
-    """Return the same from the share of the pool that is in use, where nobody reports who holds it.
+    """Return the same from the share of the pool that is in use, where no source reports who holds it.
 
     times_s, usage: in the order of time, the last is now. blocks: those of the pool that requests can get. What usage
     never fell below again is held. A full pool has no room left for what living requests usually have in addition.
