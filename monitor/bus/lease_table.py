@@ -18,8 +18,8 @@ from kvscope.monitor.bus.rendezvous import ranked
 
 RENEW_LEASE_S: Final = 3.0
 AGENT_LEASE_S: Final = 15.0
-"""When the node that leads a stream is lost, JetStream elects another in 4 to 9 s, and no agent can renew until then. An
-agent whose own node hangs needs up to 6 s to leave it. 15 s are both, so that neither moves an engine."""
+"""When the node that leads a stream is lost, JetStream elects another in 4 to 9 s, and no agent can renew until then.
+An agent whose own node hangs needs up to 6 s to leave it. 15 s are both, so that neither moves an engine."""
 HOLD_S: Final = 12.0
 """Shorter than a lease by one renewal: for what is under way when the holder finds out."""
 GATHER_S: Final = 2.0
