@@ -17,6 +17,7 @@ from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.publishing.publisher import Publisher
 from kvscope.monitor.service.source_reader import _from_state_on
 from kvscope.monitor.sources.live_stream import LiveStream
+from kvscope.monitor.state.keyframe_codec import dump_state
 from tests.lab import Lab
 from tests.publishing.published import ENGINE, published, run
 from tests.publishing.test_stream import same_state
@@ -63,8 +64,19 @@ class TakingOver:
     def read_until(self, done: Callable[[], bool]) -> None:
         deadline = time.monotonic() + 60
         while not done():
-            assert time.monotonic() < deadline, sequences(self.frames)[-5:]
+            assert time.monotonic() < deadline, self.standing()
             self.read()
+
+    def standing(self) -> str:
+        packer = self.publisher.packer
+        fields = ("_next", "_is_held", "_lacks_state", "_more", "_unreadable", "_behind", "bad_frames")
+        stream = {name: getattr(self.stream, name) for name in fields}
+        states = [msgspec.msgpack.decode(dump_state(state)) for state in (self.ledger.state, packer.shadow)]
+        differ = [number for number, (ours, theirs) in enumerate(zip(*states, strict=True)) if ours != theirs]
+        return (
+            f"{stream}, engine at {packer.next_sequence}, ledger at {self.ledger.sequence} ({self.ledger.ready=}),"
+            f" log flushed {packer.log.flushed}, state differs in fields {differ}"
+        )
 
     def read_to_the_end(self) -> None:
         self.read_until(lambda: self.stream.in_step and same_state(self.ledger, self.publisher.packer))
