@@ -3,6 +3,7 @@
 docs/contract.md                     the tables of kinds and names, between its markers
 docs/attach.md                       when a rule decides from metrics, between its markers
 docs/limits.md                       the tables of limits, between its markers
+docs/codes.md                        the catalogue of finding codes
 docs/renames.md                      renamed routes, parameters and JSON keys, between its markers
 docs/reference.md                    commands, environment, metrics, findings, thresholds
 monitor/doctor/report.schema.json    the schema of doctor's JSON
@@ -40,6 +41,7 @@ from kvscope.monitor.schema import SCHEMA_VERSION
 from kvscope.monitor.service.http_api import create_app
 from kvscope.monitor.service.query_routes import SCHEMA_HEADER
 from kvscope.monitor.text import duration
+from scripts.code_catalogue import codes_page
 
 ROOT = Path(__file__).parent.parent
 DECISION_INTERVALS_S = (1, 5, 15, 30, 60)
@@ -85,6 +87,7 @@ def generated() -> dict[Path, str]:
     return {
         contract: text,
         attach: between(attach.read_text(encoding="utf-8"), "sample needs", "\n".join(_sample_needs())),
+        ROOT / "docs" / "codes.md": codes_page(_lab_only()),
         limits_page: between(limits_page.read_text(encoding="utf-8"), "limits", "\n".join(_limits())),
         renames: renamed,
         ROOT / "docs" / "reference.md": "\n".join(_reference()) + "\n",
@@ -223,23 +226,14 @@ def _reference() -> Iterator[str]:
     yield from _settings()
     yield "## Findings"
     yield ""
-    yield "*lab only*: [no engine in use](accuracy/reach.md) has shown it so far."
+    yield "[All codes](codes.md), with the best verdict from each source."
     yield ""
-    lab_only = _lab_only()
-    yield from _table(
-        ("code", "severity", "what it is", "shown on"),
-        (
-            (f"[{code}](runbooks/{code}.md)", entry.severity, entry.title, "*lab only*" if code in lab_only else "")
-            for code, entry in CATALOGUE.items()
-        ),
-    )
-    yield ""
-    yield "A finding has the severity of the table at its full harm. `harm` in its JSON has what was measured, and the"
+    yield "A finding has the severity of that page at its full harm. `harm` in its JSON has what was measured, and the"
     yield "severity rises with it and never falls while the finding is open:"
     yield ""
     yield "- An *error* that reaches none of these is a *warning*: " + _bars(HARM_BARS)
     yield "- A *warning* about blocks that do not return is an *error* from here on: " + _bars((HELD_BAR,))
-    yield "- Corruption, a stopped engine, and findings from metrics, a log or a report keep the severity of the table."
+    yield "- Corruption, a stopped engine, and findings from metrics, a log or a report keep the severity of that page."
     yield ""
     yield "`alternatives` lists the other explanations, each with what excludes it. *confirmed* has none that remains."
     yield ""

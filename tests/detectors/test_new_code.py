@@ -57,7 +57,7 @@ def test_the_diff_of_the_page_is_all_that_a_code_takes(tmp_path: Path) -> None:
     run("-m", "scripts.docs")
     run("-m", "kvscope.dashboards.prometheus")
     reference = (tmp_path / "docs" / "reference.md").read_text()
-    assert f"[{CODE}](runbooks/{CODE}.md)" in reference
+    assert f"[{CODE}](runbooks/{CODE}.md)" in (tmp_path / "docs" / "codes.md").read_text()
     assert f"`{CODE}.max_waiting`" in reference
     assert f'code="{CODE}"' in (tmp_path / "dashboards" / "prometheus" / "rules" / "kvscope.yml").read_text()
     assert run("-m", "kvscope.monitor", "runbook", CODE).startswith(f"# {CODE}")

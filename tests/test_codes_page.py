@@ -1,0 +1,75 @@
+"""docs/codes.md states how sure each source can be of each code: no recorded incident shows more than it states."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvscope.monitor.cli import main
+from kvscope.monitor.detectors.detector import Signal
+from kvscope.monitor.detectors.judgement import VERDICTS
+from kvscope.monitor.detectors.registry import CATALOGUE
+from scripts.code_catalogue import BEST, CERTAIN_FROM_ANY_SOURCE, FAMILIES, best_verdicts, codes_of_lines
+from tests.doctor.by_source import INCIDENTS, SOURCES, in_the_docs
+
+ROOT = Path(__file__).parent.parent
+REPORTS = sorted((ROOT / "tests" / "data" / "reports").glob("*/report.txt"))
+BY_COLUMN: dict[str, Signal] = dict(zip(SOURCES, ("stream", "metrics", "metrics", "log"), strict=True))
+LINES = codes_of_lines()
+
+
+def is_within(code: str, signal: Signal, verdict: str) -> bool:
+    """Whether the page says that the source can show the code, and as surely."""
+    best = best_verdicts(CATALOGUE[code], LINES).get(signal)
+    return best is not None and VERDICTS.index(best) >= [str(each) for each in VERDICTS].index(verdict)
+
+
+def seen_incidents() -> Iterator[tuple[str, Signal, str]]:
+    for column, signal in BY_COLUMN.items():
+        for found in in_the_docs(column).values():
+            yield from ((code, signal, verdict) for code, verdict in found.items())
+
+
+def test_no_recorded_incident_is_surer_than_the_page() -> None:
+    seen = list(seen_incidents())
+    assert len(seen) >= len(INCIDENTS)
+    assert [each for each in seen if not is_within(*each)] == []
+
+
+def test_golden_verdicts_of_the_stream_are_within_the_page() -> None:
+    texts = [path.read_text() for path in (ROOT / "tests" / "doctor" / "golden").glob("*doctor*")]
+    seen = [
+        found
+        for text in texts
+        for found in re.findall(r"\b([a-z]+\.[a-z-]+)\b.*\b(confirmed|likely|cannot-tell)\b", text)
+    ]
+    known = [(code, verdict) for code, verdict in seen if code in CATALOGUE]
+    assert len({code for code, _ in known}) >= 6
+    assert [each for each in known if not is_within(each[0], "stream", each[1])] == []
+
+
+@pytest.mark.parametrize("report", REPORTS, ids=lambda path: path.parent.name)
+def test_no_public_report_is_surer_than_the_page(report: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["doctor", str(report), "--format", "json"])
+    found = [(each["code"], each["verdict"]) for each in json.loads(capsys.readouterr().out)["findings"]]
+    unstated = [
+        each for each in found if not (is_within(each[0], "report", each[1]) or is_within(each[0], "log", each[1]))
+    ]
+    assert unstated == []
+
+
+def test_a_surer_verdict_than_stated_is_noticed() -> None:
+    assert is_within("stuck.grammar", "stream", "likely")
+    assert not is_within("stuck.grammar", "stream", "confirmed")
+    assert not is_within("stuck.grammar", "metrics", "cannot-tell")
+
+
+def test_what_the_page_adds_is_about_known_codes() -> None:
+    assert BEST.keys() | CERTAIN_FROM_ANY_SOURCE <= CATALOGUE.keys()
+    assert {code.partition(".")[0] for code in CATALOGUE} == FAMILIES.keys()
+    for code, best in BEST.items():
+        assert best.keys() <= best_verdicts(CATALOGUE[code], LINES).keys()
