@@ -8,7 +8,7 @@ WORKDIR /kvscope
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY docs/runbooks docs/runbooks
 # Editable: the dependencies stay in this layer while the code, copied below, changes.
-RUN PIP_CONSTRAINT=constraints.txt pip install --no-cache-dir ${PIP_ARGS} --editable '.[monitor,engine]'
+RUN PIP_CONSTRAINT=constraints.txt pip install --no-cache-dir ${PIP_ARGS} --editable '.[monitor,engine,fleet]'
 COPY . .
 
 # These belong to the user, so that volumes mounted over them do too; what libraries cache goes to /tmp.

@@ -56,6 +56,7 @@ ENVIRONMENT = {
     "KVSCOPE_URL": "the service that `monitor doctor` and `monitor explain` ask when no target is given",
     "KVSCOPE_TOKEN": "the service's token: asked for by `monitor serve`, sent by the other commands",
     "KVSCOPE_DATA": "where `monitor serve` keeps alerts and what it hears, and where `monitor sql` looks for it",
+    "KVSCOPE_NODE": "the node whose pods `own_node` of a Kubernetes discovery reads",
     "KVSCOPE_ALERTS": "receivers of alerts, as --alert takes them, separated by spaces",
     "KVSCOPE_LAB_VLLM": "the Python that has vLLM, for `monitor incidents --engine vllm`",
     "KVSCOPE_LAB_VLLM_RELEASE": "a folder with another release of vLLM, put ahead of that Python's own",

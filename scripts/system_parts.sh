@@ -10,6 +10,8 @@ need prometheus-alertmanager prometheus-alertmanager
 need chromium chromium
 need victoria-metrics victoria-metrics
 need docker-compose docker-compose
+need kubectl kubernetes-client
+need systemd-analyze systemd
 ls /usr/lib/*/faketime/libfaketimeMT.so.1 >/dev/null 2>&1 || missing="$missing libfaketime"
 [ -n "$missing" ] || exit 0
 

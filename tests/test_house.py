@@ -186,7 +186,7 @@ def test_a_room_imports_only_rooms_above_it() -> None:
 
 def test_tests_mirror_the_rooms() -> None:
     folders = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir() and (path / "__init__.py").exists()}
-    of_the_house = {room.rpartition(".")[2] for room in ROOMS} | {"web", "dashboards", "mutation", "chaos"}
+    of_the_house = {room.rpartition(".")[2] for room in ROOMS} | {"web", "dashboards", "deploy", "mutation", "chaos"}
     assert folders <= of_the_house
 
 

@@ -136,12 +136,13 @@ class DnsDiscovery(DiscoveryConfig, frozen=True, kw_only=True):
 class KubernetesDiscovery(DiscoveryConfig, frozen=True, kw_only=True):
     """Pods that a label selector matches, asked of the Kubernetes API with the pod's own service account.
 
-    port: of the metrics page, where the pod has no annotation kvscope.io/port. namespace: the pod's own if empty. api,
-    token_file, ca_file: outside of a cluster.
+    port: of the metrics page, where the pod has no annotation kvscope.io/port. namespace: the pod's own if empty.
+    own_node: only pods of the node that KVSCOPE_NODE names. api, token_file, ca_file: outside of a cluster.
     """
 
     selector: str
     namespace: str = ""
+    own_node: bool = False
     port: int = 8000
     api: str = ""
     token_file: str = "/var/run/secrets/kubernetes.io/serviceaccount/token"

@@ -32,6 +32,7 @@ from kvscope.monitor.events import limits
 NAMESPACE_FILE: Final = "namespace"
 """Beside the token."""
 PODS_PER_PAGE: Final = 200
+NODE_VARIABLE: Final = "KVSCOPE_NODE"
 EVENTS_ANNOTATION: Final = "kvscope.io/events"
 PORT_ANNOTATION: Final = "kvscope.io/port"
 
@@ -93,7 +94,7 @@ class KubernetesPods:
             headers["authorization"] = f"Bearer {token_in(self._config.token_file)}"
         continued = ""
         for _ in range(limits.SOURCES // PODS_PER_PAGE + 1):
-            asked = {"labelSelector": self._config.selector, "limit": str(PODS_PER_PAGE)}
+            asked = {"labelSelector": self._config.selector, "limit": str(PODS_PER_PAGE)} | self._of_node()
             address = httpx.URL(pods, params=asked | ({"continue": continued} if continued else {}))
             content = fetched(self._connected(), address, headers, f"the Kubernetes API ({pods})")
             try:
@@ -105,6 +106,14 @@ class KubernetesPods:
             if not continued:
                 return
         raise DiscoveryFailed(f"{self._config.name}: more than {limits.SOURCES} pods match: narrow the selector")
+
+    def _of_node(self) -> dict[str, str]:
+        if not self._config.own_node:
+            return {}
+        node = os.environ.get(NODE_VARIABLE, "")
+        if not node:
+            raise DiscoveryFailed(f"own_node needs {NODE_VARIABLE}: set it to the node's name (spec.nodeName)")
+        return {"fieldSelector": f"spec.nodeName={node}"}
 
     def _api(self) -> str:
         host, port = os.environ.get("KUBERNETES_SERVICE_HOST", ""), os.environ.get("KUBERNETES_SERVICE_PORT", "443")

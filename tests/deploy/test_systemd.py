@@ -1,0 +1,63 @@
+"""The systemd units: systemd accepts them, and their command starts, reports that it is ready, and reloads."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.dashboards.programs import free_port, program, running
+from tests.deploy.charts import ROOT
+
+UNITS = sorted((ROOT / "deploy" / "systemd").glob("*.service"))
+MONITOR = Path(sys.executable).parent / "monitor"
+
+
+def of_this_machine(unit: Path, folder: Path) -> Path:
+    """The unit with the programs of this machine."""
+    path = folder / unit.name
+    path.write_text(unit.read_text().replace("/opt/kvscope/bin/monitor", str(MONITOR)))
+    return path
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+def test_systemd_accepts_it_and_finds_it_confined(unit: Path, tmp_path: Path) -> None:
+    analyze = program("systemd-analyze", "systemd")
+    path = of_this_machine(unit, tmp_path)
+    told = subprocess.run([analyze, "verify", path], capture_output=True, text=True, check=False)
+    assert (told.returncode, told.stderr) == (0, ""), told.stderr
+    exposure = [analyze, "security", "--offline=true", "--threshold=20", path]
+    told = subprocess.run(exposure, capture_output=True, text=True, check=False)
+    assert told.returncode == 0, told.stdout[-500:]
+
+
+@pytest.mark.slow
+def test_the_agent_of_the_unit_is_ready_and_reloads(tmp_path: Path) -> None:
+    unit = (ROOT / "deploy" / "systemd" / "kvscope-agent.service").read_text()
+    settings = dict(line.split("=", 1) for line in unit.splitlines() if "=" in line and not line.startswith("#"))
+    assert settings["Type"] == "notify"
+    assert settings["ExecReload"] == "/bin/kill -HUP $MAINPID"
+    config = tmp_path / "agent.toml"
+    config.write_text(f'events = []\nport = {free_port()}\n[[file_sd]]\nfiles = ["{tmp_path}/*.json"]\n')
+    (tmp_path / "engines.json").write_text("[]")
+    command = settings["ExecStart"].replace("/opt/kvscope/bin/monitor", str(MONITOR))
+    command = command.replace("/etc/kvscope/agent.toml", str(config))
+    name, _, data = settings["Environment"].partition("=")
+    variables = {name: data.replace("%S", str(tmp_path)), "NOTIFY_SOCKET": str(tmp_path / "notify")}
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(60)
+        log = tmp_path / "log"
+        with running(command.split(), log, variables) as agent:
+            assert systemd.recv(100) == b"READY=1"
+            assert systemd.recv(100) == b"WATCHDOG=1"
+            os.kill(agent.pid, signal.SIGHUP)
+            assert systemd.recv(100) == b"WATCHDOG=1"
+            assert agent.poll() is None
+            assert (tmp_path / "kvscope" / "history").is_dir()
+    assert "Traceback" not in log.read_text()
