@@ -11,7 +11,8 @@ class BusFigures(msgspec.Struct, frozen=True):
     spooled, spooled_bytes: messages that wait on this machine. published: messages the streams acknowledged since the
     service began, by kind. dropped: messages given up because the spool was full, or because another agent processed
     the engine meanwhile, by kind. error: why nothing is sent just now, empty while all is well. away_s: for how long.
-    leases: engines that this agent processes. taken_over: engines that it took over since it began.
+    leases: engines that this agent processes. taken_over: engines that it took over since it began. answered: questions
+    of hubs, by outcome.
     """
 
     agent: str
@@ -25,3 +26,4 @@ class BusFigures(msgspec.Struct, frozen=True):
     dropped: dict[str, int]
     leases: int = 0
     taken_over: int = 0
+    answered: dict[str, int] = {}

@@ -33,6 +33,7 @@ COMMANDS: Final = {
     "incidents": ("incidents", "measure how often findings are right, on engines and loads drawn at random"),
     "serve": ("serve", "the service: page, API, /metrics, alerts"),
     "agent": ("agent", "`monitor serve` without the page, near the engines"),
+    "hub": ("hub", "the page and the API over the engines of all agents"),
     "config": ("config_check", "check the configuration file of `monitor serve` and `monitor agent`"),
     "alerts": ("alerts", "the alerts of a running service: whether they arrive, what to hush"),
     "bus": ("bus", "the streams that agents publish to in NATS JetStream"),

@@ -55,6 +55,8 @@ class ServiceClient(Query):
             raise NotKnown(response.json()["detail"])
         if response.status_code == httpx.codes.BAD_REQUEST and kind in REFUSALS:
             raise REFUSALS[kind](response.json()["detail"])
+        if response.status_code == httpx.codes.GATEWAY_TIMEOUT and kind == "unreachable":
+            raise Unreachable(response.json()["detail"])
         if not response.is_success:
             raise Unreachable(
                 f"{self.url} answers {status_text(response.status_code)}, as no kvscope service does. If an"

@@ -346,7 +346,7 @@ class Findings:
 
     def firing(self) -> list[Finding]:
         """What is wrong now, the worst first."""
-        return sorted((f for f in self._open.values() if f.state == "firing"), key=_worst_first)
+        return sorted((f for f in self._open.values() if f.state == "firing"), key=finding_order)
 
     def pending(self) -> list[Finding]:
         """What may be about to fire."""
@@ -410,8 +410,8 @@ def severity_at_least(severity: Severity, bar: Severity) -> bool:
     return SEVERITIES.index(severity) >= SEVERITIES.index(bar)
 
 
-def _worst_first(finding: Finding) -> tuple[int, int, int, int]:
-    """What is shown by severity, then by effects, then by age; then hypotheses, by how probable they are."""
+def finding_order(finding: Finding) -> tuple[int, int, int, int]:
+    """Order by severity, then by effects, then by age; then hypotheses, by how probable they are."""
     rank = finding.judgement.rank if isinstance(finding.judgement, TextJudgement) else 0
     severity = 0 if rank else -SEVERITIES.index(finding.severity)
     return rank, severity, -len(finding.effects), finding.first_seen_ns

@@ -27,6 +27,7 @@ import msgspec
 from kvscope.monitor.alert_state import AlertStateView
 from kvscope.monitor.analysis.usage_drop import UsageDrop
 from kvscope.monitor.findings import FindingReport
+from kvscope.monitor.fleet_schema import FleetView
 from kvscope.monitor.planning.plan_types import CapacityPlan
 from kvscope.monitor.schema import (
     BlockColours,
@@ -145,8 +146,12 @@ class Query:
         return self
 
     @question()
-    def engines(self, at: str = "") -> list[EngineView]:
-        """Every engine at a glance, by name."""
+    def engines(self, at: str = "", engine: str = "") -> list[EngineView]:
+        """Every engine at a glance, by name, or only `engine`."""
+
+    @question()
+    def fleet_overview(self) -> FleetView:
+        """Every engine in a line, the worst first, with findings of several engines grouped by what these share."""
 
     @question()
     def past_engines(self) -> list[EngineView]:

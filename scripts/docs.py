@@ -27,7 +27,7 @@ import kvscope.engine.command_line
 import kvscope.engine.faults
 from kvscope.monitor import cli
 from kvscope.monitor.bus.bus_messages import bus_schema
-from kvscope.monitor.configuration.settings_table import SETTINGS, THRESHOLDS_KEY
+from kvscope.monitor.configuration.settings_table import HUB_KEYS, SETTINGS, THRESHOLDS_KEY
 from kvscope.monitor.detectors.harm import HARM_BARS, HELD_BAR, HarmBar
 from kvscope.monitor.detectors.registry import CATALOGUE, THRESHOLDS
 from kvscope.monitor.doctor import report
@@ -61,6 +61,8 @@ ENVIRONMENT = {
     "KVSCOPE_LAB_VLLM": "the Python that has vLLM, for `monitor incidents --engine vllm`",
     "KVSCOPE_LAB_VLLM_RELEASE": "a folder with another release of vLLM, put ahead of that Python's own",
     "KVSCOPE_REMOTE_WRITE_TOKEN": "the bearer token that `monitor serve --remote-write` sends",
+    "KVSCOPE_ZONE": "where an agent's engines are, for the view of a fleet",
+    "KVSCOPE_NODE": "the node that an agent's engines are on, for the view of a fleet",
     "KVSCOPE_WEBHOOK_SECRET": "what `monitor serve` signs alerts to webhooks with (whsec_…)",
 }
 
@@ -199,10 +201,11 @@ def _settings() -> Iterator[str]:
             f"`{setting.variable}`" if setting.variable else "",
             "yes" if setting.is_live else "",
             "" if setting.of_agent else "no",
+            "yes" if key in HUB_KEYS else "",
         )
         for key, setting in SETTINGS.items()
     )
-    yield from _table(("key", "value", "flag", "variable", "reload", "`monitor agent`"), rows)
+    yield from _table(("key", "value", "flag", "variable", "reload", "`monitor agent`", "`monitor hub`"), rows)
     yield ""
 
 

@@ -52,6 +52,7 @@ ROOMS = (
     "kvscope.monitor.analysis",
     "kvscope.monitor.detectors",
     "kvscope.monitor.findings",
+    "kvscope.monitor.fleet_schema",
     "kvscope.monitor.history",
     "kvscope.monitor.schema",
     "kvscope.monitor.alert_state",
@@ -70,6 +71,7 @@ ROOMS = (
     "kvscope.monitor.session",
     "kvscope.monitor.bus",
     "kvscope.monitor.service",
+    "kvscope.monitor.hub",
     "kvscope.monitor.configuration",
     "kvscope.monitor.commands",
     "kvscope.monitor.cli",
@@ -105,6 +107,7 @@ ONLY = {
         "kvscope.monitor.schema",
         "kvscope.monitor.alert_state",
         "kvscope.monitor.findings",
+        "kvscope.monitor.fleet_schema",
     },
     "kvscope.dashboards.prometheus": {
         "kvscope.dashboards.prometheus",
@@ -115,8 +118,8 @@ ONLY = {
 }
 # The engine is an extra of the wheel: of the monitor, only the incident lab runs it, and says so when it is missing.
 RUN_THE_ENGINE = {"kvscope.engine", "kvscope.monitor.incidents", "kvscope.command"}
-# `monitor serve` imports the web app when it runs.
-EXCEPTIONS = {("kvscope.monitor.commands.serve", "kvscope.dashboards.web.app")}
+# `monitor serve` and `monitor hub` import the web app when they run.
+EXCEPTIONS = {(f"kvscope.monitor.commands.{command}", "kvscope.dashboards.web.app") for command in ("serve", "hub")}
 
 
 MAX_FILE_LINES = 500

@@ -17,6 +17,7 @@ WINDOW: Final = "window"
 ENGINE: Final = "engine"
 ANSWERS_OF: Final[dict[str, tuple[tuple[str, str], ...]]] = {
     "": (("engines", MOMENT), ("findings", WINDOW)),
+    "fleet": (("fleet_overview", ""), ("findings", WINDOW)),
     "engine": (("points", WINDOW), ("explain", WINDOW)),
     "configuration": (("engines", MOMENT), ("history", ENGINE)),
     "blocks": (("block_map", MOMENT), ("events", WINDOW)),
@@ -35,8 +36,8 @@ ANSWERS_OF: Final[dict[str, tuple[tuple[str, str], ...]]] = {
     "stream": (("engines", MOMENT),),
 }
 """By view, the questions whose answers it shows, and what of the place each is asked for."""
-OF_ALL_ENGINES: Final = ("engines", "alert_state", "finding", "find_request")
-WITHOUT_TABLE: Final = ("block_map",)
+OF_ALL_ENGINES: Final = ("engines", "fleet_overview", "alert_state", "finding", "find_request")
+WITHOUT_TABLE: Final = ("block_map", "fleet_overview")
 """Which no table shows: JSON only."""
 
 

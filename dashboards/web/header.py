@@ -11,13 +11,15 @@ from dash import html
 from kvscope.dashboards.web.display_text import clock_text, sentence
 from kvscope.dashboards.web.markup import aria, field, key
 from kvscope.dashboards.web.time_menu import time_menu
-from kvscope.dashboards.web.view import Here, engine_now_ns, open_findings
+from kvscope.dashboards.web.view import FLEET_PATH, Here, engine_now_ns, open_findings
 from kvscope.dashboards.web.view_registry import tab_of, views_of
 from kvscope.monitor.schema import EngineView
 from kvscope.monitor.text import counted, duration
 
 VIEW_KEYS: Final = "1234567890adgs"
 """Keys of the views in the navigation, in its order."""
+MOST_IN_MENU: Final = 50
+"""Engines, the worst off first."""
 QUIET_STATUS = {
     "silent": "nothing was received from {which} for {ago}. {shown}",
     "stopped": "{which} has stopped. {shown}",
@@ -88,8 +90,11 @@ def _engines(here: Here) -> Any:
             ),
             key=engine.engine,
         )
-        for engine in here.engines
+        for engine in here.engines[:MOST_IN_MENU]
     ]
+    if len(here.engines) > MOST_IN_MENU:
+        rest = f"{len(here.engines) - MOST_IN_MENU:,} more in the fleet view"
+        others.append(html.Li(html.A(rest, href=here.place.to(FLEET_PATH, engine="")), key=" more"))
     count = html.Span(f"of {counted(len(here.engines), 'engine')}", className="how")
     summary = html.Summary([*chosen, count], className="engine", **key("e", "choose an engine"))
     return html.Details([summary, html.Ul(others)], className="menu")

@@ -26,7 +26,7 @@ from kvscope.dashboards.web.display_text import sentence
 from kvscope.dashboards.web.links import PagePlace, is_of_many, wall_ns
 from kvscope.dashboards.web.view import Here, PageView, Tree, engine_now_ns, worst_first
 from kvscope.dashboards.web.view_registry import PATHS, tab_of
-from kvscope.monitor.errors import BadQuestion, BadTime, NotKnown
+from kvscope.monitor.errors import BadQuestion, BadTime, NotKnown, Unreachable
 from kvscope.monitor.query import Query
 from kvscope.monitor.schema import EngineView
 
@@ -202,10 +202,12 @@ def _here(place: PagePlace, known: list[EngineView]) -> tuple[Here, str]:
 
 
 def _known_s(query: Query, here: Here) -> float:
-    """For how long before now the engine is known."""
+    """For how long before now the engine is known; 0 on a page of many engines, which asks none of them."""
+    if here.is_fleet:
+        return 0.0
     try:
         first = query.history(here.name).first
-    except NotKnown:
+    except (NotKnown, Unreachable):
         return 0.0
     return (engine_now_ns(here.engine) - wall_ns(first, 0)) / 1e9 if first else 0.0
 
@@ -220,7 +222,7 @@ def _at_one_position(query: Query, here: Here) -> tuple[Query, Here]:
 
     A window of the past does not change meanwhile, and needs no copy of the ledger.
     """
-    if here.engine.status == "gone" or not here.window.live:
+    if here.engine.status == "gone" or not here.window.live or here.is_fleet:
         return query, here
     still = query.snapshot(here.name)
     live = still.engines()
@@ -239,6 +241,8 @@ def _shown(query: Query, here: Here) -> ShownView:
         view = made._replace(sections={**made.sections, "data": answer_links(here)})
     except (NotKnown, BadQuestion) as error:
         view = _sentence(here, str(error), _known(query, here))
+    except Unreachable as error:
+        view = _sentence(here, str(error))
     except Exception:  # a fault of ours in one view, which is no reason to show nothing at all
         logger.exception("the view /%s could not be made", here.place.view)
         view = _sentence(here, "This view could not be made: it is a fault in kvscope, and its log says which.")
@@ -252,7 +256,7 @@ def _known(query: Query, here: Here) -> list[Any]:
         return []
     try:
         span = query.history(here.name)
-    except NotKnown:
+    except (NotKnown, Unreachable):
         return []
     if not span.first or not span.last:
         return []
@@ -282,5 +286,5 @@ def _encoded(tree: Tree) -> str:
 def _pointed(query: Query, place: PagePlace, block: int) -> list[Any]:
     try:
         return history_panel.pointed(place, query.block(place.engine, block, place.at))
-    except NotKnown as error:
+    except (NotKnown, Unreachable) as error:
         return [html.P(sentence(str(error)), className="note")]

@@ -11,6 +11,9 @@ from kvscope.monitor.errors import NotKnown
 from kvscope.monitor.query import Query
 from kvscope.monitor.schema import EngineView
 
+OVERVIEW_ENGINES: Final = 30
+"""With more of them, the overview is the fleet view."""
+FLEET_PATH: Final = "fleet"
 Tree = Any
 """A component of dash.html or dash.dcc, a text, or a list of these. assets/kvscope.js renders it."""
 
@@ -23,6 +26,11 @@ class Here(NamedTuple):
     engine: EngineView
     engines: list[EngineView]
     """The worst off first."""
+
+    @property
+    def is_fleet(self) -> bool:
+        """Whether the page is of many engines at a glance."""
+        return self.place.view == FLEET_PATH or (not self.place.view and len(self.engines) > OVERVIEW_ENGINES)
 
     @property
     def name(self) -> str:
@@ -89,7 +97,6 @@ def engine_then(query: Query, here: Here) -> EngineView:
     """The engine as it was at the moment that is looked at. Raises NotKnown."""
     if not here.moment:
         return here.engine
-    for engine in query.engines(here.moment):
-        if engine.engine == here.name:
-            return engine
+    for engine in query.engines(here.moment, here.name):
+        return engine
     raise NotKnown(f"{here.name} was not there yet at {here.moment}")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from kvscope.dashboards.web.view import ViewEntry
+from kvscope.dashboards.web.view import FLEET_PATH, ViewEntry
 from kvscope.dashboards.web.views import (
     alerts_view,
     block_map_view,
@@ -15,6 +15,7 @@ from kvscope.dashboards.web.views import (
     configuration_view,
     finding_view,
     findings_view,
+    fleet_view,
     memory_view,
     missing_stream_view,
     overview_view,
@@ -30,6 +31,7 @@ from kvscope.dashboards.web.views import (
 BY_STREAM: Final = ("stream",)
 TABLE: Final = (
     ViewEntry("", "Overview", overview_view.view),
+    ViewEntry(FLEET_PATH, "", fleet_view.view, tab=FLEET_PATH),
     ViewEntry("engine", "Timeline", timeline_view.view),
     ViewEntry("configuration", "", configuration_view.view, tab="engine"),
     ViewEntry("blocks", "Blocks", block_map_view.view, signals=BY_STREAM),

@@ -19,7 +19,7 @@ class BusConfig:
     """Where NATS is and who this agent is. Raises ValueError that names the flag and the remedy.
 
     urls: servers of one cluster. credentials: a .creds file, or a file with an nkey seed. share: process only the
-    engines whose lease this agent holds.
+    engines whose lease this agent holds. zone, node: where its engines are, if that is known.
     """
 
     urls: tuple[str, ...]
@@ -30,6 +30,8 @@ class BusConfig:
     tls_cert: Path | None = None
     tls_key: Path | None = None
     share: bool = False
+    zone: str = ""
+    node: str = ""
 
     def __post_init__(self) -> None:
         if not self.urls:
@@ -42,6 +44,9 @@ class BusConfig:
             )
         if not self.agent or len(self.agent) > MAX_AGENT_CHARS or not self.agent.isprintable():
             raise ValueError(f"--nats-agent is no name: use 1 to {MAX_AGENT_CHARS} printable characters")
+        for flag, text in (("--zone", self.zone), ("--node", self.node)):
+            if len(text) > MAX_AGENT_CHARS or not (text.isprintable()):
+                raise ValueError(f"{flag} is no name: use up to {MAX_AGENT_CHARS} printable characters")
         for flag, path in (
             ("--nats-creds", self.credentials),
             ("--nats-ca", self.tls_ca),
@@ -54,8 +59,11 @@ class BusConfig:
             raise ValueError("--nats-cert and --nats-key belong together: give both")
 
 
-def bus_config(value: Callable[[str], Any], *, share: bool = False) -> BusConfig:
-    """Return the configuration that settings ask for; `value` returns one by its key. Raises ValueError."""
+def bus_config(value: Callable[[str], Any], *, share: bool = False, **place: str) -> BusConfig:
+    """Return the configuration that settings ask for; `value` returns one by its key. `place`: zone and node.
+
+    Raises ValueError.
+    """
     return BusConfig(
         urls=tuple(value("nats")),
         tenant=value("nats_tenant"),
@@ -65,6 +73,7 @@ def bus_config(value: Callable[[str], Any], *, share: bool = False) -> BusConfig
         tls_cert=value("nats_cert"),
         tls_key=value("nats_key"),
         share=share,
+        **place,
     )
 
 

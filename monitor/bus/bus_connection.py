@@ -40,13 +40,16 @@ class StreamFull(Exception):
 
 
 class StreamMessage(NamedTuple):
-    """A message of a stream. `pending` counts those that follow it already."""
+    """A message of a stream. `pending` counts those that follow it already. stored_s: when it was stored, wall time by
+    the server's clock.
+    """
 
     sequence: int
     subject: str
     body: bytes
     is_deleted: bool
     pending: int
+    stored_s: float
 
 
 async def connect_bus(config: BusConfig, *, wait: bool = True) -> Client:
@@ -199,6 +202,7 @@ async def _fetched(consumer: JetStreamContext.PullSubscription) -> list[StreamMe
             message.data,
             bool(message.headers and ("KV-Operation" in message.headers or "Nats-Marker-Reason" in message.headers)),
             message.metadata.num_pending,
+            message.metadata.timestamp.timestamp(),
         )
         for message in messages
     ]

@@ -13,7 +13,7 @@ import sqlite3
 import threading
 import time
 import uuid
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Final
 
 from nats.js import JetStreamContext
 
+from kvscope.monitor.bus.agent_answers import AgentAnswers, Extra
 from kvscope.monitor.bus.bus_config import BusConfig
 from kvscope.monitor.bus.bus_connection import (
     NATS_ERRORS,
@@ -42,12 +43,15 @@ from kvscope.monitor.bus.open_findings import open_on_bus
 from kvscope.monitor.bus_figures import BusFigures
 from kvscope.monitor.errors import CannotTell
 from kvscope.monitor.findings import Transition
+from kvscope.monitor.fleet_schema import STRIP_BUCKET_S, STRIP_BUCKETS, usage_strip
 from kvscope.monitor.pipeline import Pipeline
+from kvscope.monitor.schema import EngineView
 
 logger = logging.getLogger(__name__)
 
 POINT_EVERY_S: Final = 5.0
 """A fleet view needs no more; the agent's own history has a point of every batch."""
+STRIP_POINTS: Final = round(STRIP_BUCKETS * STRIP_BUCKET_S / POINT_EVERY_S)
 SEND_MESSAGES: Final = 64
 """Sent together, each acknowledged by itself."""
 IDLE_S: Final = 0.2
@@ -60,12 +64,17 @@ NOT_YET: Final = "no connection yet"
 class BusLink(BusThread):
     """Publishes what `watch` finds for `config.tenant`. `path` is the spool's file (None: in memory).
 
-    share: how the engines of leases begin and end here; None if every engine is this agent's own. Raises ValueError if
-    the spool cannot be used, or for credentials that cannot be read.
+    share: how the engines of leases begin and end here; None if every engine is this agent's own. extras: questions of
+    hubs beside those of `Query`. Raises ValueError if the spool cannot be used, or for credentials that cannot be read.
     """
 
     def __init__(
-        self, config: BusConfig, watch: Pipeline, path: Path | None = None, share: ShareEngines | None = None
+        self,
+        config: BusConfig,
+        watch: Pipeline,
+        path: Path | None = None,
+        share: ShareEngines | None = None,
+        extras: dict[str, Extra] | None = None,
     ) -> None:
         super().__init__(config, "kvscope-bus")
         self._watch = watch
@@ -84,10 +93,13 @@ class BusLink(BusThread):
         self._unspooled: list[Transition] = []
         self._put_lock = threading.Lock()
         self._greeted: set[str] = set()
+        self._answers = AgentAnswers(config, watch, extras)
+        self._strips: dict[str, deque[tuple[int, float | None]]] = {}
 
     def stop(self) -> None:
         """Send what is left for a moment, hand the leases over, and disconnect. What is not sent stays in the spool."""
         super().stop()
+        self._answers.close()
         self.spool.close()
 
     # ---------------------------------------------------------------- called by other threads
@@ -137,6 +149,7 @@ class BusLink(BusThread):
             dropped=dict(self.spool.dropped),
             leases=len(self.leases.held()) if self.leases is not None else 0,
             taken_over=self.leases.taken_over if self.leases is not None else 0,
+            answered=dict(self._answers.counts),
         )
 
     def _is_sure(self, engine: str) -> bool:
@@ -156,6 +169,8 @@ class BusLink(BusThread):
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._forever(self._send, streams, IDLE_S))
             tasks.create_task(self._forever(self._greet, streams, IDLE_S))
+            if self._client is not None:
+                tasks.create_task(self._answers.serve(self._client))
             if self.leases is not None:
                 tasks.create_task(self.leases.follow(streams))
                 tasks.create_task(self._forever(self.leases.turn, streams, LEASE_TURN_S))
@@ -215,6 +230,7 @@ class BusLink(BusThread):
         at_ns = time.time_ns()
         with self._watch.locked():
             engines = self._watch.engines()
+            self._strips = {name: kept for name, kept in self._strips.items() if name in self._watch.fleet.engines}
             open_ids: dict[str, list[str]] = {}
             for finding in self._watch.lifecycle.firing():
                 open_ids.setdefault(finding.judgement.engine, []).append(finding.id)
@@ -225,10 +241,18 @@ class BusLink(BusThread):
                 at_ns=at_ns,
                 engine=each,
                 open=open_ids.get(each.engine, [])[:MAX_LISTED_IDS],
+                zone=self.config.zone,
+                node=self.config.node,
+                usage=self._strip(each, at_ns),
             )
             for each in engines
             if self._is_sure(each.engine)
         ]
+
+    def _strip(self, engine: EngineView, at_ns: int) -> list[int]:
+        kept = self._strips.setdefault(engine.engine, deque(maxlen=STRIP_POINTS))
+        kept.append((at_ns, engine.usage))
+        return usage_strip(kept, at_ns)
 
     def _failed(self, error: BaseException) -> None:
         if not self._error:

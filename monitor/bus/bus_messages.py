@@ -18,7 +18,7 @@ from kvscope.monitor.history.findings_log import LoggedTransition, told_of
 from kvscope.monitor.schema import EngineView
 
 BUS_MAJOR: Final = 1
-BUS_MINOR: Final = 0
+BUS_MINOR: Final = 1
 MAX_LISTED_IDS: Final = 1_000
 """Requests and blocks of one finding, and open findings of one engine."""
 MAX_TEXT: Final = 10_000
@@ -35,7 +35,10 @@ class TooLong(ContractError):
 
 
 class PointMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """An engine as it was at one time, and the ids of its open findings. Times are wall ns."""
+    """An engine as it was at one time, and the ids of its open findings. Times are wall ns.
+
+    zone, node: where the agent is, if it was told. usage: the strip of the last ten minutes (fleet_schema.py).
+    """
 
     id: str
     agent: str
@@ -44,6 +47,9 @@ class PointMessage(msgspec.Struct, frozen=True, kw_only=True):
     open: list[str]
     major: int = BUS_MAJOR
     minor: int = BUS_MINOR
+    zone: str = ""
+    node: str = ""
+    usage: list[int] = []
 
 
 class FindingMessage(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from typing import Final, Literal
 from urllib.parse import quote
 
 BusKind = Literal["point", "finding", "annotation"]
+BusRole = Literal["agent", "hub", "reader"]
 KINDS: Final[tuple[BusKind, ...]] = ("point", "finding", "annotation")
 
 SUBJECT_PREFIX: Final = "kvscope.v1"
@@ -60,16 +61,21 @@ def leases_stream(tenant: str) -> str:
     return f"KV_{leases_bucket(tenant)}"
 
 
+def question_subject(tenant: str, agent: str) -> str:
+    """Return the subject on which an agent takes questions. No stream keeps them."""
+    return f"{SUBJECT_PREFIX}.{tenant}.ask.{subject_token(agent)}"
+
+
 def inbox_prefix(tenant: str) -> str:
     """Return the prefix of the subjects that answers to this tenant come on."""
     return f"_INBOX_kvscope_{tenant}"
 
 
-def permissions_of(tenant: str, *, may_write: bool = True) -> dict[str, Sequence[str]]:
+def permissions_of(tenant: str, role: BusRole = "agent") -> dict[str, Sequence[str]]:
     """Return the subjects that a tenant's credentials may publish and subscribe to, as nats-server's `allow` lists.
 
-    An agent writes; a hub that only reads needs no more than `may_write=False` allows. Neither may create a stream:
-    one with another tenant's stream as its source would copy it.
+    An agent writes and answers questions, a hub asks them and holds the lease of alerts, a reader does neither. None
+    may create a stream: one with another tenant's stream as its source would copy it.
     """
     streams = (events_stream(tenant), points_stream(tenant), leases_stream(tenant))
     publish = [
@@ -84,6 +90,11 @@ def permissions_of(tenant: str, *, may_write: bool = True) -> dict[str, Sequence
             f"$JS.API.DIRECT.GET.{stream}.>",
         )
     ]
-    if may_write:
-        publish += [f"{SUBJECT_PREFIX}.{tenant}.>", f"$KV.{leases_bucket(tenant)}.>"]
-    return {"publish": publish, "subscribe": [f"{inbox_prefix(tenant)}.>"]}
+    subscribe = [f"{inbox_prefix(tenant)}.>"]
+    if role == "agent":
+        publish += [f"{SUBJECT_PREFIX}.{tenant}.{kind}.>" for kind in KINDS]
+        publish += [f"$KV.{leases_bucket(tenant)}.>", f"{inbox_prefix(tenant)}.>"]
+        subscribe.append(f"{SUBJECT_PREFIX}.{tenant}.ask.>")
+    elif role == "hub":
+        publish += [f"{SUBJECT_PREFIX}.{tenant}.ask.>", f"$KV.{leases_bucket(tenant)}.hub.>"]
+    return {"publish": publish, "subscribe": subscribe}

@@ -31,6 +31,7 @@ class BusThread:
     def __init__(self, config: BusConfig, name: str) -> None:
         self.config = config
         self._client: Client | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), name=name, daemon=True)
 
@@ -60,6 +61,7 @@ class BusThread:
         """Run once at the end, if there ever was a connection."""
 
     async def _main(self) -> None:
+        self._loop = asyncio.get_running_loop()
         working = asyncio.create_task(self._work())
         await asyncio.to_thread(self._stopping.wait)
         working.cancel()

@@ -44,6 +44,8 @@ class FleetFold:
         self.unreadable: OrderedDict[str, int] = OrderedDict()
         """Why messages could not be read, and how many of each kind of reason; the latest reasons are kept."""
         self.unreadable_total = 0
+        self.findings_version = 0
+        """Changes with each transition that counts."""
         self._open: dict[str, FindingMessage] = {}
         self._resolved: OrderedDict[str, FindingMessage] = OrderedDict()
         self._most_findings = most_findings
@@ -79,6 +81,7 @@ class FleetFold:
         before = self._open.get(told.id) or self._resolved.get(told.id)
         if before is not None and (before.transition.at_ns, before.transition.to) >= (told.at_ns, told.to):
             return
+        self.findings_version += 1
         self._open.pop(told.id, None)
         self._resolved.pop(told.id, None)
         (self._open if told.to == "firing" else self._resolved)[told.id] = message
@@ -104,6 +107,13 @@ class FleetFold:
             for message in self._open.values()
             if engine in ("", message.transition.judgement.engine)
         }
+
+    def finding(self, id: str) -> Finding | None:
+        """Return the finding of an id, open or over; None if it is not known."""
+        message = self._open.get(id) or self._resolved.get(id)
+        if message is None or message.transition.judgement.code not in catalogue():
+            return None
+        return message.transition.finding()
 
     def resolved_findings(self) -> list[Finding]:
         """Return the findings that are over, the latest last."""

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from nats.js import JetStreamContext
 
 from kvscope.monitor.bus.bus_config import BusConfig
-from kvscope.monitor.bus.bus_connection import NATS_ERRORS, connect_bus, follow, nats_error_text, read_all
+from kvscope.monitor.bus.bus_connection import (
+    NATS_ERRORS,
+    StreamMessage,
+    connect_bus,
+    follow,
+    nats_error_text,
+    read_all,
+)
+from kvscope.monitor.bus.bus_messages import BusMessage, PointMessage
 from kvscope.monitor.bus.bus_subjects import events_stream, points_stream
 from kvscope.monitor.bus.bus_thread import BusThread
 from kvscope.monitor.bus.fleet_fold import FleetFold
@@ -25,6 +34,7 @@ class FleetReader(BusThread):
         self._fold = FleetFold()
         self._lock = threading.Lock()
         self._caught_up = {"events": False, "points": False}
+        self._stored_s: dict[str, float] = {}
 
     @property
     def is_complete(self) -> bool:
@@ -37,6 +47,13 @@ class FleetReader(BusThread):
         with self._lock:
             yield self._fold
 
+    def age_s(self, engine: str) -> float:
+        """Return how long ago the last point of an engine was stored, by this machine's clock and the server's."""
+        return max(0.0, time.time() - self._stored_s.get(engine, 0.0))
+
+    def received(self, taken: BusMessage, message: StreamMessage) -> None:
+        """Note a message that was folded in; for subclasses."""
+
     async def work(self, streams: JetStreamContext) -> None:
         """Follow both streams."""
         async with asyncio.TaskGroup() as tasks:
@@ -47,9 +64,16 @@ class FleetReader(BusThread):
         async for messages in follow(streams, stream, ">", last_per_subject=True):
             with self._lock:
                 for message in messages:
-                    self._fold.take(_kind_of(message.subject), message.body)
+                    self._take(_kind_of(message.subject), message)
             if not messages or messages[-1].pending == 0:
                 self._caught_up[name] = True
+
+    def _take(self, kind: str, message: StreamMessage) -> None:
+        taken = self._fold.take(kind, message.body)
+        if isinstance(taken, PointMessage):
+            self._stored_s[taken.engine.engine] = message.stored_s
+        if taken is not None:
+            self.received(taken, message)
 
 
 def read_fleet(config: BusConfig) -> FleetFold:

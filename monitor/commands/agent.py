@@ -16,7 +16,7 @@ def add(commands: Commands) -> None:
         description="Reads the engines of a node or a pod, judges them, keeps their history on local disk, and answers"
         " the API and /metrics: `monitor serve` without the page.",
     )
-    add_flags(parser, of_agent=True)
+    add_flags(parser, "agent")
     parser.set_defaults(run=_run)
 
 

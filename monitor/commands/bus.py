@@ -40,7 +40,12 @@ def add(commands: Commands) -> None:
     shown.add_argument("--json", action="store_true", help="as JSON")
     shown.set_defaults(run=_show_status)
     allowed = actions.add_parser("permissions", help="print what a tenant's credentials need, for nats-server")
-    allowed.add_argument("--read-only", action="store_true", help="of a reader that publishes nothing")
+    roles = allowed.add_mutually_exclusive_group()
+    roles.add_argument("--hub", action="store_const", const="hub", dest="role", help="of a hub")
+    roles.add_argument(
+        "--read-only", action="store_const", const="reader", dest="role", help="of a reader that publishes nothing"
+    )
+    allowed.set_defaults(role="agent")
     allowed.add_argument("--nats-tenant", default="default", metavar="NAME", help="whose streams (default)")
     allowed.set_defaults(run=_permissions)
     for action in (setup, shown):
@@ -106,7 +111,7 @@ def _show_status(parsed: argparse.Namespace) -> int:
 
 
 def _permissions(parsed: argparse.Namespace) -> int:
-    allowed = permissions_of(parsed.nats_tenant, may_write=not parsed.read_only)
+    allowed = permissions_of(parsed.nats_tenant, parsed.role)
     print("permissions {")
     for verb, subjects in allowed.items():
         listed = "\n".join(f'    "{subject}"' for subject in subjects)

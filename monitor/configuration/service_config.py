@@ -98,14 +98,17 @@ def refuse_what_cannot_run(effective: Effective) -> None:
     for key, attempt in attempts.items():
         if effective[key] and (message := _error_of_attempt(attempt)):
             problems.append(effective.problem(key, message))
-    if message := _error_of_attempt(lambda: require_token(config)):
+    if message := _error_of_attempt(lambda: require_token(config.host, config.token)):
         problems.append(effective.problem("host", message))
     effective.refuse(problems)
 
 
 def _bus(effective: Effective) -> BusConfig | None:
     """Return where NATS is, if it is asked for. Raises ValueError."""
-    return bus_config(effective.__getitem__, share=effective["nats_share"]) if effective["nats"] else None
+    if not effective["nats"]:
+        return None
+    place = {"zone": effective["zone"], "node": effective["node"]}
+    return bus_config(effective.__getitem__, share=effective["nats_share"], **place)
 
 
 def _remote_write(effective: Effective) -> RemoteWriteConfig | None:

@@ -211,6 +211,10 @@ BUS_SETTINGS: Final = (
     Setting("nats_cert", "this agent's own certificate", Path, metavar="FILE"),
     Setting("nats_key", "and its key", Path, metavar="FILE"),
 )
+PLACE_SETTINGS: Final = (
+    Setting("zone", "where the engines are, for the fleet view (KVSCOPE_ZONE)", default="", variable="KVSCOPE_ZONE"),
+    Setting("node", "the node that they are on, if it is one (KVSCOPE_NODE)", default="", variable="KVSCOPE_NODE"),
+)
 NATS_SHARE: Final = Setting(
     "nats_share",
     "share the engines with other agents that name the same ones: each is processed by the one agent that holds its"
@@ -228,6 +232,7 @@ SETTINGS: Final[dict[str, Setting]] = {
         *OTLP_SETTINGS,
         *BUS_SETTINGS,
         NATS_SHARE,
+        *PLACE_SETTINGS,
         Setting(
             THRESHOLDS_KEY,
             "change a threshold",
@@ -241,10 +246,20 @@ SETTINGS: Final[dict[str, Setting]] = {
 }
 """Every setting, by its key in a configuration file. THRESHOLDS_KEY is a table there."""
 CONFIG_FLAG: Final = "--config"
+SettingUser = Literal["serve", "agent", "hub"]
+HUB_KEYS: Final = frozenset(("host", "port", "token", *(setting.key for setting in (*ALERT_SETTINGS, *BUS_SETTINGS))))
+"""Settings that `monitor hub` has: it reads no engine and keeps nothing."""
 
 
-def add_flags(parser: argparse.ArgumentParser, *, of_agent: bool = False) -> None:
-    """Add the flag of every setting, and --config. A flag that is not given is not in the namespace."""
+def settings_of(command: SettingUser) -> dict[str, Setting]:
+    """Return the settings that a command has."""
+    if command == "hub":
+        return {key: setting for key, setting in SETTINGS.items() if key in HUB_KEYS}
+    return {key: setting for key, setting in SETTINGS.items() if setting.of_agent or command == "serve"}
+
+
+def add_flags(parser: argparse.ArgumentParser, command: SettingUser = "serve") -> None:
+    """Add the flag of every setting of a command, and --config. A flag that is not given is not in the namespace."""
     parser.add_argument(
         CONFIG_FLAG,
         type=Path,
@@ -253,9 +268,7 @@ def add_flags(parser: argparse.ArgumentParser, *, of_agent: bool = False) -> Non
         help="read settings from this TOML file; flags and variables override it. SIGHUP reads it again"
         " (`monitor config check FILE` checks it)",
     )
-    for setting in SETTINGS.values():
-        if of_agent and not setting.of_agent:
-            continue
+    for setting in settings_of(command).values():
         add_flag(parser, setting)
 
 

@@ -139,3 +139,11 @@ BUS_SHARED_ENGINES: Final = 1_000
 """Engines that one agent names with `--nats-share`. More are refused at the start."""
 BUS_FINDINGS: Final = 100_000
 """Findings that a reader of the bus keeps, the resolved ones that are oldest go first."""
+BUS_ANSWER_BYTES: Final = 32 << 20
+"""An agent's answer to a question of a hub, sent in parts. A longer one is refused: ask for a shorter window."""
+BUS_AGENT_QUESTIONS: Final = 64
+"""Questions that wait for one agent or are being answered, four at a time. It refuses further ones."""
+HUB_QUESTIONS: Final = 128
+"""Questions that one hub has sent to agents and that are not answered yet. Further ones are refused."""
+HUB_ANSWERS_BYTES: Final = 256 << 20
+"""Parts of answers that one hub holds at once. An answer that would exceed it is given up."""

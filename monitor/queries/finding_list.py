@@ -25,7 +25,7 @@ def findings_between(
     return [
         finding.report()
         for finding in found
-        if engine in ("", finding.judgement.engine) and _touches(finding, from_ns, to_ns)
+        if engine in ("", finding.judgement.engine) and touches(finding, from_ns, to_ns)
     ]
 
 
@@ -39,7 +39,7 @@ def fired_between(findings: Findings, engine: str, from_ns: int, to_ns: int) -> 
             *findings.suppressed(),
             *findings.resolved(),
         )
-        if finding.judgement.engine == engine and 0 < finding.fired_ns <= to_ns and _touches(finding, from_ns, to_ns)
+        if finding.judgement.engine == engine and 0 < finding.fired_ns <= to_ns and touches(finding, from_ns, to_ns)
     ]
 
 
@@ -53,6 +53,7 @@ def firing_by_severity(findings: Findings, engine: str, at_ns: int = FOREVER) ->
     return counts
 
 
-def _touches(finding: Finding, from_ns: int, to_ns: int) -> bool:
+def touches(finding: Finding, from_ns: int, to_ns: int) -> bool:
+    """Return whether a finding was active in a window (wall ns)."""
     began_ns, ended_ns = finding.life(FOREVER)
     return began_ns <= to_ns and ended_ns >= from_ns

@@ -18,6 +18,7 @@ from kvscope.monitor.detectors.registry import thresholds
 from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.errors import BadQuestion, BadTime, NotKnown
 from kvscope.monitor.findings import FindingReport, Findings
+from kvscope.monitor.fleet_schema import FleetView
 from kvscope.monitor.history.history import History
 from kvscope.monitor.ledger.engine_ledger import MAX_POINTS, EngineLedger
 from kvscope.monitor.ledger.fleet import Fleet
@@ -30,6 +31,7 @@ from kvscope.monitor.queries.engine_lookup import WINDOW_NS, EngineLookup, is_wi
 from kvscope.monitor.queries.engines import engine_view, past_metrics_view
 from kvscope.monitor.queries.event_list import AROUND_NS, events_around, events_between, names_until, wanted
 from kvscope.monitor.queries.finding_list import FOREVER, findings_between, fired_between, firing_by_severity
+from kvscope.monitor.queries.fleet_lines import findings_by_engine, fleet_engine, fleet_view, ledger_strip
 from kvscope.monitor.queries.memory_usage import calculator_view, memory_view
 from kvscope.monitor.queries.metrics_windows import sample_explanation, sample_points, sample_stats
 from kvscope.monitor.queries.past import Past
@@ -122,14 +124,17 @@ class QueryHandlers(Query):
         still._lookup = EngineLookup(still.fleet, self._past, self._lock)
         return still
 
-    def engines(self, at: str = "") -> list[EngineView]:
+    def engines(self, at: str = "", engine: str = "") -> list[EngineView]:
         """Every engine at a glance, by name."""
         if not at:
             with self._lock:
-                return [engine_view(ledger, self._firing(name)) for name, ledger in sorted(self.fleet.engines.items())]
+                live_ones = [each for each in sorted(self.fleet.engines.items()) if engine in ("", each[0])]
+                return [engine_view(ledger, self._firing(name)) for name, ledger in live_ones]
         views = []
         time, owner = self._lookup.time_of_any(at)
         for live in self._lookup.all(seen_since_ns=time.at_ns):
+            if engine not in ("", live.engine):
+                continue
             then = time if live.engine == owner else StreamTime(min(time.at_ns, live.now_ns))
             try:
                 if is_without_stream(live):
@@ -144,6 +149,16 @@ class QueryHandlers(Query):
         if not views:
             raise NotKnown(f"of no engine is it kept how it was at {time}")
         return views
+
+    def fleet_overview(self) -> FleetView:
+        """Every engine in a line; here all are this service's own."""
+        with self._lock:
+            strips = {name: ledger_strip(ledger) for name, ledger in self.fleet.engines.items()}
+            found = self.findings("firing")
+            own = findings_by_engine(found)
+            return fleet_view(
+                [fleet_engine(view, own.get(view.engine, ()), strips[view.engine]) for view in self.engines()], found
+            )
 
     def past_engines(self) -> list[EngineView]:
         """Engines that only the history knows, each as it was last."""

@@ -10,6 +10,7 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
@@ -58,6 +59,13 @@ class ServiceApp(FastAPI):
         await self._outermost(scope, receive, send)
 
 
+def empty_app() -> ServiceApp:
+    """Return an app without routes but for the description of those that it will have."""
+    return ServiceApp(
+        title="kvscope", version=SCHEMA_VERSION, docs_url=None, redoc_url=None, openapi_url="/api/openapi.json"
+    )
+
+
 def create_app(
     watch: Pipeline,
     sources: Callable[[], list[SourceView]],
@@ -73,13 +81,21 @@ def create_app(
     host: str = "",
 ) -> ServiceApp:
     """Make the app. Its own routes come first, those that are mounted later after them."""
-    app = ServiceApp(
-        title="kvscope", version=SCHEMA_VERSION, docs_url=None, redoc_url=None, openapi_url="/api/openapi.json"
-    )
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(collector or WatchCollector(watch, sources, alerts.figures if alerts else AlertFigures))
-
+    app = empty_app()
     serve_health(app, watch, configuration, bus)
+    serve_metrics(app, collector or WatchCollector(watch, sources, alerts.figures if alerts else AlertFigures))
+    serve_questions(app, watch)
+    serve_own_state(app, sources, memory, changes, discoveries)
+    serve_alerts(app, alerts)
+    serve_last(app)
+    app.protect(token, host)
+    return app
+
+
+def serve_metrics(app: FastAPI, collector: Collector) -> None:
+    """Add the metrics page."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(collector)
 
     @app.get("/metrics")
     async def metrics(request: Request) -> Response:
@@ -91,10 +107,9 @@ def create_app(
         page = await asyncio.to_thread(encode, registry)
         return Response(page, media_type=media_type)
 
-    serve_questions(app, watch)
 
-    serve_own_state(app, sources, memory, changes, discoveries)
-    serve_alerts(app, alerts)
+def serve_last(app: FastAPI) -> None:
+    """Add what comes after every other route of the API, and the schemas of all answers."""
 
     @app.get("/api/{path:path}")
     async def no_such_api(path: str) -> Response:
@@ -108,8 +123,6 @@ def create_app(
         return PlainTextResponse(f"There is no runbook {name}.", 404) if text is None else PlainTextResponse(text)
 
     describe_answers(app)
-    app.protect(token, host)
-    return app
 
 
 def serve_health(

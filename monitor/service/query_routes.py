@@ -11,7 +11,7 @@ from fastapi import FastAPI, Request, Response
 from starlette.datastructures import QueryParams
 from starlette.responses import JSONResponse
 
-from kvscope.monitor.errors import BadQuestion, BadTime, NotKnown
+from kvscope.monitor.errors import BadQuestion, BadTime, NotKnown, Unreachable
 from kvscope.monitor.json_names import encode_answer, schema_with_old_names
 from kvscope.monitor.query import QUESTIONS, Query, Question
 from kvscope.monitor.schema import SCHEMA_VERSION
@@ -39,6 +39,10 @@ def serve_questions(app: FastAPI, query: Query) -> None:
     @app.exception_handler(msgspec.ValidationError)
     async def bad_parameter(_request: Request, error: Exception) -> Response:
         return JSONResponse({"detail": str(error)}, 422)
+
+    @app.exception_handler(Unreachable)
+    async def unreachable(_request: Request, error: Exception) -> Response:
+        return JSONResponse({"detail": str(error)}, 504, headers={"x-kvscope": "unreachable"})
 
     for question in QUESTIONS.values():
         _add_route(app, query, question, question.route)
@@ -142,6 +146,7 @@ def _responses(question: Question) -> dict[str, Any]:
         "400": {"description": "The question makes no sense."} | refusal,
         "404": {"description": "Not known, or not kept."} | refusal,
         "422": {"description": "A parameter is missing or of another type."} | refusal,
+        "504": {"description": "Of a hub: the agent that has the engine does not answer."} | refusal,
     }
 
 

@@ -234,12 +234,14 @@ class Service:
         assert self.config.bus is not None
         try:
             from kvscope.monitor.bus.bus_link import BusLink
+            from kvscope.monitor.service.sql_question import SqlQuestion
         except ImportError as error:
             raise ValueError(f"--nats needs more than is installed: pip install 'kvscope[fleet]' ({error})") from error
         if self.config.bus.share:
             self.shared = SharedEngines(self.watch, self.readers)
         path = self.config.data / "bus.sqlite" if self.config.data is not None else None
-        link = BusLink(self.config.bus, self.watch, path, self.shared)
+        past = self.config.data / "history" if self.config.data is not None else None
+        link = BusLink(self.config.bus, self.watch, path, self.shared, {"sql": SqlQuestion(past).answer})
         self._deliveries.bus = link
         return link
 

@@ -17,7 +17,7 @@ from kvscope.monitor.query import Query
 from kvscope.monitor.service.allocators import use_few_allocators
 from kvscope.monitor.service.http_api import SERVICE_LIMITS, create_app
 from kvscope.monitor.service.reload import LoadedConfig, Reloader
-from kvscope.monitor.service.service import Service, ServiceConfig
+from kvscope.monitor.service.service import Service
 from kvscope.monitor.service.service_log import log_to_stderr
 
 COLLECT: Final = 50_000, 20, 10
@@ -29,11 +29,11 @@ Mount = Callable[[FastAPI, Query], None]
 """Puts the page on the app; the page knows only the query interface, which is handed to it."""
 
 
-def require_token(config: ServiceConfig) -> None:
+def require_token(host: str, token: str) -> None:
     """Refuse a service that other machines can reach without a token. Raises ValueError."""
-    if not is_loopback(config.host) and not config.token:
+    if not is_loopback(host) and not token:
         raise ValueError(
-            f"--host {config.host} can be reached from other machines: set a token (--token or KVSCOPE_TOKEN) that"
+            f"--host {host} can be reached from other machines: set a token (--token or KVSCOPE_TOKEN) that"
             " every page and API call must then carry, or listen on 127.0.0.1"
         )
 
@@ -44,7 +44,7 @@ def serve(loaded: LoadedConfig, mount: Mount | None = None, load: Callable[[], L
     mount: puts the page on the app (None: the API alone). load: reads the configuration again, on SIGHUP.
     """
     config = loaded.config
-    require_token(config)
+    require_token(config.host, config.token)
     try:
         use_few_allocators()
         service = Service(config)
@@ -54,41 +54,53 @@ def serve(loaded: LoadedConfig, mount: Mount | None = None, load: Callable[[], L
     app = _app_of(service, reloader)
     if mount is not None:
         mount(app, service.watch)
+    if reloader is not None:
+        signal.signal(signal.SIGHUP, lambda _number, _frame: reloader.request())
+
+    def start() -> None:
+        service.start()
+        if reloader is not None:
+            reloader.start()
+
+    def stop() -> None:
+        if reloader is not None:
+            reloader.stop()
+        service.stop()
+
+    reading = ", ".join(reader.target for reader in service.readers)
+    run_app(app, config.host, config.port, f"reading {reading}", start, stop)
+    return 0
+
+
+def run_app(
+    app: FastAPI, host: str, port: int, doing: str, start: Callable[[], None], stop: Callable[[], None]
+) -> None:
+    """Serve until Ctrl-C or SIGTERM. `start` is called once the port is bound, `stop` at the end.
+
+    `doing`: what the line that reports the address goes on with. Raises ValueError for a port that cannot be bound.
+    """
     collect_rarely()
     log_to_stderr()
     server = bounded_server(
         app, SERVICE_LIMITS, log_config=None, log_level="warning", access_log=False, timeout_graceful_shutdown=2
     )
 
-    def stop(_number: int, _frame: object) -> None:
+    def end(_number: int, _frame: object) -> None:
         """End the server, if it does not run yet: once it runs it takes both signals itself, and raises them again
         when it has ended. There is still work to do then.
         """
         server.should_exit = True
 
     for wanted in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(wanted, stop)
-    if reloader is not None:
-        signal.signal(signal.SIGHUP, lambda _number, _frame: reloader.request())
+        signal.signal(wanted, end)
     try:
-        with _listening(config) as listener:
-            # Whoever connects from now on is answered as soon as the server runs.
-            port = listener.getsockname()[1]
-            print(
-                f"kvscope serves http://{config.host}:{port}, reading"
-                f" {', '.join(reader.target for reader in service.readers)}",
-                flush=True,
-                file=sys.stderr,
-            )
-            service.start()
-            if reloader is not None:
-                reloader.start()
+        with _listening(host, port) as listener:
+            # Clients that connect from now on are answered as soon as the server runs.
+            print(f"kvscope serves http://{host}:{listener.getsockname()[1]}, {doing}", flush=True, file=sys.stderr)
+            start()
             server.run(sockets=[listener])
     finally:
-        if reloader is not None:
-            reloader.stop()
-        service.stop()
-    return 0
+        stop()
 
 
 def _app_of(service: Service, reloader: Reloader | None) -> FastAPI:
@@ -114,13 +126,13 @@ def collect_rarely() -> None:
     gc.set_threshold(*COLLECT)
 
 
-def _listening(config: ServiceConfig) -> socket.socket:
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+def _listening(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((config.host, config.port), family=family)
+        return socket.create_server((host, port), family=family)
     except OSError as error:
         raise ValueError(
-            f"cannot listen on {config.host}:{config.port}: {error.strerror}. Name another with --host and --port"
+            f"cannot listen on {host}:{port}: {error.strerror}. Name another with --host and --port"
             " (0 picks a free one)"
         ) from error
 

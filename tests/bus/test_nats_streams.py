@@ -18,7 +18,7 @@ from kvscope.monitor.bus.bus_config import BusConfig
 from kvscope.monitor.bus.bus_connection import follow, publish_once, read_all
 from kvscope.monitor.bus.bus_link import BusLink
 from kvscope.monitor.bus.bus_messages import encode_message, finding_message
-from kvscope.monitor.bus.bus_subjects import events_stream, permissions_of, subject_of, subjects_of
+from kvscope.monitor.bus.bus_subjects import BusRole, events_stream, permissions_of, subject_of, subjects_of
 from kvscope.monitor.bus.fleet_reader import FleetReader, read_fleet
 from kvscope.monitor.errors import CannotTell
 from kvscope.monitor.pipeline import Pipeline
@@ -171,9 +171,9 @@ def seed_file(folder: Path, name: str) -> tuple[Path, str]:
     return path, nkeys.from_seed(bytearray(seed)).public_key.decode()
 
 
-def user(public: str, tenant: str, *, may_write: bool = True) -> str:
+def user(public: str, tenant: str, role: BusRole = "agent") -> str:
     """A user of nats-server's configuration with what `monitor bus permissions` prints."""
-    allowed = permissions_of(tenant, may_write=may_write)
+    allowed = permissions_of(tenant, role)
     permissions = {verb: {"allow": subjects} for verb, subjects in allowed.items()}
     return json.dumps({"nkey": public, "permissions": permissions})
 
@@ -186,7 +186,7 @@ def test_a_tenants_credentials_see_its_subjects_and_nothing_else(tmp_path: Path)
         f'{{ nkey: "{admin_key}" }}',
         user(keys["team-a"][1], "team-a"),
         user(keys["team-b"][1], "team-b"),
-        user(keys["reader-a"][1], "team-a", may_write=False),
+        user(keys["reader-a"][1], "team-a", "reader"),
     ]
     with one_server(tmp_path / "nats", f"authorization {{ users: [{', '.join(users)}] }}") as server:
         for tenant in ("team-a", "team-b"):

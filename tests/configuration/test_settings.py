@@ -13,7 +13,7 @@ from kvscope.monitor.cli import main, parser
 from kvscope.monitor.configuration.effective import Effective, SettingsLayers, settings_layers
 from kvscope.monitor.configuration.service_config import refuse_what_cannot_run, service_config
 from kvscope.monitor.configuration.settings_file import BadConfiguration, line_of
-from kvscope.monitor.configuration.settings_table import SETTINGS
+from kvscope.monitor.configuration.settings_table import SETTINGS, SettingUser, settings_of
 from kvscope.monitor.configuration.settings_text import HIDDEN, setting_lines
 from kvscope.monitor.events import limits
 from kvscope.monitor.publishing.publisher import EVENTS_ENDPOINT
@@ -46,6 +46,8 @@ nats_creds = "/etc/hosts"
 nats_ca = "/etc/hosts"
 nats_cert = "/etc/hosts"
 nats_key = "/etc/hosts"
+zone = "zone-1"
+node = "gpu-7"
 nats_share = true
 otlp_sample = 0.1
 
@@ -62,10 +64,10 @@ def command(name: str) -> argparse.ArgumentParser:
     return found
 
 
-@pytest.mark.parametrize("name", ["serve", "agent"])
-def test_every_flag_has_its_key_and_every_key_its_flag(name: str) -> None:
+@pytest.mark.parametrize("name", ["serve", "agent", "hub"])
+def test_every_flag_has_its_key_and_every_key_its_flag(name: SettingUser) -> None:
     actions = {action.dest: action for action in command(name)._actions if action.dest not in ("help", "config")}
-    settings = {key: each for key, each in SETTINGS.items() if each.of_agent or name == "serve"}
+    settings = settings_of(name)
     assert set(actions) == set(settings)
     for key, setting in settings.items():
         action = actions[key]
@@ -98,6 +100,7 @@ def test_a_key_counts_as_its_flag_does(tmp_path: Path) -> None:
         *("--alert-private", "--alert-repeat", "30m", "--alert-verdict", "likely", "--webhook-secret"),
         *("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "--otlp", "http://127.0.0.1:4318", "--otlp-sample", "0.1"),
         *("--nats", "nats://127.0.0.1:4222", "--nats-tenant", "team-a", "--nats-agent", "node-7", "--nats-share"),
+        *("--zone", "zone-1", "--node", "gpu-7"),
         *(f"--nats-{name}=/etc/hosts" for name in ("creds", "ca", "cert", "key")),
         *("--set", "leak.finished-held.grace_s=30", "--set", "stuck.head-of-line.grace_s=60.5"),
     ]

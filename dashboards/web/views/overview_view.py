@@ -13,6 +13,7 @@ from kvscope.dashboards.web.finding_cards import cards
 from kvscope.dashboards.web.markup import aria, data
 from kvscope.dashboards.web.palette import LIMITS, css
 from kvscope.dashboards.web.view import UNSERVED, Here, PageView, worst_first
+from kvscope.dashboards.web.views import fleet_view
 from kvscope.monitor.findings import FindingReport
 from kvscope.monitor.query import Query
 from kvscope.monitor.reason_words import in_words
@@ -31,7 +32,9 @@ FINDINGS_COLUMN: Final = "Open findings"
 
 
 def view(query: Query, here: Here) -> PageView:
-    """The table of engines, and the findings of all of them that were open then."""
+    """The table of engines, and the findings of all of them that were open then; of many engines the fleet view."""
+    if here.is_fleet:
+        return fleet_view.view(query, here)
     then = here.moment
     engines = worst_first(query.engines(then)) if then else here.engines
     found = query.findings(None, since=then, until=then) if then else query.findings("firing")

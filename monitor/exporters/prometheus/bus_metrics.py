@@ -30,6 +30,9 @@ class BusFamilies:
         self.taken_over = CounterMetricFamily(
             "kvscope_bus_taken_over", "Engines that this agent took over from one that did not renew its lease."
         )
+        self.answered = CounterMetricFamily(
+            "kvscope_bus_answered", "Questions of hubs that this agent answered, by outcome.", labels=("outcome",)
+        )
 
     def add(self, figures: BusFigures) -> None:
         """All of them."""
@@ -43,3 +46,5 @@ class BusFamilies:
             self.dropped.add_metric((kind,), count)
         self.leases.add_metric((), figures.leases)
         self.taken_over.add_metric((), figures.taken_over)
+        for outcome, count in figures.answered.items():
+            self.answered.add_metric((outcome,), count)

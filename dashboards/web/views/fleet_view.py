@@ -1,0 +1,177 @@
+"""Many engines at a glance: the worst in a table, and all of them as cells and heat strips, grouped.
+
+/fleet?by=harm|model|version|zone|node|agent&q=PART
+
+`q` keeps the engines that have it in their name, model, version, zone, node, agent or open findings.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Final
+
+from dash import html
+
+from kvscope.dashboards.web.display_text import number_text
+from kvscope.dashboards.web.markup import aria, choice, field, headings
+from kvscope.dashboards.web.usage_strips import strips_picture
+from kvscope.dashboards.web.view import FLEET_PATH, Here, PageView
+from kvscope.monitor.fleet_schema import HARMS, FleetAgentView, FleetEngineView, FleetView
+from kvscope.monitor.query import Query
+from kvscope.monitor.text import counted, duration, percent
+
+GROUPINGS: Final = ("harm", "model", "version", "zone", "node", "agent")
+HARM_WORDS: Final = {
+    "critical": "Critical finding",
+    "error": "Error",
+    "warning": "Warning",
+    "unserved": "Serves no client, without a finding",
+    "unknown": "Nothing is known now",
+    "none": "No known fault",
+}
+MOST_IN_TABLE: Final = 30
+MOST_GROUPS: Final = 40
+"""Further groups are one."""
+MOST_AGENTS: Final = 20
+MOST_CODES: Final = 3
+
+
+def view(query: Query, here: Here) -> PageView:
+    """Return the headline, agents that do not report, the worst engines, and all of them by group."""
+    fleet = query.fleet_overview()
+    part, by = here.place.get("q"), _grouping(here)
+    shown = [engine for engine in fleet.engines if _has(engine, part.lower())]
+    sections: dict[str, Any] = {
+        "head": html.Header([html.H1(_fleet_headline(fleet)), _fleet_form(here, by, part), *_found_note(shown, part)]),
+        "agents": _agents(fleet.agents),
+        "worst": _worst(here, shown),
+    }
+    for number, (name, engines) in enumerate(_grouped(shown, by)):
+        sections[f"group {number}"] = _fleet_group(here, name, engines)
+    return PageView(sections)
+
+
+def _grouping(here: Here) -> str:
+    by = here.place.get("by", GROUPINGS[0])
+    return by if by in GROUPINGS else GROUPINGS[0]
+
+
+def _has(engine: FleetEngineView, part: str) -> bool:
+    texts = (engine.engine, engine.model, engine.version, engine.zone, engine.node, engine.agent, *engine.codes)
+    return not part or any(part in text.lower() for text in texts)
+
+
+def _fleet_headline(fleet: FleetView) -> str:
+    counts = Counter(engine.harm for engine in fleet.engines)
+    bad = sum(counts[harm] for harm in ("critical", "error", "warning"))
+    parts = [f"{counted(bad, 'engine')} of {len(fleet.engines):,} with open findings" if bad else ""]
+    parts.append(f"{counts['unserved']:,} serve no client without a finding" if counts["unserved"] else "")
+    parts.append(f"nothing is known of {counts['unknown']:,} now" if counts["unknown"] else "")
+    text = "; ".join(filter(None, parts)) or f"No known fault on {counted(len(fleet.engines), 'engine')}"
+    return text if fleet.is_complete else f"Still reading what is stored. So far: {text}"
+
+
+def _fleet_form(here: Here, by: str, part: str) -> html.Form:
+    fields = [
+        html.Label([html.Span("Engine, model, node or code has"), field("search", "q", part)]),
+        choice("by", "Group by", [(name, name) for name in GROUPINGS[1:]], by if by != "harm" else "", none="harm"),
+        html.Button("Show", type="submit"),
+    ]
+    return html.Form(
+        fields, action=f"/{FLEET_PATH}", method="get", className="filter", key=f"{by} {part}", role="search"
+    )
+
+
+def _found_note(shown: Sequence[FleetEngineView], part: str) -> list[Any]:
+    return [html.P(f"{counted(len(shown), 'engine')} with {part[:80]!r}", className="note")] if part else []
+
+
+def _agents(agents: Sequence[FleetAgentView]) -> Any:
+    silent = [agent for agent in agents if agent.error]
+    if not silent:
+        return []
+    items = [
+        html.Li([html.Strong(agent.agent), f" with {counted(agent.engines, 'engine')}: {agent.error}"])
+        for agent in silent[:MOST_AGENTS]
+    ]
+    if len(silent) > MOST_AGENTS:
+        items.append(html.Li(f"and {len(silent) - MOST_AGENTS:,} more"))
+    head = f"{counted(len(silent), 'agent')} of {len(agents):,} not heard from"
+    return html.Section([html.H2(head), html.Ul(items)], id="agents", className="card", **aria(label="Agents"))
+
+
+def _worst(here: Here, shown: Sequence[FleetEngineView]) -> Any:
+    worst = [engine for engine in shown if engine.harm != "none"] or list(shown)
+    rows = [_worst_row(here, engine) for engine in worst[:MOST_IN_TABLE]]
+    columns = ("Engine", "Pool, last 10 minutes", "Requests", "Output", "Open findings")
+    more = (
+        [html.P(f"and {len(worst) - MOST_IN_TABLE:,} more below", className="note")] if len(worst) > len(rows) else []
+    )
+    table = html.Div(html.Table([headings(*columns), html.Tbody(rows)]), className="scroll")
+    return html.Section([table, *more], id="engines", className="card", **aria(label="Engines in need of attention"))
+
+
+def _worst_row(here: Here, engine: FleetEngineView) -> html.Tr:
+    link = html.A(engine.engine, href=here.place.to("engine", engine=engine.engine), className="name")
+    late = f"{engine.status}, {duration(engine.age_s)} old" if engine.harm == "unknown" else engine.status
+    about = " · ".join(filter(None, (late, engine.model, engine.version, engine.zone, engine.node or engine.agent)))
+    used = "not exposed" if engine.usage is None else f"{percent(engine.usage)} in use"
+    strip = html.Img(src=strips_picture([engine.usage_strip]), alt="", className="strip")
+    more = len(engine.codes) - MOST_CODES
+    codes: list[Any] = [html.Code(code) for code in engine.codes[:MOST_CODES]]
+    codes += [f" and {more} more"] if more > 0 else []
+    cells = [
+        html.Th(
+            [html.Span(className=f"status {engine.status}", **aria(hidden="true")), link, _note(about)], scope="row"
+        ),
+        html.Td([strip, _note(used)], className="pool"),
+        html.Td(f"{number_text(engine.running)} running, {number_text(engine.waiting)} waiting"),
+        html.Td(number_text(engine.output_tokens_per_s, "tok/s", none="unknown")),
+        html.Td(codes or html.Span("none", className="none")),
+    ]
+    return html.Tr(cells, key=engine.engine, className="bad" if engine.codes else "")
+
+
+def _note(text: str) -> html.Span:
+    return html.Span(text, className="note")
+
+
+def _grouped(shown: Sequence[FleetEngineView], by: str) -> list[tuple[str, list[FleetEngineView]]]:
+    """Return groups with their names: those of harm from the worst, others with the worst engines first."""
+    groups: dict[str, list[FleetEngineView]] = {}
+    for engine in shown:
+        groups.setdefault(getattr(engine, by), []).append(engine)
+    if by == "harm":
+        return [(HARM_WORDS[harm], groups[harm]) for harm in HARMS if harm in groups]
+    worst = sorted(groups.items(), key=lambda group: (HARMS.index(group[1][0].harm), -len(group[1]), group[0]))
+    listed = [(name or f"{by} not known", engines) for name, engines in worst[:MOST_GROUPS]]
+    rest = [engine for _, engines in worst[MOST_GROUPS:] for engine in engines]
+    return [*listed, (f"{len(worst) - MOST_GROUPS:,} further groups", rest)] if rest else listed
+
+
+def _fleet_group(here: Here, name: str, engines: Sequence[FleetEngineView]) -> html.Section:
+    """Return a group's heat strips beside its cells, a link for each engine."""
+    counts = Counter(engine.harm for engine in engines)
+    said = ", ".join(f"{counts[harm]:,} {harm}" for harm in HARMS if counts[harm] and harm != "none")
+    cells = [
+        html.A(
+            "",
+            href=here.place.to("engine", engine=engine.engine),
+            title=f"{engine.engine}: {', '.join(engine.codes) or engine.status}",
+            className=f"cell {engine.harm}",
+            key=engine.engine,
+            **aria(label=f"{engine.engine}: {engine.harm}"),
+        )
+        for engine in engines
+    ]
+    strips = html.Img(
+        src=strips_picture([engine.usage_strip for engine in engines]),
+        alt=f"Pool usage of {counted(len(engines), 'engine')} over the last 10 minutes",
+        className="strips",
+        style={"height": f"{min(240, max(12, 4 * len(engines)))}px"},
+    )
+    head = html.H2([name, html.Span(f"{counted(len(engines), 'engine')}{': ' if said else ''}{said}", className="how")])
+    return html.Section(
+        [head, html.Div([strips, html.Div(cells, className="cells")], className="heat")], className="card"
+    )

@@ -1,0 +1,132 @@
+"""What can be asked about many engines together: the answer to `fleet`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, Literal
+
+import msgspec
+
+STRIP_BUCKET_S: Final = 10.0
+STRIP_BUCKETS: Final = 60
+"""Of a strip: ten minutes."""
+UNKNOWN_USAGE: Final = -1
+
+FleetHarm = Literal["critical", "error", "warning", "unserved", "unknown", "none"]
+HARMS: Final[tuple[FleetHarm, ...]] = ("critical", "error", "warning", "unserved", "unknown", "none")
+"""The worst first. unserved: no finding explains why clients get nothing. unknown: nothing is known of it now."""
+CauseKind = Literal["release", "zone", "node", "agent", "peer", "model", "time"]
+
+
+class FleetEngineView(msgspec.Struct, frozen=True):
+    """One engine among many. `findings` counts those that fire by severity; `codes` are theirs, the worst first.
+
+    agent: the service that processes it; empty where that is this one. age_s: of what is shown. usage_strip: the pool's
+    usage in percent in each of the last STRIP_BUCKETS buckets, the latest last, -1 where it is not known.
+    """
+
+    engine: str
+    harm: FleetHarm
+    status: str
+    model: str = ""
+    version: str = ""
+    zone: str = ""
+    node: str = ""
+    agent: str = ""
+    usage: float | None = None
+    running: int | None = None
+    waiting: int | None = None
+    output_tokens_per_s: float | None = None
+    findings: dict[str, int] = {}
+    codes: list[str] = []
+    age_s: float = 0.0
+    usage_strip: list[int] = []
+
+
+class FleetAgentView(msgspec.Struct, frozen=True):
+    """A service that processes engines. `error` says why it does not report or answer, empty if it does.
+
+    age_s: since its last message was stored.
+    """
+
+    agent: str
+    engines: int
+    age_s: float
+    error: str = ""
+    zone: str = ""
+    node: str = ""
+
+
+class FleetCause(msgspec.Struct, frozen=True):
+    """Findings of one code on several engines that have something in common: `kind` is what, `name` which.
+
+    of_engines: engines that have it in common, found or not; `engines` are those where the code fires. since: the
+    earliest. Several groups may name one finding: what its engines share is not yet what causes it.
+    """
+
+    kind: CauseKind
+    name: str
+    code: str
+    title: str
+    severity: str
+    engines: list[str]
+    of_engines: int
+    findings: list[str]
+    since: str | None
+    explanation: str
+
+
+class FleetNote(msgspec.Struct, frozen=True):
+    """Something about an engine that is no finding: it changed hands, say."""
+
+    at: str | None
+    engine: str
+    kind: str
+    text: str
+    agent: str
+
+
+class FleetView(msgspec.Struct, frozen=True):
+    """Every engine, the worst first, with what processes it, causes in common and the latest notes.
+
+    is_complete: whether all that is stored was read. unreadable: messages that could not be read, by reason.
+    """
+
+    engines: list[FleetEngineView]
+    agents: list[FleetAgentView] = []
+    causes: list[FleetCause] = []
+    notes: list[FleetNote] = []
+    is_complete: bool = True
+    unreadable: dict[str, int] = {}
+
+
+def usage_strip(points: Iterable[tuple[int, float | None]], now_ns: int) -> list[int]:
+    """Return the strip of points (wall ns, usage as a share) until now: the highest of each bucket."""
+    strip = [UNKNOWN_USAGE] * STRIP_BUCKETS
+    for at_ns, usage in points:
+        back = int((now_ns - at_ns) / 1e9 // STRIP_BUCKET_S)
+        if usage is not None and 0 <= back < STRIP_BUCKETS:
+            place = STRIP_BUCKETS - 1 - back
+            strip[place] = max(strip[place], min(100, round(100 * usage)))
+    return strip
+
+
+UNSERVED_STATUSES: Final = ("stuck", "silent", "stopped")
+
+
+def harm_of(status: str, findings: dict[str, int]) -> FleetHarm:
+    """Return how badly an engine is off, by its status and its findings that fire, by severity.
+
+    A finding counts while nothing is known of its engine now: nothing shows that it is over.
+    """
+    for severity in ("critical", "error", "warning"):
+        if findings.get(severity):
+            return severity
+    if status in ("unknown", "gone"):
+        return "unknown"
+    return "unserved" if status in UNSERVED_STATUSES else "none"
+
+
+def fleet_order(engine: FleetEngineView) -> tuple[int, int, str]:
+    """Order engines, the worst off first."""
+    return HARMS.index(engine.harm), -(engine.waiting or 0), engine.engine

@@ -1,0 +1,121 @@
+"""`monitor hub` as a process: the connection to NATS, the app over it, and how both end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from fastapi import FastAPI, Request, Response
+from starlette.responses import JSONResponse
+
+from kvscope.monitor.alerting.alerting import AlertsConfig
+from kvscope.monitor.bus.bus_config import BusConfig
+from kvscope.monitor.bus.fleet_link import FleetLink
+from kvscope.monitor.errors import BadQuestion
+from kvscope.monitor.hub.fleet_query import FleetQuery
+from kvscope.monitor.hub.hub_metrics import HubCollector
+from kvscope.monitor.query import Query
+from kvscope.monitor.service.alert_routes import serve_alerts
+from kvscope.monitor.service.allocators import use_few_allocators
+from kvscope.monitor.service.http_api import ServiceApp, empty_app, serve_last, serve_metrics
+from kvscope.monitor.service.query_routes import serve_questions
+from kvscope.monitor.service.web_server import require_token, run_app
+
+READ_FIRST_S: Final = 30.0
+"""A hub that has not read what is stored after so long says so, and shows what it has."""
+
+
+@dataclass(frozen=True)
+class HubConfig:
+    """What `monitor hub` was asked for."""
+
+    bus: BusConfig
+    host: str = "127.0.0.1"
+    port: int = 8765
+    token: str = ""
+    alerts: AlertsConfig = field(default_factory=AlertsConfig)
+
+
+class Hub:
+    """The running parts, but for the HTTP server."""
+
+    def __init__(self, config: HubConfig) -> None:
+        self.config = config
+        self.link = FleetLink(config.bus)
+        self.query = FleetQuery(self.link)
+        self._began_s = time.monotonic()
+
+    def start(self) -> None:
+        """Begin to follow the streams."""
+        self.link.start()
+
+    def stop(self) -> None:
+        """Stop everything."""
+        self.link.stop()
+        self.query.close()
+
+    def health(self) -> dict[str, object]:
+        """Return how the hub is: it is up, and what it shows is complete, or why not."""
+        late = time.monotonic() - self._began_s > READ_FIRST_S
+        error = ""
+        if not self.link.is_connected:
+            error = f"no server of {', '.join(self.config.bus.urls)} answers: what is shown is as old as that"
+        elif not self.link.is_complete and late:
+            error = (
+                f"the streams of tenant {self.config.bus.tenant} cannot be read: `monitor bus setup` makes them, and"
+                " the credentials must allow what `monitor bus permissions --hub` prints"
+            )
+        return {
+            "status": "ok",
+            "hub": self.config.bus.agent,
+            "tenant": self.config.bus.tenant,
+            "connected": self.link.is_connected,
+            "complete": self.link.is_complete,
+            "error": error,
+        }
+
+
+def hub_app(hub: Hub) -> ServiceApp:
+    """Return the app: the questions as JSON, /metrics, runbooks, and the guard before all of it."""
+    app = empty_app()
+
+    @app.get("/healthz")
+    async def healthz() -> Response:
+        """Return how the hub is. Status 200 without NATS, too: a restart would not help."""
+        return JSONResponse(hub.health())
+
+    serve_metrics(app, HubCollector(hub.link, hub.query))
+    serve_questions(app, hub.query)
+    _serve_sql(app, hub.query)
+    serve_alerts(app, None)
+    serve_last(app)
+    app.protect(hub.config.token, hub.config.host)
+    return app
+
+
+def _serve_sql(app: FastAPI, query: FleetQuery) -> None:
+    @app.get("/api/sql")
+    async def sql(request: Request) -> Response:
+        """The rows of a SQL query over the history that the agent of `engine` keeps, as `monitor sql` reads it."""
+        given = request.query_params
+        if not given.get("engine") or not given.get("query"):
+            raise BadQuestion("give engine=NAME and query=SQL")
+        rows = await asyncio.to_thread(
+            query.sql, given["engine"], given["query"], given.get("since", ""), given.get("until", "")
+        )
+        return Response(rows, media_type="application/json")
+
+
+def serve_hub(config: HubConfig, mount: Callable[[FastAPI, Query], None]) -> int:
+    """Run until Ctrl-C or SIGTERM; the exit code. Raises ValueError for a configuration that cannot be run."""
+    require_token(config.host, config.token)
+    use_few_allocators()
+    hub = Hub(config)
+    app = hub_app(hub)
+    mount(app, hub.query)
+    doing = f"showing tenant {config.bus.tenant} of {', '.join(config.bus.urls)}"
+    run_app(app, config.host, config.port, doing, hub.start, hub.stop)
+    return 0
