@@ -56,13 +56,12 @@ ENVIRONMENT = {
     "KVSCOPE_URL": "the service that `monitor doctor` and `monitor explain` ask when no target is given",
     "KVSCOPE_TOKEN": "the service's token: asked for by `monitor serve`, sent by the other commands",
     "KVSCOPE_DATA": "where `monitor serve` keeps alerts and what it hears, and where `monitor sql` looks for it",
-    "KVSCOPE_NODE": "the node whose pods `own_node` of a Kubernetes discovery reads",
+    "KVSCOPE_NODE": "an agent's node: `own_node` of a Kubernetes discovery reads its pods, the fleet view shows it",
     "KVSCOPE_ALERTS": "receivers of alerts, as --alert takes them, separated by spaces",
     "KVSCOPE_LAB_VLLM": "the Python that has vLLM, for `monitor incidents --engine vllm`",
     "KVSCOPE_LAB_VLLM_RELEASE": "a folder with another release of vLLM, put ahead of that Python's own",
     "KVSCOPE_REMOTE_WRITE_TOKEN": "the bearer token that `monitor serve --remote-write` sends",
     "KVSCOPE_ZONE": "where an agent's engines are, for the view of a fleet",
-    "KVSCOPE_NODE": "the node that an agent's engines are on, for the view of a fleet",
     "KVSCOPE_WEBHOOK_SECRET": "what `monitor serve` signs alerts to webhooks with (whsec_…)",
 }
 

@@ -70,7 +70,7 @@ def test_the_command_line_makes_streams_and_shows_what_they_hold(
         assert main(["bus", "status", "--nats", server.url, "--nats-tenant", "team-b"]) == 3
         assert "monitor bus setup" in capsys.readouterr().err
     assert main(["bus", "permissions", "--nats-tenant", "team-a"]) == 0
-    assert '"kvscope.v1.team-a.>"' in capsys.readouterr().out
+    assert '"kvscope.v1.team-a.finding.>"' in capsys.readouterr().out
     assert main(["serve", "--nats-share"]) == 2
     assert "set nats, too" in capsys.readouterr().err
     assert main(["serve", "--nats", "nats://nats.example:4222"]) == 2
