@@ -13,6 +13,7 @@ from kvscope.monitor.analysis.point_view import PointView as PointView
 from kvscope.monitor.analysis.prefix_tree import EvictionView as EvictionView
 from kvscope.monitor.analysis.prefix_tree import PrefixCacheView as PrefixCacheView
 from kvscope.monitor.analysis.prefix_tree import PrefixNode as PrefixNode
+from kvscope.monitor.analysis.request_latency import LatencyView as LatencyView
 from kvscope.monitor.analysis.retained_blocks import IdleFloorView as IdleFloorView
 from kvscope.monitor.analysis.retained_blocks import LifetimeBucket as LifetimeBucket
 from kvscope.monitor.analysis.retained_blocks import RetainedBlocksView as RetainedBlocksView
@@ -66,6 +67,10 @@ class EngineView(msgspec.Struct, frozen=True):
     status_since: str | None = None
     position: str | None = None
     """Epoch and sequence of the last batch that counts here: `at` takes it."""
+    first_token: LatencyView | None = None
+    """Of the last five minutes: from arrival to the first token."""
+    queue_time: LatencyView | None = None
+    """The same from arrival to the first admission."""
 
 
 class RequestView(msgspec.Struct, frozen=True):
@@ -371,6 +376,7 @@ class WindowStats(msgspec.Struct, kw_only=True):
     waits: by what was waited for, how long each request did that ended in the stretch or was there at its end.
     first_tokens: from arrival to the first token, of those whose first token was in it. counts: of what happened in it.
     peak: the pool when most of it was in use; None if not known. peak_usage: the share in use then, from metrics.
+    first_token, queue_time: percentiles, from metrics.
     """
 
     source: str
@@ -385,6 +391,8 @@ class WindowStats(msgspec.Struct, kw_only=True):
     peak: Balance | None = None
     peak_at: str | None = None
     peak_usage: float | None = None
+    first_token: LatencyView | None = None
+    queue_time: LatencyView | None = None
 
     @property
     def computed_nothing(self) -> bool:

@@ -34,6 +34,8 @@ class Trace(NamedTuple):
     title: str = ""
     bad: bool = False
     """Whether anything but 0 is shown in red."""
+    none: str = "not exposed"
+    """What a value of None means, for the legend."""
 
 
 class ChartRow(NamedTuple):
@@ -286,6 +288,13 @@ def _gap_shape(since_ns: int, until_ns: int, height: int) -> dict[str, Any]:
     }
 
 
+def _digits(value: float) -> int:
+    """How many decimals a value in the legend has, as in assets/charts.js."""
+    if value == round(value):
+        return 0
+    return 2 if abs(value) < 1 else 1 if abs(value) < 10 else 0
+
+
 def _chart_legend(name: str, rows: Sequence[ChartRow], chosen: int, moments_ns: Sequence[int]) -> html.Div:
     """The values at a moment, also before the chart is drawn and where it never is."""
     moment = clock_text(rfc3339(moments_ns[chosen])) if moments_ns else ""
@@ -295,7 +304,7 @@ def _chart_legend(name: str, rows: Sequence[ChartRow], chosen: int, moments_ns: 
         items = []
         for trace in row.traces:
             value = trace.values[chosen] if trace.values else 0
-            written = "not exposed" if value is None else f"{value:,.0f}{row.unit}"
+            written = trace.none if value is None else f"{value:,.{_digits(value)}f}{row.unit}"
             colour = {"backgroundColor": css(trace.rgb, trace.opacity)}
             items.append(
                 html.Li(
@@ -303,7 +312,9 @@ def _chart_legend(name: str, rows: Sequence[ChartRow], chosen: int, moments_ns: 
                         html.Span(className=f"swatch {trace.drawn}", style=colour),
                         html.Span(trace.label, className="what"),
                         html.Span(
-                            written, className="count" if value else "count zero", **data(trace=number, unit=row.unit)
+                            written,
+                            className="count" if value else "count zero",
+                            **data(trace=number, unit=row.unit, none=trace.none),
                         ),
                     ],
                     title=trace.title,

@@ -7,8 +7,8 @@ from datetime import datetime
 
 from kvscope.monitor.findings import FindingReport
 from kvscope.monitor.reason_words import in_words
-from kvscope.monitor.schema import EngineView, RequestView
-from kvscope.monitor.text import duration
+from kvscope.monitor.schema import EngineView, LatencyView, RequestView
+from kvscope.monitor.text import counted, duration
 
 
 def clock_text(at: str | None) -> str:
@@ -39,6 +39,18 @@ def number_text(value: float | None, unit: str = "", none: str = "not exposed") 
     if value is None:
         return none
     return f"{value:,.0f} {unit}".rstrip()
+
+
+def latency_text(latency: LatencyView | None) -> str:
+    """The 95th percentile; that no request is in it, for None."""
+    return duration(latency.p95_s) if latency is not None else "none in 5 min"
+
+
+def latency_note(latency: LatencyView | None) -> str:
+    """The median, and of how many requests."""
+    if latency is None:
+        return ""
+    return f"p50 {duration(latency.p50_s)}, {counted(latency.requests, 'request')}"
 
 
 def no_rate(engine: EngineView) -> str:

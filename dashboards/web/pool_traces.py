@@ -14,6 +14,8 @@ from kvscope.monitor.schema import PointView
 
 RUNNING_TRACE: Final = (58, 130, 220)
 IN_USE: Final = (104, 168, 235)
+FIRST_TOKEN: Final = (58, 145, 134)
+QUEUE_TIME: Final = (226, 140, 60)
 POOL_SIZE: Final = (112, 118, 130)
 LEAST_GAP_NS: Final = 3_500_000_000
 """An engine is silent after that long: its stream says something each second."""
@@ -55,6 +57,22 @@ def queue_text(point: PointView) -> str:
     """How many requests run and wait at a point."""
     known = [(point.requests_running, "running"), (point.requests_waiting, "waiting")]
     return ", ".join(f"{count:,} {word}" for count, word in known if count is not None) or "not exposed"
+
+
+def latency_traces(points: Sequence[PointView]) -> list[Trace]:
+    """How long requests waited for their first token and in the queue."""
+    first_tokens, queue_times = ([getattr(point, name) for point in points] for name in ("first_token", "queue_time"))
+    return [
+        _latency_trace("first token, p95", FIRST_TOKEN, [known and known.p95_s for known in first_tokens]),
+        _latency_trace("first token, p50", FIRST_TOKEN, [known and known.p50_s for known in first_tokens], opacity=0.5),
+        _latency_trace("queue time, p95", QUEUE_TIME, [known and known.p95_s for known in queue_times]),
+    ]
+
+
+def _latency_trace(
+    name: str, rgb: tuple[int, int, int], seconds: Sequence[float | None], opacity: float = 1.0
+) -> Trace:
+    return Trace(name, rgb, seconds, "line", after=True, opacity=opacity, none="no request")
 
 
 def block_traces(points: Sequence[PointView]) -> list[Trace]:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import msgspec
 
+from kvscope.monitor.analysis.request_latency import LatencyView
+
 
 class PointView(msgspec.Struct, frozen=True):
     """The pool and the queues at a moment of the past, in blocks and requests; preemptions, tokens, failed allocations
     and steps (`limits`: by what kept each from being larger) are sums since the engine began. `unused_tokens`: that the
     blocks of living requests have room for; None where KV groups differ in what they keep. `usable`: blocks that
     requests could have; `usage`: the share of them in use. `epoch`: the start that sums count from (wall ns).
-    `restarted`: the engine was started since the point before. From metrics, holders are not known.
+    `restarted`: the engine was started since the point before. From metrics, holders are not known. `first_token` and
+    `queue_time`: of requests of the last minute, from metrics.
     """
 
     at: str
@@ -39,3 +42,5 @@ class PointView(msgspec.Struct, frozen=True):
     output_tokens_per_s: float | None = None
     computed_tokens_per_s: float | None = None
     prefix_hit_rate: float | None = None
+    first_token: LatencyView | None = None
+    queue_time: LatencyView | None = None

@@ -10,6 +10,9 @@ import msgspec
 
 from kvscope.monitor.events.wire import Frame
 
+DurationCount = tuple[float, float, int]
+"""So many requests took longer than the first number of seconds, and at most the second."""
+
 
 class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
     """An engine's figures at one moment. `at_ns` is wall time, None if the line had no stamp.
@@ -49,6 +52,11 @@ class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
     prefix_queries: int | None = None
     """Tokens looked up in the prefix cache, and those of them that it had, since the engine started."""
     prefix_hits: int | None = None
+    first_token_s: tuple[DurationCount, ...] | None = None
+    """Requests since the sample before, by the time from their arrival to their first token, and by their time in the
+    queue.
+    """
+    queue_s: tuple[DurationCount, ...] | None = None
 
 
 class Fact(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from kvscope.monitor.analysis.request_latency import LatencyView, exact_latency
 from kvscope.monitor.detectors.judgement import SEVERITIES
 from kvscope.monitor.findings import FindingReport
 from kvscope.monitor.schema import SCHEMA_VERSION, Diff, FindingRow, MetricChange, MetricRow, WindowStats
@@ -80,8 +81,8 @@ def _metric_rows(before: WindowStats, after: WindowStats) -> Iterator[MetricRow]
     ):
         means = (_count_share(stretch, part, whole) for stretch in (before, after))
         yield _metric_row_of(name, "s", "", (None if mean is None else mean / 1e3 for mean in means))
-    for median in (True, False):
-        yield _of_durations("first token", median, before.time_to_first_token_s, after.time_to_first_token_s)
+    yield from _latency_rows("first token", *(_first_token(stretch) for stretch in (before, after)))
+    yield from _latency_rows("queue time", before.queue_time, after.queue_time)
     for cause in sorted(before.waited_s.keys() | after.waited_s.keys()):
         for median in (True, False):
             row = _of_durations(
@@ -95,6 +96,18 @@ def _metric_rows(before: WindowStats, after: WindowStats) -> Iterator[MetricRow]
         ("UNACCOUNTED at peak", ("unaccounted",), "down"),
     ):
         yield _metric_row_of(name, "share", good, (_held_share(stretch, held) for stretch in (before, after)))
+
+
+def _first_token(stretch: WindowStats) -> LatencyView | None:
+    """From metrics, or of the requests that the stream has."""
+    return stretch.first_token or exact_latency(stretch.time_to_first_token_s)
+
+
+def _latency_rows(name: str, before: LatencyView | None, after: LatencyView | None) -> Iterator[MetricRow]:
+    medians = [None if known is None else known.p50_s for known in (before, after)]
+    yield _metric_row_of(f"{name}, median", "s", "down", medians)
+    p95 = [None if known is None else known.p95_s for known in (before, after)]
+    yield _metric_row_of(f"{name}, p95", "s", "down", p95)
 
 
 def _of_durations(name: str, median: bool, before: Sequence[float], after: Sequence[float]) -> MetricRow:

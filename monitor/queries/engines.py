@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from kvscope.monitor.analysis.memory_breakdown import measured
+from kvscope.monitor.analysis.request_latency import recent_request_latency, recent_sample_latency
 from kvscope.monitor.events.kinds import Cause, Status, name_of
 from kvscope.monitor.events.samples import Sample
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
@@ -61,10 +62,10 @@ def _stream_view(ledger: EngineLedger, findings: dict[str, int]) -> EngineView:
     else:
         status = "idle"
     totals = state.totals
-    recent = [point for point in ledger.points if point.at_ns >= ledger.now_ns - RATE_OVER_NS]
     is_there = status not in ("stopped", "silent", "unknown")  # of the others there is no rate now
-    over_s = (recent[-1].at_ns - recent[0].at_ns) / 1e9 if is_there and len(recent) > 1 else 0.0
+    output_per_s, computed_per_s = _token_rates(ledger) if is_there else (None, None)
     usable = balance.total - balance.reserved
+    first_token, queue_time = recent_request_latency(ledger)
     return EngineView(
         engine=ledger.engine,
         model=described.served_model_name or described.model,
@@ -81,10 +82,8 @@ def _stream_view(ledger: EngineLedger, findings: dict[str, int]) -> EngineView:
         waiting_by_reason=reasons,
         usage=state.used / usable if usable else None,
         balance=balance,
-        output_tokens_per_s=round((recent[-1].output_tokens - recent[0].output_tokens) / over_s, 1) if over_s else None,
-        computed_tokens_per_s=(
-            round((recent[-1].computed_tokens - recent[0].computed_tokens) / over_s, 1) if over_s else None
-        ),
+        output_tokens_per_s=output_per_s,
+        computed_tokens_per_s=computed_per_s,
         preemptions=sum(totals.preemptions.values()),
         prefix_hit_rate=totals.hit_tokens / totals.looked_up_tokens if totals.looked_up_tokens else None,
         batches_lost=sum(loss.batches for loss in ledger.losses),
@@ -100,7 +99,20 @@ def _stream_view(ledger: EngineLedger, findings: dict[str, int]) -> EngineView:
         memory=measured(state.memory),
         status_since=timestamp(since_ns) if since_ns else None,
         position=f"{ledger.epoch}/{ledger.sequence}" if ledger.ready else None,
+        first_token=first_token,
+        queue_time=queue_time,
     )
+
+
+def _token_rates(ledger: EngineLedger) -> tuple[float | None, float | None]:
+    """Return tokens of output, and computed, per second over the last points; None while they are too few."""
+    recent = [point for point in ledger.points if point.at_ns >= ledger.now_ns - RATE_OVER_NS]
+    over_s = (recent[-1].at_ns - recent[0].at_ns) / 1e9 if len(recent) > 1 else 0.0
+    if not over_s:
+        return None, None
+    first, last = recent[0], recent[-1]
+    output, computed = last.output_tokens - first.output_tokens, last.computed_tokens - first.computed_tokens
+    return round(output / over_s, 1), round(computed / over_s, 1)
 
 
 def _is_reader_down(ledger: EngineLedger) -> bool:
@@ -126,6 +138,7 @@ def _figures_view(ledger: EngineLedger, findings: dict[str, int], samples: Seque
         status = "serving"
     else:
         status = "idle"
+    first_token, queue_time = recent_sample_latency(samples)
     return EngineView(
         engine=ledger.engine,
         model=str(facts.get("served_model_name", facts.get("model", ""))),
@@ -153,4 +166,6 @@ def _figures_view(ledger: EngineLedger, findings: dict[str, int], samples: Seque
         configuration=dict(facts),
         findings=findings,
         status_since=timestamp(since_ns) if since_ns else None,
+        first_token=first_token,
+        queue_time=queue_time,
     )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Final
 
+from kvscope.monitor.analysis.request_latency import sample_latency
 from kvscope.monitor.errors import NotKnown
 from kvscope.monitor.events.samples import Sample
 from kvscope.monitor.findings import FindingReport
@@ -16,8 +18,12 @@ from kvscope.monitor.queries.running_plan import running_pool
 from kvscope.monitor.queries.window_explanation import findings_in_words
 from kvscope.monitor.reason_words import in_words
 from kvscope.monitor.schema import ExplanationView, PointView, WindowStats
-from kvscope.monitor.text import clock_time, counted, percent, timestamp
+from kvscope.monitor.text import clock_time, counted, duration, percent, timestamp
 
+POINT_LATENCY_NS: Final = 60_000_000_000
+"""The latencies of a point are of this long before it, or since the point before if that is longer: few requests come
+between two scrapes.
+"""
 WINDOW_COUNTERS: Final[dict[str, Callable[[Sample], int | None]]] = {
     "output_tokens": lambda sample: sample.generation_tokens,
     "served": lambda sample: sample.finished,
@@ -47,18 +53,24 @@ def usable_blocks(ledger: EngineLedger) -> int | None:
 
 def sample_points(ledger: EngineLedger, samples: Sequence[Sample], most: int) -> list[PointView]:
     """Return at most `most` points of a window's samples, evenly thinned, the last among them."""
-    restarts = {sample.at_ns for sample in samples[1:] if sample.restarted}
     usable = usable_blocks(ledger)
-    points, before_ns = [], 0
+    points, since_ns = [], 0
+    moments = [sample.at_ns or 0 for sample in samples]
     for sample in evenly_thinned(samples, most):
         at_ns = sample.at_ns or 0
-        restarted = any(before_ns < (moment or 0) <= at_ns for moment in restarts)
-        points.append(_sample_point(sample, at_ns, usable, restarted))
-        before_ns = at_ns
+        first, end = bisect_right(moments, since_ns), bisect_right(moments, at_ns)
+        restarted = any(one.restarted for one in samples[max(first, 1) : end])
+        minute = bisect_right(moments, at_ns - POINT_LATENCY_NS)
+        points.append(_sample_point(sample, at_ns, usable, restarted, samples[min(first, minute) : end]))
+        since_ns = at_ns
     return points
 
 
-def _sample_point(sample: Sample, at_ns: int, usable: int | None, restarted: bool) -> PointView:
+def _sample_point(
+    sample: Sample, at_ns: int, usable: int | None, restarted: bool, recent: Sequence[Sample]
+) -> PointView:
+    """Return one point; its latencies are of the requests that the recent samples count."""
+    first_token, queue_time = sample_latency(recent)
     return PointView(
         at=timestamp(at_ns) or "",
         at_ns=at_ns,
@@ -74,6 +86,8 @@ def _sample_point(sample: Sample, at_ns: int, usable: int | None, restarted: boo
         output_tokens_per_s=sample.generation_tokens_per_s,
         computed_tokens_per_s=sample.prompt_tokens_per_s,
         prefix_hit_rate=sample.prefix_hit_rate,
+        first_token=first_token,
+        queue_time=queue_time,
     )
 
 
@@ -81,6 +95,7 @@ def sample_stats(engine: str, samples: Sequence[Sample], findings: Sequence[Find
     """Return the statistics of a window by its samples, at least two. What the page does not expose is absent."""
     first, last = samples[0].at_ns or 0, samples[-1].at_ns or 0
     peak = max((sample for sample in samples if sample.usage is not None), key=lambda s: s.usage or 0.0, default=None)
+    first_token, queue_time = sample_latency(samples[1:])
     counts = {name: _grown(samples, counter) for name, counter in WINDOW_COUNTERS.items()}
     return WindowStats(
         source="",
@@ -92,6 +107,8 @@ def sample_stats(engine: str, samples: Sequence[Sample], findings: Sequence[Find
         counts={name: count for name, count in counts.items() if count is not None},
         peak_at=timestamp(peak.at_ns or 0) if peak is not None else None,
         peak_usage=peak.usage if peak is not None else None,
+        first_token=first_token,
+        queue_time=queue_time,
     )
 
 
@@ -113,7 +130,13 @@ def sample_explanation(
     engine: str, samples: Sequence[Sample], since_ns: int, until_ns: int, findings: list[FindingReport]
 ) -> ExplanationView:
     """Summarize a window (wall): usage, the queue, preemptions, restarts, and the findings whose life touches it."""
-    sentences = [_usage_text(samples), _queue_text(samples), _events_text(samples), findings_in_words(findings)]
+    sentences = [
+        _usage_text(samples),
+        _queue_text(samples),
+        _latency_text(samples),
+        _events_text(samples),
+        findings_in_words(findings),
+    ]
     return ExplanationView(
         engine=engine,
         since=timestamp(since_ns),
@@ -148,6 +171,16 @@ def _queue_text(samples: Sequence[Sample]) -> str:
     return (
         f"{counted(most, 'request')} waited{why} at {clock_time(longest.at_ns or 0)}; {queues[0][0]:,} at the"
         f" beginning, {queues[-1][0]:,} at the end."
+    )
+
+
+def _latency_text(samples: Sequence[Sample]) -> str:
+    """How long requests of the window took: what the sample at its beginning counts was before."""
+    first_token, queue_time = sample_latency(samples[1:])
+    return " ".join(
+        f"{name}: p50 {duration(known.p50_s)}, p95 {duration(known.p95_s)} ({counted(known.requests, 'request')})."
+        for name, known in (("Time to first token", first_token), ("Queue time", queue_time))
+        if known is not None
     )
 
 

@@ -24,6 +24,8 @@ A field may have had several names: whichever a page has is taken. In brackets, 
     request_…_tokens    vllm:request_prompt_tokens_sum, _generation_…   not exposed
     prefix_hits         the same with _hits_                            not exposed
     prefix_hit_rate     from these two                                  sglang:cache_hit_rate
+    first_token_s       vllm:time_to_first_token_seconds_bucket         sglang:time_to_first_token_seconds_…
+    queue_s             vllm:request_queue_time_seconds_bucket          sglang:queue_time_seconds_bucket
 
 Facts (an engine's pool, as it says it) come from the labels of vllm:cache_config_info. On models with several kinds of
 layers block_size is the smallest of them, so that blocks times block_size is not the pool's size in tokens.
@@ -31,6 +33,7 @@ layers block_size is the smallest of them, so that blocks times block_size is no
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
@@ -38,7 +41,7 @@ from typing import Final, NamedTuple
 import httpx
 
 from kvscope.monitor.errors import BadTarget
-from kvscope.monitor.events.samples import Fact, Sample
+from kvscope.monitor.events.samples import DurationCount, Fact, Sample
 
 FIELDS: Final[dict[str, str]] = {
     "vllm:num_requests_running": "running",
@@ -80,6 +83,14 @@ COUNTERS: Final = (
     "prefix_queries",
     "prefix_hits",
 )
+DURATIONS: Final[dict[str, str]] = {
+    "vllm:time_to_first_token_seconds_bucket": "first_token_s",
+    "vllm:request_queue_time_seconds_bucket": "queue_s",
+    "sglang:time_to_first_token_seconds_bucket": "first_token_s",
+    "sglang:queue_time_seconds_bucket": "queue_s",
+}
+"""Histograms, by the name of their buckets."""
+MAX_BUCKETS: Final = 256
 SUMMED: Final = ("finished", "aborted")
 NOT_AN_END: Final = ("abort", "error")
 """Values of vLLM's finished_reason that are no answer to its end: a client that left, a time-out, a failure."""
@@ -105,6 +116,8 @@ NONE_VALID: Final = (
     " proxy or an exporter rewrites the page"
 )
 ExposedFigures = dict[str, float]
+ExposedBuckets = dict[str, dict[float, float]]
+"""By the fields of DURATIONS: for each upper bound in seconds, how many requests took at most as long."""
 
 
 class ExposedEngine(NamedTuple):
@@ -159,6 +172,36 @@ def put_figure(figures: ExposedFigures, name: str, labels: Mapping[str, str], va
     figures[field] = figures.get(field, 0.0) + value if field in SUMMED else max(figures.get(field, value), value)
 
 
+def put_bucket(buckets: ExposedBuckets, name: str, labels: Mapping[str, str], value: float) -> None:
+    """Take one series' value in, if it is a bucket of DURATIONS. Other ranks than the first repeat what it counts."""
+    field = DURATIONS.get(name)
+    if field is None or not 0 <= value <= MAX_FIGURE or labels.get("tp_rank", "0") not in ("", "0"):
+        return
+    try:
+        bound = float(labels.get("le", ""))
+    except ValueError:
+        return
+    counts = buckets.setdefault(field, {})
+    if bound >= 0 and (bound in counts or len(counts) < MAX_BUCKETS):
+        counts[bound] = counts.get(bound, 0.0) + value
+
+
+def durations_between(before: Mapping[float, float], now: Mapping[float, float]) -> tuple[DurationCount, ...] | None:
+    """Return the requests that a histogram has counted since `before`; None if the two are not of one histogram."""
+    if before.keys() != now.keys() or math.inf not in now:
+        return None
+    counts: list[DurationCount] = []
+    lower, below = 0.0, 0.0
+    for upper in sorted(now):
+        until = now[upper] - before[upper]
+        if until < below:
+            return None
+        if until > below:
+            counts.append((lower, upper, round(until - below)))
+        lower, below = upper, until
+    return tuple(counts)
+
+
 def dialect_of(names: Iterable[str]) -> str:
     """Whose page has metrics of these names: kvscope's, vllm's or sglang's."""
     prefixes = {name.partition(":")[0] for name in names}
@@ -183,11 +226,14 @@ class Sampler:
         self.engine = str(engine)
         self.source = source
         self._before: ExposedFigures = {}
+        self._buckets_before: ExposedBuckets = {}
         self._before_ns = 0
 
-    def sample(self, at_ns: int, position: str, figures: ExposedFigures) -> Sample:
+    def sample(
+        self, at_ns: int, position: str, figures: ExposedFigures, buckets: ExposedBuckets | None = None
+    ) -> Sample:
         """The figures as a sample. A counter that was lower than before began again from 0."""
-        before = self._before
+        before, counted = self._before, buckets or {}
         restarted = any(figures[name] < before[name] for name in COUNTERS if name in figures and name in before)
         seconds = (at_ns - self._before_ns) / 1e9 if self._before_ns else 0.0
 
@@ -198,6 +244,10 @@ class Sampler:
 
         def whole(name: str) -> int | None:
             return round(figures[name]) if name in figures else None
+
+        def durations(name: str) -> tuple[DurationCount, ...] | None:
+            now = counted.get(name, {})
+            return durations_between(dict.fromkeys(now, 0.0) if restarted else self._buckets_before.get(name, {}), now)
 
         hit_rate = figures.get("prefix_hit_rate")
         if figures.get("prefix_queries"):
@@ -226,8 +276,10 @@ class Sampler:
             generation_tokens=whole("generation_tokens"),
             restarted=restarted,
             source=self.source,
+            first_token_s=durations("first_token_s"),
+            queue_s=durations("queue_s"),
         )
-        self._before, self._before_ns = figures, at_ns
+        self._before, self._before_ns, self._buckets_before = figures, at_ns, counted
         return sample
 
 

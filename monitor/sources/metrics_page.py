@@ -19,9 +19,11 @@ from kvscope.monitor.events.event_log import Clock
 from kvscope.monitor.events.samples import Fact, Record, Sample
 from kvscope.monitor.sources.exposition import (
     CONFIGURATION,
+    DURATIONS,
     FIELDS,
     NONE_KNOWN,
     NONE_VALID,
+    ExposedBuckets,
     ExposedEngine,
     ExposedFigures,
     Sampler,
@@ -29,6 +31,7 @@ from kvscope.monitor.sources.exposition import (
     dialect_of,
     engine_of,
     facts_of,
+    put_bucket,
     put_figure,
     shown,
 )
@@ -155,6 +158,7 @@ class MetricsPage(Source):
 
     def _read(self, text: str, at_ns: int) -> list[Sample | Fact]:
         figures: dict[ExposedEngine, ExposedFigures] = {}
+        buckets: dict[ExposedEngine, ExposedBuckets] = {}
         configurations: dict[str, dict[str, str]] = {}
         names = set()
         try:
@@ -166,6 +170,8 @@ class MetricsPage(Source):
                         configurations[engine.rank] = series.labels
                     if series.name in FIELDS:
                         put_figure(figures.setdefault(engine, {}), series.name, series.labels, series.value)
+                    elif series.name in DURATIONS:
+                        put_bucket(buckets.setdefault(engine, {}), series.name, series.labels, series.value)
         except (ValueError, ArithmeticError, LookupError, RecursionError) as error:
             raise BadPage(
                 f"{self.url} is no metrics page that Prometheus could read: {type(error).__name__} in it"
@@ -188,5 +194,5 @@ class MetricsPage(Source):
             if is_new:
                 self._samplers[engine] = Sampler(engine, "metrics")
                 records += facts_of(engine, position, dialect_of(names), configurations.get(engine.rank, {}))
-            records.append(self._samplers[engine].sample(at_ns, position, values))
+            records.append(self._samplers[engine].sample(at_ns, position, values, buckets.get(engine, {})))
         return records

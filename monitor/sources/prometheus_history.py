@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Annotated, Final
 
@@ -19,8 +20,10 @@ from kvscope.monitor.bounded_http import bounded_client, describe_failure, statu
 from kvscope.monitor.events.samples import Record, Sample
 from kvscope.monitor.sources.exposition import (
     CONFIGURATION,
+    DURATIONS,
     FIELDS,
     NONE_KNOWN,
+    ExposedBuckets,
     ExposedEngine,
     ExposedFigures,
     Sampler,
@@ -28,6 +31,7 @@ from kvscope.monitor.sources.exposition import (
     dialect_of,
     engine_of,
     facts_of,
+    put_bucket,
     put_figure,
     shown,
 )
@@ -42,6 +46,10 @@ MOST_STORED: Final = 600
 """Moments that a window from before what is read is asked at: a chart has no more."""
 LEAST_STEP_S: Final = 60
 """Between them: scrapes are that far apart at most, or one would count as several."""
+MANY_STORED: Final = 200_000
+"""Figures of more than this, some twenty engines over two hours, come with the histograms of a shorter time."""
+DURATIONS_S: Final = 300
+"""But of no shorter than this: what the overview shows."""
 FOLLOW_EVERY_S: Final = 5.0
 """Between queries, where a server is followed."""
 
@@ -122,7 +130,7 @@ class PrometheusHistory(Source):
         time.sleep(max(due_s, 0.0))
         self._due_s = time.monotonic() + self._every_s
         try:
-            records = self._read(self._seconds_to_ask(), time.time(), must_have=not self._last_ms)
+            records = self._read(self._seconds_to_ask(), time.time(), must_have=not self._last_ms, durations=True)
             self._error = ""
             return records
         except BadHistory as error:
@@ -141,7 +149,9 @@ class PrometheusHistory(Source):
         past = PrometheusHistory(self._url, SourceOptions(timeout_s=self._options.timeout_s))
         span_s = -(-(until_ns - since_ns) // 1_000_000_000)
         step_s = max(LEAST_STEP_S, -(-span_s // MOST_STORED)) if span_s > DEFAULT_PAST_S else 0
-        records = past._read(span_s, until_ns / 1e9, must_have=False, step_s=step_s, instance=known.instance)
+        records = past._read(
+            span_s, until_ns / 1e9, must_have=False, durations=True, step_s=step_s, instance=known.instance
+        )
         found = (one for one in records if isinstance(one, Sample) and one.engine == engine)
         return [one for one in found if since_ns <= (one.at_ns or 0) < until_ns]
 
@@ -170,7 +180,8 @@ class PrometheusHistory(Source):
             return []
         until_ns = self._until_ns or time.time_ns()
         since_ns = self._since_ns or until_ns - round(DEFAULT_PAST_S * 1e9)
-        records = self._read(-(-(until_ns - since_ns) // 1_000_000_000), until_ns / 1e9, must_have=True)
+        seconds = -(-(until_ns - since_ns) // 1_000_000_000)
+        records = self._read(seconds, until_ns / 1e9, must_have=True, durations=False)  # no detector reads them
         self._ended = True
         return records
 
@@ -182,20 +193,31 @@ class PrometheusHistory(Source):
         return round(min(look_back_s, max(time.time() - min(self._last_ms.values()) / 1e3, 0.0) + 1.0))
 
     def _read(
-        self, seconds: int, until_s: float, *, must_have: bool, step_s: int = 0, instance: str = ""
+        self, seconds: int, until_s: float, *, must_have: bool, durations: bool, step_s: int = 0, instance: str = ""
     ) -> list[Record]:
         """Return what is new in the `seconds` until `until_s` (Unix time). Raises BadHistory.
 
+        durations: with the histograms, which are twice as much as all else: of many engines, of a shorter time. None,
+        if the server refuses them.
         step_s: as it was every so many seconds (0: each scrape). instance: of this one alone.
         """
-        wanted = "|".join((*FIELDS, CONFIGURATION))
         quoted = instance.replace("\\", "\\\\").replace('"', '\\"')
         only = f',instance="{quoted}"' if instance else ""
         every = f":{step_s}s" if step_s else ""
-        query = f'{{__name__=~"{wanted}"{only}}}[{seconds}s{every}]'
-        series = _ask(self._url, query, self._options.timeout_s, until_s)
+
+        def asked(span_s: int, *names: str) -> list[_StoredSeries]:
+            query = f'{{__name__=~"{"|".join(names)}"{only}}}[{span_s}s{every}]'
+            return _ask(self._url, query, self._options.timeout_s, until_s)
+
+        series = asked(seconds, *FIELDS, CONFIGURATION)
+        bucket_series: list[_StoredSeries] = []
+        if durations and series:
+            stored = sum(len(one.values) for one in series)
+            span_s = min(seconds, max(seconds * MANY_STORED // max(stored, 1), DURATIONS_S))
+            with suppress(BadHistory):
+                bucket_series = asked(span_s, *DURATIONS)
         try:
-            records = sorted(self._new_records(series), key=lambda found: found[0])
+            records = sorted(self._new_records(series, bucket_series), key=lambda found: found[0])
         except (ValueError, ArithmeticError) as error:
             raise BadHistory(
                 f"{shown(self._url)} has a sample whose time or value is no number ({type(error).__name__})"
@@ -206,7 +228,9 @@ class PrometheusHistory(Source):
             )
         return [record for _, record in records]
 
-    def _new_records(self, all_series: list[_StoredSeries]) -> Iterator[tuple[int, Record]]:
+    def _new_records(
+        self, all_series: list[_StoredSeries], bucket_series: list[_StoredSeries]
+    ) -> Iterator[tuple[int, Record]]:
         """Yield each with its time, in ns."""
         moments: dict[ExposedEngine, dict[int, ExposedFigures]] = {}
         names: dict[ExposedEngine, set[str]] = {}
@@ -221,6 +245,7 @@ class PrometheusHistory(Source):
             for at_s, value in series.values:
                 figures = moments.setdefault(engine, {}).setdefault(round(at_s * 1000), {})
                 put_figure(figures, name, series.metric, float(value))
+        buckets = _exposed_buckets(bucket_series)
         for engine, figures_at in moments.items():
             if not any(figures_at.values()):
                 continue
@@ -230,10 +255,10 @@ class PrometheusHistory(Source):
                 configuration = configurations.get((engine.instance, engine.rank), {})
                 for fact in facts_of(engine, str(began_ns), dialect_of(names[engine]), configuration):
                     yield began_ns, fact
-            yield from self._new_samples(engine, figures_at)
+            yield from self._new_samples(engine, figures_at, buckets.get(engine, {}))
 
     def _new_samples(
-        self, engine: ExposedEngine, figures_at: dict[int, ExposedFigures]
+        self, engine: ExposedEngine, figures_at: dict[int, ExposedFigures], buckets_at: dict[int, ExposedBuckets]
     ) -> Iterator[tuple[int, Record]]:
         kept_until_ns = self._options.kept_until_ns(str(engine))
         for at_ms, figures in sorted(figures_at.items()):
@@ -242,9 +267,21 @@ class PrometheusHistory(Source):
                 self._samples += 1
                 self._times = [min([*self._times, at_ms]), max([*self._times, at_ms])]
                 at_ns = at_ms * 1_000_000
-                sample = self._samplers[engine].sample(at_ns, f"{at_ms / 1000:.3f}", figures)
+                position = f"{at_ms / 1000:.3f}"
+                sample = self._samplers[engine].sample(at_ns, position, figures, buckets_at.get(at_ms))
                 if at_ns > kept_until_ns:  # rates are of the sample before, which may be kept
                     yield at_ns, sample
+
+
+def _exposed_buckets(all_series: list[_StoredSeries]) -> dict[ExposedEngine, dict[int, ExposedBuckets]]:
+    """Return the histograms of each engine, by the time of the scrape in ms."""
+    found: dict[ExposedEngine, dict[int, ExposedBuckets]] = {}
+    for series in all_series:
+        name = series.metric.pop("__name__", "")
+        buckets_at = found.setdefault(engine_of(series.metric, series.metric.get("instance", "prometheus")), {})
+        for at_s, value in series.values:
+            put_bucket(buckets_at.setdefault(round(at_s * 1000), {}), name, series.metric, float(value))
+    return found
 
 
 def _ask(url: str, query: str, timeout_s: float, at_s: float) -> list[_StoredSeries]:

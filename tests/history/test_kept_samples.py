@@ -168,7 +168,7 @@ def test_what_a_prometheus_server_stored_is_shown_from_the_start(monkeypatch: py
     judge = watch._judge
     monkeypatch.setattr(watch, "_judge", lambda ledger: (judged.append(ledger.now_ns), judge(ledger)))
     read_once(watch, SourceOptions(follow=True, look_back_s=7_200))
-    assert server.asked == [7_200]
+    assert server.asked == [7_200, 7_200]  # figures, and histograms
     (engine,) = watch.engines()
     assert len(watch.points(engine.engine, seconds=7_200)) == 480
     assert min(judged) > time.time_ns() - 605 * 10**9

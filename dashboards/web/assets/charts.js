@@ -24,7 +24,8 @@
   }
 
   const moment = (chart, index) => chart.data[0].x[index].slice(11, 19);
-  const written = (value, unit) => value === null || value === undefined ? "not exposed" : value.toLocaleString("en-US", { maximumFractionDigits: Math.abs(value) < 10 ? 1 : 0 }) + unit;
+  const digits = (value) => Math.abs(value) < 1 ? 2 : Math.abs(value) < 10 ? 1 : 0;
+  const written = (value, unit, none) => value === null || value === undefined ? none : value.toLocaleString("en-US", { maximumFractionDigits: digits(value) }) + unit;
 
   // Nothing is drawn anew while a chart is being dragged over.
   let held = false;
@@ -39,7 +40,7 @@
     if (!legend || !chart.data || !chart.data[0].x.length) return;
     for (const place of legend.querySelectorAll("[data-trace]")) {
       const value = chart.data[place.dataset.trace].y[index];
-      place.textContent = written(value, place.dataset.unit || "");
+      place.textContent = written(value, place.dataset.unit || "", place.dataset.none);
       place.classList.toggle("zero", !value);
     }
     for (const place of legend.querySelectorAll("[data-moment]")) place.textContent = moment(chart, index);

@@ -11,13 +11,22 @@ from dash import html
 
 from kvscope.dashboards.web.charts import ChartMark, ChartRow, Trace, over_time
 from kvscope.dashboards.web.configuration_changes import changes_text
-from kvscope.dashboards.web.display_text import clock_text, no_rate, number_text, pool_full_in, queue_reasons
+from kvscope.dashboards.web.display_text import (
+    clock_text,
+    latency_note,
+    latency_text,
+    no_rate,
+    number_text,
+    pool_full_in,
+    queue_reasons,
+)
 from kvscope.dashboards.web.links import rfc3339, wall_ns
 from kvscope.dashboards.web.markup import aria, key
 from kvscope.dashboards.web.palette import LIMITS, REASONS
 from kvscope.dashboards.web.pool_traces import (
     RUNNING_TRACE,
     gaps_between,
+    latency_traces,
     pool_row,
     pool_text,
     queue_text,
@@ -96,6 +105,11 @@ def _summary(here: Here, engine: EngineView, found: Sequence[FindingReport]) -> 
         *([("Pool full in", full_in, band)] if full_in else []),
         ("Output", number_text(engine.output_tokens_per_s, "tok/s", no_rate(engine)), ""),
         ("Computed", number_text(engine.computed_tokens_per_s, "tok/s", no_rate(engine)), ""),
+        *(
+            (f"{name}, p95", latency_text(latency), latency_note(latency))
+            for name, latency in (("First token", engine.first_token), ("Queue time", engine.queue_time))
+            if latency is not None
+        ),
         ("Preemptions", number_text(engine.preemptions), ""),
         ("Prefix hits", _percent(engine.prefix_hit_rate), ""),
     )
@@ -228,6 +242,8 @@ def _timeline_chart(here: Here, points: Sequence[PointView], marks: Sequence[Cha
         ChartRow("Tokens per second", 84, _token_traces(points)),
         ChartRow("Setbacks per second", 58, _lost(points)),
     ]
+    if any(point.first_token or point.queue_time for point in points):
+        rows.insert(2, ChartRow("Latency over a minute", 84, latency_traces(points), unit=" s"))
     if limits := _limits(points):
         rows.append(ChartRow("Steps, by what bound them", 64, limits, 100, " %"))
     if any(point.prefix_hit_rate is not None for point in points):

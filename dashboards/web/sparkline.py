@@ -1,0 +1,45 @@
+"""A figure's recent past as a small line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+from urllib.parse import quote
+
+from dash import html
+
+SPARKLINE_WIDTH: Final = 120
+SPARKLINE_HEIGHT: Final = 22
+
+
+def sparkline(
+    name: str, values: Sequence[float | None], unit: str, rgb: tuple[int, int, int], top: float = 0.0
+) -> list[Any]:
+    """Return the line as an image, with its extremes in words; nothing if fewer than two values are known.
+
+    top: where its axis ends, 0 for the highest value.
+    """
+    known = [value for value in values if value is not None]
+    if len(known) < 2:
+        return []
+    words = f"{name} over 10 min: {min(known):,.0f} to {max(known):,.0f}{unit}, now {known[-1]:,.0f}{unit}"
+    return [html.Img(src=_svg(values, rgb, top or max(known) or 1.0), alt=words, title=words, className="sparkline")]
+
+
+def _svg(values: Sequence[float | None], rgb: tuple[int, int, int], top: float) -> str:
+    """As a data URL. What is not known breaks the line."""
+    step = SPARKLINE_WIDTH / max(len(values) - 1, 1)
+    path, pen = [], "M"
+    for place, value in enumerate(values):
+        if value is None:
+            pen = "M"
+            continue
+        path.append(f"{pen}{place * step:.1f} {1 + (SPARKLINE_HEIGHT - 2) * (1 - min(value / top, 1.0)):.1f}")
+        pen = "L"
+    colour = "#" + "".join(f"{part:02x}" for part in rgb)
+    size = f"viewBox='0 0 {SPARKLINE_WIDTH} {SPARKLINE_HEIGHT}' preserveAspectRatio='none'"
+    svg = (
+        f"<svg xmlns='http://www.w3.org/2000/svg' {size}>"
+        f"<path d='{''.join(path)}' fill='none' stroke='{colour}' stroke-width='1.5'/></svg>"
+    )
+    return "data:image/svg+xml," + quote(svg, safe=" =:/'")

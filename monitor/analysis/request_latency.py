@@ -1,0 +1,100 @@
+"""How long requests waited for their first token and in the queue: percentiles from times or from histograms."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Final
+
+import msgspec
+
+from kvscope.monitor.events.samples import DurationCount, Sample
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.state.records import RequestState
+
+LATENCY_OVER_S: Final = 300.0
+"""How much of the past the latency of an engine now is of."""
+MAX_RECENT_REQUESTS: Final = 1_000
+"""Ended requests that it is of at most, the latest: it is asked for at each look."""
+
+
+class LatencyView(msgspec.Struct, frozen=True):
+    """How long requests took, in seconds: half of them at most `p50_s`, 95 % at most `p95_s`. From metrics, within the
+    bounds of the engine's histogram.
+    """
+
+    p50_s: float
+    p95_s: float
+    requests: int
+
+
+def exact_latency(seconds: Iterable[float]) -> LatencyView | None:
+    """Return the percentiles of these durations; None if there are none."""
+    ordered = sorted(seconds)
+    if not ordered:
+        return None
+    p50_s, p95_s = (ordered[math.ceil(share * len(ordered)) - 1] for share in (0.5, 0.95))
+    return LatencyView(p50_s, p95_s, len(ordered))
+
+
+def histogram_latency(counts: Iterable[DurationCount]) -> LatencyView | None:
+    """Return the percentiles of requests that are known by the buckets they fell in; None if there are none."""
+    merged: Counter[tuple[float, float]] = Counter()
+    for lower, upper, requests in counts:
+        merged[lower, upper] += requests
+    total = sum(merged.values())
+    if not total:
+        return None
+    return LatencyView(_histogram_quantile(merged, 0.5 * total), _histogram_quantile(merged, 0.95 * total), total)
+
+
+def _histogram_quantile(merged: Counter[tuple[float, float]], rank: float) -> float:
+    """As Prometheus's histogram_quantile: in proportion within a bucket, and the lower bound of the last."""
+    below = 0
+    for (lower, upper), requests in sorted(merged.items()):
+        if below + requests >= rank:
+            return lower if math.isinf(upper) else lower + (upper - lower) * (rank - below) / requests
+        below += requests
+    raise AssertionError(f"rank {rank} of {below}")
+
+
+def sample_latency(samples: Sequence[Sample]) -> tuple[LatencyView | None, LatencyView | None]:
+    """Return the time to the first token and the time in the queue of the requests that these samples count."""
+    first_token = histogram_latency(one for sample in samples for one in sample.first_token_s or ())
+    return first_token, histogram_latency(one for sample in samples for one in sample.queue_s or ())
+
+
+def recent_sample_latency(samples: Sequence[Sample]) -> tuple[LatencyView | None, LatencyView | None]:
+    """Return the same of the last LATENCY_OVER_S."""
+    since_ns = (samples[-1].at_ns or 0) - round(LATENCY_OVER_S * 1e9)
+    recent = []
+    for sample in reversed(samples):
+        if (sample.at_ns or 0) <= since_ns:
+            break
+        recent.append(sample)
+    return sample_latency(recent)
+
+
+def recent_request_latency(ledger: EngineLedger) -> tuple[LatencyView | None, LatencyView | None]:
+    """Return the same by the stream: of requests that got their first token, or were admitted first, in that time.
+
+    A ledger that was joined later has those since then: it knows no request that had ended before.
+    """
+    since_ns = max(ledger.now_ns - round(LATENCY_OVER_S * 1e9), ledger.joined_ns) - ledger.clock.offset_ns
+    requests: list[RequestState] = []
+    for record in islice(reversed(ledger.ended), MAX_RECENT_REQUESTS):
+        if record.finished_ns < since_ns:
+            break
+        requests.append(record)
+    requests += [one for one in ledger.state.requests.values() if not one.finished_ns]
+    first_tokens = [(one.arrived_ns, one.first_token_ns) for one in requests]
+    admissions = [(one.arrived_ns, one.admitted_ns) for one in requests]
+    return _latency_since(since_ns, first_tokens), _latency_since(since_ns, admissions)
+
+
+def _latency_since(since_ns: int, times: Sequence[tuple[int, int]]) -> LatencyView | None:
+    """Of those whose wait ended since then; a time of 0 is not known."""
+    after_ns = max(since_ns, 1)
+    return exact_latency((end_ns - began_ns) / 1e9 for began_ns, end_ns in times if began_ns and end_ns >= after_ns)
