@@ -51,9 +51,16 @@ class StoredPast:
         return [one for one in found if since_ns <= (one.at_ns or 0) < until_ns]
 
     def first_ns(self, engine: str, known_ns: int) -> int:
-        """Return when what the server keeps begins (wall), or `known_ns` if it has nothing earlier or is down."""
-        try:
-            before = self.samples(engine, known_ns - MOST_BACK_NS, known_ns) if known_ns else []
-        except NotKnown:
-            return known_ns
-        return before[0].at_ns or known_ns if before else known_ns
+        """Return when what the server keeps begins (wall), or `known_ns` if it has nothing earlier or is down.
+
+        The moments of the longest window are most of a day apart, so that the part before the first of them is asked
+        for again.
+        """
+        first_ns = known_ns
+        for back_ns in (MOST_BACK_NS, 2 * MOST_BACK_NS // WINDOW_PARTS):
+            try:
+                before = self.samples(engine, first_ns - back_ns, first_ns) if first_ns else []
+            except NotKnown:
+                break
+            first_ns = before[0].at_ns or first_ns if before else first_ns
+        return first_ns

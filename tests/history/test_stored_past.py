@@ -60,7 +60,7 @@ def test_any_window_of_the_servers_past_is_shown(server: str, tmp_path: Path) ->
                 assert point["usage"] == pytest.approx((point["at_ns"] - began_ns) / (DAY_S * 1e9), abs=0.01)
         span = get("history", engine=name)
         assert isinstance(span, dict)
-        assert span["first"] < _at(last_ns - 10 * HOUR_NS)
+        assert span["first"] < _at(last_ns - 23 * HOUR_NS)
 
 
 def _at(ns: int) -> str:
