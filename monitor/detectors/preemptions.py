@@ -11,7 +11,7 @@ from kvscope.monitor.ledger.engine_ledger import EngineLedger, Point
 from kvscope.monitor.state.records import Preemption
 
 RESET_REASON = int(Preempt.RESET)  # as a plain number: it is compared with thousands of reasons
-LOST_EVENTS = "the events that were lost"
+LOST_EVENTS = "the lost events"
 
 
 def recent_preemptions(ledger: EngineLedger, seconds: float) -> list[Preemption]:

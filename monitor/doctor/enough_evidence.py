@@ -30,9 +30,8 @@ def refuse_too_little(
     samples = sum(len(view.samples) for view in views)
     if complains and samples:
         raise CannotTell(
-            f"{target}: it tells of a problem, and the lines that it quotes do not show one. Give the log, or"
-            f" the metrics"
-            " page, from while it happens: a minute of it at least",
+            f"{target}: it tells of a problem, and the lines that it quotes do not show one. Give the log or the"
+            " metrics page while it happens: a minute of it at least",
             notes,
         )
     if not samples:

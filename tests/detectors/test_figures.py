@@ -77,7 +77,7 @@ def test_frozen_engine() -> None:
     assert value(finding, "steps") == before
     assert value(finding, "running") == 6
     assert float(value(finding, "stalled_s")) > float(value(finding, "allowed_s"))
-    assert "still answers" in finding.explanation
+    assert "still responds" in finding.explanation
 
 
 @pytest.mark.parametrize("name", HEALTHY)

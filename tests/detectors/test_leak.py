@@ -23,7 +23,7 @@ def test_finished_requests_whose_transfer_is_never_confirmed() -> None:
     assert len(struck) == 3
     finding = scene.only(FINISHED_HELD)
     assert (finding.severity, finding.verdict) == ("error", "likely")
-    assert "without either a slow transfer looks the same" in finding.missing
+    assert "without either, a slow transfer looks the same" in finding.missing
     assert sorted(finding.culprits.requests) == sorted(struck)
     kept = sorted(block for number in scene.lab.manager.tables for block in scene.lab.blocks_of(number))
     assert finding.culprits.blocks == kept

@@ -151,7 +151,7 @@ def test_blocks_kept_by_a_connector_that_is_not_asked_though_requests_wait_are_r
     scene.beats(14, queued=1, polled=False)
     finding = scene.only(HELD)
     assert (finding.verdict, finding.culprits.requests) == ("likely", ["r-7"])
-    assert "does not ask it" in finding.missing
+    assert "does not poll it" in finding.missing
 
 
 def test_what_was_kept_for_too_long_while_asked_stays_so_when_the_engine_goes_idle() -> None:

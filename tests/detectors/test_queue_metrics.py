@@ -269,7 +269,7 @@ def test_a_hit_rate_that_fell_is_a_question_with_its_causes(seconds: int) -> Non
     assert finding.verdict == "cannot-tell"
     assert value(finding, "hit_rate_before") == pytest.approx(70, abs=1)
     assert value(finding, "hit_rate") < 10
-    for cause in ("another tenant", "evicted", "look-ups"):
+    for cause in ("another tenant", "evicted", "lookups"):
         assert cause in finding.explanation
 
 

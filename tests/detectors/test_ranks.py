@@ -69,7 +69,7 @@ def test_one_of_two_ranks_stops(tmp_path: Path) -> None:
     assert set(finding.culprits.requests) == {r.id for r in state.requests.values() if r.is_running or r.is_waiting}
     assert value(finding, "ranks_stepping") == "0"
     assert value(finding, "step_in_flight") in state.in_flight
-    assert finding.explanation.startswith("Rank 1 stands still, while rank 0 of the same server goes on.")
+    assert finding.explanation.startswith("Rank 1 has stopped, while rank 0 of the same server keeps running.")
 
 
 @pytest.mark.parametrize(

@@ -315,7 +315,7 @@ def test_an_item_that_the_encoder_has_no_room_for() -> None:
     scene.live(scene.watch.settings(THRESHOLDS["stuck.encoder-budget.grace_s"]) + 2)
     finding = scene.only("stuck.encoder-budget")
     assert (finding.verdict, finding.culprits.requests) == ("likely", [request.id])
-    assert "encoder's cache" in finding.missing
+    assert "encoder cache" in finding.missing
     assert value(finding, "blocks_free") == scene.lab.pool.num_free
     scene.lab.scheduler.waiting.put_back(request)
     scene.run_until_idle()

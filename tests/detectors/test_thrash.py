@@ -60,7 +60,7 @@ def test_after_a_loss_it_is_likely() -> None:
     scene.skip()
     scene.beat(1)
     finding = scene.only(PREEMPTION)
-    assert (finding.verdict, finding.missing) == ("likely", "the events that were lost")
+    assert (finding.verdict, finding.missing) == ("likely", "the lost events")
 
 
 def test_preemptions_that_free_nothing() -> None:

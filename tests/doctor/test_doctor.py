@@ -62,7 +62,7 @@ def test_the_first_seed(capsys: pytest.CaptureFixture[str]) -> None:
     assert evidence["correlation_with_running"] == pytest.approx(-0.1, abs=0.05)
     assert evidence["usage_per_running_first"] == pytest.approx(2.3)
     assert evidence["usage_per_running_last"] == pytest.approx(99.3)
-    assert "did not fall when Running went from 13 to 1" in finding["explanation"]
+    assert "did not fall when Running dropped from 13 to 1" in finding["explanation"]
     assert finding["missing"]
 
 

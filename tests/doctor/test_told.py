@@ -48,7 +48,7 @@ def test_more_than_the_pool_holds_leaves_preemption_open(capsys: pytest.CaptureF
     _, printed = doctor_json(capsys, report)
     (finding,) = printed["findings"]
     assert values(finding)["demand_of_36"] == 36 * EACH
-    assert "preemption is a cause as good" in finding["explanation"]
+    assert "preemption explains the fall as well" in finding["explanation"]
 
 
 @pytest.mark.parametrize("left_out", ["Maximum concurrency", "vllm bench serve"], ids=["pool", "load"])

@@ -43,10 +43,10 @@ class ClockJumped(Detector[Judgement]):
             ),
             explanation=(
                 f"The wall clock of the engine's machine jumped {ahead} by {duration(abs(last.by_ns) / 1e9)} at"
-                f" {clock_time(last.at_ns)} ({counted(len(jumps), 'jump')} in all). Its monotonic clock went on, so"
-                " ages, rates and pending periods are right. Times shown here go on from before the jump, and differ by"
-                " it from the engine's log."
+                f" {clock_time(last.at_ns)} ({counted(len(jumps), 'jump')} in all). Its monotonic clock was not"
+                " affected, so ages, rates and pending periods are right. Times shown here continue from before the"
+                " jump and differ by it from the engine's log."
             ),
-            do_now=("Nothing: kvscope follows the monotonic clock.",),
+            do_now=("Do nothing: kvscope follows the monotonic clock.",),
             change=("Start time synchronization (chrony, systemd-timesyncd) before the engine.",),
         )

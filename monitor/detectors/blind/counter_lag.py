@@ -42,7 +42,7 @@ class CounterLag(Detector[Judgement]):
                 " of the last step that ended."
             ),
             change=(
-                "Where it matters, attach the event stream (monitor doctor tcp://HOST:5757): each preemption and each"
-                " abort is in it when it happens.",
+                "If it matters, attach the event stream (monitor doctor tcp://HOST:5757). It contains each"
+                " preemption and each abort as it happens.",
             ),
         )

@@ -16,7 +16,7 @@ class DuplicateSource(Detector[Judgement]):
 
     code = "blind.duplicate-source"
     severity = "info"
-    title = "Two sources bring the same engine"
+    title = "Two sources report the same engine"
     requires = ("stream",)
     position = 870
 
@@ -33,8 +33,9 @@ class DuplicateSource(Detector[Judgement]):
             position=str(ledger.heard_at),
             evidence=(Evidence("repeated_heartbeats", repeats, "heartbeats", "stream", str(ledger.heard_at)),),
             explanation=(
-                f"Events of {ledger.engine} come from two sources: {counted(repeats, 'heartbeat')} of the last seconds"
-                " came a second time. Each batch counts once, so what is shown is right, and reading costs double."
+                f"Events of {ledger.engine} come from two sources: {counted(repeats, 'heartbeat')} of the last"
+                " seconds arrived twice. Each batch counts once, so the figures are right, but reading costs twice"
+                " as much."
             ),
             do_now=("Compare the targets of the monitor: monitor doctor URL shows its sources.",),
             change=("Name each engine's event stream once among the targets.",),

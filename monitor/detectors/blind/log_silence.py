@@ -31,7 +31,7 @@ class LogSilence(Detector[Judgement]):
 
     code = "blind.log-silence"
     severity = "info"
-    title = "The log has fallen silent about an engine that had work"
+    title = "The log went silent about an engine that had work"
     requires = ("log",)
     position = 810
 
@@ -72,9 +72,11 @@ class LogSilence(Detector[Judgement]):
             explanation=(
                 f"The last line with figures has {counted(running, 'request')} running and {waiting:,} waiting; "
                 + (f"the log goes on for {duration(silent_s)} without another. " if known else "it is the log's last. ")
-                + "vLLM leaves these lines out while no token is computed, so their absence does not mean that nothing"
-                " was asked for: an engine that hangs is as silent as one that is idle."
+                + "vLLM leaves these lines out while no token is computed, so their absence does not show that the"
+                " engine had no requests: a hung engine is as silent as an idle one."
             ),
-            do_now=("Look at the engine itself, not at its log: its metrics page, or monitor doctor tcp://HOST:5757.",),
-            missing="" if known else "what came after it: a log that goes on for longer, or the metrics page",
+            do_now=(
+                "Check the engine itself instead of its log: its metrics page, or monitor doctor tcp://HOST:5757.",
+            ),
+            missing="" if known else "a longer log, or the metrics page",
         )

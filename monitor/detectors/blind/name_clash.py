@@ -16,7 +16,7 @@ class NameClash(Detector[Judgement]):
 
     code = "blind.name-clash"
     severity = "info"
-    title = "Several engines use one name"
+    title = "Several engines share one name"
     requires = ("stream",)
     position = 860
 
@@ -38,11 +38,11 @@ class NameClash(Detector[Judgement]):
             ),
             explanation=(
                 f"{counted(len(others) + 1, 'engine process', 'engine processes')} send events under the name"
-                f" {ledger.engine}: the one started {clock_time(ledger.epoch)} is shown, and"
+                f" {ledger.engine}: the one started {clock_time(ledger.epoch)} is shown, but"
                 f" {', '.join(clock_time(epoch) for epoch in others[:3])} {'is' if len(others) == 1 else 'are'} not."
                 " Heartbeats of both keep coming, so neither replaced the other."
             ),
-            do_now=("Find the engines of that name: compare the process ids and ports of their event streams.",),
-            change=("Give each engine a name of its own: KVSCOPE_ENGINE_ID=NAME@HOST:PORT/RANK.",),
+            do_now=("Find the engines with that name: compare the process ids and ports of their event streams.",),
+            change=("Give each engine its own name: KVSCOPE_ENGINE_ID=NAME@HOST:PORT/RANK.",),
             wont_help=("Restarting the monitor: the names stay the same.",),
         )

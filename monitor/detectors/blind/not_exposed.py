@@ -40,7 +40,9 @@ NEEDED_METRICS: Final[dict[str, NeededMetric]] = {
 HOW_TO_EXPOSE: Final = {
     "vllm": "Upgrade vLLM: 0.20 and later expose all of them, unless --disable-log-stats is given.",
     "sglang": "No flag of SGLang adds them: the event stream of a probe would.",
-    "kvscope": "Attach the event stream (--events of the engine, monitor doctor tcp://HOST:5757): it says all of it.",
+    "kvscope": (
+        "Attach the event stream (--events of the engine, monitor doctor tcp://HOST:5757). It has all of them."
+    ),
 }
 
 
@@ -49,7 +51,7 @@ class NotExposed(Detector[Judgement]):
 
     code = "blind.not-exposed"
     severity = "info"
-    title = "Figures that this engine's metrics do not have"
+    title = "Values that this engine's metrics do not expose"
     requires = ("metrics",)
     position = 820
 
@@ -70,7 +72,7 @@ class NotExposed(Detector[Judgement]):
             position=last.position,
             evidence=tuple(Evidence(figure.metric, "not exposed", "", last.source, last.position) for figure in absent),
             explanation=(
-                "Not exposed, which is not 0: "
+                "Not exposed (which does not mean 0): "
                 + "; ".join(f"{figure.metric}, needed for {figure.needed_for}" for figure in absent)
                 + "."
             ),

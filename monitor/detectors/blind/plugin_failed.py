@@ -29,7 +29,7 @@ class PluginFailed(Detector[Judgement]):
 
     code = "blind.plugin-failed"
     severity = "info"
-    title = "A plug-in failed, and what it adds is missing"
+    title = "A plug-in failed, and its additions are missing"
     requires = SIGNALS
     position = 840
 

@@ -26,7 +26,7 @@ class ReaderFailed(Detector[Judgement]):
 
     code = "blind.reader-failed"
     severity = "info"
-    title = "A part of the monitor failed, and what it does is missing"
+    title = "A part of the monitor failed"
     requires = SIGNALS
     position = 845
 
@@ -49,8 +49,9 @@ class ReaderFailed(Detector[Judgement]):
                 Evidence("worker_failures", failure.times, "times", "kvscope"),
             ),
             explanation=(
-                f"In kvscope, {failure.worker} does not work since {clock_time(failure.since_ns)}: {failure.error}"
-                f" ({counted(failure.times, 'failure')}). {_CONSEQUENCES[failure.kind]}. kvscope tries again by itself."
+                f"In kvscope, {failure.worker} has not worked since {clock_time(failure.since_ns)}: {failure.error}"
+                f" ({counted(failure.times, 'failure')}). {_CONSEQUENCES[failure.kind]}. kvscope tries again by"
+                " itself."
             ),
             do_now=(
                 *(("Check that the engine, or the server that it is read from, answers.",) if is_reader else ()),

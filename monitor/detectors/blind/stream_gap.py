@@ -17,7 +17,7 @@ memory."""
 
 
 class StreamGap(Detector[Judgement]):
-    """Events that were lost for good."""
+    """Events that were permanently lost."""
 
     code = "blind.stream-gap"
     severity = "info"
@@ -25,7 +25,7 @@ class StreamGap(Detector[Judgement]):
     requires = ("stream",)
     position = 800
 
-    remember_s = Threshold(600, "s", "figures of the last minutes may rest on what was lost")
+    remember_s = Threshold(600, "s", "figures of the last minutes may depend on lost events")
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield the losses that numbers may still rest on."""
@@ -44,7 +44,7 @@ class StreamGap(Detector[Judgement]):
             since = clock_time(ledger.uncertain_since_ns)
             state = f"Figures since {since} may be wrong until the engine's next complete audit."
         else:
-            state = "The state is exact again; what happened in between is not known."
+            state = "The state is exact again. The events in between are unknown."
         yield Judgement(
             code=self.code,
             engine=ledger.engine,
@@ -67,6 +67,6 @@ class StreamGap(Detector[Judgement]):
                 f"{counted(batches, 'batch', 'batches')} of events {'was' if batches == 1 else 'were'} lost for good."
                 f" {state}"
             ),
-            do_now=("Nothing, if it stays at this.",),
-            change=("If it goes on: give the engine a journal (--journal DIR), from which gaps are filled.",),
+            do_now=("Do nothing if it does not recur.",),
+            change=("If it continues, give the engine a journal (--journal DIR) from which readers can fill gaps.",),
         )

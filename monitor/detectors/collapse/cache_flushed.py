@@ -27,9 +27,10 @@ CACHE_FLUSHED_DO_NOW = (
 
 
 CACHE_FLUSHED_CHANGE = (
-    "Send such prompts to an engine of their own, or lower --max-model-len so that they are refused here.",
-    "Give the pool room for both (a higher --gpu-memory-utilization, --kv-cache-memory-bytes), or an outer tier"
-    " to fetch prefixes back from (--kv-transfer-config, or --kv-offloading-size where the version has it).",
+    "Send such prompts to a separate engine, or lower --max-model-len so that this one rejects them.",
+    "Give the pool room for both (a higher --gpu-memory-utilization, --kv-cache-memory-bytes), or add an outer tier"
+    " from which prefixes can be fetched back (--kv-transfer-config, or --kv-offloading-size where the version has"
+    " it).",
 )
 
 
@@ -41,7 +42,7 @@ class CacheFlushed(Detector[Judgement]):
 
     code = "collapse.cache-flushed"
     severity = "warning"
-    title = "Prefixes that were needed are pushed out of the cache"
+    title = "Large prompts evict cached prefixes that are still needed"
     requires = ("stream", "kv-events")
     position = 430
 
@@ -136,15 +137,15 @@ class CacheFlushed(Detector[Judgement]):
                 ),
             ),
             explanation=(
-                f"From {clock_time(ledger.wall(worst.at_ns))} on request {worst.id} pushed out {worst.evicted:,} of the"
-                f" {counted(worst.cached_before, 'block')} that were kept for their prefixes, and"
-                f" {counted(worst.missed, 'block')} of these had to be computed again since. Seen"
+                f"From {clock_time(ledger.wall(worst.at_ns))} on request {worst.id} evicted {worst.evicted:,} of"
+                f" {counted(worst.cached_before, 'block')} that the prefix cache kept. Since then,"
+                f" {counted(worst.missed, 'block')} of these had to be recomputed. Seen"
                 f" {counted(len(flushes), 'time')}."
             ),
             do_now=CACHE_FLUSHED_DO_NOW,
             change=CACHE_FLUSHED_CHANGE,
             wont_help=CACHE_FLUSHED_WONT_HELP,
-            missing="the events that were lost" if ledger.state.damaged else "",
+            missing="the lost events" if ledger.state.damaged else "",
         )
 
     def _needlessly(self, ledger: EngineLedger, settings: Settings, evictors: list[Evictor]) -> Iterator[Judgement]:
@@ -185,18 +186,18 @@ class CacheFlushed(Detector[Judgement]):
                 ),
             ),
             explanation=(
-                f"Since {clock_time(ledger.wall(needless[0].at_ns))} {counted(len(needless), 'request')} pushed"
-                f" prefixes out of the cache while {percent(unused / usable)} of the pool, or more, lay free with"
-                f" nothing in it: {counted(missed, 'block')} of them had to be computed again. Blocks that hold"
-                " prefixes are handed out before those that hold nothing."
+                f"Since {clock_time(ledger.wall(needless[0].at_ns))} {counted(len(needless), 'request')} evicted"
+                f" cached prefixes while at least {percent(unused / usable)} of the pool was free and empty:"
+                f" {counted(missed, 'block')} had to be recomputed. The engine hands out blocks that hold prefixes"
+                " before empty ones."
             ),
             do_now=CACHE_FLUSHED_DO_NOW,
-            change=(
-                "vLLM before 0.24: upgrade; since then blocks without content are handed out first (pull request"
-                " 42656).",
+            change=("vLLM before 0.24: upgrade. Later releases hand out empty blocks first (pull request 42656).",),
+            wont_help=(
+                *CACHE_FLUSHED_WONT_HELP,
+                "More KV memory: there is room, and the engine does not use it first.",
             ),
-            wont_help=(*CACHE_FLUSHED_WONT_HELP, "More KV memory: there is room, and it is not used first."),
-            missing="the events that were lost" if ledger.state.damaged else "",
+            missing="the lost events" if ledger.state.damaged else "",
         )
 
     def _from_kv_events(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
@@ -218,17 +219,17 @@ class CacheFlushed(Detector[Judgement]):
                 Evidence("flushes_seen", len(flushes), "times", KV_EVENTS),
             ),
             explanation=(
-                f"At {clock_time(worst.began_ns)} one prompt of {counted(worst.stored, 'block')} pushed out"
-                f" {worst.evicted:,} of the {worst.kept_before:,} blocks that were kept for their prefixes, and"
-                f" {counted(worst.missed, 'block')} of these had to be computed again since. Seen"
+                f"At {clock_time(worst.began_ns)} one prompt of {counted(worst.stored, 'block')} evicted"
+                f" {worst.evicted:,} of {worst.kept_before:,} blocks that the prefix cache kept. Since then,"
+                f" {counted(worst.missed, 'block')} of these had to be recomputed. Seen"
                 f" {counted(len(flushes), 'time')}."
             ),
             do_now=CACHE_FLUSHED_DO_NOW,
             change=CACHE_FLUSHED_CHANGE,
             wont_help=CACHE_FLUSHED_WONT_HELP,
             missing=(
-                "which request it was, and whom the misses hit: the event stream names the request of every eviction;"
-                " KV events name contents only"
+                "the request that evicted them and the requests that missed: the event stream names both, KV events"
+                " name contents only"
             ),
         )
 

@@ -167,16 +167,16 @@ def prefix_hits_by_samples(
             Evidence("usage", round(100 * (last.usage or 0.0), 1), "%", source, last.position),
         ),
         explanation=(
-            f"Since {clock_time(began.at_ns or 0)} the prefix cache hits {percent(now)} of the tokens that are looked"
-            f" up, after {percent(drop.level)} in the"
-            f" {duration(sum(cell.seconds for cell in drop.before))} before. {as_before}"
-            "What remains possible: prompts of the same length that share no prefix (another tenant, a router that no"
-            " longer sends alike prompts here), prefixes that are evicted before they are asked for again, or look-ups"
-            " that no longer hit what the cache has."
+            f"Since {clock_time(began.at_ns or 0)} the prefix cache hits {percent(now)} of the tokens that are"
+            f" looked up, after {percent(drop.level)} in the {duration(sum(cell.seconds for cell in drop.before))}"
+            f" before. {as_before}Possible causes: prompts of the same length that share no prefix (another tenant,"
+            " a router that no longer sends similar prompts here), prefixes evicted before their next use, or"
+            " lookups that miss what the cache has."
         ),
-        do_now=("Send one prompt twice with nothing else running: no faster the second time, it is never hit.",),
+        do_now=("Send one prompt twice with nothing else running. If the second is no faster, the cache never hits.",),
         change=change,
         wont_help=wont_help,
-        missing="what the cache has and what is asked of it: KV events (monitor doctor http://HOST:8000/kv_event_sources)"
-        f" or the event stream. {PREFIX_HITS_NEED.text(settings, scrape_interval_s(list(ledger.samples)))}",
+        missing="what the cache holds and what is looked up: KV events (monitor doctor"
+        " http://HOST:8000/kv_event_sources) or the event stream."
+        f" {PREFIX_HITS_NEED.text(settings, scrape_interval_s(list(ledger.samples)))}",
     )

@@ -37,17 +37,17 @@ from kvscope.monitor.ledger.engine_ledger import EngineLedger, Point
 from kvscope.monitor.state.records import RequestState
 from kvscope.monitor.text import clock_time, counted, duration, percent
 
-LOCKSTEP_DO_NOW = ("Nothing is broken and nothing is lost: every one of these requests was answered. Do not restart.",)
+LOCKSTEP_DO_NOW = ("Do not restart. Every one of these requests completed, and nothing is lost.",)
 
 
 CHECK_TIMEOUTS: Final = (
-    "Compare the time with the clients' time-outs: if each gave up and asked again, raise the time-out or lower the"
-    " load. If each was answered, nothing is lost.",
+    "Compare the time with the clients' time-outs. If the clients gave up and retried, raise the time-out or lower"
+    " the load. If each got an answer, nothing is lost.",
 )
 
 
 LOCKSTEP_WONT_HELP = (
-    "More KV memory, or fewer requests at a time: the same happens at any usage.",
+    "More KV memory, or fewer concurrent requests: the same happens at any usage.",
     "Looking for preemptions: there were none.",
 )
 
@@ -75,7 +75,7 @@ class Lockstep(Detector[Judgement]):
 
     code = "collapse.lockstep"
     severity = "warning"
-    title = "Requests in lock-step finish together and the next wave queues"
+    title = "Requests in lockstep finish together and the next wave queues"
     requires = ("stream", "metrics", "log", "report")
     position = 400
 
@@ -209,9 +209,9 @@ class Lockstep(Detector[Judgement]):
                 f"At {clock_time(ledger.wall(first))}, {counted(len(burst), 'request')} finished within"
                 f" {duration(spread)} of each other, by reaching their end and not by preemption, and freed"
                 f" {counted(freed, 'block')}: usage fell from {percent(_blocks_in_use(before) / usable)} to"
-                f" {percent(_blocks_in_use(after) / usable)}. The next wave then stood in the queue"
+                f" {percent(_blocks_in_use(after) / usable)}. The next wave then waited in the queue"
                 f" ({_queued_for_room(wave)} waiting, {wave.running} running), its prompts computed one after the"
-                " other. Alike requests that start together stay in step."
+                " other. Similar requests that start together stay in lockstep."
             ),
             do_now=LOCKSTEP_DO_NOW,
             change=_lockstep_change(ledger),
@@ -267,11 +267,11 @@ class Lockstep(Detector[Judgement]):
                 f" {before.running} requests were running. Then {for_room(high)} waited with {high.running} running and"
                 " were admitted a few at a time, and prompt tokens were counted again, so these were new requests."
                 + (
-                    f" {counted(int(finished), 'request')} reached their end meanwhile: alike requests that start"
-                    " together end together."
+                    f" {counted(int(finished), 'request')} completed meanwhile: similar requests that start together"
+                    " end together."
                     if ended
-                    else " Requests that reach their end together look so, and so do clients that time out together and"
-                    " retry: a log does not show how requests ended."
+                    else " Requests that complete together produce this pattern, and so do clients that time out"
+                    " together and retry: a log does not show how requests ended."
                 )
                 + f" Seen {counted(times, 'time')}."
             ),
@@ -357,25 +357,25 @@ class Lockstep(Detector[Judgement]):
                 *_reported_number(ledger, "preemptions_told", "preemptions_reported", 1, "preemptions"),
             ),
             explanation=(
-                f"Usage is told to fall from {percent(high)} to {percent(low)}. The pool holds {capacity:,} tokens,"
-                f" and each request {each:,} at its end: {_demands_text(asked)}."
-                f" {_conclusion(asked)}{_steps_text(asked[0], facts)} No figure here tells a fall by finishing from"
-                " one by preemption, so this is a hypothesis."
+                f"The report says that usage fell from {percent(high)} to {percent(low)}. The pool holds"
+                f" {capacity:,} tokens, and each request {each:,} at its end: {_demands_text(asked)}."
+                f" {_conclusion(asked)}{_steps_text(asked[0], facts)} Nothing here shows whether requests completed"
+                " or were preempted, so this is a hypothesis."
             ),
             do_now=(
                 "Run it once more with VLLM_LOG_STATS_INTERVAL=1 and give this command the engine's log, or its"
-                " /metrics page while it runs: a fall with Waiting climbing after it and prompt tokens still counted"
-                " is lock-step.",
+                " /metrics page while it runs: a fall after which Waiting climbs while prompt tokens still count is"
+                " lockstep.",
             ),
             change=(
                 "If it is: lower --max-num-batched-tokens (to 8192, say), so that the first requests of a wave decode"
                 " while the others are still prefilled; and vary lengths or arrival times in the load generator.",
             ),
-            wont_help=("More KV memory or fewer clients, if it is: the same happens at any usage.",),
+            wont_help=("More KV memory or fewer clients, if it is lockstep: the same happens at any usage.",),
             missing=(
-                "why the blocks were freed, finished or preempted: the event stream (monitor doctor tcp://HOST:5757)"
-                " says it of each; or usage, Running and Waiting each second around the fall, with"
-                " vllm:num_preemptions_total before and some minutes after it, since that counter lags"
+                "why the blocks were freed, finished or preempted: the event stream (monitor doctor"
+                " tcp://HOST:5757) has the cause for each; or usage, Running and Waiting each second around the"
+                " fall, with vllm:num_preemptions_total before and some minutes after it, since that counter lags"
             ),
         )
 
@@ -403,7 +403,7 @@ def _lockstep_change(ledger: EngineLedger) -> tuple[str, ...]:
     return (
         f"Lower {smaller_budget(ledger)}, so that the first requests of a wave decode while the others are still"
         " prefilled, and the wave spreads out.",
-        "Vary output lengths or arrival times in the load generator; real traffic does not come in step.",
+        "Vary output lengths or arrival times in the load generator. Real traffic does not arrive in lockstep.",
     )
 
 
@@ -439,13 +439,13 @@ def _demands_text(asked: Sequence[Demand]) -> str:
 def _conclusion(asked: Sequence[Demand]) -> str:
     if min(demand.share for demand in asked) > 1:
         return (
-            "That is more than there is, so preemption is a cause as good as requests that, being alike and started"
-            " together, end together."
+            "That exceeds the pool, so preemption explains the fall as well as similar requests that start and end"
+            " together do."
         )
     fits = [str(demand.clients) for demand in asked if demand.share <= 1]
     return (
-        f"With {' or '.join(fits)} the pool is never full, so nothing needs to be preempted: requests that are alike"
-        " and start together also end together, and the next wave queues while its prompts are computed."
+        f"With {' or '.join(fits)} the pool is never full, so the engine has no need to preempt. Similar requests"
+        " that start together also end together, and the next wave queues during its prefill."
     )
 
 
@@ -455,8 +455,8 @@ def _steps_text(asked: Demand, facts: Mapping[str, Fact]) -> str:
     if not budget or not prompt:
         return ""
     return (
-        f" The prompts of a wave of {asked.clients} take at least {math.ceil(asked.clients * prompt / budget):,} steps"
-        f" of {budget:,.0f} tokens, in which usage climbs from nothing and next to no output comes."
+        f" The prompts of a wave of {asked.clients} take at least {math.ceil(asked.clients * prompt / budget):,}"
+        f" steps of {budget:,.0f} tokens. During these, usage climbs from zero with almost no output."
     )
 
 

@@ -79,18 +79,15 @@ class PreemptAll(Detector[Judgement]):
                 Evidence("collapses_seen", len(found), "times", position=ledger.at(last[-1].at)),
             ),
             explanation=(
-                f"At {clock_time(ledger.wall(last[0].at_ns))} one pass of the scheduler preempted {len(last)} of the"
-                f" {last[0].running} requests that ran, where one would have made room: usage fell from"
-                f" {percent(1 - last[0].free / usable)} by {counted(blocks, 'block')} that were released as preempted,"
-                f" not as finished, and {counted(lost, 'token')} will be computed again. Seen"
-                f" {counted(len(found), 'time')}."
+                f"At {clock_time(ledger.wall(last[0].at_ns))} one pass of the scheduler preempted {len(last)} of"
+                f" {last[0].running} running requests, although one would have made room: usage fell from"
+                f" {percent(1 - last[0].free / usable)} by {counted(blocks, 'block')} freed by preemption instead of"
+                f" completion, and {counted(lost, 'token')} will be recomputed. Seen {counted(len(found), 'time')}."
             ),
-            do_now=(
-                "Nobody's answer is lost: those preempted go on by themselves, after they have been computed again.",
-            ),
+            do_now=("No answer is lost: the preempted requests resume by themselves once they are recomputed.",),
             change=(
-                "Look for a newer release: a scheduler that lacks a block need preempt one request, or a few.",
-                "Make preemptions rare: lower --max-num-seqs, or give the pool more (--gpu-memory-utilization,"
+                "Upgrade if a newer release preempts only as many requests as it needs blocks from.",
+                "Make preemptions rare: lower --max-num-seqs, or enlarge the pool (--gpu-memory-utilization,"
                 " --kv-cache-memory-bytes).",
             ),
             wont_help=(

@@ -33,12 +33,12 @@ from kvscope.monitor.text import clock_time, counted, percent
 
 PREFIX_HITS_CHANGE = (
     "On a model with several KV groups (sliding window, Mamba) every group must hit, and one that always misses"
-    " vetoes all: look for vLLM's fixes of it in a newer version, or try --disable-hybrid-kv-cache-manager.",
-    "Check that clients send no cache_salt of their own, and no prompt_logprobs: such requests do not hit.",
+    " vetoes all of them. Check whether a newer vLLM fixes it, or try --disable-hybrid-kv-cache-manager.",
+    "Check that clients send neither their own cache_salt nor prompt_logprobs: such requests do not hit.",
 )
 
 
-PREFIX_HITS_WONT_HELP = ("More KV memory: what is asked for is in the cache.",)
+PREFIX_HITS_WONT_HELP = ("More KV memory: the cache already holds what is looked up.",)
 
 
 KV_EVENTS: Final = "kv-events"
@@ -49,7 +49,7 @@ class PrefixHits(Detector[Judgement]):
 
     code = "collapse.prefix-hits"
     severity = "warning"
-    title = "Prompts are computed again though their prefixes are in the cache"
+    title = "Prompts are recomputed although their prefixes are cached"
     requires = ("stream", "kv-events", "metrics")
     position = 420
     sample_need = PREFIX_HITS_NEED
@@ -116,15 +116,17 @@ class PrefixHits(Detector[Judgement]):
                 ),
             ),
             explanation=(
-                f"Since {clock_time(began)} {counted(len(missed), 'prompt')} were looked up in the prefix cache and"
-                f" computed though their blocks were in it: {counted(again, 'block')} at least,"
-                f" {percent(again / computed)} of all that was computed for prompts. {percent(hit / max(asked, 1))} of"
-                " what was asked for was hit."
+                f"Since {clock_time(began)} {counted(len(missed), 'prompt')} missed the prefix cache and were"
+                f" computed although it held their blocks: at least {counted(again, 'block')},"
+                f" {percent(again / computed)} of all prompt computation. The hit rate was"
+                f" {percent(hit / max(asked, 1))}."
             ),
-            do_now=("Send one prompt twice with nothing else running: no faster the second time, it is never hit.",),
+            do_now=(
+                "Send one prompt twice with nothing else running. If the second is no faster, the cache never hits.",
+            ),
             change=PREFIX_HITS_CHANGE,
             wont_help=PREFIX_HITS_WONT_HELP,
-            missing="the events that were lost" if ledger.state.damaged else "",
+            missing="the lost events" if ledger.state.damaged else "",
         )
 
     def _missed_windows(self, ledger: EngineLedger, settings: Settings) -> Iterator[Sequence[ComputedPrompt]]:
@@ -191,18 +193,17 @@ class PrefixHits(Detector[Judgement]):
                 Evidence("cached_blocks", ledger.prefixes.kept_blocks, "blocks", KV_EVENTS),
             ),
             explanation=(
-                f"Since {clock_time(first.at_ns)} {counted(again, 'block')} were computed and stored whose very"
-                f" content the cache held, {percent(again / stored)} of all that was stored: prompts are computed"
-                " again though their prefixes are there. A prefix that is hit is not stored again, but for the last"
-                " block of a prompt."
+                f"Since {clock_time(first.at_ns)} {counted(again, 'block')} were computed and stored although the"
+                f" cache held the same content, {percent(again / stored)} of all stored blocks. A prefix that hits"
+                " is not stored again, except for the last block of a prompt."
             ),
             do_now=(
-                "Compare vllm:prefix_cache_hits_total with vllm:prefix_cache_queries_total: the first stands still.",
+                "Compare vllm:prefix_cache_hits_total with vllm:prefix_cache_queries_total: the first does not move.",
             ),
             change=PREFIX_HITS_CHANGE,
             wont_help=PREFIX_HITS_WONT_HELP,
             missing=(
-                "tokens looked up and hit, by group: the event stream says them; vllm:prefix_cache_queries_total and"
-                " _hits_total of the /metrics page say the sum"
+                "tokens looked up and hit, by group: the event stream has them; vllm:prefix_cache_queries_total and"
+                " _hits_total on /metrics have the sum"
             ),
         )

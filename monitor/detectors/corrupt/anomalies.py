@@ -32,10 +32,12 @@ CODE_OF: Final[dict[str, str]] = {
 
 
 STORY_LINES: Final = 6
-MIXES_REQUESTS: Final = "From here on the engine may give one request another's KV, so its answers cannot be trusted."
+MIXES_REQUESTS: Final = (
+    "From here on the engine may give one request the KV of another, so its answers are not trustworthy."
+)
 ONLY_FENCES: Final = (
-    "The engine frees what it had promised to keep until that step is complete. A step that only reads a block does no"
-    " harm. One that writes to it gives another request its KV, so the answers cannot be trusted."
+    "The engine frees blocks that it had promised to keep until that step completes. A step that only reads a block"
+    " does no harm. One that writes to it gives another request its KV, so the answers cannot be trusted."
 )
 
 
@@ -105,12 +107,12 @@ def _judge_anomalies(ledger: EngineLedger, code: str, title: str, anomalies: lis
             "Keep a recording (monitor record) or the journal: it holds the events that contradict each other.",
         ),
         change=(
-            f"It is a defect of the engine{f' ({named(ledger)})' if named(ledger) else ''}: report it with a bundle"
-            " (monitor bundle TARGET FILE) and the block's story"
-            f" (monitor explain block {first.anomaly.block if first.anomaly.block >= 0 else 'ID'}).",
+            f"This is an engine bug{f' ({named(ledger)})' if named(ledger) else ''}: report it with a bundle"
+            " (monitor bundle TARGET FILE) and the block's history (monitor explain block"
+            f" {first.anomaly.block if first.anomaly.block >= 0 else 'ID'}).",
         ),
-        wont_help=("Lowering the load, or a larger pool.",),
-        missing="the events that were lost: the contradiction may be in them" if ledger.losses else "",
+        wont_help=("Lowering the load, or enlarging the pool.",),
+        missing="the lost events: the contradiction may be in them" if ledger.losses else "",
     )
 
 

@@ -57,8 +57,8 @@ def _judge_imbalance(ledger: EngineLedger, imbalance: Imbalance) -> Judgement:
         ),
         explanation=(
             f"The pool has {counted(total, 'block')}, but {counted_blocks:,} are counted under all holders"
-            f" ({parts.difference:+,}) since {clock_time(imbalance.since_ns)}.{first} Some block counts twice or not at"
-            " all, so a block may be in use by two requests, or be lost to the pool. "
+            f" ({parts.difference:+,}) since {clock_time(imbalance.since_ns)}.{first} Some block counts twice or not"
+            " at all, so two requests may use it, or the pool may have lost it. "
             + (
                 "Events were lost, but an audit has repaired the ledger since."
                 if lossy
@@ -70,9 +70,9 @@ def _judge_imbalance(ledger: EngineLedger, imbalance: Imbalance) -> Judgement:
             "Keep a recording (monitor record) or the journal: it holds the events that contradict each other.",
         ),
         change=(
-            f"It is a defect of the engine{engine}, of its probe, or of kvscope: report it with a bundle (monitor"
+            f"This is a bug of the engine{engine}, of its probe, or of kvscope: report it with a bundle (monitor"
             " bundle TARGET FILE).",
         ),
-        wont_help=("Lowering the load, or a larger pool.",),
-        missing="the events that were lost before the last audit" if lossy else "",
+        wont_help=("Lowering the load, or enlarging the pool.",),
+        missing="the lost events before the last audit" if lossy else "",
     )

@@ -14,7 +14,7 @@ class CounterDrift(CorruptDetector):
 
     code = COUNTER_DRIFT
     severity = "critical"
-    title = "The engine's own accounts disagree"
+    title = "The engine's own block counts disagree"
     requires = ("stream",)
     position = 520
 

@@ -17,7 +17,7 @@ class DoubleFree(CorruptDetector):
 
     code = DOUBLE_FREE
     severity = "critical"
-    title = "A block was freed that was not held"
+    title = "A block was freed that no request held"
     requires = ("stream",)
     position = 500
 

@@ -17,7 +17,7 @@ class StaleRemoteRead(Detector[TextJudgement]):
 
     code = "corrupt.stale-remote-read"
     severity = "critical"
-    title = "Blocks were read from another engine after their lease had ended"
+    title = "Another engine read blocks after their lease had ended"
     requires = ("log", "report")
     position = 530
 

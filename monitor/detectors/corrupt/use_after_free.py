@@ -14,7 +14,7 @@ class UseAfterFree(CorruptDetector):
 
     code = USE_AFTER_FREE
     severity = "critical"
-    title = "A block was handed out while it was held"
+    title = "A block was handed out while a request held it"
     requires = ("stream",)
     position = 510
 

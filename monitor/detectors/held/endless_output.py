@@ -17,7 +17,7 @@ class EndlessOutput(Detector[TextJudgement]):
 
     code = "held.endless-output"
     severity = "info"
-    title = "An answer that does not end fills the pool"
+    title = "An endless answer fills the pool"
     requires = ("log", "report")
     position = 730
 

@@ -16,7 +16,7 @@ class LongRequest(Detector[Judgement]):
 
     code = "held.long-request"
     severity = "info"
-    title = "One request needs much of the pool, and uses it"
+    title = "One long request uses much of the pool"
     requires = ("stream",)
     position = 710
 
@@ -58,8 +58,9 @@ class LongRequest(Detector[Judgement]):
                     ),
                 ),
                 explanation=(
-                    f"Request {record.id} holds {counted(len(record.blocks), 'block')} ({percent(share)} of the pool)"
-                    f" and needs them: it has run for {duration(ledger.age_s(record.admitted_ns))}, has"
-                    f" {counted(record.computed_tokens, 'token')} computed and goes on. They come back when it ends."
+                    f"Request {record.id} holds {counted(len(record.blocks), 'block')} ({percent(share)} of the"
+                    f" pool) and needs them: it has run for {duration(ledger.age_s(record.admitted_ns))}, has"
+                    f" {counted(record.computed_tokens, 'token')} computed and still progresses. The blocks become"
+                    " free when it ends."
                 ),
             )

@@ -17,7 +17,7 @@ class NotMemory(Detector[TextJudgement]):
 
     code = "held.not-memory"
     severity = "info"
-    title = "The pool has room: something other than KV memory limits"
+    title = "The pool has room: the limit is not KV memory"
     requires = ("log", "report")
     position = 740
 

@@ -44,7 +44,7 @@ class PoolReserved(Detector[Judgement]):
 
     code = "held.pool-reserved"
     severity = "info"
-    title = "Memory that is the pool, taken at the start by design"
+    title = "This memory is the KV pool, allocated at startup by design"
     requires = ("stream", "log", "report")
     position = 720
 
@@ -70,11 +70,11 @@ class PoolReserved(Detector[Judgement]):
                 Evidence("share_of_device", round(share, 4), "of the device", bill.source, bill.position),
             ),
             explanation=(
-                f"The KV pool is {bill.kv_pool / GIB_B:.2f} GiB, {percent(share)} of the device, and was taken at the"
-                " start in one piece: the process has as much of the device while it is idle as under load, and gives"
-                " none of it back. How much of the pool is in use is another figure, KV cache usage."
+                f"The KV pool is {bill.kv_pool / GIB_B:.2f} GiB, {percent(share)} of the device. The engine"
+                " allocates it once at startup and never returns it, so the process uses as much device memory idle"
+                " as under load. KV cache usage is a different figure: the share of the pool in use."
             ),
             change=(
-                "If others need room: a lower --gpu-memory-utilization, or --kv-cache-memory-bytes, at the start.",
+                "If other processes need room, start with a lower --gpu-memory-utilization or --kv-cache-memory-bytes.",
             ),
         )

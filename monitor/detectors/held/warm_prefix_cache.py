@@ -49,7 +49,7 @@ class WarmPrefixCache(Detector[Judgement]):
             ),
             explanation=(
                 f"{counted(state.cached_idle, 'block')} ({percent(share)} of the pool) hold prefixes that no request"
-                " uses now. They are evictable at once and count as free: this is a warm cache, not a leak. It has"
-                f" served {percent(hit_rate)} of the prompt tokens asked for."
+                " uses now. The engine can evict them at once and counts them as free: this is a warm cache, not a"
+                f" leak. It served {percent(hit_rate)} of the prompt tokens looked up."
             ),
         )

@@ -77,16 +77,15 @@ def _unequal(own: Sequence[Sample], full: int, ranks: int, idle: Sequence[Engine
             Evidence("usage_of_a_rank_with_room", round(100 * (roomy.usage or 0), 1), "%", last.source, roomy.position),
         ),
         explanation=(
-            f"{counted(full, 'rank')} of {ranks} are full with {last.waiting or 0:,} requests"
-            f" waiting here, and"
+            f"{counted(full, 'rank')} of {ranks} are full with {last.waiting or 0:,} requests waiting here, and"
             f" {counted(len(idle), 'rank')} have room: {idle[0].engine} uses {percent(roomy.usage or 0)} and queues"
-            " nothing. The balancer does not see, or does not follow, the ranks' queues."
+            " nothing. The load balancer does not see, or does not follow, the ranks' queues."
         ),
         do_now=("Compare the ranks: vllm:num_requests_waiting by engine.",),
         change=(
-            "Balance by queue and KV usage instead of by turns, in a release whose front end gets the ranks' counts in"
-            " time; or give each rank its own endpoint behind a router that reads them.",
+            "Balance by queue and KV usage instead of round robin, in a release whose front end receives the ranks'"
+            " counts in time. Or give each rank its own endpoint behind a router that reads them.",
         ),
-        wont_help=("A larger pool for all ranks: the full ones stay the same ones.",),
-        missing="how requests are dealt out: sticky sessions and prefix-aware routing do the same on purpose",
+        wont_help=("A larger pool for all ranks: the same ranks fill up.",),
+        missing="how requests are distributed: sticky sessions and prefix-aware routing do this on purpose",
     )

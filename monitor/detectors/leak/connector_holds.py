@@ -44,12 +44,12 @@ NOT_ASKED_S: Final = 3.0
 """An engine asks in each pass, and heartbeats come once a second: after so long without, it does not ask."""
 
 
-RESTART_ONLY = "Only a restart of this engine gives the blocks back; drain it first, before the pool is full."
+RESTART_ONLY = "Drain this engine before the pool is full, then restart it: only a restart frees the blocks."
 
 
 KEPT_WONT_HELP = (
     "Lowering max_num_seqs or the load: live requests do not hold these blocks.",
-    "A larger pool (gpu_memory_utilization): it only takes longer to fill.",
+    "A larger pool (gpu_memory_utilization): it also fills, only later.",
     "Resetting the prefix cache: it fails while these blocks are referenced.",
 )
 

@@ -36,7 +36,7 @@ class DeferredFreeStalled(Detector[HoldsBlocks]):
 
     code = "leak.deferred-free-stalled"
     severity = "error"
-    title = "Freed blocks wait for a step that is over"
+    title = "Freed blocks wait for a step that has completed"
     requires = ("stream",)
     position = 140
 
@@ -91,22 +91,22 @@ class DeferredFreeStalled(Detector[HoldsBlocks]):
             ),
             explanation=(
                 f"{counted(len(held.blocks), 'block')} ({percent(held.share)} of the pool) that"
-                f" {counted(len(held.deferrals), 'request')} gave up {'is' if len(held.blocks) == 1 else 'are'} still"
-                f" kept for a step that might have written to them. The first of these steps, {first.fence}, was over"
-                f" at {clock_time(since)}, {duration(ledger.age_s(passed[first.request]))} ago, and the blocks have"
-                " not come back."
+                f" {counted(len(held.deferrals), 'request')} released {'is' if len(held.blocks) == 1 else 'are'}"
+                " still fenced behind a step that might have written to them. The first of these steps,"
+                f" {first.fence}, completed at {clock_time(since)}, {duration(ledger.age_s(passed[first.request]))}"
+                " ago, and the blocks are still not free."
             ),
-            do_now=("Only a restart of this engine gives the blocks back; drain it first, before the pool is full.",),
+            do_now=("Drain this engine before the pool is full, then restart it: only a restart frees the blocks.",),
             change=(
-                "Plan steps one at a time, then nothing is fenced (vLLM: --no-async-scheduling; kvscope's engine:"
-                " --no-async-scheduling). It costs some throughput.",
-                "It is a defect of the engine, which misses the end of a step: report it with the step's number, and"
+                "Disable asynchronous scheduling, so that nothing is fenced (vLLM and kvscope's engine:"
+                " --no-async-scheduling). This costs some throughput.",
+                "The engine missed the end of a step. This is an engine bug: report it with the step's number, and"
                 " upgrade (vLLM has fenced frees since 0.24, with a connector that consumes KV).",
             ),
             wont_help=(
                 "Lowering the load or max_num_seqs: no live request holds these blocks.",
-                "Waiting: the step that they wait for is over.",
+                "Waiting: the step that they wait for has completed.",
                 "Resetting the prefix cache: it fails while these blocks are referenced.",
             ),
-            missing="the events that were lost" if state.damaged else "",
+            missing="the lost events" if state.damaged else "",
         )

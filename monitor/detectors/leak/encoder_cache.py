@@ -21,7 +21,7 @@ class EncoderCache(Detector[Judgement]):
 
     code = "leak.encoder-cache"
     severity = "error"
-    title = "Waiting requests hold the encoder's cache against one another"
+    title = "Waiting requests block each other in the encoder cache"
     requires = ("stream",)
     position = 170
 
@@ -75,21 +75,22 @@ class EncoderCache(Detector[Judgement]):
             explanation=(
                 f"{counted(len(passed_over), 'request')} are passed over for the encoder at every pass, and since"
                 f" {clock_time(ledger.wall(since_ns))} ({duration(age)}) no request has advanced, with"
-                f" {counted(state.free, 'block')} of KV free. The encoder's cache is full of what these requests have"
-                " in it already: each waits for room that another of them holds."
+                f" {counted(state.free, 'block')} of KV free. These requests fill the encoder cache themselves: each"
+                " waits for room that another of them holds."
             ),
             do_now=(
-                f"Abort {passed_over[-1].id}, the last of them (close its connection): what it has in the encoder's"
-                " cache comes back, and another goes on. Repeat until they move.",
+                f"Abort {passed_over[-1].id}, the last of them (close its connection). This frees its part of the"
+                " encoder cache, and another request can advance. Repeat until all advance.",
             ),
             change=(
-                "Give the encoder's cache room for the items of all that run (in vLLM it follows"
-                " --max-num-batched-tokens), or run fewer at once (--max-num-seqs).",
-                "Upgrade: vLLM kept what preempted and waiting requests had in the encoder's cache (PR #31857).",
+                "Give the encoder cache room for the items of all running requests (in vLLM it follows"
+                " --max-num-batched-tokens), or run fewer requests at once (--max-num-seqs).",
+                "Upgrade vLLM: older releases kept the encoder cache entries of preempted and waiting requests (PR"
+                " #31857).",
             ),
             wont_help=(
-                "A larger KV pool (gpu_memory_utilization): blocks are free; the encoder's cache is another.",
-                "Waiting: each of them waits for another.",
+                "A larger KV pool (gpu_memory_utilization): KV blocks are free. The encoder cache is separate memory.",
+                "Waiting: each of these requests waits for another.",
             ),
-            missing="what the encoder's cache holds, which the event stream does not tell, but the engine's log may",
+            missing="what the encoder cache holds: the event stream does not have it, the engine's log may",
         )

@@ -23,16 +23,16 @@ from kvscope.monitor.text import counted, duration, percent
 
 PINS_NEEDED: Final = "whether the pins are still needed: the connector's own record of them"
 POOL_PINS_CHANGE: Final = (
-    "It is a defect of what takes the references, mostly a connector where a fetch or a lookup ends: report it,"
-    " and upgrade (vLLM with LMCache: #35931, #44100; LMCache: #2951).",
-    "Until then, run without the connector: drop --kv-transfer-config.",
+    "The component that takes the references has a bug, usually a connector at the end of a fetch or lookup: report"
+    " it, and upgrade (vLLM with LMCache: #35931, #44100; LMCache: #2951).",
+    "Until then, run without the connector: remove --kv-transfer-config.",
 )
 
 
 def _tier_effect(tier: TierState, *, full: bool) -> str:
     if full:
-        return f"The tier is full ({tier.used:,} blocks): for each one that is pinned there is one less to store in."
-    return f"The tier has {tier.used:,} of {tier.capacity:,} blocks; when it is full, it can store that much less."
+        return f"The tier is full ({tier.used:,} blocks), so it cannot reuse the pinned blocks."
+    return f"The tier uses {tier.used:,} of {tier.capacity:,} blocks. Once it is full, it can store that much less."
 
 
 class ExternalPins(Detector[Judgement]):
@@ -40,7 +40,7 @@ class ExternalPins(Detector[Judgement]):
 
     code = "leak.external-pins"
     severity = "warning"
-    title = "Blocks stay pinned and cannot be evicted"
+    title = "Pinned blocks are never unpinned"
     requires = ("stream",)
     position = 160
 
@@ -87,10 +87,11 @@ class ExternalPins(Detector[Judgement]):
             share_of_pool=round(share, 4),
             evidence=_pool_pin_evidence(ledger, late, alone),
             explanation=(
-                f"{counted(len(late), 'block')} of the pool are pinned: something other than a request, such as"
+                f"{counted(len(late), 'block')} of the pool are pinned: a component other than a request, such as"
                 f" {connector_text(ledger)}, took a reference to each, at {counted(times, 'time')}, the first"
-                f" {duration(heard_s(ledger, oldest_ns))} ago, and has not dropped it. No request has"
-                f" {len(alone):,} of them ({percent(share)} of the pool), and these can neither be evicted nor used."
+                f" {duration(heard_s(ledger, oldest_ns))} ago, and has not released it. No request holds"
+                f" {len(alone):,} of them ({percent(share)} of the pool), and the engine can neither evict nor reuse"
+                " these."
             ),
             do_now=(RESTART_ONLY,),
             change=POOL_PINS_CHANGE,
@@ -136,20 +137,20 @@ class ExternalPins(Detector[Judgement]):
             ),
             explanation=(
                 f"{counted(len(tier.pins), 'block')} ({percent(share)}) of the outer tier {name} are pinned, the"
-                f" longest for {duration(age)}, though no fetch has gone on for so long: they were not unpinned at its"
-                f" end. A pinned block is never evicted. {_tier_effect(tier, full=full)}"
+                f" longest for {duration(age)}, although no fetch has lasted that long: the connector did not unpin"
+                f" them when their fetch ended. A pinned block is never evicted. {_tier_effect(tier, full=full)}"
             ),
             do_now=(
-                "Nothing in the pool is lost: prompts that the tier no longer helps are computed instead.",
-                "A restart of whoever keeps the tier drops the pins, and what it has stored.",
+                "The pool has lost nothing: prompts that the tier can no longer serve are computed instead.",
+                "Restart the process that owns the tier to drop the pins. This also drops its contents.",
             ),
             change=(
-                "It is a defect of the connector on a path that ends a fetch, often an abort before it begins: report"
-                " it, and upgrade (vLLM with LMCache: #35931, #44100).",
-                "Where the tier has a time to live for pins or locks, set it (LMCache's server drops read locks then).",
+                "The connector has a bug on a path that ends a fetch, often an abort before the fetch begins:"
+                " report it, and upgrade (vLLM with LMCache: #35931, #44100).",
+                "Set a time to live for pins or locks if the tier has one (LMCache's server drops read locks then).",
             ),
             wont_help=(
-                "A larger tier: it only takes longer to fill with what cannot be evicted.",
+                "A larger tier: it also fills with pinned blocks, only later.",
                 "Resetting the engine's prefix cache: it does not reach the outer tier.",
             ),
         )

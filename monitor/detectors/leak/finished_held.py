@@ -72,25 +72,26 @@ LEASE_FLAGS: Final = {
 
 
 INSPECT_CONSUMER: Final = (
-    "Inspect the other end of the transfers: a consumer that died, or lost them, cannot confirm them."
+    "Inspect the other end of the transfers: a consumer that died or lost them cannot confirm them."
 )
 FINISHED_HELD_DO_NOW: Final = (INSPECT_CONSUMER, RESTART_ONLY)
 UNKNOWN_LEASE_DO_NOW: Final = (
     INSPECT_CONSUMER,
-    "If the consumer works, wait: it may renew its lease while its own queue is long, and the blocks come free then.",
+    "If the consumer works, wait: it may renew its lease while its own queue is long, and the blocks become free"
+    " afterwards.",
 )
 
 
 def _missing(damaged: bool, polled: bool, unknown_lease: bool, without_lease: bool) -> str:
     """What would confirm it."""
     if damaged:
-        return "the events that were lost"
+        return "the lost events"
     if not polled:
-        return "an answer of the connector: the engine does not ask it, though requests wait"
+        return "an answer from the connector: the engine does not poll it although requests wait"
     if unknown_lease:
-        return "the connector's lease, which it does not show: its consumer may renew it, and the blocks come free then"
+        return "the connector's lease, which it does not expose: its consumer may renew it and free the blocks later"
     if without_lease:
-        return "a lease, or the connector's own record of the transfer: without either a slow transfer looks the same"
+        return "a lease, or the connector's own record of the transfer: without either, a slow transfer looks the same"
     return ""
 
 
@@ -162,14 +163,14 @@ class FinishedHeld(Detector[HoldsBlocks]):
             explanation=(
                 f"{counted(count, 'finished request')} still {'holds' if count == 1 else 'hold'}"
                 f" {counted(len(held.blocks), 'block')} ({percent(held.share)} of the pool). At the end of each,"
-                f" {connector_text(ledger)} asked to keep its blocks until it had sent them, and has never said that"
-                f" it is done. {oldest_deferral_text(ledger, held)}"
+                f" {connector_text(ledger)} asked to keep its blocks until it had sent them, and never reported"
+                f" completion. {oldest_deferral_text(ledger, held)}"
             ),
             do_now=UNKNOWN_LEASE_DO_NOW if unknown_lease else FINISHED_HELD_DO_NOW,
             change=(
                 "Give the connector a lease, so that an unconfirmed transfer ends by itself:"
                 f" {at_hand(ledger, **LEASE_FLAGS)}.",
-                "If requests need not be handed on, run without the connector: drop"
+                "If you do not need to transfer requests, run without the connector: remove"
                 f" {at_hand(ledger, vllm='--kv-transfer-config', kvscope='--kv-connector')}.",
             ),
             wont_help=KEPT_WONT_HELP,
@@ -206,12 +207,13 @@ class FinishedHeld(Detector[HoldsBlocks]):
                 Evidence("waiting", 0, "requests", "log", before[-1].position),
             ),
             explanation=(
-                f"A reset of the prefix cache failed at {clock_time(at_ns)} because {counted(warning.value, 'block')}"
-                " were not freed yet, and nothing was running or waiting: no live request holds them."
+                f"A reset of the prefix cache failed at {clock_time(at_ns)} because"
+                f" {counted(warning.value, 'block')} were still in use while nothing was running or waiting: no live"
+                " request holds them."
             ),
             do_now=METRICS_DO_NOW,
             change=METRICS_CHANGE,
-            wont_help=("Resetting again: it is refused for as long as the blocks are held.",),
+            wont_help=("Resetting again: the engine refuses it as long as the blocks are held.",),
             missing=METRICS_MISSING,
         )
 

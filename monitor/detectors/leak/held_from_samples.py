@@ -67,22 +67,23 @@ MIN_RISE: Final = Threshold(0.2, "of the pool", "a smaller rise is within one re
 MIN_LEFT: Final = Threshold(4, "requests", "fewer that leave may be fewer than the gauge shows between two samples")
 IDLE_FLOOR: Final = Threshold(0.02, "of the pool", "with nothing running, usage above this is not rounding")
 FULL_POOL: Final = Threshold(
-    0.9, "of the pool", "below this, requests that wait may wait for something other than room, if that is not exposed"
+    0.9,
+    "of the pool",
+    "below this, requests that wait may wait for something other than blocks, if that is not exposed",
 )
 
 
 IDLE_DO_NOW: Final = (
     "Watch usage with nothing running: monitor doctor http://HOST:8000/metrics --timeout 60. A hold for a consumer"
-    " ends; a leak does not.",
+    " ends, a leak does not.",
 )
 IDLE_MISSING: Final = (
     "whether a KV connector holds them: the engine's start-up log, or the event stream (monitor doctor tcp://HOST:5757)"
 )
 LOADING_DO_NOW: Final = (
-    "Inspect the side that sends the KV: its queue, its metrics page and its log. If it died or lost the requests,"
-    " close their connections here and send them again.",
-    "If usage stays when no request waits any more, it is a leak: monitor doctor http://HOST:8000/metrics --timeout"
-    " 600.",
+    "Inspect the engine that sends the KV: its queue, its metrics page and its log. If it died or lost the"
+    " requests, close their connections here and resend them.",
+    "If usage stays up once no request waits, it is a leak: monitor doctor http://HOST:8000/metrics --timeout 600.",
 )
 LOADING_MISSING: Final = (
     "which request holds each block, and since when each fetch waits: the event stream (monitor doctor"
@@ -167,8 +168,8 @@ def _starved(
         start,
         "likely",
         f"For {duration(lasted)} nothing was running, {counted(waited.waiting or 0, 'request')} waited, and usage"
-        f" stayed at {percent(usage_of(last))}: no request that runs holds these blocks, and those that wait have none"
-        " to run with.",
+        f" stayed at {percent(usage_of(last))}. No running request holds these blocks, and the waiting requests have"
+        " none to run with.",
         (
             Evidence("idle_usage", round(100 * usage_of(last), 1), "%", last.source, samples[start].position),
             Evidence("waiting", waited.waiting or 0, "requests", last.source, waited.position),
@@ -197,16 +198,16 @@ def _loading(
     of_which = (
         ""
         if deferred is None
-        else f", of which {deferred:,} {'waits' if deferred == 1 else 'wait'} for something other than room"
+        else f", of which {deferred:,} {'waits' if deferred == 1 else 'wait'} for something other than blocks"
     )
     return UsageSigns(
         start,
         "cannot-tell",
-        f"For {duration(lasted)} nothing was running and nothing moved, {counted(waiting, 'request')} waited{of_which},"
-        f" and usage stayed at {percent(usage_of(last))}. Either the requests that wait hold the pool for KV that is"
-        " fetched from elsewhere, and the side that sends it is behind, died or lost them (stuck.remote-load). Or"
-        " blocks of finished or aborted requests were never freed: a leak. Metrics show how much is held, and not by"
-        " whom.",
+        f"For {duration(lasted)} nothing was running and nothing moved, {counted(waiting, 'request')}"
+        f" waited{of_which}, and usage stayed at {percent(usage_of(last))}. Either the waiting requests hold the"
+        " pool for KV that a remote engine sends, and that engine is behind, died or lost them (stuck.remote-load)."
+        " Or blocks of finished or aborted requests were never freed (a leak). Metrics show how much is held, but"
+        " not which requests hold it.",
         (
             Evidence("idle_usage", round(100 * usage_of(last), 1), "%", last.source, samples[start].position),
             Evidence("waiting", waiting, "requests", last.source, last.position),
@@ -254,8 +255,8 @@ def _idle(
         return None  # a consumer fetches them
     sure = lasted >= sure_after and stays
     by = {
-        "none": "The engine printed its arguments, and they name no KV connector that could keep blocks on purpose.",
-        "unknown": "Whether a KV connector keeps them for a consumer is not known",
+        "none": "The engine's logged arguments name no KV connector that could keep blocks on purpose.",
+        "unknown": "It is unknown whether a KV connector keeps them for a consumer",
     }.get(knowledge, "A KV connector is configured and may keep them for a consumer")
     if knowledge != "none":
         by += f": such a hold may last {duration(settings(LEASE_S))}" + (
@@ -304,10 +305,11 @@ def _drained(samples: Sequence[Sample], settings: Settings, knowledge: Connector
     return UsageSigns(
         0,
         "likely",
-        f"Usage rose from {percent(series.usage[0])} to {percent(series.usage[-1])} with the prompts that were taken in"
-        f" (the changes correlate by {changes.correlation:.2f}) and did not fall when Running went from {most:.0f} to"
-        f" {left:.0f}. All that the {left:.0f} left can have brought is {percent(max(of_those_left, 0.0))} of the pool."
-        " Long requests and growing contexts do not look so: their usage falls as they end.",
+        f"Usage rose from {percent(series.usage[0])} to {percent(series.usage[-1])} as prompts arrived (correlation"
+        f" of the changes {changes.correlation:.2f}) and did not fall when Running dropped from {most:.0f} to"
+        f" {left:.0f}. The {counted(round(left), 'remaining request')} can account for at most"
+        f" {percent(max(of_those_left, 0.0))} of the pool. Long requests and growing contexts do not explain"
+        " the rest: their blocks are freed as they end.",
         (
             Evidence("running_most", round(most), "requests", series.samples[0].source),
             Evidence("running_last", round(left), "requests", series.samples[0].source, series.samples[-1].position),
@@ -350,9 +352,9 @@ def _overfull(
     return UsageSigns(
         start,
         "likely",
-        f"For {duration(lasted)} more was in use than the live requests can hold: the pool fits {fit:g} requests of the"
-        f" longest length that is allowed, {live} were running or waiting at last, and usage was"
-        f" {percent(usage_of(last))}, as much as {usage_of(last) * fit:.1f} such requests hold.",
+        f"For {duration(lasted)}, usage has exceeded what the live requests can hold: the pool fits {fit:g} requests"
+        f" of max_model_len, {live} are running or waiting, and usage is {percent(usage_of(last))}, as much as"
+        f" {usage_of(last) * fit:.1f} such requests hold.",
         (
             Evidence("max_concurrency", fit, "requests", "log", ledger.facts["max_concurrency"].position),
             Evidence("live_requests", live, "requests", last.source, last.position),
@@ -369,8 +371,8 @@ def _judgement(
     course = ""
     if len({(sample.usage, sample.running) for sample in samples}) > 1 and signs.start:
         course = (
-            f" From {percent(usage_of(first))} with {first.running} running at first to {percent(usage_of(last))}"
-            f" with {last.running} at last."
+            f" Over all samples, usage went from {percent(usage_of(first))} with {first.running} running to"
+            f" {percent(usage_of(last))} with {last.running} running."
         )
     sure = signs.verdict == "likely"
     return HoldsBlocks(
@@ -383,12 +385,12 @@ def _judgement(
         share_of_pool=None,
         evidence=(*signs.evidence, *(ratchet_evidence(series) if rises else ())),
         explanation=f"{signs.text}{course}"
-        + (" A warm prefix cache does not count: vLLM reports cached blocks without a user as free." if sure else ""),
+        + (" A warm prefix cache does not explain it either: vLLM counts idle cached blocks as free." if sure else ""),
         do_now=METRICS_DO_NOW if sure else signs.do_now or IDLE_DO_NOW,
         change=METRICS_CHANGE if sure else (),
         wont_help=(
-            "Lowering max_num_seqs, or adding capacity: the running requests do not fill the pool.",
-            "A larger gpu_memory_utilization: it only takes longer to fill.",
+            "Lowering max_num_seqs, or adding capacity: running requests do not fill the pool.",
+            "A larger gpu_memory_utilization: the pool also fills, only later.",
         ),
         missing=METRICS_MISSING if sure else signs.missing or IDLE_MISSING,
     )

@@ -32,7 +32,7 @@ class IdleNotPolled(Detector[Judgement]):
 
     code = "leak.idle-not-polled"
     severity = "warning"
-    title = "An idle engine does not ask its KV connector for what is done"
+    title = "An idle engine does not poll its KV connector"
     requires = ("stream",)
     position = 120
 
@@ -71,9 +71,7 @@ class IdleNotPolled(Detector[Judgement]):
         assert state.heartbeat is not None
         over = all(0 < deferral.lease_deadline_ns < state.heartbeat.at_ns for deferral in held.deferrals)
         first = may_be_first_transfers(ledger, settings, held)
-        missing = (
-            UNKNOWN_PACE if first else "the events that were lost" if state.damaged else "" if over else TRANSFER_END
-        )
+        missing = UNKNOWN_PACE if first else "the lost events" if state.damaged else "" if over else TRANSFER_END
         yield Judgement(
             code=self.code,
             engine=ledger.engine,
@@ -86,22 +84,23 @@ class IdleNotPolled(Detector[Judgement]):
             blocks=tuple(held.blocks),
             evidence=_unpolled_evidence(ledger, held, unpolled),
             explanation=(
-                f"The engine has nothing to run and has not asked {connector_text(ledger)} for {duration(unpolled)}:"
+                f"The engine is idle and has not polled {connector_text(ledger)} for {duration(unpolled)}:"
                 f" {counted(count, 'finished request')} {'keeps' if count == 1 else 'keep'}"
-                f" {counted(len(held.blocks), 'block')} ({percent(held.share)} of the pool). The transfers may"
-                f" be done by now, and the engine does not ask. {oldest_deferral_text(ledger, held)}"
+                f" {counted(len(held.blocks), 'block')} ({percent(held.share)} of the pool). The transfers may have"
+                f" completed, but the engine does not ask. {oldest_deferral_text(ledger, held)}"
             ),
             do_now=(
-                "Send the engine any request, of one token: it asks again as long as that runs, and the blocks come.",
+                "Send the engine any one-token request: while it runs, the engine polls its connector and frees the"
+                " blocks.",
             ),
             change=(
-                "Until the engine asks while it is idle, keep it from being so: a request of max_tokens 1 every few"
-                " seconds (vLLM: a prefill instance sleeps when it has no request, #41180).",
+                "Keep the engine from going idle: send a request with max_tokens 1 every few seconds (a vLLM"
+                " prefill instance sleeps without requests, #41180).",
             ),
             wont_help=(
-                "Waiting: as long as nothing comes in, nothing changes.",
-                "Looking at the consumer: what it has confirmed lies unread here.",
-                "A lease: it is looked at only when the engine wakes.",
+                "Waiting: nothing changes until a request arrives.",
+                "Inspecting the consumer: the engine does not read its confirmations.",
+                "A lease: the engine checks it only when it wakes.",
                 "Resetting the prefix cache: it fails while these blocks are referenced.",
             ),
             missing=missing,

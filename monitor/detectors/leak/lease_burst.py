@@ -35,9 +35,9 @@ def _largest_burst(lapses: Sequence[LapsedLease], within_s: float) -> LapseBurst
 
 
 LEASE_BURST_DO_NOW: Final = (
-    "Look at the consumers: each lease that runs out is a request that none of them fetched, or confirmed."
-    " Their clients wait for it, or it was computed twice.",
-    "Nothing need be restarted: the blocks come back as the leases run out.",
+    "Inspect the consumers: each expired lease is a request that no consumer fetched or confirmed. Its client still"
+    " waits, or it was computed twice.",
+    "Do not restart: the blocks become free as the leases expire.",
 )
 
 
@@ -46,7 +46,7 @@ class LeaseBurst(Detector[Judgement]):
 
     code = "leak.lease-burst"
     severity = "warning"
-    title = "Blocks come back only as their leases run out"
+    title = "Blocks become free only when their leases expire"
     requires = ("stream",)
     position = 130
 
@@ -96,21 +96,22 @@ class LeaseBurst(Detector[Judgement]):
                 ),
             ),
             explanation=(
-                f"{counted(len(requests), 'finished request')} kept {counted(len(blocks), 'block')} until"
-                f" their leases of {duration(lease)} ran out: nobody had confirmed the transfers. At most"
-                f" {counted(burst.blocks, 'block')} ({percent(burst.blocks / usable)} of the pool) came back at once."
-                f" {counted(leased, 'more finished request')} {'is' if leased == 1 else 'are'} under one now."
+                f"{counted(len(requests), 'finished request')} kept {counted(len(blocks), 'block')} until their"
+                f" leases of {duration(lease)} expired, because no consumer confirmed the transfers. At most"
+                f" {counted(burst.blocks, 'block')} ({percent(burst.blocks / usable)} of the pool) became free at"
+                f" once. {counted(leased, 'more finished request')} {'is' if leased == 1 else 'are'} under a lease"
+                " now."
             ),
             do_now=LEASE_BURST_DO_NOW,
             change=(
-                "Make the lease as short as the slowest fetch allows. vLLM with NIXL: kv_lease_duration in"
-                " kv_connector_extra_config (30 s), or VLLM_NIXL_ABORT_REQUEST_TIMEOUT in releases before leases are"
-                " renewed (480 s); with Mooncake: VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT; kvscope's engine:"
+                "Shorten the lease to what the slowest fetch needs. vLLM with NIXL: kv_lease_duration in"
+                " kv_connector_extra_config (30 s), or VLLM_NIXL_ABORT_REQUEST_TIMEOUT in releases before leases"
+                " are renewed (480 s); with Mooncake: VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT; kvscope's engine:"
                 " --kv-lease-seconds.",
-                "Have the router tell the producer when a client goes away, so that it need not wait for the lease.",
+                "Let the router notify the producer when a client disconnects, so that it need not wait for the lease.",
             ),
             wont_help=(
                 "Lowering max_num_seqs or the load: live requests do not hold these blocks.",
-                "A longer lease: more blocks are kept for longer, for nobody.",
+                "A longer lease: it keeps unused blocks for longer.",
             ),
         )

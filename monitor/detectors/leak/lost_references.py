@@ -97,16 +97,18 @@ def audited_since(ledger: EngineLedger, since_ns: int) -> bool:
     return bool(state.audited_ns) and ledger.wall(state.audited_ns) >= since_ns and not state.damaged
 
 
-LOST_RESTART = "Only a restart of this engine gives the blocks back; drain it first, before the pool is full."
+LOST_RESTART = "Drain this engine before the pool is full, then restart it: only a restart frees the blocks."
 
 
-KEEP_STORY = "Keep the story of one of these blocks (monitor explain block ID): it names the path that left it."
+KEEP_STORY = (
+    "Keep the history of one of these blocks (monitor explain block ID): it shows the code path that leaked it."
+)
 
 
 LOST_WONT_HELP = (
     "Lowering the load or max_num_seqs: no live request holds these blocks.",
-    "Resetting the prefix cache: a reference count above 0 keeps a block out of the free queue for ever.",
+    "Resetting the prefix cache: a block with a reference count above 0 never enters the free queue.",
 )
 
 
-NO_AUDIT_SINCE = "an audit of the engine's own reference counts since then (one comes by itself)"
+NO_AUDIT_SINCE = "an audit of the engine's own reference counts since then (the next one runs by itself)"

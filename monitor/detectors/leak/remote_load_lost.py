@@ -32,22 +32,21 @@ from kvscope.monitor.state.records import Deferral, RequestState
 from kvscope.monitor.text import clock_time, counted, percent
 
 REMOTE_LOAD_LOST_DO_NOW: Final = (
-    "Look at the producer that was to send this KV: one that died, or dropped the request too, never reports.",
+    "Inspect the producer that should send this KV: one that died or dropped the request never reports.",
     RESTART_ONLY,
 )
 
 
 REMOTE_LOAD_LOST_CHANGE: Final = (
-    "vLLM: nothing ends such a fetch by itself (NIXL in push mode, #46283; Mooncake, #35943); upgrade to"
-    " a release in which an aborted fetch has a deadline, or let the consumer pull (kv_connector"
-    " NixlConnector).",
-    "Let clients time out later than a fetch takes: each request that is aborted meanwhile is at risk.",
+    "vLLM never ends such a fetch by itself (NIXL in push mode, #46283; Mooncake, #35943): upgrade to a release in"
+    " which an aborted fetch has a deadline, or let the consumer pull (kv_connector NixlConnector).",
+    "Set client time-outs longer than a fetch takes: every request aborted during a fetch is at risk.",
 )
 
 
 REMOTE_LOAD_LOST_WONT_HELP: Final = (
     *KEPT_WONT_HELP,
-    "A lease (VLLM_NIXL_ABORT_REQUEST_TIMEOUT): it ends what is kept to be sent, not what is fetched.",
+    "A lease (VLLM_NIXL_ABORT_REQUEST_TIMEOUT): it covers blocks kept for sending, not blocks being fetched.",
 )
 
 
@@ -56,7 +55,7 @@ class RemoteLoadLost(Detector[HoldsBlocks]):
 
     code = "leak.remote-load-lost"
     severity = "error"
-    title = "Blocks of aborted requests wait for a fetch that never reports"
+    title = "Blocks of aborted requests wait for a fetch that never completes"
     requires = ("stream",)
     position = 100
 
@@ -132,16 +131,15 @@ class RemoteLoadLost(Detector[HoldsBlocks]):
             explanation=(
                 f"{counted(count, 'request')} ended while {connector_text(ledger)} was fetching KV into"
                 f" {'its' if count == 1 else 'their'} {counted(len(held.blocks), 'block')} ({percent(held.share)} of"
-                " the pool). The blocks must stay until the fetch has reported that it is delivered or has failed,"
-                " since it may still write to them, and"
-                f" {'the engine has not taken that in, though the connector said so' if ended else 'it never has'}."
-                f" The first was begun at {clock_time(ledger.wall(began))}. {oldest_deferral_text(ledger, held)}"
+                " the pool). The fetch may still write to the blocks, so they stay until it reports success or"
+                f" failure, and {'the engine has not processed that report' if ended else 'it never did'}. The first"
+                f" fetch began at {clock_time(ledger.wall(began))}. {oldest_deferral_text(ledger, held)}"
             ),
             do_now=REMOTE_LOAD_LOST_DO_NOW,
             change=REMOTE_LOAD_LOST_CHANGE,
             wont_help=REMOTE_LOAD_LOST_WONT_HELP,
             missing=(
-                "the events that were lost"
+                "the lost events"
                 if state.damaged
                 else ""
                 if len(ended) == len(records)

@@ -45,7 +45,7 @@ class RisingFloor(Detector[HoldsBlocks]):
 
     code = "leak.rising-floor"
     severity = "warning"
-    title = "Each drain to idle leaves more blocks in use than the one before"
+    title = "Each return to idle leaves more blocks in use"
     requires = ("stream", "metrics", "log")
     position = 190
 
@@ -95,20 +95,21 @@ class RisingFloor(Detector[HoldsBlocks]):
                 Evidence("audits_since", int(audited), "audits", "audit", position=ledger.at(state.places.audited)),
             ),
             explanation=(
-                "Each time the engine drains to idle, more blocks stay in use than the time before:"
+                "Each time the engine drains to idle, more blocks stay in use:"
                 f" {counted(int(first.in_use), 'block')} at {clock_time(first.at)},"
-                f" {counted(int(last.in_use), 'block')} after {rises} more such {'drain' if rises == 1 else 'drains'}."
-                f" {counted(len(lost.culprits), 'request')} ended, gave back what they had, and left"
-                f" {counted(len(lost.references), 'block')} ({percent(len(lost.references) / usable)} of the pool) of"
-                f" it. At this rate the pool is full after {left:,.0f} drains more."
+                f" {counted(int(last.in_use), 'block')} after {rises} more such"
+                f" {'drain' if rises == 1 else 'drains'}. {counted(len(lost.culprits), 'request')} ended, freed"
+                f" their own blocks, and left {counted(len(lost.references), 'block')}"
+                f" ({percent(len(lost.references) / usable)} of the pool) in use. At this rate the pool is full"
+                f" after {left:,.0f} more drains."
             ),
             do_now=(
-                "There is time: plan a restart of this engine for a quiet hour. Only that gives the blocks back.",
+                "Plan a restart of this engine for a quiet hour: only a restart frees the blocks.",
                 KEEP_STORY,
             ),
             change=(
-                "It is a defect of the engine, which forgets part of what a request had at its end: report it with that"
-                " story, and upgrade to a release that has it fixed.",
+                "The engine does not free every block of a request when it ends. This is an engine bug: report it"
+                " with that history, and upgrade to a release with the fix.",
             ),
             wont_help=LOST_WONT_HELP,
             missing="" if audited else NO_AUDIT_SINCE,
@@ -146,19 +147,19 @@ class RisingFloor(Detector[HoldsBlocks]):
                 Evidence("floor_rise_mean", round(100 * each, 2), "% of the pool", last.source),
             ),
             explanation=(
-                f"Each time nothing is running, more of the pool stays in use than the time before: {percent(low)}"
-                f" at first, {percent(high)} after {rises} more such drains, and usage never fell below a floor"
-                " again. No live request holds that, and vLLM reports cached blocks without a user as free."
-                f" At this rate the pool is full after {(1 - high) / each:,.0f} drains more."
+                f"Each time the engine is idle, more of the pool stays in use: {percent(low)} at first,"
+                f" {percent(high)} after {rises} more such drains, and usage never fell below an earlier floor. No"
+                " live request holds these blocks, and vLLM counts idle cached blocks as free. At this rate the"
+                f" pool is full after {(1 - high) / each:,.0f} more drains."
             ),
-            do_now=("There is time: plan a restart of this engine for a quiet hour. Only that gives the blocks back.",),
+            do_now=("Plan a restart of this engine for a quiet hour: only a restart frees the blocks.",),
             change=(
-                "Find which requests leave them: the event stream names them. It is a defect of the engine: report"
-                " it, and upgrade to a release that has it fixed.",
+                "Find the requests that leave them: the event stream names them. This is an engine bug: report it,"
+                " and upgrade to a release with the fix.",
             ),
             wont_help=(
-                "Lowering max_num_seqs, or adding capacity: the running requests are not what stays.",
-                "A larger gpu_memory_utilization: it only takes longer to fill.",
+                "Lowering max_num_seqs, or adding capacity: running requests do not hold these blocks.",
+                "A larger gpu_memory_utilization: the pool also fills, only later.",
             ),
             missing=METRICS_MISSING,
         )

@@ -98,24 +98,24 @@ class SessionPinned(Detector[HoldsBlocks]):
                 Evidence("longest_idle_s", round(oldest, 1), "s", position=at(idle[0].since_at)),
             ),
             explanation=(
-                f"{counted(len(idle), 'session')} {'wait' if many else 'waits'} for {'their' if many else 'its'} next"
-                f" input and {'keep' if many else 'keeps'} {counted(len(blocks), 'block')} ({percent(share)} of the"
-                f" pool) meanwhile. Nobody has spoken in {'the quietest' if many else 'it'} ({idle[0].id}) for"
-                f" {duration(oldest)}. Blocks of a session cannot be evicted: new requests wait for room beside them."
+                f"{counted(len(idle), 'session')} {'wait' if many else 'waits'} for {'their' if many else 'its'}"
+                f" next input and {'keep' if many else 'keeps'} {counted(len(blocks), 'block')} ({percent(share)} of"
+                f" the pool) meanwhile. {'The quietest' if many else 'It'} ({idle[0].id}) has had no input for"
+                f" {duration(oldest)}. The engine cannot evict a session's blocks."
             ),
             do_now=(
-                "Close the sessions that are done (vLLM: end the streaming input, or abort its request; SGLang: POST"
+                "Close finished sessions (vLLM: end the streaming input, or abort its request; SGLang: POST"
                 " /close_session).",
             ),
             change=(
-                "Give sessions a time-out: in the client, or where the server has one (SGLang: timeout in"
+                "Give sessions a time-out: in the client, or in the server if it has one (SGLang: timeout in"
                 " /open_session).",
-                "Or let the prefix cache keep what a session has said, where it can be evicted (SGLang:"
+                "Or keep sessions in the prefix cache, where the engine can evict them (SGLang:"
                 " --enable-session-radix-cache in place of --enable-streaming-session).",
             ),
             wont_help=(
-                "Lowering max_num_seqs: sessions that wait are not running.",
-                "Resetting the prefix cache: blocks of a session are referenced.",
+                "Lowering max_num_seqs: waiting sessions are not running.",
+                "Resetting the prefix cache: the session still references its blocks.",
             ),
-            missing="the events that were lost" if state.damaged else "",
+            missing="the lost events" if state.damaged else "",
         )

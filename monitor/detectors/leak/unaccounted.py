@@ -28,7 +28,7 @@ class Unaccounted(Detector[HoldsBlocks]):
 
     code = "leak.unaccounted"
     severity = "error"
-    title = "Blocks in use that nobody owns"
+    title = "Blocks in use without an owner"
     requires = ("stream",)
     position = 195
 
@@ -73,7 +73,7 @@ class Unaccounted(Detector[HoldsBlocks]):
         explanation += "."
         if lost.culprits:
             names = listed([record.id for record in lost.culprits])
-            explanation += f" They were left by {names}: ended, and their free was skipped."
+            explanation += f" Their free was skipped when these requests ended: {names}."
         return HoldsBlocks(
             code=self.code,
             engine=ledger.engine,
@@ -95,8 +95,8 @@ class Unaccounted(Detector[HoldsBlocks]):
             explanation=explanation,
             do_now=(LOST_RESTART, KEEP_STORY),
             change=(
-                "It is a defect of the engine on the path that ended these requests: report it with that story, and"
-                " upgrade to a release that has it fixed.",
+                "The bug is in the engine's code path that ended these requests: report it with that history, and"
+                " upgrade to a release with the fix.",
             ),
             wont_help=LOST_WONT_HELP,
             missing="" if audited else NO_AUDIT_SINCE,
@@ -126,13 +126,13 @@ class Unaccounted(Detector[HoldsBlocks]):
             ),
             explanation=(
                 f"The idle engine counts {counted(used, 'block')} ({percent(share)} of the pool) as used beyond all"
-                " announced deferrals, with no request running and none waiting. Events were lost before that, so the"
+                " announced deferrals, with no request running or waiting. Events were lost before that, so the"
                 " ledger cannot prove each block, but no live request can hold them."
             ),
             do_now=(LOST_RESTART, KEEP_STORY),
             change=(
-                "It is a defect of the engine on the path that ended these requests: report it with that story, and"
-                " upgrade to a release that has it fixed.",
+                "The bug is in the engine's code path that ended these requests: report it with that history, and"
+                " upgrade to a release with the fix.",
             ),
             wont_help=LOST_WONT_HELP,
             missing="an audit since the loss: a deferral that keeps the blocks may be among the lost events",

@@ -47,21 +47,22 @@ class ChangeFit(NamedTuple):
 
 
 METRICS_DO_NOW = (
-    "Only a restart gives the blocks back: drain this engine before the pool is full, then restart it.",
-    "Look for a KV connector or disaggregated serving in its command: a transfer whose completion never arrives keeps a"
-    " finished request's blocks.",
+    "Drain this engine before the pool is full, then restart it: only a restart frees the blocks.",
+    "Check its command for a KV connector or disaggregated serving: a transfer that never reports completion keeps"
+    " a finished request's blocks.",
 )
 
 
 METRICS_CHANGE = (
-    "Give the connector a lease (vLLM with NIXL: VLLM_NIXL_ABORT_REQUEST_TIMEOUT, or a release since PR #41383, whose"
-    " leases are renewed), or run without it if requests need not be handed on (drop --kv-transfer-config).",
+    "Give the connector a lease (vLLM with NIXL: VLLM_NIXL_ABORT_REQUEST_TIMEOUT, or a release since PR #41383,"
+    " whose leases are renewed), or run without one if you do not need to transfer requests (remove"
+    " --kv-transfer-config).",
 )
 
 
 METRICS_MISSING = (
-    "which request owns each block, and whether its free was deferred: attach the event stream (monitor doctor"
-    " tcp://HOST:5757). That also distinguishes it from leak.unaccounted."
+    "attach the event stream (monitor doctor tcp://HOST:5757). It shows which request owns each block and whether"
+    " its free was deferred, which also rules out leak.unaccounted."
 )
 
 

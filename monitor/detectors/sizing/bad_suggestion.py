@@ -16,7 +16,7 @@ class BadSuggestion(Detector[Judgement]):
 
     code = "sizing.bad-suggestion"
     severity = "warning"
-    title = "The engine's advice on its pool is wrong"
+    title = "The engine's suggested pool size is wrong"
     requires = ("stream", "log", "report")
     position = 650
 
@@ -43,12 +43,12 @@ class BadSuggestion(Detector[Judgement]):
                 Evidence("kv_pool", bill.kv_pool, "bytes", bill.source, bill.position),
             ),
             explanation=(
-                f"The engine advises a pool of {size_text(bill.advised)}; its own figures add up to"
-                f" {size_text(bill.right)}. The difference of {size_text(off)} goes with graphs of"
-                f" {size_text(bill.graphs)} that are subtracted twice."
+                f"The engine suggests a pool of {size_text(bill.advised)}, but its own figures add up to"
+                f" {size_text(bill.right)}. The difference of {size_text(off)} matches graphs of"
+                f" {size_text(bill.graphs)} that it subtracts twice."
             ),
-            do_now=("Do not take the advice over.",),
-            change=(f"If a size is to be given, give --kv-cache-memory-bytes {bill.right}.",),
-            wont_help=("Starting again: the advice is made the same way (vLLM 0.27 to 0.33, #57936).",),
-            missing="" if bill.source == "log" else "the share that was requested: the log's bill has it",
+            do_now=("Ignore the suggestion.",),
+            change=(f"To set a size, use --kv-cache-memory-bytes {bill.right}.",),
+            wont_help=("Restarting: the engine computes the suggestion the same way (vLLM 0.27 to 0.33, #57936).",),
+            missing="" if bill.source == "log" else "the requested share: the log's memory breakdown has it",
         )

@@ -21,7 +21,7 @@ class BlockInflated(Detector[Judgement]):
 
     code = "sizing.block-inflated"
     severity = "warning"
-    title = "Blocks are so large that most of each stays empty"
+    title = "Blocks are so large that they stay mostly empty"
     requires = ("stream",)
     position = 610
 
@@ -79,20 +79,20 @@ class BlockInflated(Detector[Judgement]):
                 Evidence("usage", round(100 * state.used / usable, 1), "%", position=ledger.at(state.places.pool)),
             ),
             explanation=(
-                f"A block is {state.block_size:,} tokens, and the {len(holders)} requests that run fill"
+                f"A block is {state.block_size:,} tokens, and the {len(holders)} running requests fill"
                 f" {percent(held / reserved)} of the {counted(blocks, 'block')} that they hold: usage is"
-                f" {percent(state.used / usable)}, most of it room that no token is in. On a hybrid model the block of"
-                " attention is made as large as the state of its other layers."
+                f" {percent(state.used / usable)}, but most of that space is empty. On a hybrid model, an attention"
+                " block is as large as the state of the other layers."
             ),
-            do_now=("Nothing is broken; fewer short requests fit at once than the pool's size in tokens suggests.",),
+            do_now=("Nothing to repair: fewer short requests fit at once than the pool's size in tokens suggests.",),
             change=(
-                "Make the state of the other layers smaller, which the block follows (vLLM: --mamba-cache-dtype,"
-                " --mamba-ssm-cache-dtype), or take a release that keeps them apart.",
+                "Shrink the state of the other layers, which sets the block size (vLLM: --mamba-cache-dtype,"
+                " --mamba-ssm-cache-dtype), or use a release that separates them.",
                 "Plan by blocks, not by tokens: each request costs at least one block of each group.",
             ),
             wont_help=(
-                "A smaller --block-size: for such a model it is raised again at the start.",
-                "Prefix caching: a prompt shorter than a block is never hit.",
+                "A smaller --block-size: the engine raises it again at startup for such a model.",
+                "Prefix caching: a prompt shorter than a block never hits.",
             ),
             missing=LOST_EVENTS if state.damaged else "",
         )

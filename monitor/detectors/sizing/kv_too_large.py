@@ -17,7 +17,7 @@ class KvTooLarge(Detector[Judgement]):
 
     code = "sizing.kv-too-large"
     severity = "warning"
-    title = "The pool leaves hardly any memory free beside the graphs"
+    title = "The pool leaves hardly any memory free besides the graphs"
     requires = ("stream", "log", "report")
     position = 630
 
@@ -48,16 +48,16 @@ class KvTooLarge(Detector[Judgement]):
             ),
             explanation=(
                 f"The pool was sized with {size_text(bill.kept)} kept for graphs, which then took"
-                f" {size_text(bill.graphs)}: {size_text(bill.device_free)} of {size_text(bill.device_total)} are free,"
-                " and the next larger step may fail for want of memory."
+                f" {size_text(bill.graphs)}: {size_text(bill.device_free)} of {size_text(bill.device_total)} are"
+                " free, and the next larger step may run out of memory."
             ),
-            do_now=("Nothing while it runs; do not raise the load, and do not start anything else on this device.",),
+            do_now=("Leave it running, but do not raise the load or start anything else on this device.",),
             change=(
                 f"Start with --kv-cache-memory-bytes {smaller}, which leaves room for the graphs and 150 MiB; or lower"
                 " --gpu-memory-utilization.",
                 "Let the engine estimate its graphs before it sizes the pool (vLLM: on by default since 0.21;"
-                " VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=1 since 0.18), or do without (--enforce-eager).",
+                " VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=1 since 0.18), or disable graphs (--enforce-eager).",
             ),
-            wont_help=("Lowering --max-num-seqs alone: the pool then takes what is saved.",),
-            missing="" if bill.source == "stream" else "what the device has free now: the log tells of the start only",
+            wont_help=("Lowering --max-num-seqs alone: the pool then takes the memory that this saves.",),
+            missing="" if bill.source == "stream" else "the device's free memory now: the log covers only startup",
         )

@@ -27,7 +27,7 @@ class KvTooSmall(Detector[Judgement]):
 
     code = "sizing.kv-too-small"
     severity = "warning"
-    title = "The pool holds fewer requests than may run, and preemptions pay for it"
+    title = "The pool holds fewer requests than may run, so requests are preempted"
     requires = ("stream", "metrics")
     position = 600
     sample_need = COUNTED_NEED
@@ -93,24 +93,24 @@ class KvTooSmall(Detector[Judgement]):
             evidence=_pool_evidence(ledger, recent, concurrency, wanted, again, computed),
             explanation=(
                 f"The pool holds {counted(usable * state.block_size, 'token')}, {concurrency:.1f} requests of"
-                f" max_model_len {described.max_model_len:,}, and up to {described.max_num_seqs} may run: since"
-                f" {clock_time(began)} there were {counted(len(recent), 'preemption')} for want of blocks, after which"
-                f" {counted(again, 'token')} had to be computed again, {percent(min(again / max(computed, 1), 1))} of"
-                " what was computed."
+                f" max_model_len {described.max_model_len:,}, and up to {described.max_num_seqs} may run. Since"
+                f" {clock_time(began)}, {counted(len(recent), 'preemption')} freed blocks for other requests, and"
+                f" {counted(again, 'token')} had to be recomputed, {percent(min(again / max(computed, 1), 1))} of"
+                " all computed tokens."
             ),
-            do_now=("Send this engine less at once: what cannot be held together is computed twice.",),
+            do_now=("Send this engine fewer requests at once: requests that do not fit together are computed twice.",),
             change=(
-                f"Lower --max-num-seqs to {max(1, int(concurrency))}, which fits whatever the requests' lengths; or to"
-                " what your own lengths allow.",
-                "Give the pool more: a higher --gpu-memory-utilization"
+                f"Lower --max-num-seqs to {max(1, int(concurrency))}, which fits at any request length, or to what"
+                " your own lengths allow.",
+                "Enlarge the pool: a higher --gpu-memory-utilization"
                 + (
                     f", or --kv-cache-memory-bytes {bytes_wanted} ({wanted:,} blocks) for all of them at full length."
                     if bytes_wanted
                     else "."
                 ),
-                f"Lower --max-model-len from {described.max_model_len}, if no request is that long.",
+                f"Lower --max-model-len from {described.max_model_len}, if no request needs that length.",
             ),
-            wont_help=("Restarting: the pool is as large as it was configured, and nothing of it is lost.",),
+            wont_help=("Restarting: the pool has its configured size, and none of it is lost.",),
             missing=LOST_EVENTS if state.damaged else "",
         )
 
@@ -124,17 +124,17 @@ def _by_counters(ledger: EngineLedger, counts: CountedPreemptions) -> Judgement:
         position=counts.first.position,
         evidence=counts.evidence(),
         explanation=(
-            f"{counts.text()} The pool holds fewer requests than are admitted, and what the preempted ones had computed"
-            " is computed again."
+            f"{counts.text()} The pool holds fewer requests than the engine admits, and it recomputes the preempted"
+            " ones."
         ),
-        do_now=("Send this engine less at once: what cannot be held together is computed twice.",),
+        do_now=("Send this engine fewer requests at once: requests that do not fit together are computed twice.",),
         change=(
-            "Lower --max-num-seqs to about the number that ran when the counter did not move.",
-            "Give the pool more: a higher --gpu-memory-utilization, --kv-cache-dtype fp8, or more devices.",
+            "Lower --max-num-seqs to about the number of requests that ran while the counter did not move.",
+            "Enlarge the pool: a higher --gpu-memory-utilization, --kv-cache-dtype fp8, or more devices.",
         ),
-        wont_help=("Restarting: the pool is as large as it was configured, and nothing of it is lost.",),
-        missing="the tokens that were computed again, and whether a leak fills the pool: attach the event stream"
-        " (monitor doctor tcp://HOST:5757)",
+        wont_help=("Restarting: the pool has its configured size, and none of it is lost.",),
+        missing="the recomputed tokens, and whether a leak fills the pool: attach the event stream (monitor doctor"
+        " tcp://HOST:5757)",
     )
 
 

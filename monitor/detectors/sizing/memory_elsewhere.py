@@ -18,7 +18,7 @@ class MemoryElsewhere(Detector[Judgement]):
 
     code = "sizing.elsewhere"
     severity = "warning"
-    title = "Much device memory is in use that the bill does not name"
+    title = "Much device memory is in use outside the memory breakdown"
     requires = ("stream",)
     position = 620
 
@@ -62,27 +62,27 @@ class MemoryElsewhere(Detector[Judgement]):
                 *(Evidence(name, known[name], "bytes", position=position) for name in named if name in known),
             ),
             explanation=(
-                f"{size_text(unknown)} of the device's {size_text(total)} ({percent(unknown / total)}) are in use and"
-                " are neither KV nor anything else on the engine's bill: "
+                f"{size_text(unknown)} of the device's {size_text(total)} ({percent(unknown / total)}) are in use,"
+                " but not as KV or any other part of the engine's memory breakdown: "
                 + (
-                    f"other processes have {size_text(others or 0)}."
+                    f"other processes hold {size_text(others or 0)}."
                     if theirs
-                    else "another process has them."
+                    else "another process holds them."
                     if others is None
-                    else "the engine itself has them, and did not have them when it was measured at its start."
+                    else "the engine itself holds them, and did not when it measured its memory at startup."
                 )
             ),
             do_now=(
-                ("Look at who is on the device (nvidia-smi), and end what does not belong there.",)
+                ("List the processes on the device (nvidia-smi), and end those that do not belong there.",)
                 if theirs or others is None
-                else ("If it grows, restart the engine before the device is full; drain it first.",)
+                else ("If it grows, drain and restart the engine before the device is full.",)
             ),
             change=(
-                "Leave room for what shares the device: a lower --gpu-memory-utilization, or an own device for each.",
-                "If the engine itself grows: look for what keeps tensors from step to step (logits, prompt_logprobs,"
-                " hooks, adapters), and for slack of the allocator"
-                " (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True).",
+                "Leave room for other processes on the device: lower --gpu-memory-utilization, or use a device for"
+                " each.",
+                "If the engine itself grows, look for tensors kept between steps (logits, prompt_logprobs, hooks,"
+                " adapters), and for allocator fragmentation (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True).",
             ),
-            wont_help=("Looking at KV cache usage, or resetting the prefix cache: the pool's size never changes.",),
-            missing="whose it is: the driver does not tell processes apart here" if others is None else "",
+            wont_help=("Watching KV cache usage, or resetting the prefix cache: the pool's size never changes.",),
+            missing="which process holds it: the driver does not distinguish processes here" if others is None else "",
         )

@@ -17,7 +17,7 @@ class OtherProcess(Detector[TextJudgement]):
 
     code = "sizing.other-process"
     severity = "warning"
-    title = "Another process holds device memory that the engine counts on"
+    title = "Another process holds device memory that the engine needs"
     requires = ("log", "report")
     position = 670
 

@@ -105,32 +105,33 @@ def _overload(ledger: EngineLedger, course: QueueCourse, settings: Settings) -> 
         evidence=_rate_evidence(course, arrivals, completions),
         explanation=(
             f"Since {clock_time(first.at_ns or 0)} requests arrive at {arrivals.text()} and complete at"
-            f" {completions.text()}, with usage at {percent(usage)}: the queue grew from"
-            f" {for_room(first):,} to {counted(for_room(last), 'request')}, and one that arrives now waits about"
+            f" {completions.text()}, with usage at {percent(usage)}: the queue grew from {for_room(first):,} to"
+            f" {counted(for_room(last), 'request')}, and a request that arrives now waits about"
             f" {duration(_wait_s(course))}. "
             + (
-                "Completions became fewer meanwhile, so requests may have become longer, steps slower, or blocks may be"
-                " held by no live request."
+                "Completions slowed down meanwhile, so requests may be longer, steps slower, or blocks may be held"
+                " by no live request."
                 if slower
-                else f"The queue stops growing at an arrival rate of {completions.text()}, as long as requests stay as"
-                " long as they are."
+                else "At the current request lengths, the queue stops growing at an arrival rate of"
+                f" {completions.text()}."
             )
         ),
         do_now=(
-            "Send this engine less, or reject at the router what cannot be served in time: what waits here only grows.",
+            "Send this engine less, or reject requests at the router that cannot be served in time: the queue here"
+            " only grows.",
         ),
         change=(
-            "Add an engine, or give this pool more: a higher --gpu-memory-utilization, --kv-cache-dtype fp8, more"
+            "Add an engine, or enlarge this pool: a higher --gpu-memory-utilization, --kv-cache-dtype fp8, more"
             " devices.",
-            "Shorten requests: a lower max_tokens, shorter prompts, prefixes that are shared.",
+            "Shorten requests: a lower max_tokens, shorter prompts, shared prefixes.",
         ),
         wont_help=(
-            "A higher --max-num-seqs: the pool is full, and more requests in it preempt each other.",
+            "A higher --max-num-seqs: the pool is full, and more running requests preempt each other.",
             "Restarting: the same load fills it again.",
         ),
         missing=(
-            "whether the load is a batch that is meant to queue, or clients that time out and ask again; and whether a"
-            " leak has made the pool smaller: attach the event stream (monitor doctor tcp://HOST:5757)"
+            "whether the load is a batch that may queue or clients that time out and retry, and whether a leak has"
+            " shrunk the pool: attach the event stream (monitor doctor tcp://HOST:5757)"
             + (f". {need}" if slower else "")
         ),
     )

@@ -17,7 +17,7 @@ class Overreserved(Detector[Judgement]):
 
     code = "sizing.overreserved"
     severity = "warning"
-    title = "Far more memory is kept for graphs than they take"
+    title = "Far more memory is reserved for graphs than they take"
     requires = ("stream", "log", "report")
     position = 640
 
@@ -49,15 +49,15 @@ class Overreserved(Detector[Judgement]):
                 Evidence("kv_pool", bill.kv_pool, "bytes", bill.source, bill.position),
             ),
             explanation=(
-                f"{size_text(bill.kept)} were kept for graphs, which took {size_text(bill.graphs)}:"
-                f" {size_text(unused)} of the device are used by nothing,"
+                f"{size_text(bill.kept)} were reserved for graphs, which took {size_text(bill.graphs)}:"
+                f" {size_text(unused)} of the device stay unused,"
                 f" {percent(unused / bill.kv_pool) if bill.kv_pool else 'all'} of the pool's size."
             ),
-            do_now=("Nothing is broken: the pool is smaller than it could be, and that is all.",),
+            do_now=("Nothing to repair: the pool is only smaller than it could be.",),
             change=(
-                f"Start with --kv-cache-memory-bytes {bill.kv_pool + unused}, which is the pool with what is not used.",
-                "Or keep nothing for graphs and lower --gpu-memory-utilization by their size (vLLM:"
+                f"Start with --kv-cache-memory-bytes {bill.kv_pool + unused}, the pool plus the unused memory.",
+                "Or reserve nothing for graphs and lower --gpu-memory-utilization by their size (vLLM:"
                 " VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0).",
             ),
-            wont_help=("Fewer sizes to capture: what was kept shrinks with what is used.",),
+            wont_help=("Fewer capture sizes: the reservation shrinks with the graphs.",),
         )

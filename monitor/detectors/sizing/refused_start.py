@@ -17,7 +17,7 @@ class RefusedStart(Detector[TextJudgement]):
 
     code = "sizing.refused-start"
     severity = "error"
-    title = "The engine does not start: the pool holds less than one request"
+    title = "The engine refuses to start: the pool holds less than one request"
     requires = ("log", "report")
     position = 660
 

@@ -17,7 +17,7 @@ class SmallestWorker(Detector[TextJudgement]):
 
     code = "sizing.smallest-worker"
     severity = "warning"
-    title = "Every worker has the pool of the smallest one"
+    title = "Every worker gets the pool size of the smallest one"
     requires = ("log", "report")
     position = 680
 

@@ -25,7 +25,7 @@ class EncoderBudget(Detector[Judgement]):
 
     code = "stuck.encoder-budget"
     severity = "error"
-    title = "A request is passed over for room in the encoder's cache"
+    title = "A request waits for room in the encoder cache"
     requires = ("stream",)
     position = 280
 
@@ -70,24 +70,25 @@ class EncoderBudget(Detector[Judgement]):
                 Evidence("last_step", state.last_step, "step", position=at(state.places.completed)),
             ),
             explanation=(
-                f"{requests_text(late)} {'is' if count == 1 else 'are'} passed over for the encoder at every step,"
-                f" {since_text(ledger, late)} ({duration(late.age_s)}), with {counted(state.free, 'block')} free: an"
-                " image, a video or a sound in it is larger than the encoder's cache, or others keep that cache full."
+                f"{requests_text(late)} {'is' if count == 1 else 'are'} skipped for lack of encoder room at every"
+                f" step, {since_text(ledger, late)} ({duration(late.age_s)}), with {counted(state.free, 'block')}"
+                " free: an image, video or sound in it is larger than the encoder cache, or other requests keep"
+                " that cache full."
             ),
             do_now=(
-                f"Abort {'it' if count == 1 else 'them'} (close the connection); send the item smaller, of fewer"
-                " frames.",
+                f"Abort {'it' if count == 1 else 'them'} (close the connection). Send a smaller item, or one with"
+                " fewer frames.",
             ),
             change=(
-                "Bound what an item may become before it is sent (vLLM: --mm-processor-kwargs, --limit-mm-per-prompt).",
-                "Give the encoder more at once: in vLLM its budget and its cache follow --max-num-batched-tokens.",
-                "Upgrade: newer vLLM refuses an item that its encoder's cache cannot hold (PR #33110, #41969).",
+                "Limit the size of items (vLLM: --mm-processor-kwargs, --limit-mm-per-prompt).",
+                "Enlarge the encoder budget: in vLLM, its budget and its cache follow --max-num-batched-tokens.",
+                "Upgrade: newer vLLM rejects an item that its encoder cache cannot hold (PR #33110, #41969).",
             ),
             wont_help=(
-                "A larger KV pool: blocks are free; the encoder's cache is another.",
+                "A larger KV pool: KV blocks are free. The encoder cache is separate memory.",
                 "Waiting, if the item alone is too large.",
             ),
             missing=(
-                "how large the item and the encoder's cache are: the event stream tells neither, the engine's log may"
+                "the sizes of the item and of the encoder cache: the event stream has neither, the engine's log may"
             ),
         )

@@ -17,7 +17,7 @@ class EngineProcessDead(Detector[TextJudgement]):
 
     code = "stuck.engine-dead"
     severity = "critical"
-    title = "The engine's process is gone while the front end answers"
+    title = "The engine process is gone while the front end still responds"
     requires = ("log", "report")
     position = 299
 

@@ -40,7 +40,7 @@ from kvscope.monitor.state.records import RequestState, StepInFlight
 from kvscope.monitor.text import clock_time, counted, duration
 
 STALLED_DO_NOW: Final = (
-    "Dump the process's stacks before anything else (py-spy dump --pid PID): they name the call that hangs.",
+    "Dump the process's stacks before anything else (py-spy dump --pid PID): they show the call that hangs.",
     "Take the engine out of rotation: its /health may still answer 200. Then restart it.",
 )
 
@@ -86,8 +86,8 @@ def _counts_at_the_end(ledger: EngineLedger) -> bool:
     return fact is not None and fact.value == "sglang"
 
 
-PROCESS_LIVES: Final = "The process lives: its event stream's own thread still answers."
-NOTHING_HEARD: Final = "Nothing at all has been heard of the process"
+PROCESS_LIVES: Final = "The process is alive: the thread of its event stream still responds."
+NOTHING_HEARD: Final = "The process has sent nothing"
 NO_SIGN_OF_LIFE: Final = "a heartbeat, or the process's state (ps -o stat= -p PID)"
 NO_STACK: Final = "whether the step is only slow: a stack of the process (py-spy dump --pid PID)"
 
@@ -269,16 +269,16 @@ class EngineStalled(Detector[Judgement]):
             ),
             explanation=(
                 f"Since {clock_time(first.at_ns or 0)} ({duration(age)}) {what}, with"
-                f" {counted(last.running, 'request')} running. The metrics page still answers, with every value as it"
-                " was: the front end serves it, and the engine behind it ends no step."
+                f" {counted(last.running, 'request')} running. The metrics page still responds with unchanged"
+                " values: the front end serves it, while the engine behind it completes no step."
             ),
             do_now=STALLED_DO_NOW if sure else STALLED_DO_NOW[:1],
             change=STALLED_CHANGE,
             wont_help=STALLED_WONT_HELP if sure else (),
             missing=(
-                "whether a step is in flight, the engine is paused, or its requests are given no tokens"
-                " (stuck.zero-token): attach the event stream (monitor doctor tcp://HOST:5757), or read the process's"
-                " state (ps -o stat= -p PID)"
+                "whether a step is in flight, the engine is paused, or its requests receive no tokens"
+                " (stuck.zero-token): attach the event stream (monitor doctor tcp://HOST:5757), or read the"
+                " process's state (ps -o stat= -p PID)"
                 + (
                     ""
                     if sure
@@ -326,8 +326,8 @@ def _expectation_text(allowance: StepAllowance | None) -> str:
     if allowance is None:
         return ""
     if allowance.unseen:
-        return f" How long it should take is not known: {allowance.unseen}. It may be a slow step or a compilation."
-    return f" By the steps before it, a step like this takes {duration(allowance.expected_s)}."
+        return f" Its expected duration is unknown: {allowance.unseen}. It may be a slow step or a compilation."
+    return f" Judging by earlier steps, it should take {duration(allowance.expected_s)}."
 
 
 def _expectation_evidence(allowance: StepAllowance | None, since_at: str) -> tuple[Evidence, ...]:

@@ -27,7 +27,7 @@ class FrontEndLoss(Detector[Judgement]):
 
     code = "stuck.front-end"
     severity = "error"
-    title = "Requests were received and never reach the scheduler"
+    title = "Requests reach the front end but not the scheduler"
     requires = ("stream",)
     position = 295
 
@@ -78,22 +78,23 @@ class FrontEndLoss(Detector[Judgement]):
                 Evidence("last_step", state.last_step, "step", position=at(state.places.completed)),
             ),
             explanation=(
-                f"{requests_text(late)} {'was' if count == 1 else 'were'} taken in by the front end,"
-                f" {since_text(ledger, late)} ({duration(late.age_s)}), and never arrived at the scheduler, which goes"
-                f" on and has {counted(known, 'request')}. The client waits for a request that the scheduler never"
-                " received."
+                f"{requests_text(late)} {'was' if count == 1 else 'were'} received by the front end,"
+                f" {since_text(ledger, late)} ({duration(late.age_s)}), but never reached the scheduler, which keeps"
+                f" running and has {counted(known, 'request')}. The client waits for a request that the scheduler"
+                " never received."
             ),
             do_now=(
-                "Close the connection and send it again; if that one arrives, the first was lost on the way.",
-                "If none arrives, restart the front end (the API server), and look at it first: py-spy dump --pid PID.",
+                "Close the connection and resend the request. If the second one arrives, the first was lost on the"
+                " way.",
+                "If none arrives, dump the stacks of the front end (the API server) with py-spy dump --pid PID,"
+                " then restart it.",
             ),
             change=(
-                "Give clients a timeout for the first token and one retry: a request that is lost on the way does not"
-                " come back by itself.",
+                "Give clients a timeout for the first token and one retry: a lost request does not return by itself.",
                 "vLLM: upgrade (#51921); with several API servers, compare with --api-server-count 1.",
             ),
             wont_help=(
-                "A larger pool, or a higher max_num_seqs: the scheduler does not know of the request.",
-                "The engine's own figures: Running and Waiting do not count it.",
+                "A larger pool, or a higher max_num_seqs: the scheduler does not know the request.",
+                "The engine's own metrics: Running and Waiting do not count it.",
             ),
         )

@@ -26,7 +26,7 @@ class GrammarWait(Detector[Judgement]):
 
     code = "stuck.grammar"
     severity = "error"
-    title = "Requests wait for a grammar that does not come"
+    title = "Requests wait for a grammar that never becomes ready"
     requires = ("stream",)
     position = 260
 
@@ -75,23 +75,22 @@ class GrammarWait(Detector[Judgement]):
             ),
             explanation=(
                 f"{requests_text(late)} {'waits for its grammar' if count == 1 else 'wait for their grammars'},"
-                f" {since_text(ledger, late)} ({duration(late.age_s)}), while the scheduler reaches"
-                " them. Compilation failed and the engine missed that, or the compiler hangs, or it is still at work."
+                f" {since_text(ledger, late)} ({duration(late.age_s)}), although the scheduler reaches them. Either"
+                " compilation failed and the engine missed that, or the compiler hangs or still runs."
             ),
             do_now=(
-                f"Abort {'it' if count == 1 else 'them'} (close the connection), and look in the engine's log for an"
-                " error of the grammar's compiler about that time.",
-                "Compile the schema or the regular expression by itself: one that cannot be compiled fails there too.",
+                f"Abort {'it' if count == 1 else 'them'} (close the connection), and search the engine's log for a"
+                " grammar compiler error at about that time.",
+                "Compile the schema or regular expression separately: an invalid one fails there too.",
             ),
             change=(
                 "vLLM: upgrade to a release in which a grammar that fails to compile ends its request with an error"
                 " (PR #45012).",
-                "Refuse schemas that are not known to compile before they are sent; bound the repeats in them.",
-                "Another compiler for this engine may take it (vLLM: --structured-outputs-config"
-                ' \'{"backend": "guidance"}\').',
+                "Accept only schemas that are known to compile, and bound their repeats.",
+                'Try another grammar backend (vLLM: --structured-outputs-config \'{"backend": "guidance"}\').',
             ),
             wont_help=(
-                "A larger pool, or a lower load: it has no block, and waits for none.",
-                "Sending the same request again: the same grammar is waited for again.",
+                "A larger pool, or a lower load: the request waits for no block.",
+                "Resending the same request: it waits for the same grammar.",
             ),
         )

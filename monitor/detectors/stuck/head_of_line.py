@@ -31,8 +31,8 @@ from kvscope.monitor.state.records import RequestState
 from kvscope.monitor.text import counted, duration, percent
 
 HEAD_OF_LINE_WONT_HELP: Final = (
-    "A higher --max-num-seqs or --max-num-batched-tokens: blocks are short, not places in a step.",
-    "Restarting: the same order of the same requests waits again.",
+    "A higher --max-num-seqs or --max-num-batched-tokens: the request lacks blocks, not a batch slot.",
+    "Restarting: the same requests queue in the same order.",
 )
 
 
@@ -41,7 +41,7 @@ class HeadOfLine(Detector[ShortOfBlocks]):
 
     code = "stuck.head-of-line"
     severity = "warning"
-    title = "One request that needs many blocks holds back others that would fit"
+    title = "A large request at the head of the queue holds back others that would fit"
     requires = ("stream", "metrics")
     position = 210
     sample_need = HEAD_OF_LINE_NEED
@@ -109,21 +109,22 @@ class HeadOfLine(Detector[ShortOfBlocks]):
                 f"For {duration(age)} request {head.id} has stood at the head of the queue: it needs"
                 f" {counted(head.blocks_needed, 'block')} and {state.free:,} ({percent(state.free / usable)} of the"
                 f" pool) are free. {counted(len(fitting), 'request')} behind it would fit in these, first"
-                f" {fitting[0].id}, and {'waits' if len(fitting) == 1 else 'wait'} with it."
+                f" {fitting[0].id}, but {'waits' if len(fitting) == 1 else 'wait'} for it."
             ),
             do_now=(
-                f"If {head.id} is not urgent, abort it and send it again when less runs; those behind it run at once.",
+                f"If {head.id} is not urgent, abort it and resend it when the load is lower. The requests behind it"
+                " then run at once.",
             ),
             change=(
-                "Send long requests to an engine of their own, so that short ones do not stand behind them.",
-                "--scheduling-policy priority, and a higher priority value for requests that need many blocks: then"
-                " they wait behind the others.",
-                "Give the pool room (--kv-cache-memory-bytes, a higher --gpu-memory-utilization)"
+                "Send long requests to a separate engine, so that short ones do not queue behind them.",
+                "--scheduling-policy priority, and a higher priority value for requests that need many blocks, so"
+                " that they wait behind the others.",
+                "Enlarge the pool (--kv-cache-memory-bytes, a higher --gpu-memory-utilization)"
                 + (
                     "."
                     if head.blocks_needed <= own
-                    else f". The head's own tokens need only {own:,}: the engine asks for more than that before it lets"
-                    " one in, so a lower max_tokens in its request lets it in earlier."
+                    else f". Its current tokens need only {own:,}: the engine requires more before it admits a"
+                    " request, so a lower max_tokens admits it earlier."
                 ),
             ),
             wont_help=HEAD_OF_LINE_WONT_HELP,

@@ -26,7 +26,7 @@ class LostRequest(Detector[Judgement]):
 
     code = "stuck.lost-request"
     severity = "error"
-    title = "Unfinished requests are in none of the scheduler's queues"
+    title = "Unfinished requests are missing from the scheduler's queues"
     requires = ("stream",)
     position = 292
 
@@ -92,22 +92,22 @@ class LostRequest(Detector[Judgement]):
             ),
             explanation=(
                 f"{counted(count, 'unfinished request')}{names} {'is' if count == 1 else 'are'} in none of the"
-                f" scheduler's queues, since {clock_time(since)} at the latest ({duration(_age_s(ledger, since))}): no"
-                f" pass will reach {'it' if count == 1 else 'them'}, and the client waits.{holds} The engine's other"
-                " requests are not affected."
+                f" scheduler's queues, since {clock_time(since)} at the latest ({duration(_age_s(ledger, since))}):"
+                f" the scheduler will never reach {'it' if count == 1 else 'them'}, and the client waits.{holds} The"
+                " engine's other requests are not affected."
             ),
             do_now=(
-                f"Abort {'it' if count == 1 else 'them'} (close the connection) and send"
-                f" {'it' if count == 1 else 'them'} again: aborting frees the blocks.",
+                f"Abort {'it' if count == 1 else 'them'} (close the connection) and resend"
+                f" {'it' if count == 1 else 'them'}: aborting frees the blocks.",
             ),
             change=(
-                "It is a defect of the engine, or of a plug-in that changes its queues: report it with a bundle"
+                "This is a bug of the engine, or of a plug-in that changes its queues: report it with a bundle"
                 " (monitor bundle TARGET FILE), and upgrade.",
                 "Give clients a timeout for the first token, and one retry.",
             ),
             wont_help=(
-                "Waiting, or lowering the load: the scheduler does not know of the request.",
-                "A larger pool: room is not what it waits for.",
+                "Waiting, or lowering the load: the scheduler does not know the request.",
+                "A larger pool: the request does not wait for blocks.",
             ),
             missing="" if exact else "the engine's own report of the requests in no queue, from a newer probe",
         )

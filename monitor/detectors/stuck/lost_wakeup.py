@@ -21,7 +21,7 @@ class LostWakeup(Detector[Judgement]):
 
     code = "stuck.lost-wakeup"
     severity = "error"
-    title = "Fetched KV is there and the engine sleeps"
+    title = "A fetch completed, but the engine sleeps"
     requires = ("stream",)
     position = 240
 
@@ -69,21 +69,21 @@ class LostWakeup(Detector[Judgement]):
                 ),
             ),
             explanation=(
-                f"The KV connector has said that the fetch of {listed(late.ids)} has ended, and for"
-                f" {duration(late.age_s)} the engine has slept on: no pass, no step, and"
-                f" {'it waits' if count == 1 else 'they wait'}. The process lives, so the wake-up was lost."
+                f"The KV connector reported that the fetch of {listed(late.ids)} ended, but the engine has made no"
+                f" scheduler pass and no step for {duration(late.age_s)} while"
+                f" {'it waits' if count == 1 else 'they wait'}. The process is alive, so the wake-up was lost."
             ),
             do_now=(
-                "Send the engine a request whose prompt is fetched too, such as the same one again: the end of that"
-                " fetch wakes it, and it then finds what has come before.",
+                "Send the engine another request whose prompt is fetched, such as the same one again: the end of"
+                " that fetch wakes the engine, which then finds the earlier one.",
             ),
             change=(
-                "It is a defect between the connector and the engine's loop: report it with the request's story"
+                "This is a bug between the connector and the engine's loop: report it with the request's history"
                 " (monitor explain request ID), and upgrade the connector (LMCache #4759).",
-                "Until then keep the engine from sleeping: a short request whose prompt is fetched, every few seconds.",
+                "Until then, keep the engine awake: send a short request whose prompt is fetched every few seconds.",
             ),
             wont_help=(
-                "Waiting: as long as nothing else comes in, nothing wakes it.",
-                "Looking at the other end of the fetch: it has delivered.",
+                "Waiting: nothing wakes the engine until another request arrives.",
+                "Inspecting the other end of the fetch: it has delivered.",
             ),
         )

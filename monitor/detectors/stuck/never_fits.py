@@ -106,12 +106,13 @@ class NeverFits(Detector[Judgement]):
             evidence=_fit_evidence(ledger, first, living, blocks_to_run(ledger, first), len(behind)),
             explanation=_oversized_text(ledger, named, usable) + held_back,
             do_now=(
-                f"Abort {listed([record.id for record in named])} (close the connection); those behind run at once.",
+                f"Abort {listed([record.id for record in named])} (close the connection). The requests behind run at"
+                " once.",
             ),
             change=(
-                f"Set --max-model-len {usable * state.block_size}, what the pool holds: such a request is then"
-                " rejected on arrival.",
-                f"Or give the pool room for it, at least {needed + state.reserved} blocks:"
+                f"Set --max-model-len {usable * state.block_size}, the capacity of the pool, so that the engine"
+                " rejects such a request on arrival.",
+                f"Or enlarge the pool to at least {needed + state.reserved} blocks:"
                 f" {room_for(ledger, needed + state.reserved)}.",
             ),
             wont_help=NEVER_FITS_WONT_HELP,
@@ -161,18 +162,20 @@ class NeverFits(Detector[Judgement]):
             ),
             explanation=(
                 f"Request {first.id} needs {counted(needed, 'block')} at once. The pool has {usable:,}, of which"
-                f" {len(leaked.blocks):,} belong to no living request and do not come free: while these are missing it"
-                f" can never run. {counted(len(starved) + len(behind), 'request')}"
+                f" {len(leaked.blocks):,} belong to no live request and never become free. Without these it can"
+                f" never run. {counted(len(starved) + len(behind), 'request')}"
                 f" {'waits' if len(starved) + len(behind) == 1 else 'wait'} for blocks:"
                 f" {listed([record.id for record in (*starved, *behind)])}."
             ),
             do_now=(
                 f"Abort {first.id} (close its connection): requests behind it that fit in {room:,} blocks run at once.",
-                "Send it to another engine: this one has no room for it until the leaked blocks are back.",
+                "Send it to another engine: this one has no room for it until the leaked blocks are free.",
             ),
-            change=("Fix the leak, which its own finding names; the pool is large enough without it.",),
-            wont_help=("Waiting, or lowering the load: no living request holds the blocks.",),
-            missing="" if leaked.for_good else "the connector's lease, which it does not show: blocks may come free",
+            change=("Fix the leak that its own finding describes. Without it, the pool is large enough.",),
+            wont_help=("Waiting, or lowering the load: no live request holds the blocks.",),
+            missing=""
+            if leaked.for_good
+            else ("the connector's lease, which it does not expose: blocks may become free"),
         )
 
     def _from_samples(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
@@ -210,19 +213,18 @@ class NeverFits(Detector[Judgement]):
             ),
             explanation=(
                 f"Since {clock_time(first.at_ns or 0)} ({duration(age)}) {counted(waiting, 'request')} waited with"
-                f" nothing running and {percent(last.usage or 0)} of the pool in use: there is room, and the first of"
-                " them is not admitted. A request that needs more blocks than the pool has blocks the queue like this."
-                " So does an engine that is paused (new weights, a profile), or that froze with its pool empty."
+                f" nothing running and {percent(last.usage or 0)} of the pool in use: there is room, but the engine"
+                " does not admit the first of them. A request that needs more blocks than the pool has would block the"
+                " queue like this. So would a paused engine (new weights, a profile) or one frozen with an empty pool."
             ),
             do_now=(
                 "Check whether the engine is paused or its process is stopped: ps -o stat= -p PID.",
-                "If not, abort the request that has waited longest (close its connection): those behind it run at"
-                " once.",
+                "If not, abort the request that has waited longest. The requests behind it run at once.",
             ),
             change=(
-                "If it is too long: set --max-model-len to what the pool holds (the log's `KV cache size: … tokens`),"
-                " so that such a request is refused on arrival.",
-                "Or give the pool room for it (--kv-cache-memory-bytes, a higher --gpu-memory-utilization).",
+                "If it is too long, set --max-model-len to the pool's capacity (the log's `KV cache size: …"
+                " tokens`), so that the engine rejects such a request on arrival.",
+                "Or enlarge the pool (--kv-cache-memory-bytes, a higher --gpu-memory-utilization).",
             ),
             wont_help=NEVER_FITS_WONT_HELP,
             missing=(
@@ -230,8 +232,8 @@ class NeverFits(Detector[Judgement]):
                 + (
                     ""
                     if last.deferred is not None
-                    else "; and the reason for which requests wait (vllm:num_requests_waiting_by_reason, since"
-                    " vLLM 0.20): a grammar that compiles, or KV that is fetched, looks the same"
+                    else "; and the reason for which requests wait (vllm:num_requests_waiting_by_reason, since vLLM"
+                    " 0.20): a compiling grammar or KV being fetched looks the same"
                 )
             ),
         )
@@ -253,8 +255,8 @@ def _oversized_text(ledger: EngineLedger, named: list[RequestState], usable: int
     too = f" The same holds for {listed([record.id for record in others])}." if others else ""
     return (
         f"Request {first.id} ({counted(first.prompt_tokens, 'prompt token')}) needs"
-        f" {counted(blocks_to_run(ledger, first), 'block')} at once and the whole pool has {usable:,}: however long it"
-        f" waits, it can never run.{too}"
+        f" {counted(blocks_to_run(ledger, first), 'block')} at once and the whole pool has {usable:,}. However long"
+        f" it waits, it can never run.{too}"
     )
 
 

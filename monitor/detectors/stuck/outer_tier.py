@@ -17,7 +17,7 @@ class OuterTier(Detector[TextJudgement]):
 
     code = "stuck.outer-tier"
     severity = "error"
-    title = "The engine waits for memory of an outer tier"
+    title = "The engine waits for memory in an outer tier"
     requires = ("log", "report")
     position = 299
 

@@ -22,10 +22,10 @@ from kvscope.monitor.state.records import RequestState
 from kvscope.monitor.text import counted, duration, listed, percent
 
 PARKED_LOADS_CHANGE: Final = (
-    "vLLM: upgrade to a release that serves requests with fetched KV before others and keeps room for"
-    " what is being fetched (#44560; 0.31 and later drain them first).",
-    "Until then let fewer fetch at once: a lower --max-num-seqs, such that"
-    " max_num_seqs × blocks of the longest prompt fit in the pool.",
+    "vLLM: upgrade to a release that schedules requests with fetched KV first and reserves room for fetches in"
+    " flight (#44560, 0.31 and later).",
+    "Until then, allow fewer fetches at once: lower --max-num-seqs so that max_num_seqs × blocks of the longest"
+    " prompt fit in the pool.",
 )
 
 
@@ -34,7 +34,7 @@ class ParkedLoads(Detector[ShortOfBlocks]):
 
     code = "stuck.parked-loads"
     severity = "error"
-    title = "Requests whose KV was fetched hold what the head of the queue lacks"
+    title = "Requests with fetched KV hold the blocks that the head of the queue lacks"
     requires = ("stream",)
     position = 220
 
@@ -95,19 +95,20 @@ class ParkedLoads(Detector[ShortOfBlocks]):
                 Evidence("no_step_s", round(age, 1), "s", position=since_at),
             ),
             explanation=(
-                f"Nothing runs. {head.id}, at the head of the queue, lacks"
+                f"Nothing runs. {head.id}, at the head of the queue, is short of"
                 f" {counted(head.blocks_needed - head.blocks_free_then, 'block')}; {counted(len(held), 'block')}"
                 f" ({percent(len(held) / usable)} of the pool) belong to {listed([r.id for r in holders])}, whose KV"
-                f" has been fetched and which {'waits' if len(holders) == 1 else 'wait'} behind it. Neither can go on"
-                f" without the other, for {duration(age)} now."
+                f" has been fetched and which {'waits' if len(holders) == 1 else 'wait'} behind it. Each has waited"
+                f" for the other for {duration(age)}."
             ),
             do_now=(
-                f"Abort {head.id}, or {holders[-1].id} (close its connection): what one gives up lets the other run.",
+                f"Abort {head.id}, or {holders[-1].id} (close its connection): the blocks that one frees let the"
+                " other run.",
             ),
             change=PARKED_LOADS_CHANGE,
             wont_help=(
-                "Waiting: nothing runs, so nobody gives a block back.",
-                "Sending less from now on: those that are stuck stay stuck.",
+                "Waiting: nothing runs, so no request frees a block.",
+                "Lowering the load: the stuck requests stay stuck.",
             ),
             missing=missing_after_loss(ledger),
         )

@@ -30,7 +30,7 @@ class PromotionStarved(Detector[Judgement]):
 
     code = "stuck.promotion-starved"
     severity = "error"
-    title = "Requests that are ready are not looked at"
+    title = "The scheduler skips requests that are ready"
     requires = ("stream",)
     position = 250
 
@@ -85,21 +85,22 @@ class PromotionStarved(Detector[Judgement]):
             ),
             explanation=(
                 f"{requests_text(late)} {'is' if count == 1 else 'are'} ready, {since_text(ledger, late)}"
-                f" ({duration(late.age_s)}): what {'it' if count == 1 else 'they'} waited for has come. The scheduler"
-                f" goes on, and has put {'it' if count == 1 else 'them'} neither back in the queue nor in a step."
+                f" ({duration(late.age_s)}): what {'it' if count == 1 else 'they'} waited for has arrived. The"
+                f" scheduler keeps running, but has put {'it' if count == 1 else 'them'} neither back in the queue"
+                " nor in a step."
             ),
             do_now=(
-                "Close its connection and send the request again: a new one goes through the queue.",
-                "Pause what is sent to this engine: where running requests leave the queue no turn, it gets one then.",
+                "Close its connection and resend the request: a new one goes through the queue.",
+                "Pause the load on this engine: if running requests leave the queue no turn, it gets one then.",
             ),
             change=(
-                "vLLM: upgrade to a release that looks at those who are ready even if running requests take the whole"
-                " budget of a step (#53130).",
-                "Until then a higher --max-num-batched-tokens than --max-num-seqs requests decode at once leaves the"
-                " queue a turn.",
+                "vLLM: upgrade to a release that promotes ready requests even if running requests take a step's"
+                " whole token budget (#53130).",
+                "Until then, set --max-num-batched-tokens above the tokens that --max-num-seqs requests decode in a"
+                " step.",
             ),
             wont_help=(
-                "Looking at the connector, or at the grammar: it has come.",
-                "A larger pool: it does not wait for blocks.",
+                "Inspecting the connector or the grammar: it is ready.",
+                "A larger pool: the request does not wait for blocks.",
             ),
         )

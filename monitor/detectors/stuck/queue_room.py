@@ -31,5 +31,5 @@ def blocks_to_run(ledger: EngineLedger, record: RequestState) -> int:
 
 NEVER_FITS_WONT_HELP: Final = (
     "Waiting, or lowering the load: even an empty pool is too small.",
-    "Restarting: the same request wedges it again.",
+    "Restarting: the same request blocks the queue again.",
 )

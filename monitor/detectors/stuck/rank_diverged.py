@@ -21,15 +21,15 @@ from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.text import listed
 
 DIVERGED_CHANGE: Final = (
-    "Let the load balancer ask each rank for progress by itself (kvscope's /metrics has a series for each): the"
-    " server's /health answers for the front end, and the others' tokens hide the one that stands still.",
-    "vLLM: upgrade to a release in which a rank that others have left behind is woken (PR #39366, #45223).",
+    "Let the load balancer check the progress of each rank (kvscope's /metrics has a series for each): the server's"
+    " /health covers only the front end, and the tokens of other ranks hide the one that stopped.",
+    "vLLM: upgrade to a release that wakes a rank left behind by others (PR #39366, #45223).",
 )
 
 
 DIVERGED_WONT_HELP: Final = (
-    "Aborting its requests, or sending it fewer: it starts no step for those that come next either.",
-    "Looking at the server's sums of tokens or of running requests: those of the others go on.",
+    "Aborting its requests, or sending it fewer: it starts no step for later requests either.",
+    "Watching the server's totals of tokens or running requests: the other ranks keep them moving.",
 )
 
 
@@ -74,8 +74,8 @@ class RankDiverged(Detector[Judgement]):
                 Evidence("ranks_known", 1 + siblings, "ranks", source, stepped_at),
             ),
             explanation=(
-                f"Rank {rank} stands still, while {'rank' if len(ranks) == 1 else 'ranks'} {listed(ranks)} of the same"
-                f" server {'goes' if len(ranks) == 1 else 'go'} on. {stall.explanation}"
+                f"Rank {rank} has stopped, while {'rank' if len(ranks) == 1 else 'ranks'} {listed(ranks)} of the"
+                f" same server {'keeps' if len(ranks) == 1 else 'keep'} running. {stall.explanation}"
             ),
             do_now=STALLED_DO_NOW,
             change=DIVERGED_CHANGE,

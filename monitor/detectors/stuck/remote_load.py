@@ -35,7 +35,7 @@ from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.state.records import RequestState
 from kvscope.monitor.text import counted, duration, listed, percent
 
-REFETCH: Final = "Close its connection and send the request again: it is fetched anew, or computed."
+REFETCH: Final = "Close its connection and resend the request: its KV is fetched or computed anew."
 
 
 def _began_at(record: RequestState) -> int:
@@ -56,25 +56,25 @@ def _waits_its_turn(ledger: EngineLedger, record: RequestState) -> bool:
 
 
 REMOTE_LOAD_DO_NOW: Final = (
-    "Look at the other end of the fetch: one that died, or has dropped this KV, never answers.",
+    "Inspect the other end of the fetch: an engine that died or dropped this KV never answers.",
     REFETCH,
 )
 
 
 REMOTE_LOAD_CHANGE: Final = (
-    "Let the fetch have a deadline after which the prompt is computed here (vLLM:"
-    ' "kv_load_failure_policy": "recompute" in --kv-transfer-config covers a failure that is reported;'
-    " Mooncake's consumer waits without end, #35943: upgrade).",
-    "Let clients time out and retry; be sure that an abort frees the blocks (leak.remote-load-lost).",
-    "If prompts need not be fetched, run without the connector (vLLM: drop --kv-transfer-config; kvscope's"
-    " engine: drop --kv-connector).",
+    "Give the fetch a deadline after which the prompt is computed here (vLLM:"
+    ' "kv_load_failure_policy": "recompute" in --kv-transfer-config covers reported failures.'
+    " Mooncake's consumer waits forever, #35943: upgrade).",
+    "Let clients time out and retry, and check that an abort frees the blocks (leak.remote-load-lost).",
+    "If you do not need to fetch prompts, run without the connector (vLLM: remove --kv-transfer-config, kvscope's"
+    " engine: remove --kv-connector).",
 )
 
 
 REMOTE_LOAD_WONT_HELP: Final = (
-    "A larger pool, or a lower load: the request waits for a word, not for room.",
-    "A lease (VLLM_NIXL_ABORT_REQUEST_TIMEOUT, --kv-lease-seconds): it ends what is kept to be sent, not"
-    " what is fetched.",
+    "A larger pool, or a lower load: the request waits for a completion, not for blocks.",
+    "A lease (VLLM_NIXL_ABORT_REQUEST_TIMEOUT, --kv-lease-seconds): it covers blocks kept for sending, not blocks"
+    " being fetched.",
 )
 
 
@@ -83,7 +83,7 @@ class RemoteLoad(Detector[Judgement]):
 
     code = "stuck.remote-load"
     severity = "error"
-    title = "Requests wait for a fetch of KV that does not end"
+    title = "Requests wait for a KV fetch that does not complete"
     requires = ("stream",)
     position = 230
 
@@ -168,9 +168,9 @@ class RemoteLoad(Detector[Judgement]):
                 ),
             ),
             explanation=(
-                f"{requests_text(late)} {'waits' if count == 1 else 'wait'} for KV that is fetched from elsewhere,"
+                f"{requests_text(late)} {'waits' if count == 1 else 'wait'} for KV from another engine or tier,"
                 f" {since_text(ledger, late)} ({duration(late.age_s)}): {what}. {counted(len(blocks), 'block')}"
-                f" ({percent(share)} of the pool) {'is' if len(blocks) == 1 else 'are'} kept for it meanwhile."
+                f" ({percent(share)} of the pool) {'is' if len(blocks) == 1 else 'are'} reserved for it meanwhile."
             ),
             do_now=REMOTE_LOAD_DO_NOW,
             change=REMOTE_LOAD_CHANGE,
@@ -183,7 +183,7 @@ def _reported_text(ledger: EngineLedger, ended: list[RequestState], count: int) 
     name = ledger.description.kv_connector
     by = f"the KV connector ({name})" if name else "the connector"
     if not ended:
-        return f"{by} has reported neither that it is delivered nor that it has failed"
+        return f"{by} has reported neither success nor failure"
     if len(ended) == count:
-        return f"{by} has reported that it is done, and the engine, which goes on, has not processed that"
-    return f"{by} has reported the end of {listed([record.id for record in ended])}, and nothing of the others"
+        return f"{by} has reported completion, but the engine, which keeps running, has not processed it"
+    return f"{by} has reported the end of {listed([record.id for record in ended])}, but not of the others"

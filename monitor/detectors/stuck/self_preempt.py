@@ -21,7 +21,7 @@ class SelfPreempt(Detector[Judgement]):
 
     code = "stuck.self-preempt"
     severity = "error"
-    title = "A request fills the pool, preempts itself and starts again"
+    title = "A request fills the pool, preempts itself and restarts"
     requires = ("stream",)
     position = 290
 
@@ -69,22 +69,25 @@ class SelfPreempt(Detector[Judgement]):
             ),
             explanation=(
                 f"Request {record.id} has filled the pool ({record.peak_blocks:,} of {usable:,} blocks,"
-                f" {percent(record.peak_blocks / usable)}), needed one more with nobody else to take it from, preempted"
-                f" itself and was let in again: {counted(times, 'time')} in a row since"
-                f" {clock_time(ledger.wall(record.self_preempted_ns))}, with no token of output in between."
-                f" {counted(record.tokens_lost, 'token')} were computed for nothing, and so it goes on."
+                f" {percent(record.peak_blocks / usable)}), needed one more with no other request to preempt,"
+                f" preempted itself and was admitted again: {counted(times, 'time')} in a row since"
+                f" {clock_time(ledger.wall(record.self_preempted_ns))}, without an output token in between."
+                f" {counted(record.tokens_lost, 'token')} of computation were wasted, and the cycle continues."
             ),
             do_now=(
-                f"Abort {record.id} (close its connection): nothing else ends it, and others wait for its blocks.",
+                f"Abort {record.id} (close its connection): nothing else ends the cycle, and other requests wait for"
+                " its blocks.",
             ),
             change=(
-                f"Set --max-model-len {holds}, what the pool holds: such a request then ends there, in good order.",
-                f"Or give the pool room for it, more than {usable + state.reserved} blocks (--kv-cache-memory-bytes, a"
+                f"Set --max-model-len {holds}, the capacity of the pool: such a request then ends normally at that"
+                " length.",
+                f"Or enlarge the pool to more than {usable + state.reserved} blocks (--kv-cache-memory-bytes, a"
                 " higher --gpu-memory-utilization, no --num-gpu-blocks-override).",
             ),
             wont_help=(
-                "Lowering the load, or max_num_seqs: it is alone in the pool.",
-                "Watching the preemption counter: vLLM's moves only with a victim's next output, which never comes.",
+                "Lowering the load, or max_num_seqs: the request is alone in the pool.",
+                "Watching the preemption counter: vLLM's counts a preemption only with the request's next output"
+                " token, which never comes.",
             ),
             missing=missing_after_loss(ledger),
         )

@@ -17,7 +17,7 @@ class SlotsExhausted(Detector[TextJudgement]):
 
     code = "stuck.slots-exhausted"
     severity = "error"
-    title = "Request or adapter slots ran out, not memory"
+    title = "Request or adapter slots ran out, not KV memory"
     requires = ("log", "report")
     position = 298
 

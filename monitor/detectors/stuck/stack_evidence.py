@@ -13,7 +13,7 @@ from kvscope.monitor.state.records import EngineStack
 SHOWN_FRAMES: Final = 8
 LAYER_TEXT: Final = {
     Layer.SCHEDULER: "the scheduler",
-    Layer.EXECUTOR: "the executor: it waits for its workers",
+    Layer.EXECUTOR: "the executor, waiting for its workers",
     Layer.MODEL: "the model",
     Layer.CONNECTOR: "the KV connector",
     Layer.GRAMMAR: "the grammar's compiler",
@@ -44,7 +44,7 @@ def stack_text(state: EngineState, since_ns: int) -> str:
         return ""
     innermost = stack.frames.splitlines()[0]
     where = LAYER_TEXT.get(_layer(stack), "")
-    return f" The engine's thread stands in {where}, in {innermost}." if where else f" It stands in {innermost}."
+    return f" The engine's thread is in {where}, in {innermost}." if where else f" It is in {innermost}."
 
 
 def _stack_since(state: EngineState, since_ns: int) -> EngineStack | None:

@@ -62,7 +62,7 @@ def step_allowance(ledger: EngineLedger, settings: Settings, limits: StepLimits,
     if model is None or times.count < settings(limits.early_steps):
         unseen = f"it is among the first {settings(limits.early_steps):.0f} steps received, which may compile kernels"
     elif work is None:
-        unseen = "its launch was not received"
+        unseen = "its launch event was not received"
     elif not model.has_seen_like(work):
         unseen = "no step seen so far computed as much"
     if unseen or work is None or model is None:

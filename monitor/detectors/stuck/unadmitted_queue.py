@@ -110,21 +110,21 @@ def head_of_line_by_samples(
         evidence=_queue_evidence(found),
         explanation=(
             f"For {duration(found.seconds)}, since {clock_time(first.at_ns or 0)}, the engine has admitted none of"
-            f" {counted(for_room(last), 'request')} that wait, with {percent(1 - (last.usage or 0.0))} of the pool free"
-            f" and {counted(last.running or 0, 'request')} running. A head of the queue that needs more blocks than are"
-            " free holds back those behind it like this. "
+            f" {counted(for_room(last), 'request')} waiting, with {percent(1 - (last.usage or 0.0))} of the pool"
+            f" free and {counted(last.running or 0, 'request')} running. A request at the head of the queue that"
+            " needs more blocks than are free holds back the others like this. "
             + (
-                f"Metrics do not exclude: {'; '.join(possible)}."
+                f"Metrics cannot exclude: {'; '.join(possible)}."
                 if possible
                 else "The engine generates tokens, ran more requests before, and computes no long prompt meanwhile:"
                 " usage grew by no more than the tokens that it generated."
             )
         ),
-        do_now=("Find the request that has waited longest. If it is not urgent, abort it and send it again later.",),
+        do_now=("Find the request that has waited longest. If it is not urgent, abort it and resend it later.",),
         change=(
-            "Send long requests to an engine of their own, so that short ones do not stand behind them.",
+            "Send long requests to a separate engine, so that short ones do not queue behind them.",
             "--scheduling-policy priority, and a higher priority value for requests that need many blocks.",
-            "Give the pool room (--kv-cache-memory-bytes, a higher --gpu-memory-utilization).",
+            "Enlarge the pool (--kv-cache-memory-bytes, a higher --gpu-memory-utilization).",
         ),
         wont_help=wont_help,
         missing="how many blocks the first request needs: attach the event stream (monitor doctor tcp://HOST:5757)"
@@ -149,7 +149,7 @@ def _other_causes(ledger: EngineLedger, found: UnadmittedQueue) -> list[str]:
     """Causes of the same picture that these metrics do not exclude."""
     possible = []
     if found.samples[-1].deferred is None:
-        possible.append("a wait for something other than room (LoRA slots, a grammar, KV from elsewhere)")
+        possible.append("a wait for something other than blocks (LoRA slots, a grammar, KV from elsewhere)")
     if capacity_tokens(ledger.facts) is None:
         possible.append("a long prompt whose chunks take all of each step's tokens")
     return possible

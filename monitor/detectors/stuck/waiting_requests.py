@@ -29,7 +29,7 @@ OUTSIDE: Final = frozenset(
 )
 
 
-LOST_WAKE: Final = "the events that were lost: what it waited for may be among them; the next audit tells"
+LOST_WAKE: Final = "the lost events: they may include what it waited for. The next audit shows it"
 
 
 def is_outside(record: RequestState) -> bool:

@@ -31,7 +31,7 @@ class ZeroToken(Detector[Judgement]):
 
     code = "stuck.zero-token"
     severity = "error"
-    title = "A running request is given no token at any step"
+    title = "A running request receives no tokens"
     requires = ("stream",)
     position = 270
 
@@ -98,10 +98,9 @@ class ZeroToken(Detector[Judgement]):
             ),
             explanation=(
                 f"{requests_text(late)} {_zero_token_verb(runs, count)} given 0 tokens at every"
-                f" {'step' if runs else 'pass'}, {since_text(ledger, late)}"
-                f" ({duration(late.age_s)}; passed over {first.times_passed_over:,} times"
-                f" at the least). {counted(state.free, 'block')} {'is' if state.free == 1 else 'are'} free, so it is"
-                " not for want of room; "
+                f" {'step' if runs else 'pass'}, {since_text(ledger, late)} ({duration(late.age_s)}; passed over"
+                f" {first.times_passed_over:,} times at the least). {counted(state.free, 'block')}"
+                f" {'is' if state.free == 1 else 'are'} free, so blocks are not the limit. "
                 + (
                     f"{counted(len(blocks), 'block')} {'is' if len(blocks) == 1 else 'are'} held for it."
                     if runs
@@ -110,17 +109,17 @@ class ZeroToken(Detector[Judgement]):
             ),
             do_now=(
                 f"Abort {'it' if count == 1 else 'them'} (close the connection):"
-                f" {'its blocks come back, others go on' if runs else 'those behind it run at once'}.",
+                f" {'its blocks become free for others' if runs else 'the requests behind it run at once'}.",
             ),
             change=(
-                "It is a defect of the engine, which rounds a request's share of a step down to nothing: report it with"
-                " the request's story (monitor explain request ID), and upgrade.",
+                "The engine rounds the request's share of a step down to nothing. This is an engine bug: report it"
+                " with the request's history (monitor explain request ID), and upgrade.",
                 "vLLM with Mamba layers and prefix caching: a --max-num-batched-tokens of at least one aligned block,"
                 " or --no-enable-prefix-caching (#40707); pooling models: #55427.",
             ),
             wont_help=(
                 "A larger pool (gpu_memory_utilization): blocks are free.",
-                "Waiting: nothing that it waits for will change.",
+                "Waiting: nothing will change.",
             ),
         )
 

@@ -37,21 +37,21 @@ def _step_size(ledger: EngineLedger, since: float, until: float) -> float:
 
 
 AFTER_RETRACT_DO_NOW: Final = (
-    "Drain the engine and restart it: what it lowered at the preemption is as configured after a start.",
-    "Until then, send what waits to another engine.",
+    "Drain the engine and restart it: a restart resets the limit that it lowered at the preemption.",
+    "Until then, send waiting requests to another engine.",
 )
 
 
 AFTER_RETRACT_CHANGE: Final = (
-    "Look for a newer release (SGLang: its issue 26248).",
-    "Make preemptions rare, since each begins it anew: lower --max-num-seqs, or give the pool more"
+    "Check for a newer release (SGLang: issue 26248).",
+    "Make preemptions rare, since each one triggers it again: lower --max-num-seqs, or enlarge the pool"
     " (--gpu-memory-utilization, --kv-cache-memory-bytes).",
 )
 
 
 AFTER_RETRACT_WONT_HELP: Final = (
-    "More KV memory alone: there is room now, and it is not used.",
-    "A higher --max-num-seqs: that is not the limit that holds, though it is named.",
+    "More KV memory alone: there is room now, and the engine does not use it.",
+    "A higher --max-num-seqs: the configured limit is not the one in effect.",
 )
 
 
@@ -60,7 +60,7 @@ class AfterRetract(Detector[Judgement]):
 
     code = "thrash.after-retract"
     severity = "warning"
-    title = "Long after a preemption far fewer requests run than could"
+    title = "Long after a preemption, far fewer requests run than fit"
     requires = ("stream",)
     position = 320
 
@@ -109,16 +109,18 @@ class AfterRetract(Detector[Judgement]):
             requests=tuple(record.id for record in waiting),
             evidence=_slowdown_evidence(ledger, head, (before, now, before_at), running, quiet_s),
             explanation=(
-                f"At {clock_time(began)} requests were preempted, and since then a step gives {now:.1f} tokens of"
-                f" output where it gave {before:.1f}: no more than {counted(running, 'request')} run,"
-                f" {counted(len(waiting), 'request')} wait, and {counted(state.free, 'block')} are free, of which the"
-                f" next needs {head.blocks_to_admit}. The last preemption was {duration(quiet_s)} ago; the caution"
-                " that it made the engine take was never given up."
+                f"Since requests were preempted at {clock_time(began)}, a step produces {now:.1f} output tokens"
+                f" instead of {before:.1f}: at most {counted(running, 'request')} run and"
+                f" {counted(len(waiting), 'request')} wait, although {counted(state.free, 'block')} are free and the"
+                f" next needs {head.blocks_to_admit}. The last preemption was {duration(quiet_s)} ago, and the"
+                " engine never raised the limit that it lowered then."
             ),
             do_now=AFTER_RETRACT_DO_NOW,
             change=AFTER_RETRACT_CHANGE,
             wont_help=AFTER_RETRACT_WONT_HELP,
-            missing=LOST_EVENTS if state.damaged else "how many requests the engine allows itself to run at once now",
+            missing=LOST_EVENTS
+            if state.damaged
+            else ("the number of requests that the engine currently allows to run at once"),
         )
 
 

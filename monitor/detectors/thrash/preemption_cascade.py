@@ -26,7 +26,7 @@ class PreemptionCascade(Detector[Judgement]):
 
     code = "thrash.cascade"
     severity = "warning"
-    title = "One pass preempts many, and nothing becomes free by it"
+    title = "One pass preempts many requests without freeing a block"
     requires = ("stream",)
     position = 310
 
@@ -71,19 +71,17 @@ class PreemptionCascade(Detector[Judgement]):
             ),
             explanation=(
                 f"At {clock_time(ledger.wall(last[0].at_ns))} one pass of the scheduler preempted"
-                f" {counted(len(last), 'request')} of the {last[0].running} that ran, and not one block became free by"
-                f" it: the {counted(blocks, 'block')} that they gave back wait for a step in flight that may still"
-                f" write to them, so each preemption led to the next. {counted(lost, 'token')} will be computed again."
-                f" Seen {counted(len(found), 'time')}."
+                f" {counted(len(last), 'request')} of the {last[0].running} running, but not one block became free:"
+                f" the {counted(blocks, 'block')} that they released wait for a step in flight that may still write"
+                f" to them, so each preemption led to the next. {counted(lost, 'token')} will be recomputed. Seen"
+                f" {counted(len(found), 'time')}."
             ),
-            do_now=("Nothing is lost but time: those preempted go on by themselves, and are computed again.",),
+            do_now=("Only time is lost: the preempted requests resume by themselves and are recomputed.",),
             change=(
-                "Run without overlapped steps until the release waits for blocks on their way back (vLLM:"
-                " --no-async-scheduling, look for pull request 49675; kvscope's engine: drop --async-scheduling).",
-                "Make preemptions rare: lower --max-num-seqs, or give the pool more (--gpu-memory-utilization).",
+                "Run without overlapped steps until you have a release that waits for blocks being freed (vLLM:"
+                " --no-async-scheduling, pull request 49675, kvscope's engine: remove --async-scheduling).",
+                "Make preemptions rare: lower --max-num-seqs, or enlarge the pool (--gpu-memory-utilization).",
             ),
-            wont_help=(
-                "Preempting others first, as the priority policy does: whoever is chosen, nothing becomes free.",
-            ),
+            wont_help=("Another preemption order, such as the priority policy: no victim frees a block at once.",),
             missing=LOST_EVENTS if ledger.state.damaged else "",
         )

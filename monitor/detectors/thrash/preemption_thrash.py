@@ -31,13 +31,14 @@ def _fit_at_full_length(ledger: EngineLedger, names: Sequence[str]) -> int:
 
 
 PREEMPTION_THRASH_DO_NOW: Final = (
-    "Let fewer in at once: have clients or the router send less to this engine until it has caught up.",
+    "Lower the load: let clients or the router send this engine less until it has caught up.",
 )
 
 
 PREEMPTION_THRASH_WONT_HELP: Final = (
-    "A larger --max-num-batched-tokens: the prompts are computed faster, and thrown away as often.",
-    "Looking at the engine's own counter of preemptions: it moves with the next token, which these do not get.",
+    "A larger --max-num-batched-tokens: prompts are computed faster but discarded as often.",
+    "Watching the engine's preemption counter: it moves only with the next output token, which these requests do"
+    " not reach.",
 )
 
 
@@ -46,7 +47,7 @@ class PreemptionThrash(Detector[Judgement]):
 
     code = "thrash.preemption"
     severity = "warning"
-    title = "Requests are preempted again and again before they give a token"
+    title = "Requests are preempted repeatedly before they produce a token"
     requires = ("stream", "metrics")
     position = 300
     sample_need = COUNTED_NEED
@@ -118,16 +119,17 @@ class PreemptionThrash(Detector[Judgement]):
             ),
             explanation=(
                 f"Since {clock_time(ledger.wall(began))}, {counted(len(hit), 'request')} lost their blocks"
-                f" {counted(len(in_vain), 'time')} before these had given them one token of output:"
-                f" {counted(wasted, 'token')} were computed in vain, {percent(min(wasted / max(computed, 1), 1))} of"
-                " all that was computed. They are let in while there is room for a part of their prompts, and then"
-                " take the room from each other."
+                f" {counted(len(in_vain), 'time')} before producing one output token: {counted(wasted, 'token')} of"
+                f" computation were wasted, {percent(min(wasted / max(computed, 1), 1))} of all computed tokens. The"
+                " engine admits them when only a part of each prompt fits, and they then take blocks from each"
+                " other."
             ),
             do_now=PREEMPTION_THRASH_DO_NOW,
             change=(
-                f"Let a prompt in only if all of it has room: {whole_prompts_only(ledger)}.",
-                f"Lower --max-num-seqs to {_fit_at_full_length(ledger, hit)} (it is {ledger.description.max_num_seqs}):"
-                " so many of these the pool holds at full length.",
+                f"Admit a prompt only if all of it fits: {whole_prompts_only(ledger)}.",
+                f"Lower --max-num-seqs to {_fit_at_full_length(ledger, hit)} (now"
+                f" {ledger.description.max_num_seqs}), the number of these requests that the pool holds at full"
+                " length.",
             ),
             wont_help=PREEMPTION_THRASH_WONT_HELP,
             missing=LOST_EVENTS if ledger.state.damaged else "",
@@ -143,14 +145,14 @@ def _thrash_by_counters(ledger: EngineLedger, counts: CountedPreemptions) -> Jud
         position=counts.first.position,
         evidence=counts.evidence(),
         explanation=(
-            f"{counts.text()} Requests are admitted, lose their blocks to each other and begin again. A pool that is"
+            f"{counts.text()} Requests are admitted, lose their blocks to each other and start over. A pool that is"
             " merely full preempts a few of them once."
         ),
         do_now=PREEMPTION_THRASH_DO_NOW,
         change=(
-            f"Admit a prompt only if all of it has room: {whole_prompts_only(ledger)}.",
-            "Lower --max-num-seqs to what the pool holds at full length.",
+            f"Admit a prompt only if all of it fits: {whole_prompts_only(ledger)}.",
+            "Lower --max-num-seqs to the number of full-length requests that the pool holds.",
         ),
         wont_help=PREEMPTION_THRASH_WONT_HELP[:1],
-        missing="which requests, and what they had computed: attach the event stream (monitor doctor tcp://HOST:5757)",
+        missing="the requests and what they had computed: attach the event stream (monitor doctor tcp://HOST:5757)",
     )

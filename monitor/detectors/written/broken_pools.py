@@ -9,9 +9,9 @@ from kvscope.monitor.detectors.judgement import TextJudgement
 from kvscope.monitor.detectors.written.written_view import WrittenView, quotes
 
 _AFTER_CORRUPTION: Final = (
-    "Restart the engine, and distrust answers of the time before: two requests may have shared a block.",
+    "Restart the engine, and treat earlier answers as suspect: two requests may have shared a block.",
 )
-_NO_REMEDY: Final = ("More memory, or a larger pool.", "Removing the check: it is the symptom, not the defect.")
+_NO_REMEDY: Final = ("More memory, or a larger pool.", "Removing the check: it reports the bug and does not cause it.")
 _WHICH_REQUEST: Final = "which request freed the block, and when: the event stream of a probe"
 
 
@@ -34,8 +34,8 @@ def block_freed_twice(view: WrittenView) -> Iterator[TextJudgement]:
         ),
         do_now=_AFTER_CORRUPTION,
         change=(
-            "Run without what shares blocks within a request (beam search, n > 1, a sliding window, offloading) until"
-            " a release frees each block once.",
+            "Disable features that share blocks within a request (beam search, n > 1, a sliding window, offloading)"
+            " until you have a release with the fix.",
         ),
         wont_help=_NO_REMEDY,
         missing=_WHICH_REQUEST,

@@ -44,7 +44,7 @@ def impossible_usage(view: WrittenView) -> Iterator[TextJudgement]:
             " size of the pool do not belong together: the metric is wrong, or blocks were freed twice"
             " (corrupt.counter-drift)."
         ),
-        do_now=("Do not scale or alert by this metric until it is repaired.",),
+        do_now=("Do not scale or alert on this metric until it is fixed.",),
         change=("Upgrade the engine or its plug-in, and report the value with the model's kinds of layers.",),
         wont_help=("A restart, unless it is the counter that drifted: then it begins at 0 again.",),
         missing="which of the two is wrong: an audit of the blocks by the event stream of a probe",
@@ -74,8 +74,8 @@ def gauge_per_process(view: WrittenView) -> Iterator[TextJudgement]:
             ),
             explanation=(
                 f"One engine's usage is exposed {len(values)} times, by process, from {min(values):.3g} to"
-                f" {max(values):.3g}: only the process that the engine reports to has the value, and the others keep"
-                " what they began with."
+                f" {max(values):.3g}: only the process that the engine reports to has the current value, and the"
+                " others keep their first one."
             ),
             do_now=("Take the maximum over pid: max without (pid) (vllm:kv_cache_usage_perc).",),
             change=("Upgrade vLLM, or run one API server (--api-server-count 1).",),
@@ -112,7 +112,7 @@ def sizes_disagree(view: WrittenView) -> Iterator[TextJudgement]:
             f" {times * each:,.0f}. On models with several kinds of layers the first number assumes one kind: the"
             " concurrency is the one to plan with."
         ),
-        do_now=("Plan with the concurrency.",),
+        do_now=("Plan with the maximum concurrency.",),
         change=("Later releases print both by the same rule.",),
     )
 

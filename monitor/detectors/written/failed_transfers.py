@@ -33,11 +33,11 @@ def transfers_fail(view: WrittenView) -> Iterator[TextJudgement]:
         explanation=(
             "The connector reports KV transfers that did not complete"
             + (f", after a wait of {seconds:,.0f} s" if seconds else "")
-            + ". Each such request waits until a time-out or an abort, unless its KV is computed here. The other side"
-            " may have ended, dropped the request, or have a different layout."
+            + ". Each such request waits until a time-out or an abort, unless this engine computes its KV. The"
+            " other side may have exited, dropped the request, or have a different layout."
         ),
         do_now=(
-            "Look at the other side of the transfer for the same request id and time.",
+            "Inspect the other side of the transfer for the same request id and time.",
             "Check that both sides run one release with one block size and compatible parallel sizes.",
         ),
         change=(
@@ -45,5 +45,5 @@ def transfers_fail(view: WrittenView) -> Iterator[TextJudgement]:
             " another pair.",
         ),
         wont_help=("A larger pool.", "A longer time-out, if the other side has dropped the request."),
-        missing="the other side's log of that time: whether it sent, refused or had ended",
+        missing="the other side's log at that time: whether it sent, refused or had exited",
     )

@@ -27,14 +27,14 @@ def host_memory_grows(view: WrittenView) -> Iterator[TextJudgement]:
         evidence=quotes(said),
         explanation=(
             "The report is about host memory. The KV pool is device memory of a fixed size, and nothing in the text"
-            " offloads KV to the host, so blocks are not what grows. Caches of inputs, serialized messages and host"
-            " buffers are. An offload tier that the text leaves out would keep KV there."
+            " offloads KV to the host, so blocks do not cause the growth. Input caches, serialized messages and"
+            " host buffers may. An offload tier that the text does not mention would keep KV there."
         ),
-        do_now=("Find the process that grows: ps -o pid,rss,cmd -C python, twice, some minutes apart.",),
+        do_now=("Find the growing process: run ps -o pid,rss,cmd -C python twice, some minutes apart.",),
         change=(
             "Bound the input caches (vLLM: --mm-processor-cache-gb), then profile the process with memray or"
             " tracemalloc.",
         ),
         wont_help=("A smaller KV pool, or a lower --gpu-memory-utilization: neither is host memory.",),
-        missing="which process grows and with what: its RSS by time beside the number of requests",
+        missing="which process grows and with what: its RSS over time beside the number of requests",
     )

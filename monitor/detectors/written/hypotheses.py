@@ -16,8 +16,10 @@ MOST: Final = 3
 WORTH: Final = 0.5
 """Of the first one's score: what falls below it is not worth a line."""
 _NEXT: Final = {
-    "leak": "While it lasts, read the pool with nothing running: monitor doctor http://HOST:8000/metrics --timeout 60",
-    "stuck": "While it lasts, read why requests wait: monitor doctor http://HOST:8000/metrics --timeout 30",
+    "leak": (
+        "While it lasts, check the pool with nothing running: monitor doctor http://HOST:8000/metrics --timeout 60"
+    ),
+    "stuck": "While it lasts, check why requests wait: monitor doctor http://HOST:8000/metrics --timeout 30",
     "thrash": "Count preemptions for a minute: monitor doctor http://HOST:8000/metrics --timeout 60",
     "collapse": "Watch it happen: monitor doctor --watch http://HOST:8000/metrics",
     "imbalance": "Give the pages of all ranks at once: monitor doctor http://HOST:8000/metrics --timeout 60",
@@ -51,12 +53,14 @@ _TROUBLES: Final = (
 """Concepts that say too little to count as a complaint, and enough to ask what may be behind them."""
 _FAILURES: Final = tuple(name for names, _ in _SHOWN_BY for name in names)
 _NEXT_OF: Final = {
-    "stuck.engine-dead": "See whether the engine's process is there: ps -eo pid,ppid,stat,cmd | grep -i enginecore",
-    "stuck.engine-stalled": "Take the stacks while it stands: py-spy dump --pid PID of the engine's process",
-    "stuck.grammar": "See what the CPU computes: py-spy dump --pid PID of the engine's process",
+    "stuck.engine-dead": "Check whether the engine's process exists: ps -eo pid,ppid,stat,cmd | grep -i enginecore",
+    "stuck.engine-stalled": "Take the stacks while it hangs: py-spy dump --pid PID of the engine's process",
+    "stuck.grammar": "Find what the CPU computes: py-spy dump --pid PID of the engine's process",
     "stuck.front-end": "Compare what clients wait for with what the engine has: curl -s"
     " http://HOST:8000/metrics | grep num_requests",
-    "sizing.other-process": "List what holds the device: nvidia-smi --query-compute-apps=pid,used_memory --format=csv",
+    "sizing.other-process": (
+        "List the processes on the device: nvidia-smi --query-compute-apps=pid,used_memory --format=csv"
+    ),
     "leak.external-pins": "Read the tier's state line twice, a minute apart: grep pinned_count FILE | tail",
     "corrupt.stale-remote-read": "Find leases that ended: grep -c 'expired KV blocks' FILE",
 }
@@ -117,7 +121,7 @@ def _score(row: Hypothesis, concepts: set[str]) -> float:
 
 def _hypothesis(view: WrittenView, row: Hypothesis, rank: int, title: str, others: list[str]) -> TextJudgement:
     rests_on = _rests_on(view, row)
-    alternatives = f" As likely or less: {', '.join(others)}." if others else ""
+    alternatives = f" Equally or less likely: {', '.join(others)}." if others else ""
     return TextJudgement(
         code=row.code,
         engine=view.engine,
@@ -125,10 +129,10 @@ def _hypothesis(view: WrittenView, row: Hypothesis, rank: int, title: str, other
         rank=rank,
         position=rests_on[0].position if rests_on else "",
         evidence=quotes(rests_on),
-        explanation=f"Hypothesis {rank}, from words alone: {title[:1].lower()}{title[1:]}. It rests on"
+        explanation=f"Hypothesis {rank}, from the text alone: {title[:1].lower()}{title[1:]}. It is based on"
         f" {_quoted_phrases(rests_on)}.{alternatives}",
         do_now=(_NEXT_OF.get(row.code) or _NEXT[row.code.partition(".")[0]],),
-        missing="measurements: the engine's log or metrics from while it happens show which of the hypotheses it is",
+        missing="measurements: the engine's log or metrics while it happens show which hypothesis holds",
     )
 
 

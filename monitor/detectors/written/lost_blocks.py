@@ -35,17 +35,16 @@ def audit_leak(view: WrittenView) -> Iterator[TextJudgement]:
             f"{unowned:,.0f} of {number_of(line, 'total') or 0:,.0f} tokens have no owner: {_sum_of(line)}. The"
             f" audit runs"
             " when nothing is running, so that no request can hold them."
-            + (f" {counted(round(lost_slots), 'request slot')} is missing too." if lost_slots else "")
-            + " A counter that is wrong by as much would look the same."
+            + (f" {counted(round(lost_slots), 'request slot')} is also missing." if lost_slots else "")
+            + " A counter with the same error would look the same."
         ),
-        do_now=("Restart the engine when it is quiet: only that gives the tokens back.",),
+        do_now=("Restart the engine during a quiet time: only a restart frees the tokens.",),
         change=(
-            "Find the request before the line: an abort, a retraction or a chunked prefill whose free was"
-            " skipped. It is"
-            " a defect of the engine: report it with these sums, and try another release.",
+            "Find the request before the line: an abort, a retraction or a chunked prefill whose free was skipped."
+            " This is an engine bug: report it with these sums, and try another release.",
         ),
         wont_help=(
-            "A larger --mem-fraction-static: it only takes longer to fill.",
+            "A larger --mem-fraction-static: the pool also fills, only later.",
             "Flushing the cache: they are not in it.",
         ),
         missing="which request had them: a log with --log-requests, or the event stream of a probe",
@@ -67,18 +66,18 @@ def audit_surplus(view: WrittenView) -> Iterator[TextJudgement]:
         position=line.position,
         evidence=(*_audit_numbers(line, -surplus), *quotes(lines)),
         explanation=(
-            f"{surplus:,.0f} tokens more are free or evictable than the pool of"
-            f" {number_of(line, 'total') or 0:,.0f} has:"
-            f" {_sum_of(line)}. It is called a leak and is the contrary: something was freed twice, and two"
-            f" requests may"
-            " be given the same memory. A counter that is wrong by as much would look the same."
+            f"{surplus:,.0f} tokens more are free or evictable than the pool of {number_of(line, 'total') or 0:,.0f}"
+            f" has: {_sum_of(line)}. The message calls it a leak, but it is the opposite: something was freed twice,"
+            " and two requests may receive the same memory. A counter with the same error would look the same."
         ),
-        do_now=("Restart the engine, and distrust answers since the last restart: requests may have shared memory.",),
+        do_now=(
+            "Restart the engine, and treat answers since the last restart as suspect: requests may have shared memory.",
+        ),
         change=(
-            "Report it with these sums; until it is fixed run without what is new in the command (page size, mixed"
+            "Report it with these sums. Until it is fixed, disable newer features in the command (page size, mixed"
             " chunks, speculative decoding, overlap).",
         ),
-        wont_help=("More memory.", "Ignoring the check: it is the symptom, not the defect."),
+        wont_help=("More memory.", "Ignoring the check: it reports the bug and does not cause it."),
         missing="which request was freed twice: the event stream of a probe",
     )
 
@@ -115,11 +114,11 @@ def slots_leaked(view: WrittenView) -> Iterator[TextJudgement]:
         position=line.position,
         evidence=(Evidence("missing_slots", round(missing), "slots", "log", line.position), *quotes(lines)),
         explanation=(
-            f"{counted(round(missing), 'request slot')} of {number_of(line, 'total') or 0:,.0f} belong to no"
-            f" request when"
-            " nothing is running. When all are gone no request is admitted, however much memory is free."
+            f"{counted(round(missing), 'request slot')} of {number_of(line, 'total') or 0:,.0f} belong to no request"
+            " while nothing is running. Once all are gone, the engine admits no request, however much memory is"
+            " free."
         ),
-        do_now=("Restart the engine when it is quiet.",),
+        do_now=("Restart the engine during a quiet time.",),
         change=("Report it to the engine's project; a higher --max-running-requests only delays it.",),
         wont_help=("More KV memory.",),
         missing="which request kept its slot",
@@ -153,23 +152,18 @@ def held_after_finish(view: WrittenView) -> Iterator[TextJudgement]:
         explanation=(
             f"{percent(usage)} of the pool stays in use with nothing running or waiting: no live request holds it."
             + (
-                f" The connector delayed the free of"
-                f" {counted(view.reported.count('free_delayed'), 'finished request')},"
-                " and nothing shows that the other side took the blocks."
+                f" The connector delayed freeing {counted(view.reported.count('free_delayed'), 'finished request')},"
+                " and nothing shows that the other side fetched the blocks."
                 if delayed
                 else " A KV connector is configured, which may delay frees."
             )
-            + " The report says that no request is served any more. A consumer that is only slow would look the"
-            " same for"
-            " a while."
+            + " The report says that no request is served anymore. A slow consumer would look the same for a while."
         ),
-        do_now=("Restart this instance: nothing else gives the blocks back once the completion is lost.",)
+        do_now=("Restart this instance: once the completion is lost, only a restart frees the blocks.",)
         if delayed
-        else ("Watch usage for as long as the connector's lease lasts: it falls if the consumer is only slow.",),
-        change=(
-            "Give the connector a lease, turn its asynchronous load off, or upgrade it: its completions get lost.",
-        ),
-        wont_help=("A larger pool: it only takes longer to fill.",),
+        else ("Watch usage for the duration of the connector's lease: it falls if the consumer is only slow.",),
+        change=("Give the connector a lease, turn off its asynchronous load, or upgrade it: it loses completions.",),
+        wont_help=("A larger pool: it also fills, only later.",),
         missing="which request owns each block: the event stream of a probe on this instance",
     )
 
@@ -202,14 +196,14 @@ def leases_ran_out(view: WrittenView) -> Iterator[TextJudgement]:
             *quotes(lines),
         ),
         explanation=(
-            f"Blocks of {counted(len(lines), 'finished request')} were kept until their lease ran out"
+            f"Blocks of {counted(len(lines), 'finished request')} were kept until their lease expired"
             + (f" after {seconds:,.0f} s" if seconds else "")
-            + ", and no decode worker had fetched them: requests were aborted or re-routed between the two sides."
+            + ", and no decode worker had fetched them: requests were aborted or rerouted between the two sides."
         ),
-        do_now=("Look at what cancels: the router's time-out must be above the time of a prefill.",),
-        change=("A shorter VLLM_NIXL_ABORT_REQUEST_TIMEOUT (or kv_lease_duration) gives them back earlier.",),
-        wont_help=("More decode capacity, if the requests were given up.",),
-        missing="" if len(lines) > 1 else "whether it is more than one client that went away",
+        do_now=("Find what cancels them: the router's time-out must exceed the time of a prefill.",),
+        change=("A shorter VLLM_NIXL_ABORT_REQUEST_TIMEOUT (or kv_lease_duration) frees them earlier.",),
+        wont_help=("More decode capacity, if the clients gave up.",),
+        missing="" if len(lines) > 1 else "whether it is more than one client that disconnected",
     )
 
 
@@ -230,14 +224,14 @@ def stale_reads(view: WrittenView) -> Iterator[TextJudgement]:
             " they may hold another request's KV. The client gets status 200 and an answer that may be wrong."
         ),
         do_now=(
-            "Treat answers of that time as suspect.",
-            "Look for what delays the read: a full decode side, or a network.",
+            "Treat answers from that time as suspect.",
+            "Find what delays the read: a full decode side, or the network.",
         ),
         change=(
             "Give leases more time than a request may queue on the decode side (VLLM_NIXL_ABORT_REQUEST_TIMEOUT,"
             " kv_lease_duration), or use a release that renews them.",
         ),
-        wont_help=("Retrying on the client: the status does not show it.",),
+        wont_help=("Retrying on the client: the status does not show the error.",),
         missing="whether the blocks had been reused by then: the event stream of a probe on the prefill side",
     )
 
@@ -262,12 +256,12 @@ def pins_kept(view: WrittenView) -> Iterator[TextJudgement]:
             *quotes([*stuck[:2], *full[:2]]),
         ),
         explanation=(
-            f"All {items:,.0f} items of the tier are pinned, so nothing can be evicted and nothing new is stored. A pin"
-            " lasts as long as a fetch: these are look-ups whose fetch never came."
+            f"All {items:,.0f} items of the tier are pinned, so nothing can be evicted and nothing new is stored. A"
+            " pin lasts as long as a fetch: these are lookups whose fetch never started."
         ),
         do_now=("Restart the process that holds the tier: the pins go with it.",),
-        change=("Upgrade the tier (LMCache): look-ups that are not followed by a fetch must unpin.",),
-        wont_help=("A larger tier: it takes longer to fill, as much longer as it is larger.",),
+        change=("Upgrade the tier (LMCache) to a release that unpins after lookups without a fetch.",),
+        wont_help=("A larger tier: it also fills, only later.",),
         missing="how old the pins are: the same line again some minutes later, with the same items",
     )
 
@@ -292,8 +286,8 @@ def outer_tier_full(view: WrittenView) -> Iterator[TextJudgement]:
             f" buffer is full"
             " and the engine waits in it, whatever its own pool has free."
         ),
-        do_now=("Look at the tier's own state: what is pinned, and whether evictions happen.",),
-        change=("Give the tier more memory than the requests in flight store (LMCACHE_MAX_LOCAL_CPU_SIZE).",),
+        do_now=("Check the tier's own state: what is pinned, and whether evictions happen.",),
+        change=("Give the tier more memory than the requests in flight need (LMCACHE_MAX_LOCAL_CPU_SIZE).",),
         wont_help=("A larger KV pool on the device.",),
         missing="what fills it: the tier's state line, or the stacks of the engine (py-spy dump)",
     )
@@ -319,15 +313,14 @@ def outer_misses(view: WrittenView) -> Iterator[TextJudgement]:
             *quotes([*lookups[:2], *stored[:2]]),
         ),
         explanation=(
-            f"{counted(len(lookups), 'look-up')} in the outer tier hit nothing though it stores, and the report"
-            f" says that"
-            " prompts share a prefix: keys do not match, or chunks are larger than what is shared."
+            f"{counted(len(lookups), 'look-up')} in the outer tier missed although it stores KV, and the report says"
+            " that prompts share a prefix: keys do not match, or chunks are larger than the shared prefix."
         ),
-        do_now=("Send one prompt twice, seconds apart, and compare the two look-up lines.",),
+        do_now=("Send one prompt twice, seconds apart, and compare the two lookup lines.",),
         change=(
             "Make keys equal on all sides (same model name, tokenizer, chunk size, PYTHONHASHSEED), and the chunk"
             " smaller than the shared prefix.",
         ),
-        wont_help=("A larger tier: what is stored is not found.",),
+        wont_help=("A larger tier: lookups miss what is stored.",),
         missing="the keys of what is stored and looked up: the tier's debug log",
     )

@@ -17,7 +17,9 @@ from kvscope.monitor.detectors.written.written_view import WrittenView, number_o
 from kvscope.monitor.events.samples import ReportedEvent, Sample
 from kvscope.monitor.text import counted, percent
 
-NEARLY_EMPTY: Final = Threshold(0.5, "of the pool", "half of it is free and no request waits: memory is not missing")
+NEARLY_EMPTY: Final = Threshold(
+    0.5, "of the pool", "half of the pool is free and no request waits: memory is not the limit"
+)
 """Of held.not-memory."""
 STANDING_USAGE: Final = Threshold(
     0.1, "of the pool", "nine tenths are free, so memory is not what is missing, even where no token is computed"
@@ -28,7 +30,7 @@ LINES_IN_A_ROW: Final = 2
 REPEATED_PREEMPTIONS: Final = 51
 """Not a threshold: vLLM before V1 logs the first preemption and then each fiftieth, so this is its second line."""
 _MORE_MEMORY: Final = (
-    "Give the pool more: a higher --gpu-memory-utilization, --kv-cache-dtype fp8, more devices, or a lower"
+    "Enlarge the pool: a higher --gpu-memory-utilization, --kv-cache-dtype fp8, more devices, or a lower"
     " --max-num-batched-tokens."
 )
 
@@ -50,11 +52,11 @@ def pool_below_one_request(view: WrittenView) -> Iterator[TextJudgement]:
             Evidence("full_length_requests_that_fit", round(capacity / longest, 2), "requests", "log", size.position),
         ),
         explanation=(
-            f"The pool holds {capacity:,} tokens, {percent(capacity / longest)} of one request of the"
-            f" {longest:,} tokens that are allowed. A request longer than the pool is accepted, never runs to its end,"
-            " and holds up those behind it."
+            f"The pool holds {capacity:,} tokens, {percent(capacity / longest)} of one request of the {longest:,}"
+            " tokens that are allowed. The engine accepts a request longer than the pool, never completes it, and"
+            " the queue behind it waits."
         ),
-        do_now=(f"Start it with --max-model-len {capacity}: longer requests are then refused at once.",),
+        do_now=(f"Start it with --max-model-len {capacity}: it then rejects longer requests at once.",),
         change=(_MORE_MEMORY, "Upgrade: later releases refuse to start with such a pool."),
         wont_help=("Retrying the request.",),
         missing="one start-up with both numbers: they may be of two runs, and a hybrid model's tokens count less",
@@ -88,12 +90,12 @@ def request_above_pool(view: WrittenView) -> Iterator[TextJudgement]:
             *quotes([*told[:1], *view.phrases("stuck", "waits_unserved")[:1]]),
         ),
         explanation=(
-            f"A request of {tokens:,.0f} tokens was sent and the pool holds {capacity:,}: it can never run, and the"
-            " scheduler admits nothing past it. Both numbers are from the text."
+            f"A request of {tokens:,.0f} tokens was sent and the pool holds {capacity:,}. It can never run, and the"
+            " scheduler admits nothing behind it. Both numbers come from the text."
         ),
-        do_now=("Abort the request (close its connection); those behind it run at once.",),
-        change=(f"Set --max-model-len {capacity}, so that such a request is refused at once.", _MORE_MEMORY),
-        wont_help=("Restarting: the same request stops it again.", "A higher --max-num-seqs."),
+        do_now=("Abort the request (close its connection). The requests behind it run at once.",),
+        change=(f"Set --max-model-len {capacity}, so that the engine rejects such a request at once.", _MORE_MEMORY),
+        wont_help=("Restarting: the same request blocks it again.", "A higher --max-num-seqs."),
         missing="how many blocks the request needs, if the model has sliding-window layers: the event stream of"
         " a probe",
     )
@@ -127,12 +129,15 @@ def preempted_for_space(view: WrittenView) -> Iterator[TextJudgement]:
             *quotes(lines),
         ),
         explanation=(
-            "The engine itself says that the pool has no room for the requests it runs, and takes memory from some of"
+            "The engine itself reports that the pool has no room for its running requests and preempts some of"
             f" them: {counted(len(lines), 'such line')}"
             + (f", with up to {waiting:,} requests waiting." if waiting else ".")
-            + " What they had computed is computed again, or swapped to the host."
+            + " It recomputes their work, or swaps it to the host."
         ),
-        do_now=("Lower --max-num-seqs (SGLang: --max-running-requests) to what the pool holds at full length.",),
+        do_now=(
+            "Lower --max-num-seqs (SGLang: --max-running-requests) to the number of full-length requests that"
+            " the pool holds.",
+        ),
         change=(_MORE_MEMORY, "With the engine of before V1, --swap-space 0 recomputes instead of swapping."),
         wont_help=("Restarting: the same load fills the same pool.",),
         missing="how often each request was preempted: vllm:num_preemptions_total twice, or the event stream of"
@@ -177,14 +182,14 @@ def one_request_holds_much(view: WrittenView) -> Iterator[TextJudgement]:
             Evidence("generation_rate", last.generation_tokens_per_s or 0.0, "tokens/s", "log", last.position),
         ),
         explanation=(
-            f"One request runs and holds {percent(last.usage or 0)} of the pool. It computes"
-            f" {last.generation_tokens_per_s or 0:g} tokens/s, so it is alive;"
-            f" {counted(last.waiting or 0, 'request')} wait"
-            " behind it, the first of them for more room than is left, or for another limit of the scheduler."
+            f"One request runs and holds {percent(last.usage or 0)} of the pool. It generates"
+            f" {last.generation_tokens_per_s or 0:g} tokens/s, so it is alive."
+            f" {counted(last.waiting or 0, 'request')} wait behind it: the first needs more blocks than are left, or"
+            " hits another scheduler limit."
         ),
-        do_now=("Wait for it, or abort it: the others are admitted as soon as it ends.",),
-        change=("Bound what one request may take: --max-model-len, or max_tokens of the request.", _MORE_MEMORY),
-        wont_help=("Restarting, unless losing that request is what is wanted.",),
+        do_now=("Wait for it, or abort it: the engine admits the others as soon as it ends.",),
+        change=("Limit the size of a request: --max-model-len, or its max_tokens.", _MORE_MEMORY),
+        wont_help=("Restarting, unless you want to lose that request.",),
         missing="whether the first waiting request lacks blocks: vllm:num_requests_waiting_by_reason, or a probe",
     )
 
@@ -203,13 +208,13 @@ def endless_output(view: WrittenView) -> Iterator[TextJudgement]:
         position=said[0].position,
         evidence=(Evidence("lines_with_tokens", len(alive), "lines", "log"), *quotes(said)),
         explanation=(
-            "The model goes on generating until its limit"
-            + (f": tokens are computed in {counted(len(alive), 'line')}, so the engine is well." if alive else ".")
-            + " Its KV grows with each token, and is freed when the request ends."
+            "The model generates until it reaches its limit"
+            + (f": tokens are computed in {counted(len(alive), 'line')}, so the engine is healthy." if alive else ".")
+            + " Its KV grows with each token and becomes free when the request ends."
         ),
-        do_now=("Bound it: max_tokens in the request, or a limit of its reasoning.",),
+        do_now=("Limit it: max_tokens in the request, or a limit on its reasoning.",),
         change=("Set stop sequences, or a repetition penalty, for this model.",),
-        wont_help=("More KV memory, or a restart: the next such answer is as long.",),
+        wont_help=("More KV memory, or a restart: the next such answer is just as long.",),
         missing="" if len(alive) >= LINES_IN_A_ROW else "the log while it generates, or the answer's length",
     )
 
@@ -244,14 +249,13 @@ def nearly_empty_pool(view: WrittenView) -> Iterator[TextJudgement]:
             *quotes(said[:1]),
         ),
         explanation=(
-            f"At most {percent(highest)} of the pool is in use in these lines and no request waits for it: KV"
-            f" memory does"
-            " not limit this engine. Kernels, the device, sampling or the client do."
+            f"At most {percent(highest)} of the pool is in use in these lines and no request waits for it: KV memory"
+            " does not limit this engine. Kernels, the device, sampling or the client does."
         ),
         do_now=("Profile the engine while it is slow: py-spy dump, and the device's utilization.",),
-        change=("Look at quantization kernels, --enforce-eager, CPU threads and the client's own limits.",),
+        change=("Check quantization kernels, --enforce-eager, CPU threads and the client's own limits.",),
         wont_help=("More KV memory or a larger pool.", "Restarting."),
-        missing="the log, or the metrics page, from while it happens",
+        missing="the log or the metrics page while it happens",
     )
 
 
@@ -278,7 +282,7 @@ def block_above_prompts(view: WrittenView) -> Iterator[TextJudgement]:
         ),
         do_now=("Compare the length of what prompts share with the block size.",),
         change=(
-            "Put what is shared first, and make it longer than a block; or use a release that caches partial blocks.",
+            "Put the shared part first and make it longer than a block, or use a release that caches partial blocks.",
         ),
         wont_help=("A larger pool.", "--enable-prefix-caching: it is on, and works on whole blocks."),
         missing="hits by prompt length: vllm:prefix_cache_hits_total before and after one repeated prompt",
@@ -315,16 +319,16 @@ def prefix_never_hit(view: WrittenView) -> Iterator[TextJudgement]:
             *quotes(said[:2]),
         ),
         explanation=(
-            f"{asked:,.0f} prompt tokens were looked up in the prefix cache and none was found, though prompts share a"
-            " prefix. On models with several kinds of layers each kind must have it: one that keeps its state only at"
-            " block boundaries, or only the last window, vetoes the hit of all."
+            f"{asked:,.0f} prompt tokens were looked up in the prefix cache without a hit, although prompts share a"
+            " prefix. On models with several kinds of layers, each kind must hit: one that keeps its state only at"
+            " block boundaries, or only the last window, vetoes the hit."
         ),
         do_now=("Send one prompt of several blocks twice, and read vllm:prefix_cache_hits_total before and after.",),
         change=(
-            "Make the shared prefix longer than one block and place what differs last; try a release with"
+            "Make the shared prefix longer than one block and put the varying part last, or try a release with"
             " partial hits.",
         ),
-        wont_help=("A larger pool: the blocks are there and are not found.",),
+        wont_help=("A larger pool: the blocks are cached, but lookups miss them.",),
         missing="which group of layers misses: KV events (monitor doctor tcp://HOST:5557), or a probe",
     )
 
@@ -347,11 +351,11 @@ def front_end_keeps_requests(view: WrittenView) -> Iterator[TextJudgement]:
             *quotes([*said, *view.phrases("front_end")]),
         ),
         explanation=(
-            "The scheduler has neither running nor waiting requests while clients wait for answers: the requests, or"
-            " their answers, are in the front end. A dead engine whose last metrics read 0 looks the same, except that"
-            " new requests are then not served either."
+            "The scheduler has neither running nor waiting requests while clients wait for answers: the requests or"
+            " their answers are stuck in the front end. A dead engine whose last metrics read 0 looks the same,"
+            " except that it does not serve new requests either."
         ),
-        do_now=("Send one new request: if it is answered, the engine is well and the front end lost the others.",),
+        do_now=("Send one new request. If it succeeds, the engine is healthy and the front end lost the others.",),
         change=("Run the front end with one worker (SGLang: --tokenizer-worker-num 1; vLLM: --api-server-count 1).",),
         wont_help=("More KV memory.",),
         missing="where a request was last seen: a log of the front end with request ids",
@@ -391,12 +395,12 @@ def pool_is_the_memory(view: WrittenView) -> Iterator[TextJudgement]:
             *quotes(said),
         ),
         explanation=(
-            "This memory is the KV pool. The engine takes it at the start, all that its share of the device"
-            " leaves after"
-            " weights and activations, and keeps it: usage of the pool, not of the device, shows what requests need."
+            "This memory is the KV pool. At startup the engine allocates everything that its share of the device"
+            " leaves after weights and activations, and keeps it. The usage of the pool, not of the device, shows"
+            " what requests need."
         ),
         do_now=("Nothing has to be done.", *planned_shares(view)),
-        change=("To take less, set the pool's size: --kv-cache-memory-bytes, or a lower --gpu-memory-utilization.",),
-        wont_help=("A shorter --max-model-len or fewer sequences: the pool takes what is left.",),
+        change=("To use less, set the pool's size: --kv-cache-memory-bytes, or a lower --gpu-memory-utilization.",),
+        wont_help=("A shorter --max-model-len or fewer sequences: the pool takes the rest.",),
         missing="" if pool is not None else "the engine's start-up lines: its memory profile has the pool's size",
     )

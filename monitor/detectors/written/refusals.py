@@ -42,10 +42,10 @@ def refused_start(view: WrittenView) -> Iterator[TextJudgement]:
         explanation=_why_refused(line),
         do_now=remedies_of(view, line),
         change=(
-            "Leave more memory to the pool: a higher --gpu-memory-utilization (SGLang: --mem-fraction-static), a lower"
-            " --max-num-batched-tokens, weights or KV in 8 bits, or more devices.",
+            "Leave more memory for the pool: a higher --gpu-memory-utilization (SGLang: --mem-fraction-static), a"
+            " lower --max-num-batched-tokens, weights or KV in 8 bits, or more devices.",
         ),
-        wont_help=("A restart with the same arguments: the same sums come out.",),
+        wont_help=("Restarting with the same arguments: the sums stay the same.",),
         missing="" if exact is not None else "the memory profile above the error: what weights and activations took",
     )
 
@@ -83,13 +83,12 @@ def _why_refused(line: ReportedEvent) -> str:
         )
     if (desired := number_of(line, "desired_gib")) is not None:
         return (
-            f"The engine refused to start: it was to take {desired:g} GiB of the device and"
-            f" {number_of(line, 'free_gib'):g} GiB"
-            " were free. Something else holds the rest."
+            f"The engine refused to start: it needed {desired:g} GiB of the device and"
+            f" {number_of(line, 'free_gib'):g} GiB were free. Another process holds the rest."
         )
     return (
-        "The engine refused to start: weights, activations and what else is on the device leave no memory for the KV"
-        " pool within the share that it was given."
+        "The engine refused to start: weights, activations and other device memory leave nothing for the KV pool"
+        " within its share."
     )
 
 
@@ -121,16 +120,16 @@ def other_process(view: WrittenView) -> Iterator[TextJudgement]:
         explanation=(
             f"Other processes hold {100 * held:.0f} % of the device, by the sums of the error."
             if crowded and not refused
-            else "Device memory that the engine counts on belongs to another process: less was free than its share, or"
-            " it changed while the engine measured."
+            else "Another process holds device memory that the engine needs: less was free than its share, or free"
+            " memory changed while the engine measured."
         ),
-        do_now=("List what holds the device: nvidia-smi --query-compute-apps=pid,used_memory --format=csv.",),
+        do_now=("List the processes on the device: nvidia-smi --query-compute-apps=pid,used_memory --format=csv.",),
         change=(
-            "End the other process, give the engine a device of its own, or lower --gpu-memory-utilization to what is"
-            " left; a share counts the whole device, what others hold included.",
+            "End the other process, give the engine a device of its own, or lower --gpu-memory-utilization to what"
+            " is left. A share refers to the whole device, including the memory of other processes.",
         ),
         wont_help=("A shorter --max-model-len: the memory is missing before the pool is sized.",),
-        missing="which process holds it: nvidia-smi at that moment; an engine that did not end looks the same",
+        missing="which process holds it: nvidia-smi at that time. An engine that did not exit looks the same",
     )
 
 
@@ -168,10 +167,10 @@ def smallest_worker(view: WrittenView) -> Iterator[TextJudgement]:
             f" Lines of two"
             " starts in one text look the same."
         ),
-        do_now=("Look what takes the room of the smallest: nvidia-smi on that device.",),
+        do_now=("Find what takes the memory of the smallest worker: nvidia-smi on that device.",),
         change=("Use devices of one size, or give the smallest fewer layers (VLLM_PP_LAYER_PARTITION).",),
         wont_help=("A higher --gpu-memory-utilization, once the smallest device is full.",),
-        missing="which worker each line is of, if the text does not show it",
+        missing="the worker of each line, if the text does not show it",
     )
 
 
@@ -204,7 +203,7 @@ def ran_out_of_memory(view: WrittenView) -> Iterator[TextJudgement]:
         ),
         wont_help=(
             "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, unless much is reserved and unallocated.",
-            *(() if after_pool else ("A smaller pool: it is not allocated yet at that moment.",)),
+            *(() if after_pool else ("A smaller pool: it does not exist yet at that time.",)),
         ),
         missing="" if sure else "the traceback above the error: loading, profiling, capturing or serving",
     )
@@ -241,7 +240,7 @@ def _sums(line: ReportedEvent) -> str:
     tried, total, free = number_of(line, "tried_gib"), number_of(line, "total_gib"), number_of(line, "free_gib")
     if tried is None or total is None or free is None:
         return "The device ran out of memory."
-    return f"The device ran out of memory: {tried:.2f} GiB were asked for, {free:.2f} of {total:.2f} GiB were free."
+    return f"The device ran out of memory: {tried:.2f} GiB were requested, {free:.2f} of {total:.2f} GiB were free."
 
 
 def graphs_beside_the_pool(view: WrittenView) -> Iterator[TextJudgement]:
@@ -261,10 +260,9 @@ def graphs_beside_the_pool(view: WrittenView) -> Iterator[TextJudgement]:
             *quotes([*told, *captured]),
         ),
         explanation=(
-            f"The memory profile gives all that is left, {rest:g} GiB, to the pool and has no line for graphs,"
-            f" which are"
-            " captured after it: they come on top of the share. The report names the capture as the moment at which"
-            " memory ran out."
+            f"The memory profile gives all that is left, {rest:g} GiB, to the pool and has no line for graphs, which"
+            " are captured after it: they come on top of the share. The report says that memory ran out during"
+            " capture."
         ),
         do_now=("Lower --gpu-memory-utilization by what the graphs take, or start with --enforce-eager.",),
         change=("Upgrade: vLLM 0.21 and later keep an estimate for graphs out of the pool.",),

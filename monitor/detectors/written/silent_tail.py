@@ -37,7 +37,7 @@ class SilentTail(NamedTuple):
         """Describe it, and what it leaves open."""
         goes_on = (
             f"The log goes on for {duration(self.seconds)} without another line of statistics, which vLLM prints as"
-            " soon as a token is computed"
+            " soon as it computes a token"
         )
         if not self.requests:
             return (

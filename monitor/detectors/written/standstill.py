@@ -42,20 +42,20 @@ REPORTED_HANGS: Final = ("stuck", "waits_unserved", "unanswered", "process_gone"
 ROOT_ERRORS: Final = ("out_of_memory", "refused_for_length", "refused_without_pool", "refused_for_other_processes")
 
 _DO_NOW: Final = (
-    "Take the stacks while it stands: py-spy dump --pid PID of the engine's process and of each worker.",
-    "See whether its processes are there, and their state: ps -o pid,stat,etime,cmd -C python.",
+    "Take the stacks while it hangs: py-spy dump --pid PID of the engine's process and of each worker.",
+    "Check whether its processes exist, and their state: ps -o pid,stat,etime,cmd -C python.",
     "Then restart it: requests in flight are lost either way.",
 )
-WOULD_END: Final = " A kernel that compiles in its first use, or a prefill of minutes, would end by itself."
+WOULD_END: Final = " A kernel that compiles on first use, or a prefill of minutes, would end by itself."
 LONG_PROMPT: Final = (
-    " A long prompt looks the same: it gives no token until its last chunk, and the lines before do not show that usage"
-    " would move meanwhile."
+    " A long prompt looks the same: it produces no token before its last chunk, and earlier lines do not show"
+    " whether usage would move meanwhile."
 )
 _CHANGE: Final = (
-    "Give the liveness probe a request of one token instead of /health, which the front end answers by itself.",
+    "Use a one-token request as liveness probe instead of /health, which the front end answers by itself.",
 )
 _WONT_HELP: Final = (
-    "More KV memory, or fewer requests: the step does not end, whatever the pool.",
+    "More KV memory, or fewer requests: the step hangs with any pool.",
     "Waiting for /health to fail.",
 )
 
@@ -205,7 +205,7 @@ def _stalled(
             evidence += tail.evidence()
             state += f" {tail.text()}"
         if first.usage is not None and first.usage < 0.5:
-            state += f" {percent(first.usage)} of the pool is in use, so memory is not what is missing."
+            state += f" {percent(first.usage)} of the pool is in use, so memory is not the limit."
     confirmed_by = f" {_by_whom(others)}" if others else ""
     return TextJudgement(
         code="stuck.engine-stalled",
@@ -215,9 +215,9 @@ def _stalled(
         position=first.position if first is not None else others[0].position,
         evidence=(*evidence, *quotes(list(others))),
         explanation=(
-            (state or "A step of the engine does not end.")
+            (state or "A step of the engine hangs.")
             + confirmed_by
-            + f" It has lasted {duration(lasted)} at least."
+            + f" It has lasted at least {duration(lasted)}."
             + (WOULD_END if sure else "" if tail.seconds and not tail.requests else LONG_PROMPT)
         ),
         do_now=_DO_NOW if sure else _DO_NOW[:2],
@@ -235,7 +235,7 @@ def _by_whom(others: Sequence[ReportedEvent]) -> str:
     if any(line.name == "call_timed_out" for line in others):
         parts.append("a call to the workers timed out")
     if any(line.name == "input_dumped" for line in others):
-        parts.append("the engine gave the step up and dumped its input")
+        parts.append("the engine gave up on the step and dumped its input")
     if any(line.name == "watchdog_expired" for line in others):
         parts.append("a watchdog expired")
     text = " and ".join(parts)
@@ -270,14 +270,14 @@ def engine_dead(view: WrittenView) -> Iterator[TextJudgement]:
         evidence=quotes([*died[:2], *answers[:2]]),
         explanation=(
             "The engine's process ended with an error"
-            + (", and the front end answers all the same: its last metrics stay as they were." if answers else ".")
-            + " Its cause stands above that line in the log. Requests in flight are lost, and new ones are not served"
-            " until it is started again."
+            + (", but the front end still responds: its last metrics do not change." if answers else ".")
+            + " Its cause is above that line in the log. Requests in flight are lost, and the engine serves no new"
+            " ones until you restart it."
         ),
         do_now=("Restart it; the front end does not bring the process back.",)
         if answers
-        else ("Look whether the engine's process is there: ps -ef | grep -i enginecore.",),
-        change=("Give the liveness probe a request of one token instead of /health.",),
-        wont_help=("A larger pool: nothing is scheduled any more.",),
-        missing="" if answers else "whether the front end still answers, and the error above that line",
+        else ("Check whether the engine's process exists: ps -ef | grep -i enginecore.",),
+        change=("Use a one-token request as liveness probe instead of /health.",),
+        wont_help=("A larger pool: the engine schedules nothing anymore.",),
+        missing="" if answers else "whether the front end still responds, and the error above that line",
     )
