@@ -4,6 +4,7 @@ bus_config.py      what `--nats` and its companions ask for
 bus_messages.py    what travels: points, transitions of findings, annotations; versions and bounds
 bus_subjects.py    names of subjects, streams and buckets, and what a tenant's credentials may do
 bus_streams.py     makes the streams of a tenant
+bus_tls.py         certificates that are renewed while a connection lasts
 bus_connection.py  one connection: credentials, TLS, publishing exactly once, following a stream
 bus_spool.py       what waits on this machine until a stream has acknowledged it
 bus_thread.py      a thread with a connection, until it is stopped

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Final, NamedTuple
 
 import nats
@@ -17,11 +17,14 @@ from nats.js.errors import APIError, NoStreamResponseError
 
 from kvscope.monitor.bus.bus_config import BusConfig
 from kvscope.monitor.bus.bus_subjects import inbox_prefix
+from kvscope.monitor.bus.bus_tls import tls_context
 from kvscope.monitor.errors import CannotTell
 
 logger = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S: Final = 3
+ATTEMPT_S: Final = 10.0
+"""Three servers that do not answer take CONNECT_TIMEOUT_S each."""
 REQUEST_TIMEOUT_S: Final = 3.0
 PING_S: Final = 2
 LOST_PINGS: Final = 2
@@ -52,15 +55,25 @@ class StreamMessage(NamedTuple):
     stored_s: float
 
 
-async def connect_bus(config: BusConfig, *, wait: bool = True) -> Client:
+async def connect_bus(
+    config: BusConfig, *, wait: bool = True, on_error: Callable[[str], None] = logger.debug
+) -> Client:
     """Connect, and go on reconnecting until closed. wait: retry the first connection too, instead of raising.
 
-    Raises CannotTell if not waiting, and ValueError for credentials or TLS files that cannot be read.
+    `on_error` gets the reason of each attempt that fails. Raises CannotTell if not waiting, and ValueError for
+    credentials or TLS files that cannot be read.
     """
+    is_first = True
+
+    async def report(error: Exception) -> None:
+        on_error(nats_error_text(error))
+        if is_first and isinstance(error, ssl.SSLError):
+            raise error  # the client would wait for the end of a connection that never was
+
     options = _identity(config)
     while True:
         try:
-            return await nats.connect(
+            connecting = nats.connect(
                 servers=list(config.urls),
                 name=f"kvscope {config.agent}",
                 connect_timeout=CONNECT_TIMEOUT_S,
@@ -70,9 +83,10 @@ async def connect_bus(config: BusConfig, *, wait: bool = True) -> Client:
                 max_outstanding_pings=LOST_PINGS,
                 pending_size=0,  # what cannot be sent fails at once: the spool keeps it, not the client
                 inbox_prefix=inbox_prefix(config.tenant),
-                error_cb=_log_error,
+                error_cb=report,
                 **options,
             )
+            client = await asyncio.wait_for(connecting, ATTEMPT_S)
         except NATS_ERRORS as error:
             if not wait:
                 raise CannotTell(
@@ -80,6 +94,9 @@ async def connect_bus(config: BusConfig, *, wait: bool = True) -> Client:
                     " run there, and do --nats-creds, --nats-ca, --nats-cert and --nats-key belong to it?"
                 ) from error
             await asyncio.sleep(FOLLOW_AGAIN_S)
+        else:
+            is_first = False
+            return client
 
 
 def _identity(config: BusConfig) -> dict[str, Any]:
@@ -96,18 +113,8 @@ def _identity(config: BusConfig) -> dict[str, Any]:
                 f"--nats-creds {config.credentials} holds neither a NATS user JWT nor the seed of a user's nkey (SU…)"
             )
     if config.tls_ca or config.tls_cert or any(url.startswith("tls:") for url in config.urls):
-        try:
-            context = ssl.create_default_context(cafile=config.tls_ca)
-            if config.tls_cert is not None:
-                context.load_cert_chain(config.tls_cert, config.tls_key)
-        except (ssl.SSLError, OSError) as error:
-            raise ValueError(f"--nats-ca, --nats-cert or --nats-key cannot be used: {error}") from error
-        options["tls"] = context
+        options["tls"] = tls_context(config)
     return options
-
-
-async def _log_error(error: Exception) -> None:
-    logger.debug("NATS: %s", nats_error_text(error))
 
 
 def nats_error_text(error: BaseException) -> str:

@@ -185,6 +185,13 @@ class BusLink(BusThread):
                 self._watch.expect(engine, found, time.time_ns())
             self._greeted.add(engine)
 
+    def lost(self, reason: str) -> None:
+        """Show why there is no connection."""
+        self._failed(self._no_server(reason))
+
+    def _no_server(self, reason: str) -> CannotTell:
+        return CannotTell(f"no server of {', '.join(self.config.urls)} answers" + (f" ({reason})" if reason else ""))
+
     async def finish(self, streams: JetStreamContext) -> None:
         """Send what is left, and hand the leases over."""
         while await self._send(streams):
@@ -210,7 +217,7 @@ class BusLink(BusThread):
         batch = self.spool.batch(SEND_MESSAGES)
         if not batch:
             if not self.is_connected:
-                raise CannotTell(f"no server of {', '.join(self.config.urls)} answers")
+                raise self._no_server(self.connection_error)
             self._works()
             return False
         outcomes = await asyncio.gather(*(self._send_one(streams, each) for each in batch), return_exceptions=True)

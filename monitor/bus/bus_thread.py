@@ -20,6 +20,11 @@ logger = logging.getLogger(__name__)
 STOP_S: Final = 5.0
 """So long what a subclass does at the end may take."""
 BEGIN_AGAIN_S: Final = 5.0
+CLOSED_LOOK_S: Final = 1.0
+
+
+class ClosedByServer(Exception):
+    """The client gave up for good, as it does when credentials expire. The next connection reads them anew."""
 
 
 class BusThread:
@@ -32,6 +37,7 @@ class BusThread:
         self.config = config
         self._client: Client | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._connection_error = ""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), name=name, daemon=True)
 
@@ -49,6 +55,14 @@ class BusThread:
     def is_connected(self) -> bool:
         """Whether a server answers now."""
         return self._client is not None and self._client.is_connected
+
+    @property
+    def connection_error(self) -> str:
+        """Why there is no connection now, empty if there is one."""
+        return "" if self.is_connected else self._connection_error
+
+    def lost(self, reason: str) -> None:
+        """Take the reason of each attempt to connect that fails."""
 
     async def before(self) -> None:
         """Run beside everything else, connected or not."""
@@ -70,7 +84,7 @@ class BusThread:
             with suppress(*NATS_ERRORS, CannotTell, StreamFull):
                 await asyncio.wait_for(self.finish(self._streams(self._client)), STOP_S)
             with suppress(*NATS_ERRORS):
-                await self._client.close()
+                await asyncio.wait_for(self._client.close(), STOP_S)
 
     async def _work(self) -> None:
         while True:
@@ -83,9 +97,27 @@ class BusThread:
             await asyncio.sleep(BEGIN_AGAIN_S)
 
     async def _connected(self) -> None:
-        if self._client is None:
-            self._client = await connect_bus(self.config)
-        await self.work(self._streams(self._client))
+        while True:
+            if self._client is None or self._client.is_closed:
+                self._client = await connect_bus(self.config, on_error=self._note_error)
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(self.work(self._streams(self._client)))
+                    tasks.create_task(_until_closed(self._client))
+            except* ClosedByServer:
+                logger.warning("NATS ended the connection: %s", self.connection_error)
+
+    def _note_error(self, text: str) -> None:
+        self._connection_error = text
+        if not self.is_connected:
+            self.lost(text)
 
     def _streams(self, client: Client) -> JetStreamContext:
         return client.jetstream(timeout=REQUEST_TIMEOUT_S)
+
+
+async def _until_closed(client: Client) -> None:
+    """Raise ClosedByServer once the client has given up."""
+    while not client.is_closed:  # noqa: ASYNC110 (a client reports its end to no event)
+        await asyncio.sleep(CLOSED_LOOK_S)
+    raise ClosedByServer
