@@ -6,7 +6,7 @@ TWO_AT_A_TIME := -n 2 --dist loadfile
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE := 1
 
-.PHONY: help demo test slow prove lint bench docs clean
+.PHONY: help demo test slow prove lint bench docs site clean
 
 help:
 	@echo 'make demo    an engine with two incidents, the monitor and its page (DEMO_SECONDS=N ends it after N seconds)'
@@ -16,6 +16,7 @@ help:
 	@echo 'make lint    ruff and mypy'
 	@echo 'make bench   the benchmarks'
 	@echo 'make docs    writes what is generated from the code: docs, rules, dashboards'
+	@echo 'make site    builds the documentation site in build/site; warnings are errors'
 	@echo 'make clean   removes .venv and caches'
 
 .venv/.ready: pyproject.toml constraints.txt scripts/setup.sh
@@ -57,6 +58,9 @@ docs: .venv/.ready
 	.venv/bin/python -m tests.doctor.by_source
 	.venv/bin/python -m tests.incidents.reach
 	.venv/bin/python -m tests.web.screens
+
+site: .venv/.ready
+	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --strict --quiet
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

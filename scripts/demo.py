@@ -259,6 +259,7 @@ def main() -> int:
         )
         wait_for("The monitor", f"{url}/healthz", service, log)
         console.print(f"\n  Open [bold]{url}[/bold] in a browser.")
+        console.print(f"  The engine answers at {engine_url}")
         console.print(f"  In another terminal: .venv/bin/monitor doctor{'' if service_port == 8765 else ' ' + url}")
         console.print("  Ctrl-C ends it.\n" if seconds is None else f"  It ends after {seconds:g} s of load.\n")
         load, watcher = Load(engine_url), Watcher(url)

@@ -1,4 +1,4 @@
-"""Writes the table of releases in docs/probe.md: which hooks of the probe each release of vLLM has.
+"""Writes the table of releases in docs/probe-releases.md: which hooks of the probe each release of vLLM has.
 
     python -m scripts.probe_releases DIRECTORY
 
@@ -38,7 +38,7 @@ RUN = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path)
-    page = ROOT / "docs" / "probe.md"
+    page = ROOT / "docs" / "probe-releases.md"
     rows = "\n".join(table(parser.parse_args().directory))
     page.write_text(between(page.read_text(encoding="utf-8"), "releases", rows), encoding="utf-8")
 

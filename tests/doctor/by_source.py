@@ -1,4 +1,4 @@
-"""The same incidents by what there is to look at: the table in docs/attach.md, which `make docs` writes from here.
+"""The same incidents by source: the table in docs/accuracy/by-source.md, which `make docs` writes from here.
 
 The event stream is that of kvscope's own engine in virtual time, brought to the same; everything else is what a real
 vLLM had: its page scraped over HTTP, a Prometheus server that scraped it, its log.
@@ -25,7 +25,7 @@ from kvscope.monitor.pipeline import Pipeline
 from tests.dashboards.programs import answers, free_port, running, until
 from tests.pages import DATA, Row, page, rows, scraped
 
-PAGE: Final = Path(__file__).parents[2] / "docs" / "attach.md"
+PAGE: Final = Path(__file__).parents[2] / "docs" / "accuracy" / "by-source.md"
 MARKED: Final = re.compile(r"(<!-- generated: by source -->\n).*?(<!-- /generated -->)", re.DOTALL)
 NOTHING, NOT_SEEN = "nothing", "not seen"
 Seen = dict[str, str]
@@ -172,7 +172,7 @@ def table(found: Sequence[dict[str, Seen]]) -> str:
         codes = sorted({code for by_incident in found for code in by_incident[name]})
         for code in codes or [""]:
             cells = [by_incident[name].get(code, NOT_SEEN if code else NOTHING) for by_incident in found]
-            finding = f"[{code}](runbooks/{code}.md)" if code else NOTHING
+            finding = f"[{code}](../runbooks/{code}.md)" if code else NOTHING
             lines.append(" | ".join((f"| {name}: {incident.happens}", finding, *cells)) + " |")
     return "\n".join(lines)
 

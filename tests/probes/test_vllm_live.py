@@ -18,6 +18,7 @@ from kvscope.monitor.cli import main
 from kvscope.monitor.ledger.balance import balance_of
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.sources.live_stream import LiveStream
+from scripts.tiny_model import save_tokenizer
 from tests.engine.process import follow
 from tests.probes.connector_settings import CONNECTOR
 from tests.probes.vllm_python import (
@@ -28,7 +29,6 @@ from tests.probes.vllm_python import (
     free_ports,
     needs_vllm,
     save_model,
-    save_tokenizer,
 )
 
 PATIENCE_S = 240

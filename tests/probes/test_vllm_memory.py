@@ -19,6 +19,7 @@ from kvscope.monitor.events.kinds import SCHEMA, Kind
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.probes.vllm.worker_memory import bill
 from kvscope.monitor.sources.live_stream import LiveStream
+from scripts.tiny_model import save_tokenizer
 from tests.engine.process import follow
 from tests.probes.vllm_python import (
     PYTHON,
@@ -28,7 +29,6 @@ from tests.probes.vllm_python import (
     free_ports,
     needs_vllm,
     save_model,
-    save_tokenizer,
 )
 
 GIB = 1 << 30

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
 import socket
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 from kvscope.monitor.incidents.on_vllm.scheduler_maker import TINY_LLAMA, save_config
 
@@ -34,15 +32,6 @@ MODEL: dict[str, Any] = TINY_LLAMA
 
 def save_model(directory: Path) -> Path:
     return save_config(directory)
-
-
-def save_tokenizer(directory: Path) -> None:
-    """One token a word: `w1 w2`."""
-    words = Tokenizer(models.WordLevel({f"w{index}": index for index in range(MODEL["vocab_size"])}, unk_token="w0"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    words.save(str(directory / "tokenizer.json"))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "w0"}
-    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
 def environment(**more: str) -> dict[str, str]:
