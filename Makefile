@@ -13,7 +13,7 @@ help:
 	@echo 'make test    the tests'
 	@echo 'make slow    the slower tests, which CI runs too'
 	@echo 'make prove   soaks and full matrices; writes docs/proof.txt'
-	@echo 'make lint    ruff and mypy'
+	@echo 'make lint    ruff, mypy and the prose check'
 	@echo 'make bench   the benchmarks'
 	@echo 'make docs    writes what is generated from the code: docs, rules, dashboards'
 	@echo 'make site    builds the documentation site in build/site; warnings are errors'
@@ -40,6 +40,7 @@ lint: .venv/.ready
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
+	.venv/bin/python -m scripts.prose_check
 
 bench: .venv/.ready
 	.venv/bin/python -m benchmarks.events
