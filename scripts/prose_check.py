@@ -24,7 +24,7 @@ CEILINGS: Final = ROOT / "scripts" / "prose_ceilings.toml"
 PACKAGES: Final = ("monitor", "engine", "kernels", "dashboards")
 GUIDES: Final = (
     *("attach", "probe", "read-a-log", "plan", "memory", "terminal", "alerts", "dashboards", "history", "scale-out"),
-    *("opentelemetry", "export", "python-api"),
+    *("deploy", "opentelemetry", "export", "python-api"),
 )
 DEVELOP: Final = ("write-a-detector", "write-a-source", "engine", "incidents")
 MIN_MESSAGE_WORDS: Final = 6

@@ -68,6 +68,14 @@ def test_every_link_leads_somewhere(page: Path) -> None:
         assert anchor in anchors
 
 
+def test_every_page_of_the_docs_is_in_the_navigation_of_the_site() -> None:
+    """Runbooks and measured runs are added by scripts/site_hooks.py; the build of the site refuses other pages."""
+    named = set(re.findall(r"[\w./-]+\.md", (ROOT / "mkdocs.yml").read_text()))
+    pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    left_out = {page for page in pages - named if not re.match(r"runbooks/|accuracy/(own|vllm)-", page)}
+    assert left_out == set(), "name them in mkdocs.yml"
+
+
 def test_the_python_in_the_readme_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
