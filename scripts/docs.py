@@ -65,6 +65,15 @@ ENVIRONMENT = {
     "KVSCOPE_WEBHOOK_SECRET": "what `monitor serve` signs alerts to webhooks with (whsec_…)",
 }
 
+ABOUT_METRICS = """\
+Requests and blocks are never labels. On a machine with a GPU, the service exports three gauges of the driver, by gpu and
+uuid: `kvscope_gpu_memory_bytes` by state (used, free), `kvscope_gpu_utilization_ratio` by part (kernels, memory), and
+`kvscope_gpu_process_memory_bytes` by owner. The owner is a monitored engine with its workers, or others. In a container
+all processes are *others*.
+
+A gaugehistogram shows the current ages. Its buckets can fall, so use neither `rate` nor `increase` on it. The text format
+has it as a histogram with `_gcount` and `_gsum`. Counters begin at 0 with each epoch of an engine."""
+
 
 def main() -> None:
     """Write them."""
@@ -259,7 +268,7 @@ def _reference() -> Iterator[str]:
     yield ""
     yield "## API of `monitor serve`"
     yield ""
-    yield "Answers are JSON. If your service has a token, send it as a bearer token. `/api/openapi.json` describes the"
+    yield "Answers are JSON. If your service has a token, send it as a bearer. `/api/openapi.json` describes the"
     yield f"routes and the schemas of all answers. The header `{SCHEMA_HEADER}` carries the version of the schema, now"
     yield f"{SCHEMA_VERSION}. Renamed routes, parameters and keys keep their old names for one release"
     yield "([list](renames.md))."
@@ -291,13 +300,7 @@ def _reference() -> Iterator[str]:
     yield ""
     yield "## Metrics of `monitor serve`"
     yield ""
-    yield "Requests and blocks are never labels. On a machine with a GPU, the service exports three gauges of the driver, by"
-    yield "gpu and uuid: `kvscope_gpu_memory_bytes` by state (used, free), `kvscope_gpu_utilization_ratio` by part (kernels,"
-    yield "memory), and `kvscope_gpu_process_memory_bytes` by owner. The owner is a monitored engine with its workers, or"
-    yield "others. In a container all processes are *others*."
-    yield ""
-    yield "A gaugehistogram shows the current ages. Its buckets can fall, so use neither `rate` nor `increase` on it. The"
-    yield "text format has it as a histogram with `_gcount` and `_gsum`. Counters begin at 0 with each epoch of an engine."
+    yield from ABOUT_METRICS.splitlines()
     yield ""
     yield from _table(
         ("metric", "type", "labels", "what it is"),
