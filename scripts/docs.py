@@ -66,13 +66,13 @@ ENVIRONMENT = {
 }
 
 ABOUT_METRICS = """\
-Requests and blocks are never labels. On a machine with a GPU, the service exports three gauges of the driver, by gpu and
-uuid: `kvscope_gpu_memory_bytes` by state (used, free), `kvscope_gpu_utilization_ratio` by part (kernels, memory), and
-`kvscope_gpu_process_memory_bytes` by owner. The owner is a monitored engine with its workers, or others. In a container
-all processes are *others*.
+Requests and blocks are never labels. On a machine with a GPU, the service exports three gauges of the driver,
+by gpu and uuid: `kvscope_gpu_memory_bytes` by state (used, free), `kvscope_gpu_utilization_ratio` by part
+(kernels, memory), and `kvscope_gpu_process_memory_bytes` by owner. The owner is a monitored engine with its
+workers, or others. In a container all processes are *others*.
 
-A gaugehistogram shows the current ages. Its buckets can fall, so use neither `rate` nor `increase` on it. The text format
-has it as a histogram with `_gcount` and `_gsum`. Counters begin at 0 with each epoch of an engine."""
+A gaugehistogram shows the current ages. Its buckets can fall, so use neither `rate` nor `increase` on it. The
+text format has it as a histogram with `_gcount` and `_gsum`. Counters begin at 0 with each epoch of an engine."""
 
 
 def main() -> None:
