@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from kvscope.monitor.cli import main
 from kvscope.monitor.detectors.registry import CATALOGUE
 from scripts import docs
 from tests.recordings import leaking_lab, recording_of
@@ -84,6 +85,22 @@ def test_the_python_in_the_readme_runs(
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     exec(code, {})
     assert "leak.finished-held" in capsys.readouterr().out
+
+
+def test_the_diagnosis_in_the_readme_is_what_doctor_prints(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each part of it, between the lines that stand for what is left out, is a part of the output at 80 columns."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(ROOT)
+    shown = re.search(r"\$ \.venv/bin/monitor (doctor \S+)\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert shown is not None
+    main(shown[1].split())
+    printed = capsys.readouterr().out
+    parts = [part.strip("\n") for part in shown[2].split("…\n") if part.strip()]
+    assert len(parts) == 3
+    for part in parts:
+        assert part in printed
 
 
 def test_the_commands_in_the_readme_are_there() -> None:

@@ -155,7 +155,7 @@ def _preempted_text(event: Run, names: Mapping[int, str]) -> str:
     others = beneficiary >= 0 and beneficiary != event.request
     winner = f" for {names.get(beneficiary, f'#{beneficiary}')}" if others else ""
     gives_up, loses = counted(blocks, "block"), counted(lost, "computed token")
-    return f"preempted ({name_of(Preempt, reason)}){winner}: gives up {gives_up}, loses {loses}"
+    return f"preempted ({name_of(Preempt, reason)}){winner}: releases {gives_up}, loses {loses}"
 
 
 def _arrived_text(a: list[int], _blocks: str) -> str:
@@ -180,13 +180,13 @@ _REQUEST_TEXTS: Final[dict[int, Callable[[list[int], str], str]]] = {
     int(Kind.QUEUED): lambda a, _: f"queued{' at the front' if a[1] else ''} ({name_of(Cause, a[0])})",
     int(Kind.LOOKED_UP): lambda a, _: f"prefix cache: {a[1]:,} of {counted(a[0], 'token')} found",
     int(Kind.ALLOCATION_FAILED): lambda a, _: f"allocation failed: needs {counted(a[0], 'block')}, {a[1]:,} free",
-    int(Kind.NOT_SCHEDULED): lambda a, _: f"passed over ({name_of(Cause, a[0])}), {counted(a[1], 'time')} so far",
+    int(Kind.NOT_SCHEDULED): lambda a, _: f"skipped ({name_of(Cause, a[0])}), {counted(a[1], 'time')} so far",
     int(Kind.ADMITTED): lambda a, _: f"admitted: RUNNING, {counted(a[0], 'token')} need not be computed",
     int(Kind.FIRST_TOKEN): lambda _, __: "first token",
     int(Kind.WAITING_ON): lambda a, _: f"waits: {name_of(Status, a[0])}",
-    int(Kind.READY): lambda _, __: "what it waited for has come",
+    int(Kind.READY): lambda _, __: "what it waited for is ready",
     int(Kind.REMOTE_LOAD): lambda a, _: f"fetch of {counted(a[1], 'token')} of remote KV {name_of(Load, a[0])}",
-    int(Kind.COMPLETION_DELIVERED): lambda _, __: "the connector said that it needs the blocks no longer",
+    int(Kind.COMPLETION_DELIVERED): lambda _, __: "the connector reported that it no longer needs the blocks",
     int(Kind.STALLED): _stalled_text,
     int(Kind.FINISHED): lambda a, _: f"finished: {name_of(Status, a[0])}",
     int(Kind.TRACED): lambda a, _: f"is part of its caller's trace {TraceContext(*a[:4]).trace_id:032x}",

@@ -69,9 +69,9 @@ def event_text(event: Run, names: Mapping[int, str]) -> str:
         return text + group_of(event)
     match event.kind:
         case Kind.STARTED:
-            return f"the engine's life begins: {counted(a[1], 'block')} of {a[3]:,} tokens, {a[2]:,} of them reserved"
+            return f"the engine starts: {counted(a[1], 'block')} of {a[3]:,} tokens, {a[2]:,} of them reserved"
         case Kind.STOPPED:
-            return "the engine ends in good order"
+            return "the engine shuts down cleanly"
         case Kind.STEP_LAUNCHED:
             return f"step {a[1]:,} launched: {counted(sum(a[2:]), 'token')} of {counted(len(event.ids), 'request')}"
         case Kind.STEP_COMPLETED:
@@ -82,7 +82,7 @@ def event_text(event: Run, names: Mapping[int, str]) -> str:
             polls = f", the KV connector asked {counted(a[8], 'time')}" if a[8] else ""
             return f"alive: {a[5]:,} running, {a[6]:,} waiting, {counted(a[9], 'pass', 'passes')}{polls}"
         case Kind.PROGRESSED:
-            return f"{counted(len(event.ids), 'request')} moved on"
+            return f"{counted(len(event.ids), 'request')} progressed"
         case Kind.CACHED:
             return f"{blocks} full, and entered in the prefix cache{group_of(event)}"
         case Kind.EVICTED | Kind.RECLAIMED:
@@ -100,5 +100,5 @@ def event_text(event: Run, names: Mapping[int, str]) -> str:
 
 _LOST: Final[dict[int, str]] = {
     Kind.EVICTED: "lost their place in the prefix cache",
-    Kind.RECLAIMED: "given back, detached until now",
+    Kind.RECLAIMED: "freed, detached until now",
 }

@@ -31,7 +31,7 @@ def because(ledger: EngineLedger, block: int) -> list[list[str]]:
         return [[here, "reserved: the null block, never handed out"]]
     if state.refs[block] <= 0:
         if state.hashes[block]:
-            return [[here, f"cached-idle for {since}: the prefix cache keeps it until the room is needed"]]
+            return [[here, f"cached-idle for {since}: the prefix cache keeps it until the space is needed"]]
         return [[here, f"free for {since}"]]
     chains = [[here, *_owner(ledger, number, block)] for number in state.owners(block)]
     for number in state.detached.get(block, ()):
@@ -39,7 +39,7 @@ def because(ledger: EngineLedger, block: int) -> list[list[str]]:
         chains.append([here, link, *_after_the_end(ledger, number, block)])
     surplus = state.refs[block] - len(chains)
     if surplus > 0:
-        chains.append([here, f"UNACCOUNTED: {counted(surplus, 'reference')} that no request ever took by an event"])
+        chains.append([here, f"UNACCOUNTED: {counted(surplus, 'reference')} that no request acquired in any event"])
     return chains
 
 
@@ -72,7 +72,7 @@ def _after_the_end(ledger: EngineLedger, number: int, block: int) -> list[str]:
 
 def _lease(ledger: EngineLedger, deferral: Deferral) -> str:
     if deferral.lease_deadline_ns <= 0:
-        return " (under a lease that is not known)" if deferral.lease_deadline_ns else ""
+        return " (under an unknown lease)" if deferral.lease_deadline_ns else ""
     left = (ledger.wall(deferral.lease_deadline_ns) - ledger.now_ns) / 1e9
     return f" (lease ends in {duration(left)})" if left > 0 else f" (lease ended {duration(-left)} ago)"
 

@@ -138,7 +138,7 @@ class WaitGraph:
         if outside is not None:
             return outside
         if ledger.state.mode:
-            return self._made(record, "pause", 0, WaitHolder("operator", "the operator, who has paused the engine"))
+            return self._made(record, "pause", 0, WaitHolder("operator", "the operator, who paused the engine"))
         head = ledger.head()
         if head is not None and head is not record:  # a cause of its own is from when it was the head
             return self._made(record, "place-in-queue", 0, self.of_request(head))

@@ -59,7 +59,7 @@ def _of_request(graph: WaitGraph, record: RequestState, above: tuple[int, ...]) 
     here = f"request {record.id}, {status} for {duration(ledger.age_s(record.since_ns))}"
     blocks = _come_back(ledger, record.blocks)
     if record.number in above:
-        caught = f"request {record.id}, which waits itself: neither can go on without the other"
+        caught = f"request {record.id}, which waits itself: a deadlock"
         return Wait(caught, blocks, [], record.id, moves=False)
     if record.is_finished:
         deferral = ledger.state.deferrals.get(record.number)
@@ -99,7 +99,7 @@ def progress_text(holder: WaitHolder) -> str:
         return f"no grammar has compiled for {still}"
     if holder.unit == "tokens":
         return f"no token for {still}"
-    return f"its step is over since {still}" if holder.kind == "fence" else "longer than any step before"
+    return f"its step is over since {still}" if holder.kind == "fence" else "longer than any earlier step"
 
 
 def _needs(graph: WaitGraph, record: RequestState, above: tuple[int, ...]) -> tuple[str, list[Wait]]:
@@ -109,14 +109,14 @@ def _needs(graph: WaitGraph, record: RequestState, above: tuple[int, ...]) -> tu
         return "", []
     holder = edge.holders[0] if edge.holders else None
     if edge.resource == "place-in-queue" and holder is not None:
-        return "stands behind the head of the queue", [_of_request(graph, ledger.state.requests[holder.number], above)]
+        return "waits behind the head of the queue", [_of_request(graph, ledger.state.requests[holder.number], above)]
     if edge.resource == "kv-blocks":
         return _short_of_blocks(graph, record, above)
     if edge.resource == "batch-slot":
         running = ledger.living().running
         most = ledger.description.max_num_seqs or len(running)
         places = [_of_request(graph, r, above) for r in running]
-        return f"lacks a place: {len(running):,} run, of {most:,} that may (max_num_seqs)", _ranked(places)
+        return f"waits for a batch slot: {len(running):,} run, of {most:,} that may (max_num_seqs)", _ranked(places)
     if edge.resource == "remote-kv" and holder is not None:
         since = duration(ledger.age_s(record.fetching_ns or record.since_ns))
         return NEEDS["remote-kv"], [_wait_root(f"the KV connector, which fetches since {since}", 0, holder)]
@@ -125,7 +125,7 @@ def _needs(graph: WaitGraph, record: RequestState, above: tuple[int, ...]) -> tu
             _wait_root(f"{one.name}, in flight for {duration(one.still_s)}", 0, one._replace(still_s=0.0))
             for one in edge.holders
         ]
-        return "the scheduler has not looked at it since", waits
+        return "the scheduler has not reached it since", waits
     if edge.resource in NEEDS and holder is not None:
         return NEEDS[edge.resource], [_wait_root(holder.name, 0, holder)]
     return name_of(Cause, ledger.cause_of_wait(record)), []
@@ -134,11 +134,11 @@ def _needs(graph: WaitGraph, record: RequestState, above: tuple[int, ...]) -> tu
 NEEDS: Final = {
     "front-end": "the front end has it",
     "grammar": "its grammar is not there",
-    "input": "its next input has not come",
+    "input": "its next input has not arrived",
     "remote-kv": "its KV is being fetched",
     "pause": "the engine is paused",
 }
-UNKNOWN_KEEPER: Final = ("a holder of a kind that is not known", "waits")
+UNKNOWN_KEEPER: Final = ("an unknown kind of holder", "waits")
 
 
 def _short_of_blocks(graph: WaitGraph, record: RequestState, above: tuple[int, ...]) -> tuple[str, list[Wait]]:
@@ -148,7 +148,7 @@ def _short_of_blocks(graph: WaitGraph, record: RequestState, above: tuple[int, .
     if record.blocks_needed > usable:
         return f"needs {counted(record.blocks_needed, 'block')}, and the whole pool has {usable:,}", []
     required = f"needs {record.blocks_needed:,}, {record.blocks_free_then:,} free"
-    return f"lacks {counted(lacking, 'block')} ({required})", _holders(graph, above)
+    return f"is short of {counted(lacking, 'block')} ({required})", _holders(graph, above)
 
 
 def _holders(graph: WaitGraph, above: tuple[int, ...]) -> list[Wait]:

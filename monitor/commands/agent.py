@@ -12,9 +12,9 @@ def add(commands: Commands) -> None:
     """Put it on the command line."""
     parser = commands.add_parser(
         "agent",
-        help="`monitor serve` without the page, near the engines",
-        description="Reads the engines of a node or a pod, judges them, keeps their history on local disk, and answers"
-        " the API and /metrics: `monitor serve` without the page.",
+        help="run the service without its web app, near the engines",
+        description="Reads the engines of a node or pod, diagnoses them, keeps their history on local disk, and"
+        " serves the API and /metrics. It is `monitor serve` without the web app.",
     )
     add_flags(parser, "agent")
     parser.set_defaults(run=_run)

@@ -16,18 +16,20 @@ from kvscope.monitor.text import escaped
 
 def add(commands: Commands) -> None:
     """Put it on the command line."""
-    parser = commands.add_parser("alerts", help="the alerts of a running service: whether they arrive, what to hush")
+    parser = commands.add_parser("alerts", help="list, test and silence the alerts of a running service")
     actions = parser.add_subparsers(required=True, metavar="ACTION")
     exit_codes = "exit codes: 0, 2 for a wrong command line, 3 for a service that does not answer"
-    shown = actions.add_parser("list", help="receivers, open alerts, silences and the latest deliveries")
+    shown = actions.add_parser("list", help="list receivers, open alerts, silences and the latest deliveries")
     shown.set_defaults(run=_list)
-    test = actions.add_parser("test", help="send a test to one receiver, or to all, and say what it answered")
-    test.add_argument("receiver", nargs="?", default="", metavar="RECEIVER", help="its name, as `list` has it")
+    test = actions.add_parser("test", help="send a test alert to one receiver, or to all, and print the responses")
+    test.add_argument("receiver", nargs="?", default="", metavar="RECEIVER", help="its name in the output of `list`")
     test.set_defaults(run=_test)
     silence = actions.add_parser(
         "silence",
-        help="tell nobody of what matches, for a while",
-        description="Alerts that match all of the patterns are not told until then. What still fires is told then.",
+        help="silence matching alerts for some time",
+        description=(
+            "Alerts that match all patterns are not sent until the silence ends. Those that still fire are sent then."
+        ),
     )
     silence.add_argument(
         "matchers",
@@ -38,7 +40,7 @@ def add(commands: Commands) -> None:
     silence.add_argument(
         "--for", type=length, required=True, metavar="TIME", dest="seconds", help="how long: 30m, 2h, 1d12h"
     )
-    silence.add_argument("--comment", default="", metavar="TEXT", help="why, for whoever looks at the list")
+    silence.add_argument("--comment", default="", metavar="TEXT", help="the reason, shown in the list")
     silence.set_defaults(run=_silence)
     unsilence = actions.add_parser("unsilence", help="end a silence")
     unsilence.add_argument("number", type=int, metavar="NUMBER", help="as `list` has it")

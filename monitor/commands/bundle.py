@@ -16,11 +16,11 @@ def add(commands: Commands) -> None:
     """Put it on the command line."""
     parser = commands.add_parser(
         "bundle",
-        help="a support bundle that names nobody",
-        description="Writes a zip with a part of an engine's events, what is found in them, its configuration and"
-        " versions: no prompt, no host, no model's name, no key, and no request's id as its client knows it. `monitor"
-        " doctor FILE` finds the same in it elsewhere.",
-        epilog="exit codes: 0, 2 for a wrong command line or target, 3 for a stream that is not heard",
+        help="write an anonymized support bundle",
+        description="Writes a zip with a part of an engine's events, the findings in them, its configuration and"
+        " versions. It contains no prompt, host name, model name, key or client request id. `monitor"
+        " doctor FILE` reports the same findings from it.",
+        epilog="exit codes: 0, 2 for a wrong command line or target, 3 for a stream that sends nothing",
     )
     parser.add_argument("target", metavar="TARGET", help="a recording, or an engine's event stream")
     parser.add_argument("file", type=Path, metavar="FILE", help="a new file, such as bundle.zip")

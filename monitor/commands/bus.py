@@ -34,12 +34,12 @@ def add(commands: Commands) -> None:
     setup.set_defaults(run=_setup)
     shown = actions.add_parser(
         "status",
-        help="all engines, their agents and open findings, as the streams hold them",
+        help="list all engines, their agents and open findings from the streams",
         epilog="exit codes: 0 no finding, 1 findings, 2 a wrong command line, 3 NATS or the streams cannot be read",
     )
     shown.add_argument("--json", action="store_true", help="as JSON")
     shown.set_defaults(run=_show_status)
-    allowed = actions.add_parser("permissions", help="print what a tenant's credentials need, for nats-server")
+    allowed = actions.add_parser("permissions", help="print the permissions of a tenant for nats-server")
     roles = allowed.add_mutually_exclusive_group()
     roles.add_argument("--hub", action="store_const", const="hub", dest="role", help="of a hub")
     roles.add_argument(

@@ -15,11 +15,11 @@ def add(commands: Commands) -> None:
         help="check the configuration file of `monitor serve` and `monitor agent`",
         description="Checks a configuration file without connecting anywhere. Prints each problem with its line, or the"
         " settings in force with the variables of this environment. Secrets are hidden.",
-        epilog="exit codes: 0 it can be used, 2 it cannot",
+        epilog="exit codes: 0 valid, 2 invalid",
     )
     actions = parser.add_subparsers(required=True, metavar="ACTION")
     check = actions.add_parser("check", help="check a file", description=parser.description, epilog=parser.epilog)
-    check.add_argument("file", type=Path, metavar="FILE", help="a TOML file, as --config takes it")
+    check.add_argument("file", type=Path, metavar="FILE", help="a TOML file for --config")
     check.set_defaults(run=_check_file)
 
 

@@ -27,10 +27,11 @@ def add(commands: Commands) -> None:
     """Put it on the command line."""
     parser = commands.add_parser(
         "diff",
-        help="what got better and what got worse, from one recording to another",
-        description="Compares two recordings, or two windows of one: findings that came, stayed and went; throughput,"
-        " waits, preemptions and what they cost, prefix hits, how long blocks stay, and who held the pool at its peak.",
-        epilog="exit codes: 0 no finding of warning or above came, 1 one did, 2 wrong usage, 3 cannot tell",
+        help="compare two recordings, or two windows of one",
+        description="Compares two recordings, or two windows of one: new, unchanged and resolved findings,"
+        " throughput, waits, preemptions and their cost, prefix hits, block residency, and who held the"
+        " pool at its peak.",
+        epilog="exit codes: 0 no new finding of warning or above, 1 at least one, 2 wrong usage, 3 cannot tell",
     )
     parser.add_argument("before", metavar="BEFORE", help="a recording, or a file of one")
     parser.add_argument("after", nargs="?", metavar="AFTER", help="another; without it, two windows of the first")
@@ -92,7 +93,7 @@ def _sides(before: str, after: str | None, windows: list[Window]) -> list[tuple[
 
 def _end_of(target: str) -> int:
     if kind_of(target) is not TargetKind.RECORDING:
-        raise BadTarget(f"{target} is no recording: `monitor record TARGET DIR` makes one")
+        raise BadTarget(f"{target} is not a recording: `monitor record TARGET DIR` makes one")
     try:
         return max(map(record_ns, Recording(Path(target))), default=0)
     except ContractError as error:

@@ -31,8 +31,8 @@ exit codes
   0  nothing at or above the bar that --fail-on sets
   1  findings at or above it
   2  the command line, or a target on it, is wrong
-  3  cannot tell: a target does not answer, or the evidence is not in it (what is missing is named)
-  of several targets, 2 counts before 1 before 3 before 0
+  3  cannot tell: a target does not answer or lacks the evidence (the output names what is missing)
+  with several targets, 2 takes precedence over 1, then 3, then 0
 """
 
 
@@ -40,12 +40,12 @@ def add(commands: Commands) -> None:
     """Put it on the command line."""
     parser = commands.add_parser(
         "doctor",
-        help="what is wrong, and what to do",
-        description="Looks at engines and says what is wrong with their KV memory, why, and what to do.",
+        help="diagnose engines and say what to do",
+        description="Inspects engines and reports problems with their KV cache memory, their causes, and what to do.",
         epilog=f"{target_help()}\n{EXIT_CODES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("targets", nargs="*", metavar="TARGET", help="what to look at; several at once are fine")
+    parser.add_argument("targets", nargs="*", metavar="TARGET", help="what to inspect; you can name several")
     parser.add_argument(
         "--format", choices=("table", "short", "json", "markdown"), default="table", help="(default: table)"
     )
@@ -57,15 +57,15 @@ def add(commands: Commands) -> None:
         action="append",
         default=[],
         metavar="URL",
-        help="look at what this Prometheus server stored of engines, of the last 2 h without --since, such as"
+        help="inspect what this Prometheus server stored about engines, by default the last 2 h, such as"
         " http://127.0.0.1:9090; may be repeated",
     )
     add_window(parser)
     parser.add_argument(
         "--watch",
         action="store_true",
-        help="look on until Ctrl-C, and say when a finding begins to fire, grows, or is resolved; the exit code is that"
-        " of the last look, and JSON is a line for each change",
+        help="watch until Ctrl-C and print when a finding fires, grows or resolves; the exit code reflects the last"
+        " state, and JSON has one line for each change",
     )
     add_shared(parser)
     parser.set_defaults(run=_doctor)
@@ -92,7 +92,7 @@ def _doctor(parsed: argparse.Namespace) -> int:
 
 def _watch_targets(parsed: argparse.Namespace) -> int:
     if parsed.since or parsed.until or parsed.prometheus:
-        raise ValueError("--watch looks on from now: --since, --until and --prometheus are for what is over")
+        raise ValueError("--watch starts now: --since, --until and --prometheus inspect the past")
     if parsed.format not in ("table", "json"):
         raise ValueError(f"--watch prints lines, or JSON with --format json, and has no --format {parsed.format}")
     console, errors = terminal_console(), terminal_console(stderr=True)

@@ -30,16 +30,18 @@ SHOWN: Final[dict[str, Callable[[Any, Console], None]]] = {
 
 def add(commands: Commands) -> None:
     """Put it on the command line."""
-    parser = commands.add_parser("explain", help="the life of a request, or why a block is held")
+    parser = commands.add_parser(
+        "explain", help=("explain a request, a block, an event, a usage drop or device memory")
+    )
     things = parser.add_subparsers(required=True, metavar="THING")
     for thing, name, described, help in (
-        ("request", "ID", "the life of a request: its state, its cost, its story", "a request's id, or #NUMBER"),
-        ("block", "ID", "why a block is held, and its story", "a block's number"),
+        ("request", "ID", "show a request's state, cost and event history", "a request's id, or #NUMBER"),
+        ("block", "ID", "show why a block is held, and its event history", "a block's number"),
         (
             "event",
             "POSITION",
-            "what happened at a position in the stream, around it, and how things stood after it",
-            "epoch/sequence/event, as the evidence of a finding has it (doctor --format json)",
+            "show the event at a stream position, the events around it and the state after it",
+            "epoch/sequence/event, from a finding's evidence (doctor --format json)",
         ),
     ):
         one = things.add_parser(
@@ -57,25 +59,28 @@ def add(commands: Commands) -> None:
         one.set_defaults(run=_run, thing=thing)
     drop = things.add_parser(
         "drop",
-        help="what made usage fall or throughput vanish",
-        description="Says of a window of time what every block that became free was freed for, and what the steps in it"
-        " did. Without --at, of the window in which usage fell furthest.",
+        help="show why usage or throughput dropped",
+        description="Shows why each block in a time window became free and what the window's steps did. Without"
+        " --at, it picks the window with the largest drop in usage.",
         epilog=target_help(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     drop.add_argument("target", nargs="?", metavar="TARGET", help="where to look: a recording, a stream or a service")
     drop.add_argument("--at", type=a_time, metavar="TIME", help="14:02:11 (UTC) or 2026-01-31T14:02:11Z")
-    drop.add_argument("--window", type=positive, default=10.0, metavar="S", help="so many seconds around it (10)")
+    drop.add_argument("--window", type=positive, default=10.0, metavar="S", help="seconds around it (10)")
     drop.add_argument("--engine", default="", help="which engine, if there are several")
     drop.add_argument("--format", choices=("table", "json"), default="table", help="(default: table)")
     add_shared(drop)
     drop.set_defaults(run=_drop)
     memory = things.add_parser(
         "memory",
-        help="what a device's memory went to, and what that leaves for KV",
-        description="Does the sums of an engine's memory bill again, from the figures in its log (vLLM's or kvscope's),"
-        " or shows the bill of a running kvscope engine beside its device's own figures.",
-        epilog=f"{target_help()}\nexit codes: 0, 2 for a wrong command line, 3 for no bill (what is missing is named)",
+        help="break down a device's memory, including what is left for KV",
+        description="Recomputes an engine's memory breakdown from its log (vLLM's or kvscope's), or shows the"
+        " breakdown of a running kvscope engine beside the device's own figures.",
+        epilog=(
+            f"{target_help()}\nexit codes: 0, 2 for a wrong command line, 3 for no breakdown (the output names"
+            " what is missing)"
+        ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     memory.add_argument("target", nargs="?", metavar="TARGET", help="where to look, if not in a log")
@@ -87,7 +92,7 @@ def add(commands: Commands) -> None:
 
 def _run(parsed: argparse.Namespace) -> int:
     if parsed.thing == "block" and not parsed.id.isdecimal():
-        raise ValueError(f"{parsed.id} is not the number of a block")
+        raise ValueError(f"{parsed.id} is not a block number")
     observation = observe(
         parsed.target or default_url(),
         parse_settings(parsed.thresholds),
@@ -166,5 +171,5 @@ def _memory(parsed: argparse.Namespace) -> int:
     else:
         explain_text.memory(report, terminal_console())
     if report.missing:
-        raise CannotTell(f"{report.source} has no whole memory bill: {'; '.join(report.missing)}")
+        raise CannotTell(f"{report.source} has no complete memory breakdown: {'; '.join(report.missing)}")
     return NOTHING

@@ -17,13 +17,13 @@ def add(commands: Commands) -> None:
     """Put it on the command line."""
     parser = commands.add_parser(
         "export",
-        help="what an engine did, as a file for another tool",
-        description="Writes what a recording holds, or what a live stream says for a while, to a file that"
-        " ui.perfetto.dev opens: requests with their states, the pool's balance, the queue, and findings.",
-        epilog="exit codes: 0, 2 for a wrong command line, 3 for a stream that is not heard, or a recording of nothing",
+        help="export a recording or stream for another tool",
+        description="Writes a recording, or a part of a live stream, to a file for ui.perfetto.dev: requests with"
+        " their states, the pool's balance, the queue, and findings.",
+        epilog="exit codes: 0, 2 for a wrong command line, 3 for a stream that sends nothing or an empty recording",
     )
     parser.add_argument("target", metavar="TARGET", help="a recording (a directory or a segment), or tcp://, ipc://")
-    parser.add_argument("file", type=Path, metavar="FILE", help="where to write it; what is there is replaced")
+    parser.add_argument("file", type=Path, metavar="FILE", help="the output file; an existing file is replaced")
     parser.add_argument("--format", choices=("perfetto",), default="perfetto", help="(default: perfetto)")
     add_window(parser)
     add_timeout(parser)
@@ -46,7 +46,7 @@ def _run(parsed: argparse.Namespace) -> int:
         with unfinished.open("wb") as out:
             exported = export(frames, out, settings)
         if not exported.engine:
-            raise CannotTell(f"{parsed.target} holds nothing that can be exported: there is no batch in it")
+            raise CannotTell(f"{parsed.target} has nothing to export: it contains no batch")
         unfinished.replace(parsed.file)
     except ContractError as error:
         raise CannotTell(str(error)) from error

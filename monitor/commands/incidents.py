@@ -19,7 +19,7 @@ def add(commands: Commands) -> None:
     """Put it on the command line."""
     parser = commands.add_parser(
         "incidents",
-        help="measure how often findings are right, on engines and loads drawn at random",
+        help="measure how often findings are right on random engines and loads",
         description="Draws engines, loads and faults at random from the range that people run, runs them in virtual"
         " time, and compares what the monitor finds with what really happened: requests that would never finish, blocks"
         " that would never be freed, work done twice, time lost, decided from the engine's own state. Prints recall by"
@@ -46,27 +46,30 @@ def add(commands: Commands) -> None:
         "--resume", type=Path, metavar="DIR", help="keep each run's outcome in DIR, and go on with those it has not"
     )
     parser.add_argument(
-        "--explain", type=int, metavar="RUN", help="run this one alone, print the truth and keep its recording (--keep)"
+        "--explain",
+        type=int,
+        metavar="RUN",
+        help="run only this one, print the truth and keep its recording (--keep)",
     )
     parser.add_argument(
         "--write", type=Path, metavar="FILE", help="write the tables to FILE as Markdown, and as JSON beside it"
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="what all is drawn from (0)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="the seed of all random choices (0)")
     parser.add_argument(
         "--keep",
         type=Path,
         default=Path("failed-incidents"),
         metavar="DIR",
-        help="where recordings go (failed-incidents): monitor doctor and explain read them",
+        help="the directory for recordings (failed-incidents), which monitor doctor and explain read",
     )
     parser.add_argument(
         "--run-seconds",
         type=float,
         default=600.0,
         metavar="SECONDS",
-        help="real seconds that a run may take before it is reported as not finished (600); 0 for no limit",
+        help="real seconds after which a run is reported as unfinished (600); 0 for no limit",
     )
-    parser.add_argument("--jobs", type=int, default=0, metavar="N", help="processes (as many as there are cores)")
+    parser.add_argument("--jobs", type=int, default=0, metavar="N", help="processes (default: the number of cores)")
     parser.add_argument("--scenarios", action="store_true", help="the fixed table: every scenario once")
     parser.add_argument("--full", action="store_true", help="with --scenarios: each under five seeds, from --seed on")
     parser.add_argument(

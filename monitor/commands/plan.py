@@ -43,9 +43,9 @@ def add(commands: Commands) -> None:
     """Put it on the command line."""
     parser = commands.add_parser(
         "plan",
-        help="how large the KV pool is, how many requests it holds, what to set",
-        description="Computes the KV pool from a model's config.json and the memory of a device: tokens, blocks,"
-        " requests at once, the longest request, and the settings that follow.",
+        help="compute the KV pool's size, its concurrency and the settings for it",
+        description="Computes the KV pool from a model's config.json and a device's memory: tokens, blocks,"
+        " concurrent requests, the longest request, and the resulting settings.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -67,20 +67,22 @@ def add(commands: Commands) -> None:
     memory.add_argument("--gpu-memory-utilization", type=float, metavar="SHARE", help="(0.9; since 0.32 0.92)")
     memory.add_argument("--weights", type=size, metavar="SIZE", help="of the model on one rank (default: its files)")
     memory.add_argument("--other", type=size, metavar="SIZE", help="activations, graphs, libraries (2G is assumed)")
-    memory.add_argument("--kv-cache-memory", type=size, metavar="SIZE", help="for KV; the rest is not needed then")
+    memory.add_argument("--kv-cache-memory", type=size, metavar="SIZE", help="for KV; the rest is then not needed")
     measured = parser.add_argument_group("from what was measured")
     measured.add_argument(
         "--from",
         dest="source",
         metavar="TARGET",
-        help="a log, a metrics page, a recording or a service: its lengths, hits and concurrency are taken",
+        help="a log, a metrics page, a recording or a service from which to take lengths, hits and concurrency",
     )
     measured.add_argument("--engine", default="", metavar="NAME", help="of several at TARGET")
-    measured.add_argument("--timeout", type=positive, default=10.0, metavar="S", help="wait so long for TARGET (10)")
+    measured.add_argument(
+        "--timeout", type=positive, default=10.0, metavar="S", help=("seconds to wait for TARGET (10)")
+    )
     measured.add_argument("--token", default=os.environ.get("KVSCOPE_TOKEN", ""), metavar="TOKEN", help="of a service")
-    memory.add_argument("--log", metavar="FILE", help="an engine's log: its memory breakdown is taken")
+    memory.add_argument("--log", metavar="FILE", help="an engine's log from which to take the memory breakdown")
     _add_engine_flags(parser)
-    load = parser.add_argument_group("requests that are expected, in tokens")
+    load = parser.add_argument_group("the expected requests, in tokens")
     for flag in ("--prompt-len", "--output-len", "--shared-prefix"):
         load.add_argument(flag, type=int, metavar="N")
     parser.add_argument("--format", choices=("table", "json"), default="table", help="(default: table)")
@@ -182,9 +184,9 @@ def _read_json(path: Path, limit: int = MAX_CONFIG_BYTES) -> Mapping[str, Any]:
     try:
         found = json.loads(path.read_text())
     except (ValueError, RecursionError) as error:
-        raise BadTarget(f"{path} is no JSON: {error}") from None
+        raise BadTarget(f"{path} is not JSON: {error}") from None
     if not isinstance(found, dict):
-        raise BadTarget(f"{path} is no model's configuration: it is not a JSON object")
+        raise BadTarget(f"{path} is not a model configuration: it is not a JSON object")
     return dict(found)
 
 

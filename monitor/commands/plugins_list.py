@@ -16,10 +16,10 @@ def add(commands: Commands) -> None:
     """Define the command and its arguments."""
     parser = commands.add_parser(
         "plugins",
-        help="list the plug-ins that are loaded",
-        description="Lists the detectors, sources and receivers that other installed distributions add by entry points,"
-        " with their version, and the error of each that failed.",
-        epilog="exit codes: 0 all of them loaded, or there are none, 1 one failed",
+        help="list the loaded plug-ins",
+        description="Lists the detectors, sources and receivers that other installed distributions add as entry"
+        " points, with their versions and errors.",
+        epilog="exit codes: 0 all loaded, or there are none, 1 at least one failed",
     )
     parser.add_argument("--format", choices=("table", "json"), default="table", help="(default: table)")
     parser.set_defaults(run=_list_plugins)

@@ -17,13 +17,16 @@ def add(commands: Commands) -> None:
     things = parser.add_subparsers(required=True, metavar="THING")
     check = things.add_parser(
         "check",
-        help="whether a vLLM has what the probe hooks into",
-        description="Looks, without starting anything, whether a vLLM has the methods that the probe wraps, and whether"
-        " it would find the probe.",
-        epilog="exit codes: 0 it works, 1 something that it needs is not there, 3 no vLLM there",
+        help="check whether a vLLM has the methods that the probe hooks",
+        description="Checks, without starting anything, whether a vLLM has the methods that the probe wraps and"
+        " whether it would load the probe.",
+        epilog="exit codes: 0 it works, 1 something is missing, 3 no vLLM found",
     )
     check.add_argument(
-        "--python", default=sys.executable, metavar="PYTHON", help="the Python that has vLLM, and kvscope (this one)"
+        "--python",
+        default=sys.executable,
+        metavar="PYTHON",
+        help="the Python with vLLM and kvscope (default: this one)",
     )
     check.set_defaults(run=_check)
 

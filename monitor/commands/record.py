@@ -17,13 +17,16 @@ def add(commands: Commands) -> None:
     """Put it on the command line."""
     parser = commands.add_parser(
         "record",
-        help="keep a stream as a recording",
-        description="Writes an engine's event stream to a directory, until Ctrl-C; doctor and explain read it.",
+        help="record an event stream",
+        description=(
+            "Writes an engine's event stream to a directory until Ctrl-C. `monitor doctor` and `monitor"
+            " explain` read it."
+        ),
     )
     parser.add_argument(
         "target",
         metavar="TARGET",
-        help=f"an event stream, such as {EVENTS_ENDPOINT}, or any other source that is live or grows",
+        help=f"an event stream, such as {EVENTS_ENDPOINT}, or any other live source",
     )
     parser.add_argument("directory", type=Path, metavar="DIR", help="a new or empty directory")
     parser.add_argument("--seconds", type=positive, default=None, metavar="S", help="stop after this long")

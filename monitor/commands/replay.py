@@ -20,12 +20,12 @@ def add(commands: Commands) -> None:
     """Put it on the command line."""
     parser = commands.add_parser(
         "replay",
-        help="a recording as a live stream again",
-        description="Publishes a recording as its engine did, its times moved to now, so that a service, doctor or any"
-        " other reader can attach. It ends with the recording.",
+        help="publish a recording as a live stream",
+        description="Publishes a recording as its engine did, with its times moved to now, so that a service,"
+        " `monitor doctor` or any other reader can attach. It stops at the end of the recording.",
     )
     parser.add_argument("recording", type=Path, metavar="RECORDING", help="a directory, or one segment of it")
-    parser.add_argument("--speed", type=_speed, default=1.0, metavar="N", help="so many times as fast (1)")
+    parser.add_argument("--speed", type=_speed, default=1.0, metavar="N", help="speed factor (1)")
     parser.add_argument(
         "--events", default=EVENTS_ENDPOINT, metavar="ENDPOINT", help=f"where to publish ({EVENTS_ENDPOINT})"
     )
@@ -39,13 +39,13 @@ def _speed(text: str) -> float:
     except ValueError:
         speed = 0.0
     if not 0 < speed < 1e6:
-        raise argparse.ArgumentTypeError(f"{text} is no speed: 1 is as fast as it was, 10 ten times as fast")
+        raise argparse.ArgumentTypeError(f"{text} is not a speed: 1 is the original speed, 10 is ten times as fast")
     return speed
 
 
 def _replay_recording(parsed: argparse.Namespace) -> int:
     if kind_of(str(parsed.recording)) is not TargetKind.RECORDING:
-        raise BadTarget(f"{parsed.recording} is no recording: `monitor record TARGET DIR` makes one")
+        raise BadTarget(f"{parsed.recording} is not a recording: `monitor record TARGET DIR` makes one")
     try:
         replayer = Replayer(Recording(parsed.recording), parsed.events, parsed.replay, parsed.speed)
     except ContractError as error:

@@ -18,8 +18,8 @@ def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "runbook",
         help="print the runbook of a finding code",
-        description="Prints the runbook of a finding code: what it looks like, why it happens, how to confirm it, what"
-        " to do. Without a code, lists all codes that have one.",
+        description="Prints the runbook of a finding code: symptoms, causes, how to confirm it and what to do."
+        " Without a code, lists all codes.",
         epilog="exit codes: 0 printed, 2 no such code",
     )
     parser.add_argument("code", nargs="?", metavar="CODE", help="such as leak.finished-held")

@@ -12,9 +12,9 @@ def add(commands: Commands) -> None:
     """Put it on the command line."""
     parser = commands.add_parser(
         "serve",
-        help="the service: page, API, /metrics, alerts",
-        description="Reads engines' event streams and metrics pages, and serves what they say: web page, API and"
-        " /metrics on one port.",
+        help="run the service: web app, API, /metrics and alerts",
+        description="Reads engines' event streams, metrics and logs, and serves the web app, the API and /metrics"
+        " on one port.",
     )
     add_flags(parser)
     parser.set_defaults(run=_run)

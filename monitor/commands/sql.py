@@ -33,10 +33,10 @@ def add(commands: Commands) -> None:
     """Put it on the command line."""
     parser = commands.add_parser(
         "sql",
-        help="questions in SQL about what was kept",
-        description="Runs a query (DuckDB's SQL) over the history of a service, running or not, its archive, or a"
-        " recording: tables events, requests, findings and points, as docs/history.md has them.",
-        epilog="exit codes: 0, 2 for a query that cannot be run, or where nothing is kept",
+        help="query the history with SQL",
+        description="Runs a DuckDB SQL query over the history of a service (running or not), its archive, or a"
+        " recording. docs/history.md describes the tables events, requests, findings and points.",
+        epilog="exit codes: 0, 2 for an invalid query or a missing history",
     )
     parser.add_argument("query", metavar="QUERY", help="such as 'SELECT kind, count(*) FROM events GROUP BY kind'")
     parser.add_argument("recording", nargs="?", type=Path, metavar="RECORDING", help="ask this recording")
@@ -58,7 +58,7 @@ def add(commands: Commands) -> None:
         type=positive,
         default=60.0,
         metavar="S",
-        help="stop the query after so many seconds (60)",
+        help="seconds after which to stop the query (60)",
     )
     parser.add_argument("--format", choices=("table", "csv", "json"), default="table", help="(default: table)")
     parser.set_defaults(run=_sql)
@@ -89,7 +89,7 @@ def _input(parsed: argparse.Namespace) -> SqlInput:
             raise BadTarget("give a RECORDING, or --data DIR and --archive URL, not both")
         directory = parsed.recording
         if not directory.is_dir():
-            raise BadTarget(f"{directory} is no recording: name the directory that `monitor record` wrote")
+            raise BadTarget(f"{directory} is not a recording: name a directory that `monitor record` wrote")
         if re.search(
             r"\b(points|findings)\b", parsed.query, re.IGNORECASE
         ):  # a recording has neither until it is judged

@@ -16,16 +16,17 @@ def add(commands: Commands) -> None:
     """Put it on the command line."""
     parser = commands.add_parser(
         "top",
-        help="engines, requests and findings at a terminal",
-        description="Shows engines with who holds their pools, their requests and what is wrong, while they go on."
-        " Keys: e the next engine, s sort by blocks or by time in state, arrows and Enter a request's story, q quit.",
+        help="watch engines, requests and findings in a terminal",
+        description="Shows engines live: who holds their pools, their requests and their findings. Keys: e next"
+        " engine, s sort by blocks or by time in state, arrows and Enter show a request's history, q"
+        " quit.",
         epilog="exit codes: 0, 2 for a wrong command line or target, 3 for a target that does not answer",
     )
     parser.add_argument(
         "target",
         nargs="?",
         metavar="TARGET",
-        help="a service, or any source that goes on",
+        help="a service, or any live source",
     )
     add_token(parser)
     add_timeout(parser)

@@ -29,14 +29,14 @@ from kvscope.monitor.sources.support_bundle import EVENTS_FOLDER
 from kvscope.version import kvscope_version
 
 README: Final = """\
-A support bundle of kvscope. `monitor doctor FILE` looks at it, and so does explain.
+A support bundle of kvscope. `monitor doctor FILE` and `monitor explain` read it.
 
 events/             what the engine did, as a journal (docs/contract.md)
 report.txt          what `monitor doctor` found in it, and report.json for programs
-configuration.json  what each engine said of itself
+configuration.json  what each engine reported about itself
 versions.json       of what made this bundle
 
-Taken out: {out}. A name became the same word
+Removed: {out}. A name became the same word
 wherever it stood, by a hash whose key was not kept. Prompts and tokens are never in an engine's events.
 """
 PACKAGES: Final = ("msgspec", "pyzmq", "httpx", "rich")
@@ -66,7 +66,7 @@ def make(
     written.
     """
     if file.exists():
-        raise ValueError(f"{file} is there already: name a new file")
+        raise ValueError(f"{file} exists already: name a new file")
     redactor = Redactor(os.urandom(16), keep_ids)
     with tempfile.TemporaryDirectory(prefix="kvscope-bundle-") as folder:
         directory = Path(folder)
@@ -77,7 +77,7 @@ def make(
         except ContractError as error:
             raise CannotTell(str(error)) from error
         if not frames:
-            raise CannotTell(f"{target} has no events there")
+            raise CannotTell(f"{target} has no events in that window")
         report = examine([folder], settings)
         shown = msgspec.json.decode(msgspec.json.encode(report).replace(folder.encode(), b"the bundle"), type=Report)
         out = "host and model names, callers' traces, words of no public vocabulary" + (

@@ -31,8 +31,8 @@ def diff_table(diff: Diff, console: Console) -> None:
     console.print()
     worse = sum(row.change == "worse" for row in diff.metrics)
     better = sum(row.change == "better" for row in diff.metrics)
-    verdict = "WORSE: a finding came." if diff.is_worse else "No finding of warning or above came."
-    wrapped(console, f"{verdict} Figures that are better: {better}; worse: {worse}.", "", "bold")
+    verdict = "WORSE: a finding came." if diff.is_worse else "No new finding of warning or above."
+    wrapped(console, f"{verdict} Better: {better}. Worse: {worse}.", "", "bold")
 
 
 def _which(stretch: WindowStats) -> str:

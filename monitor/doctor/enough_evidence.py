@@ -30,24 +30,22 @@ def refuse_too_little(
     samples = sum(len(view.samples) for view in views)
     if complains and samples:
         raise CannotTell(
-            f"{target}: it tells of a problem, and the lines that it quotes do not show one. Give the log or the"
-            " metrics page while it happens: a minute of it at least",
+            f"{target} describes a problem, but the lines that it quotes do not show one. Give at least a minute of"
+            " the log or the metrics page while it happens",
             notes,
         )
     if not samples:
         if any(finding.code == "held.pool-reserved" and not complains for finding in findings) and _asks(views):
             return
         raise CannotTell(
-            f"{target}: {NO_STATISTICS}. Nor is it a report that tells of a trouble with the command of the load,"
-            f" its lengths"
-            " and the size of the pool",
+            f"{target}: {NO_STATISTICS}. Nor is it a report that describes a problem with the load's command, its"
+            " lengths and the pool's size",
             notes,
         )
     if samples < LEAST_STATISTICS and not any(finding.code == "blind.log-silence" for finding in findings):
         raise CannotTell(
-            f"{target}: {samples} line{'s' if samples > 1 else ''} of statistics say too little: three in a"
-            f" row, at least,"
-            " show whether the engine moves",
+            f"{target}: {samples} line{'s' if samples > 1 else ''} of statistics are too few: at least three in a"
+            " row show whether the engine progresses",
             notes,
         )
 

@@ -28,7 +28,7 @@ def request(detail: RequestDetail, console: Console) -> None:
     _state(detail, console)
     console.print()
     if detail.waits is not None:
-        put_line(console, "WAITS FOR (the blocks that would come back, the most first)", "bold")
+        put_line(console, "WAITS FOR (by the number of blocks that would become free)", "bold")
         _wait(detail.waits, console, "  ", "  ")
         console.print()
     put_line(console, "LIFE", "bold")
@@ -100,7 +100,7 @@ def drop(told: UsageDrop, console: Console) -> None:
     put_line(console, f"DROP on {told.engine}", "bold")
     wrapped(console, f"{clock(told.since, precise=True)} to {clock(told.until, precise=True)} UTC", "  ")
     if not told.is_complete:
-        wrapped(console, "Events of this window, or from before it, are no longer kept.", "  ! ", "bold yellow")
+        wrapped(console, "Events of this window, or from before it, are no longer stored.", "  ! ", "bold yellow")
     console.print()
     wrapped(console, drop_in_words(told), "  ")
     console.print()
@@ -134,7 +134,7 @@ def drop(told: UsageDrop, console: Console) -> None:
         put_line(console, f"  {name:<20}{count:>10,}")
     for one in told.preempted[:MOST_PREEMPTED]:
         to = f" for {one.beneficiary}" if one.beneficiary not in ("", one.victim) else ""
-        lost = f"{counted(one.blocks, 'block')}, {counted(one.tokens_lost, 'token')} to compute again"
+        lost = f"{counted(one.blocks, 'block')}, {counted(one.tokens_lost, 'token')} to recompute"
         wrapped(console, f"{one.victim}{to} ({one.reason}): {lost}", "    ")
     if told.preemptions > MOST_PREEMPTED:
         put_line(console, f"    and {told.preemptions - MOST_PREEMPTED:,} more")
@@ -214,12 +214,12 @@ def _state(detail: RequestDetail, console: Console) -> None:
     r = detail.request
     rows = [
         ("state", f"{r.state}{f' ({r.reason})' if r.reason else ''} since {clock(r.since)}, {r.for_s:.1f} s"),
-        *([("stalled", "the engine's own watchdog says that it does not move")] if r.stalled else []),
+        *([("stalled", "the engine's own watchdog reports no progress")] if r.stalled else []),
         ("blocks", f"{_blocks(r.blocks)}{' (free deferred)' if r.deferred else ''}{_unused(detail)}"),
         ("tokens", f"{r.prompt_tokens:,} of prompt, {r.computed_tokens:,} computed, {r.output_tokens:,} generated"),
         ("prefix", f"{counted(r.hit_tokens, 'token')} came from the prefix cache"),
         ("waited", ", ".join(f"{s:.2f} s {cause}" for cause, s in detail.waited_s.items()) or "not at all"),
-        ("cost", f"{counted(r.preemptions, 'preemption')}, {counted(r.tokens_lost, 'token')} computed again"),
+        ("cost", f"{counted(r.preemptions, 'preemption')}, {counted(r.tokens_lost, 'token')} recomputed"),
     ]
     for name, text in rows:
         wrapped(console, text, f"  {name:<8}")
@@ -251,13 +251,13 @@ def _why_it_does_not_fall(pool: Pool, console: Console) -> None:
     blocks = f", {pool.usable_blocks:,} blocks of {pool.block_size} tokens," if pool.usable_blocks else ""
     wrapped(
         console,
-        f"KV is kept in one pool{size}{blocks} which the engine takes at its start and keeps until its end. Blocks are"
-        " handed out and given back within it: the process and the device show the same whether it is full or empty,"
-        " and that is no leak.",
+        f"The engine allocates one KV pool{size}{blocks} at startup and keeps it until it exits. It allocates and"
+        " frees blocks within that pool, so the process and the device use the same memory whether the pool is full"
+        " or empty. This is not a leak.",
         "  ",
     )
     if pool.usage is not None:
-        wrapped(console, f"In use of the pool now: {percent(pool.usage)}. Only that falls when requests end.", "  ")
+        wrapped(console, f"Pool usage now: {percent(pool.usage)}. Only this falls when requests end.", "  ")
 
 
 def _blocks(count: int) -> str:
@@ -283,7 +283,7 @@ def _wait(wait: Wait, console: Console, lead: str, below: str) -> None:
 def _life(life: Sequence[PhaseView], console: Console) -> None:
     """A line for each phase; a reason that is long stands on a line of its own."""
     if not life:
-        put_line(console, "  No event about it is kept.")
+        put_line(console, "  No event about it is stored.")
         return
     put_line(console, f"  {'since':<12} {'state, reason':<30}{'for':>9}{'blocks':>7}{'tokens':>8}  cost", "dim")
     for phase in life:
@@ -304,9 +304,9 @@ def _cost(phase: PhaseView) -> str:
 
 
 def _story(story: Sequence[EventHistoryEntry], console: Console, whole: bool) -> None:
-    put_line(console, "STORY" if whole else "STORY (its beginning is no longer kept)", "bold")
+    put_line(console, "HISTORY" if whole else "HISTORY (its beginning is no longer stored)", "bold")
     if not story:
-        put_line(console, "  No event about it is kept.")
+        put_line(console, "  No event about it is stored.")
     for line in story:
         wrapped(console, line.text, f"  {clock(line.at, precise=True):<13} ")
 

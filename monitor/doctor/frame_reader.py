@@ -25,7 +25,7 @@ def frames_of(target: str, window: Window, watch_s: float, timeout_s: float) -> 
     nothing is received for `timeout_s`.
     """
     no_events = BadTarget(
-        f"{target} can be looked at, but does not tell every event: name an engine's event stream"
+        f"{target} is readable, but does not contain every event: name an engine's event stream"
         " (tcp://127.0.0.1:5757) or a recording (`monitor record` makes one)"
     )
     if is_service(target):
@@ -35,7 +35,7 @@ def frames_of(target: str, window: Window, watch_s: float, timeout_s: float) -> 
         if not source.has_events:
             raise no_events
         if window != ALWAYS and not source.has_past:
-            raise BadTarget(f"{target} is live and has no past: --since and --until are for a recording")
+            raise BadTarget(f"{target} is live and has no past: use --since and --until with a recording")
         span = None if window == ALWAYS else window.span(source.bounds()[1])
         on_error.pop_all()  # from here on, the frames close it
     if not source.has_past:

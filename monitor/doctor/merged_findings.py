@@ -67,5 +67,5 @@ def _one(told_by: Sequence[tuple[str, FindingReport]]) -> FindingReport:
         surest,
         since=min(known, default=None),
         evidence=[item for _, finding in told_by for item in finding.evidence],
-        explanation=f"{surest.explanation} Seen in {seen} too.",
+        explanation=f"{surest.explanation} Also seen in {seen}.",
     )

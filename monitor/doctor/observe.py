@@ -100,8 +100,8 @@ def observe(
                 return _read_past(target, source, settings, window)
             if window != ALWAYS:
                 raise BadTarget(
-                    f"{target} is live and has no past to look at: --since and --until are for a recording, a log, a"
-                    " service, or what a Prometheus server stored"
+                    f"{target} is live and has no past: use --since and --until with a recording, a log, a service,"
+                    " or a Prometheus server"
                 )
             return _watch_live(source, streams or Pipeline(settings), settings, timeout_s, watch_s)
     except (ContractError, Unreachable) as error:
@@ -249,7 +249,7 @@ def _within_span(records: Sequence[Record], span: Span) -> Iterator[Record]:
 
 
 def _judged_within(span: Span) -> str:
-    return f"only what was so between {span} UTC was judged"
+    return f"only the window {span} UTC was judged"
 
 
 def _text_notes(
@@ -262,7 +262,7 @@ def _text_notes(
     refuse_too_little(target, notes, watch.findings(), watch.fleet.engines.values())
     if not is_report:
         return notes
-    return ["it is no log but a report: what it tells is taken as told, and nothing could be measured", *notes]
+    return ["it is a report and not a log: its statements are taken as given, and nothing could be measured", *notes]
 
 
 # ---------------------------------------------------------------- a service

@@ -45,7 +45,7 @@ def report_table(report: Report, console: Console) -> None:
         _report_finding(finding, _look(report, finding), _runbook(report, finding), console)
     if not report.findings:
         looked = [target for target in report.targets if target.status == "ok"]
-        seen = "Nothing is wrong as far as can be seen." if looked else "Nothing could be looked at."
+        seen = "No problem found." if looked else "No target could be read."
         put_line(console, f"  {seen}")
 
 

@@ -35,7 +35,7 @@ class Window(NamedTuple):
         until_ns = min(when(self.until, end_ns), end_ns) if self.until else end_ns
         if since_ns >= until_ns:
             backwards = self.until and since_ns >= when(self.until, end_ns)
-            why = "the first must be earlier than the second" if backwards else "what there is ends with the second"
+            why = "--since must be earlier than --until" if backwards else "what there is ends with the second"
             began, ended = timestamp(since_ns) or "the beginning", timestamp(until_ns)
             raise BadTarget(f"from {began} to {ended} there is nothing to look at: {why}")
         return Span(since_ns, until_ns)

@@ -178,7 +178,7 @@ class Top(App[None]):
             self._show_requests(self._shown)
 
     async def on_data_table_row_selected(self, _event: DataTable.RowSelected) -> None:
-        """Enter: the request's story."""
+        """Enter: the request's history."""
         name = self._chosen()
         if self._shown is None or not name:
             return

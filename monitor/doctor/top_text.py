@@ -94,7 +94,7 @@ def findings(reports: Sequence[FindingReport], engine: str) -> Text:
         sentence = escaped(report.explanation.split(". ")[0].rstrip(".") + ".")
         out.append("\n".join(textwrap.wrap(sentence, WIDTH - 4, initial_indent="  ", subsequent_indent="  ")) + "\n")
     if not here:
-        out.append("Nothing is wrong with this engine as far as can be seen.\n")
+        out.append("No problem found in this engine.\n")
     if len(reports) > len(here):
         out.append(f"{counted(len(reports) - len(here), 'finding')} of other engines: e shows them.\n")
     return out

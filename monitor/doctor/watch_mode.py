@@ -132,9 +132,7 @@ def open_live(target: str, settings: Settings, timeout_s: float, token: str, str
             return QueriedService(target, token, timeout_s)
         source = open_source(target, SourceOptions(timeout_s=timeout_s, interval_s=SCRAPE_EVERY_S, follow=True))
         if not source.grows:
-            raise BadTarget(
-                f"{target} is over, and nothing of it changes any more: ask `monitor doctor`, without --watch"
-            )
+            raise BadTarget(f"{target} has ended and no longer changes: use `monitor doctor` without --watch")
         return FollowedSource(source, streams or Pipeline(settings), settings, timeout_s)
     except (ContractError, Unreachable) as error:
         raise CannotTell(str(error)) from error

@@ -220,7 +220,7 @@ class FleetQuery(Query):
         for name in names:
             for view in self.engines(text, name):
                 return parse_stream_time(view.at or "", time.time_ns()).at_ns
-        raise NotKnown(f"{named} is in the stream of no engine, as far as it is kept")
+        raise NotKnown(f"{named} is in no engine's stored stream")
 
     def finding(self, id: str) -> FindingDetail:
         """One finding: from the agent that has its engine, or without points if that does not answer."""

@@ -50,7 +50,7 @@ class EngineLookup:
         """Return the same, of an engine with an event stream. Raises NotKnown for one known from metrics only."""
         found = self.ledger(engine)
         if is_without_stream(found):
-            raise NotKnown(f"{engine} is seen through its metrics only: requests and blocks are in its event stream")
+            raise NotKnown(f"{engine} is known from metrics only: requests and blocks need its event stream")
         return found
 
     def all(self, seen_since_ns: int = 0) -> Iterator[EngineLedger]:
@@ -96,16 +96,14 @@ class EngineLookup:
                 return self.time(live, text), live.engine
             except NotKnown:
                 continue
-        raise NotKnown(f"{named} is in the stream of no engine, as far as it is kept")
+        raise NotKnown(f"{named} is in no engine's stored stream")
 
     def window(self, live: EngineLedger, since: str, until: str) -> tuple[StreamTime, StreamTime]:
         """Return a window: until now and for WINDOW_NS where nothing is given. Raises BadQuestion and NotKnown."""
         last = self.time(live, until)
         first = self.time(live, since) if since else StreamTime(last.at_ns - WINDOW_NS)
         if first.at_ns >= last.at_ns:
-            raise BadQuestion(
-                f"a window from {since} until {until or 'now'} has nothing in it: it ends where it begins"
-            )
+            raise BadQuestion(f"the window from {since} until {until or 'now'} is empty")
         return first, last
 
     def first_ns(self, live: EngineLedger) -> int:

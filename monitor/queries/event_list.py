@@ -43,7 +43,7 @@ def wanted(
         record = ledger.request(request)
         number = record.number if record is not None else _number(names, request)
         if number is None:
-            raise NotKnown(f"{ledger.engine} has no request {request!r}, nor had one of that name then or of late")
+            raise NotKnown(f"{ledger.engine} has no request {request!r}, and had none of that name then or recently")
     return Wanted([Kind[kind.upper()] for kind in kinds], number, block)
 
 

@@ -49,13 +49,13 @@ class Guard:
             return await self.app(scope, receive, send)
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         if sum(name == b"host" for name, _ in scope["headers"]) > 1:
-            return await refuse(scope, receive, send, 400, "The request has more than one Host.")
+            return await refuse(scope, receive, send, 400, "The request has more than one Host header.")
         if not self._is_from_here(scope, headers):
-            return await refuse(scope, receive, send, 403, "The page that sent this is not one of this service.")
+            return await refuse(scope, receive, send, 403, "This request came from a page of another origin.")
         if not self.token:
             if _host_name(headers.get("host", "")) in self.hosts:
                 return await self.app(scope, receive, send)
-            return await refuse(scope, receive, send, 403, "This name is not one that kvscope answers to.")
+            return await refuse(scope, receive, send, 403, "kvscope does not serve this host name.")
         if self._is_token(_bearer(headers)):
             return await self.app(scope, receive, send)
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)

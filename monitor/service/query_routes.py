@@ -143,10 +143,10 @@ def _responses(question: Question) -> dict[str, Any]:
     (schema,), _ = schema_with_old_names([question.answer])
     return {
         "200": {"description": "The answer.", "content": {"application/json": {"schema": schema}}},
-        "400": {"description": "The question makes no sense."} | refusal,
+        "400": {"description": "The question is invalid."} | refusal,
         "404": {"description": "Not known, or not kept."} | refusal,
-        "422": {"description": "A parameter is missing or of another type."} | refusal,
-        "504": {"description": "Of a hub: the agent that has the engine does not answer."} | refusal,
+        "422": {"description": "A parameter is missing or has the wrong type."} | refusal,
+        "504": {"description": "On a hub: the agent that owns the engine does not answer."} | refusal,
     }
 
 

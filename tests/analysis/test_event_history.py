@@ -81,15 +81,15 @@ def test_a_preempted_request_says_for_whom_and_what_it_lost() -> None:
     assert lost is not None
     assert lost.preemptions == 1
     preempted = next(text for text in story if text.startswith("preempted"))
-    assert preempted.startswith(f"preempted (KV_BLOCKS) for {first.id}: gives up ")
+    assert preempted.startswith(f"preempted (KV_BLOCKS) for {first.id}: releases ")
     assert preempted.endswith(f"loses {lost.tokens_lost} computed tokens")
     after = story[story.index(preempted) + 1 :]
     assert after[0].startswith("released ")
     assert after[0].endswith("(PREEMPTED)")
     assert after[1] == "queued at the front (PREEMPTED)"
     # A state is told when it begins and as its count doubles, not at each of the passes.
-    passed_over = [text for text in after if text.startswith("passed over (KV_BLOCKS)")]
-    assert passed_over[:3] == [f"passed over (KV_BLOCKS), {times} so far" for times in ("1 time", "2 times", "4 times")]
+    skipped = [text for text in after if text.startswith("skipped (KV_BLOCKS)")]
+    assert skipped[:3] == [f"skipped (KV_BLOCKS), {times} so far" for times in ("1 time", "2 times", "4 times")]
     assert any(text.startswith("allocation failed: needs ") for text in after)
 
 
@@ -99,7 +99,7 @@ def test_a_request_whose_free_is_deferred() -> None:
     assert texts(of_request(scene, ended.number))[-4:] == [
         f"finished: {Status.FINISHED_LENGTH_CAPPED.name}",
         f"the free of {ended.peak_blocks} blocks is deferred (CONNECTOR)",
-        "the connector said that it needs the blocks no longer",
+        "the connector reported that it no longer needs the blocks",
         f"released {ended.peak_blocks} blocks (TRANSFER_DONE)",
     ]
 
@@ -182,7 +182,7 @@ def test_waits_for_something_outside_the_scheduler() -> None:
     assert texts(of_request(scene, 7))[-3:] == [
         "waits: WAITING_FOR_REMOTE_KVS",
         "fetch of 4 tokens of remote KV DELIVERED",
-        "what it waited for has come",
+        "what it waited for is ready",
     ]
 
 

@@ -43,7 +43,7 @@ def test_the_null_block_a_free_one_and_a_cached_one() -> None:
     cached = [b for b in range(1, scene.lab.pool.total) if scene.lab.pool.digests[b] is not None]
     assert len(cached) == 1
     (text,) = chains(scene, cached[0])
-    assert text == f"block {cached[0]} ← cached-idle for 2.0 s: the prefix cache keeps it until the room is needed"
+    assert text == f"block {cached[0]} ← cached-idle for 2.0 s: the prefix cache keeps it until the space is needed"
     (text,) = chains(scene, scene.lab.pool.total - 1)
     assert text.startswith(f"block {scene.lab.pool.total - 1} ← free for ")
 
@@ -147,8 +147,8 @@ def test_a_reference_that_no_event_ever_spoke_of() -> None:
     scene.log.audit_begin(1)
     scene.log.audit_blocks(1, [2, 2, 3 * 4, 1 * 4])
     scene.say()
-    assert chains(scene, 3)[1:] == ["block 3 ← UNACCOUNTED: 2 references that no request ever took by an event"]
-    assert chains(scene, 4) == ["block 4 ← UNACCOUNTED: 1 reference that no request ever took by an event"]
+    assert chains(scene, 3)[1:] == ["block 3 ← UNACCOUNTED: 2 references that no request acquired in any event"]
+    assert chains(scene, 4) == ["block 4 ← UNACCOUNTED: 1 reference that no request acquired in any event"]
 
 
 def test_a_block_that_the_pool_has_not() -> None:

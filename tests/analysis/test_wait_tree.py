@@ -31,7 +31,7 @@ def test_behind_the_head_that_lacks_what_a_connector_keeps() -> None:
     record, runs = ledger.request("head"), ledger.request("runs")
     assert record is not None
     assert runs is not None
-    assert f"lacks {record.blocks_needed - record.blocks_free_then} blocks" in head.text
+    assert f"is short of {record.blocks_needed - record.blocks_free_then} blocks" in head.text
     connector, running = head.waits_for
     assert (connector.blocks, running.blocks) == (ledger.balance().finished, len(runs.blocks))
     assert "connector" in connector.text
@@ -49,7 +49,7 @@ def test_two_that_wait_for_one_another() -> None:
     (holder,) = tree_of(ledger, head.id).waits_for
     (again,) = holder.waits_for
     assert head.id in again.text
-    assert "neither can go on" in again.text
+    assert "a deadlock" in again.text
 
 
 def test_nothing_that_anybody_gives_back_helps_who_needs_more_than_the_pool() -> None:

@@ -193,4 +193,4 @@ def test_a_zip_that_is_no_bundle(capsys: pytest.CaptureFixture[str], tmp_path: P
     assert code == (2 if content else 3)  # any other zip is read as collected logs
     assert ("zip" if content else "no line has") in printed["targets"][0]["error"]
     assert main(["bundle", "tests/data/seed-000.log", str(tmp_path / "b.zip")]) == 2
-    assert "does not tell every event" in capsys.readouterr().err
+    assert "does not contain every event" in capsys.readouterr().err

@@ -240,7 +240,7 @@ def test_explain(capsys: pytest.CaptureFixture[str], leaking: Path) -> None:
         "WAITS",
         "LIFE",
         "CONDITIONS",
-        "STORY",
+        "HISTORY",
     ]
     assert max(map(len, text.splitlines())) <= 80
     lab = leaking_lab()

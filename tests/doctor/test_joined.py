@@ -37,7 +37,7 @@ def test_the_surest_judgement_has_the_evidence_of_all() -> None:
     (one,) = joined([("a.log", [guess]), ("http://x", [page]), ("tcp://x", [stream])])
     assert (one.verdict, one.id) == ("confirmed", "s")
     assert [item.name for item in one.evidence] == ["blocks_held", "usage", "told"]
-    assert one.explanation == "A stream. Seen in http://x (likely) and a.log (cannot-tell) too."
+    assert one.explanation == "A stream. Also seen in http://x (likely) and a.log (cannot-tell)."
     assert one.since == min(stream.since or "", "2026-11-20T00:00:00Z")
 
 
@@ -88,7 +88,7 @@ def test_a_log_and_a_page_of_one_engine(capsys: pytest.CaptureFixture[str], tmp_
     assert code == 1
     (one,) = [f for f in printed["findings"] if f["code"] == "leak.finished-held"]
     assert {item["source"] for item in one["evidence"]} == {"metrics", "log"}
-    assert one["explanation"].endswith(f"Seen in {its_log} (likely) too.")
+    assert one["explanation"].endswith(f"Also seen in {its_log} (likely).")
     assert [balance["engine"] for balance in printed["balances"]] == [one["engine"]] * 2
 
 
@@ -102,4 +102,4 @@ def test_two_logs_of_one_engine(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     assert [target["engines"] for target in printed["targets"]] == [["tiny@127.0.0.1:8100/0"]] * 2
     (one,) = [f for f in printed["findings"] if f["code"] == "leak.finished-held"]
     assert {item["position"].partition(":")[0] for item in one["evidence"]} == {"never-freed.log.gz", "part.log"}
-    assert "part.log (likely) too" in one["explanation"]
+    assert "part.log (likely)." in one["explanation"]

@@ -74,7 +74,7 @@ def test_what_the_tables_show_of_a_report(capsys: pytest.CaptureFixture[str]) ->
     for style in ("table", "markdown"):
         assert main(["doctor", str(SEED), "--format", style]) == 1
         shown = " ".join(capsys.readouterr().out.split())
-        assert "no log but a report" in shown
+        assert "a report and not a log" in shown
         assert f"{CAPACITY:,}" in shown
 
 

@@ -93,8 +93,8 @@ def test_what_cannot_be_replayed_is_said(tmp_path: Path, capsys: pytest.CaptureF
     write(tmp_path / "run", list(worked(5).frames))
     for arguments, says in (
         ([str(tmp_path / "nothing")], "no such file"),
-        (["tests/data/seed-000.log"], "is no recording"),
-        ([str(tmp_path)], "is no recording"),
+        (["tests/data/seed-000.log"], "is not a recording"),
+        ([str(tmp_path)], "is not a recording"),
         ([str(tmp_path / "run"), "--events", "tcp://0.0.0.0:5757"], "other machines"),
         ([str(tmp_path / "run"), "--events", f"ipc://{tmp_path}/no/such"], "cannot bind"),
     ):
@@ -103,6 +103,6 @@ def test_what_cannot_be_replayed_is_said(tmp_path: Path, capsys: pytest.CaptureF
     for speed in ("0", "slowly"):
         with pytest.raises(SystemExit, match="2"):
             main(["replay", str(tmp_path / "run"), "--speed", speed])
-        assert f"{speed} is no speed" in capsys.readouterr().err
+        assert f"{speed} is not a speed" in capsys.readouterr().err
     assert main(["replay", str(tmp_path / "run"), "--events", f"ipc://{tmp_path}/events", "--speed", "100"]) == 0
     assert "the recording is over" in capsys.readouterr().err

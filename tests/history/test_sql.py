@@ -137,7 +137,7 @@ def test_where_nothing_is_kept_is_said(tmp_path: Path, capsys: pytest.CaptureFix
     for arguments, says in (
         (["--data", str(tmp_path)], "holds no history"),
         (["--data", str(tmp_path / "empty")], "no segment has been kept yet"),
-        ([str(tmp_path / "recording")], "is no recording"),
+        ([str(tmp_path / "recording")], "is not a recording"),
         ([str(tmp_path / "empty")], "no segment"),
         ([], "name a RECORDING"),
         ([str(tmp_path), "--data", str(tmp_path)], "not both"),

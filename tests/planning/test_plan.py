@@ -133,7 +133,7 @@ def test_a_family_that_was_not_checked_is_named_as_an_assumption() -> None:
     [
         (["{no_heads}", "--kv-cache-memory", "1G"], "config.json does not say attention heads: it has none of"),
         (["{list}", "--kv-cache-memory", "1G"], "is not a JSON object"),
-        (["{text}", "--kv-cache-memory", "1G"], "is no JSON"),
+        (["{text}", "--kv-cache-memory", "1G"], "is not JSON"),
         (["{missing}", "--kv-cache-memory", "1G"], "kvscope downloads no model"),
         (["{llama}"], "give --device-memory, --kv-cache-memory, or the engine's --log"),
         (["{llama}", "--device-memory", "24G"], "give --weights"),

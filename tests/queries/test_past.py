@@ -221,7 +221,7 @@ def test_what_was_before_is_not_kept() -> None:
         scene.watch.block_map(ENGINE, "2001-02-03T04:05:06Z")
     with pytest.raises(NotKnown, match="position 7/7/7"):
         scene.watch.requests(ENGINE, "7/7/7")
-    with pytest.raises(NotKnown, match="in the stream of no engine"):
+    with pytest.raises(NotKnown, match="in no engine's stored stream"):
         scene.watch.engines("7/7/7")
     for wrong in ("noon", "25:00:00", "1/2/3/4", "7/"):
         with pytest.raises(BadTime, match="is no time"):

@@ -139,5 +139,5 @@ def test_a_window_must_have_something_in_it() -> None:
     scene = Watched()
     scene.steps(3)
     at = timestamp(scene.now_ns) or ""
-    with pytest.raises(BadQuestion, match="nothing in it"):
+    with pytest.raises(BadQuestion, match="is empty"):
         scene.watch.retained_blocks(ENGINE, at, at)

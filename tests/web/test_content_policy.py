@@ -111,6 +111,6 @@ def test_no_page_elsewhere_frames_or_posts(browser: Browser, guarded: Incident) 
         page.wait_for_load_state("networkidle")
         assert "Alerts" not in (page.frames[1].content() if len(page.frames) > 1 else "")
         page.get_by_role("button").click()
-        expect(page.locator("body")).to_have_text("The page that sent this is not one of this service.")
+        expect(page.locator("body")).to_have_text("This request came from a page of another origin.")
         assert asked == [403]
     context.close()

@@ -307,9 +307,9 @@ def _drained(samples: Sequence[Sample], settings: Settings, knowledge: Connector
         "likely",
         f"Usage rose from {percent(series.usage[0])} to {percent(series.usage[-1])} as prompts arrived (correlation"
         f" of the changes {changes.correlation:.2f}) and did not fall when Running dropped from {most:.0f} to"
-        f" {left:.0f}. The {counted(round(left), 'remaining request')} can account for at most"
-        f" {percent(max(of_those_left, 0.0))} of the pool. Long requests and growing contexts do not explain"
-        " the rest: their blocks are freed as they end.",
+        f" {left:.0f}. The {'remaining request' if round(left) == 1 else counted(round(left), 'remaining request')} can"
+        f" account for at most {percent(max(of_those_left, 0.0))} of the pool. Long requests and growing contexts do"
+        " not explain the rest: their blocks are freed as they end.",
         (
             Evidence("running_most", round(most), "requests", series.samples[0].source),
             Evidence("running_last", round(left), "requests", series.samples[0].source, series.samples[-1].position),
