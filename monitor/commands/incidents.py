@@ -46,10 +46,7 @@ def add(commands: Commands) -> None:
         "--resume", type=Path, metavar="DIR", help="keep each run's outcome in DIR, and go on with those it has not"
     )
     parser.add_argument(
-        "--explain",
-        type=int,
-        metavar="RUN",
-        help="run only this one, print the truth and keep its recording (--keep)",
+        "--explain", type=int, metavar="RUN", help="run only this one, print the truth and keep its recording (--keep)"
     )
     parser.add_argument(
         "--write", type=Path, metavar="FILE", help="write the tables to FILE as Markdown, and as JSON beside it"
