@@ -6,10 +6,11 @@ TWO_AT_A_TIME := -n 2 --dist loadfile
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE := 1
 
-.PHONY: help demo test slow prove lint bench docs site clean
+.PHONY: help demo fleet test slow prove lint bench docs site clean
 
 help:
 	@echo 'make demo    an engine with two incidents, the monitor and its page (DEMO_SECONDS=N ends it after N seconds)'
+	@echo 'make fleet   three NATS nodes, four agents, two hubs and 50 engines with incidents (FLEET_SECONDS=N ends it)'
 	@echo 'make test    the tests'
 	@echo 'make slow    the slower tests, which CI runs too'
 	@echo 'make prove   soaks and full matrices; writes docs/proof.txt'
@@ -24,6 +25,9 @@ help:
 
 demo: .venv/.ready
 	@.venv/bin/python -m scripts.demo
+
+fleet: .venv/.ready
+	@.venv/bin/python -m scripts.fleet
 
 test: .venv/.ready
 	@sh scripts/system_parts.sh

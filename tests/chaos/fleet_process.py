@@ -26,11 +26,12 @@ RUN_BYTES, ID_BYTES = 20, 4
 
 
 class PublishedTotals(msgspec.Struct):
-    """Batches, events, and the blocks that those events name, of all engines."""
+    """Batches, events, the blocks that those events name, and the bytes of the batches, of all engines."""
 
     batches: int = 0
     events: int = 0
     block_events: int = 0
+    bytes: int = 0
     at_s: float = 0.0
 
 
@@ -45,6 +46,8 @@ class CountingPublisher(Publisher):
             self.totals.events += len(frame.runs) // RUN_BYTES
             self.totals.block_events += len(frame.ids) // ID_BYTES
         super()._send(frame)
+        if isinstance(frame, Batch):
+            self.totals.bytes += len(self._ring[-1][1])
 
 
 def engine_name(number: int) -> str:
@@ -99,6 +102,7 @@ def main() -> None:
                 sum(part.batches for part in parts),
                 sum(part.events for part in parts),
                 sum(part.block_events for part in parts),
+                sum(part.bytes for part in parts),
                 time.monotonic(),
             )
             print(msgspec.json.encode(total).decode(), flush=True)

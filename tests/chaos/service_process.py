@@ -35,12 +35,19 @@ def process_cost(pid: int) -> ProcessCost:
 
 
 class ServiceProcess:
-    """A `monitor serve` with these arguments on a free port. Raises RuntimeError if it does not start."""
+    """A `monitor serve`, or another `service`, with these arguments on a free port.
+
+    Raises RuntimeError if it does not start.
+    """
 
     def __init__(
-        self, *arguments: str, environment: dict[str, str] | None = None, prefix: tuple[str, ...] = ()
+        self,
+        *arguments: str,
+        environment: dict[str, str] | None = None,
+        prefix: tuple[str, ...] = (),
+        service: str = "serve",
     ) -> None:
-        command = [*prefix, sys.executable, "-m", "kvscope.monitor", "serve", *arguments]
+        command = [*prefix, sys.executable, "-m", "kvscope.monitor", service, *arguments]
         self.process = subprocess.Popen(
             command,
             stderr=subprocess.PIPE,
@@ -60,7 +67,7 @@ class ServiceProcess:
                 break
         else:
             self.process.wait()
-            raise RuntimeError("monitor serve did not start: " + " / ".join(self.lines[-3:]))
+            raise RuntimeError(f"monitor {service} did not start: " + " / ".join(self.lines[-3:]))
         self._reader = threading.Thread(target=self._read_lines, daemon=True)
         self._reader.start()
         self.client = httpx.Client(base_url=self.url, timeout=10, trust_env=False)

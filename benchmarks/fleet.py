@@ -1,0 +1,196 @@
+"""What a fleet costs: processor time of agents that share engines over NATS, and bytes on the bus, as it grows.
+
+    python -m benchmarks.fleet [--seconds N] [--engines E …] [--agents A …]
+
+Engines without models publish real streams from one process, agents process them under leases, and one nats-server
+counts the bytes that reach it. Both costs are fitted as a part for each agent and one for each engine. Processor time
+has a part for each block event, too: that takes a second rate, at which the first number of agents is measured. The
+residuals show how far from linear they are. Processor time is that of the agents' processes, so that other work on the
+machine adds as little as can be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import httpx
+import numpy as np
+
+from benchmarks.machine import machine
+from kvscope.monitor.bus.fleet_reader import FleetReader
+from tests.bus.nats_servers import NatsServer, bus_config_of, one_server, set_up
+from tests.chaos.service_process import ServiceProcess, process_cost
+from tests.chaos.soak import FleetProcess
+
+STEPS_PER_S: Final = (1.0, 4.0)
+WARM_UP_S: Final = 6.0
+SETTLE_S: Final = 240.0
+FLEET_ENGINES, FLEET_EVENTS_PER_S = 1_000, 10_000
+
+
+class FleetRow(NamedTuple):
+    """One measurement of `seconds`. raw_bytes: of the engines' batches; bus_bytes: what agents sent to NATS."""
+
+    agents: int
+    engines: int
+    seconds: float
+    block_events: int
+    raw_bytes: int
+    cpu_s: float
+    bus_bytes: int
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--engines", type=int, nargs="+", default=[1, 10, 50, 100], metavar="E")
+    parser.add_argument("--agents", type=int, nargs="+", default=[1, 2, 4], metavar="A")
+    parsed = parser.parse_args()
+    print(machine("msgspec", "pyzmq", "nats-py"), flush=True)
+    print(
+        f"\n{'agents':>7}{'engines':>9}{'block events/s':>16}{'of a core':>11}{'CPU s a million':>17}"
+        f"{'bus KB/s':>10}{'MB an engine-hour':>19}{'of raw':>8}",
+        flush=True,
+    )
+    rows = [
+        measured(agents, engines, rate, parsed.seconds)
+        for agents in parsed.agents
+        for engines in parsed.engines
+        for rate in (STEPS_PER_S if agents == parsed.agents[0] else STEPS_PER_S[-1:])
+    ]
+    print("\n".join(report(rows)))
+
+
+def measured(agents: int, engines: int, steps_per_s: float, seconds: float) -> FleetRow:
+    """Let so many agents share so many engines, measure for so long, and print a line."""
+    with running_agents(agents, engines, steps_per_s) as (fleet, services, server):
+        time.sleep(WARM_UP_S)
+        first, cpu_s, began = fleet.published, total_cpu_s(services), bytes_in(server)
+        time.sleep(seconds)
+        last, ended = fleet.published, bytes_in(server)
+        share = seconds / (last.at_s - first.at_s)  # the reports' times are not ours
+        row = FleetRow(
+            agents,
+            engines,
+            seconds,
+            round((last.block_events - first.block_events) * share),
+            round((last.bytes - first.bytes) * share),
+            total_cpu_s(services) - cpu_s,
+            ended - began,
+        )
+    print(
+        f"{agents:>7}{engines:>9}{row.block_events / seconds:>16,.0f}{row.cpu_s / seconds:>11.1%}"
+        f"{1e6 * row.cpu_s / row.block_events:>17.1f}{row.bus_bytes / seconds / 1e3:>10.2f}"
+        f"{3600e-6 * row.bus_bytes / seconds / engines:>19.2f}{row.bus_bytes / row.raw_bytes:>8.1%}",
+        flush=True,
+    )
+    return row
+
+
+@contextmanager
+def running_agents(
+    agents: int, engines: int, steps_per_s: float
+) -> Iterator[tuple[FleetProcess, list[ServiceProcess], NatsServer]]:
+    """Start NATS, the engines and the agents, and wait until the agents have all engines."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvscope-fleet-")))
+        server = stack.enter_context(one_server(folder / "nats"))
+        config = bus_config_of([server])
+        set_up(config)
+        fleet = FleetProcess(folder, engines, steps_per_s)
+        stack.callback(fleet.close)
+        shared = ["--port", "0", "--nats", server.url, "--nats-share"]
+        shared += [part for number in range(engines) for part in ("--events", f"ipc://{folder}/events-{number}")]
+        services = []
+        for number in range(agents):
+            own = ["--data", str(folder / f"data-{number}"), "--nats-agent", f"agent-{number}"]
+            services.append(ServiceProcess(*shared, *own, service="agent"))
+            stack.callback(services[-1].close)
+        reader = FleetReader(config)
+        reader.start()
+        try:
+            wait_for_all(reader, engines)
+        finally:
+            reader.stop()
+        yield fleet, services, server
+
+
+def wait_for_all(reader: FleetReader, engines: int) -> None:
+    """Wait until every engine has a point. Raises RuntimeError."""
+    deadline = time.monotonic() + SETTLE_S
+    while True:
+        with reader.fold() as fold:
+            found = len(fold.points)
+        if found == engines:
+            return
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"the agents have {found} of {engines} engines")
+        time.sleep(0.5)
+
+
+def total_cpu_s(services: list[ServiceProcess]) -> float:
+    return sum(process_cost(service.process.pid).cpu_s for service in services)
+
+
+def bytes_in(server: NatsServer) -> int:
+    """Return the bytes of messages that clients have sent to a server so far, headers included."""
+    told: dict[str, Any] = httpx.get(f"{server.monitor}/varz", trust_env=False).json()
+    return int(told["in_bytes"])
+
+
+def report(rows: list[FleetRow]) -> Iterator[str]:
+    """Yield both fits with their residuals, and the sizes that follow from them."""
+    cpu = fitted([[row.agents, row.engines, row.block_events / row.seconds] for row in rows], rates(rows, "cpu_s"))
+    bus = fitted([[row.agents, row.engines] for row in rows], rates(rows, "bus_bytes"))
+    yield "\nfitted, relative errors weighted alike:"
+    yield (
+        f"  processor  {1e3 * cpu.parts[0]:.1f} ms a second for each agent, {1e3 * cpu.parts[1]:.2f} for each engine,"
+        f" {1e6 * cpu.parts[2]:.2f} µs for each block event"
+    )
+    yield f"  bus        {bus.parts[0]:,.0f} bytes a second for each agent, {bus.parts[1]:,.0f} for each engine"
+    for name, fit in (("processor", cpu), ("bus", bus)):
+        listed = ", ".join(
+            f"{row.agents}×{row.engines} {residual:+.0%}" for row, residual in zip(rows, fit.residuals, strict=True)
+        )
+        yield f"  residuals of the {name} (agents×engines): {listed}"
+    yield (
+        f"\ncalculated, not measured: {FLEET_ENGINES:,} engines of {FLEET_EVENTS_PER_S:,} block events/s take"
+        f" {FLEET_ENGINES * (cpu.parts[1] + FLEET_EVENTS_PER_S * cpu.parts[2]):,.0f} cores near the engines, and"
+        f" {FLEET_ENGINES * bus.parts[1] / 1e6:.1f} MB/s reach NATS"
+    )
+
+
+def rates(rows: list[FleetRow], name: str) -> list[float]:
+    return [getattr(row, name) / row.seconds for row in rows]
+
+
+class Fit(NamedTuple):
+    """The parts of a cost, and how far each measurement is above (+) or below what they give, as a share of it."""
+
+    parts: list[float]
+    residuals: list[float]
+
+
+def fitted(shape: list[list[float]], taken: list[float]) -> Fit:
+    """Fit `taken` as a sum of the columns of `shape`, each with a part that is not negative."""
+    columns, values = np.array(shape, dtype=float), np.array(taken)
+    chosen = list(range(columns.shape[1]))
+    while True:  # a part that would be negative is none
+        weighted = columns[:, chosen] / values[:, None]
+        parts = np.linalg.lstsq(weighted, np.ones(len(values)), rcond=None)[0]
+        if (parts >= 0).all():
+            break
+        del chosen[int(parts.argmin())]
+    whole = np.zeros(columns.shape[1])
+    whole[chosen] = parts
+    return Fit(whole.tolist(), (values / (columns @ whole) - 1).tolist())
+
+
+if __name__ == "__main__":
+    main()

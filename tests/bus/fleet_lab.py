@@ -1,0 +1,215 @@
+"""A whole fleet on this machine: three NATS nodes, agents that share engines, hubs, and incidents on request."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import httpx
+
+from kvscope.monitor.bus.bus_config import BusConfig
+from kvscope.monitor.bus.bus_messages import FindingMessage
+from kvscope.monitor.bus.fleet_fold import FleetFold
+from kvscope.monitor.bus.fleet_reader import FleetReader
+from tests.bus.cut_links import Machine, Machines
+from tests.bus.identities import Authority
+from tests.bus.nats_servers import NatsServer, bus_config_of, need_nats, set_up, three_servers
+from tests.chaos.engines_process import chaos_engine_name
+from tests.dashboards.programs import free_port, running
+from tests.test_service import until
+
+MONITOR = str(Path(sys.executable).parent / "monitor")
+LEAK_CODE = "leak.finished-held"
+PORTS = 4222, 8222, 6222
+
+
+class Service:
+    """A `monitor agent`, `serve` or `hub` with these arguments, maybe in a namespace."""
+
+    def __init__(self, kind: str, folder: Path, name: str, arguments: Sequence[str], machine: Machine | None) -> None:
+        self.name = name
+        self.machine = machine
+        self.port = free_port()
+        self.data = folder / name
+        prefix = machine.prefix if machine is not None else ()
+        self.command = [*prefix, MONITOR, kind, "--port", str(self.port), *arguments]
+        self.log = folder / f"{name}.log"
+        self._stack = ExitStack()
+        self.start()
+
+    def start(self) -> None:
+        self.process: subprocess.Popen[bytes] = self._stack.enter_context(running(self.command, self.log))
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def pause(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.resume()
+        self._stack.close()
+
+    def health(self) -> dict[str, object]:
+        answer: dict[str, object] = httpx.get(f"http://127.0.0.1:{self.port}/healthz", trust_env=False).json()
+        return answer
+
+
+def agent_of(
+    config: BusConfig,
+    folder: Path,
+    name: str,
+    engines: Sequence[str],
+    machine: Machine | None = None,
+    settings: Sequence[str] = (),
+) -> Service:
+    """An agent that shares engines with others of the same tenant."""
+    arguments = ["--data", str(folder / name), "--nats-share", "--nats-agent", name, *bus_flags(config)]
+    arguments += [part for engine in engines for part in ("--events", engine)]
+    arguments += [part for setting in settings for part in ("--set", setting)]
+    return Service("agent", folder, name, arguments, machine)
+
+
+def bus_flags(config: BusConfig) -> list[str]:
+    """The flags of a configuration."""
+    flags = ["--nats-tenant", config.tenant]
+    flags += [part for url in config.urls for part in ("--nats", url)]
+    for flag, path in (("ca", config.tls_ca), ("cert", config.tls_cert), ("key", config.tls_key)):
+        flags += [f"--nats-{flag}", str(path)] if path is not None else []
+    return flags
+
+
+class FleetLab:
+    """What runs, and what the bus says of it. Agents are `agent-N`, engines those of the chaos run."""
+
+    def __init__(self, folder: Path, servers: list[NatsServer], config: BusConfig, reader: FleetReader) -> None:
+        self.folder = folder
+        self.servers = servers
+        self.config = config
+        self.reader = reader
+        self.agents: list[Service] = []
+        self.hubs: list[Service] = []
+
+    def set_trouble(self, number: int, is_on: bool) -> None:
+        """Begin or end a leak of an engine."""
+        marker = self.folder / "engines" / f"trouble-{number}"
+        marker.touch() if is_on else marker.unlink()
+
+    def leaking(self) -> set[str]:
+        """The engines whose leak is open on the bus."""
+        with self.reader.fold() as fold:
+            found = [finding.judgement for finding in fold.open_findings()]
+        return {judged.engine for judged in found if judged.code == LEAK_CODE}
+
+    def owners(self, after_ns: int = 0) -> dict[str, str]:
+        """The agent of each engine's last point, of points after a time."""
+        return owners(self.reader, after_ns)
+
+
+def fold_of(reader: FleetReader) -> FleetFold:
+    with reader.fold() as fold:
+        return fold
+
+
+def owners(reader: FleetReader, after_ns: int = 0) -> dict[str, str]:
+    """Which agent described each engine last, of points after a time."""
+    with reader.fold() as fold:
+        return {name: point.agent for name, point in fold.points.items() if point.at_ns > after_ns}
+
+
+@contextmanager
+def reading(config: BusConfig) -> Iterator[FleetReader]:
+    """A reader of everything on the bus."""
+    reader = FleetReader(config)
+    reader.start()
+    try:
+        yield reader
+    finally:
+        reader.stop()
+
+
+@contextmanager
+def running_fleet(
+    folder: Path, engines: int, agents: int, hubs: int = 0, machines: Machines | None = None
+) -> Iterator[FleetLab]:
+    """Start it, and wait until every engine is on the bus. With machines, each node and agent has one, over TLS."""
+    with ExitStack() as stack:
+        if machines is None:
+            servers = stack.enter_context(three_servers(folder / "nats"))
+            config = bus_config_of(servers)
+        else:
+            servers, config = stack.enter_context(_servers_on(machines.machines[:3], folder))
+        set_up(config, replicas=3)
+        (folder / "engines").mkdir()
+        command = [sys.executable, "-m", "tests.chaos.engines_process", str(folder / "engines"), "0", str(engines), "0"]
+        stack.enter_context(running(command, folder / "engines.log"))
+        lab = FleetLab(folder, servers, config, stack.enter_context(reading(config)))
+        endpoints = [f"ipc://{folder}/engines/events-{number}" for number in range(engines)]
+        for number in range(agents):
+            machine = machines.machines[3 + number] if machines is not None else None
+            settings = [f"{LEAK_CODE}.grace_s=1"]
+            lab.agents.append(agent_of(config, folder, f"agent-{number}", endpoints, machine, settings))
+            stack.callback(lab.agents[-1].end)
+        for number in range(hubs):
+            lab.hubs.append(Service("hub", folder, f"hub-{number}", bus_flags(config), None))
+            stack.callback(lab.hubs[-1].end)
+        names = {chaos_engine_name(number) for number in range(engines)}
+        until(lambda: lab.owners().keys() == names, "every engine is on the bus", 240)
+        yield lab
+
+
+@contextmanager
+def _servers_on(machines: list[Machine], folder: Path) -> Iterator[tuple[list[NatsServer], BusConfig]]:
+    """Three nodes of a cluster over TLS, and a configuration with a client certificate."""
+    need_nats()
+    port, monitor, route = PORTS
+    authority = Authority(folder)
+    routes = ", ".join(f'"nats://{machine.address}:{route}"' for machine in machines)
+    servers: list[NatsServer] = []
+    try:
+        for number, machine in enumerate(machines):
+            certificate, key = authority.issue(f"server-{number}", machine.address)
+            files = f'cert_file: "{certificate}", key_file: "{key}", ca_file: "{authority.path}", verify: true'
+            settings = (
+                f"tls {{ {files} }}\n"
+                f"cluster {{ name: test, listen: {machine.address}:{route}, routes: [{routes}], tls {{ {files} }} }}\n"
+            )
+            node = NatsServer(folder / f"node{number}", port, monitor, settings, machine.address, machine.prefix)
+            servers.append(node)
+        until(lambda: all(server.is_well() for server in servers), "every server is well")
+        certificate, key = authority.issue("agent")
+        urls = tuple(f"tls://{machine.address}:{port}" for machine in machines)
+        yield servers, BusConfig(urls, agent="test", tls_ca=authority.path, tls_cert=certificate, tls_key=key)
+    finally:
+        for server in servers:
+            server.end()
+
+
+def assert_each_once(stored: list[FindingMessage]) -> None:
+    """No transition twice, and of each finding firing and resolved by turns."""
+    assert len({each.id for each in stored}) == len(stored)
+    last: dict[str, str] = {}
+    for each in sorted(stored, key=lambda message: message.transition.at_ns):
+        assert each.transition.to != last.get(each.transition.id, "resolved"), each
+        last[each.transition.id] = each.transition.to
+
+
+def wait_moved(lab: FleetLab, engines: set[str], fault_ns: int, away: str) -> float:
+    """Wait until agents other than `away` have described these engines; how long it took since the fault."""
+
+    def moved() -> bool:
+        now = lab.owners(fault_ns)
+        return all(now.get(engine, away) != away for engine in engines)
+
+    until(moved, f"other agents describe what {away} had", 90)
+    return (time.time_ns() - fault_ns) / 1e9
