@@ -15,7 +15,7 @@ from kvscope.monitor.detectors.sample_needs import SampleNeed
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
 from kvscope.monitor.events.samples import Sample
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.text import percent
+from kvscope.monitor.text import counted, percent
 
 COUNT_WINDOW_S: Final = Threshold(
     180, "s", "three scrapes of a Prometheus server at 60 s: a burst in one interval is over in the next"
@@ -36,13 +36,15 @@ class CountedPreemptions(NamedTuple):
     last: Sample
     preemptions: int
     finished: int
-    """Requests that ended meanwhile, in whatever way; at least 1."""
+    """Requests that ended meanwhile, in whatever way."""
+    running: int
+    """That run at the end: of long requests few end in a window, and each of these may have been preempted once."""
     highest_usage: float
 
     @property
     def per_request(self) -> float:
-        """Preemptions for each request that ended."""
-        return self.preemptions / self.finished
+        """Preemptions for each request that ran."""
+        return self.preemptions / max(self.finished + self.running, 1)
 
     def evidence(self) -> tuple[Evidence, ...]:
         """Return the counters as evidence."""
@@ -50,6 +52,7 @@ class CountedPreemptions(NamedTuple):
         return (
             Evidence("preemptions", self.preemptions, "preemptions", source, span),
             Evidence("finished", self.finished, "requests", source, span),
+            Evidence("running", self.running, "requests", source, self.last.position),
             Evidence("preemptions_per_request", round(self.per_request, 2), "", source, span),
             Evidence("usage", round(100 * self.highest_usage, 1), "%", source, span),
             Evidence("waiting", self.last.waiting or 0, "requests", source, self.last.position),
@@ -58,8 +61,9 @@ class CountedPreemptions(NamedTuple):
     def text(self) -> str:
         """Return the counts in a sentence."""
         return (
-            f"The engine counted {self.preemptions:,} preemptions while {self.finished:,} requests ended"
-            f" ({self.per_request:.1f} for each), with usage up to {percent(self.highest_usage)}."
+            f"The engine counted {self.preemptions:,} preemptions while {counted(self.finished, 'request')} ended and"
+            f" {self.running:,} ran on ({self.per_request:.1f} for each), with usage up to"
+            f" {percent(self.highest_usage)}."
         )
 
 
@@ -87,4 +91,4 @@ def counted_preemptions(ledger: EngineLedger, settings: Settings) -> CountedPree
     highest = max(sample.usage or 0.0 for sample in window)
     if highest < settings(FULL_AT):
         return None
-    return CountedPreemptions(first, last, moved, max(ended, 1), highest)
+    return CountedPreemptions(first, last, moved, ended, last.running or 0, highest)

@@ -26,12 +26,13 @@ from kvscope.monitor.ledger.balance import Balance, balance_of
 from kvscope.monitor.ledger.cached_prefixes import CachedPrefixes
 from kvscope.monitor.ledger.epoch_overlaps import EpochOverlaps, is_next_epoch
 from kvscope.monitor.ledger.heartbeat_history import HeartbeatHistory
+from kvscope.monitor.ledger.held_back import HeldBackQueue
 from kvscope.monitor.ledger.idle_floors import IdleFloors
 from kvscope.monitor.ledger.ledger_records import FoundAnomaly as FoundAnomaly
 from kvscope.monitor.ledger.ledger_records import Loss as Loss
 from kvscope.monitor.ledger.ledger_records import Point as Point
 from kvscope.monitor.ledger.ledger_records import Position as Position
-from kvscope.monitor.ledger.living_requests import Living, sort_living
+from kvscope.monitor.ledger.living_requests import Living, refused_last, sort_living
 from kvscope.monitor.ledger.pool_points import batch_bytes, point_now
 from kvscope.monitor.ledger.reported_events import ReportedEvents
 from kvscope.monitor.ledger.step_model import StepModel
@@ -136,7 +137,7 @@ class EngineLedger:
         self.prefixes = CachedPrefixes()
         """What KV events tell, where there are any."""
         self.tally = Tally()
-        self.beats = HeartbeatHistory()
+        self.beats, self.held_back = HeartbeatHistory(), HeldBackQueue()
         self.recent_bytes = 0  # about what `recent` takes
         self.clock = StreamClock()
         self.overlaps = EpochOverlaps()
@@ -242,6 +243,8 @@ class EngineLedger:
             point = point_now(state, self.description, self.now_ns, position, self.waiting_by_cause())
             if not state.damaged:
                 self._look_at_floor(point)
+            if self.counting:
+                self.held_back.note(self.looked_ns, state, self.description, self.living(), self.head())
             self.points.append(point)
 
     def _take_news(self, batch: Batch) -> None:
@@ -336,7 +339,7 @@ class EngineLedger:
         self.description = EngineDescription()
         self.ready = False
         self.uncertain_since_ns = 0
-        self.beats, self.used_by_engine = HeartbeatHistory(), -1
+        self.beats, self.held_back, self.used_by_engine = HeartbeatHistory(), HeldBackQueue(), -1
         self.lapses.clear()
         self.preempted.clear()
         self.prompts.clear()
@@ -489,6 +492,5 @@ class EngineLedger:
     def head(self) -> RequestState | None:
         """The waiting request that the scheduler passed over last: the one the others stand behind."""
         if not self._head_is_known:  # whoever asks why each request waits asks this as often
-            refused = [r for r in self.state.requests.values() if r.times_passed_over and r.is_waiting]
-            self._head, self._head_is_known = max(refused, key=lambda r: r.since_ns, default=None), True
+            self._head, self._head_is_known = refused_last(self.state.requests.values()), True
         return self._head

@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from kvscope.monitor.events.kinds import FIRST_FINISHED, Status
+from kvscope.monitor.events.kinds import FIRST_FINISHED, Cause, Status
 from kvscope.monitor.state.records import RequestState
 
 _IS_RUNNING: Final = int(Status.RUNNING)
 _IS_RECEIVED: Final = int(Status.RECEIVED)
 _FIRST_ENDED: Final = int(FIRST_FINISHED)
+_OUTSIDE: Final = frozenset(
+    int(status)
+    for status in (
+        Status.WAITING_FOR_REMOTE_KVS,
+        Status.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR,
+        Status.WAITING_FOR_STREAMING_REQ,
+    )
+)
+_OUTSIDE_CAUSES: Final = frozenset((int(Cause.REMOTE_KV), int(Cause.GRAMMAR), int(Cause.STREAMING_INPUT)))
 
 
 class Living(NamedTuple):
@@ -33,3 +42,22 @@ def sort_living(requests: Iterable[RequestState]) -> Living:
         elif status == _IS_RECEIVED:
             found.received.append(record)
     return found
+
+
+def is_outside(record: RequestState) -> bool:
+    """Return whether it waits for something outside the scheduler."""
+    return record.status in _OUTSIDE
+
+
+def was_left_out(record: RequestState, head: RequestState) -> bool:
+    """Return whether the scheduler looks at `head` though this one was ready before that arrived, and is as urgent."""
+    came_after = bool(record.ready_ns) and head.arrived_ns > record.ready_ns and not head.preemptions
+    return came_after and head.priority >= record.priority
+
+
+def refused_last(requests: Iterable[RequestState]) -> RequestState | None:
+    """Return the waiting request that the scheduler passed over last. One that it has since sent to wait for something
+    outside holds back no other.
+    """
+    refused = [r for r in requests if r.times_passed_over and r.is_waiting and r.cause not in _OUTSIDE_CAUSES]
+    return max(refused, key=lambda r: r.since_ns, default=None)

@@ -62,6 +62,22 @@ def test_of_an_engine_that_reports_only_lengths_it_is_likely() -> None:
     assert finding.missing
 
 
+@pytest.mark.parametrize("in_flight", [3, -1])
+def test_a_request_that_ended_in_a_long_step_is_reported_at_its_end(in_flight: int) -> None:
+    """Its queues have dropped the request, and the stream has no event of a step that is still computed."""
+    scene = Served()
+    scene.arrive(1, [3, 4])
+    scene.log.step_launched(3, [1], [1])
+    scene.say()
+    for _ in range(12):
+        scene.passes += 1
+        scene.packer._vitals = lambda: Vitals(in_flight, 0, 0, 0, 0, 0, scene.passes)
+        scene.watch.feed([decode(encode(scene.packer.heartbeat()))])
+        scene.clock.sleep(1)
+        scene.watch.settle()
+    assert bool(scene.firing(LOST)) is (in_flight < 0)
+
+
 def test_queues_that_agree_or_differ_for_a_moment_are_no_loss() -> None:
     scene = Served()
     scene.arrive(1, [3, 4])

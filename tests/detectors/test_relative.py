@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import pytest
 
@@ -123,3 +123,66 @@ def test_a_head_that_waits_for_a_fetch_alone_is_found_sooner() -> None:
     assert (finding.verdict, finding.culprits.requests) == ("confirmed", ["r-2"])
     assert (value(finding, "running"), value(finding, "waiting_that_fit")) == (0, 1)
     assert not head_of_an_idle_engine(200, behind=31).firing("stuck.head-of-line"), "the one behind has no room"
+
+
+def heads_in_turn(held_s: int, behind: int = 2, others: int = 0, turns: int = 5) -> Spoken:
+    """Each 30 s another head of the queue lacks blocks for `held_s`, until its client gives up, and one that needs
+    `behind` blocks waits behind it. others: requests that run beside the one that all wait for.
+    """
+    scene, step = Spoken(total=200), 0
+    log = scene.log
+    for number in range(1, 2 + others):
+        scene.arrive(number, list(range(10 * number, 10 * number + 5)))
+    log.allocated(1, list(range(10 * (2 + others), 170)))
+
+    def passes(seconds: float, head: int = 0) -> None:
+        nonlocal step
+        for _ in range(round(2 * seconds)):
+            step += 1
+            if head:
+                log.not_scheduled(head, Cause.KV_BLOCKS, step)
+            log.step_launched(step, [1], [1])
+            scene.say()
+            scene.wait(0.5)
+            log.progressed([1], [40 + step], [step])
+            log.step_completed(step, 500_000_000, Limit.KV, 30, 0, 10)
+
+    passes(30 * (5 - turns))
+    for turn in range(5 - turns, 5):
+        head, short = 100 + turn, 200 + turn
+        passes(30 - held_s)
+        for number, blocks in ((head, 100), (short, behind)):
+            log.arrived(number, f"r-{number}", 4 * blocks, 8, 0, blocks, blocks + 2)
+            log.queued(number, Cause.NEW)
+        log.allocation_failed(head, 100, scene.ledger.state.free)
+        passes(held_s, head)
+        if turn < 4:
+            log.finished(head, Status.FINISHED_ABORTED)
+            log.finished(short, Status.FINISHED_ABORTED)
+    scene.say()
+    return scene
+
+
+def test_heads_that_each_wait_for_seconds_are_found_by_the_time_that_others_lose() -> None:
+    scene = heads_in_turn(8)
+    (finding,) = scene.firing("stuck.head-of-line")
+    assert (finding.verdict, finding.severity) == ("confirmed", "warning")
+    assert finding.culprits.requests[-1] == "r-104"
+    assert value(finding, "heads_short_of_blocks") == len(finding.culprits.requests) >= 4
+    assert value(finding, "held_back_s") == pytest.approx(32, abs=3)
+    assert value(finding, "share_of_time_lost") == pytest.approx(8 / (8 * 3 + 22), abs=0.02)
+    assert value(finding, "waiting_that_fit") == 1
+    scene.is_borne_out(finding)
+
+
+@pytest.mark.parametrize(
+    "scene",
+    [
+        pytest.param(lambda: heads_in_turn(2), id="it costs little time"),
+        pytest.param(lambda: heads_in_turn(8, behind=90), id="those behind would not fit either"),
+        pytest.param(lambda: heads_in_turn(16, turns=2), id="two that are met by chance"),
+        pytest.param(lambda: heads_in_turn(8, others=9), id="of many requests it costs one some time"),
+    ],
+)
+def test_a_queue_behind_a_large_request_is_no_head_of_line(scene: Callable[[], Spoken]) -> None:
+    assert not scene().firing("stuck.head-of-line")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
 from itertools import pairwise
@@ -91,6 +92,28 @@ def test_a_pool_too_small_for_two_in_slow_steps(tmp_path: Path, pairs: int, fire
     assert len(ledger.preempted) >= pairs
     assert min(apart_s) > 60
     assert any(finding.code == KV_TOO_SMALL for finding in observer.firing()) == fires
+
+
+@pytest.mark.parametrize(("blocks", "fires"), [(60, True), (400, False)])
+def test_a_pool_too_small_for_several_groups(tmp_path: Path, blocks: int, fires: bool) -> None:
+    """How many full-length requests fit depends on the layers' windows: preemptions show that those here do not."""
+    config = EngineConfig(block_size=4, max_model_len=64, max_num_seqs=8, num_gpu_blocks_override=blocks)
+    loaded = load_model(config)
+    layers = frozenset(range(1, loaded.config.num_layers))
+    model = replace(loaded, config=replace(loaded.config, sliding_window=24, sliding_layers=layers))
+    with closing(SimulatedEngine(config, model, journal=tmp_path)) as engine:
+        for n in range(16):
+            engine.submit(f"r-{n}", [n] * 8, SamplingParams(max_tokens=56, ignore_eos=True))
+        engine.run(20)
+    observer = Observer()
+    observer.watch.feed(Recording(tmp_path))
+    observer.watch.settle()
+    found = [finding for finding in observer.firing() if finding.code == KV_TOO_SMALL]
+    assert bool(found) == fires
+    for finding in found:
+        assert finding.verdict == "confirmed"
+        assert "for 2 KV cache groups" in finding.explanation
+        assert "full_length_concurrency" not in {item.name for item in finding.evidence}
 
 
 # -------------------------------------------------------------------- the bill

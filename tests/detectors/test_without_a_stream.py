@@ -370,3 +370,10 @@ def test_a_few_preemptions_of_a_full_pool_are_none() -> None:
     assert not codes(as_metrics(preempting(60, 20, minutes=2)))
     burst = [moment._replace(preemptions=min(moment.preemptions, 40)) for moment in preempting(60, 20)]
     assert not codes(as_metrics(burst[100:]))
+
+
+def test_preemptions_of_many_long_requests_are_counted_for_each_that_runs() -> None:
+    """None of them ends in the window, and hardly any has been preempted."""
+    few = [moment._replace(running=100) for moment in preempting(6, 0)]
+    assert not codes(as_metrics(few))
+    assert likely(as_metrics([moment._replace(running=6) for moment in few])) == ["thrash.preemption"]

@@ -58,8 +58,7 @@ class KvTooSmall(Detector[Judgement]):
 
     def _from_stream(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         state, described = ledger.state, ledger.description
-        # Several groups take blocks each, as many as its kind of layer needs: the sum below would be wrong.
-        if not (described.max_model_len and described.max_num_seqs and state.block_size) or len(described.groups) > 1:
+        if not (described.max_model_len and described.max_num_seqs and state.block_size):
             return
         # At most as far back as the tokens computed are known.
         known_s = (ledger.now_ns - ledger.points[0].at_ns) / 1e9 if ledger.points else 0.0
@@ -68,8 +67,10 @@ class KvTooSmall(Detector[Judgement]):
         recent = recent_preemptions(ledger, window_s)
         usable = state.total - state.reserved
         longest = -(-described.max_model_len // state.block_size)
-        concurrency = usable / longest
-        if len(recent) < settings(self.min_preemptions) or concurrency >= described.max_num_seqs:
+        # Several groups take blocks each, as many as its kind of layer needs: then only the engine knows how many.
+        concurrency = usable / longest if len(described.groups) < 2 else None
+        enough = concurrency is not None and concurrency >= described.max_num_seqs
+        if len(recent) < settings(self.min_preemptions) or enough:
             return
         since_ns = ledger.now_ns - window_s * 1e9
         again = ledger.tally.recompute.since(round(since_ns))
@@ -80,8 +81,6 @@ class KvTooSmall(Detector[Judgement]):
         if again < settings(self.min_share) * lost:  # the prefix cache gives nearly all of it back, at no cost
             return
         began = ledger.wall(recent[0].at_ns)
-        wanted = longest * described.max_num_seqs
-        bytes_wanted = wanted * described.kv_bytes_per_block
         yield Judgement(
             code=self.code,
             engine=ledger.engine,
@@ -90,26 +89,15 @@ class KvTooSmall(Detector[Judgement]):
             since_ns=began,
             position=ledger.at(recent[0].at),
             requests=preempted_names(recent),
-            evidence=_pool_evidence(ledger, recent, concurrency, wanted, again, computed),
+            evidence=_pool_evidence(ledger, recent, concurrency, again, computed),
             explanation=(
-                f"The pool holds {counted(usable * state.block_size, 'token')}, {concurrency:.1f} requests of"
-                f" max_model_len {described.max_model_len:,}, and up to {described.max_num_seqs} may run. Since"
+                f"{_holds_text(ledger, concurrency)}, and up to {described.max_num_seqs} may run. Since"
                 f" {clock_time(began)}, {counted(len(recent), 'preemption')} freed blocks for other requests, and"
                 f" {counted(again, 'token')} had to be recomputed, {percent(min(again / max(computed, 1), 1))} of"
                 " all computed tokens."
             ),
             do_now=("Send this engine fewer requests at once: requests that do not fit together are computed twice.",),
-            change=(
-                f"Lower --max-num-seqs to {max(1, int(concurrency))}, which fits at any request length, or to what"
-                " your own lengths allow.",
-                "Enlarge the pool: a higher --gpu-memory-utilization"
-                + (
-                    f", or --kv-cache-memory-bytes {bytes_wanted} ({wanted:,} blocks) for all of them at full length."
-                    if bytes_wanted
-                    else "."
-                ),
-                f"Lower --max-model-len from {described.max_model_len}, if no request needs that length.",
-            ),
+            change=_pool_change(ledger, concurrency),
             wont_help=("Restarting: the pool has its configured size, and none of it is lost.",),
             missing=LOST_EVENTS if state.damaged else "",
         )
@@ -138,22 +126,62 @@ def _by_counters(ledger: EngineLedger, counts: CountedPreemptions) -> Judgement:
     )
 
 
-def _pool_evidence(
-    ledger: EngineLedger, recent: list[Preemption], concurrency: float, wanted: int, again: int, computed: int
-) -> tuple[Evidence, ...]:
+def _holds_text(ledger: EngineLedger, concurrency: float | None) -> str:
     state, described = ledger.state, ledger.description
     usable = state.total - state.reserved
+    if concurrency is None:
+        return f"The pool has {counted(usable, 'block')} for {len(described.groups)} KV cache groups"
+    tokens = counted(usable * state.block_size, "token")
+    return f"The pool holds {tokens}, {concurrency:.1f} requests of max_model_len {described.max_model_len:,}"
+
+
+def _full_length_blocks(ledger: EngineLedger) -> int:
+    described = ledger.description
+    return -(-described.max_model_len // ledger.state.block_size) * described.max_num_seqs
+
+
+def _pool_change(ledger: EngineLedger, concurrency: float | None) -> tuple[str, ...]:
+    described = ledger.description
+    wanted = _full_length_blocks(ledger)
+    bytes_wanted = wanted * described.kv_bytes_per_block
+    shorter = f"Lower --max-model-len from {described.max_model_len}, if no request needs that length."
+    if concurrency is None:
+        return (
+            f"Lower --max-num-seqs from {described.max_num_seqs} to about the number that ran between preemptions.",
+            "Enlarge the pool: a higher --gpu-memory-utilization, or --kv-cache-memory-bytes.",
+            shorter,
+        )
     return (
-        Evidence(
-            "full_length_concurrency",
-            round(concurrency, 2),
-            "requests",
-            position=ledger.at(state.places.started),
+        f"Lower --max-num-seqs to {max(1, int(concurrency))}, which fits at any request length, or to what"
+        " your own lengths allow.",
+        "Enlarge the pool: a higher --gpu-memory-utilization"
+        + (
+            f", or --kv-cache-memory-bytes {bytes_wanted} ({wanted:,} blocks) for all of them at full length."
+            if bytes_wanted
+            else "."
         ),
-        Evidence("max_num_seqs", described.max_num_seqs, "requests", position=ledger.at(state.places.started)),
-        Evidence("max_model_len", described.max_model_len, "tokens", position=ledger.at(state.places.started)),
-        Evidence("pool_blocks", usable, "blocks", position=ledger.at(state.places.started)),
-        Evidence("full_length_blocks", wanted, "blocks", position=ledger.at(state.places.started)),
+        shorter,
+    )
+
+
+def _pool_evidence(
+    ledger: EngineLedger, recent: list[Preemption], concurrency: float | None, again: int, computed: int
+) -> tuple[Evidence, ...]:
+    state, described = ledger.state, ledger.description
+    usable, started_at = state.total - state.reserved, ledger.at(state.places.started)
+    by_length = (
+        ()
+        if concurrency is None
+        else (
+            Evidence("full_length_concurrency", round(concurrency, 2), "requests", position=started_at),
+            Evidence("full_length_blocks", _full_length_blocks(ledger), "blocks", position=started_at),
+        )
+    )
+    return (
+        *by_length,
+        Evidence("max_num_seqs", described.max_num_seqs, "requests", position=started_at),
+        Evidence("max_model_len", described.max_model_len, "tokens", position=started_at),
+        Evidence("pool_blocks", usable, "blocks", position=started_at),
         Evidence("preemptions", len(recent), "preemptions", position=ledger.at(recent[-1].at)),
         Evidence("tokens_lost", sum(one.tokens_lost for one in recent), "tokens", position=ledger.at(recent[-1].at)),
         Evidence("tokens_recomputed", again, "tokens", position=ledger.at(state.places.moved)),

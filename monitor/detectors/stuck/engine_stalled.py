@@ -28,14 +28,13 @@ from kvscope.monitor.detectors.stuck.stall_effects import NOTHING_MOVES
 from kvscope.monitor.detectors.stuck.step_expectation import StepAllowance, StepLimits, step_allowance
 from kvscope.monitor.detectors.stuck.waiting_requests import (
     LIVE_HEARTBEAT_S,
-    is_outside,
     watchdog_report,
 )
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
 from kvscope.monitor.detectors.written.standstill import LEAST_S, LEAST_UNKNOWN_S, TIMES_LONGEST
 from kvscope.monitor.events.samples import Sample
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.ledger.living_requests import Living
+from kvscope.monitor.ledger.living_requests import Living, is_outside
 from kvscope.monitor.state.records import RequestState, StepInFlight
 from kvscope.monitor.text import clock_time, counted, duration
 

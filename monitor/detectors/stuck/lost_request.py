@@ -54,7 +54,7 @@ class LostRequest(Detector[Judgement]):
     def _missing(self, ledger: EngineLedger, heartbeats: int) -> int:
         """The least by which the ledger's unfinished requests exceeded the queues' at each of the last heartbeats."""
         beats = list(ledger.beats.queue_lengths)[-heartbeats:]
-        if len(beats) < heartbeats or ledger.state.damaged:
+        if len(beats) < heartbeats or ledger.state.damaged or _in_one_step(ledger, beats[0][0]):
             return 0
         points = [point for point in list(ledger.points)[-200:] if point.at_ns >= beats[0][0] - POINTS_AROUND_NS]
         least = 1 << 30
@@ -111,6 +111,13 @@ class LostRequest(Detector[Judgement]):
             ),
             missing="" if exact else "the engine's own report of the requests in no queue, from a newer probe",
         )
+
+
+def _in_one_step(ledger: EngineLedger, since_wall_ns: int) -> bool:
+    """Return whether one step has been in flight all the time since then: it is reported at its end who ended in it."""
+    beat = ledger.state.heartbeat
+    in_flight = beat is not None and beat.step_in_flight >= 0
+    return in_flight and ledger.wall(ledger.beats.other_step_ns) < since_wall_ns
 
 
 def _unmoved(ledger: EngineLedger, living: Living, since_wall_ns: int) -> list[RequestState]:

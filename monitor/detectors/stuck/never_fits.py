@@ -16,7 +16,7 @@ from kvscope.monitor.detectors.judgement import Evidence, Judgement
 from kvscope.monitor.detectors.leak.leaked_blocks import leaked_blocks
 from kvscope.monitor.detectors.sample_math import FEWEST_SAMPLES
 from kvscope.monitor.detectors.sample_needs import SampleNeed
-from kvscope.monitor.detectors.stuck.queue_room import NEVER_FITS_WONT_HELP, blocks_to_run
+from kvscope.monitor.detectors.stuck.queue_room import NEVER_FITS_WONT_HELP
 from kvscope.monitor.detectors.stuck.sample_windows import (
     LEAST_SCRAPES,
     LONGEST_TIMES,
@@ -26,14 +26,14 @@ from kvscope.monitor.detectors.stuck.sample_windows import (
     seconds_apart,
 )
 from kvscope.monitor.detectors.stuck.waiting_requests import (
-    is_outside,
     stream_verdict,
     watchdog_report,
 )
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
 from kvscope.monitor.events.kinds import Cause
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.ledger.living_requests import Living
+from kvscope.monitor.ledger.held_back import blocks_to_run
+from kvscope.monitor.ledger.living_requests import Living, is_outside
 from kvscope.monitor.state.records import RequestState
 from kvscope.monitor.text import clock_time, counted, duration, listed, percent
 
@@ -87,7 +87,7 @@ class NeverFits(Detector[Judgement]):
             return
         named = sorted(late or oversized, key=_waits_since)
         first = named[0]
-        needed = max(blocks_to_run(ledger, record) for record in named)
+        needed = max(_blocks_to_run(ledger, record) for record in named)
         behind = [r for r in living.waiting if r is not first and r.arrived_ns >= first.arrived_ns]
         held_back = (
             f" {first.id} stands at the head of the queue and holds back {counted(len(behind), 'request')} behind it:"
@@ -103,7 +103,7 @@ class NeverFits(Detector[Judgement]):
             since_ns=ledger.wall(_waits_since(first)),
             position=at(first.since_at if first.preemptions else first.arrived_at),
             requests=tuple(record.id for record in named),
-            evidence=_fit_evidence(ledger, first, living, blocks_to_run(ledger, first), len(behind)),
+            evidence=_fit_evidence(ledger, first, living, _blocks_to_run(ledger, first), len(behind)),
             explanation=_oversized_text(ledger, named, usable) + held_back,
             do_now=(
                 f"Abort {listed([record.id for record in named])} (close the connection). The requests behind run at"
@@ -128,7 +128,7 @@ class NeverFits(Detector[Judgement]):
             return
         usable = state.total - state.reserved
         room = usable - len(leaked.blocks)
-        starved = [record for record in living.waiting if room < blocks_to_run(ledger, record) <= usable]
+        starved = [record for record in living.waiting if room < _blocks_to_run(ledger, record) <= usable]
         if not starved:
             return
         first = min(starved, key=lambda record: record.arrived_ns)
@@ -138,7 +138,7 @@ class NeverFits(Detector[Judgement]):
             for record in living.waiting
             if head in starved and record not in starved and not is_outside(record) and record.cause != Cause.KV_BLOCKS
         ]
-        needed = blocks_to_run(ledger, first)
+        needed = _blocks_to_run(ledger, first)
         verdict = stream_verdict(ledger)
         yield Judgement(
             code=self.code,
@@ -243,8 +243,12 @@ def _waits_since(record: RequestState) -> int:
     return record.since_ns if record.preemptions else record.arrived_ns
 
 
+def _blocks_to_run(ledger: EngineLedger, record: RequestState) -> int:
+    return blocks_to_run(ledger.state, ledger.description, record)
+
+
 def _is_oversized(ledger: EngineLedger, record: RequestState, usable: int) -> bool:
-    if record.blocks or blocks_to_run(ledger, record) <= usable:
+    if record.blocks or _blocks_to_run(ledger, record) <= usable:
         return False
     # One that preempts itself may be admitted all the same, as before: that is stuck.self-preempt.
     return not (record.self_preemptions > 1 or (record.self_preemptions and record.cause != Cause.KV_BLOCKS))
@@ -255,7 +259,7 @@ def _oversized_text(ledger: EngineLedger, named: list[RequestState], usable: int
     too = f" The same holds for {listed([record.id for record in others])}." if others else ""
     return (
         f"Request {first.id} ({counted(first.prompt_tokens, 'prompt token')}) needs"
-        f" {counted(blocks_to_run(ledger, first), 'block')} at once and the whole pool has {usable:,}. However long"
+        f" {counted(_blocks_to_run(ledger, first), 'block')} at once and the whole pool has {usable:,}. However long"
         f" it waits, it can never run.{too}"
     )
 

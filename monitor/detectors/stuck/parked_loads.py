@@ -13,11 +13,11 @@ from kvscope.monitor.detectors.detector import Causes, Detector
 from kvscope.monitor.detectors.judgement import Evidence, ShortOfBlocks
 from kvscope.monitor.detectors.stuck.head_of_line import HeadOfLine
 from kvscope.monitor.detectors.stuck.queue_room import head_short_of_blocks
-from kvscope.monitor.detectors.stuck.waiting_requests import missing_after_loss, stream_verdict, was_left_out
+from kvscope.monitor.detectors.stuck.waiting_requests import missing_after_loss, stream_verdict
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
 from kvscope.monitor.detectors.ties import holds_what_it_needs
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.ledger.living_requests import Living
+from kvscope.monitor.ledger.living_requests import Living, was_left_out
 from kvscope.monitor.state.records import RequestState
 from kvscope.monitor.text import counted, duration, listed, percent
 

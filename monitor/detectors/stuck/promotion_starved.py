@@ -14,13 +14,12 @@ from kvscope.monitor.detectors.stuck.waiting_requests import (
     overdue_requests,
     requests_text,
     since_text,
-    was_left_out,
     was_overtaken,
 )
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
 from kvscope.monitor.detectors.ties import holds_what_it_needs
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.ledger.living_requests import Living
+from kvscope.monitor.ledger.living_requests import Living, was_left_out
 from kvscope.monitor.state.records import RequestState
 from kvscope.monitor.text import duration
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple
 
 from kvscope.monitor.detectors.judgement import Judgement, Verdict
-from kvscope.monitor.events.kinds import Status
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.state.records import RequestState
 from kvscope.monitor.text import clock_time, counted
@@ -19,22 +18,7 @@ LIVE_HEARTBEAT_S: Final = 1.0
 """How often a live engine sends a heartbeat."""
 
 
-OUTSIDE: Final = frozenset(
-    int(status)
-    for status in (
-        Status.WAITING_FOR_REMOTE_KVS,
-        Status.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR,
-        Status.WAITING_FOR_STREAMING_REQ,
-    )
-)
-
-
 LOST_WAKE: Final = "the lost events: they may include what it waited for. The next audit shows it"
-
-
-def is_outside(record: RequestState) -> bool:
-    """Return whether it waits for something outside the scheduler."""
-    return record.status in OUTSIDE
 
 
 def was_overtaken(record: RequestState, since_ns: int, running: Iterable[RequestState]) -> bool:
@@ -43,12 +27,6 @@ def was_overtaken(record: RequestState, since_ns: int, running: Iterable[Request
         other.admitted_ns > since_ns and other.arrived_ns > record.arrived_ns and other.priority >= record.priority
         for other in running
     )
-
-
-def was_left_out(record: RequestState, head: RequestState) -> bool:
-    """Return whether the scheduler looks at `head` though this one was ready before that arrived, and is as urgent."""
-    came_after = bool(record.ready_ns) and head.arrived_ns > record.ready_ns and not head.preemptions
-    return came_after and head.priority >= record.priority
 
 
 class Overdue(NamedTuple):

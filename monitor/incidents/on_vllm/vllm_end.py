@@ -129,10 +129,11 @@ class VllmRun:
         for request in living:
             name = request.request_id
             preempted = witness.preemptions[name] - self._preemptions.get(name, 0)
+            fetching_s = engine.other.fetching_s.get(name, 0.0) - witness.began_s if places[name] == "remote" else 0.0
             yield UnfinishedRequest(
                 client_name(name),
                 places[name],
-                witness.moved_s[name],
+                max(witness.moved_s[name], fetching_s),
                 witness.blocks_of(name),
                 witness.blocks_needed(request),
                 engine.other.loading.get(name, False),

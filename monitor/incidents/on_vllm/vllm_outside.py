@@ -31,6 +31,8 @@ class OtherEngine:
         """Whether the blocks of this request are never reported as sent."""
         self.is_asleep: Callable[[], bool] = lambda: False
         """Whether the engine waits for a request and asks for no reports."""
+        self.fetching_s: dict[str, float] = {}
+        """When the last fetch of a request began, in seconds of the clock."""
         self.loading: dict[str, bool] = {}
         """Fetches by request, and whether their end was reported to the scheduler."""
         self.kept: set[str] = set()
@@ -58,6 +60,7 @@ class OtherEngine:
         """Start the copy of so many blocks."""
         name = request.request_id
         self.loading[name] = False
+        self.fetching_s[name] = self._clock.ns / 1e9
         if not self.never_ends(request):
             times = self._draw.base.latencies
             self._after(times.copy_s + times.copy_block_s * blocks, lambda: self._received.add(name))

@@ -1,0 +1,148 @@
+"""Requests that a head of the waiting queue holds back: they would fit into the blocks that are free, and it does not.
+
+Noted at most twice a second, in each case for a pass of the scheduler: between passes no request can be admitted.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from itertools import islice, pairwise
+from typing import Final, NamedTuple
+
+from kvscope.monitor.events.description import EngineDescription
+from kvscope.monitor.events.kinds import Cause
+from kvscope.monitor.ledger.living_requests import Living, is_outside, was_left_out
+from kvscope.monitor.state.engine_state import EngineState
+from kvscope.monitor.state.records import RequestState
+
+NOTED_EVERY_NS: Final = 500_000_000
+LONGEST_PASS_NS: Final = 2_000_000_000
+"""Heartbeats come each second: an engine that is known to have made no pass for longer than two of them was paused or
+stalled, or computed a longer step.
+"""
+MAX_NOTED: Final = 4_096
+MOST_ASKED_BEHIND: Final = 256
+"""Requests behind a head that are asked whether they would fit. With more behind it, fewer are counted than there are.
+"""
+
+
+def blocks_to_run(state: EngineState, description: EngineDescription, record: RequestState) -> int:
+    """How many blocks a waiting request must get at once. A failed allocation names fewer: what was hit in the prefix
+    cache is not asked for, though it must be there too. What a preempted request had generated is computed again with
+    its prompt; with layers that keep only a window of it, only the engine can tell how much that takes.
+    """
+    needed = max(record.blocks_needed, record.blocks_to_admit)
+    if state.block_size and all(group.kind == "full_attention" for group in description.groups):
+        needed = max(needed, -(-(record.prompt_tokens + record.output_tokens) // state.block_size))
+    return needed
+
+
+def is_short_of_blocks(state: EngineState, head: RequestState) -> bool:
+    """Whether the head of the queue was refused for blocks that the pool could have."""
+    refused = head.cause == Cause.KV_BLOCKS and head.blocks_needed > head.blocks_free_then
+    return refused and head.blocks_needed <= state.total - state.reserved
+
+
+def requests_behind(living: Living, head: RequestState) -> list[RequestState]:
+    """Return those that wait because `head` does."""
+    return [r for r in living.waiting if r is not head and not is_outside(r) and not was_left_out(r, head)]
+
+
+def fitting_together(
+    state: EngineState, description: EngineDescription, behind: Iterable[RequestState], running: int
+) -> list[RequestState]:
+    """Return those of `behind` that would fit together into the free blocks and the places of a step."""
+    found: list[RequestState] = []
+    room = state.free
+    places = description.max_num_seqs - running if description.max_num_seqs else MOST_ASKED_BEHIND
+    for record in islice(behind, MOST_ASKED_BEHIND):
+        needed = blocks_to_run(state, description, record) - len(record.blocks)
+        if len(found) < places and 0 < needed <= room:
+            room -= needed
+            found.append(record)
+    return found
+
+
+class QueueMoment(NamedTuple):
+    """The queue after a pass (the engine's monotonic clock). held_back: requests that the head held back and that would
+    have fitted together; 0 with no such head. present: all that waited or ran.
+    """
+
+    at_ns: int
+    present: int
+    held_back: int = 0
+    head: str = ""
+    needed: int = 0
+    free: int = 0
+    refused_at: int = -1
+
+
+class HeldBackTime(NamedTuple):
+    """What heads of the queue cost in a window. Seconds: in which one held others back; of requests that it held back;
+    of all requests.
+    """
+
+    since: QueueMoment
+    worst: QueueMoment
+    """With the most requests held back, the latest of these."""
+    heads: tuple[str, ...]
+    seconds: float
+    lost_s: float
+    present_s: float
+    span_s: float
+
+
+class HeldBackQueue:
+    """The moments of one epoch. A loss ends the window: who waits and what is free may be wrong after it."""
+
+    def __init__(self) -> None:
+        self._moments: deque[QueueMoment] = deque(maxlen=MAX_NOTED)
+        self._held_ns = 0
+
+    def note(
+        self,
+        at_ns: int,
+        state: EngineState,
+        description: EngineDescription,
+        living: Living,
+        head: RequestState | None,
+    ) -> None:
+        """Note the queue as the pass at `at_ns` left it."""
+        if state.damaged:
+            self._moments.clear()
+        elif not self._moments or at_ns - self._moments[-1].at_ns >= NOTED_EVERY_NS:
+            present = len(living.waiting) + len(living.running)
+            moment = QueueMoment(at_ns, present)
+            if head is not None and is_short_of_blocks(state, head):
+                behind = requests_behind(living, head)
+                fitting = len(fitting_together(state, description, behind, len(living.running)))
+                shortage = (head.blocks_needed, head.blocks_free_then, head.refused_at) if fitting else (0, 0, -1)
+                moment = QueueMoment(at_ns, present, fitting, head.id if fitting else "", *shortage)
+            self._held_ns = at_ns if moment.held_back else self._held_ns
+            self._moments.append(moment)
+
+    def over(self, window_s: float, longest_pass_s: float) -> HeldBackTime | None:
+        """Return what was lost in the last `window_s`; None if nothing, or if not all of it is known."""
+        if not self._moments or not self._held_ns:
+            return None
+        begin_ns = self._moments[-1].at_ns - window_s * 1e9
+        if self._held_ns < begin_ns or self._moments[0].at_ns > begin_ns:
+            return None
+        most_ns = max(LONGEST_PASS_NS, longest_pass_s * 1e9)
+        pairs = [(one, min(after.at_ns - one.at_ns, most_ns) / 1e9) for one, after in self._pairs_since(begin_ns)]
+        held = [(one, lasted_s) for one, lasted_s in pairs if one.held_back]
+        if not held:
+            return None
+        return HeldBackTime(
+            since=held[0][0],
+            worst=max((one for one, _ in held), key=lambda one: (one.held_back, one.at_ns)),
+            heads=tuple(dict.fromkeys(one.head for one, _ in held)),
+            seconds=sum(lasted_s for _, lasted_s in held),
+            lost_s=sum(lasted_s * one.held_back for one, lasted_s in held),
+            present_s=sum(lasted_s * one.present for one, lasted_s in pairs),
+            span_s=window_s,
+        )
+
+    def _pairs_since(self, begin_ns: float) -> Iterator[tuple[QueueMoment, QueueMoment]]:
+        return ((one, after) for one, after in pairwise(self._moments) if one.at_ns >= begin_ns)
