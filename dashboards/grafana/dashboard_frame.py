@@ -123,7 +123,7 @@ def filled(dashboard: Dashboard, panels: Iterable[Panel | Row]) -> Dashboard:
 def web_app_link(path: str) -> DashboardLink:
     """Return the link of a dashboard to the web app."""
     return (
-        DashboardLink("Open kvscope: blocks, requests and their stories")
+        DashboardLink("Open kvscope: blocks, requests and their history")
         .type(DashboardLinkType.LINK)
         .icon("external link")
         .url(f"${{kvscope:raw}}/{path}")

@@ -47,8 +47,8 @@ def _engine_panels() -> Iterator[Panel | Row]:
 def _engine_state_panels() -> Iterator[Panel]:
     yield stat(
         "Findings here, warning or worse",
-        "Troubles that fire now. 0 means that kvscope sees none, not that there is none. No data: no engine is"
-        " followed.",
+        "Findings that fire now. 0 means that kvscope detects none, not that none exists. No data: kvscope watches"
+        " no engine.",
         (
             f"sum(kvscope_findings{{{SELECTED}, {BAD}}}) or 0 * count(kvscope_ledger_exact{{{SELECTED}}})",
             "",
@@ -57,24 +57,24 @@ def _engine_state_panels() -> Iterator[Panel]:
     )
     yield stat(
         "Pool in use now",
-        "Blocks in use as a share of those that can be, as the engine counts it: cached blocks that no request uses are"
-        " free. It cannot tell use from leak.",
+        "Used blocks as a share of usable blocks, as the engine counts them: idle cached blocks are free. Usage"
+        " does not distinguish load from a leak.",
         (panels.POOL_USAGE, "{{engine}}"),
         unit="percentunit",
     )
     yield stat(
         "UNACCOUNTED",
-        "Blocks in use that nobody legitimately holds, and references that no living request and no announced deferral"
-        " explains. Anything but 0 is a leak or a broken account; which blocks they are, the web app tells. For a"
-        " moment after a loss of events it may be wrong.",
+        "Used blocks without an owner, and references that no live request and no announced deferral explains. Any"
+        " value other than 0 is a leak or an accounting error. The web app lists the blocks. The value may be wrong"
+        " for a moment after lost events.",
         (f'sum by (engine) (kvscope_blocks{{{SELECTED}, holder="unaccounted"}})', "blocks, {{engine}}"),
         (f"sum by (engine) (kvscope_unexplained_references{{{SELECTED}}})", "references, {{engine}}"),
         bad_from=1,
     )
     yield stat(
         "Ledger is exact",
-        "1: every figure here rests on the whole stream of events. 0: events were lost, and the engine's next whole"
-        " audit is awaited.",
+        "1: every value here is based on the complete event stream. 0: events were lost, and the engine's next"
+        " complete audit is pending.",
         (f"min by (engine) (kvscope_ledger_exact{{{SELECTED}}})", "{{engine}}"),
         good_from=1,
     )
@@ -83,23 +83,23 @@ def _engine_state_panels() -> Iterator[Panel]:
 def _engine_work_panels() -> Iterator[Panel]:
     yield lines(
         "Tokens per second",
-        "Tokens generated, and tokens computed: prompts, output, and what had to be computed again. It does not tell"
-        " how many of them a client was still waiting for.",
+        "Generated tokens, and computed tokens: prompts, output and recomputation. It does not show how many of"
+        " them a client still waited for.",
         (rate("kvscope_output_tokens_total"), "generated, {{engine}}"),
         (rate("kvscope_computed_tokens_total"), "computed, {{engine}}"),
         unit=TOKENS_S,
     )
     yield stacked(
         "What kept steps from being larger",
-        "Steps a second by their binding limit: KV means that blocks ran out, NONE that there was no more to do. A step"
-        " has one limit only, though a second may have been near.",
+        "Steps per second by their binding limit: KV means that blocks ran out, NONE that there was no more work. A"
+        " step has only one limit, even if a second one was close.",
         (rate("kvscope_steps_total", "limit"), "{{limit}}"),
         unit=STEPS_S,
         width=GRID_WIDTH // 3,
     )
     yield lines(
         "Seconds per step",
-        "Wall time of a step on average. A step that hangs is not in here before it ends; findings name it.",
+        "Average wall time of a step. A hanging step is not included until it ends. Findings report it.",
         (f"{rate('kvscope_step_seconds_total')} / {rate('kvscope_steps_total')}", "{{engine}}"),
         unit="s",
     )
@@ -108,32 +108,32 @@ def _engine_work_panels() -> Iterator[Panel]:
 def _engine_memory_panels() -> Iterator[Panel]:
     yield lines(
         "Memory bill",
-        "Device memory by what it went to, as the engine measured it at its start; device_total and device_free are the"
-        " device's own. What the engine did not measure is absent, not 0.",
+        "Device memory by purpose, as the engine measured it at startup. device_total and device_free come from the"
+        " device. Parts that the engine did not measure are absent, not 0.",
         (f"sum by (engine, part) (kvscope_memory_bytes{{{SELECTED}}})", "{{part}}"),
         unit="bytes",
         width=GRID_WIDTH // 2,
     )
     yield lines(
-        "Since an engine was last heard",
-        "Seconds since the engine last said anything; an idle one says a heartbeat a second. Silence alone does not"
-        " tell a dead engine from a broken stream, or from a Prometheus that cannot reach kvscope.",
+        "Time since an engine's last event",
+        "Seconds since the engine's last event. An idle engine sends a heartbeat each second. Silence alone does"
+        " not distinguish a dead engine from a broken stream, or from a Prometheus that cannot reach kvscope.",
         (f"time() - kvscope_engine_last_heard_timestamp_seconds{{{SELECTED}}}", "{{engine}}"),
         unit="s",
         width=GRID_WIDTH // 2,
         bad_from=MISSED_AFTER_S,
     )
     yield stacked(
-        "GPU memory, by who has it",
-        "As the driver of each GPU of kvscope's own machine counts it: engines that are followed, with their workers,"
-        " and other processes. In a container it cannot tell them apart. No data: no GPU there.",
+        "GPU memory by process",
+        "As the driver of each GPU on kvscope's own machine counts it: watched engines with their workers, and"
+        " other processes. In a container, it cannot distinguish them. No data: no GPU.",
         (f"sum by (gpu, owner) (kvscope_gpu_process_memory_bytes{{{TARGETS}}})", "GPU {{gpu}}, {{owner}}"),
         unit="bytes",
     )
     yield lines(
         "GPU busy",
-        "Share of time in which the GPU ran a kernel, or moved memory. A kernel that waits is busy too: it does not"
-        " tell how well the GPU is used. No data: no GPU on kvscope's own machine.",
+        "Share of time in which the GPU ran a kernel or moved memory. A waiting kernel also counts as busy, so this"
+        " does not show how well the GPU is used. No data: no GPU on kvscope's own machine.",
         (f"max by (gpu, of) (kvscope_gpu_utilization_ratio{{{TARGETS}}})", "GPU {{gpu}}, {{of}}"),
         unit="percentunit",
         width=GRID_WIDTH // 2,

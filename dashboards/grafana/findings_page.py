@@ -31,7 +31,7 @@ def findings_page() -> Dashboard:
     return grafana_page(
         "findings",
         "kvscope / Findings",
-        "What is wrong, and how far to trust that.",
+        "Open findings, and how reliable they are.",
         _findings_panels(),
         view="findings",
     )
@@ -43,9 +43,8 @@ def _findings_panels() -> Iterator[Panel | Row]:
         to_web_app(
             table_panel(
                 "Findings that are firing, warning or worse",
-                "What is wrong now, by class, with how kvscope knows: confirmed by the stream, or likely. The code"
-                " leads to its runbook. Who is to blame, the evidence and what to do are not here: open kvscope, or run"
-                " `monitor doctor`.",
+                "Current findings by code, with their verdict: confirmed or likely. The code links to its runbook."
+                " For culprits, evidence and steps, open kvscope or run `monitor doctor`.",
                 f"sum by (engine, code, severity, verdict) (kvscope_findings{{{SELECTED}, {BAD}}})",
                 ("severity", "code", "verdict", "engine"),
             ),
@@ -57,15 +56,15 @@ def _findings_panels() -> Iterator[Panel | Row]:
     )
     by_severity = stacked(
         "Findings by severity",
-        "How many fire. What another finding explains does not fire itself and is not counted.",
+        "The number of firing findings. Effects of another finding do not fire and are not counted.",
         (f"sum by (severity) (kvscope_findings{{{SELECTED}}})", "{{severity}}"),
         width=GRID_WIDTH // 3,
     )
     yield with_colours(by_severity, SEVERITY_COLOURS)
     yield stacked(
         "Findings by code",
-        "A band for each class, from when it began to fire, past its grace, until it ended. One that comes and goes"
-        " between two scrapes is not seen here.",
+        "A band for each code, from the end of its pending period until it resolves. A finding that comes and goes"
+        " between two scrapes does not appear.",
         (f"sum by (code) (kvscope_findings{{{SELECTED}}})", "{{code}}"),
         width=GRID_WIDTH,
     )
@@ -79,17 +78,17 @@ def _findings_panels() -> Iterator[Panel | Row]:
 
 def _alert_panels() -> Iterator[Panel]:
     yield lines(
-        "Oldest alert that is not told yet",
-        "For how long the oldest message to each receiver has waited, if kvscope tells of findings itself (--alert). A"
-        " line that rises is a receiver that does not answer. It does not tell whether anybody read what arrived.",
+        "Oldest undelivered alert",
+        "How long the oldest message to each receiver has waited, if kvscope sends alerts itself (--alert). A"
+        " rising line is a receiver that does not answer. It does not show whether anybody read the alert.",
         (f"max by (receiver) (kvscope_alerts_oldest_pending_seconds{{{TARGETS}}})", "{{receiver}}"),
         unit="s",
         bad_from=UNTOLD_AFTER_S,
     )
     yield lines(
-        "Alerts by what became of them",
-        "Messages to receivers that are over, by outcome, and those that wait. given-up ones were not told: `monitor"
-        " alerts list` has them, and replays one. What a silence holds back is not in it.",
+        "Alert deliveries by outcome",
+        "Messages to receivers by outcome, and those that wait. Messages given up were not delivered: `monitor"
+        " alerts list` lists them and `monitor alerts replay` resends one. Silenced alerts are not included.",
         (
             f"sum by (outcome) (increase(kvscope_alerts_deliveries_total{{{TARGETS}}}[$__rate_interval]))",
             "{{outcome}}",
@@ -98,8 +97,8 @@ def _alert_panels() -> Iterator[Panel]:
     )
     yield lines(
         "Alerts open, and silences",
-        "Alerts that were told to fire and not yet to be over, and silences that hold. What a silence keeps from being"
-        " told fires nevertheless: it is among the findings.",
+        "Alerts sent as firing and not yet as resolved, and active silences. A silenced finding still fires: it is"
+        " among the findings.",
         (f"sum(kvscope_alerts_open{{{TARGETS}}})", "open"),
         (f"sum(kvscope_alerts_silences{{{TARGETS}}})", "silences"),
     )
@@ -108,9 +107,8 @@ def _alert_panels() -> Iterator[Panel]:
 def _stream_panels() -> Iterator[Panel]:
     yield lines(
         "Batches lost of the event stream",
-        "Batches of events that nobody could supply, by the stage that lost them. Any loss makes the figures inexact"
-        " until the next whole audit; what it hid is not known. With a journal (--journal) only the engine's buffer can"
-        " lose any.",
+        "Event batches lost for good, by the stage that lost them. Any loss makes the values inexact until the next"
+        " complete audit. With a journal (--journal), only the engine's buffer can lose batches.",
         (
             f"sum by (stage) (increase(kvscope_stream_batches_lost_total{{{SELECTED}}}[$__rate_interval]))",
             "{{stage}}",
@@ -118,8 +116,8 @@ def _stream_panels() -> Iterator[Panel]:
     )
     yield lines(
         "Events that the engine dropped",
-        "Events in the batches that the engine's own buffer dropped, since its drain did not keep up. What they said is"
-        " not known.",
+        "Events in the batches that the engine's own buffer dropped because its drain did not keep up. Their"
+        " content is unknown.",
         (
             f"sum by (engine) (increase(kvscope_stream_events_dropped_total{{{SELECTED}}}[$__rate_interval]))",
             "{{engine}}",
@@ -127,8 +125,8 @@ def _stream_panels() -> Iterator[Panel]:
     )
     yield lines(
         "Lag behind the engine",
-        "From when the engine packed its last batch until kvscope had it. Two machines' clocks are compared: what their"
-        " difference adds, it cannot tell.",
+        "The time from when the engine packed its last batch until kvscope received it. This compares the clocks of"
+        " two machines and includes their difference.",
         (f"max by (source) (kvscope_source_lag_seconds{{{TARGETS}}})", "{{source}}"),
         unit="s",
     )
@@ -137,14 +135,14 @@ def _stream_panels() -> Iterator[Panel]:
 def _service_panels() -> Iterator[Panel]:
     yield lines(
         "Sources in step",
-        "1 while nothing is missing of what a source has said. Which batches are awaited, /api/sources tells.",
+        "1 while no batch of a source is missing. /api/sources lists the missing ones.",
         (f"min by (source) (kvscope_source_in_step{{{TARGETS}}})", "{{source}}"),
         good_from=1,
     )
     yield lines(
-        "What watching costs, processor seconds per second",
-        "Of reading, keeping books and judging, by source, and of the whole service with its pages. What the engine"
-        " spends on saying it is not in here.",
+        "Monitoring overhead, CPU seconds per second",
+        "Time spent on reading, the ledger and detectors, by source, and by the whole service with its web app. The"
+        " engine's own cost of publishing is not included.",
         (
             f"sum by (source) (rate(kvscope_source_cpu_seconds_total{{{TARGETS}}}[$__rate_interval]))",
             "{{source}}",
@@ -157,15 +155,15 @@ def _service_panels() -> Iterator[Panel]:
     )
     yield lines(
         "Memory of the service",
-        "Resident memory of kvscope itself. It grows with the pool and with the recent past that is kept, to a bound:"
+        "Resident memory of kvscope itself. It grows with the pool and the stored recent past up to a bound, so"
         " growth alone is not a leak.",
         (f"sum by (instance) (process_resident_memory_bytes{{{TARGETS}}})", "{{instance}}"),
         unit="bytes",
     )
     yield lines(
-        "Batches that had to be asked for, per second",
-        "Batches that did not come by themselves, by where the engine had them from. Not a loss, but a sign of one to"
-        " come. Nothing is drawn where that never happened.",
+        "Batches requested again, per second",
+        "Batches that did not arrive by themselves, by where the engine took them from. This is not a loss, but a"
+        " warning sign. The panel is empty if it never happened.",
         (
             f"sum by (supplier) (rate(kvscope_source_batches_filled_total{{{TARGETS}}}[$__rate_interval]))",
             "{{supplier}}",
@@ -175,8 +173,7 @@ def _service_panels() -> Iterator[Panel]:
     )
     yield lines(
         "Sent by OpenTelemetry, and lost on the way, per second",
-        "What arrived at the collector, by signal, and what did not. Nothing is drawn of a service that has none"
-        " (--otlp).",
+        "What reached the collector, by signal, and what did not. The panel is empty without --otlp.",
         (
             f"sum by (signal) (rate(kvscope_otlp_sent_total{{{TARGETS}}}[$__rate_interval]))",
             "sent, {{signal}}",

@@ -28,7 +28,7 @@ from kvscope.dashboards.grafana.panels import (
 
 def fleet_page() -> Dashboard:
     """The overview."""
-    return grafana_page("fleet", "kvscope / Fleet", "All engines: which one needs a look.", _fleet_panels(), view="")
+    return grafana_page("fleet", "kvscope / Fleet", "All engines: which one needs attention.", _fleet_panels(), view="")
 
 
 def _fleet_panels() -> Iterator[Panel | Row]:
@@ -41,8 +41,8 @@ def _fleet_panels() -> Iterator[Panel | Row]:
     yield row_heading("Waiting requests")
     yield heatmap(
         "Waiting requests by age, all engines",
-        "How many requests have waited for how long, at each moment: a band that climbs is a queue that does not move."
-        " It does not tell them apart by engine or by reason.",
+        "Waiting requests by waiting time: a climbing band is a queue that does not move. It does not separate"
+        " engines or reasons.",
         now_in_buckets("kvscope_request_waiting_seconds"),
         counted=REQUESTS,
         width=GRID_WIDTH,
@@ -52,8 +52,8 @@ def _fleet_panels() -> Iterator[Panel | Row]:
 def _fleet_summary_panels() -> Iterator[Panel]:
     yield stat(
         "Findings, warning or worse",
-        "Troubles that fire now, each past its own grace, over all engines. 0 means that kvscope sees none, not that"
-        " there is none: it knows the classes of its catalogue, and only while the ledgers are exact.",
+        "Findings that fire now on all engines, each past its pending period. 0 means that kvscope detects none,"
+        " not that none exists: it knows the codes of its catalogue, and only while the ledgers are exact.",
         (
             f"sum(kvscope_findings{{{SELECTED}, {BAD}}}) or 0 * count(kvscope_ledger_exact{{{SELECTED}}})",
             "",
@@ -62,20 +62,18 @@ def _fleet_summary_panels() -> Iterator[Panel]:
     )
     yield stat(
         "Engines heard",
-        "Engines that have said something in the last 15 s. It cannot tell a dead engine from a broken stream.",
+        "Engines that sent an event in the last 15 s. It does not distinguish a dead engine from a broken stream.",
         (f"sum(time() - kvscope_engine_last_heard_timestamp_seconds{{{SELECTED}}} < bool 15)", ""),
     )
     yield stat(
         "Fullest pool",
-        "The largest share of a pool in use. High is what a pool is for; whether it is trouble is not told here:"
-        " queue and findings tell.",
+        "The highest pool usage. A full pool is normal. The queue and the findings show whether it is a problem.",
         (f"max({panels.POOL_USAGE})", ""),
         unit="percentunit",
     )
     yield stat(
         "Engines with inexact figures",
-        "Ledgers that have lost events and await the engine's next whole audit. What happened in between is not known"
-        " afterwards either.",
+        "Ledgers that lost events and wait for the engine's next complete audit. The events in between stay unknown.",
         (f"count(kvscope_ledger_exact{{{SELECTED}}}) - sum(kvscope_ledger_exact{{{SELECTED}}})", ""),
         bad_from=1,
     )
@@ -85,16 +83,16 @@ def _fleet_finding_panels() -> Iterator[Panel]:
     yield to_web_app(
         table_panel(
             "Engines with findings",
-            "How many findings each engine has, by severity. What they are is not told here: the page of findings does;"
-            " whom to blame, the web app, where the engine's name leads.",
+            "Findings per engine by severity. The findings page lists them, and the engine's name links to the web"
+            " app with the culprits.",
             f"sort_desc(sum by (engine, severity) (kvscope_findings{{{SELECTED}}}))",
             ("engine", "severity"),
         )
     )
     yield lines(
         "Findings by engine",
-        "How many fire, information left out. One trouble counts once however many requests it has, so the number"
-        " does not tell how bad it is.",
+        "The number of firing findings above information. One cause counts once for any number of requests, so the"
+        " number does not show the harm.",
         (f"sum by (engine) (kvscope_findings{{{SELECTED}, {BAD}}})", "{{engine}}"),
     )
 
@@ -102,18 +100,18 @@ def _fleet_finding_panels() -> Iterator[Panel]:
 def _fleet_engine_panels() -> Iterator[Panel]:
     over_engines: dict[str, tuple[str, str, PanelQuery]] = {
         "Pool in use": (
-            "Blocks in use as a share of those that can be: what vLLM calls KV cache usage. It cannot tell use from"
-            " leak.",
+            "Used blocks as a share of usable blocks, which vLLM calls KV cache usage. It does not distinguish load"
+            " from a leak.",
             "percentunit",
             (panels.POOL_USAGE, "{{engine}}"),
         ),
         "Requests waiting": (
-            "Requests in any waiting state. Why they wait is not told here: the page of requests does.",
+            "Requests in any waiting state. The requests page shows why they wait.",
             REQUESTS,
             (f'sum by (engine) (kvscope_requests{{{SELECTED}, state=~"WAITING.*|PREEMPTED"}})', "{{engine}}"),
         ),
         "Tokens generated per second": (
-            "Output only. It does not tell how many of them a client was still waiting for.",
+            "Output only. It does not show how many of them a client still waited for.",
             TOKENS_S,
             (panels.rate("kvscope_output_tokens_total"), "{{engine}}"),
         ),

@@ -47,10 +47,9 @@ def balance_panel() -> TimeSeries:
     """The pool by holder."""
     panel = stacked(
         "Balance of the pool, by holder",
-        "Every block of the pool, counted once, under the liveliest that holds it; the bands add up to the pool (but"
-        " for the moments in which the ledger is not exact). finished: kept after its request's end by a deferral"
-        " that was announced. cached_idle: content that a later request may reuse, free to be taken. It does not tell"
-        " which request holds which block: the web app does.",
+        "Every block of the pool, counted once under its most active holder. The bands add up to the pool while the"
+        " ledger is exact. finished: an announced deferral keeps it after its request ended. cached_idle: evictable"
+        " content that a later request may reuse. The web app shows which request holds which block.",
         (f"sum by (holder) (kvscope_blocks{{{SELECTED}}})", "{{holder}}"),
         unit=BLOCKS,
     )
@@ -78,9 +77,8 @@ def _held_panel() -> Panel:
     ]
     return lines(
         "Blocks held for so long",
-        "Blocks that have been in use without a break, by how long. A leak is a step here that moves on to the next"
-        " line and never comes down; a long request looks alike until it ends, and so does a prefix that is always in"
-        " use.",
+        "Blocks in continuous use, by duration. A leak is a step that moves on to the next line and never falls. A"
+        " long request looks similar until it ends, and so does a prefix that is always in use.",
         *older,
         unit=BLOCKS,
         width=GRID_WIDTH // 2,
@@ -91,29 +89,29 @@ def _block_age_panels() -> Iterator[Panel]:
     for state, words in (("held", "Held blocks by age"), ("cached_idle", "Cached, idle blocks by age")):
         yield heatmap(
             words,
-            "How many blocks have been in this state for how long, at each moment: what is never freed is a band that"
-            " climbs. It does not tell which request holds them: the web app does.",
+            "Blocks by their time in this state: blocks that are never freed form a climbing band. The web app"
+            " shows which request holds them.",
             now_in_buckets("kvscope_block_age_seconds", f', state="{state}"'),
             counted=BLOCKS,
             width=GRID_WIDTH // 2,
         )
     for title, says, histogram in (
         (
-            "Lifetime of blocks that are over",
-            "From when a block was handed out until its content was gone. Blocks that are still there are not in it:"
-            " what leaks is beside it, under how long blocks are held.",
+            "Lifetime of evicted blocks",
+            "The time from a block's allocation until its content was evicted. Blocks still in use are not"
+            " included, so leaks appear only in the panels of held blocks.",
             "kvscope_block_lifetime_seconds",
         ),
         (
             "Idle before eviction",
-            "How long cached blocks lay unused before their content made room. Short means that the cache turns over;"
-            " it does not tell whether what went was needed again.",
+            "How long cached blocks were idle before eviction. A short time means that the cache turns over. It"
+            " does not show whether the evicted content was needed again.",
             "kvscope_block_idle_before_evict_seconds",
         ),
         (
             "Gap before reuse",
-            "How long cached blocks lay unused before a prefix hit took them. Longer than the idle time before eviction"
-            " would be: a larger cache would serve more. Hits on blocks in use have no gap and are not in it.",
+            "How long cached blocks were idle before a prefix hit. If this approaches the idle time before"
+            " eviction, a larger cache would serve more. Hits on used blocks are not included.",
             "kvscope_block_reuse_gap_seconds",
         ),
     ):
@@ -124,8 +122,8 @@ def _block_age_panels() -> Iterator[Panel]:
 def _prefix_cache_panels() -> Iterator[Panel]:
     yield lines(
         "Prefix cache hits",
-        "Share of the tokens looked up that the prefix cache had. It does not tell whether prompts have anything in"
-        " common: a low share may be all there is.",
+        "The prefix cache's hit rate by tokens. It does not show how much prompts share: a low rate may be all that"
+        " is possible.",
         (
             f"{rate('kvscope_prefix_cache_hit_tokens_total')} / {rate('kvscope_prefix_cache_queried_tokens_total')}",
             "{{engine}}",
@@ -134,17 +132,17 @@ def _prefix_cache_panels() -> Iterator[Panel]:
     )
     yield lines(
         "Prefix cache turnover, blocks per second",
-        "Blocks whose content entered the cache, that hits took, and that lost their content. It does not tell who"
-        " evicted whom: findings and stories do.",
+        "Blocks cached, hit and evicted. Findings and the event history of a block show which request evicted which"
+        " block.",
         (rate("kvscope_blocks_cached_total"), "cached, {{engine}}"),
         (rate("kvscope_blocks_reused_total"), "reused, {{engine}}"),
         (rate("kvscope_blocks_evicted_total"), "evicted, {{engine}}"),
         unit=BLOCKS_S,
     )
     yield lines(
-        "Blocks handed out and given back, per second",
-        "Blocks handed out, and references given back by reason. The two need not be equal: a shared block is given"
-        " back once by each that had it.",
+        "Blocks allocated and released, per second",
+        "Allocated blocks, and released references by reason. The two may differ: each holder of a shared block"
+        " releases it once.",
         (rate("kvscope_blocks_allocated_total"), "handed out, {{engine}}"),
         (rate("kvscope_block_references_released_total", "reason"), "back, {{reason}}"),
         unit=BLOCKS_S,

@@ -23,7 +23,7 @@ ANNOTATIONS: Final = {
     },
     "Figures inexact": {
         "titleFormat": "Events of {{engine}} were lost",
-        "textFormat": "its figures are not sure until its next whole audit",
+        "textFormat": "its values may be inexact until its next complete audit",
         "step": "15s",
     },
     "vLLM restarts": {"titleFormat": "{{model_name}} started", "textFormat": "{{instance}}", "step": "15s"},

@@ -39,9 +39,8 @@ def by_state() -> TimeSeries:
     """The queues."""
     return stacked(
         "Requests, by state and reason",
-        "Requests in each state, and the one reason why they are in it. Finished ones count only while they hold"
-        " blocks. BEHIND_HEAD: stands behind a request that does not fit. Requests that come and go between two"
-        " scrapes are not seen here.",
+        "Requests by state and reason. Finished ones count only while they hold blocks. BEHIND_HEAD: queued behind"
+        " a request that does not fit. Requests that come and go between two scrapes do not appear.",
         (f"sum by (state, reason) (kvscope_requests{{{SELECTED}}})", "{{state}} {{reason}}"),
         unit=REQUESTS,
     )
@@ -67,17 +66,17 @@ def _waiting_panels() -> Iterator[Panel]:
         for bound in ("0.05", "1.0", "5.0", "60.0")
     ]
     yield lines(
-        "Requests that wait, for so long",
-        "Requests that arrived and have not been let in yet. What waits for ever is in here and in no histogram of"
-        " requests that ended. Those preempted wait too, and are not in it.",
+        "Waiting requests by waiting time",
+        "Requests that arrived and are not admitted yet. A request that waits forever appears here, but in no"
+        " histogram of completed requests. Preempted requests are not included.",
         *waiting,
         unit=REQUESTS,
         width=GRID_WIDTH // 2,
     )
     yield heatmap(
         "Waiting requests by age",
-        "How many requests have waited for how long, at each moment: a band that climbs is a queue that does not move."
-        " Those preempted are not in it.",
+        "Waiting requests by waiting time: a climbing band is a queue that does not move. Preempted requests are"
+        " not included.",
         now_in_buckets("kvscope_request_waiting_seconds"),
         counted=REQUESTS,
         width=GRID_WIDTH,
@@ -88,21 +87,21 @@ def _latency_panels() -> Iterator[Panel]:
     for title, says, histogram, bad_from in (
         (
             "Queue time",
-            "From arrival until first let in, of requests that ended in the last five minutes. Those that still wait"
-            " are not in it: they are above.",
+            "The time from arrival to first admission, for requests that ended in the last five minutes. Requests"
+            " that still wait are in the panels above.",
             "kvscope_request_queue_time_seconds",
             QUEUE_S,
         ),
         (
             "Time to first token",
-            "From arrival at the scheduler until the first token, of requests that ended. The way from the client to"
-            " the scheduler is not in it.",
+            "The time from arrival at the scheduler to the first token, for requests that ended. The way from the"
+            " client to the scheduler is not included.",
             "kvscope_request_time_to_first_token_seconds",
             OBJECTIVE_FIRST_TOKEN_S,
         ),
         (
             "Time per output token",
-            "Between two tokens of output, on average over each request that ended. A single long pause does not show.",
+            "The average time between two output tokens of each request that ended. A single long pause does not show.",
             "kvscope_request_time_per_output_token_seconds",
             None,
         ),
@@ -116,8 +115,8 @@ def _latency_panels() -> Iterator[Panel]:
     ):
         yield heatmap(
             title,
-            "How many requests that ended fell into each bucket, of all selected engines. Points are exemplars: a"
-            " trace of one such request, where traces are sent (--otlp). Those that never end are not in it.",
+            "Completed requests per bucket, for all selected engines. Points are exemplars that link to a request's"
+            " trace if you send traces (--otlp). Requests that never end are not included.",
             in_buckets(histogram),
             counted=REQUESTS,
             width=GRID_WIDTH // 2,
@@ -126,17 +125,17 @@ def _latency_panels() -> Iterator[Panel]:
 
 def _request_end_panels() -> Iterator[Panel]:
     yield lines(
-        "Requests that came and that ended, per second",
-        "Arrivals at the scheduler, and ends by their status. Why a client aborted is not known: it may be a client"
-        " that lost patience or one that had what it wanted.",
+        "Requests arriving and ending, per second",
+        "Arrivals at the scheduler, and ends by status. The reason for an abort is unknown: the client may have"
+        " given up or may have received what it needed.",
         (rate("kvscope_requests_arrived_total"), "arrived, {{engine}}"),
         (rate("kvscope_requests_finished_total", "status"), "{{status}}"),
         unit=REQUESTS_S,
     )
     yield lines(
         "Goodput",
-        "Share of the requests that ended in the last five minutes, and were served with a first token within 2 s: the"
-        " objective of the rules. Requests that never end are not in it.",
+        "The share of requests that ended in the last five minutes with a first token within 2 s, which is the"
+        " objective of the rules. Requests that never end are not included.",
         (
             "sum by (engine) (rate(kvscope_request_time_to_first_token_seconds_bucket"
             f'{{{SELECTED}, outcome="served", le="{OBJECTIVE_FIRST_TOKEN_S}"}}[5m]))'
@@ -147,17 +146,17 @@ def _request_end_panels() -> Iterator[Panel]:
         good_from=OBJECTIVE,
     )
     yield lines(
-        "Preemptions and allocations that failed, per second",
-        "Running requests that lost their blocks, by reason, and allocations that did not get theirs. For whom one was"
-        " preempted, the request's story tells.",
+        "Preemptions and failed allocations, per second",
+        "Running requests that lost their blocks, by reason, and failed allocations. A request's event history"
+        " shows for which request it was preempted.",
         (rate("kvscope_preemptions_total", "reason"), "preempted, {{reason}}"),
         (rate("kvscope_allocation_failures_total"), "allocation failed, {{engine}}"),
         unit=EVENTS_S,
     )
     yield lines(
         "Recompute tax",
-        "Tokens computed a second time as a share of all computed: after preemptions, and though the prefix cache had"
-        " them (at least so many). Prompts whose cached content was evicted meanwhile are not in it.",
+        "Recomputed tokens as a share of all computed tokens: after preemptions, and despite a cached prefix (a"
+        " lower bound). Recomputation after an eviction is not included.",
         (
             f"{rate('kvscope_recomputed_tokens_total', 'engine, reason')}"
             f" / ignoring (reason) group_left {rate('kvscope_computed_tokens_total')}",
@@ -167,8 +166,8 @@ def _request_end_panels() -> Iterator[Panel]:
     )
     yield lines(
         "Tokens lost to preemption, per second",
-        "Computed tokens that preemption took, by reason. What of them the prefix cache still had when the request"
-        " was let in again need not be computed: the recompute tax is what was.",
+        "Computed tokens lost to preemption, by reason. The prefix cache may restore some of them at the next"
+        " admission. The recompute tax counts only what was computed again.",
         (rate("kvscope_preempted_tokens_total", "reason"), "{{reason}}"),
         unit=TOKENS_S,
     )

@@ -33,7 +33,7 @@ VLLM_NAME: Final = "{{model_name}}/{{engine}} {{instance}} {{namespace}}"
 
 def vllm_page() -> Dashboard:
     """The page."""
-    says = "vLLM's own metrics, and what they cannot tell."
+    says = "vLLM's own metrics, and their limits."
     return vllm_dashboard("vllm", "kvscope / A plain vLLM", says, _vllm_panels(), MODEL)
 
 
@@ -51,15 +51,14 @@ def _vllm_panels() -> Iterator[Panel | Row]:
 def _vllm_state_panels() -> Iterator[Panel]:
     yield stat(
         "KV cache usage",
-        "The share of blocks in use. Which requests hold them, whether they live, and why, vLLM does not expose: a leak"
-        " looks like load.",
+        "The share of used blocks. vLLM does not expose which requests hold them and why, so a leak looks like load.",
         (f"vllm:kv_cache_usage_perc{{{MODEL}}}", VLLM_NAME),
         unit="percentunit",
     )
     yield stat(
         "In use with nothing running",
-        "The share of blocks in use while no request runs or waits. Anything but 0 that stays is held by requests that"
-        " are over; no data is as it should be.",
+        "The share of used blocks while no request runs or waits. A lasting value other than 0 is held by requests"
+        " that ended. No data is normal.",
         (
             f"vllm:kv_cache_usage_perc{{{MODEL}}}"
             " and vllm:num_requests_running == 0 and vllm:num_requests_waiting == 0",
@@ -70,13 +69,13 @@ def _vllm_state_panels() -> Iterator[Panel]:
     )
     yield stat(
         "Running",
-        "Requests that the scheduler has running. One that is given no token at any step counts too.",
+        "Running requests. A request that receives no tokens also counts.",
         (f"vllm:num_requests_running{{{MODEL}}}", VLLM_NAME),
         unit=REQUESTS,
     )
     yield stat(
         "Waiting",
-        "Requests that the scheduler has waiting. Those that never reached it are not in it.",
+        "Waiting requests. Requests that never reached the scheduler are not included.",
         (f"vllm:num_requests_waiting{{{MODEL}}}", VLLM_NAME),
         unit=REQUESTS,
     )
@@ -85,15 +84,15 @@ def _vllm_state_panels() -> Iterator[Panel]:
 def _vllm_queue_panels() -> Iterator[Panel]:
     yield lines(
         "KV cache usage over time",
-        "Usage that never comes back to 0 between loads is a leak or a pinned session, and vLLM does not tell which.",
+        "Usage that never returns to 0 between loads is a leak or a pinned session. vLLM does not show which.",
         (f"vllm:kv_cache_usage_perc{{{MODEL}}}", VLLM_NAME),
         unit="percentunit",
         width=GRID_WIDTH // 2,
     )
     yield stacked(
         "Requests running and waiting",
-        "Waiting by reason: capacity (no room), deferred (waits for KV, a grammar or the like). For how long each has"
-        " waited is not exposed before it ends.",
+        "Waiting requests by reason: capacity (no room), deferred (waits for KV, a grammar or similar). vLLM"
+        " exposes waiting times only after a request ends.",
         (f"sum(vllm:num_requests_running{{{MODEL}}})", "running"),
         (f"sum by (reason) (vllm:num_requests_waiting_by_reason{{{MODEL}}})", "waiting, {{reason}}"),
         unit=REQUESTS,
@@ -103,29 +102,28 @@ def _vllm_queue_panels() -> Iterator[Panel]:
 def _vllm_work_panels() -> Iterator[Panel]:
     yield lines(
         "Preemptions per second",
-        "vLLM counts a preemption only with the victim's next token: a request that is preempted for ever is never"
-        " counted.",
+        "vLLM counts a preemption only with the request's next token: it never counts a request that is preempted"
+        " forever.",
         (_vllm_rate("num_preemptions_total"), VLLM_NAME),
         unit=EVENTS_S,
     )
     yield lines(
         "vLLM's tokens per second",
-        "Prompt tokens and tokens generated. What is computed again after a preemption is not told apart.",
+        "Prompt and generated tokens. Recomputed tokens are not separated.",
         (_vllm_rate("prompt_tokens_total"), f"prompt, {VLLM_NAME}"),
         (_vllm_rate("generation_tokens_total"), f"generated, {VLLM_NAME}"),
         unit=TOKENS_S,
     )
     yield lines(
         "vLLM's prefix cache hits",
-        "Share of the tokens looked up that the cache had. Whether what is missing was evicted or never there is not"
-        " exposed.",
+        "The hit rate by tokens. vLLM does not expose whether a miss was evicted or never cached.",
         (f"{_vllm_rate('prefix_cache_hits_total')} / {_vllm_rate('prefix_cache_queries_total')}", VLLM_NAME),
         unit="percentunit",
     )
     yield lines(
         "Requests that ended, per second",
-        "By reason. Requests that a client aborted are not counted by vLLM: what the front end drops leaves no trace"
-        " here.",
+        "By reason. vLLM does not count requests that a client aborted, and requests dropped by the front end leave"
+        " no trace here.",
         (
             f"sum by (finished_reason) (rate(vllm:request_success_total{{{MODEL}}}[$__rate_interval]))",
             "{{finished_reason}}",
@@ -134,15 +132,14 @@ def _vllm_work_panels() -> Iterator[Panel]:
     )
     yield lines(
         "Steps per second",
-        "Forward passes that did something. Passes that schedule nothing are not counted, so that a busy loop looks"
-        " idle.",
+        "Forward passes with work. vLLM does not count passes that schedule nothing, so a busy loop looks idle.",
         (_vllm_rate("iteration_tokens_total_count"), VLLM_NAME),
         unit=STEPS_S,
     )
     yield lines(
         "Length of requests that ended",
-        "Tokens of prompts and of outputs, of requests that ended in the last five minutes. Those that never end are"
-        " not in it.",
+        "Prompt and output tokens of requests that ended in the last five minutes. Requests that never end are not"
+        " included.",
         *(
             (_vllm_quantile(share, f"request_{part}_tokens"), f"{part} p{100 * share:g}, {VLLM_NAME}")
             for part in ("prompt", "generation")
@@ -156,19 +153,19 @@ def _vllm_latency_panels() -> Iterator[Panel]:
     for title, says, metric, bad_from in (
         (
             "vLLM's queue time",
-            "Of requests that were let in. Those that never are do not show.",
+            "For admitted requests. Requests that are never admitted do not show.",
             "request_queue_time_seconds",
             QUEUE_S,
         ),
         (
             "vLLM's time to first token",
-            "Of requests that had one. Those that wait for ever do not show.",
+            "For requests that received one. Requests that wait forever do not show.",
             "time_to_first_token_seconds",
             OBJECTIVE_FIRST_TOKEN_S,
         ),
         (
             "vLLM's time between tokens",
-            "A preemption in between shows as one long gap. Why it was long is not exposed.",
+            "A preemption shows as one long gap. vLLM does not expose the cause of a gap.",
             "inter_token_latency_seconds",
             None,
         ),
@@ -181,7 +178,7 @@ def _vllm_latency_panels() -> Iterator[Panel]:
     ):
         yield heatmap(
             title,
-            "How many requests fell into each bucket, of all selected engines. Those that wait for ever do not show.",
+            "Requests per bucket, for all selected engines. Requests that wait forever do not show.",
             f"sum by (le) (increase(vllm:{metric}_bucket{{{MODEL}}}[$__rate_interval]))",
             counted=REQUESTS,
             width=GRID_WIDTH // 2,

@@ -41,8 +41,8 @@ PANELS = [(name, panel) for name, panel in EVERY_PANEL if panel["type"] != "row"
 SCOPE = ("cluster", "namespace", "job", "instance")
 NEVER = {
     "In use with nothing running",
-    "Batches that had to be asked for, per second",
-    "GPU memory, by who has it",
+    "Batches requested again, per second",
+    "GPU memory by process",
     "GPU busy",
     "Sent by OpenTelemetry, and lost on the way, per second",
 }
