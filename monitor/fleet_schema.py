@@ -15,7 +15,7 @@ UNKNOWN_USAGE: Final = -1
 FleetHarm = Literal["critical", "error", "warning", "unserved", "unknown", "none"]
 HARMS: Final[tuple[FleetHarm, ...]] = ("critical", "error", "warning", "unserved", "unknown", "none")
 """The worst first. unserved: no finding explains why clients get nothing. unknown: nothing is known of it now."""
-CauseKind = Literal["release", "zone", "node", "agent", "peer", "model", "time"]
+CauseKind = Literal["release", "zone", "node", "agent", "model", "connector", "time"]
 
 
 class FleetEngineView(msgspec.Struct, frozen=True):
@@ -33,6 +33,7 @@ class FleetEngineView(msgspec.Struct, frozen=True):
     zone: str = ""
     node: str = ""
     agent: str = ""
+    connector: str = ""
     usage: float | None = None
     running: int | None = None
     waiting: int | None = None

@@ -19,21 +19,20 @@ _STRIP_COLOURS: Final = [0, 0, 0, *(part for shade in _LEVELS for part in shade)
 _STRIP_OPACITIES: Final = bytes([0, *[255] * len(_LEVELS)])
 
 
+_LEVEL_OF: Final = [
+    *(1 + percent * len(RISING) // FULL_FROM for percent in range(FULL_FROM)),
+    *[len(_LEVELS)] * (100 - FULL_FROM + 1),
+    0,
+]
+"""The palette's entry of each percent; the last one, -1, is of what is not known."""
+
+
 def strips_picture(strips: Sequence[Sequence[int]]) -> str:
     """Return the strips as a data URL; what is not known is clear."""
     width = max(map(len, strips), default=0) or 1
-    pixels = b"".join(bytes(map(_strip_level, strip)).rjust(width, b"\0") for strip in strips) or b"\0"
+    pixels = b"".join(bytes(map(_LEVEL_OF.__getitem__, strip)).rjust(width, b"\0") for strip in strips) or b"\0"
     image = Image.frombytes("P", (width, max(1, len(strips))), pixels)
     image.putpalette(_STRIP_COLOURS)
     buffer = io.BytesIO()
     image.save(buffer, "PNG", transparency=_STRIP_OPACITIES, bits=4)
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
-
-
-def _strip_level(percent: int) -> int:
-    """Return the palette's entry of a usage: 0 where it is not known."""
-    if percent < 0:
-        return 0
-    if percent >= FULL_FROM:
-        return len(_LEVELS)
-    return 1 + min(percent * len(RISING) // FULL_FROM, len(RISING) - 1)

@@ -227,6 +227,20 @@ class AlertStore(KeptDatabase):
             )
             return True
 
+    def assume_delivered(self, receiver: str, ids: Sequence[str], now: float) -> None:
+        """Take messages as delivered just now: another service has sent them, and their reminders until now."""
+        with self.writing() as database:
+            database.executemany(
+                "UPDATE deliveries SET state = 'delivered', created = ?, ended = ?, answer = 'sent by another hub'"
+                " WHERE receiver = ? AND id = ? AND state = 'pending'",
+                [(now, now, receiver, id) for id in ids],
+            )
+
+    def pending_ids(self, receiver: str) -> list[str]:
+        """Return the ids of the messages that are still to be sent to a receiver."""
+        rows = self.read("SELECT id FROM deliveries WHERE receiver = ? AND state IN ('pending', 'silenced')", receiver)
+        return [row["id"] for row in rows]
+
     def pending(self) -> int:
         """Messages that are still to be told."""
         (row,) = self.read("SELECT count(*) AS number FROM deliveries WHERE state = 'pending'")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -58,11 +58,12 @@ class NoSuchThing(KvscopeError, LookupError):
 
 class Alerts:
     """Tells every receiver, each from a thread of its own, until closed. Raises BadReceiver, and ValueError if `path`
-    cannot be used.
+    cannot be used. may_send: asked before each message; nothing is sent and no time passes while it is false.
     """
 
-    def __init__(self, config: AlertsConfig) -> None:
+    def __init__(self, config: AlertsConfig, may_send: Callable[[], bool] = lambda: True) -> None:
         self.config = config
+        self._may_send = may_send
         self.receivers = self._receivers_of(config.receivers)
         try:
             if config.path is not None:
@@ -105,13 +106,17 @@ class Alerts:
         return list({receiver.name: receiver for receiver in found}.values())
 
     def _sender_of(self, receiver: Receiver) -> AlertSender:
-        return AlertSender(self.outbox, receiver, self.config.schedule, self.config.allow_private)
+        return AlertSender(self.outbox, receiver, self.config.schedule, self.config.allow_private, self._may_send)
 
     def close(self) -> None:
         """Stop; what is not told stays in the outbox."""
+        self.stop_sending()
+        self.outbox.close()
+
+    def stop_sending(self) -> None:
+        """End every try that runs, and begin no other."""
         for one in self._senders:
             one.close()
-        self.outbox.close()
 
     def restore_deleted(self) -> bool:
         """Write the outbox anew if its file was deleted; whether it was. Raises OSError and sqlite3.Error."""

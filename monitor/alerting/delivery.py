@@ -7,7 +7,7 @@ import random
 import sqlite3
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Final, NamedTuple
@@ -97,12 +97,20 @@ def _retry_after_seconds(retry_after: str, now: datetime) -> float:
 class AlertSender(threading.Thread):
     """Sends to one receiver, so that one that is slow holds up no other. `schedule` are the seconds before each try."""
 
-    def __init__(self, outbox: Outbox, receiver: Receiver, schedule: Sequence[float], allow_private: bool) -> None:
+    def __init__(
+        self,
+        outbox: Outbox,
+        receiver: Receiver,
+        schedule: Sequence[float],
+        allow_private: bool,
+        may_send: Callable[[], bool],
+    ) -> None:
         super().__init__(name=f"kvscope-alerts {receiver.name}", daemon=True)
         self.receiver = receiver
         self._outbox = outbox
         self._schedule = tuple(schedule)
         self._allow_private = allow_private
+        self._may_send = may_send
         self._wake = threading.Event()
         self._closing = False
 
@@ -131,9 +139,11 @@ class AlertSender(threading.Thread):
 
     def _send_due(self, connection: httpx.Client) -> float:
         """Try what is due; seconds until something may be due again."""
+        if not self._may_send():
+            return WAKE_S
         self._outbox.tick(time.time())
         for delivery in self._outbox.due(self.receiver.name, time.time()):
-            if self._closing:
+            if self._closing or not self._may_send():
                 return 0.0
             answer = send(connection, self.receiver, delivery.message, self._allow_private)
             if not self._settle(delivery, answer):

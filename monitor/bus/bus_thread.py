@@ -21,6 +21,7 @@ STOP_S: Final = 5.0
 """So long what a subclass does at the end may take."""
 BEGIN_AGAIN_S: Final = 5.0
 CLOSED_LOOK_S: Final = 1.0
+CANCEL_AGAIN_S: Final = 0.5
 
 
 class ClosedByServer(Exception):
@@ -79,7 +80,11 @@ class BusThread:
         working = asyncio.create_task(self._work())
         await asyncio.to_thread(self._stopping.wait)
         working.cancel()
-        await asyncio.gather(working, return_exceptions=True)
+        while not working.done():  # Python 3.11 loses a cancellation that comes as what is waited for is done
+            await asyncio.wait({working}, timeout=CANCEL_AGAIN_S)
+            for task in asyncio.all_tasks():
+                if task.cancelling():
+                    task.cancel()
         if self._client is not None:
             with suppress(*NATS_ERRORS, CannotTell, StreamFull):
                 await asyncio.wait_for(self.finish(self._streams(self._client)), STOP_S)

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import TimeoutError as FutureTimeout
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 from nats.aio.client import Client
@@ -40,6 +40,26 @@ STATUS_HEADER: Final = "Status"
 NO_RESPONDERS: Final = "503"
 
 
+class BusCompanion(Protocol):
+    """Something beside a hub's questions that stands on its connection: alerts."""
+
+    def take(self, taken: BusMessage, message: StreamMessage) -> None:
+        """Take a message of the streams."""
+        ...
+
+    def take_record(self, key: str, message: StreamMessage) -> None:
+        """Take a record of the bucket."""
+        ...
+
+    async def keep(self, streams: JetStreamContext) -> None:
+        """Run while connected; never return."""
+        ...
+
+    async def hand_over(self, streams: JetStreamContext) -> None:
+        """Run once at the end, if there ever was a connection."""
+        ...
+
+
 class FleetLink(FleetReader):
     """Follows and asks for one tenant. Thread-safe."""
 
@@ -48,6 +68,8 @@ class FleetLink(FleetReader):
         self.owners = FleetOwners()
         self.asked: Counter[str] = Counter()
         """Questions by outcome: ok, a refusal, or unanswered."""
+        self.companion: BusCompanion | None = None
+        """What else uses the connection; set before it starts."""
         self._silent: dict[str, str] = {}
         """Why agents did not answer when they were asked last."""
         self._open_questions = 0
@@ -60,9 +82,18 @@ class FleetLink(FleetReader):
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(super().work(streams))
             tasks.create_task(self._follow_leases(streams))
+            if self.companion is not None:
+                tasks.create_task(self.companion.keep(streams))
+
+    async def finish(self, streams: JetStreamContext) -> None:
+        """Let the companion end."""
+        if self.companion is not None:
+            await self.companion.hand_over(streams)
 
     def received(self, taken: BusMessage, message: StreamMessage) -> None:
         """Note which agent sent a point."""
+        if self.companion is not None:
+            self.companion.take(taken, message)
         if isinstance(taken, PointMessage):
             self.owners.take(taken.engine.engine, taken.agent, message.stored_s)
             self.owners.see(taken.agent, message.stored_s)
@@ -73,7 +104,10 @@ class FleetLink(FleetReader):
         async for messages in follow(streams, stream, f"$KV.{bucket}.>", last_per_subject=True):
             with self._lock:
                 for message in messages:
-                    self.receive_record(message.subject.rpartition(f"{bucket}.")[2], message)
+                    key = message.subject.rpartition(f"{bucket}.")[2]
+                    self.receive_record(key, message)
+                    if self.companion is not None:
+                        self.companion.take_record(key, message)
 
     def receive_record(self, key: str, message: StreamMessage) -> None:
         """Take a record of the bucket; one that cannot be read, or of a newer version, changes nothing."""

@@ -113,6 +113,8 @@ class LeaseKeeper:
             if key.startswith("agent."):
                 self._table.receive_agent(msgspec.json.decode(body, type=AgentRecord), now_s)
                 return
+            if not key.startswith("engine."):
+                return  # a hub's
             record = msgspec.json.decode(body, type=LeaseRecord)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             logger.error("the record %s of the bucket %s cannot be read: %s", key, self._bucket, error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvscope.monitor.alerting.alerting import AlertsConfig
 from kvscope.monitor.bus.bus_config import bus_config
 from kvscope.monitor.configuration.effective import Effective
+from kvscope.monitor.configuration.service_config import bad_receivers
 from kvscope.monitor.configuration.settings_table import HUB_KEYS
 from kvscope.monitor.hub.hub_server import HubConfig
 
@@ -18,6 +19,7 @@ def hub_config(effective: Effective) -> HubConfig:
     ]
     if not effective["nats"]:
         problems.append(effective.problem("nats", "a hub reads what agents publish: name a NATS server"))
+    problems += [effective.problem("alert", message) for message in bad_receivers(effective)]
     effective.refuse(problems)
     try:
         bus = bus_config(effective.__getitem__)

@@ -88,7 +88,7 @@ def refuse_what_cannot_run(effective: Effective) -> None:
             for target in effective[key] or ()
             if (message := _error_of_attempt(lambda target=target, key=key: _try_target(target, KIND_OF[key])))  # type: ignore[misc]
         ),
-        *(effective.problem("alert", message) for message in _bad_receivers(effective)),
+        *(effective.problem("alert", message) for message in bad_receivers(effective)),
     ]
     attempts = {
         "otlp": lambda: _try_endpoint(effective["otlp"]),
@@ -174,7 +174,8 @@ def _bad_values(effective: Effective) -> Iterator[Problem]:
             yield problem._replace(line=line or problem.line)
 
 
-def _bad_receivers(effective: Effective) -> Iterator[str]:
+def bad_receivers(effective: Effective) -> Iterator[str]:
+    """Yield what is wrong with the receivers of alerts."""
     for url in effective["alert"]:
         try:
             receiver_of(url, effective["webhook_secret"], effective["alert_private"])

@@ -19,7 +19,7 @@ from kvscope.monitor.bus.fleet_fold import FleetFold
 from kvscope.monitor.bus.fleet_link import LATE_AGENT_S, FleetLink
 from kvscope.monitor.errors import KvscopeError, NotKnown, Unreachable
 from kvscope.monitor.findings import Finding, FindingReport, FindingState, finding_order
-from kvscope.monitor.fleet_schema import FleetAgentView, FleetView
+from kvscope.monitor.fleet_schema import FleetAgentView, FleetNote, FleetView
 from kvscope.monitor.queries.finding_list import FOREVER, touches
 from kvscope.monitor.queries.fleet_lines import findings_by_engine, fleet_engine, fleet_view
 from kvscope.monitor.queries.stream_time import parse_stream_time
@@ -30,10 +30,11 @@ from kvscope.monitor.schema import (
     NotificationsView,
     RequestSearch,
 )
-from kvscope.monitor.text import duration
+from kvscope.monitor.text import duration, timestamp
 
 ASK_S: Final = 10.0
 AGENTS_AT_ONCE: Final = 16
+MOST_NOTES: Final = 50
 FLEET_GONE_S: Final = 900.0
 """An engine of which no point came for so long is gone."""
 
@@ -157,6 +158,7 @@ class FleetQuery(Query):
             points = dict(fold.points)
             found = self._open_now(fold).reports
             unreadable = dict(fold.unreadable)
+            noted = list(fold.annotations.values())[-MOST_NOTES:]
         own = findings_by_engine(found)
         lines = [
             fleet_engine(
@@ -172,7 +174,11 @@ class FleetQuery(Query):
             if view.engine in points
         ]
         agents = self._agents({line.agent: (line.zone, line.node) for line in lines})
-        return fleet_view(lines, found, agents, is_complete=self._link.is_complete, unreadable=unreadable)
+        notes = [
+            FleetNote(timestamp(each.at_ns), each.engine, each.kind, each.text, each.agent)
+            for each in sorted(noted, key=lambda each: -each.at_ns)
+        ]
+        return fleet_view(lines, found, agents, notes, is_complete=self._link.is_complete, unreadable=unreadable)
 
     def _agents(self, places: Mapping[str, tuple[str, str]]) -> list[FleetAgentView]:
         agents = []

@@ -16,6 +16,7 @@ from kvscope.monitor.bus.bus_config import BusConfig
 from kvscope.monitor.bus.fleet_link import FleetLink
 from kvscope.monitor.errors import BadQuestion
 from kvscope.monitor.hub.fleet_query import FleetQuery
+from kvscope.monitor.hub.hub_alerts import HubAlerts
 from kvscope.monitor.hub.hub_metrics import HubCollector
 from kvscope.monitor.query import Query
 from kvscope.monitor.service.alert_routes import serve_alerts
@@ -46,6 +47,10 @@ class Hub:
         self.config = config
         self.link = FleetLink(config.bus)
         self.query = FleetQuery(self.link)
+        self.alerts = HubAlerts(config.alerts, self.link)
+        if config.alerts.receivers:
+            self.link.companion = self.alerts
+        self.query.find_alerts, self.query.find_notifications = self.alerts.state, self.alerts.about
         self._began_s = time.monotonic()
 
     def start(self) -> None:
@@ -55,6 +60,7 @@ class Hub:
     def stop(self) -> None:
         """Stop everything."""
         self.link.stop()
+        self.alerts.close()
         self.query.close()
 
     def health(self) -> dict[str, object]:
@@ -90,7 +96,7 @@ def hub_app(hub: Hub) -> ServiceApp:
     serve_metrics(app, HubCollector(hub.link, hub.query))
     serve_questions(app, hub.query)
     _serve_sql(app, hub.query)
-    serve_alerts(app, None)
+    serve_alerts(app, hub.alerts.sending)
     serve_last(app)
     app.protect(hub.config.token, hub.config.host)
     return app

@@ -6,8 +6,17 @@ from collections.abc import Iterable, Sequence
 
 from kvscope.monitor.detectors.judgement import SEVERITIES
 from kvscope.monitor.findings import FindingReport
-from kvscope.monitor.fleet_schema import FleetAgentView, FleetEngineView, FleetView, fleet_order, harm_of, usage_strip
+from kvscope.monitor.fleet_schema import (
+    FleetAgentView,
+    FleetEngineView,
+    FleetNote,
+    FleetView,
+    fleet_order,
+    harm_of,
+    usage_strip,
+)
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.queries.common_causes import common_causes
 from kvscope.monitor.schema import EngineView
 
 
@@ -61,6 +70,7 @@ def fleet_engine(
         zone=zone,
         node=node,
         agent=agent,
+        connector=str(view.configuration.get("kv_connector", "")),
         usage=view.usage,
         running=view.running,
         waiting=view.waiting,
@@ -76,13 +86,17 @@ def fleet_view(
     engines: Iterable[FleetEngineView],
     firing: Sequence[FindingReport],
     agents: Sequence[FleetAgentView] = (),
+    notes: Sequence[FleetNote] = (),
     *,
     is_complete: bool = True,
     unreadable: dict[str, int] | None = None,
 ) -> FleetView:
     """Return the overview of these engines."""
+    lines = sorted(engines, key=fleet_order)
     return FleetView(
-        engines=sorted(engines, key=fleet_order),
+        engines=lines,
+        causes=common_causes(lines, firing),
+        notes=list(notes),
         agents=sorted(agents, key=lambda each: (not each.error, each.agent)),
         is_complete=is_complete,
         unreadable=unreadable or {},

@@ -24,13 +24,13 @@ class SilenceRequest(msgspec.Struct, forbid_unknown_fields=True):
     comment: str = ""
 
 
-def serve_alerts(app: FastAPI, alerts: Alerts | None) -> None:
-    """Add the routes."""
+def no_alerts() -> Alerts:
+    """Raise NoSuchThing: this service sends none."""
+    raise NoSuchThing("this service sends no alerts: start `monitor serve` with --alert URL")
 
-    def sent() -> Alerts:
-        if alerts is None:
-            raise NoSuchThing("this service sends no alerts: start `monitor serve` with --alert URL")
-        return alerts
+
+def serve_alerts(app: FastAPI, sent: Callable[[], Alerts]) -> None:
+    """Add the routes. `sent` returns the alerts, or raises NoSuchThing where there are none."""
 
     @app.exception_handler(NoSuchThing)
     async def no_such_thing(_request: Request, error: Exception) -> Response:

@@ -23,7 +23,7 @@ from kvscope.monitor.events import limits
 from kvscope.monitor.exporters.prometheus import WatchCollector
 from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.schema import SCHEMA_VERSION, DiscoveryView, SourceChange, SourceView
-from kvscope.monitor.service.alert_routes import json_answer, serve_alerts
+from kvscope.monitor.service.alert_routes import json_answer, no_alerts, serve_alerts
 from kvscope.monitor.service.browser_headers import BrowserHeaders
 from kvscope.monitor.service.data_directory import COPIES
 from kvscope.monitor.service.guard import OPEN_PATHS, Guard
@@ -86,7 +86,7 @@ def create_app(
     serve_metrics(app, collector or WatchCollector(watch, sources, alerts.figures if alerts else AlertFigures))
     serve_questions(app, watch)
     serve_own_state(app, sources, memory, changes, discoveries)
-    serve_alerts(app, alerts)
+    serve_alerts(app, no_alerts if alerts is None else lambda: alerts)
     serve_last(app)
     app.protect(token, host)
     return app

@@ -13,11 +13,11 @@ from typing import Any, Final
 
 from dash import html
 
-from kvscope.dashboards.web.display_text import number_text
+from kvscope.dashboards.web.display_text import clock_text, day_and_clock, number_text
 from kvscope.dashboards.web.markup import aria, choice, field, headings
 from kvscope.dashboards.web.usage_strips import strips_picture
 from kvscope.dashboards.web.view import FLEET_PATH, Here, PageView
-from kvscope.monitor.fleet_schema import HARMS, FleetAgentView, FleetEngineView, FleetView
+from kvscope.monitor.fleet_schema import HARMS, FleetAgentView, FleetCause, FleetEngineView, FleetView
 from kvscope.monitor.query import Query
 from kvscope.monitor.text import counted, duration, percent
 
@@ -34,22 +34,35 @@ MOST_IN_TABLE: Final = 30
 MOST_GROUPS: Final = 40
 """Further groups are one."""
 MOST_AGENTS: Final = 20
+MOST_CAUSES_SHOWN: Final = 12
+MOST_NOTES_SHOWN: Final = 20
+CAUSE_WORDS: Final = {
+    "release": "Release",
+    "model": "Model",
+    "zone": "Zone",
+    "node": "Node",
+    "agent": "Agent",
+    "connector": "KV connector",
+    "time": "Began together at",
+}
 MOST_CODES: Final = 3
 
 
 def view(query: Query, here: Here) -> PageView:
-    """Return the headline, agents that do not report, the worst engines, and all of them by group."""
+    """Return the headline, what findings have in common, the worst engines, and all of them by group."""
     fleet = query.fleet_overview()
     part, by = here.place.get("q"), _grouping(here)
     shown = [engine for engine in fleet.engines if _has(engine, part.lower())]
     sections: dict[str, Any] = {
         "head": html.Header([html.H1(_fleet_headline(fleet)), _fleet_form(here, by, part), *_found_note(shown, part)]),
+        "causes": _causes_section(here, fleet.causes),
         "agents": _agents(fleet.agents),
         "worst": _worst(here, shown),
     }
     for number, (name, engines) in enumerate(_grouped(shown, by)):
         sections[f"group {number}"] = _fleet_group(here, name, engines)
-    return PageView(sections)
+        sections[f"strips {number}"] = _group_strips(engines)
+    return PageView(sections | {"notes": _notes_section(fleet)})
 
 
 def _grouping(here: Here) -> str:
@@ -99,6 +112,52 @@ def _agents(agents: Sequence[FleetAgentView]) -> Any:
         items.append(html.Li(f"and {len(silent) - MOST_AGENTS:,} more"))
     head = f"{counted(len(silent), 'agent')} of {len(agents):,} not heard from"
     return html.Section([html.H2(head), html.Ul(items)], id="agents", className="card", **aria(label="Agents"))
+
+
+def _causes_section(here: Here, causes: Sequence[FleetCause]) -> Any:
+    """Return findings of several engines by what these share, in a table."""
+    if not causes:
+        return []
+    rows = [
+        html.Tr(
+            [
+                html.Th([html.Code(cause.code), _note(cause.title)], scope="row"),
+                html.Td([html.Strong(CAUSE_WORDS[cause.kind]), " ", _cause_link(here, cause)]),
+                html.Td(cause.explanation, className="said"),
+                html.Td(f"since {clock_text(cause.since)} UTC" if cause.since else ""),
+            ],
+            key=f"{cause.kind} {cause.name} {cause.code}",
+            className="bad",
+        )
+        for cause in causes[:MOST_CAUSES_SHOWN]
+    ]
+    more = len(causes) - len(rows)
+    left = [_note(f"and {more:,} more groups")] if more else []
+    columns = headings("Finding", "In common", "Engines", "Since")
+    table = html.Div(html.Table([columns, html.Tbody(rows)]), className="scroll")
+    note = html.P("What engines share is where to look first. It is not yet the cause.", className="note")
+    head = html.H2("Findings with something in common")
+    return html.Section([head, table, *left, note], id="causes", className="card", **aria(label="In common"))
+
+
+def _cause_link(here: Here, cause: FleetCause) -> Any:
+    if cause.kind == "time":
+        return f"{clock_text(cause.name)} UTC"
+    if cause.kind == "connector":
+        return cause.name
+    by = "version" if cause.kind == "release" else cause.kind
+    return html.A(cause.name, href=here.place.to(FLEET_PATH, engine="", by=by, q=cause.name))
+
+
+def _notes_section(fleet: FleetView) -> Any:
+    if not fleet.notes:
+        return []
+    items = [
+        html.Li(f"{day_and_clock(note.at)} UTC · {note.engine}: {note.text}", key=f"{note.at} {note.engine}")
+        for note in fleet.notes[:MOST_NOTES_SHOWN]
+    ]
+    label = aria(label="Annotations")
+    return html.Section([html.H2("Annotations"), html.Ul(items)], id="notes", className="card", **label)
 
 
 def _worst(here: Here, shown: Sequence[FleetEngineView]) -> Any:
@@ -151,7 +210,7 @@ def _grouped(shown: Sequence[FleetEngineView], by: str) -> list[tuple[str, list[
 
 
 def _fleet_group(here: Here, name: str, engines: Sequence[FleetEngineView]) -> html.Section:
-    """Return a group's heat strips beside its cells, a link for each engine."""
+    """Return a group's cells, a link for each engine."""
     counts = Counter(engine.harm for engine in engines)
     said = ", ".join(f"{counts[harm]:,} {harm}" for harm in HARMS if counts[harm] and harm != "none")
     cells = [
@@ -160,18 +219,18 @@ def _fleet_group(here: Here, name: str, engines: Sequence[FleetEngineView]) -> h
             href=here.place.to("engine", engine=engine.engine),
             title=f"{engine.engine}: {', '.join(engine.codes) or engine.status}",
             className=f"cell {engine.harm}",
-            key=engine.engine,
-            **aria(label=f"{engine.engine}: {engine.harm}"),
         )
         for engine in engines
     ]
-    strips = html.Img(
+    head = html.H2([name, html.Span(f"{counted(len(engines), 'engine')}{': ' if said else ''}{said}", className="how")])
+    return html.Section([head, html.Div(cells, className="cells")], className="card", **aria(label=name))
+
+
+def _group_strips(engines: Sequence[FleetEngineView]) -> html.Img:
+    """Return a group's heat strips: a section of its own, since it changes every few seconds and cells seldom do."""
+    return html.Img(
         src=strips_picture([engine.usage_strip for engine in engines]),
         alt=f"Pool usage of {counted(len(engines), 'engine')} over the last 10 minutes",
         className="strips",
         style={"height": f"{min(240, max(12, 4 * len(engines)))}px"},
-    )
-    head = html.H2([name, html.Span(f"{counted(len(engines), 'engine')}{': ' if said else ''}{said}", className="how")])
-    return html.Section(
-        [head, html.Div([strips, html.Div(cells, className="cells")], className="heat")], className="card"
     )

@@ -1,0 +1,243 @@
+"""Sends alerts for all engines of a tenant from whichever hub holds the lease, each once.
+
+The lease carries what every receiver was sent, as sequences of the events stream, and is written right after a
+delivery. A hub that takes over reads the stream, takes those as delivered, and sends the rest under the same ids. A
+delivery that was under way when a hub died, or that its last write missed, is sent again with its id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+import time
+import uuid
+from collections import deque
+from typing import Final, NamedTuple
+
+import msgspec
+from nats.js import JetStreamContext
+
+from kvscope.monitor.alert_state import AlertStateView
+from kvscope.monitor.alerting.alerting import Alerts, AlertsConfig, NoSuchThing
+from kvscope.monitor.alerting.silences import Silence
+from kvscope.monitor.bus.bus_connection import NATS_ERRORS, StreamMessage, compare_and_put, nats_error_text
+from kvscope.monitor.bus.bus_messages import BUS_MAJOR, BusMessage, FindingMessage
+from kvscope.monitor.bus.bus_subjects import leases_bucket
+from kvscope.monitor.bus.fleet_link import FleetLink
+from kvscope.monitor.bus.hub_lease import ALERTS_KEY, HubLease, HubRecord, SentUpTo
+from kvscope.monitor.detectors.registry import catalogue
+from kvscope.monitor.errors import NotKnown
+from kvscope.monitor.events import limits
+from kvscope.monitor.findings import Transition
+from kvscope.monitor.schema import NotificationsView
+
+logger = logging.getLogger(__name__)
+
+ALERTS_TURN_S: Final = 0.25
+RECENT_S: Final = 3_600.0
+"""Transitions so far back are replayed at a takeover, so that what flaps is known to flap."""
+MOST_BEYOND: Final = 500
+
+
+class _Sent(NamedTuple):
+    """A transition of the stream: its place there, and the id of its message."""
+
+    sequence: int
+    id: str
+    transition: Transition
+
+
+class HubAlerts:
+    """The alerts of one hub: idle until it holds the lease. `take` and the coroutines belong to the link's thread."""
+
+    def __init__(self, config: AlertsConfig, link: FleetLink) -> None:
+        self.alerts: Alerts | None = None
+        """What sends, while this hub holds the lease."""
+        self._config = config
+        self._link = link
+        self._lease = HubLease(link.config.agent, uuid.uuid4().hex)
+        self._bucket = leases_bucket(link.config.tenant)
+        self._seen: deque[_Sent] = deque(maxlen=limits.BUS_FINDINGS)
+        self._new: deque[_Sent] = deque()
+        self._fed = 0
+        self._places: dict[str, int] = {}
+        """The sequence of each message that was fed."""
+
+    # ---------------------------------------------------------------- what the link receives
+
+    def take(self, taken: BusMessage, message: StreamMessage) -> None:
+        """Take a transition of the stream."""
+        if isinstance(taken, FindingMessage) and taken.transition.judgement.code in catalogue():
+            told = taken.transition
+            sent = _Sent(message.sequence, taken.id, Transition(told.finding(), told.to, told.at_ns))
+            self._seen.append(sent)
+            self._new.append(sent)
+
+    def take_record(self, key: str, message: StreamMessage) -> None:
+        """Take the lease as it is stored."""
+        if key != ALERTS_KEY or not message.body:
+            return
+        try:
+            record = msgspec.json.decode(message.body, type=HubRecord)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            logger.error("the lease of alerts cannot be read: %s", error)
+            return
+        if record.major > BUS_MAJOR:
+            logger.error("hub %s writes a newer lease than this release reads: update this one", record.hub)
+            return
+        self._lease.receive(record, message.sequence, time.monotonic())
+
+    # ---------------------------------------------------------------- the lease
+
+    async def keep(self, streams: JetStreamContext) -> None:
+        """Hold the lease when it is free, and send while it is held, for good."""
+        while True:
+            try:
+                await self._turn(streams)
+            except (*NATS_ERRORS, sqlite3.Error) as error:
+                logger.error("the lease of alerts cannot be written just now: %s", nats_error_text(error))
+            await asyncio.sleep(ALERTS_TURN_S)
+
+    async def _turn(self, streams: JetStreamContext) -> None:
+        if not self._link.is_complete:
+            return
+        if self.alerts is not None and not self.holds():
+            logger.warning("this hub has lost the lease of alerts, to %s", self._lease.record.hub or "none yet")
+            await asyncio.to_thread(self._end)
+        if self.alerts is not None:
+            await asyncio.to_thread(self._feed, self.alerts)
+        told, silences = await asyncio.to_thread(self._state)
+        changed = (told, silences) != (self._lease.record.told, self._lease.record.silences)
+        if self._lease.should_write(time.monotonic(), changed=changed):
+            await self._write(streams, self._lease.to_write(told, silences))
+        if self.alerts is None and self.holds():
+            await asyncio.to_thread(self._begin, self._lease.record)
+
+    async def _write(self, streams: JetStreamContext, record: HubRecord) -> None:
+        began_s = time.monotonic()
+        body = msgspec.json.encode(record)
+        revision = await compare_and_put(streams, self._bucket, ALERTS_KEY, body, self._lease.revision)
+        if revision:
+            self._lease.written(record, revision, began_s)
+
+    async def hand_over(self, streams: JetStreamContext) -> None:
+        """Stop sending and give the lease up: this hub ends. Raises NATS_ERRORS."""
+        if self.alerts is not None:
+            told, silences = await asyncio.to_thread(self._stopped)
+            await self._write(streams, self._lease.to_write(told, silences, leaving=True))
+
+    def close(self) -> None:
+        """Stop sending."""
+        self._end()
+
+    def holds(self) -> bool:
+        """Whether this hub may send alerts now."""
+        return self._lease.holds(time.monotonic())
+
+    # ---------------------------------------------------------------- alerts
+
+    def _begin(self, record: HubRecord) -> None:
+        """Begin where the last holder stopped."""
+        alerts = Alerts(self._config, self.holds)
+        now_s = time.time()
+        open_ids = {sent.transition.finding.id: sent.id for sent in self._seen if sent.transition.to == "firing"}
+        for sent in self._seen:
+            if sent.transition.to == "resolved":
+                open_ids.pop(sent.transition.finding.id, None)
+        still_open = set(open_ids.values())
+        lowest = min((told.sequence for told in record.told.values()), default=0) if record.told else self._last()
+        chosen = [
+            sent
+            for sent in self._seen
+            if sent.sequence > lowest or sent.id in still_open or sent.transition.at_ns / 1e9 > now_s - RECENT_S
+        ]
+        self._new.clear()
+        told_to = {receiver.name: record.told.get(receiver.name) for receiver in alerts.receivers}
+        for sent in chosen:
+            is_past = all(_was_told(sent, told, still_open) for told in told_to.values())
+            at_s = min(now_s, sent.transition.at_ns / 1e9) if is_past else now_s
+            alerts.outbox.put(alerts.select([sent.transition]), at_s)
+        for name, told in told_to.items():
+            ids = [sent.id for sent in chosen if _was_told(sent, told, still_open)]
+            alerts.outbox.assume_delivered(name, ids, now_s)
+        for silence in record.silences:
+            alerts.outbox.silence(silence)
+        self._places = {sent.id: sent.sequence for sent in chosen}
+        self._fed = self._last()
+        alerts.start()
+        self.alerts = alerts
+        logger.info("this hub holds the lease of alerts, and sends them")
+
+    def _last(self) -> int:
+        return self._seen[-1].sequence if self._seen else 0
+
+    def _feed(self, alerts: Alerts) -> None:
+        """Hand on what is new. Raises sqlite3.Error."""
+        while self._new:
+            sent = self._new[0]
+            alerts.put(alerts.select([sent.transition]))
+            self._places[sent.id] = sent.sequence
+            self._fed = max(self._fed, sent.sequence)
+            self._new.popleft()
+
+    def _state(self) -> tuple[dict[str, SentUpTo], list[Silence]]:
+        """Return what was sent by receiver, and the silences, as the lease carries them."""
+        alerts = self.alerts
+        if alerts is None:
+            return self._lease.record.told, self._lease.record.silences
+        told = {receiver.name: self._told(alerts, receiver.name) for receiver in alerts.receivers}
+        lowest = min((each.sequence for each in told.values()), default=0)
+        self._places = {id: place for id, place in self._places.items() if place > lowest}
+        return told, list(alerts.outbox.silences(time.time()).values())
+
+    def _told(self, alerts: Alerts, receiver: str) -> SentUpTo:
+        waiting = {self._places[id] for id in alerts.outbox.pending_ids(receiver) if id in self._places}
+        if not waiting:
+            return SentUpTo(self._fed)
+        first = min(waiting)
+        beyond = sorted(place for place in self._places.values() if place > first and place not in waiting)
+        return SentUpTo(first - 1, beyond[:MOST_BEYOND])
+
+    def _stopped(self) -> tuple[dict[str, SentUpTo], list[Silence]]:
+        alerts = self.alerts
+        assert alerts is not None
+        alerts.stop_sending()
+        return self._state()
+
+    def _end(self) -> None:
+        alerts, self.alerts = self.alerts, None
+        if alerts is not None:
+            alerts.close()
+
+    # ---------------------------------------------------------------- what can be asked
+
+    def sending(self) -> Alerts:
+        """Return the alerts of this hub. Raises NoSuchThing that names the hub that sends them."""
+        if not self._config.receivers:
+            raise NoSuchThing("this hub sends no alerts: start `monitor hub` with --alert URL")
+        if self.alerts is None:
+            holder = self._lease.record.hub
+            raise NoSuchThing(f"hub {holder} sends the alerts: ask that one" if holder else "no hub sends alerts yet")
+        return self.alerts
+
+    def state(self) -> AlertStateView:
+        """Return alerts as a whole. Raises NotKnown where another hub sends them."""
+        if not self._config.receivers:
+            return AlertStateView()
+        try:
+            return self.sending().state()
+        except NoSuchThing as error:
+            raise NotKnown(str(error)) from error
+
+    def about(self, finding: str) -> NotificationsView:
+        """Return the notifications of one finding; none where another hub sends alerts."""
+        alerts = self.alerts
+        return alerts.about(finding) if alerts is not None else NotificationsView()
+
+
+def _was_told(sent: _Sent, told: SentUpTo | None, still_open: set[str]) -> bool:
+    """Return whether a receiver has a message; one that is new gets what still fires, and nothing that is over."""
+    if told is None:
+        return sent.id not in still_open
+    return sent.sequence <= told.sequence or sent.sequence in told.beyond
