@@ -19,7 +19,8 @@ from kvscope.monitor.hub.fleet_query import FleetQuery
 from kvscope.monitor.hub.hub_alerts import HubAlerts
 from kvscope.monitor.hub.hub_metrics import HubCollector
 from kvscope.monitor.query import Query
-from kvscope.monitor.service.alert_routes import serve_alerts
+from kvscope.monitor.schema import SourceView
+from kvscope.monitor.service.alert_routes import json_answer, serve_alerts
 from kvscope.monitor.service.allocators import use_few_allocators
 from kvscope.monitor.service.http_api import ServiceApp, empty_app, serve_last, serve_metrics
 from kvscope.monitor.service.query_routes import serve_questions
@@ -63,25 +64,44 @@ class Hub:
         self.alerts.close()
         self.query.close()
 
-    def health(self) -> dict[str, object]:
-        """Return how the hub is: it is up, and what it shows is complete, or why not."""
+    def error(self) -> str:
+        """Return why what is shown may be old or incomplete, empty if it is neither."""
         late = time.monotonic() - self._began_s > READ_FIRST_S
-        error = ""
         if not self.link.is_connected:
-            error = f"no server of {', '.join(self.config.bus.urls)} answers: what is shown is as old as that"
-        elif not self.link.is_complete and late:
-            error = (
+            return f"no server of {', '.join(self.config.bus.urls)} answers: what is shown is as old as that"
+        if not self.link.is_complete and late:
+            return (
                 f"the streams of tenant {self.config.bus.tenant} cannot be read: `monitor bus setup` makes them, and"
                 " the credentials must allow what `monitor bus permissions --hub` prints"
             )
+        return ""
+
+    def health(self) -> dict[str, object]:
+        """Return how the hub is: it is up, and what it shows is complete, or why not."""
         return {
             "status": "ok",
             "hub": self.config.bus.agent,
             "tenant": self.config.bus.tenant,
             "connected": self.link.is_connected,
             "complete": self.link.is_complete,
-            "error": error,
+            "error": self.error(),
         }
+
+    def sources(self) -> list[SourceView]:
+        """Return what the hub reads: NATS."""
+        with self.link.fold() as fold:
+            unreadable = fold.unreadable_total
+        return [
+            SourceView(
+                target=", ".join(self.config.bus.urls),
+                engine="",
+                in_step=self.link.is_connected,
+                bad_frames=unreadable,
+                filled_from={},
+                error=self.error(),
+                kind="nats",
+            )
+        ]
 
 
 def hub_app(hub: Hub) -> ServiceApp:
@@ -95,6 +115,12 @@ def hub_app(hub: Hub) -> ServiceApp:
 
     serve_metrics(app, HubCollector(hub.link, hub.query))
     serve_questions(app, hub.query)
+
+    @app.get("/api/sources")
+    async def all_sources() -> Response:
+        """How the connection to NATS is."""
+        return await json_answer(hub.sources)
+
     _serve_sql(app, hub.query)
     serve_alerts(app, hub.alerts.sending)
     serve_last(app)
