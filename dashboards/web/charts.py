@@ -18,6 +18,8 @@ from kvscope.dashboards.web.palette import css
 GAP_PX: Final = 20
 MARKS_PX: Final = 22
 AXIS_PX: Final = 26
+LEAST_LABELLED: Final = 0.08
+"""Of the window: a narrower gap has no words in it."""
 
 
 class Trace(NamedTuple):
@@ -252,7 +254,7 @@ def _layout(
             }
             for at, colour, dash in lines
         ]
-        + [_gap_shape(since, until, height) for since, until in gaps],
+        + [_gap_shape(since, until, height, window) for since, until in joined_gaps(gaps)],
     }
 
 
@@ -271,8 +273,19 @@ def _row_name(name: str, top: float) -> dict[str, Any]:
     }
 
 
-def _gap_shape(since_ns: int, until_ns: int, height: int) -> dict[str, Any]:
+def joined_gaps(gaps: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the gaps, those that only one moment parts as one: it has no width to draw anything in."""
+    joined: list[tuple[int, int]] = []
+    for since_ns, until_ns in gaps:
+        if joined and joined[-1][1] == since_ns:
+            since_ns = joined.pop()[0]
+        joined.append((since_ns, until_ns))
+    return joined
+
+
+def _gap_shape(since_ns: int, until_ns: int, height: int, window: PageWindow) -> dict[str, Any]:
     """A grey field over all rows, with the words in it where there is room."""
+    has_room = until_ns - since_ns >= LEAST_LABELLED * (window.until_ns - window.since_ns)
     return {
         "type": "rect",
         "x0": since_ns // 1_000_000,
@@ -284,7 +297,7 @@ def _gap_shape(since_ns: int, until_ns: int, height: int) -> dict[str, Any]:
         "fillcolor": "rgba(128,134,146,0.16)",
         "line": {"width": 1, "dash": "dot", "color": "rgba(128,134,146,0.6)"},
         "layer": "below",
-        "label": {"text": "no data", "font": {"size": 11, "color": "rgb(128,134,146)"}},
+        "label": {"text": "no data" if has_room else "", "font": {"size": 11, "color": "rgb(128,134,146)"}},
     }
 
 

@@ -15,12 +15,12 @@ SPARKLINE_HEIGHT: Final = 22
 def sparkline(
     name: str, values: Sequence[float | None], unit: str, rgb: tuple[int, int, int], top: float = 0.0
 ) -> list[Any]:
-    """Return the line as an image, with its extremes in words; nothing if fewer than two values are known.
+    """Return the line as an image, with its extremes in words; nothing if too few are known or all are 0.
 
     top: where its axis ends, 0 for the highest value.
     """
     known = [value for value in values if value is not None]
-    if len(known) < 2:
+    if len(known) < 2 or not any(known):
         return []
     words = f"{name} over 10 min: {min(known):,.0f} to {max(known):,.0f}{unit}, now {known[-1]:,.0f}{unit}"
     return [html.Img(src=_svg(values, rgb, top or max(known) or 1.0), alt=words, title=words, className="sparkline")]

@@ -168,6 +168,7 @@ def test_a_sparkline_is_the_recent_past_with_its_extremes_in_words() -> None:
     heights = [float(height) for _, _, height in path]
     assert heights[1] < heights[0] < heights[2]
     assert sparkline("Waiting requests", [4, None], "", (1, 2, 3)) == []
+    assert sparkline("Waiting requests", [0, 0, 0], "", (1, 2, 3)) == []
 
 
 def test_an_engine_whose_past_cannot_be_asked_for_has_a_row_without_lines(monkeypatch: pytest.MonkeyPatch) -> None:

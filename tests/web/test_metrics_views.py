@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from kvscope.dashboards.web import header
-from kvscope.dashboards.web.links import place_of, wall_ns
+from kvscope.dashboards.web.charts import joined_gaps, over_time
+from kvscope.dashboards.web.links import PageWindow, place_of, wall_ns
 from kvscope.dashboards.web.pool_traces import gaps_between, pool_row
 from kvscope.dashboards.web.view import Here
 from kvscope.dashboards.web.view_registry import PATHS, views_of
@@ -150,10 +151,23 @@ def test_a_time_without_scrapes_is_a_gap_and_a_slow_scrape_is_none() -> None:
     (gap,) = (shape for shape in drawn["layout"]["shapes"] if shape["type"] == "rect")
     assert gap["x1"] - gap["x0"] == (90 - 29) * EVERY_S * 1000
     assert trace(drawn, "in use")[30] is None
+    assert gap["label"]["text"] == "no data"
     slow = Pipeline()
     slow.feed([sample(12 * number) for number in range(20)])  # once a minute
     assert len(slow.points(VLLM, seconds=3600)) == 20
     assert not gaps_between(slow.points(VLLM, seconds=3600))
+
+
+def test_gaps_that_one_moment_parts_are_one_and_a_narrow_one_has_no_words() -> None:
+    second = 10**9
+    gaps = [(0, 40 * second), (40 * second, 50 * second), (60 * second, 62 * second)]
+    assert joined_gaps(gaps) == [(0, 50 * second), (60 * second, 62 * second)]
+    moments = [at * second for at in (0, 40, 50, 60, 62, 100)]
+    chart = over_time("chart", moments, [], PageWindow(0, 100 * second, False), gaps=gaps)
+    drawn = json.loads(json.dumps(chart, default=lambda part: part.to_plotly_json()))
+    shapes = drawn["props"]["children"][1]["props"]["children"]["props"]["figure"]["layout"]["shapes"]
+    words = [(shape["x1"], shape["label"]["text"]) for shape in shapes if shape["type"] == "rect"]
+    assert words == [(50_000, "no data"), (62_000, "")]
 
 
 def test_the_past_shows_the_sample_of_then() -> None:

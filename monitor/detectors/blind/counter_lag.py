@@ -1,4 +1,4 @@
-"""blind.counter-lag: what the engine's own counters report late, or never."""
+"""blind.counter-lag: vLLM counts preemptions late, and disconnected clients never."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class CounterLag(Detector[Judgement]):
 
     code = "blind.counter-lag"
     severity = "info"
-    title = "What the engine's own counters say late, or never"
+    title = "vLLM counts preemptions late, and disconnected clients never"
     requires = ("metrics",)
     position = 830
 
