@@ -216,7 +216,9 @@ def engine_parser() -> argparse.ArgumentParser:
     whole = Parser(prog="kvscope engine", description="kvscope's paged-attention engine.")
     commands = whole.add_subparsers(dest="command", required=True)
     serving = commands.add_parser(
-        "serve", help="serve a model over HTTP", description="Serves a model with OpenAI's API, and says its events."
+        "serve",
+        help="serve a model over HTTP",
+        description=("Serves a model with OpenAI's API and publishes its events."),
     )
     _model_flags(serving)
     _serving_flags(serving)
@@ -224,8 +226,8 @@ def engine_parser() -> argparse.ArgumentParser:
         "bench",
         help="put a load on an engine",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Puts a load on an engine, and tells what its clients see. Prompts are random tokens; answers are"
-        "\ngreedy and of full length. Exit codes: 0, 1 if a request failed, 2 usage.",
+        description="Puts a load on an engine and reports what its clients see. Prompts are random tokens; answers"
+        " are\ngreedy and of full length. Exit codes: 0, 1 if a request failed, 2 usage.",
     )
     _load_flags(benching)
     _model_flags(benching.add_argument_group("the engine of --offline and --simulate"))
@@ -268,8 +270,8 @@ def _pool_flags(command: argparse._ActionsContainer) -> None:
         type=parse_size,
         default=None,
         metavar="BYTES",
-        help="the pool's size, unless --num-gpu-blocks-override says it (what the memory leaves;"
-        f" on the CPU without a budget {DEFAULT_KV_BYTES})",
+        help="the pool's size, unless --num-gpu-blocks-override sets it (what the memory leaves; on the CPU without"
+        f" a budget {DEFAULT_KV_BYTES})",
     )
     add(
         "--gpu-memory-utilization",

@@ -201,8 +201,8 @@ class AlertPolicy:
             if trouble.state != "resolved":
                 since = timestamp(round((row["unseen_since"] or now) * 1e9))
                 explanation = (
-                    f"Not seen again since {since}, when kvscope was started anew or stopped watching {trouble.engine}."
-                    f" Nothing shows that it is over. Before that: {trouble.explanation}"
+                    f"Not seen since {since}, when kvscope restarted or stopped watching {trouble.engine}. This does"
+                    f" not show that it is resolved. Before that: {trouble.explanation}"
                 )
                 trouble = msgspec.structs.replace(
                     trouble, state="resolved", resolved_at=timestamp(at_ns), explanation=explanation

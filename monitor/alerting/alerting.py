@@ -226,7 +226,7 @@ def _test_message() -> Message:
         since=at,
         resolved_at=None,
         culprits=MessageCulprits([], 0, 0),
-        explanation="Nothing is wrong: somebody asked whether alerts arrive here.",
+        explanation="This is a test of alert delivery. There is no problem.",
         effects=[],
         do_now=[],
         runbook="",

@@ -60,7 +60,7 @@ def alerts_table(view: AlertsView, console: Console) -> None:
 
 def _state_text(disabled_at: str | None, paused_until: str | None) -> str:
     if disabled_at:
-        return f"disabled since {disabled_at}: it answered 410; `monitor alerts test` enables it if it takes the test"
+        return f"disabled since {disabled_at}: it answered 410. `monitor alerts test` enables it if the test succeeds"
     return f"paused until {paused_until}, as it asked" if paused_until else "ready"
 
 

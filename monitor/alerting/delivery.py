@@ -73,7 +73,7 @@ def send(client: httpx.Client, receiver: Receiver, message: Message, allow_priva
     except NotAllowed as error:
         return DeliveryAnswer(str(error))
     except OSError as error:
-        return DeliveryAnswer(f"{url.host} is not found ({error.strerror})")
+        return DeliveryAnswer(f"{url.host} was not found ({error.strerror})")
     except httpx.HTTPError as error:
         return DeliveryAnswer(f"no answer ({type(error).__name__})")
     status = response.status_code

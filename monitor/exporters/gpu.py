@@ -36,16 +36,18 @@ def gpu_families(engines: Iterable[Process]) -> Iterator[Metric]:
     """
     if not _has_nvml():
         return
-    memory = _gauge("memory_bytes", "Device memory as the driver counts it; used and free add up to all.", "state")
+    memory = _gauge(
+        "memory_bytes", "Device memory as the driver counts it. used and free add up to the total.", "state"
+    )
     busy = _gauge(
         "utilization_ratio",
-        "Share of the driver's last sampling period (up to a second) in which a kernel ran, or memory was moved.",
+        "Share of the driver's last sampling period (up to a second) in which a kernel ran or memory was moved.",
         "of",
     )
     by_owner = _gauge(
         "process_memory_bytes",
-        "Device memory by the processes that have it: an engine that is followed, its workers among them, or others. In"
-        " a container the driver's process numbers are the host's, so that all are others there.",
+        "Device memory by process: a watched engine with its workers, or others. In a container, all processes"
+        " count as others, because the driver reports the host's process ids.",
         "owner",
     )
     names = {process.pid: process.engine for process in engines}

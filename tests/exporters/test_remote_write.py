@@ -129,7 +129,7 @@ def test_what_a_store_misses_waits_on_disk(tmp_path: Path, lab: Lab) -> None:
     try:
         with writing(f"{server.url}?key=secret", watch, tmp_path, token="a-token") as writer:
             until(lambda: writer.figures().failures > 2)
-            assert "are tried again: 503 Service Unavailable" in writer.problem()
+            assert "are sent again: 503 Service Unavailable" in writer.problem()
             assert "secret" not in writer.problem()
             assert writer.figures().waiting_bytes > 0
         assert server.got[0].headers["authorization"] == "Bearer a-token"

@@ -45,10 +45,10 @@ def _mark(message: Message) -> str:
 
 def _context(message: Message, trouble: Trouble) -> str:
     parts = [trouble.code, trouble.severity, trouble.verdict, trouble.since and f"since {trouble.since}"]
-    parts.append(f"brings about: {listed(trouble.effects)}" if trouble.effects else "")
+    parts.append(f"causes: {listed(trouble.effects)}" if trouble.effects else "")
     others = [code for code in message.firing if code != trouble.code]
     parts.append(f"also firing there: {listed(others)}" if others else "")
-    parts.append("it comes and goes; told again once it has been gone for a while" if message.flapping else "")
+    parts.append("it flaps: the next alert follows once it has been resolved for some time" if message.flapping else "")
     if trouble.culprits.requests_in_all:
         parts.append(f"{counted(trouble.culprits.requests_in_all, 'request')}, {trouble.culprits.requests[0]} first")
     return " · ".join(filter(None, parts))

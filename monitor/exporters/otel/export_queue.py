@@ -148,7 +148,7 @@ class ExportSender(Generic[Item]):
                 return True
             if not self._failing:
                 why = self._reasons.here()
-                logger.warning("OpenTelemetry %s do not arrive: they wait, and are tried again. %s", self.signal, why)
+                logger.warning("OpenTelemetry %s do not arrive. They wait and are sent again. %s", self.signal, why)
             self._failing = True
             with self._changed:
                 if self._changed.wait_for(lambda: self._closing, pause):

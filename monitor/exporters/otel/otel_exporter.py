@@ -180,4 +180,4 @@ def _metrics_every_s() -> float:
     try:
         return float(given) / 1e3 if given else METRICS_EVERY_S
     except ValueError as error:
-        raise BadEndpoint(f"OTEL_METRIC_EXPORT_INTERVAL is no number of milliseconds: {error}") from error
+        raise BadEndpoint(f"OTEL_METRIC_EXPORT_INTERVAL is not a number of milliseconds: {error}") from error

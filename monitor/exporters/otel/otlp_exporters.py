@@ -81,7 +81,7 @@ def _timeout() -> float:
     try:
         return float(os.environ.get("OTEL_EXPORTER_OTLP_TIMEOUT", OTLP_TIMEOUT_S))
     except ValueError as error:
-        raise BadEndpoint(f"OTEL_EXPORTER_OTLP_TIMEOUT is no number of seconds: {error}") from error
+        raise BadEndpoint(f"OTEL_EXPORTER_OTLP_TIMEOUT is not a number of seconds: {error}") from error
 
 
 def _refusal(url: str) -> str:

@@ -14,12 +14,12 @@ class BusFamilies:
         self.connected = GaugeMetricFamily("kvscope_bus_connected", "1 while a NATS server answers.")
         self.away = GaugeMetricFamily(
             "kvscope_bus_away_seconds",
-            "For how long messages have waited because NATS or its stream takes none; 0 while they are taken.",
+            "How long messages have waited because NATS or its stream accepts none. 0 while it accepts them.",
         )
-        self.spooled = GaugeMetricFamily("kvscope_bus_spooled_messages", "Messages that wait to be sent.")
-        self.spooled_bytes = GaugeMetricFamily("kvscope_bus_spooled_bytes", "The bytes of messages that wait.")
+        self.spooled = GaugeMetricFamily("kvscope_bus_spooled_messages", "Messages waiting to be sent.")
+        self.spooled_bytes = GaugeMetricFamily("kvscope_bus_spooled_bytes", "Bytes of waiting messages.")
         self.published = CounterMetricFamily(
-            "kvscope_bus_published", "Messages that a stream has acknowledged, by kind.", labels=("kind",)
+            "kvscope_bus_published", "Messages acknowledged by a stream, by kind.", labels=("kind",)
         )
         self.dropped = CounterMetricFamily(
             "kvscope_bus_dropped",

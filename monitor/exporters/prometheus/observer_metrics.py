@@ -20,7 +20,7 @@ class FindingFamilies:
     """What is judged, being filled."""
 
     def __init__(self) -> None:
-        self.findings = gauge("findings", "Findings that are firing.", "code", "severity", "verdict")
+        self.findings = gauge("findings", "Firing findings.", "code", "severity", "verdict")
         self.pool_full = gauge(
             "pool_full_seconds",
             "Seconds until the pool is full of blocks that do not return: the estimate, and the earliest and latest for"
@@ -51,17 +51,15 @@ class StreamFamilies:
     """What was lost of an engine's stream, and whether the engine is there, being filled."""
 
     def __init__(self) -> None:
-        self.lost = counter(
-            "stream_batches_lost", "Batches of events that nobody could supply, by the stage that lost them.", "stage"
-        )
-        self.dropped = counter("stream_events_dropped", "Events that the engine's own buffer dropped.")
+        self.lost = counter("stream_batches_lost", "Event batches lost for good, by the stage that lost them.", "stage")
+        self.dropped = counter("stream_events_dropped", "Events dropped by the engine's own buffer.")
         self.exact = gauge(
             "ledger_exact",
-            "1 while the ledger is exact, 0 from a loss of events until the engine's next whole audit, and while its"
-            " reader does not work.",
+            "1 while the ledger is exact. 0 from a loss of events until the engine's next complete audit, and while"
+            " its reader has failed.",
         )
-        self.heard = gauge("engine_last_heard_timestamp_seconds", "When the engine last said anything.")
-        self.stopped = gauge("engine_stopped", "1 once the engine has said that it ends, in good order.")
+        self.heard = gauge("engine_last_heard_timestamp_seconds", "Time of the engine's last event.")
+        self.stopped = gauge("engine_stopped", "1 after the engine reported a clean shutdown.")
 
     def add(self, name: str, ledger: EngineLedger) -> None:
         """One engine's."""
@@ -79,28 +77,29 @@ class SourceFamilies:
 
     def __init__(self) -> None:
         self.in_step = GaugeMetricFamily(
-            "kvscope_source_in_step", "1 while nothing is missing of what the source has said.", labels=("source",)
+            "kvscope_source_in_step", "1 while no batch of the source is missing.", labels=("source",)
         )
         self.ended = GaugeMetricFamily(
             "kvscope_source_ended",
-            "1 once reading has ended for an error that trying again cannot mend.",
+            "1 after reading stopped with an error that a retry cannot fix.",
             labels=("source",),
         )
         self.lag = GaugeMetricFamily(
             "kvscope_source_lag_seconds",
-            "From when a stream's engine packed the last batch that we have, by its clock, until we had it, by ours.",
+            "The time from when the engine packed its last batch (by its clock) until kvscope received it (by its"
+            " own clock).",
             labels=("source",),
         )
         self.bad = CounterMetricFamily(
-            "kvscope_source_bad_frames", "Messages that could not be read, or scrapes that failed.", labels=("source",)
+            "kvscope_source_bad_frames", "Unreadable messages, or failed scrapes.", labels=("source",)
         )
         self.filled = CounterMetricFamily(
             "kvscope_source_batches_filled",
-            "Batches that had to be asked for, by where the engine had them from.",
+            "Batches requested again, by where the engine took them from.",
             labels=("source", "supplier"),
         )
         self.cpu = CounterMetricFamily(
-            "kvscope_source_cpu_seconds", "Processor time of reading, keeping books and judging.", labels=("source",)
+            "kvscope_source_cpu_seconds", "CPU time spent on reading, the ledger and detectors.", labels=("source",)
         )
 
     def add(self, source: SourceView) -> None:
@@ -121,12 +120,12 @@ class WorkerFamilies:
     def __init__(self) -> None:
         self.failing = GaugeMetricFamily(
             "kvscope_worker_failing",
-            "1 for a reader, detector, delivery, history or copy (archive, remote write) that does not work; no series"
-            " while all work.",
+            "1 for a failed reader, detector, delivery, history or copy (archive, remote write). No series while"
+            " all work.",
             labels=("worker", "kind"),
         )
         self.failures = CounterMetricFamily(
-            "kvscope_worker_failures", "Failures that were contained, by what failed.", labels=("worker",)
+            "kvscope_worker_failures", "Contained failures, by component.", labels=("worker",)
         )
 
     def add(self, supervisor: Supervisor) -> None:
@@ -143,25 +142,25 @@ class AlertFamilies:
     def __init__(self) -> None:
         self.deliveries = CounterMetricFamily(
             "kvscope_alerts_deliveries",
-            "Messages that are over, since the service was started: delivered, given-up (refused for good, or at the"
-            " last try), damped (not told, since the alert flaps) or disabled (the receiver is gone).",
+            "Completed messages since the service started: delivered, given-up (rejected for good, or at the last"
+            " try), damped (not sent because the alert flaps) or disabled (the receiver is gone).",
             labels=("receiver", "outcome"),
         )
         self.failed_tries = CounterMetricFamily(
-            "kvscope_alerts_failed_tries", "Tries that failed and are repeated.", labels=("receiver",)
+            "kvscope_alerts_failed_tries", "Failed tries that are repeated.", labels=("receiver",)
         )
         self.pending = GaugeMetricFamily(
-            "kvscope_alerts_pending", "Messages that are still to be told.", labels=("receiver",)
+            "kvscope_alerts_pending", "Messages waiting for delivery.", labels=("receiver",)
         )
         self.oldest = GaugeMetricFamily(
             "kvscope_alerts_oldest_pending_seconds",
-            "For how long the oldest message has waited to be told; 0 while none waits.",
+            "How long the oldest message has waited for delivery. 0 while none waits.",
             labels=("receiver",),
         )
         self.disabled = GaugeMetricFamily(
-            "kvscope_alerts_receiver_disabled", "1 once a receiver has said that it is gone.", labels=("receiver",)
+            "kvscope_alerts_receiver_disabled", "1 after a receiver answered that it is gone.", labels=("receiver",)
         )
-        self.open = GaugeMetricFamily("kvscope_alerts_open", "Alerts that were told to fire, and not yet to be over.")
+        self.open = GaugeMetricFamily("kvscope_alerts_open", "Alerts sent as firing and not yet as resolved.")
         self.silences = GaugeMetricFamily("kvscope_alerts_silences", "Silences that hold.")
 
     def add(self, figures: AlertFigures) -> None:

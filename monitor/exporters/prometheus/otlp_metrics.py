@@ -23,17 +23,17 @@ class OtlpFamilies:
     def __init__(self) -> None:
         self.sent = CounterMetricFamily(
             "kvscope_otlp_sent",
-            "What has arrived at the OTLP endpoint: traces of requests, logs of findings, snapshots of metrics.",
+            "Items that reached the OTLP endpoint: traces of requests, logs of findings, snapshots of metrics.",
             labels=("signal",),
         )
         self.dropped = CounterMetricFamily(
             "kvscope_otlp_dropped",
-            "What was lost on the way there: too much waited, or it was tried for two minutes in vain.",
+            "Items lost on the way there: the queue was full, or two minutes of tries failed.",
             labels=("signal",),
         )
         self.waiting = GaugeMetricFamily(
             "kvscope_otlp_waiting",
-            "What waits to be sent: events of the requests, findings, points of the metrics.",
+            "Items waiting to be sent: events of requests, findings, points of metrics.",
             labels=("signal",),
         )
 

@@ -22,11 +22,11 @@ class OutgoingFamilies:
 
     def __init__(self) -> None:
         self.archived = CounterMetricFamily(
-            "kvscope_archive_segments", "Segments of the history that reached the archive since the service began."
+            "kvscope_archive_segments", "History segments that reached the archive since the service started."
         )
         self.archived_bytes = CounterMetricFamily("kvscope_archive_bytes", "Bytes of those segments.")
         self.archive_failures = CounterMetricFamily(
-            "kvscope_archive_failures", "Uploads to the archive that failed and are tried again."
+            "kvscope_archive_failures", "Failed uploads to the archive, which are repeated."
         )
         self.archive_deleted = CounterMetricFamily(
             "kvscope_archive_segments_lost",
@@ -36,7 +36,7 @@ class OutgoingFamilies:
             "kvscope_archive_waiting_segments", "Closed segments that the archive does not have yet."
         )
         self.archive_lag = GaugeMetricFamily(
-            "kvscope_archive_lag_seconds", "For how long the oldest of them has been closed; 0 without any."
+            "kvscope_archive_lag_seconds", "How long the oldest of them has been closed. 0 without any."
         )
         self.points = CounterMetricFamily(
             "kvscope_remote_write_points",
@@ -45,11 +45,11 @@ class OutgoingFamilies:
             labels=("outcome",),
         )
         self.write_failures = CounterMetricFamily(
-            "kvscope_remote_write_failures", "Requests of remote write that failed and are tried again."
+            "kvscope_remote_write_failures", "Failed remote write requests, which are repeated."
         )
-        self.spool = GaugeMetricFamily("kvscope_remote_write_spool_bytes", "Bytes of the requests that wait on disk.")
+        self.spool = GaugeMetricFamily("kvscope_remote_write_spool_bytes", "Bytes of requests waiting on disk.")
         self.write_lag = GaugeMetricFamily(
-            "kvscope_remote_write_lag_seconds", "For how long the oldest request has waited; 0 without any."
+            "kvscope_remote_write_lag_seconds", "How long the oldest request has waited. 0 without any."
         )
 
     def add(self, figures: OutgoingFigures) -> None:

@@ -14,42 +14,40 @@ class PoolFamilies:
     """The families about blocks, being filled."""
 
     def __init__(self) -> None:
-        self.blocks = gauge("blocks", "KV blocks of the pool by who holds them; every block counts once.", "holder")
+        self.blocks = gauge("blocks", "KV blocks of the pool by holder. Every block counts once.", "holder")
         self.unexplained = gauge(
             "unexplained_references",
-            "References to blocks that no living request and no announced deferral explains.",
+            "Block references that no live request and no announced deferral explains.",
         )
         self.difference = gauge(
             "conservation_difference_blocks",
-            "Blocks counted under all holders minus the blocks of the pool: 0 if every block counts once. Not exposed"
-            " while lost events make the counts uncertain.",
+            "Blocks counted under all holders minus the pool's blocks: 0 if every block counts once. Absent while"
+            " lost events make the counts uncertain.",
         )
-        self.unused = gauge(
-            "unused_tokens", "Tokens that the blocks of living requests have room for and that are not computed."
-        )
+        self.unused = gauge("unused_tokens", "Unused token slots in the blocks of live requests.")
         self.allocated = counter("blocks_allocated", "Blocks handed out.")
-        self.released = counter("block_references_released", "References to blocks given back, by reason.", "reason")
-        self.evicted = counter("blocks_evicted", "Cached blocks that lost their content.")
+        self.released = counter("block_references_released", "Released block references, by reason.", "reason")
+        self.evicted = counter("blocks_evicted", "Cached blocks whose content was evicted.")
         self.cached = counter("blocks_cached", "Blocks whose content entered the prefix cache.")
-        self.reused = counter("blocks_reused", "References to blocks that prefix hits took.")
-        self.failures = counter("allocation_failures", "Allocations that did not get their blocks.")
+        self.reused = counter("blocks_reused", "Block references taken by prefix hits.")
+        self.failures = counter("allocation_failures", "Failed allocations.")
         self.age = ages(
             "block_age_seconds",
-            "Blocks by how long they have been as they are, to the second: held (in use), or cached_idle. What leaks is"
-            " in here and grows old.",
+            "Blocks by their time in the current state, to the second: held (in use) or cached_idle. Leaked blocks"
+            " are among them and grow old.",
             "state",
         )
         self.lifetime = histogram(
             "block_lifetime_seconds",
-            "From when a block was handed out until its content was gone; blocks that are still there are in"
+            "The time from a block's allocation until its content was evicted. Blocks still in use are in"
             " kvscope_block_age_seconds.",
         )
         self.idle = histogram(
-            "block_idle_before_evict_seconds", "From a cached block's last release until its eviction."
+            "block_idle_before_evict_seconds", "The time from a cached block's last release to its eviction."
         )
-        self.gap = histogram("block_reuse_gap_seconds", "From a cached block's last release until a prefix hit.")
-        self.looked_up = counter("prefix_cache_queried_tokens", "Tokens the prefix cache was asked for.")
-        self.hit = counter("prefix_cache_hit_tokens", "Tokens the prefix cache had.")
+        self.gap = histogram("block_reuse_gap_seconds", "The time from a cached block's last release to a prefix hit.")
+        self.looked_up = counter("prefix_cache_queried_tokens", "Tokens looked up in the prefix cache.")
+        self.hit = counter("prefix_cache_hit_tokens", "Tokens found in the prefix cache.")
 
     def add(self, name: str, ledger: EngineLedger) -> None:
         """One engine's."""

@@ -18,30 +18,30 @@ class RequestFamilies:
     def __init__(self) -> None:
         self.requests = gauge(
             "requests",
-            "Requests by state and by the reason for it; finished ones only while they hold blocks.",
+            "Requests by state and reason. Finished ones count only while they hold blocks.",
             "state",
             "reason",
         )
         self.stalled = gauge(
             "requests_stalled",
-            "Requests that the engine's own watchdog says do not move, and that by the books have not moved since.",
+            "Requests without progress according to the engine's own watchdog, and without progress in the ledger"
+            " since.",
         )
-        self.waiting = ages(
-            "request_waiting_seconds", "Requests that have not been let in yet, by how long ago they arrived."
-        )
+        self.waiting = ages("request_waiting_seconds", "Requests not yet admitted, by the time since their arrival.")
         self.queue = histogram(
             "request_queue_time_seconds",
-            "Of requests that ended: from arrival until first let in, or until the end of one that never was.",
+            "The time from arrival to first admission of requests that ended, or to their end if they were never"
+            " admitted.",
             "outcome",
         )
         self.first_token = histogram(
             "request_time_to_first_token_seconds",
-            "Of requests that ended: from arrival at the scheduler until the first token.",
+            "The time from arrival at the scheduler to the first token of requests that ended.",
             "outcome",
         )
         self.per_token = histogram(
             "request_time_per_output_token_seconds",
-            "Of requests that ended: between two tokens of output, on average over the request.",
+            "The average time between two output tokens of each request that ended.",
             "outcome",
         )
         self.arrived = counter("requests_arrived", "Requests that reached the scheduler.")

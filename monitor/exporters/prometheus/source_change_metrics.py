@@ -22,14 +22,14 @@ class SourceChangeFamilies:
 
     def __init__(self) -> None:
         self.changes = CounterMetricFamily(
-            "kvscope_source_changes", "Sources that were added and removed while the service ran.", labels=("change",)
+            "kvscope_source_changes", "Sources added and removed while the service ran.", labels=("change",)
         )
         self.targets = GaugeMetricFamily(
-            "kvscope_discovery_targets", "Targets of the last list of a discovery.", labels=("discovery",)
+            "kvscope_discovery_targets", "Targets in the last list of a discovery.", labels=("discovery",)
         )
         self.blind = GaugeMetricFamily(
             "kvscope_discovery_blind",
-            "1 while a discovery gets no list: the last one stays in force, and new engines are not watched.",
+            "1 while a discovery receives no list. The last list stays in force, and new engines are not watched.",
             labels=("discovery",),
         )
 

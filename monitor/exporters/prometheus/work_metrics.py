@@ -27,29 +27,31 @@ class WorkFamilies:
     """The families about what the engine does, being filled."""
 
     def __init__(self) -> None:
-        self.steps = counter("steps", "Completed steps, by what kept each from being larger.", "limit")
+        self.steps = counter("steps", "Completed steps, by the limit of each.", "limit")
         self.step_seconds = counter("step_seconds", "Time spent in steps.")
         self.computed = counter("computed_tokens", "Tokens computed.")
         self.output = counter("output_tokens", "Tokens generated.")
         self.preemptions = counter("preemptions", "Preemptions, counted when they happen, by reason.", "reason")
         self.tokens_lost = counter(
-            "preempted_tokens", "Computed tokens lost to preemption, by its reason, since we have listened.", "reason"
+            "preempted_tokens", "Computed tokens lost to preemption, by reason, since kvscope attached.", "reason"
         )
         self.recomputed = counter(
             "recomputed_tokens",
-            "Tokens computed a second time since we have listened: after a PREEMPTION, or of prompts that were CACHED"
-            " (at least so many).",
+            "Recomputed tokens since kvscope attached: after a PREEMPTION, or of prompts that were CACHED (a lower"
+            " bound).",
             "reason",
         )
         self.memory = gauge(
-            "memory_bytes", "The memory bill as the engine measured it; what it did not say is absent.", "part"
+            "memory_bytes",
+            "The memory breakdown as the engine measured it. Parts that it did not report are absent.",
+            "part",
         )
-        self.suggested = gauge("memory_suggested_kv_bytes", "The engine's advice on its pool's size.", "suggestion")
-        self.tier_used = gauge("tier_blocks", "Blocks that an outer tier of KV storage holds.", "tier")
+        self.suggested = gauge("memory_suggested_kv_bytes", "The pool size that the engine suggests.", "suggestion")
+        self.tier_used = gauge("tier_blocks", "Blocks stored in an outer tier of KV storage.", "tier")
         self.tier_capacity = gauge("tier_capacity_blocks", "Blocks that an outer tier can hold.", "tier")
-        self.info = gauge("engine_info", "1, with what the engine says of itself as labels.", *CONFIGURATION_LABELS)
+        self.info = gauge("engine_info", "1, with the engine's description as labels.", *CONFIGURATION_LABELS)
         self.restarts = counter("engine_restarts", "Restarts of the engine seen by this service.")
-        self.faults = gauge("engine_fault_on", "1 for each fault that was switched on by hand.", "code")
+        self.faults = gauge("engine_fault_on", "1 for each fault that was enabled by hand.", "code")
 
     def add(self, name: str, ledger: EngineLedger) -> None:
         """One engine's."""

@@ -129,13 +129,13 @@ class RemoteWriter:
         with self._lock:
             send_error, spool_error, lost_s = self._send_error, self._spool_error, self._lost_s
         if send_error:
-            problems.append(f"points do not reach {self.name}, and are tried again: {send_error}")
+            problems.append(f"points do not reach {self.name} and are sent again: {send_error}")
         elif figures.waiting_s > WRITE_BEHIND_S:
             problems.append(f"{self.name} is behind: points have waited for more than {WRITE_BEHIND_S / 60:g} min")
         if spool_error:
             problems.append(f"points cannot be spooled: {spool_error}")
         if lost_s and time.monotonic() - lost_s < REPORT_LOST_POINTS_S:
-            problems.append(f"points for {self.name} were lost: the spool was full, or the store refused them")
+            problems.append(f"points for {self.name} were lost: the spool was full, or the store rejected them")
         return "; ".join(problems)
 
     # ---------------------------------------------------------------- spooling
