@@ -10,6 +10,7 @@ Aims: first paint of the fleet view 1.5 s, an update 250 ms, memory 1 GiB, a dee
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import re
 import shutil
@@ -19,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -73,26 +74,35 @@ def main() -> None:
         while len(client.get("/api/engines").json()) < arguments.engines:
             time.sleep(0.2)
         print(f"{arguments.engines:,} engines; {len(names)} of them real, with {arguments.blocks:,} blocks each\n")
-        print(f"{'':44}{'p50':>8}{'p95':>8}{'aim':>8}")
+        print(f"{'':44}{'p50':>8}{'p95':>8}{'aim':>8}{'CPU':>8}   each, of the hub")
+        process = psutil.Process(hub.pid)
+
+        def show(name: str, measure: Callable[[], list[float]], aim: str = "") -> None:
+            before = cpu_s(process)
+            taken = measure()
+            each_ms = (cpu_s(process) - before) * 1e3 / len(taken)
+            p50, p95 = statistics.median(taken), statistics.quantiles(taken, n=20)[-1]
+            print(f"{name:44}{p50:8.0f}{p95:8.0f}{aim:>8}{each_ms:8.0f}   {len(taken):,} measured", flush=True)
+
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=path, args=list(FLAGS))
-            show("fleet view, first paint (ms)", paints(browser, url, arguments.repeats), "1500")
-            show("fleet view, another grouping (ms)", updates(browser, url, arguments), "250")
+            show("fleet view, first paint (ms)", lambda: paints(browser, url, arguments.repeats), "1500")
+            show("fleet view, another grouping (ms)", lambda: updates(browser, url, arguments), "250")
             browser.close()
-        show("fleet_overview over HTTP (ms)", answers(client, arguments.repeats), "")
-        show("deep question, alone (ms)", deep(url, names, 0, arguments.seconds / 2), "")
-        show(
-            f"deep question beside {arguments.others} others (ms)",
-            deep(url, names, arguments.others, arguments.seconds),
-            "500",
-        )
-        process = psutil.Process(hub.pid)
+        show("fleet_overview over HTTP (ms)", lambda: answers(client, 4 * arguments.repeats))
+        show("deep question, alone (ms)", lambda: deep(url, names, 0, arguments.seconds))
+        beside = f"deep question beside {arguments.others} others (ms)"
+        show(beside, lambda: deep(url, names, arguments.others, arguments.seconds), "500")
         print(f"{'memory of the hub (MiB)':44}{process.memory_info().rss / MIB:8.0f}{'':8}{1024:8}")
-        used = process.cpu_times()
+        before = cpu_s(process)
         time.sleep(10)
-        now = process.cpu_times()
-        share = (now.user + now.system - used.user - used.system) / 10
-        print(f"{'processor of the hub, no viewer (cores)':44}{share:8.2f}")
+        print(f"{'processor of the hub, no viewer (cores)':44}{(cpu_s(process) - before) / 10:8.2f}")
+        print(f"load at the end: {os.getloadavg()[0]:.1f}")
+
+
+def cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return times.user + times.system
 
 
 @contextmanager
@@ -119,11 +129,6 @@ def hub_process(nats: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
             yield started, address[0]
         finally:
             started.terminate()
-
-
-def show(name: str, taken: list[float], aim: str) -> None:
-    p95 = statistics.quantiles(taken, n=20)[-1]
-    print(f"{name:44}{statistics.median(taken):8.0f}{p95:8.0f}{aim:>8}   {len(taken):,} measured", flush=True)
 
 
 def paints(browser: Browser, url: str, repeats: int) -> list[float]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
+from urllib.parse import quote_plus
 
 from dash import html
 
@@ -213,17 +214,18 @@ def _fleet_group(here: Here, name: str, engines: Sequence[FleetEngineView]) -> h
     """Return a group's cells, a link for each engine."""
     counts = Counter(engine.harm for engine in engines)
     said = ", ".join(f"{counts[harm]:,} {harm}" for harm in HARMS if counts[harm] and harm != "none")
-    cells = [
-        html.A(
-            "",
-            href=here.place.to("engine", engine=engine.engine),
-            title=f"{engine.engine}: {', '.join(engine.codes) or engine.status}",
-            className=f"cell {engine.harm}",
-        )
-        for engine in engines
-    ]
+    there = here.place.to("engine", engine="")
+    there += "&engine=" if "?" in there else "?engine="
+    cells = [_cell(engine, there + quote_plus(engine.engine)) for engine in engines]
     head = html.H2([name, html.Span(f"{counted(len(engines), 'engine')}{': ' if said else ''}{said}", className="how")])
     return html.Section([head, html.Div(cells, className="cells")], className="card", **aria(label=name))
+
+
+def _cell(engine: FleetEngineView, address: str) -> dict[str, Any]:
+    """Return an engine's link as it is sent: a component for each of a thousand takes longer than all the rest."""
+    title = f"{engine.engine}: {', '.join(engine.codes) or engine.status}"
+    properties = {"children": "", "href": address, "title": title, "className": f"cell {engine.harm}"}
+    return {"type": "A", "namespace": "dash_html_components", "props": properties}
 
 
 def _group_strips(engines: Sequence[FleetEngineView]) -> html.Img:
