@@ -54,6 +54,7 @@ bench: .venv/.ready
 	.venv/bin/python -m benchmarks.throughput
 	.venv/bin/python -m benchmarks.kernels
 	.venv/bin/python -m benchmarks.web
+	.venv/bin/python -m benchmarks.hub
 
 docs: .venv/.ready
 	.venv/bin/python -m scripts.docs
