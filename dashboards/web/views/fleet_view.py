@@ -216,12 +216,12 @@ def _fleet_group(here: Here, name: str, engines: Sequence[FleetEngineView]) -> h
     said = ", ".join(f"{counts[harm]:,} {harm}" for harm in HARMS if counts[harm] and harm != "none")
     there = here.place.to("engine", engine="")
     there += "&engine=" if "?" in there else "?engine="
-    cells = [_cell(engine, there + quote_plus(engine.engine)) for engine in engines]
+    cells: Any = [_engine_cell(engine, there + quote_plus(engine.engine)) for engine in engines]
     head = html.H2([name, html.Span(f"{counted(len(engines), 'engine')}{': ' if said else ''}{said}", className="how")])
     return html.Section([head, html.Div(cells, className="cells")], className="card", **aria(label=name))
 
 
-def _cell(engine: FleetEngineView, address: str) -> dict[str, Any]:
+def _engine_cell(engine: FleetEngineView, address: str) -> dict[str, Any]:
     """Return an engine's link as it is sent: a component for each of a thousand takes longer than all the rest."""
     title = f"{engine.engine}: {', '.join(engine.codes) or engine.status}"
     properties = {"children": "", "href": address, "title": title, "className": f"cell {engine.harm}"}
