@@ -161,6 +161,10 @@ class BusSpool(KeptDatabase):
         sql = f"SELECT 1 FROM spool WHERE kind = 'finding' AND is_sure = 1 AND engine IN ({marks}) LIMIT 1"
         return bool(self.read(sql, *engines))
 
+    def holds_back(self) -> bool:
+        """Return whether any message waits until it is known who held its engine's lease."""
+        return bool(self.read("SELECT 1 FROM spool WHERE is_sure = 0 LIMIT 1"))
+
     def confirm(self, engine: str) -> None:
         """Let what was found about an engine be sent: no other agent held its lease meanwhile."""
         with self.writing() as database:

@@ -75,7 +75,6 @@ class LeaseKeeper:
         self._table = LeaseTable(config.agent, instance, {})
         self._heartbeat_s = -RENEW_LEASE_S
         self._is_read = False
-        self._in_doubt: set[str] = set()
         self._targets_of: dict[str, str] = {}
 
     def held(self) -> list[str]:
@@ -139,9 +138,6 @@ class LeaseKeeper:
             await self._beat(streams, self._table.heartbeat())
             self._heartbeat_s = now_s
             self._table.began(now_s)
-        for target in self._table.held():
-            if not self._table.holds(target, time.monotonic()):
-                self._in_doubt.add(target)
         changed = [
             target
             for target in self._table.held()
@@ -172,9 +168,8 @@ class LeaseKeeper:
         self._table.written(step, record, revision, began_s)
         if step.action == "acquire":
             await self._begin(streams, step.target, expected_engines, before)
-        elif step.target in self._in_doubt:
-            self._in_doubt.discard(step.target)
-            for engine in engines:
+        elif self._spool.holds_back():
+            for engine in engines:  # no other agent held the lease since the last renewal: its revision is the same
                 self._spool.confirm(engine)
 
     async def _begin(self, streams: JetStreamContext, target: str, engines: Sequence[str], before: str) -> None:
@@ -201,10 +196,11 @@ class LeaseKeeper:
         """Stop processing what another agent has taken over: what was found since the lease ended is that agent's."""
         engines = self._share.engines(target)
         await asyncio.to_thread(self._share.end, target)
-        self._in_doubt.discard(target)
         discarded = sum(self._spool.discard(engine) for engine in engines)
         for engine in engines:
             self._targets_of.pop(engine, None)
+        if not holder:
+            return  # this agent's own handing over, received before the answer to it
         logger.warning(
             "agent %s has taken over %s: this one stops processing it; %d messages from after its lease are dropped",
             holder,

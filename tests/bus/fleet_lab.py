@@ -157,7 +157,8 @@ def running_fleet(
         endpoints = [f"ipc://{folder}/engines/events-{number}" for number in range(engines)]
         for number in range(agents):
             machine = machines.machines[3 + number] if machines is not None else None
-            settings = [f"{LEAK_CODE}.grace_s=1"]
+            # An agent that took an engine over has seen few transfers end, and would wait for minutes to judge a leak.
+            settings = [f"{LEAK_CODE}.grace_s=1", f"{LEAK_CODE}.unseen_times=0"]
             lab.agents.append(agent_of(config, folder, f"agent-{number}", endpoints, machine, settings))
             stack.callback(lab.agents[-1].end)
         for number in range(hubs):

@@ -1,0 +1,58 @@
+"""A lease over a real nats-server: what is found before an agent can know that an engine is its own arrives, too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from kvscope.monitor.bus.bus_link import BusLink
+from kvscope.monitor.bus.open_findings import LeftBehind
+from kvscope.monitor.pipeline import Pipeline
+from tests.bus.nats_servers import bus_config_of, one_server, set_up, stored_findings
+from tests.finding_transitions import ENGINE, Troubles
+from tests.test_service import until
+
+# nats-py leaves the writer of a connection that it lost to the garbage collector.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Exception ignored in. <function StreamWriter:pytest.PytestUnraisableExceptionWarning"
+)
+
+
+class OneTarget:
+    """A target whose engine has not reported its name until `found`."""
+
+    def __init__(self) -> None:
+        self.found = self.reads = False
+
+    def targets(self) -> Sequence[str]:
+        return ["ipc:///engine"]
+
+    def begin(self, target: str, expected: dict[str, LeftBehind]) -> None:
+        self.reads = True
+
+    def end(self, target: str) -> None:
+        self.reads = False
+
+    def engines(self, target: str) -> Sequence[str]:
+        return [ENGINE] if self.found else []
+
+
+def test_what_is_found_before_the_engine_is_known_to_be_ones_own_is_sent_after_the_next_renewal(tmp_path: Path) -> None:
+    with one_server(tmp_path / "nats") as server:
+        config = bus_config_of([server], share=True)
+        set_up(config)
+        share = OneTarget()
+        link = BusLink(config, Pipeline(), share=share)
+        link.start()
+        try:
+            until(lambda: share.reads, "the lease is held")
+            link.put(Troubles().fire(1))
+            assert link.spool.holds_back()
+            assert stored_findings(config) == []
+            share.found = True
+            until(lambda: link.spool.messages == 0, "it is sent")
+        finally:
+            link.stop()
+        assert [each.transition.to for each in stored_findings(config)] == ["firing"]
