@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import Final
 
 import msgspec
 
 from kvscope.monitor.events.samples import DurationCount, Sample
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.state.records import RequestState
 
 LATENCY_OVER_S: Final = 300.0
 """How much of the past the latency of an engine now is of."""
@@ -30,12 +29,12 @@ class LatencyView(msgspec.Struct, frozen=True):
     requests: int
 
 
-def exact_latency(seconds: Iterable[float]) -> LatencyView | None:
-    """Return the percentiles of these durations; None if there are none."""
-    ordered = sorted(seconds)
+def exact_latency(durations: Iterable[float], unit_s: float = 1.0) -> LatencyView | None:
+    """Return the percentiles of these durations, which are in units of so many seconds; None if there are none."""
+    ordered = sorted(durations)
     if not ordered:
         return None
-    p50_s, p95_s = (ordered[math.ceil(share * len(ordered)) - 1] for share in (0.5, 0.95))
+    p50_s, p95_s = (ordered[math.ceil(share * len(ordered)) - 1] * unit_s for share in (0.5, 0.95))
     return LatencyView(p50_s, p95_s, len(ordered))
 
 
@@ -82,19 +81,14 @@ def recent_request_latency(ledger: EngineLedger) -> tuple[LatencyView | None, La
 
     A ledger that was joined later has those since then: it knows no request that had ended before.
     """
-    since_ns = max(ledger.now_ns - round(LATENCY_OVER_S * 1e9), ledger.joined_ns) - ledger.clock.offset_ns
-    requests: list[RequestState] = []
-    for record in islice(reversed(ledger.ended), MAX_RECENT_REQUESTS):
-        if record.finished_ns < since_ns:
-            break
-        requests.append(record)
-    requests += [one for one in ledger.state.requests.values() if not one.finished_ns]
-    first_tokens = [(one.arrived_ns, one.first_token_ns) for one in requests]
-    admissions = [(one.arrived_ns, one.admitted_ns) for one in requests]
-    return _latency_since(since_ns, first_tokens), _latency_since(since_ns, admissions)
-
-
-def _latency_since(since_ns: int, times: Sequence[tuple[int, int]]) -> LatencyView | None:
-    """Of those whose wait ended since then; a time of 0 is not known."""
-    after_ns = max(since_ns, 1)
-    return exact_latency((end_ns - began_ns) / 1e9 for began_ns, end_ns in times if began_ns and end_ns >= after_ns)
+    oldest_ns = max(ledger.now_ns - round(LATENCY_OVER_S * 1e9), ledger.joined_ns) - ledger.clock.offset_ns
+    since_ns = max(oldest_ns, 1)  # a time of 0 is not known
+    first_tokens: list[int] = []
+    admissions: list[int] = []
+    for one in chain(islice(reversed(ledger.ended), MAX_RECENT_REQUESTS), ledger.state.requests.values()):
+        if arrived_ns := one.arrived_ns:
+            if one.admitted_ns >= since_ns:
+                admissions.append(one.admitted_ns - arrived_ns)
+            if one.first_token_ns >= since_ns:
+                first_tokens.append(one.first_token_ns - arrived_ns)
+    return exact_latency(first_tokens, 1e-9), exact_latency(admissions, 1e-9)
