@@ -54,7 +54,7 @@ def test_the_demo_tutorial_word_for_word(tmp_path: Path, browser: Browser) -> No
     replace = {"make demo": f"{sys.executable} -m scripts.demo", ".venv/bin/": f"{BIN}/"}
     follower = Follower(tmp_path, replace, {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"})
     page = browser.new_page(viewport=SCREEN, color_scheme="light")
-    expect.set_options(timeout=30_000)
+    expect.set_options(timeout=90_000)
     try:
         for step in steps_of((START / "demo.md").read_text()):
             if step.kind == "console":
