@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -15,6 +17,7 @@ from kvscope.monitor.alerting.alerting import AlertsConfig
 from kvscope.monitor.bus.bus_config import BusConfig
 from kvscope.monitor.bus.fleet_link import FleetLink
 from kvscope.monitor.errors import BadQuestion
+from kvscope.monitor.events import limits
 from kvscope.monitor.hub.fleet_query import FleetQuery
 from kvscope.monitor.hub.hub_alerts import HubAlerts
 from kvscope.monitor.hub.hub_metrics import HubCollector
@@ -26,6 +29,7 @@ from kvscope.monitor.service.http_api import ServiceApp, empty_app, serve_last, 
 from kvscope.monitor.service.query_routes import serve_questions
 from kvscope.monitor.service.web_server import require_token, run_app
 
+ANSWER_THREADS: Final = limits.HUB_QUESTIONS + 16
 READ_FIRST_S: Final = 30.0
 """A hub that has not read what is stored after so long says so, and shows what it has."""
 
@@ -106,7 +110,7 @@ class Hub:
 
 def hub_app(hub: Hub) -> ServiceApp:
     """Return the app: the questions as JSON, /metrics, runbooks, and the guard before all of it."""
-    app = empty_app()
+    app = empty_app(_with_threads)
 
     @app.get("/healthz")
     async def healthz() -> Response:
@@ -126,6 +130,17 @@ def hub_app(hub: Hub) -> ServiceApp:
     serve_last(app)
     app.protect(hub.config.token, hub.config.host)
     return app
+
+
+@asynccontextmanager
+async def _with_threads(_app: FastAPI) -> AsyncIterator[None]:
+    """Answer from enough threads: most of them wait for agents, and one that hangs must not hold up the page."""
+    threads = ThreadPoolExecutor(ANSWER_THREADS, thread_name_prefix="kvscope-hub")
+    asyncio.get_running_loop().set_default_executor(threads)
+    try:
+        yield
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)
 
 
 def _serve_sql(app: FastAPI, query: FleetQuery) -> None:

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 from starlette.responses import JSONResponse, PlainTextResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Lifespan, Receive, Scope, Send
 
 from kvscope.monitor.alerting.alert_schema import AlertFigures
 from kvscope.monitor.alerting.alerting import Alerts
@@ -59,10 +59,15 @@ class ServiceApp(FastAPI):
         await self._outermost(scope, receive, send)
 
 
-def empty_app() -> ServiceApp:
+def empty_app(lifespan: Lifespan[FastAPI] | None = None) -> ServiceApp:
     """Return an app without routes but for the description of those that it will have."""
     return ServiceApp(
-        title="kvscope", version=SCHEMA_VERSION, docs_url=None, redoc_url=None, openapi_url="/api/openapi.json"
+        title="kvscope",
+        version=SCHEMA_VERSION,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url="/api/openapi.json",
+        lifespan=lifespan,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import threading
 from collections.abc import Iterator
@@ -10,11 +11,13 @@ from pathlib import Path
 
 import httpx
 import pytest
+from fastapi import FastAPI
 
 from kvscope.monitor.bus.bus_config import BusConfig
 from kvscope.monitor.detectors.registry import parse_settings
 from kvscope.monitor.errors import BadQuestion, BadTime, NotKnown, Unreachable
-from kvscope.monitor.hub.hub_server import Hub
+from kvscope.monitor.events import limits
+from kvscope.monitor.hub.hub_server import Hub, _with_threads
 from kvscope.monitor.service.service import Service, ServiceConfig
 from tests.bus.nats_servers import NatsServer, bus_config_of, one_server, set_up
 from tests.hub.fleets import hub_of
@@ -138,6 +141,17 @@ def test_an_agent_that_does_not_answer_is_shown_as_such(server: NatsServer, tmp_
             assert hub.query.fleet_overview().agents[0].error == ""
         with pytest.raises(Unreachable, match="is not connected to NATS"):
             hub.query.block_map(name)
+
+
+def test_as_many_questions_as_a_hub_takes_wait_at_once_and_the_page_goes_on() -> None:
+    together = threading.Barrier(limits.HUB_QUESTIONS + 1)
+
+    async def run() -> None:
+        async with _with_threads(FastAPI()):
+            waiting = [asyncio.to_thread(together.wait, 30) for _ in range(limits.HUB_QUESTIONS)]
+            await asyncio.gather(*waiting, asyncio.to_thread(together.wait, 30))
+
+    asyncio.run(run())
 
 
 @pytest.mark.slow
