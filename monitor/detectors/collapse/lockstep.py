@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import statistics
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Reversible, Sequence
 from operator import attrgetter
 from typing import Final
 
@@ -129,12 +129,11 @@ class Lockstep(Detector[Judgement]):
         least = settings(self.min_share)
         within_ns = at_pace_s(ledger, settings, self.within_s, self.within_steps) * 1e9
         usable = max(1, ledger.state.total - ledger.state.reserved)
-        ended = [record for record in ledger.ended if record.status in NATURAL_ENDS]
-        ended.sort(key=FINISHED_NS)
-        times = [record.finished_ns for record in ended]
         since_ns = ledger.now_ns - round(remember_s * 1e9) - (ledger.wall(1) - 1)  # on the engine's clock
-        first = first_of_burst(times, since_ns, within_ns)
+        ended = ended_since_pause(ledger.ended, since_ns, within_ns)
+        times = [record.finished_ns for record in ended]
         bursts: list[list[RequestState]] = []
+        first = 0
         while first < len(times):
             after = bisect_right(times, times[first] + within_ns, first)
             if after - first >= fewest and times[after - 1] > since_ns:
@@ -407,14 +406,21 @@ def _lockstep_change(ledger: EngineLedger) -> tuple[str, ...]:
     )
 
 
-def first_of_burst(times: Sequence[int], since_ns: int, within_ns: float) -> int:
-    """Return where to begin so that each burst since then is the one that it is from the first time on: after a pause
-    longer than a burst, or at the first time.
+def ended_since_pause(ended: Reversible[RequestState], since_ns: int, within_ns: float) -> list[RequestState]:
+    """Return the natural ends from which each burst since `since_ns` is the one that it is from the first end on: those
+    after a pause longer than a burst, or all. `ended` has the latest last. This runs at every judgement, so it reads no
+    further back than the pause.
     """
-    first = bisect_right(times, since_ns)
-    while 0 < first < len(times) and times[first] - times[first - 1] <= within_ns:
-        first -= 1
-    return first
+    recent: list[RequestState] = []
+    for record in reversed(ended):
+        if record.status not in NATURAL_ENDS:
+            continue
+        if record.finished_ns <= since_ns and (not recent or recent[-1].finished_ns - record.finished_ns > within_ns):
+            break
+        recent.append(record)
+    recent.reverse()  # those of one moment stay in their order
+    recent.sort(key=FINISHED_NS)
+    return recent
 
 
 def _burst_end(ledger: EngineLedger, burst: Sequence[RequestState]) -> int:
